@@ -1,0 +1,23 @@
+#pragma once
+
+/// The C++ front door of Crossdock.
+///
+///   Group       the ranks that exchange rows: threads (threads.hpp) or MPI processes (mpi.hpp)
+///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
+///   Strategy    how rows travel: "allgather", "alltoall", ...
+///
+/// Start with examples/01_single_process.cpp.
+
+#include "crossdock/buffer.hpp"
+#include "crossdock/communicator.hpp"
+#include "crossdock/dispatcher.hpp"
+#include "crossdock/dtype.hpp"
+#include "crossdock/error.hpp"
+#include "crossdock/group.hpp"
+#include "crossdock/mpi.hpp"
+#include "crossdock/plan.hpp"
+#include "crossdock/recorder.hpp"
+#include "crossdock/routing.hpp"
+#include "crossdock/strategy.hpp"
+#include "crossdock/tensor.hpp"
+#include "crossdock/threads.hpp"

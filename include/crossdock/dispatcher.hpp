@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "crossdock/group.hpp"
+#include "crossdock/plan.hpp"
+#include "crossdock/routing.hpp"
+#include "crossdock/strategy.hpp"
+#include "crossdock/tensor.hpp"
+
+namespace crossdock {
+
+enum class DropPolicy : uint8_t {
+  kPosition,  // keeps the lowest (token, slot)
+  kWeight     // keeps the largest weights, ties to the lower (token, slot)
+};
+
+/// At most C rows per expert and source rank, C = ceil((T * K / E) * factor) in double.
+struct Capacity {
+  double factor = 1.0;
+  DropPolicy policy = DropPolicy::kPosition;
+  /// Every segment has exactly C rows per source, pad rows included, with C from max_tokens.
+  bool pad_to_capacity = false;
+  int64_t max_tokens = 0;  // largest T of any rank and step; for pad_to_capacity
+};
+
+enum class NonFinite : uint8_t { kReject, kPropagate };
+
+/// What the ranks of a group must have alike.
+struct DispatchConfig {
+  int64_t num_experts = 0;  // E
+  int64_t top_k = 0;        // K
+  int64_t width = 0;        // D
+  int64_t alignment = 1;    // segments start at multiples: 1, 8, 16, 32, 64, 128 or 256
+  std::optional<Capacity> capacity;
+  std::vector<int32_t> placement;  // [E] expert -> rank; empty: contiguous, as even as can be
+  bool partial_sums = false;       // sum per rank before travelling home: less traffic, other bits
+  NonFinite nonfinite = NonFinite::kReject;  // weights
+  std::optional<int64_t> max_rows;  // R at most, at any rank; more is an agreed kCapacity error
+};
+
+/// First expert of rank r under the default placement; rank P gives E.
+int64_t first_expert(int64_t num_experts, int num_ranks, int rank);
+
+/// What the caller may give and get of a dispatch. Views that are not given are made by the
+/// library (and then owned by `DispatchResult`).
+struct DispatchArgs {
+  ConstTensorView x;       // [T, D]; fp64, fp32, bf16, fp16 or fp8 e4m3
+  ConstTensorView scales;  // [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0, with fp8 only
+  TensorView rows;         // out, optional: [R, D]
+  TensorView row_scales;   // out, optional
+  bool with_row_weights = false;
+  Stream stream;
+};
+
+struct DispatchResult {
+  OwnedTensor rows;         // [R, D], grouped by local expert; pad rows are zero
+  OwnedTensor row_scales;   // [R, ...] with fp8
+  OwnedTensor row_weights;  // [R] if asked for; 0 in pad rows
+};
+
+struct CombineBackwardResult {
+  OwnedTensor grad_rows;     // [R, D] = weight * grad_out of the row's token; 0 in pad rows
+  OwnedTensor grad_weights;  // [T, K] = <y row, grad_out>; 0 where there is no kept route
+};
+
+/// Carries tokens to the ranks that own their experts, and the results back, forward and backward.
+///
+/// Every member but the accessors is collective: all ranks of the group call it in the same order,
+/// whatever they hold. An invalid input on any rank is the same error on all, and nothing moved.
+/// The group must outlive the dispatcher. Several dispatchers may share a group.
+class Dispatcher {
+ public:
+  Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
+  Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name);
+  ~Dispatcher();
+  Dispatcher(const Dispatcher&) = delete;
+  Dispatcher& operator=(const Dispatcher&) = delete;
+
+  const DispatchConfig& config() const { return config_; }
+  Group& group() { return group_; }
+  const Strategy& strategy() const { return *strategy_; }
+
+  /// Agrees on who receives how many rows, and on the final row of every route.
+  Plan plan(const Routing& routing);
+  Plan plan(const DenseRouting& routing);
+
+  /// x [T, D] -> rows [R, D].
+  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args);
+
+  /// y [R, D] -> out [T, D]: the sum over each token's routes, weighted by the plan's weights.
+  /// Tokens without routes get zeros.
+  OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out = {});
+
+  /// As combine with all weights 1 (for experts that applied the weights themselves).
+  OwnedTensor combine_unweighted(const Plan& plan, ConstTensorView y, TensorView out = {});
+
+  /// Backward of dispatch: grad_rows [R, D] -> grad_x [T, D]. The same as combine_unweighted.
+  OwnedTensor dispatch_backward(const Plan& plan, ConstTensorView grad_rows,
+                                TensorView grad_x = {});
+
+  /// Backward of combine, for callers with experts of their own.
+  CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
+                                         ConstTensorView y);
+
+  /// One number per row -> one per route: rows [R] -> routes [T, K], 0 where there is no kept route.
+  /// Brings home grad_weights that experts computed.
+  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows);
+
+  /// Memory for the experts' result (or gradient) rows [R, D] of this plan, from where combine
+  /// starts without a copy. Not collective.
+  OwnedTensor allocate_rows(const Plan& plan, DType dtype);
+
+ private:
+  Group& group_;
+  DispatchConfig config_;
+  std::unique_ptr<Strategy> strategy_;
+};
+
+}  // namespace crossdock

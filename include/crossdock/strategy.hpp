@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "crossdock/group.hpp"
+#include "crossdock/plan.hpp"
+#include "crossdock/tensor.hpp"
+
+namespace crossdock {
+
+/// What a strategy's calls have in common: the group, the plan and the rendezvous they belong to.
+struct Exchange {
+  Group& group;
+  const Plan& plan;
+  uint64_t sequence;
+  const char* operation;  // for messages and records
+  Stream stream;
+};
+
+/// Rows that move as bits: part i of every row is taken from `parts[i]`. fp8 rows have two parts,
+/// values and scales; all others one.
+struct RowPart {
+  const std::byte* tokens = nullptr;  // [T, row_bytes]
+  std::byte* rows = nullptr;          // [R, row_bytes]
+  int64_t row_bytes = 0;
+};
+
+/// out[t] = round(acc), acc from +0 by fma(weight[t, k], rows[row of (t, k)], acc), k ascending.
+struct GatherSumArgs {
+  ConstTensorView rows;     // [R, D]; fp64, fp32, bf16 or fp16
+  ConstTensorView weights;  // [T, K]; not given: all 1
+  TensorView out;           // [T, D], dtype of rows
+};
+
+/// How rows travel. One short class per strategy; all give the same bits. Called by Dispatcher
+/// after all ranks have agreed, so inputs are valid; every call is collective and is made by every
+/// rank, whatever it holds. A strategy keeps no state between calls except what belongs to a plan.
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+
+  virtual std::string_view name() const = 0;
+
+  /// (optional) Exchanges what this strategy wants beyond the counts; kept in the plan and read
+  /// with Plan::strategy_state. `plan` has its data and no state yet.
+  virtual std::shared_ptr<const void> prepare(const Exchange& /*exchange*/) { return nullptr; }
+
+  /// rows[final row of (t, k)] = tokens[t] for every kept route, bits unchanged. Pad rows are
+  /// zeroed by the caller.
+  virtual void scatter(const Exchange& exchange, std::span<const RowPart> parts) = 0;
+
+  /// The way back, summed at the source in slot order; exact mode.
+  virtual void gather_sum(const Exchange& exchange, const GatherSumArgs& args) = 0;
+
+  /// The way back with sums made per rank (fp32, or fp64 for fp64 rows) before they travel.
+  /// Deterministic for a fixed mesh, not the bits of gather_sum.
+  virtual void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) = 0;
+
+  /// (optional) One element per route: rows[final row of (t, k)] = routes[t, k].
+  virtual void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows);
+
+  /// (optional) One element per route: routes[t, k] = rows[final row of (t, k)]; other slots are
+  /// left as they are.
+  virtual void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes);
+
+  /// (optional) Memory for a tensor of rows of this plan: where rows land best, or from where the
+  /// way back starts without a copy. Default: the group's pool.
+  virtual OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape);
+};
+
+/// The strategies this build knows, by name. Names are listed in the order they were added.
+std::vector<std::string> strategy_names();
+/// Throws Error(kInvalidArgument) that lists the names.
+std::unique_ptr<Strategy> make_strategy(std::string_view name);
+
+}  // namespace crossdock

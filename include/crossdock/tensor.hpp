@@ -1,0 +1,124 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "crossdock/dtype.hpp"
+
+// The legend of letters, used beside every tensor in this library:
+//   T tokens here · K routes per token · E experts in all · E_local here · P ranks · D token width
+//   F expert inner width · S rows sent · R rows received · B batch · L sequence length
+
+namespace crossdock {
+
+enum class DeviceKind : uint8_t { kCpu, kCuda };
+
+struct Device {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;
+
+  bool is_cpu() const { return kind == DeviceKind::kCpu; }
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// Work queue of a device: a cudaStream_t, or nothing on the CPU, where calls run at once.
+struct Stream {
+  void* handle = nullptr;
+};
+
+/// A shape of up to 4 dimensions, row-major and contiguous.
+class Shape {
+ public:
+  static constexpr int kMaxRank = 4;
+
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> dims);
+
+  int rank() const { return rank_; }
+  int64_t operator[](int i) const { return dims_[static_cast<size_t>(i)]; }
+  int64_t num_elements() const;
+  std::string to_string() const;  // "[3, 4]"
+  friend bool operator==(const Shape&, const Shape&) = default;
+
+ private:
+  std::array<int64_t, kMaxRank> dims_{};
+  int rank_ = 0;
+};
+
+/// Borrowed memory with a dtype, a shape and a device; never owns. `Void` is void or const void.
+/// A null pointer is legal where num_elements() is 0. A default-made view means "not given".
+template <typename Void>
+struct BasicTensorView {
+  Void* data = nullptr;
+  DType dtype = DType::kF32;
+  Shape shape;
+  Device device;
+
+  BasicTensorView() = default;
+  BasicTensorView(Void* data_in, DType dtype_in, Shape shape_in, Device device_in = {})
+      : data(data_in), dtype(dtype_in), shape(shape_in), device(device_in) {}
+
+  /// From a typed pointer: TensorView(x.data(), {T, D}).
+  template <typename T>
+    requires(!std::is_void_v<T> && (std::is_const_v<Void> || !std::is_const_v<T>))
+  BasicTensorView(T* typed, Shape shape_in, Device device_in = {})
+      : data(typed),
+        dtype(DTypeOf<std::remove_const_t<T>>::value),
+        shape(shape_in),
+        device(device_in) {}
+
+  /// A mutable view is also a const one.
+  template <typename Other>
+    requires(std::is_const_v<Void> && !std::is_const_v<Other>)
+  BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: implicit by design
+      : data(other.data), dtype(other.dtype), shape(other.shape), device(other.device) {}
+
+  bool given() const { return shape.rank() > 0; }
+  int64_t num_elements() const { return shape.num_elements(); }
+  int64_t num_bytes() const { return num_elements() * size_of(dtype); }
+  /// Size of the first dimension.
+  int64_t num_rows() const { return shape.rank() > 0 ? shape[0] : 0; }
+  /// Bytes of one index of the first dimension, also when there are no rows.
+  int64_t row_bytes() const {
+    int64_t elements = 1;
+    for (int i = 1; i < shape.rank(); ++i) elements *= shape[i];
+    return elements * size_of(dtype);
+  }
+
+  /// The memory as T; the dtype must be T's. Host memory only, as nothing else can be read here.
+  template <typename T>
+  std::span<std::conditional_t<std::is_const_v<Void>, const T, T>> as() const {
+    require_dtype(DTypeOf<T>::value);
+    using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
+    return {static_cast<Element*>(data), static_cast<size_t>(num_elements())};
+  }
+
+ private:
+  void require_dtype(DType wanted) const;
+};
+
+using TensorView = BasicTensorView<void>;
+using ConstTensorView = BasicTensorView<const void>;
+
+extern template struct BasicTensorView<void>;
+extern template struct BasicTensorView<const void>;
+
+/// Rows grouped by local expert. Rows [starts[e], starts[e] + counts[e]) are expert e's; rows from
+/// there to starts[e + 1] are pad rows (zero, weight 0). The arrays live on `device`.
+struct Segments {
+  const int64_t* starts = nullptr;  // [num_segments + 1]; the last entry is the number of rows, R
+  const int64_t* counts = nullptr;  // [num_segments]
+  int64_t num_segments = 0;         // E_local
+  Device device;
+
+  /// Host segments only.
+  int64_t num_rows() const { return num_segments > 0 ? starts[num_segments] : 0; }
+};
+
+}  // namespace crossdock
