@@ -1,0 +1,48 @@
+# What the library links, and what is said about it in build_info.hpp. An optional library that is missing is not
+# an error: CROSSDOCK_HAS_<X> is 0 and CROSSDOCK_<X>_NOTE says why.
+find_package(Threads REQUIRED)
+
+set(CROSSDOCK_HAS_MPI 0)
+if(CROSSDOCK_WITH_MPI)
+  set(MPI_CXX_SKIP_MPICXX ON)  # the C interface is all we use
+  find_package(MPI QUIET COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    set(CROSSDOCK_HAS_MPI 1)
+    set(CROSSDOCK_MPI_NOTE "MPI ${MPI_CXX_VERSION}, ${MPI_CXX_COMPILER}")
+  else()
+    set(CROSSDOCK_MPI_NOTE "no MPI was found at configuration (Debian: libopenmpi-dev)")
+  endif()
+else()
+  set(CROSSDOCK_MPI_NOTE "configured with CROSSDOCK_WITH_MPI=OFF")
+endif()
+
+set(CROSSDOCK_HAS_BLAS 0)
+if(CROSSDOCK_WITH_BLAS)
+  find_package(CBLAS QUIET)
+  if(CBLAS_FOUND)
+    set(CROSSDOCK_HAS_BLAS 1)
+    set(CROSSDOCK_BLAS_NOTE "${CBLAS_LIBRARY}")
+  else()
+    set(CROSSDOCK_BLAS_NOTE "no OpenBLAS was found at configuration (Debian: libopenblas-dev)")
+  endif()
+else()
+  set(CROSSDOCK_BLAS_NOTE "configured with CROSSDOCK_WITH_BLAS=OFF")
+endif()
+
+set(CROSSDOCK_HAS_CUDA 0)
+if(CROSSDOCK_WITH_CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  set(CROSSDOCK_HAS_CUDA 1)
+  set(CROSSDOCK_CUDA_NOTE "CUDA ${CUDAToolkit_VERSION} for sm_${CMAKE_CUDA_ARCHITECTURES}")
+else()
+  set(CROSSDOCK_CUDA_NOTE "configured with CROSSDOCK_WITH_CUDA=OFF")
+endif()
+
+set(CROSSDOCK_REVISION "" CACHE STRING "Source revision to report; empty: the version alone")
+set(CROSSDOCK_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/build_info.hpp.in
+               ${PROJECT_BINARY_DIR}/generated/core/build_info.hpp @ONLY)
+
+foreach(name MPI BLAS CUDA)
+  message(STATUS "crossdock: ${name} ${CROSSDOCK_HAS_${name}}: ${CROSSDOCK_${name}_NOTE}")
+endforeach()

@@ -1,0 +1,50 @@
+# Languages and flags. What every source must be compiled with stands in crossdock_flags.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug or Release" FORCE)
+endif()
+
+find_program(CROSSDOCK_CCACHE ccache)
+mark_as_advanced(CROSSDOCK_CCACHE)
+if(CROSSDOCK_CCACHE AND PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CROSSDOCK_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CROSSDOCK_CCACHE})
+endif()
+
+if(CROSSDOCK_WITH_CUDA)
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(CMAKE_CUDA_COMPILER nvcc PATHS /usr/local/cuda/bin)
+  endif()
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 90a)
+  endif()
+  enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 13 has C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+endif()
+
+# Same bits everywhere: no product and sum are fused unless the source says fma.
+add_library(crossdock_flags INTERFACE)
+target_compile_options(
+  crossdock_flags
+  INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off -fno-math-errno -Wall -Wextra>
+            $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false
+            -Xcompiler=-ffp-contract=off,-fno-math-errno,-Wall,-Wextra>)
+if(CROSSDOCK_WERROR)
+  target_compile_options(
+    crossdock_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+                              "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:--Werror all-warnings>")
+endif()
+
+if(CROSSDOCK_SANITIZE)
+  add_compile_options(-fsanitize=${CROSSDOCK_SANITIZE} -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${CROSSDOCK_SANITIZE})
+endif()

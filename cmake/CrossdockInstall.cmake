@@ -1,0 +1,51 @@
+# `cmake --install`: headers, library, command, and what find_package(crossdock) and pkg-config need.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/crossdock)
+
+install(TARGETS crossdock_library EXPORT crossdockTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/crossdock DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
+if(TARGET crossdock_cli)
+  install(TARGETS crossdock_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+install(EXPORT crossdockTargets NAMESPACE crossdock:: DESTINATION ${package_dir})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/crossdockConfig.cmake.in
+                              ${PROJECT_BINARY_DIR}/crossdockConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/crossdockConfig.cmake ${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/FindCBLAS.cmake
+        DESTINATION ${package_dir})
+
+# pkg-config: a static library is of no use without what it links, so that goes into Libs.
+get_property(links GLOBAL PROPERTY CROSSDOCK_LINKS)
+list(REMOVE_DUPLICATES links)
+set(pc_links -pthread)
+foreach(link ${links})
+  if(link STREQUAL "MPI::MPI_CXX")
+    list(APPEND pc_links ${MPI_CXX_LIBRARIES})
+  elseif(link STREQUAL "CBLAS::CBLAS")
+    list(APPEND pc_links ${CBLAS_LIBRARY})
+  elseif(link STREQUAL "CUDA::cudart_static")
+    list(APPEND pc_links -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt)
+  elseif(link MATCHES "^CUDA::(.+)$")
+    list(APPEND pc_links -L${CUDAToolkit_LIBRARY_DIR} -l${CMAKE_MATCH_1})
+  else()
+    list(APPEND pc_links -l${link})
+  endif()
+endforeach()
+list(JOIN pc_links " " pc_links)
+set(pc_libs "")
+if(NOT BUILD_SHARED_LIBS)
+  set(pc_libs " ${pc_links}")
+endif()
+file(RELATIVE_PATH pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+configure_file(${PROJECT_SOURCE_DIR}/cmake/crossdock.pc.in ${PROJECT_BINARY_DIR}/crossdock.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/crossdock.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

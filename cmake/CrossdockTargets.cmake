@@ -1,0 +1,196 @@
+# One call per module, test, example and benchmark. No globs: a file that is not named is not built.
+
+# crossdock_add_module(<folder> SOURCES <file>... [CUDA_SOURCES <file>...] [SEES <module>...] [LINKS <library>...])
+#
+# One folder of src/ is one object library, crossdock_<folder>. SEES names the modules it uses (tools/check_layers.py
+# holds the table of what it may use), LINKS what it needs from outside, e.g. MPI::MPI_CXX. CUDA_SOURCES are left out
+# without CROSSDOCK_WITH_CUDA. Every source sees CROSSDOCK_HAS_MPI, CROSSDOCK_HAS_BLAS, CROSSDOCK_HAS_CUDA as 0 or 1.
+function(crossdock_add_module name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;CUDA_SOURCES;SEES;LINKS")
+  crossdock_no_leftovers(crossdock_add_module ${name})
+  set(target crossdock_${name})
+  if(CROSSDOCK_HAS_CUDA)
+    list(APPEND arg_SOURCES ${arg_CUDA_SOURCES})
+    list(APPEND arg_LINKS CUDA::cudart_static)
+  endif()
+  add_library(${target} OBJECT ${arg_SOURCES})
+  target_include_directories(
+    ${target} PUBLIC ${PROJECT_SOURCE_DIR}/include
+    PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
+  crossdock_define_features(${target})
+  list(TRANSFORM arg_SEES PREPEND crossdock_)
+  target_link_libraries(${target} PUBLIC ${arg_SEES} ${arg_LINKS} Threads::Threads
+                                  PRIVATE crossdock_flags)
+  set_property(GLOBAL APPEND PROPERTY CROSSDOCK_MODULES ${target})
+  set_property(GLOBAL APPEND PROPERTY CROSSDOCK_LINKS ${arg_LINKS})
+endfunction()
+
+# crossdock_add_library(): the one library that users link, crossdock::crossdock, made of all modules so far. Its
+# target is not called crossdock, because the command has that name.
+function(crossdock_add_library)
+  get_property(modules GLOBAL PROPERTY CROSSDOCK_MODULES)
+  get_property(links GLOBAL PROPERTY CROSSDOCK_LINKS)
+  list(REMOVE_DUPLICATES links)
+  list(TRANSFORM modules REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
+  add_library(crossdock_library ${objects})
+  add_library(crossdock::crossdock ALIAS crossdock_library)
+  set_target_properties(
+    crossdock_library
+    PROPERTIES OUTPUT_NAME crossdock
+               EXPORT_NAME crossdock
+               LINKER_LANGUAGE CXX
+               VERSION ${PROJECT_VERSION}
+               SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+               ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
+               LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  target_compile_features(crossdock_library INTERFACE cxx_std_20)
+  target_include_directories(crossdock_library INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                                         $<INSTALL_INTERFACE:include>)
+  target_link_libraries(crossdock_library PUBLIC Threads::Threads PRIVATE ${links})
+endfunction()
+
+# crossdock_add_test(<name> SOURCES <file>... [LABELS unit|conformance|mpi|cuda|slow ...] [RANKS <n>...]
+#                    [NEEDS rapidcheck|mpi|cuda ...] [LINKS <library>...] [ARGS <argument>...] [TIMEOUT <seconds>] [SERIAL])
+#
+# A GoogleTest program; it may have a main() of its own, and sees src/ and tests/. Without RANKS it is one test; with
+# RANKS it is one test <name>_np<n> for each n, under mpirun, labelled mpi. What NEEDS names is linked; if it is missing
+# the test is not built and is reported as skipped. SERIAL: nothing else may run beside it (for tests of time).
+function(crossdock_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT" "SOURCES;LABELS;RANKS;NEEDS;LINKS;ARGS")
+  crossdock_no_leftovers(crossdock_add_test ${name})
+  if(arg_RANKS)
+    list(APPEND arg_NEEDS mpi)
+  endif()
+  crossdock_find_missing(missing ${arg_NEEDS})
+  if(missing)
+    crossdock_add_skipped_test(${name} "${missing}" "${arg_LABELS}")
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(
+    ${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests ${PROJECT_BINARY_DIR}/generated)
+  crossdock_define_features(${name})
+  crossdock_link_needs(${name} ${arg_NEEDS})
+  target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::crossdock GTest::gmock GTest::gtest
+                                        GTest::gtest_main crossdock_flags)
+  crossdock_register_test(${name})
+endfunction()
+
+# crossdock_add_example(<NN_name> [SOURCES <file>...] [NEEDS ...] [RANKS <n>...] [ARGS <argument>...] [LABELS ...] [TIMEOUT <seconds>])
+#
+# Builds examples/<NN_name>.cpp against the public headers alone and runs it as the test example_<NN_name>.
+function(crossdock_add_example name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;RANKS;NEEDS;ARGS")
+  crossdock_no_leftovers(crossdock_add_example ${name})
+  if(NOT arg_SOURCES)
+    set(arg_SOURCES ${name}.cpp)
+  endif()
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+  endif()
+  if(arg_RANKS)
+    list(APPEND arg_NEEDS mpi)
+  endif()
+  set(target example_${name})
+  crossdock_find_missing(missing ${arg_NEEDS})
+  if(missing)
+    crossdock_add_skipped_test(${target} "${missing}" "${arg_LABELS}")
+    return()
+  endif()
+  add_executable(${target} ${arg_SOURCES})
+  crossdock_link_needs(${target} ${arg_NEEDS})
+  target_link_libraries(${target} PRIVATE crossdock::crossdock crossdock_flags)
+  crossdock_register_test(${target})
+endfunction()
+
+# crossdock_add_bench(<name> SOURCES <file>... [NEEDS ...] [LINKS <library>...]): a program at build/<preset>/bench/<name>.
+function(crossdock_add_bench name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;NEEDS;LINKS")
+  crossdock_no_leftovers(crossdock_add_bench ${name})
+  crossdock_find_missing(missing ${arg_NEEDS})
+  if(missing)
+    message(STATUS "crossdock: benchmark ${name} is left out, it needs ${missing}")
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  crossdock_link_needs(${name} ${arg_NEEDS})
+  target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::crossdock crossdock_flags)
+endfunction()
+
+# The rest serves the calls above. Functions that read arg_ variables are macros.
+
+macro(crossdock_no_leftovers call name)
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "${call}(${name}): unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+endmacro()
+
+function(crossdock_define_features target)
+  target_compile_definitions(
+    ${target} PRIVATE CROSSDOCK_HAS_MPI=${CROSSDOCK_HAS_MPI} CROSSDOCK_HAS_BLAS=${CROSSDOCK_HAS_BLAS}
+                      CROSSDOCK_HAS_CUDA=${CROSSDOCK_HAS_CUDA})
+endfunction()
+
+function(crossdock_find_missing out)
+  set(missing "")
+  foreach(need ${ARGN})
+    if(need STREQUAL "mpi")
+      set(there ${CROSSDOCK_HAS_MPI})
+    elseif(need STREQUAL "cuda")
+      set(there ${CROSSDOCK_HAS_CUDA})
+    elseif(need STREQUAL "rapidcheck")
+      find_package(rapidcheck QUIET)
+      set(there ${rapidcheck_FOUND})
+    else()
+      message(FATAL_ERROR "NEEDS ${need}: must be rapidcheck, mpi or cuda")
+    endif()
+    if(NOT there)
+      list(APPEND missing ${need})
+    endif()
+  endforeach()
+  set(${out} "${missing}" PARENT_SCOPE)
+endfunction()
+
+function(crossdock_link_needs target)
+  foreach(need ${ARGN})
+    if(need STREQUAL "mpi")
+      target_link_libraries(${target} PRIVATE MPI::MPI_CXX)
+    elseif(need STREQUAL "cuda")
+      target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+    else()
+      find_package(rapidcheck QUIET)
+      target_link_libraries(${target} PRIVATE rapidcheck rapidcheck_gtest)
+    endif()
+  endforeach()
+endfunction()
+
+function(crossdock_add_skipped_test name missing labels)
+  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${name} needs ${missing}, not in this build")
+  set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped:" LABELS "${labels}")
+endfunction()
+
+macro(crossdock_register_test target)
+  set(environment UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1)
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set(tests "")
+  if(arg_RANKS)
+    foreach(ranks ${arg_RANKS})
+      list(APPEND tests ${target}_np${ranks})
+      add_test(NAME ${target}_np${ranks}
+               COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe --mca btl_tcp_if_include lo
+                       ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:${target}> ${arg_ARGS})
+    endforeach()
+    list(APPEND arg_LABELS mpi)
+    list(REMOVE_DUPLICATES arg_LABELS)
+    list(APPEND environment ASAN_OPTIONS=detect_leaks=0)  # Open MPI itself leaks
+    set_tests_properties(${tests} PROPERTIES PROCESSORS 2)
+  else()
+    list(APPEND tests ${target})
+    add_test(NAME ${target} COMMAND ${target} ${arg_ARGS})
+  endif()
+  set_tests_properties(
+    ${tests} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${environment}"
+                        RUN_SERIAL "$<BOOL:${arg_SERIAL}>")
+endmacro()
