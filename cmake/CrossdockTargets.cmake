@@ -117,6 +117,9 @@ function(crossdock_add_bench name)
   target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::crossdock crossdock_flags)
 endfunction()
 
+# Builds what `ctest -L unit` runs.
+add_custom_target(quick_tests)
+
 # The rest serves the calls above. Functions that read arg_ variables are macros.
 
 macro(crossdock_no_leftovers call name)
@@ -173,6 +176,12 @@ macro(crossdock_register_test target)
   set(environment UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
+  endif()
+  if(CROSSDOCK_SANITIZE)
+    math(EXPR arg_TIMEOUT "5 * ${arg_TIMEOUT}")
+  endif()
+  if("unit" IN_LIST arg_LABELS)
+    add_dependencies(quick_tests ${target})
   endif()
   set(tests "")
   if(arg_RANKS)

@@ -1,0 +1,65 @@
+# Thin wrappers over the CMake presets: everything here can be typed by hand.
+JOBS ?= $(shell nproc)
+DEMO ?= build/release/crossdock eval examples/cases/demo.json
+
+.DEFAULT_GOAL := all
+.PHONY: all demo test test-quick test-sanitizers lint format bench cuda test-cuda install clean help
+
+all:  ## install what is missing, build library, command, tests and examples
+	tools/setup.sh build test
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS)
+
+demo:  ## install the least, build the command, run a checked case on 4 ranks
+	tools/setup.sh build
+	cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_BUILD_EXAMPLES=OFF
+	cmake --build --preset release -j $(JOBS)
+	$(DEMO)
+
+test: all  ## build and run every test
+	ctest --preset release -j $(JOBS)
+
+test-quick: all  ## the unit tests alone, under a minute
+	ctest --preset release -j $(JOBS) -L unit
+
+test-sanitizers: test-asan test-tsan  ## library and quick tests under ASan + UBSan, then TSan
+
+.PHONY: test-asan test-tsan
+test-asan test-tsan: test-%:
+	tools/setup.sh build test
+	cmake --preset $*
+	cmake --build --preset $* -j $(JOBS) --target quick_tests
+	ctest --preset $* -j $(JOBS) -L unit
+
+lint:  ## format, clang-tidy, layers
+	tools/setup.sh build test lint
+	cmake --preset release
+	tools/lint.py --jobs $(JOBS)
+
+format:  ## rewrite the sources in the project's format
+	tools/setup.sh lint
+	tools/lint.py --fix format
+
+bench:  ## build and run the benchmarks
+	tools/setup.sh build test bench
+	cmake --preset release -DCROSSDOCK_BUILD_BENCH=ON
+	cmake --build --preset release -j $(JOBS)
+	@for program in $$(find build/release/bench -maxdepth 1 -type f -perm -u+x | sort); do \
+	  echo "== $$program" && "$$program" || exit 1; \
+	done
+
+cuda:  ## compile the CUDA preset (needs nvcc, no GPU)
+	cmake --preset cuda
+	cmake --build --preset cuda -j $(JOBS)
+
+test-cuda: cuda  ## on a machine with a GPU: run the tests labelled cuda
+	ctest --preset cuda -L cuda
+
+install: all  ## install under PREFIX (default: /usr/local)
+	cmake --install build/release $(if $(PREFIX),--prefix $(PREFIX))
+
+clean:  ## remove build/
+	rm -rf build
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18

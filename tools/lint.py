@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Format, clang-tidy and layer checks over the sources git knows.
+
+clang-tidy takes 8 to 18 s a file, so a clean result is remembered under build/lint/: the key is a hash of the file,
+of every project header it reaches, of its compile command, of .clang-tidy and of clang-tidy's version.
+"""
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import check_layers
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CACHE = ROOT / "build" / "lint"
+SUFFIXES = (".hpp", ".h", ".cpp", ".c", ".cuh", ".cu")
+INCLUDE = re.compile(rb'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
+
+
+def output_of(*command):
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def sources():
+    listed = output_of("git", "ls-files", "--cached", "--others", "--exclude-standard").split("\n")
+    return [name for name in listed if name.endswith(SUFFIXES) and (ROOT / name).exists()]
+
+
+def check_format(fix):
+    names = sources()
+    if not names:
+        return True
+    mode = ["-i"] if fix else ["--dry-run", "--Werror"]
+    result = subprocess.run(["clang-format", *mode, *names], cwd=ROOT, capture_output=True, text=True)
+    sys.stdout.write(result.stderr)
+    print(f"format: {len(names)} files, " + ("ok" if result.returncode == 0 else "run `make format`"))
+    return result.returncode == 0
+
+
+def include_dirs(command):
+    parts = command.split()
+    return [pathlib.Path(p[2:]) for p in parts if p.startswith("-I") and p[2:].startswith(str(ROOT))]
+
+
+def closure(source, dirs):
+    """The source and all project files it can reach by #include, whatever the conditions around them."""
+    seen, todo = {source}, [source]
+    while todo:
+        path = todo.pop()
+        for header in INCLUDE.findall(path.read_bytes()):
+            for folder in (path.parent, *dirs):
+                candidate = (folder / header.decode()).resolve()
+                if candidate.is_file() and candidate not in seen:
+                    seen.add(candidate)
+                    todo.append(candidate)
+    return sorted(seen)
+
+
+def tidy_key(entry, salt):
+    digest = hashlib.sha256(salt + entry["command"].encode())
+    for path in closure(pathlib.Path(entry["file"]), include_dirs(entry["command"])):
+        digest.update(str(path).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def run_tidy(entry, build):
+    command = ["clang-tidy", "--quiet", "-p", str(build), "--extra-arg=-Wno-error", entry["file"]]
+    start = time.monotonic()
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return entry, result, time.monotonic() - start
+
+
+def tidy_entries(build):
+    known = {str(ROOT / name) for name in sources()}
+    commands = json.loads((build / "compile_commands.json").read_text())
+    by_file = {e["file"]: e for e in commands if e["file"] in known and e["file"].endswith(".cpp")}
+    return [by_file[name] for name in sorted(by_file)]
+
+
+def check_tidy(build, jobs):
+    if not (build / "compile_commands.json").exists():
+        print(f"tidy: {build}/compile_commands.json is missing, run `cmake --preset release`")
+        return False
+    CACHE.mkdir(parents=True, exist_ok=True)
+    salt = output_of("clang-tidy", "--version").encode() + (ROOT / ".clang-tidy").read_bytes()
+    entries = tidy_entries(build)
+    keys = {e["file"]: tidy_key(e, salt) for e in entries}
+    todo = [e for e in entries if not (CACHE / keys[e["file"]]).exists()]
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for entry, result, seconds in pool.map(lambda e: run_tidy(e, build), todo):
+            name = pathlib.Path(entry["file"]).relative_to(ROOT)
+            if result.returncode == 0:
+                (CACHE / keys[entry["file"]]).write_text(f"{name}\n")
+                print(f"tidy: {name} ok ({seconds:.0f} s)", flush=True)
+            else:
+                failed += 1
+                print(f"tidy: {name} failed\n{result.stdout}{result.stderr}", flush=True)
+    print(f"tidy: {len(entries)} files, {len(entries) - len(todo)} unchanged, {failed} failed")
+    return failed == 0
+
+
+def run_layers():
+    errors = check_layers.check(ROOT)
+    print("\n".join(errors) or "layers: ok")
+    return not errors
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checks", nargs="*", choices=["layers", "format", "tidy", []], help="default: all")
+    parser.add_argument("--fix", action="store_true", help="let format rewrite the files")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
+    args = parser.parse_args()
+    run = {
+        "layers": run_layers,
+        "format": lambda: check_format(args.fix),
+        "tidy": lambda: check_tidy(args.build.resolve(), args.jobs),
+    }
+    results = [run[name]() for name in args.checks or run]  # all of them, then the verdict
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()

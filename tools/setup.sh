@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Installs what is missing for the given purposes, by apt, as root or by sudo.
+#   tools/setup.sh [build] [test] [lint] [bench]      (default: all of them)
+# Where neither works it prints the one command to run and fails. CROSSDOCK_SKIP_SETUP=1 turns it off, for machines
+# whose tools come from elsewhere: CMake then says what it misses.
+set -euo pipefail
+
+build="g++ cmake ninja-build libcli11-dev nlohmann-json3-dev"
+test="libgmock-dev librapidcheck-dev libopenmpi-dev openmpi-bin libopenblas-dev iproute2"
+lint="clang-format clang-tidy git python3"
+bench="libbenchmark-dev"
+
+[[ "${CROSSDOCK_SKIP_SETUP:-0}" == 1 ]] && exit 0
+
+wanted=()
+for purpose in "${@:-build test lint bench}"; do
+  for name in $purpose; do
+    case "$name" in
+      build | test | lint | bench) read -ra names <<<"${!name}" && wanted+=("${names[@]}") ;;
+      *) echo "setup.sh: unknown purpose '$name', must be build, test, lint or bench" >&2 && exit 2 ;;
+    esac
+  done
+done
+
+if ! command -v apt-get >/dev/null; then
+  echo "setup.sh: no apt-get here. Install what these Debian packages hold, then set CROSSDOCK_SKIP_SETUP=1:" >&2
+  echo "  ${wanted[*]}" >&2
+  exit 1
+fi
+
+missing=()
+for package in "${wanted[@]}"; do
+  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [[ "$status" == installed ]] || missing+=("$package")
+done
+[[ ${#missing[@]} -eq 0 ]] && exit 0
+
+install="apt-get update -q && apt-get install -y -q --no-install-recommends ${missing[*]}"
+if [[ $EUID -eq 0 ]]; then
+  run=(env DEBIAN_FRONTEND=noninteractive sh -c)
+elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+  run=(sudo env DEBIAN_FRONTEND=noninteractive sh -c)
+elif command -v sudo >/dev/null && [[ -t 0 ]]; then
+  run=(sudo env DEBIAN_FRONTEND=noninteractive sh -c)
+else
+  echo "setup.sh: packages are missing and there is no root here. Run this as root, then try again:" >&2
+  echo "  $install" >&2
+  exit 1
+fi
+echo "setup.sh: installing ${missing[*]}"
+"${run[@]}" "$install"
