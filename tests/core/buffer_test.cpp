@@ -1,0 +1,75 @@
+#include "crossdock/buffer.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include "crossdock/error.hpp"
+
+namespace crossdock {
+namespace {
+
+TEST(Buffer, OwnerKeepsTheMemoryAliveAfterTheBufferIsGone) {
+  std::shared_ptr<const void> owner;
+  std::byte* data = nullptr;
+  {
+    const Buffer buffer(100);
+    owner = buffer.owner();
+    data = buffer.data();
+  }
+  std::memset(data, 7, 100);  // the address sanitizer would see a use after free
+  EXPECT_EQ(data[99], std::byte{7});
+}
+
+TEST(Buffer, IsAlignedAndRefusesAViewThatDoesNotFit) {
+  const Buffer buffer(64);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0u);
+  EXPECT_EQ(buffer.view(DType::kF32, {4, 4}).num_bytes(), 64);
+  EXPECT_THROW(buffer.view(DType::kF32, {4, 5}), Error);
+  EXPECT_EQ(Buffer(0).data(), nullptr);
+}
+
+TEST(BufferPool, HandsTheSameMemoryOutAgain) {
+  BufferPool pool;
+  std::byte* first = nullptr;
+  {
+    const Buffer buffer = pool.take(1 << 20);
+    first = buffer.data();
+    EXPECT_EQ(pool.bytes_in_use(), 1 << 20);
+  }
+  EXPECT_EQ(pool.bytes_in_use(), 0);
+  EXPECT_EQ(pool.bytes_held(), 1 << 20);
+  EXPECT_EQ(pool.take((1 << 20) - 5000).data(), first);
+}
+
+TEST(BufferPool, DoesNotWasteALargeBlockOnASmallRequest) {
+  BufferPool pool;
+  std::byte* large = nullptr;
+  {
+    const Buffer buffer = pool.take(1 << 20);
+    large = buffer.data();
+  }
+  EXPECT_NE(pool.take(4096).data(), large);
+}
+
+TEST(BufferPool, BuffersOutliveThePool) {
+  std::optional<Buffer> buffer;
+  {
+    BufferPool pool;
+    buffer = pool.take(1000);
+  }
+  std::memset(buffer->data(), 1, 1000);
+  EXPECT_EQ(buffer->bytes()[999], std::byte{1});
+}
+
+TEST(BufferPool, NothingIsTakenForZeroBytes) {
+  BufferPool pool;
+  EXPECT_EQ(pool.take(0).data(), nullptr);
+  EXPECT_EQ(pool.bytes_held(), 0);
+  EXPECT_THROW(pool.take(-1), Error);
+}
+
+}  // namespace
+}  // namespace crossdock

@@ -1,0 +1,52 @@
+#include "crossdock/tensor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "crossdock/error.hpp"
+
+namespace crossdock {
+namespace {
+
+TEST(Tensor, KnowsItsBytesAndRowsAlsoWhenEmpty) {
+  const TensorView empty(nullptr, DType::kBF16, {0, 7});
+  EXPECT_TRUE(empty.given());
+  EXPECT_EQ(empty.num_bytes(), 0);
+  EXPECT_EQ(empty.num_rows(), 0);
+  EXPECT_EQ(empty.row_bytes(), 14);
+  EXPECT_FALSE(TensorView().given());
+}
+
+TEST(Tensor, TypedPointerGivesTheDtypeAndReadsBackAsIt) {
+  std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  const TensorView view(values.data(), {2, 3});
+  EXPECT_EQ(view.dtype, DType::kF32);
+  view.as<float>()[5] = 60;
+  EXPECT_EQ(values[5], 60);
+  const ConstTensorView constant = view;
+  EXPECT_EQ(constant.as<float>()[5], 60);
+  EXPECT_THROW(constant.as<double>(), Error);
+}
+
+TEST(Tensor, ShapesCompareAndPrint) {
+  EXPECT_EQ(Shape({2, 3}), Shape({2, 3}));
+  EXPECT_NE(Shape({2, 3}), Shape({3, 2}));
+  EXPECT_EQ(Shape({2, 3}).to_string(), "[2, 3]");
+  EXPECT_THROW(Shape({2, -3}), Error);
+}
+
+TEST(Tensor, SizesBeyond31BitsDoNotWrap) {
+  const TensorView huge(nullptr, DType::kF32, {int64_t{1} << 20, int64_t{1} << 20});
+  EXPECT_EQ(huge.num_bytes(), int64_t{1} << 42);
+}
+
+TEST(Segments, NumRowsIsTheEndOfTheLastSegmentAndZeroWithoutExperts) {
+  const std::vector<int64_t> starts = {0, 8, 8, 24};
+  const std::vector<int64_t> counts = {5, 0, 11};
+  EXPECT_EQ((Segments{starts.data(), counts.data(), 3, {}}.num_rows()), 24);
+  EXPECT_EQ(Segments{}.num_rows(), 0);
+}
+
+}  // namespace
+}  // namespace crossdock
