@@ -37,7 +37,8 @@ def check_format(fix):
         return True
     mode = ["-i"] if fix else ["--dry-run", "--Werror"]
     result = subprocess.run(["clang-format", *mode, *names], cwd=ROOT, capture_output=True, text=True)
-    sys.stdout.write(result.stderr)
+    for name in sorted(set(re.findall(r"^(\S+?):\d+:\d+: error", result.stderr, re.M))):
+        print(f"format: {name} differs")
     print(f"format: {len(names)} files, " + ("ok" if result.returncode == 0 else "run `make format`"))
     return result.returncode == 0
 
@@ -100,7 +101,7 @@ def check_tidy(build, jobs):
                 print(f"tidy: {name} ok ({seconds:.0f} s)", flush=True)
             else:
                 failed += 1
-                print(f"tidy: {name} failed\n{result.stdout}{result.stderr}", flush=True)
+                print(f"tidy: {name} failed\n{result.stdout or result.stderr}", flush=True)
     print(f"tidy: {len(entries)} files, {len(entries) - len(todo)} unchanged, {failed} failed")
     return failed == 0
 
