@@ -8,8 +8,10 @@
 ///
 /// Start with examples/01_single_process.cpp.
 
+#include "crossdock/activation.hpp"
 #include "crossdock/buffer.hpp"
 #include "crossdock/communicator.hpp"
+#include "crossdock/dispatch_config.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/dtype.hpp"
 #include "crossdock/error.hpp"
