@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "crossdock/dispatch_config.hpp"
@@ -12,6 +15,8 @@
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {
+
+struct LocalRoutes;  // one rank's routing, checked; internal
 
 /// What the caller may give and get of a dispatch. Views that are not given are made by the
 /// library (and then owned by `DispatchResult`).
@@ -40,6 +45,10 @@ struct CombineBackwardResult {
 /// Every member but the accessors is collective: all ranks of the group call it in the same order,
 /// whatever they hold. An invalid input on any rank is the same error on all, and nothing moved.
 /// The group must outlive the dispatcher. Several dispatchers may share a group.
+///
+/// A wrong configuration or an unknown strategy does not throw at construction, as that would leave
+/// the other ranks waiting: it is refused at the first plan(), by all ranks alike. A plan belongs
+/// to the dispatcher that made it.
 class Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
@@ -48,9 +57,10 @@ class Dispatcher {
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
-  const DispatchConfig& config() const { return config_; }
+  const DispatchConfig& config() const { return *config_; }
   Group& group() { return group_; }
-  const Strategy& strategy() const { return *strategy_; }
+  /// Throws if the name given was unknown.
+  const Strategy& strategy() const;
 
   /// Agrees on who receives how many rows, and on the final row of every route.
   Plan plan(const Routing& routing);
@@ -83,9 +93,17 @@ class Dispatcher {
   OwnedTensor allocate_rows(const Plan& plan, DType dtype);
 
  private:
+  Plan plan_routes(const std::function<LocalRoutes()>& read_routes);
+  OwnedTensor sum_rows(const char* operation, const Plan& plan, const GatherSumArgs& args);
+  void check_plan(const Plan& plan) const;
+  uint64_t agree(const char* operation, const Plan& plan, std::string call_text,
+                 const std::optional<Error>& refusal);
+
   Group& group_;
-  DispatchConfig config_;
+  std::shared_ptr<const DispatchConfig> config_;
   std::unique_ptr<Strategy> strategy_;
+  std::optional<Error> flaw_;  // what is wrong with the configuration
+  std::string config_text_;    // what all ranks must have alike
 };
 
 }  // namespace crossdock
