@@ -87,6 +87,10 @@ class Communicator {
   /// (optional) Peers can use each other's pointers as they are (threads of one process).
   virtual bool shares_address_space() const { return false; }
 
+  /// (optional, with shares_address_space) Holds `memory` until every rank of this communicator has
+  /// left: a peer that was given its address, even a stalled one, may use it until then.
+  virtual void keep_alive(std::shared_ptr<const void> /*memory*/) {}
+
   /// (optional) Tells the peers that this rank gave up and why, so that they need not wait for
   /// their deadline: their waits throw the same reason and culprit. Never waits.
   virtual void abort(const Error& /*cause*/) {}
