@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Format, clang-tidy and layer checks over the sources git knows.
+"""Format, clang-tidy and layer checks over the sources.
 
 clang-tidy takes 8 to 18 s a file, so a clean result is remembered under build/lint/: the key is a hash of the file,
 of every project header it reaches, of its compile command, of .clang-tidy and of clang-tidy's version.
@@ -18,6 +18,7 @@ import check_layers
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "lint"
+FOLDERS = ("include", "src", "cli", "tests", "examples", "bench", "python")
 SUFFIXES = (".hpp", ".h", ".cpp", ".c", ".cuh", ".cu")
 INCLUDE = re.compile(rb'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 
@@ -27,8 +28,8 @@ def output_of(*command):
 
 
 def sources():
-    listed = output_of("git", "ls-files", "--cached", "--others", "--exclude-standard").split("\n")
-    return [name for name in listed if name.endswith(SUFFIXES) and (ROOT / name).exists()]
+    paths = (path for top in FOLDERS for path in (ROOT / top).rglob("*"))
+    return sorted(str(path.relative_to(ROOT)) for path in paths if path.suffix in SUFFIXES)
 
 
 def check_format(fix):
