@@ -15,6 +15,13 @@ if(TARGET crossdock_cli)
 endif()
 
 install(EXPORT crossdockTargets NAMESPACE crossdock:: DESTINATION ${package_dir})
+# Whoever links the static library links what its modules link; a shared one brings that itself.
+get_property(links GLOBAL PROPERTY CROSSDOCK_LINKS)
+list(REMOVE_DUPLICATES links)
+set(package_links "${links}")
+if(BUILD_SHARED_LIBS)
+  set(package_links "")
+endif()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/crossdockConfig.cmake.in
                               ${PROJECT_BINARY_DIR}/crossdockConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
@@ -25,8 +32,6 @@ install(FILES ${PROJECT_BINARY_DIR}/crossdockConfig.cmake ${PROJECT_BINARY_DIR}/
         DESTINATION ${package_dir})
 
 # pkg-config: a static library is of no use without what it links, so that goes into Libs.
-get_property(links GLOBAL PROPERTY CROSSDOCK_LINKS)
-list(REMOVE_DUPLICATES links)
 set(pc_links -pthread)
 foreach(link ${links})
   if(link STREQUAL "MPI::MPI_CXX")
