@@ -19,6 +19,7 @@
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/recorder.hpp"
+#include "crossdock/reference.hpp"
 #include "crossdock/routing.hpp"
 #include "crossdock/strategy.hpp"
 #include "crossdock/tensor.hpp"

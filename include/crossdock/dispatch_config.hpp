@@ -28,11 +28,11 @@ struct DispatchConfig {
   int64_t top_k = 0;        // K
   int64_t width = 0;        // D
   int64_t alignment = 1;    // segments start at multiples: 1, 8, 16, 32, 64, 128 or 256
-  std::optional<Capacity> capacity;
-  std::vector<int32_t> placement;  // [E] expert -> rank; empty: contiguous, as even as can be
-  bool partial_sums = false;       // sum per rank before travelling home: less traffic, other bits
+  std::optional<Capacity> capacity{};
+  std::vector<int32_t> placement{};  // [E] expert -> rank; empty: contiguous, as even as can be
+  bool partial_sums = false;  // sum per rank before travelling home: less traffic, other bits
   NonFinite nonfinite = NonFinite::kReject;  // weights
-  std::optional<int64_t> max_rows;  // R at most, at any rank; more is an agreed kCapacity error
+  std::optional<int64_t> max_rows{};  // R at most, at any rank; more is an agreed kCapacity error
 };
 
 /// First expert of rank r under the default placement; rank P gives E.

@@ -21,12 +21,12 @@ struct LocalRoutes;  // one rank's routing, checked; internal
 /// What the caller may give and get of a dispatch. Views that are not given are made by the
 /// library (and then owned by `DispatchResult`).
 struct DispatchArgs {
-  ConstTensorView x;       // [T, D]; fp64, fp32, bf16, fp16 or fp8 e4m3
-  ConstTensorView scales;  // [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0, with fp8 only
-  TensorView rows;         // out, optional: [R, D]
-  TensorView row_scales;   // out, optional
+  ConstTensorView x;         // [T, D]; fp64, fp32, bf16, fp16 or fp8 e4m3
+  ConstTensorView scales{};  // [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0, with fp8 only
+  TensorView rows{};         // out, optional: [R, D]
+  TensorView row_scales{};   // out, optional
   bool with_row_weights = false;
-  Stream stream;
+  Stream stream{};
 };
 
 struct DispatchResult {

@@ -18,9 +18,9 @@ namespace crossdock {
 
 struct GroupOptions {
   /// For a peer to arrive at an operation. Unset: CROSSDOCK_ARRIVAL_DEADLINE (seconds), else 600 s.
-  std::optional<std::chrono::nanoseconds> arrival_deadline;
+  std::optional<std::chrono::nanoseconds> arrival_deadline{};
   /// Without progress once data moves. Unset: CROSSDOCK_PROGRESS_DEADLINE (seconds), else 30 s.
-  std::optional<std::chrono::nanoseconds> progress_deadline;
+  std::optional<std::chrono::nanoseconds> progress_deadline{};
   /// Last events remembered (see EventRecorder); 0 turns the recorder off.
   int64_t recorded_events = 256;
 };
@@ -31,9 +31,9 @@ struct Proposal {
   uint64_t subject = 0;        // which object it is about: the number of the plan; 0 if none
   /// What must be alike on all ranks, as "key=value;key=value": a difference becomes an error that
   /// names the key, both values and the rank.
-  std::string config;
+  std::string config{};
   /// What the other ranks get if everybody agrees; any size.
-  std::span<const std::byte> body;
+  std::span<const std::byte> body{};
   /// Set: this rank refuses, and every rank throws this error, prefixed with this rank's number.
   const Error* rejection = nullptr;
 };

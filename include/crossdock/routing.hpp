@@ -9,7 +9,7 @@ namespace crossdock {
 struct Routing {
   ConstTensorView expert_ids;  // [T, K] int32 or int64; in [0, E) or -1, no id twice in a token
   ConstTensorView weights;     // [T, K] fp32, or fp64 with fp64 tokens
-  ConstTensorView mask;        // [T] bool, optional: true = padding, the token has no routes
+  ConstTensorView mask{};      // [T] bool, optional: true = padding, the token has no routes
 };
 
 /// The same as a dense map; the slots of a token are its set bits in ascending expert order.
@@ -17,7 +17,7 @@ struct Routing {
 struct DenseRouting {
   ConstTensorView map;      // [T, E] bool
   ConstTensorView weights;  // [T, E] fp32, or fp64 with fp64 tokens
-  ConstTensorView mask;     // [T] bool, optional
+  ConstTensorView mask{};   // [T] bool, optional
 };
 
 }  // namespace crossdock

@@ -12,7 +12,7 @@ namespace crossdock {
 
 struct ThreadOptions {
   int ranks_per_node = 0;  // > 0: treat every so many ranks as one node (for tests); 0: one node
-  GroupOptions group;      // of the groups that run_ranks makes
+  GroupOptions group{};    // of the groups that run_ranks makes
 };
 
 /// The P communicators of ranks that are threads of this process; element r is rank r's.

@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "crossdock/activation.hpp"
+#include "crossdock/dispatch_config.hpp"
+#include "crossdock/dtype.hpp"
+
+/// The judge of everything: what Crossdock means, as plain loops in fp64 over all ranks at once, in
+/// one process and without any exchange. Slow on purpose. Values are doubles whatever the dtype:
+/// every value of every dtype is a double.
+namespace crossdock::reference {
+
+/// One array per rank. [P]
+using PerRank = std::vector<std::vector<double>>;
+
+/// What one rank holds.
+struct RankInput {
+  int64_t T = 0;
+  std::vector<double> x;            // [T, D]
+  std::vector<int64_t> expert_ids;  // [T, K]; -1: no route
+  std::vector<double> weights;      // [T, K]; not looked at where there is no route
+  std::vector<double> grad_out;     // [T, D]; empty: zeros
+  std::vector<uint8_t> mask;        // [T]; 1: padding, the token has no routes; empty: no padding
+};
+
+/// The route a row belongs to; -1 everywhere in a pad row.
+struct RowSource {
+  int rank = -1;
+  int64_t token = -1;
+  int64_t slot = -1;
+  friend bool operator==(const RowSource&, const RowSource&) = default;
+};
+
+/// Where a route ends; -1 where it was masked, absent or dropped.
+struct RowPlace {
+  int rank = -1;
+  int64_t row = -1;
+  bool is_kept() const { return rank >= 0; }
+};
+
+/// The rows of one rank as a receiver.
+struct Receiver {
+  std::vector<int64_t> experts;          // [E_local] ascending
+  std::vector<int64_t> segment_starts;   // [E_local + 1] in rows
+  std::vector<int64_t> rows_per_expert;  // [E_local] without pad rows
+  std::vector<RowSource> sources;        // [R]
+};
+
+/// Where every route of every rank goes: the row order, alignment and capacity of the dispatch.
+struct Layout {
+  int64_t K = 0;
+  std::vector<Receiver> receivers;            // [P]
+  std::vector<std::vector<RowPlace>> places;  // [P], each [T, K]
+  std::vector<std::vector<int64_t>> dropped;  // [P], each [E]
+
+  int num_ranks() const { return static_cast<int>(places.size()); }
+  int64_t num_tokens(int rank) const {
+    return static_cast<int64_t>(places[static_cast<size_t>(rank)].size()) / K;
+  }
+  int64_t num_rows(int rank) const {
+    return static_cast<int64_t>(receivers[static_cast<size_t>(rank)].sources.size());
+  }
+};
+
+/// Rows an expert takes from one source rank at most: ceil((T * K / E) * factor).
+int64_t capacity_of(int64_t num_tokens, int64_t top_k, int64_t num_experts, double factor);
+
+/// The rank of every expert: the placement, or contiguous and as even as can be. [E]
+std::vector<int32_t> owners_of(const DispatchConfig& config, int num_ranks);
+
+/// REQUIRES: a valid routing.
+Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks);
+
+/// tokens [T, D] -> rows [R, D]; pad rows are zero.
+PerRank dispatch(const Layout& layout, int64_t width, const PerRank& tokens);
+
+/// routes [T, K] -> rows [R]; 0 in pad rows.
+PerRank dispatch_routes(const Layout& layout, const PerRank& routes);
+
+/// rows [R] -> routes [T, K]; 0 where there is no kept route.
+PerRank collect_routes(const Layout& layout, const PerRank& rows);
+
+/// rows [R, D] -> [T, D], the sum of a token's rows, each times its weight. Without weights: all 1.
+/// Also the backward of dispatch.
+PerRank combine(const Layout& layout, int64_t width, const PerRank& rows,
+                const PerRank* weights = nullptr);
+
+/// As combine, to the last bit: acc from +0 by fma(weight, row, acc), slots ascending, in fp32
+/// (fp64 for fp64 rows), then one rounding to the dtype.
+PerRank combine_exact(const Layout& layout, int64_t width, DType dtype, const PerRank& rows,
+                      const PerRank* weights = nullptr);
+
+struct CombineGradients {
+  PerRank rows;     // [R, D] = weight * grad_out of the row's token; 0 in pad rows
+  PerRank weights;  // [T, K] = <y row, grad_out>; 0 where there is no kept route
+};
+
+/// Backward of combine.
+CombineGradients combine_backward(const Layout& layout, int64_t width, const PerRank& grad_out,
+                                  const PerRank& y, const PerRank& weights);
+
+/// The value of the dtype nearest to `value`, ties to even; through fp32 for the small floats.
+double round_to(DType dtype, double value);
+
+/// A grouped MLP's form.
+struct MlpConfig {
+  int64_t D = 0;
+  int64_t F = 0;
+  Activation activation = Activation::kSwiglu;
+  bool interleaved = false;  // gated: rows of W1 are gate 0, linear 0, gate 1, ...
+  double limit = 7.0;        // of clamped_swiglu
+};
+
+/// One expert's parameters, or their gradients.
+struct MlpWeights {
+  std::vector<double> w1;  // [2F, D] (gate rows, then linear rows) or [F, D]
+  std::vector<double> w2;  // [D, F]
+  std::vector<double> b1;  // [2F] or [F]; empty: none
+  std::vector<double> b2;  // [D]; empty: none
+};
+
+/// rows [R, D] -> y [R, D] = W2 (p act(W1 x + b1)) + p b2, with p the row's weight; no row weights:
+/// all 1.
+std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& expert,
+                                const std::vector<double>& rows,
+                                const std::vector<double>& row_weights = {});
+
+struct MlpGradients {
+  std::vector<double> rows;         // [R, D]
+  std::vector<double> row_weights;  // [R]
+  MlpWeights expert;                // zeros for an expert without rows
+};
+
+MlpGradients mlp_backward(const MlpConfig& config, const MlpWeights& expert,
+                          const std::vector<double>& rows, const std::vector<double>& row_weights,
+                          const std::vector<double>& grad_y);
+
+/// A whole layer behind the router.
+struct LayerInput {
+  DispatchConfig config;
+  std::vector<RankInput> ranks;     // [P]
+  bool weights_in_experts = false;  // false: applied by combine
+  MlpConfig mlp;
+  std::vector<MlpWeights> experts;  // [E]; empty: every expert returns its row (times its weight,
+                                    // if weights are applied in the experts)
+};
+
+struct LayerOutput {
+  Layout layout;
+  PerRank rows;                          // [R, D]
+  PerRank y;                             // [R, D] what the experts gave
+  PerRank out;                           // [T, D]
+  PerRank grad_y;                        // [R, D] what the experts got in backward
+  PerRank grad_x;                        // [T, D]
+  PerRank grad_weights;                  // [T, K]
+  std::vector<MlpWeights> expert_grads;  // [E], or empty
+  std::vector<int64_t> dropped;          // [E] summed over ranks
+};
+
+LayerOutput run_layer(const LayerInput& input);
+
+}  // namespace crossdock::reference
