@@ -19,7 +19,6 @@
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/recorder.hpp"
-#include "crossdock/reference.hpp"
 #include "crossdock/routing.hpp"
 #include "crossdock/strategy.hpp"
 #include "crossdock/tensor.hpp"

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "crossdock/activation.hpp"
+#include "crossdock/buffer.hpp"
 #include "crossdock/dispatch_config.hpp"
 #include "crossdock/dtype.hpp"
+#include "crossdock/tensor.hpp"
 
 /// The judge of everything: what Crossdock means, as plain loops in fp64 over all ranks at once, in
 /// one process and without any exchange. Slow on purpose. Values are doubles whatever the dtype:
@@ -104,6 +106,22 @@ CombineGradients combine_backward(const Layout& layout, int64_t width, const Per
 
 /// The value of the dtype nearest to `value`, ties to even; through fp32 for the small floats.
 double round_to(DType dtype, double value);
+
+/// The values, rounded to the dtype, as a tensor in host memory. Integers: REQUIRES exact values.
+OwnedTensor to_tensor(DType dtype, Shape shape, const std::vector<double>& values);
+
+/// The inverse of to_tensor.
+std::vector<double> to_values(ConstTensorView tensor);
+
+/// How two arrays of values differ. Any NaN equals any NaN; +0 and -0 differ.
+struct Comparison {
+  int64_t num_different = 0;  // entries with other bits
+  int64_t first = -1;         // the first of them
+  double max_error = 0.0;     // largest |got - wanted|; infinite where one of them is not finite
+};
+
+/// REQUIRES: arrays of one size.
+Comparison compare(const std::vector<double>& got, const std::vector<double>& wanted);
 
 /// A grouped MLP's form.
 struct MlpConfig {

@@ -1,6 +1,6 @@
+#include <algorithm>
 #include <cmath>
 
-#include "core/check.hpp"
 #include "crossdock/reference.hpp"
 
 namespace crossdock::reference {
@@ -119,25 +119,6 @@ CombineGradients combine_backward(const Layout& layout, int64_t width, const Per
     }
   });
   return grads;
-}
-
-double round_to(DType dtype, double value) {
-  const auto single = static_cast<float>(value);
-  switch (dtype) {
-    case DType::kF64:
-      return value;
-    case DType::kF32:
-      return single;
-    case DType::kBF16:
-      return to_float(to_bf16(single));
-    case DType::kF16:
-      return to_float(to_f16(single));
-    case DType::kF8E4M3:
-      return to_float(to_f8e4m3(single));
-    default:
-      throw Error(ErrorCode::kInvalidArgument,
-                  concat("values of dtype ", name_of(dtype), " are not rounded"));
-  }
 }
 
 }  // namespace crossdock::reference
