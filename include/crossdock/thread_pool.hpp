@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace crossdock {
+
+/// Threads that compute. Ranks that are threads of one process share a pool, so that no more than
+/// its size compute at a time, however many ranks there are; a rank that waits for the pool sleeps.
+/// Results never depend on the size. Thread-safe.
+class ThreadPool {
+ public:
+  /// 0: as many as the cores this process may run on. A pool of 1 has no thread of its own and
+  /// works on the thread of its caller: right where there are as many ranks as cores already.
+  explicit ThreadPool(int num_threads = 0);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  /// Runs body(i) for every i in [0, count), in any order, and returns when all are done. The first
+  /// exception is passed on; what has not begun by then is left out. Inside a body it runs in
+  /// place.
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& body);
+
+  /// The pool of those who name none. Its size is CROSSDOCK_THREADS, else the cores.
+  static std::shared_ptr<ThreadPool> process_wide();
+
+ private:
+  struct State;
+  int num_threads_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace crossdock

@@ -1,0 +1,128 @@
+#include "crossdock/thread_pool.hpp"
+
+#include <sched.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/check.hpp"
+
+namespace crossdock {
+namespace {
+
+thread_local bool is_worker = false;
+
+int num_cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return CPU_COUNT(&allowed);
+  const unsigned cores = std::thread::hardware_concurrency();
+  return cores > 0 ? static_cast<int>(cores) : 1;
+}
+
+int num_threads_from_environment() {
+  const char* text = std::getenv("CROSSDOCK_THREADS");
+  if (text == nullptr || *text == '\0') return 0;
+  char* end = nullptr;
+  const int64_t value = std::strtoll(text, &end, 10);
+  CROSSDOCK_CHECK(*end == '\0' && value >= 1 && value <= 4096,
+                  "CROSSDOCK_THREADS must be a number from 1 to 4096, got \"", text, "\"");
+  return static_cast<int>(value);
+}
+
+// One parallel_for; lives on its caller's stack until all that has begun is done.
+struct Job {
+  const std::function<void(int64_t)>& body;
+  int64_t count;
+  int64_t num_begun = 0;
+  int64_t num_done = 0;
+  std::exception_ptr error;
+  std::condition_variable done;
+};
+
+}  // namespace
+
+struct ThreadPool::State {
+  std::mutex mutex;
+  std::condition_variable work;
+  std::deque<Job*> jobs;  // with bodies that have not begun, oldest first
+  bool is_stopping = false;
+  std::vector<std::thread> workers;
+
+  void work_until_stopped() {
+    is_worker = true;
+    std::unique_lock lock(mutex);
+    for (;;) {
+      work.wait(lock, [this] { return is_stopping || !jobs.empty(); });
+      if (jobs.empty()) return;
+      run_one(lock);
+    }
+  }
+
+  // Runs the next body of the oldest job. The lock is held on entry and on return.
+  void run_one(std::unique_lock<std::mutex>& lock) {
+    Job& job = *jobs.front();
+    const int64_t index = job.num_begun++;
+    if (job.num_begun == job.count) jobs.pop_front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      job.body(index);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    if (error && !job.error) {
+      job.error = error;
+      if (job.num_begun < job.count) {
+        std::erase(jobs, &job);
+        job.count = job.num_begun;
+      }
+    }
+    if (++job.num_done == job.count) job.done.notify_one();
+  }
+};
+
+ThreadPool::ThreadPool(int num_threads)
+    : num_threads_(num_threads > 0 ? num_threads : num_cores()), state_(std::make_unique<State>()) {
+  CROSSDOCK_CHECK(num_threads >= 0, "num_threads must not be negative, got ", num_threads);
+  if (num_threads_ == 1) return;
+  for (int i = 0; i < num_threads_; ++i) {
+    state_->workers.emplace_back([this] { state_->work_until_stopped(); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->is_stopping = true;
+  }
+  state_->work.notify_all();
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
+  if (num_threads_ == 1 || count <= 1 || is_worker) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  Job job{.body = body, .count = count, .error = nullptr, .done = {}};
+  std::unique_lock lock(state_->mutex);
+  state_->jobs.push_back(&job);
+  state_->work.notify_all();
+  job.done.wait(lock, [&job] { return job.num_done == job.count; });
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+std::shared_ptr<ThreadPool> ThreadPool::process_wide() {
+  static const auto kPool = std::make_shared<ThreadPool>(num_threads_from_environment());
+  return kPool;
+}
+
+}  // namespace crossdock

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "crossdock/dtype.hpp"
+
+namespace crossdock::ops {
+
+/// A matrix operand: element (i, k) is data[i * row_stride + k * k_stride]. One of the two strides
+/// is 1. `dtype` is the compute type, or bf16 / fp16 where the compute type is fp32.
+struct GemmOperand {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t row_stride = 0;
+  int64_t k_stride = 1;
+
+  /// The operand from row `row` on.
+  GemmOperand from_row(int64_t row) const {
+    const auto* bytes = static_cast<const std::byte*>(data);
+    return {bytes + row * row_stride * size_of(dtype), dtype, row_stride, k_stride};
+  }
+};
+
+/// c[i, j] = sum over k of a[i, k] * b[j, k], with T float or double.
+///
+/// The bits are defined, not left to the machine: k runs in blocks of kGemmBlockK from 0; within a
+/// block s = fma(a[i, k], b[j, k], s), k ascending from s = +0; the blocks' sums are added in
+/// ascending order, the first one as it is. So a row's result depends on that row alone, whatever
+/// the tile, its position, the instruction set and the number of threads. K = 0 gives +0.
+template <typename T>
+struct GemmArgs {
+  GemmOperand a;   // [M, K]
+  GemmOperand b;   // [N, K]
+  T* c = nullptr;  // [M, c_stride], overwritten; columns from N to c_stride are left undefined
+  int64_t c_stride = 0;  // at least N rounded up to kGemmColumnMultiple
+  int64_t M = 0;
+  int64_t N = 0;
+  int64_t K = 0;
+};
+
+inline constexpr int64_t kGemmBlockK = 256;
+inline constexpr int64_t kGemmColumnMultiple = 32;
+/// Work is cut into tiles of at most this many rows and columns: a tile and its packed operands
+/// stay in a core's second-level cache.
+inline constexpr int64_t kGemmTileRows = 256;
+inline constexpr int64_t kGemmTileColumns = 256;
+
+/// Runs the fastest kernel of this machine on the calling thread.
+void gemm(const GemmArgs<float>& args);
+void gemm(const GemmArgs<double>& args);
+
+/// "avx512", "avx2" or "portable": what gemm() runs.
+std::string_view gemm_kernel_name();
+
+}  // namespace crossdock::ops

@@ -1,0 +1,83 @@
+#include "crossdock/thread_pool.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "crossdock/error.hpp"
+
+namespace crossdock {
+namespace {
+
+TEST(ThreadPool, RunsEveryIndexOnce) {
+  for (const int num_threads : {1, 2, 5}) {
+    ThreadPool pool(num_threads);
+    for (const int64_t count : {0, 1, 2, 100}) {
+      std::vector<std::atomic<int>> runs(static_cast<size_t>(count));
+      pool.parallel_for(count, [&](int64_t i) { ++runs[static_cast<size_t>(i)]; });
+      for (const auto& n : runs) EXPECT_EQ(n, 1);
+    }
+  }
+}
+
+TEST(ThreadPool, ServesManyCallersWithNoMoreThreadsThanItsSize) {
+  ThreadPool pool(2);
+  std::atomic<int> running = 0;
+  std::atomic<int> most = 0;
+  std::atomic<int> total = 0;
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 5; ++c) {
+    callers.emplace_back([&] {
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        pool.parallel_for(4, [&](int64_t) {
+          const int now = ++running;
+          int seen = most;
+          while (now > seen && !most.compare_exchange_weak(seen, now)) {
+          }
+          std::this_thread::yield();
+          ++total;
+          --running;
+        });
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(total, 5 * 20 * 4);
+  EXPECT_LE(most, 2);
+}
+
+TEST(ThreadPool, PassesAnExceptionOnAndStaysUsable) {
+  ThreadPool pool(2);
+  std::atomic<int> runs = 0;
+  const auto fails = [&](int64_t i) {
+    ++runs;
+    if (i == 3) throw std::runtime_error("three");
+  };
+  EXPECT_THROW(pool.parallel_for(1000, fails), std::runtime_error);
+  EXPECT_LE(runs, 1000);
+  runs = 0;
+  pool.parallel_for(10, [&](int64_t) { ++runs; });
+  EXPECT_EQ(runs, 10);
+}
+
+TEST(ThreadPool, RunsInPlaceInsideABody) {
+  ThreadPool pool(2);
+  std::atomic<int> runs = 0;
+  pool.parallel_for(4, [&](int64_t) { pool.parallel_for(4, [&](int64_t) { ++runs; }); });
+  EXPECT_EQ(runs, 16);
+}
+
+TEST(ThreadPool, RefusesANegativeSize) {
+  EXPECT_THROW(ThreadPool(-1), Error);
+}
+
+TEST(ThreadPool, OfTheProcessIsOne) {
+  EXPECT_EQ(ThreadPool::process_wide(), ThreadPool::process_wide());
+  EXPECT_GE(ThreadPool::process_wide()->num_threads(), 1);
+}
+
+}  // namespace
+}  // namespace crossdock
