@@ -2,7 +2,7 @@
 """Format, clang-tidy and layer checks over the sources.
 
 clang-tidy takes 8 to 18 s a file, so a clean result is remembered under build/lint/: the key is a hash of the file,
-of every project header it reaches, of its compile command, of .clang-tidy and of clang-tidy's version.
+of every project header it reaches, of its compile command, of the .clang-tidy files and of clang-tidy's version.
 """
 import argparse
 import concurrent.futures
@@ -89,7 +89,8 @@ def check_tidy(build, jobs):
         print(f"tidy: {build}/compile_commands.json is missing, run `cmake --preset release`")
         return False
     CACHE.mkdir(parents=True, exist_ok=True)
-    salt = output_of("clang-tidy", "--version").encode() + (ROOT / ".clang-tidy").read_bytes()
+    salt = output_of("clang-tidy", "--version").encode()
+    salt += b"".join(path.read_bytes() for path in (ROOT / ".clang-tidy", ROOT / "tests/.clang-tidy"))
     entries = tidy_entries(build)
     keys = {e["file"]: tidy_key(e, salt) for e in entries}
     todo = [e for e in entries if not (CACHE / keys[e["file"]]).exists()]
