@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "crossdock/buffer.hpp"
+#include "crossdock/communicator.hpp"
+
+namespace crossdock::comm {
+
+/// Where memory of a window lies: plain data that travels to the peers in a rendezvous.
+struct WindowHandle {
+  uint64_t block = 0;            // number of the block at its owner, from 1; 0: no memory
+  int64_t block_bytes = 0;       // size of the whole block
+  int64_t offset = 0;            // of the memory within the block
+  uint64_t owner_address = 0;    // of the block, for peers in the same address space
+  int32_t owner_process = 0;     // for peers in other processes
+  int32_t owner_descriptor = 0;  // of the memory file, in that process
+};
+
+/// Memory of this rank that the other ranks of its node load from and store to, and the way to
+/// theirs. Threads use plain memory, processes memory files (memfd), which vanish with the last
+/// process that maps them, however it ends.
+///
+/// Blocks are leased: a Buffer from take() is valid until released and its block is handed out
+/// again afterwards. Growth adds blocks and never moves a live lease; peers map a new block when
+/// its handle first reaches them, so handles must travel in a rendezvous, in which a rank that
+/// could not grow refuses. Who releases a lease must know that no peer uses it any more (the end of
+/// a dispatch or combine says so). After a fault nobody knows that: the blocks are then never
+/// handed out again, as a poisoned group makes no further calls, and a peer that still writes holds
+/// its own mapping (processes) or finds the memory kept by the communicator (threads).
+class WindowPool {
+ public:
+  explicit WindowPool(Communicator& communicator);
+  ~WindowPool();
+  WindowPool(const WindowPool&) = delete;
+  WindowPool& operator=(const WindowPool&) = delete;
+
+  /// Leases num_bytes of this rank's memory, contents unspecified. Not collective.
+  Buffer take(int64_t num_bytes);
+
+  /// The handle of memory inside a leased block; nothing if it is foreign. Empty memory has the
+  /// handle of no block.
+  std::optional<WindowHandle> find(const void* data, int64_t num_bytes) const;
+
+  /// The address, in this process, of memory that rank `peer` has the handle of. Maps its block on
+  /// first sight. Null for the handle of no block.
+  std::byte* reach(int peer, const WindowHandle& handle);
+
+  /// Bytes of this rank's blocks, leased or waiting.
+  int64_t bytes_held() const;
+
+ private:
+  struct Block;
+  struct State;
+  class Mapping;
+
+  std::shared_ptr<Block> make_block(int64_t num_bytes);
+
+  Communicator& communicator_;
+  std::shared_ptr<State> state_;
+  std::map<std::pair<int, uint64_t>, std::unique_ptr<Mapping>> peer_blocks_;
+};
+
+}  // namespace crossdock::comm
