@@ -1,0 +1,65 @@
+#include "comm/failure.hpp"
+
+#include <mutex>
+#include <set>
+
+#include "comm/deadlines.hpp"
+#include "core/check.hpp"
+
+namespace crossdock::comm {
+
+Failure late_failure(int culprit, int reporter, const WaitContext& wait,
+                     std::chrono::nanoseconds waited) {
+  return {
+      .code = ErrorCode::kTimeout,
+      .culprit = culprit,
+      .reporter = reporter,
+      .sequence = wait.sequence,
+      .operation = wait.operation,
+      .text = concat("waited ", to_seconds_text(waited), " for rank ", culprit, " to arrive at ",
+                     wait.operation, " (step ", wait.sequence, "); is it running the same step?")};
+}
+
+Failure left_failure(int culprit, std::string_view reason, const WaitContext& wait) {
+  return {.code = ErrorCode::kPeerFailed,
+          .culprit = culprit,
+          .reporter = -1,
+          .sequence = wait.sequence,
+          .operation = wait.operation,
+          .text = concat("rank ", culprit, " left the group (", reason, ") before ", wait.operation,
+                         " (step ", wait.sequence, ")")};
+}
+
+Failure failure_from(const Error& cause, int rank) {
+  const ErrorContext& context = cause.context();
+  const bool is_about_peers =
+      cause.code() == ErrorCode::kTimeout || cause.code() == ErrorCode::kCommunication;
+  return {.code = is_about_peers ? cause.code() : ErrorCode::kPeerFailed,
+          .culprit = context.culprit < 0 ? rank : context.culprit,
+          .reporter = rank,
+          .sequence = context.sequence,
+          .operation = context.operation,
+          .text = cause.what()};
+}
+
+Error to_error(const Failure& failure, int rank, int size) {
+  std::string message = concat("rank ", rank, " of ", size, ": ");
+  if (failure.reporter >= 0 && failure.reporter != rank) {
+    message += concat("rank ", failure.reporter, " gave up: ");
+  }
+  return Error(failure.code, message + failure.text,
+               {.culprit = failure.culprit,
+                .sequence = failure.sequence,
+                .operation = interned(failure.operation)});
+}
+
+const char* interned(std::string_view name) {
+  static std::mutex mutex;
+  static auto* names = new std::set<std::string, std::less<>>;  // never freed: pointers live on
+  const std::lock_guard lock(mutex);
+  auto entry = names->find(name);
+  if (entry == names->end()) entry = names->emplace(name).first;
+  return entry->c_str();
+}
+
+}  // namespace crossdock::comm

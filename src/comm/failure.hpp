@@ -1,0 +1,43 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "crossdock/communicator.hpp"
+#include "crossdock/error.hpp"
+
+namespace crossdock::comm {
+
+/// Why a communicator is broken, in a form that can travel to the other ranks. All ranks end with
+/// the same culprit, operation and sequence.
+struct Failure {
+  ErrorCode code = ErrorCode::kPeerFailed;
+  int culprit = -1;
+  int reporter = -1;  // rank whose words `text` are; -1: nobody's in particular
+  uint64_t sequence = 0;
+  std::string operation;
+  std::string text;
+};
+
+/// `culprit` did not arrive at the operation in time; found by `reporter`.
+Failure late_failure(int culprit, int reporter, const WaitContext& wait,
+                     std::chrono::nanoseconds waited);
+
+/// `culprit` will not come any more.
+Failure left_failure(int culprit, std::string_view reason, const WaitContext& wait);
+
+/// What `rank` gave up with. Without a culprit in its context it is `rank` itself.
+Failure failure_from(const Error& cause, int rank);
+
+/// What rank `rank` of `size` throws.
+Error to_error(const Failure& failure, int rank, int size);
+
+/// The same text for the life of the process, as ErrorContext::operation must be.
+const char* interned(std::string_view name);
+
+/// The reason given when a rank says goodbye without one.
+inline constexpr std::string_view kPlainLeave = "it returned or was destroyed";
+
+}  // namespace crossdock::comm

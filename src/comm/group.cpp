@@ -1,0 +1,218 @@
+#include "crossdock/group.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "comm/deadlines.hpp"
+#include "comm/failure.hpp"
+#include "comm/rendezvous.hpp"
+#include "core/check.hpp"
+
+namespace crossdock {
+namespace {
+
+using comm::Disagreement;
+using comm::RendezvousHeader;
+
+GroupOptions with_deadlines(GroupOptions options) {
+  if (!options.arrival_deadline) options.arrival_deadline = comm::default_arrival_deadline();
+  if (!options.progress_deadline) options.progress_deadline = comm::default_progress_deadline();
+  CROSSDOCK_CHECK(options.arrival_deadline->count() > 0 && options.progress_deadline->count() > 0,
+                  "deadlines must be positive, got ", options.arrival_deadline->count(), " ns and ",
+                  options.progress_deadline->count(), " ns");
+  return options;
+}
+
+SharedBytes shared(const Buffer& buffer) {
+  return {.data = buffer.data(), .num_bytes = buffer.num_bytes(), .owner = buffer.owner()};
+}
+
+Buffer copy_into_pool(Group& group, std::span<const std::byte> bytes) {
+  Buffer taken = group.pool().take(std::ssize(bytes));
+  if (!bytes.empty()) std::memcpy(taken.data(), bytes.data(), bytes.size());
+  return taken;
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+/// Any error on the way leaves the peers waiting, so it is theirs too.
+template <typename Exchange>
+void guard(Group& group, const WaitContext& wait, const Exchange& exchange) {
+  group.check();
+  try {
+    exchange();
+  } catch (const Error& error) {
+    group.fail(error);
+    throw;
+  } catch (const std::exception& error) {
+    const Error cause(ErrorCode::kInternal, error.what(), {-1, wait.sequence, wait.operation});
+    group.fail(cause);
+    throw cause;
+  }
+}
+
+/// Everybody gets the bytes of everybody; offsets [P + 1] are known to all.
+Buffer gather(Group& group, std::span<const std::byte> bytes, std::span<const int64_t> offsets,
+              const WaitContext& wait) {
+  Buffer all;
+  guard(group, wait, [&] {
+    const Buffer send = copy_into_pool(group, bytes);
+    all = group.pool().take(offsets.back());
+    SharedBytes from = shared(send);
+    from.num_bytes = std::ssize(bytes);  // a pool may hand out more
+    group.communicator().all_gather_v(from, shared(all), offsets, wait);
+  });
+  return all;
+}
+
+std::vector<RendezvousHeader> gather_headers(Group& group, const RendezvousHeader& own,
+                                             const char* operation) {
+  std::vector<int64_t> offsets;
+  for (int rank = 0; rank <= group.size(); ++rank) {
+    offsets.push_back(rank * static_cast<int64_t>(sizeof own));
+  }
+  WaitContext wait = group.wait_context(operation, own.sequence);
+  wait.arrival = *group.options().arrival_deadline;
+  const Buffer all = gather(group, std::as_bytes(std::span(&own, 1)), offsets, wait);
+  std::vector<RendezvousHeader> headers(static_cast<size_t>(group.size()));
+  std::memcpy(headers.data(), all.data(), headers.size() * sizeof own);
+  return headers;
+}
+
+/// The texts of ranks that have something to say, [P]; the sizes [P] are known to all.
+std::vector<std::string> gather_texts(Group& group, std::string_view own,
+                                      const std::vector<int64_t>& sizes, const WaitContext& wait) {
+  std::vector<int64_t> offsets = {0};
+  for (const int64_t size : sizes) offsets.push_back(offsets.back() + size);
+  const Buffer all = gather(group, bytes_of(own), offsets, wait);
+  std::vector<std::string> texts;
+  for (size_t r = 0; r < sizes.size(); ++r) {
+    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + offsets[r],
+                       static_cast<size_t>(sizes[r]));
+  }
+  return texts;
+}
+
+[[noreturn]] void throw_other_config(Group& group, std::span<const RendezvousHeader> headers,
+                                     const Disagreement& odd, const std::string& config,
+                                     const WaitContext& wait) {
+  const auto speaks = [&](int rank) { return rank == odd.culprit || rank == odd.reference; };
+  std::vector<int64_t> sizes;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    sizes.push_back(speaks(rank) ? headers[static_cast<size_t>(rank)].config_bytes : 0);
+  }
+  const auto texts = gather_texts(group, speaks(group.rank()) ? config : "", sizes, wait);
+  throw Error(ErrorCode::kMismatch,
+              comm::describe_other_config(odd, texts[static_cast<size_t>(odd.culprit)],
+                                          texts[static_cast<size_t>(odd.reference)]),
+              {odd.culprit, wait.sequence, wait.operation});
+}
+
+[[noreturn]] void throw_refusal(Group& group, std::span<const RendezvousHeader> headers,
+                                int refusing, const Error* own_refusal, const WaitContext& wait) {
+  std::vector<int64_t> sizes(headers.size());
+  const auto r = static_cast<size_t>(refusing);
+  sizes[r] = headers[r].body_bytes;
+  const auto texts =
+      gather_texts(group, group.rank() == refusing ? own_refusal->what() : "", sizes, wait);
+  throw Error(headers[r].refusal_code(), concat("rank ", refusing, ": ", texts[r]),
+              {refusing, wait.sequence, wait.operation});
+}
+
+}  // namespace
+
+std::span<const std::byte> Agreement::body(int rank) const {
+  const auto r = static_cast<size_t>(rank);
+  return {bytes.data() + offsets[r], static_cast<size_t>(offsets[r + 1] - offsets[r])};
+}
+
+Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
+    : communicator_(std::move(communicator)),
+      options_(with_deadlines(options)),
+      recorder_(options.recorded_events) {
+  CROSSDOCK_CHECK(communicator_ != nullptr, "a group needs a communicator, got none");
+}
+
+Group::~Group() {
+  leave(comm::kPlainLeave);
+}
+
+void Group::check() const {
+  if (poison_) throw *poison_;
+}
+
+WaitContext Group::wait_context(const char* operation, uint64_t sequence) const {
+  // Everybody was at the rendezvous, so nobody has anything to do before he comes to the exchange.
+  return {.operation = operation,
+          .sequence = sequence,
+          .arrival = *options_.progress_deadline,
+          .progress = *options_.progress_deadline};
+}
+
+Agreement Group::agree(const Proposal& proposal) {
+  check();
+  const RendezvousHeader own = comm::make_header(proposal, next_sequence_);
+  const WaitContext wait = wait_context(proposal.operation, next_sequence_++);
+  EventRecorder::Scope scope(recorder_, proposal.operation, wait.sequence, own.body_bytes);
+  const auto headers = gather_headers(*this, own, proposal.operation);
+
+  // From here on all ranks see the same headers and come to the same end.
+  if (const auto odd = comm::find_other_step(headers)) {
+    throw Error(ErrorCode::kMismatch, comm::describe_other_step(headers, *odd),
+                {odd->culprit, wait.sequence, wait.operation});
+  }
+  if (const auto odd = comm::find_other_config(headers)) {
+    throw_other_config(*this, headers, *odd, proposal.config, wait);
+  }
+  const int refusing = comm::find_refusal(headers);
+  if (refusing >= 0) throw_refusal(*this, headers, refusing, proposal.rejection, wait);
+
+  Agreement agreement{.sequence = wait.sequence, .bytes = {}, .offsets = {0}};
+  for (const RendezvousHeader& header : headers) {
+    agreement.offsets.push_back(agreement.offsets.back() + header.body_bytes);
+  }
+  if (agreement.offsets.back() > 0) {
+    agreement.bytes = gather(*this, proposal.body, agreement.offsets, wait);
+  }
+  return agreement;
+}
+
+void Group::all_gather_v(const SharedBytes& send, const SharedBytes& recv,
+                         std::span<const int64_t> recv_offsets, const WaitContext& wait) {
+  EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes);
+  guard(*this, wait, [&] { communicator_->all_gather_v(send, recv, recv_offsets, wait); });
+}
+
+void Group::all_to_all_v(const SharedBytes& send, std::span<const int64_t> send_offsets,
+                         const SharedBytes& recv, std::span<const int64_t> recv_offsets,
+                         const WaitContext& wait) {
+  EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes);
+  guard(*this, wait,
+        [&] { communicator_->all_to_all_v(send, send_offsets, recv, recv_offsets, wait); });
+}
+
+void Group::fail(const Error& cause) noexcept {
+  if (poison_) return;
+  poison_ = cause;
+  try {
+    communicator_->abort(cause);
+  } catch (const std::exception&) {
+    // The peers then learn it by their deadlines.
+  }
+}
+
+void Group::leave(std::string_view reason) noexcept {
+  try {
+    communicator_->leave(reason);
+  } catch (const std::exception&) {
+    // The peers then learn it by their deadlines.
+  }
+}
+
+std::unique_ptr<Group> Group::subgroup(std::span<const int> members) {
+  return std::make_unique<Group>(communicator_->subgroup(members), options_);
+}
+
+}  // namespace crossdock

@@ -1,0 +1,15 @@
+#include <cstdlib>
+
+#include "crossdock/mpi.hpp"
+
+namespace crossdock {
+
+bool mpi_is_launched() {
+  // Open MPI; PMIx (prte, Slurm); PMI-1/2 (MPICH, Intel MPI, Slurm).
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+    if (std::getenv(variable) != nullptr) return true;
+  }
+  return false;
+}
+
+}  // namespace crossdock

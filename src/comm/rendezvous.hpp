@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "crossdock/group.hpp"
+
+namespace crossdock::comm {
+
+/// What every rank tells every other one at the beginning of a collective. Sent as it is in memory:
+/// the ranks of a group run the same build.
+struct RendezvousHeader {
+  static constexpr uint32_t kMagic = 0x31524443;  // "CDR1": Crossdock rendezvous, version 1
+  static constexpr size_t kMaxOperation = 23;
+
+  uint32_t magic = kMagic;
+  uint32_t refusal = 0;  // 0: agrees; else 1 + the ErrorCode of the refusal
+  uint64_t sequence = 0;
+  uint64_t subject = 0;
+  uint64_t config_hash = 0;
+  int64_t config_bytes = 0;
+  int64_t body_bytes = 0;  // of a refusing rank: the size of its message
+  char operation[kMaxOperation + 1] = {};
+
+  bool refuses() const { return refusal != 0; }
+  ErrorCode refusal_code() const { return static_cast<ErrorCode>(refusal - 1); }
+};
+
+RendezvousHeader make_header(const Proposal& proposal, uint64_t sequence);
+
+/// Ranks that do not agree with the others. The larger side is right; of sides of one size, that of
+/// the lowest rank.
+struct Disagreement {
+  int culprit = 0;    // lowest rank on the wrong side
+  int reference = 0;  // lowest rank on the right side
+  int num_wrong = 0;
+};
+
+/// Ranks at another operation, subject or sequence.
+std::optional<Disagreement> find_other_step(std::span<const RendezvousHeader> headers);
+
+/// Ranks with another configuration.
+std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> headers);
+
+/// The lowest rank that refuses, or -1.
+int find_refusal(std::span<const RendezvousHeader> headers);
+
+/// "rank 1 is at combine of plan 11 while the others are at dispatch of plan 11 (step 12); ..."
+std::string describe_other_step(std::span<const RendezvousHeader> headers, const Disagreement& odd);
+
+/// "rank 3 has top_k=4 where rank 0 has top_k=8; ..."
+std::string describe_other_config(const Disagreement& odd, std::string_view culprit_config,
+                                  std::string_view reference_config);
+
+}  // namespace crossdock::comm

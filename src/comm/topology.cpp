@@ -1,0 +1,53 @@
+#include "comm/topology.hpp"
+
+#include <map>
+
+#include "core/check.hpp"
+#include "crossdock/communicator.hpp"
+
+namespace crossdock {
+
+Topology Topology::single_node(int size) {
+  return uniform(size, size);
+}
+
+Topology Topology::uniform(int size, int ranks_per_node) {
+  CROSSDOCK_CHECK(size > 0, "a group must have at least one rank, got ", size);
+  CROSSDOCK_CHECK(ranks_per_node > 0, "ranks_per_node must be positive, got ", ranks_per_node);
+  Topology topology;
+  for (int rank = 0; rank < size; ++rank) topology.node_of_rank.push_back(rank / ranks_per_node);
+  topology.num_nodes = topology.node_of_rank.back() + 1;
+  return topology;
+}
+
+std::vector<int> Topology::ranks_of_node(int node) const {
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < node_of_rank.size(); ++rank) {
+    if (node_of_rank[rank] == node) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+namespace comm {
+
+Topology number_nodes(std::span<const int> node_names) {
+  Topology topology;
+  std::map<int, int> number_of_name;
+  for (const int name : node_names) {
+    const auto [entry, is_new] = number_of_name.try_emplace(name, topology.num_nodes);
+    if (is_new) ++topology.num_nodes;
+    topology.node_of_rank.push_back(entry->second);
+  }
+  return topology;
+}
+
+Topology restrict_to(const Topology& topology, std::span<const int> members) {
+  std::vector<int> names;
+  for (const int rank : members) {
+    names.push_back(topology.node_of_rank[static_cast<size_t>(rank)]);
+  }
+  return number_nodes(names);
+}
+
+}  // namespace comm
+}  // namespace crossdock
