@@ -57,7 +57,9 @@ struct E8M0 {
   uint8_t bits;  // a power of two: 2^(bits - 127); 0xff is NaN
 };
 
-CROSSDOCK_HOST_DEVICE constexpr float to_float(float value) { return value; }
+CROSSDOCK_HOST_DEVICE constexpr float to_float(float value) {
+  return value;
+}
 
 CROSSDOCK_HOST_DEVICE constexpr float to_float(BF16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);

@@ -8,14 +8,14 @@ namespace crossdock {
 
 enum class ErrorCode {
   kInvalidArgument,  // an input breaks a rule; agreed by all ranks, the group stays usable
-  kMismatch,         // the ranks do not do the same thing (configuration, step); agreed, group usable
-  kUnsupported,      // not built in, or not possible on this machine
-  kCapacity,         // more rows than the caller gave room for; the message holds the size needed
-  kPeerFailed,       // a rank left, threw or died; the group is poisoned
-  kTimeout,          // a rank did not come in time; the group is poisoned
-  kCommunication,    // the engine below failed; the group is poisoned
-  kCuda,             // a CUDA call failed
-  kInternal          // a bug in Crossdock
+  kMismatch,       // the ranks do not do the same thing (configuration, step); agreed, group usable
+  kUnsupported,    // not built in, or not possible on this machine
+  kCapacity,       // more rows than the caller gave room for; the message holds the size needed
+  kPeerFailed,     // a rank left, threw or died; the group is poisoned
+  kTimeout,        // a rank did not come in time; the group is poisoned
+  kCommunication,  // the engine below failed; the group is poisoned
+  kCuda,           // a CUDA call failed
+  kInternal        // a bug in Crossdock
 };
 
 /// "invalid argument", "timeout", ...
@@ -23,8 +23,8 @@ const char* name_of(ErrorCode code) noexcept;
 
 /// Where in the exchange between ranks an error was found. -1 / 0 / "" where it does not apply.
 struct ErrorContext {
-  int culprit = -1;           // rank that caused it, in the group that exchanged
-  uint64_t sequence = 0;      // number of the collective in its group
+  int culprit = -1;            // rank that caused it, in the group that exchanged
+  uint64_t sequence = 0;       // number of the collective in its group
   const char* operation = "";  // "plan", "dispatch", ...; a string literal
 };
 

@@ -66,8 +66,8 @@ struct BasicTensorView {
 
   /// From a typed pointer: TensorView(x.data(), {T, D}).
   template <typename T>
-    requires(!std::is_void_v<T> && (std::is_const_v<Void> || !std::is_const_v<T>))
-  BasicTensorView(T* typed, Shape shape_in, Device device_in = {})
+  requires(!std::is_void_v<T> && (std::is_const_v<Void> || !std::is_const_v<T>))
+      BasicTensorView(T* typed, Shape shape_in, Device device_in = {})
       : data(typed),
         dtype(DTypeOf<std::remove_const_t<T>>::value),
         shape(shape_in),
@@ -75,8 +75,8 @@ struct BasicTensorView {
 
   /// A mutable view is also a const one.
   template <typename Other>
-    requires(std::is_const_v<Void> && !std::is_const_v<Other>)
-  BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: implicit by design
+  requires(std::is_const_v<Void> && !std::is_const_v<Other>)
+      BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: implicit by design
       : data(other.data), dtype(other.dtype), shape(other.shape), device(other.device) {}
 
   bool given() const { return shape.rank() > 0; }
