@@ -15,6 +15,7 @@
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/dtype.hpp"
 #include "crossdock/error.hpp"
+#include "crossdock/experts.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"
@@ -22,4 +23,5 @@
 #include "crossdock/routing.hpp"
 #include "crossdock/strategy.hpp"
 #include "crossdock/tensor.hpp"
+#include "crossdock/thread_pool.hpp"
 #include "crossdock/threads.hpp"

@@ -28,7 +28,7 @@ template <typename T>
 Slope<T> gelu(T x) {
   constexpr T kInvSqrt2 = T{1} / std::numbers::sqrt2_v<T>;
   constexpr T kInvSqrt2Pi = kInvSqrt2 * std::numbers::inv_sqrtpi_v<T>;
-  const T cdf = T{0.5} * (T{1} + std::erf(x * kInvSqrt2));
+  const T cdf = T{0.5} * std::erfc(-x * kInvSqrt2);
   return {x * cdf, cdf + x * kInvSqrt2Pi * std::exp(T{-0.5} * x * x)};
 }
 

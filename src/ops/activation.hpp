@@ -21,8 +21,8 @@ struct ActivationSpec {
 template <typename T>
 void activate(const ActivationSpec& spec, const T* h, T* a);
 
-/// One row: grad_a [F] -> grad_h [2F or F]. Where clamped_swiglu clamps, the gradient is 0; on the
-/// limit itself it passes.
+/// One row: grad_a [F] -> grad_h [2F or F], which may be h itself. Where clamped_swiglu clamps, the
+/// gradient is 0; on the limit itself it passes.
 template <typename T>
 void activate_backward(const ActivationSpec& spec, const T* h, const T* grad_a, T* grad_h);
 

@@ -1,0 +1,149 @@
+#include "crossdock/experts.hpp"
+
+#include <string>
+
+#include "core/check.hpp"
+#include "core/tensor_check.hpp"
+#include "experts/grouped_mlp.hpp"
+
+namespace crossdock {
+namespace {
+
+DType sum_dtype(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+void check_config(const ExpertsConfig& config) {
+  CROSSDOCK_CHECK(config.num_local_experts >= 0, "num_local_experts must not be negative, got ",
+                  config.num_local_experts);
+  CROSSDOCK_CHECK(config.width >= 1 && config.inner >= 1,
+                  "width and inner must be at least 1, got ", config.width, " and ", config.inner);
+  CROSSDOCK_CHECK(is_summable(config.dtype), "experts compute in fp64, fp32, bf16 or fp16, not in ",
+                  name_of(config.dtype));
+  CROSSDOCK_CHECK(!config.interleaved || is_gated(config.activation),
+                  "interleaved is about gate and linear rows; ", name_of(config.activation),
+                  " has no gate");
+  CROSSDOCK_CHECK(config.activation != Activation::kClampedSwiglu || config.limit > 0.0,
+                  "limit must be positive, got ", config.limit);
+}
+
+void check_segments(const ExpertsConfig& config, const Segments& segments, int64_t num_rows) {
+  CROSSDOCK_CHECK(segments.num_segments == config.num_local_experts, "segments must be ",
+                  config.num_local_experts, ", one for each local expert, got ",
+                  segments.num_segments);
+  CROSSDOCK_CHECK(segments.device.is_cpu(), "segments must be in host memory");
+  int64_t end = 0;
+  for (int64_t e = 0; e < segments.num_segments; ++e) {
+    CROSSDOCK_CHECK(segments.starts[e] >= end && segments.counts[e] >= 0, "segment ", e,
+                    " must start at row ", end, " or later with no negative count, got start ",
+                    segments.starts[e], " count ", segments.counts[e]);
+    end = segments.starts[e] + segments.counts[e];
+  }
+  CROSSDOCK_CHECK(segments.num_rows() >= end && segments.num_rows() <= num_rows,
+                  "the segments must end within the ", num_rows, " rows given and not before row ",
+                  end, ", got ", segments.num_rows());
+}
+
+void check_rows(const ExpertsConfig& config, const char* name, const ConstTensorView& rows,
+                int64_t num_rows) {
+  check_tensor(name, rows, config.dtype, Shape{num_rows, config.width});
+}
+
+void check_row_weights(const ExpertsConfig& config, const char* name,
+                       const ConstTensorView& weights, int64_t num_rows) {
+  check_tensor(name, weights, sum_dtype(config.dtype), Shape{num_rows});
+}
+
+// Parameters, or their gradients in another dtype.
+template <typename Views>
+void check_parameters(const ExpertsConfig& config, const Views& views, DType dtype,
+                      const std::string& prefix, bool all_optional) {
+  const int64_t E_local = config.num_local_experts;
+  const int64_t H = config.hidden_width();
+  if (!all_optional || views.w1.given()) {
+    check_tensor(prefix + "w1", views.w1, dtype, Shape{E_local, H, config.width});
+  }
+  if (!all_optional || views.w2.given()) {
+    check_tensor(prefix + "w2", views.w2, dtype, Shape{E_local, config.width, config.inner});
+  }
+  if (views.b1.given()) check_tensor(prefix + "b1", views.b1, dtype, Shape{E_local, H});
+  if (views.b2.given()) check_tensor(prefix + "b2", views.b2, dtype, Shape{E_local, config.width});
+}
+
+// Calls work(mlp) with the GroupedMlp of the configured dtype.
+template <typename Work>
+auto with_mlp(const ExpertsConfig& config, ThreadPool& pool, BufferPool& buffers,
+              const Work& work) {
+  switch (config.dtype) {
+    case DType::kF64:
+      return work(experts::GroupedMlp<double>(config, pool, buffers));
+    case DType::kBF16:
+      return work(experts::GroupedMlp<BF16>(config, pool, buffers));
+    case DType::kF16:
+      return work(experts::GroupedMlp<F16>(config, pool, buffers));
+    default:
+      return work(experts::GroupedMlp<float>(config, pool, buffers));
+  }
+}
+
+}  // namespace
+
+Experts::Experts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool)
+    : config_(config),
+      pool_(pool ? std::move(pool) : ThreadPool::process_wide()),
+      buffers_(std::make_shared<BufferPool>()) {
+  check_config(config_);
+}
+
+ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
+  const int64_t R = args.rows.num_rows();
+  check_rows(config_, "rows", args.rows, R);
+  check_rows(config_, "y", args.y, R);
+  check_segments(config_, args.segments, R);
+  check_parameters(config_, args.weights, config_.dtype, "", false);
+  if (config_.weights_in == WeightsIn::kExperts) {
+    check_row_weights(config_, "row_weights", args.row_weights, R);
+  }
+  return with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { return mlp.forward(args); });
+}
+
+void Experts::backward_dx(const ExpertsBackwardDxArgs& args) const {
+  const int64_t R = args.grad_y.num_rows();
+  check_rows(config_, "grad_y", args.grad_y, R);
+  check_rows(config_, "grad_rows", args.grad_rows, R);
+  check_segments(config_, args.segments, R);
+  check_parameters(config_, args.weights, config_.dtype, "", false);
+  if (args.row_weights.given()) check_row_weights(config_, "row_weights", args.row_weights, R);
+  if (args.grad_row_weights.given()) {
+    check_row_weights(config_, "grad_row_weights", args.grad_row_weights, R);
+  }
+  CROSSDOCK_CHECK(args.saved != nullptr, "saved must be given: what forward returned");
+  if (config_.recompute) {
+    check_rows(config_, "rows", args.rows, R);
+  } else {
+    const int64_t wanted =
+        args.segments.num_rows() * config_.hidden_width() * size_of(config_.dtype);
+    CROSSDOCK_CHECK(args.saved->hidden.num_bytes() >= wanted,
+                    "saved must be what forward returned for these segments, not used before: ",
+                    wanted, " bytes of hidden rows, got ", args.saved->hidden.num_bytes());
+  }
+  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.backward_dx(args); });
+}
+
+void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
+  const int64_t R = args.grad_y.num_rows();
+  check_rows(config_, "grad_y", args.grad_y, R);
+  check_rows(config_, "rows", args.rows, R);
+  check_segments(config_, args.segments, R);
+  check_parameters(config_, args.grads, sum_dtype(config_.dtype), "grad of ", true);
+  if (args.row_weights.given()) check_row_weights(config_, "row_weights", args.row_weights, R);
+  CROSSDOCK_CHECK(args.saved != nullptr, "saved must be given: what backward_dx left");
+  const int64_t wanted = args.segments.num_rows() * config_.inner * size_of(config_.dtype);
+  CROSSDOCK_CHECK(
+      args.saved->weighted_activation.num_bytes() >= wanted,
+      "saved must be what backward_dx with keep_for_dw left for these segments: ", wanted,
+      " bytes of activations, got ", args.saved->weighted_activation.num_bytes());
+  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.backward_dw(args); });
+}
+
+}  // namespace crossdock

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <vector>
+
+#include "crossdock/experts.hpp"
+#include "ops/activation.hpp"
+#include "ops/convert.hpp"
+#include "ops/grouped_gemm.hpp"
+
+namespace crossdock::experts {
+
+/// The work of Experts for rows of type T (double, float, BF16, F16), inputs already checked.
+/// h = W1 x + b1 [H = 2F or F] -> a = act(h) [F] -> y = W2 a + b2.
+template <typename T>
+class GroupedMlp {
+ public:
+  using Sum = ops::Compute<T>;
+
+  GroupedMlp(const ExpertsConfig& config, ThreadPool& pool, BufferPool& buffers)
+      : D_(config.width),
+        F_(config.inner),
+        H_(config.hidden_width()),
+        config_(config),
+        activation_{config.activation, config.interleaved, config.limit, config.inner},
+        pool_(pool),
+        buffers_(buffers) {}
+
+  ExpertsSaved forward(const ExpertsForwardArgs& args);
+  void backward_dx(const ExpertsBackwardDxArgs& args);
+  void backward_dw(const ExpertsBackwardDwArgs& args);
+
+ private:
+  // A few rows of one segment.
+  struct RowChunk {
+    int64_t begin;
+    int64_t end;
+    int64_t expert;
+  };
+
+  template <typename U>
+  static ops::GemmOperand by_rows(const U* data, int64_t width) {
+    return {data, DTypeOf<U>::value, width, 1};
+  }
+  // Of a matrix stored [K, width]: the operand whose rows are its columns.
+  template <typename U>
+  static ops::GemmOperand by_columns(const U* data, int64_t width) {
+    return {data, DTypeOf<U>::value, 1, width};
+  }
+
+  static std::vector<RowChunk> cut_rows(const Segments& segments);
+  static void zero_unused_rows(const Segments& segments, const TensorView& rows);
+
+  Buffer compute_hidden(const ExpertWeights& weights, const ConstTensorView& rows,
+                        const Segments& segments);
+  Buffer compute_activation(const ExpertsForwardArgs& args, const T* hidden);
+  Buffer multiply_by_w2(const ExpertsBackwardDxArgs& args);
+  void backward_through_activation(const ExpertsBackwardDxArgs& args, const T* hidden, Sum* grad_a);
+  void write_grad_rows(const ExpertsBackwardDxArgs& args, const T* grad_hidden);
+  void sum_products(const Segments& segments, const T* left, int64_t left_width, const T* right,
+                    int64_t right_width, bool accumulate, const TensorView& grad);
+  void sum_rows(const Segments& segments, const T* rows, const Sum* row_weights, bool accumulate,
+                const TensorView& grad);
+
+  int64_t D_;
+  int64_t F_;
+  int64_t H_;
+  const ExpertsConfig& config_;
+  ops::ActivationSpec activation_;
+  ThreadPool& pool_;
+  BufferPool& buffers_;
+};
+
+extern template class GroupedMlp<double>;
+extern template class GroupedMlp<float>;
+extern template class GroupedMlp<BF16>;
+extern template class GroupedMlp<F16>;
+
+}  // namespace crossdock::experts
