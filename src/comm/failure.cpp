@@ -8,16 +8,19 @@
 
 namespace crossdock::comm {
 
-Failure late_failure(int culprit, int reporter, const WaitContext& wait,
-                     std::chrono::nanoseconds waited) {
-  return {
-      .code = ErrorCode::kTimeout,
-      .culprit = culprit,
-      .reporter = reporter,
-      .sequence = wait.sequence,
-      .operation = wait.operation,
-      .text = concat("waited ", to_seconds_text(waited), " for rank ", culprit, " to arrive at ",
-                     wait.operation, " (step ", wait.sequence, "); is it running the same step?")};
+Failure late_failure(const LateRank& late, const WaitContext& wait) {
+  const std::string step = concat(wait.operation, " (step ", wait.sequence, ")");
+  const std::string missed = late.has_arrived
+                                 ? concat(" for data from rank ", late.culprit, " in ", step,
+                                          " without progress; is it stuck, or the link to it?")
+                                 : concat(" for rank ", late.culprit, " to arrive at ", step,
+                                          "; is it running the same step?");
+  return {.code = ErrorCode::kTimeout,
+          .culprit = late.culprit,
+          .reporter = late.reporter,
+          .sequence = wait.sequence,
+          .operation = wait.operation,
+          .text = concat("waited ", to_seconds_text(late.waited), missed)};
 }
 
 Failure left_failure(int culprit, std::string_view reason, const WaitContext& wait) {

@@ -21,9 +21,14 @@ struct Failure {
   std::string text;
 };
 
-/// `culprit` did not arrive at the operation in time; found by `reporter`.
-Failure late_failure(int culprit, int reporter, const WaitContext& wait,
-                     std::chrono::nanoseconds waited);
+/// `reporter` has waited for `culprit` to arrive at an operation, or to go on with it.
+struct LateRank {
+  int culprit = -1;
+  int reporter = -1;
+  std::chrono::nanoseconds waited{};
+  bool has_arrived = false;
+};
+Failure late_failure(const LateRank& late, const WaitContext& wait);
 
 /// `culprit` will not come any more.
 Failure left_failure(int culprit, std::string_view reason, const WaitContext& wait);

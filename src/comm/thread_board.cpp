@@ -36,7 +36,9 @@ void ThreadBoard::await_all_posted(int rank, uint64_t n, const WaitContext& wait
       const Seat& seat = seats_[static_cast<size_t>(peer)];
       if (seat.num_posted >= n) continue;
       if (seat.left) break_with(left_failure(peer, *seat.left, wait));
-      if (expired) break_with(late_failure(peer, rank, wait, wait.arrival));
+      if (expired) {
+        break_with(late_failure({.culprit = peer, .reporter = rank, .waited = wait.arrival}, wait));
+      }
       if (failure_) throw_failure(rank);
     }
     expired = all_posted_or_failed_.wait_until(lock, deadline) == std::cv_status::timeout;

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <mpi.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "comm/failure.hpp"
+
+namespace crossdock::comm {
+
+/// What ranks tell each other beside the data. Plain data, sent as it is in memory; small enough to
+/// be sent without the receiver's help.
+struct ControlMessage {
+  enum class Kind : int32_t {
+    kAbort,     // the sender gave up: code, culprit, reporter, sequence, operation, text
+    kLeft,      // the sender takes part in no exchange from `exchange` on: text is the reason
+    kQuestion,  // are you waiting, and for whom?
+    kWaiting    // the answer: exchange, sequence, operation, pending
+  };
+  static constexpr size_t kMaxPending = 16;
+
+  Kind kind = Kind::kAbort;
+  int32_t code = 0;
+  int32_t culprit = -1;
+  int32_t reporter = -1;
+  uint64_t exchange = 0;
+  uint64_t sequence = 0;
+  int32_t num_pending = 0;
+  std::array<int32_t, kMaxPending> pending{};  // the lowest ranks that the sender waits for
+  std::array<char, 24> operation{};            // ends with 0, as does text
+  std::array<char, 1024> text{};
+
+  std::span<const int32_t> pending_ranks() const {
+    return {pending.data(), static_cast<size_t>(num_pending)};
+  }
+};
+
+ControlMessage abort_message(const Failure& failure);
+Failure failure_from(const ControlMessage& abort_message);
+ControlMessage left_message(std::string_view reason, uint64_t exchange);
+
+/// The channel for control messages of one communicator. Never waits.
+class MpiControl {
+ public:
+  /// Takes over `communicator`, which nobody else uses.
+  explicit MpiControl(MPI_Comm communicator);
+  ~MpiControl();
+  MpiControl(const MpiControl&) = delete;
+  MpiControl& operator=(const MpiControl&) = delete;
+
+  void send(int peer, const ControlMessage& message);
+  void send_to_all_others(const ControlMessage& message);
+
+  /// Hands every message that has come to `handle`, which may send.
+  void poll(const std::function<void(int sender, const ControlMessage&)>& handle);
+
+ private:
+  struct Outgoing {
+    MPI_Request request = MPI_REQUEST_NULL;
+    std::shared_ptr<ControlMessage> message;
+  };
+
+  void post_receive();
+  void forget_what_was_sent();
+
+  MPI_Comm communicator_;
+  MPI_Request receive_ = MPI_REQUEST_NULL;
+  std::shared_ptr<ControlMessage> incoming_;
+  std::vector<Outgoing> outgoing_;
+};
+
+}  // namespace crossdock::comm

@@ -1,0 +1,92 @@
+#include "comm/mpi_environment.hpp"
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "comm/deadlines.hpp"
+#include "core/check.hpp"
+
+namespace crossdock::comm {
+namespace {
+
+/// What this process initialised, and must finalise.
+struct OwnMpi {
+  MPI_Comm exit_communicator = MPI_COMM_NULL;
+  std::chrono::nanoseconds exit_deadline{};
+  std::chrono::nanoseconds exit_deadline_after_failure{};
+};
+
+std::atomic<bool> has_failed = false;
+OwnMpi own_mpi;  // written once, under call_once
+
+bool all_processes_come_to_exit() {
+  MPI_Request barrier = MPI_REQUEST_NULL;
+  if (MPI_Ibarrier(own_mpi.exit_communicator, &barrier) != MPI_SUCCESS) return false;
+  const auto start = Clock::now();
+  while (true) {
+    int done = 0;
+    if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+    if (done != 0) return true;
+    const auto limit = has_failed ? own_mpi.exit_deadline_after_failure : own_mpi.exit_deadline;
+    if (Clock::now() > deadline_after(start, limit)) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+void finalize_at_exit() {
+  if (mpi_is_running() && all_processes_come_to_exit()) MPI_Finalize();
+}
+
+void initialize() {
+  own_mpi.exit_deadline = default_arrival_deadline();
+  own_mpi.exit_deadline_after_failure = default_progress_deadline();
+  int provided = 0;
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &own_mpi.exit_communicator), "MPI_Comm_dup");
+  MPI_Comm_set_errhandler(own_mpi.exit_communicator, MPI_ERRORS_RETURN);
+  std::atexit(finalize_at_exit);
+}
+
+}  // namespace
+
+void check_mpi(int result, const char* call, int peer) {
+  if (result == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(result, text, &length);
+  throw Error(ErrorCode::kCommunication, concat(call, " failed: ", text), {.culprit = peer});
+}
+
+void ensure_mpi_is_initialized() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    int initialized = 0;
+    MPI_Initialized(&initialized);
+    if (initialized == 0) initialize();
+  });
+  CROSSDOCK_CHECK(mpi_is_running(), "MPI has been finalised already; make communicators before");
+}
+
+bool mpi_is_running() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+void note_mpi_failure() {
+  has_failed = true;
+}
+
+void keep_until_exit(AbandonedRequests abandoned) {
+  static std::mutex mutex;
+  static auto* kept = new std::vector<AbandonedRequests>;  // never freed: that is the point
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(abandoned));
+}
+
+}  // namespace crossdock::comm

@@ -1,0 +1,67 @@
+#include "comm/process_watch.hpp"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <sstream>
+#include <string>
+
+#include "core/check.hpp"
+
+namespace crossdock::comm {
+namespace {
+
+struct ProcessStat {
+  char state = 'X';  // 'X': no such process
+  uint64_t start_ticks = 0;
+};
+
+// /proc/<pid>/stat: pid (name) state ... with the start time as field 22; the name may hold
+// anything, so the fields are counted from its last parenthesis.
+ProcessStat read_stat(int32_t pid) {
+  std::ifstream file(concat("/proc/", pid, "/stat"));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return {};
+  std::istringstream fields(text.substr(name_end + 1));
+  ProcessStat stat;
+  fields >> stat.state;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  fields >> stat.start_ticks;
+  return stat;
+}
+
+std::string pid_namespace() {
+  char target[64] = {};
+  const ssize_t length = readlink("/proc/self/ns/pid", target, sizeof target - 1);
+  return length > 0 ? std::string(target, static_cast<size_t>(length)) : std::string();
+}
+
+}  // namespace
+
+ProcessIdentity identify_this_process() {
+  std::ifstream boot_file("/proc/sys/kernel/random/boot_id");
+  std::string boot_id;
+  boot_file >> boot_id;
+  const int32_t pid = getpid();
+  return {.pid_space = boot_id.empty() ? 0 : std::hash<std::string>{}(boot_id + pid_namespace()),
+          .start_ticks = read_stat(pid).start_ticks,
+          .pid = pid,
+          .reserved = 0};
+}
+
+bool is_visible(const ProcessIdentity& process, const ProcessIdentity& self) {
+  return self.pid_space != 0 && process.pid_space == self.pid_space && process.start_ticks != 0 &&
+         read_stat(process.pid).start_ticks == process.start_ticks;
+}
+
+bool has_ended(const ProcessIdentity& process) {
+  const ProcessStat stat = read_stat(process.pid);
+  const bool is_zombie = stat.state == 'Z' || stat.state == 'X';
+  return is_zombie || stat.start_ticks != process.start_ticks;
+}
+
+}  // namespace crossdock::comm

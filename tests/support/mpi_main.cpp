@@ -1,0 +1,49 @@
+// main() of GoogleTest programs whose ranks are MPI processes. Every process runs every test; rank
+// 0 prints as usual, the others only what fails there. The program fails on all ranks if any fails.
+//
+// A test under MPI must use EXPECT, not ASSERT, before collective calls: a rank that returns early
+// leaves the others in them.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdio>
+
+namespace {
+
+class FailurePrinter : public ::testing::EmptyTestEventListener {
+ public:
+  explicit FailurePrinter(int rank) : rank_(rank) {}
+
+  void OnTestStart(const ::testing::TestInfo& test) override { test_ = &test; }
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    std::fprintf(stderr, "[rank %d] %s.%s: %s:%d: %s\n", rank_,
+                 test_ ? test_->test_suite_name() : "", test_ ? test_->name() : "",
+                 result.file_name() ? result.file_name() : "", result.line_number(),
+                 result.summary());
+  }
+
+ private:
+  int rank_;
+  const ::testing::TestInfo* test_ = nullptr;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int provided = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  ::testing::InitGoogleTest(&argc, argv);
+  if (rank != 0) {
+    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new FailurePrinter(rank));
+  }
+  int failed = RUN_ALL_TESTS();
+  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  if (rank == 0 && failed != 0) std::fprintf(stderr, "some rank has failed\n");
+  MPI_Finalize();
+  return failed;
+}
