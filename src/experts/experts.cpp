@@ -59,14 +59,14 @@ template <typename Views>
 void check_parameters(const ExpertsConfig& config, const Views& views, DType dtype,
                       const std::string& prefix, bool all_optional) {
   const int64_t E_local = config.num_local_experts;
-  const int64_t H = config.hidden_width();
+  const int64_t hidden = config.hidden_width();
   if (!all_optional || views.w1.given()) {
-    check_tensor(prefix + "w1", views.w1, dtype, Shape{E_local, H, config.width});
+    check_tensor(prefix + "w1", views.w1, dtype, Shape{E_local, hidden, config.width});
   }
   if (!all_optional || views.w2.given()) {
     check_tensor(prefix + "w2", views.w2, dtype, Shape{E_local, config.width, config.inner});
   }
-  if (views.b1.given()) check_tensor(prefix + "b1", views.b1, dtype, Shape{E_local, H});
+  if (views.b1.given()) check_tensor(prefix + "b1", views.b1, dtype, Shape{E_local, hidden});
   if (views.b2.given()) check_tensor(prefix + "b2", views.b2, dtype, Shape{E_local, config.width});
 }
 

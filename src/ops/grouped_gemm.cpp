@@ -42,7 +42,8 @@ std::vector<Cut> cut_all(std::span<const GemmProblem> problems, int num_threads)
       cuts[i] = cut(problems[i], columns);
       num_parts += cuts[i].num_parts;
     }
-    if (num_parts >= 4 * num_threads || num_threads == 1 || columns <= 2 * kGemmColumnMultiple) {
+    if (num_parts >= int64_t{4} * num_threads || num_threads == 1 ||
+        columns <= 2 * kGemmColumnMultiple) {
       return cuts;
     }
   }
