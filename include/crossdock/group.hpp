@@ -16,6 +16,10 @@
 
 namespace crossdock {
 
+namespace comm {
+class WindowPool;
+}
+
 struct GroupOptions {
   /// For a peer to arrive at an operation. Unset: CROSSDOCK_ARRIVAL_DEADLINE (seconds), else 600 s.
   std::optional<std::chrono::nanoseconds> arrival_deadline{};
@@ -70,6 +74,8 @@ class Group {
 
   EventRecorder& recorder() { return recorder_; }
   BufferPool& pool() { return pool_; }
+  /// Memory that the ranks of this node reach (for strategies inside the library).
+  comm::WindowPool& windows() { return *windows_; }
 
   /// Throws the error that poisoned this group, if any.
   void check() const;
@@ -106,6 +112,7 @@ class Group {
   GroupOptions options_;
   EventRecorder recorder_;
   BufferPool pool_;
+  std::unique_ptr<comm::WindowPool> windows_;
   uint64_t next_sequence_ = 1;
   std::optional<Error> poison_;
 };

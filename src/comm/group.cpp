@@ -6,6 +6,7 @@
 #include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
 #include "comm/rendezvous.hpp"
+#include "comm/window.hpp"
 #include "core/check.hpp"
 
 namespace crossdock {
@@ -133,6 +134,7 @@ Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
       options_(with_deadlines(options)),
       recorder_(options.recorded_events) {
   CROSSDOCK_CHECK(communicator_ != nullptr, "a group needs a communicator, got none");
+  windows_ = std::make_unique<comm::WindowPool>(*communicator_);
 }
 
 Group::~Group() {
