@@ -90,7 +90,10 @@ struct Step {
 };
 
 std::vector<Step> make_steps(Problem& p, const Experts& experts, crossdock::ExpertsSaved& saved) {
-  const auto [E, R, D, F] = p.size;
+  const int64_t E = p.size.E;
+  const int64_t R = p.size.R;
+  const int64_t D = p.size.D;
+  const int64_t F = p.size.F;
   const crossdock::Shape rows{E * R, D};
   const int64_t hidden = 2 * F;
   return {{"forward",

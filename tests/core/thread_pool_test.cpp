@@ -29,6 +29,7 @@ TEST(ThreadPool, ServesManyCallersWithNoMoreThreadsThanItsSize) {
   std::atomic<int> most = 0;
   std::atomic<int> total = 0;
   std::vector<std::thread> callers;
+  callers.reserve(5);
   for (int c = 0; c < 5; ++c) {
     callers.emplace_back([&] {
       for (int repeat = 0; repeat < 20; ++repeat) {

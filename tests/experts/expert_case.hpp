@@ -69,13 +69,13 @@ struct ExpertCase {
   void fill() {
     const int64_t D = config.width;
     const int64_t F = config.inner;
-    const int64_t H = config.hidden_width();
+    const int64_t hidden = config.hidden_width();
     for (int64_t e = 0; e < config.num_local_experts; ++e) {
       reference::MlpWeights expert;
-      expert.w1 = draw_all(H * D, 1.0 / std::sqrt(static_cast<double>(D)));
+      expert.w1 = draw_all(hidden * D, 1.0 / std::sqrt(static_cast<double>(D)));
       expert.w2 = draw_all(D * F, 1.0 / std::sqrt(static_cast<double>(F)));
       if (with_bias) {
-        expert.b1 = draw_all(H, 0.5);
+        expert.b1 = draw_all(hidden, 0.5);
         expert.b2 = draw_all(D, 0.5);
       }
       experts.push_back(expert);
@@ -114,7 +114,7 @@ inline ExpertResult run_experts(const ExpertCase& test, const RunOptions& option
   const ExpertsConfig& config = test.config;
   const int64_t E_local = config.num_local_experts;
   const int64_t D = config.width;
-  const int64_t H = config.hidden_width();
+  const int64_t hidden = config.hidden_width();
   const auto tensor = [](DType dtype, Shape shape, const std::vector<double>& values) {
     return reference::to_tensor(dtype, shape, values);
   };
@@ -123,14 +123,14 @@ inline ExpertResult run_experts(const ExpertCase& test, const RunOptions& option
                   std::vector<double>(static_cast<size_t>(shape.num_elements()), value));
   };
   using Weights = reference::MlpWeights;
-  const Shape w1_shape{E_local, H, D};
+  const Shape w1_shape{E_local, hidden, D};
   const Shape w2_shape{E_local, D, config.inner};
   const OwnedTensor w1 = tensor(config.dtype, w1_shape, test.gathered(&Weights::w1));
   const OwnedTensor w2 = tensor(config.dtype, w2_shape, test.gathered(&Weights::w2));
   OwnedTensor b1;
   OwnedTensor b2;
   if (test.with_bias) {
-    b1 = tensor(config.dtype, {E_local, H}, test.gathered(&Weights::b1));
+    b1 = tensor(config.dtype, {E_local, hidden}, test.gathered(&Weights::b1));
     b2 = tensor(config.dtype, {E_local, D}, test.gathered(&Weights::b2));
   }
   const ExpertWeights weights{w1.view, w2.view, b1.view, b2.view};
@@ -143,7 +143,7 @@ inline ExpertResult run_experts(const ExpertCase& test, const RunOptions& option
   const OwnedTensor grad_row_weights = filled(sums, {test.R}, kNaN);
   const OwnedTensor grad_w1 = filled(sums, w1_shape, options.initial_gradient);
   const OwnedTensor grad_w2 = filled(sums, w2_shape, options.initial_gradient);
-  const OwnedTensor grad_b1 = filled(sums, {E_local, H}, options.initial_gradient);
+  const OwnedTensor grad_b1 = filled(sums, {E_local, hidden}, options.initial_gradient);
   const OwnedTensor grad_b2 = filled(sums, {E_local, D}, options.initial_gradient);
 
   const Experts experts(config, options.pool);
