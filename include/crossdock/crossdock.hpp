@@ -16,6 +16,7 @@
 #include "crossdock/dtype.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/experts.hpp"
+#include "crossdock/fp8.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"

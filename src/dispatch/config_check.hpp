@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "crossdock/dispatch_config.hpp"
+
+namespace crossdock {
+
+/// Throws Error(kInvalidArgument) that names the rule a configuration breaks for P ranks.
+void check_config(const DispatchConfig& config, int num_ranks);
+
+/// The configuration as "key=value;key=value", for the ranks to compare.
+std::string config_text(const DispatchConfig& config, std::string_view strategy_name);
+
+}  // namespace crossdock

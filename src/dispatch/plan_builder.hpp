@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "crossdock/plan.hpp"
+#include "dispatch/local_routes.hpp"
+
+namespace crossdock {
+
+/// What this rank tells the others: its T, then its kept routes to each expert, [1 + E].
+std::vector<int64_t> pack_counts(const LocalRoutes& routes);
+
+struct PlanInputs {
+  std::shared_ptr<const DispatchConfig> config;
+  int P = 0;
+  int rank = 0;
+  uint64_t id = 0;
+  std::vector<std::span<const int64_t>> packed_counts;  // [P][1 + E], from every rank
+};
+
+/// Computes the whole plan from the counts of all ranks and the routes of this one. Linear in
+/// T * K + P * E; exchanges nothing.
+PlanData build_plan(const PlanInputs& inputs, LocalRoutes routes);
+
+/// Throws Error(kCapacity) if any rank would receive more than config.max_rows: the same error on
+/// all ranks, as all know all counts.
+void check_max_rows(const PlanData& plan);
+
+/// Rows of this rank that hold no token: (first, count) of each gap. With `count` 0 left out.
+struct RowRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+std::vector<RowRange> pad_rows(const PlanData& plan);
+
+}  // namespace crossdock

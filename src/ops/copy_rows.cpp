@@ -1,0 +1,67 @@
+#include "ops/copy_rows.hpp"
+
+#include <cstring>
+
+namespace crossdock::ops {
+namespace {
+
+// A copy whose size the compiler knows is one load and one store; single numbers per row (weights,
+// token numbers) are moved by these.
+template <int kRowBytes>
+void gather_small(const GatherRowsArgs& a) {
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    std::memcpy(a.rows + i * kRowBytes, a.x + a.index[i] * kRowBytes, kRowBytes);
+  }
+}
+
+template <int kRowBytes>
+void scatter_small(const ScatterRowsArgs& a) {
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    std::memcpy(a.rows + a.index[i] * kRowBytes, a.x + i * kRowBytes, kRowBytes);
+  }
+}
+
+}  // namespace
+
+void gather_rows(const GatherRowsArgs& a) {
+  if (a.row_bytes == 4) return gather_small<4>(a);
+  if (a.row_bytes == 8) return gather_small<8>(a);
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    copy_bytes(a.rows + i * a.row_bytes, a.x + a.index[i] * a.row_bytes, a.row_bytes, a.stores);
+  }
+  finish_stores();
+}
+
+void scatter_rows(const ScatterRowsArgs& a) {
+  if (a.row_bytes == 4) return scatter_small<4>(a);
+  if (a.row_bytes == 8) return scatter_small<8>(a);
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    copy_bytes(a.rows + a.index[i] * a.row_bytes, a.x + i * a.row_bytes, a.row_bytes,
+               Stores::kCached);
+  }
+}
+
+void fan_out(const FanOutArgs& a) {
+  const Stores stores = stores_for(a.T * a.K * a.row_bytes);
+  for (int64_t t = 0; t < a.T; ++t) {
+    const std::byte* token = a.x + t * a.row_bytes;
+    for (int64_t k = 0; k < a.K; ++k) {
+      std::byte* destination = a.destinations[t * a.K + k];
+      if (destination != nullptr) copy_bytes(destination, token, a.row_bytes, stores);
+    }
+  }
+  finish_stores();
+}
+
+void copy_blocks(const CopyBlocksArgs& a) {
+  int64_t num_rows = 0;
+  for (const BlockCopy& block : a.blocks) num_rows += block.count;
+  const Stores stores = stores_for(num_rows * a.row_bytes);
+  for (const BlockCopy& block : a.blocks) {
+    copy_bytes(a.to + block.to * a.row_bytes, a.from + block.from * a.row_bytes,
+               block.count * a.row_bytes, stores);
+  }
+  finish_stores();
+}
+
+}  // namespace crossdock::ops

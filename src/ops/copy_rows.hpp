@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/stream_copy.hpp"
+
+namespace crossdock::ops {
+
+// Rows move as bits, so one function serves every dtype. Empty inputs and null pointers for them
+// are legal.
+
+/// rows[i] = x[index[i]]
+struct GatherRowsArgs {
+  const std::byte* x = nullptr;    // [N, row_bytes]
+  const int64_t* index = nullptr;  // [num_rows] in [0, N)
+  std::byte* rows = nullptr;       // [num_rows, row_bytes]
+  int64_t num_rows = 0;
+  int64_t row_bytes = 0;
+  Stores stores = Stores::kCached;
+};
+void gather_rows(const GatherRowsArgs& args);
+
+/// rows[index[i]] = x[i]: the way back
+struct ScatterRowsArgs {
+  const std::byte* x = nullptr;    // [num_rows, row_bytes]
+  const int64_t* index = nullptr;  // [num_rows] in [0, N), no value twice
+  std::byte* rows = nullptr;       // [N, row_bytes]
+  int64_t num_rows = 0;
+  int64_t row_bytes = 0;
+};
+void scatter_rows(const ScatterRowsArgs& args);
+
+/// Every token to all its places: the token is read once and stored up to K times.
+struct FanOutArgs {
+  const std::byte* x = nullptr;              // [T, row_bytes]
+  std::byte* const* destinations = nullptr;  // [T, K] where a copy goes; null: nowhere
+  int64_t T = 0;
+  int64_t K = 0;
+  int64_t row_bytes = 0;
+};
+void fan_out(const FanOutArgs& args);
+
+/// Rows [from, from + count) of one buffer become rows [to, to + count) of another.
+struct BlockCopy {
+  int64_t from = 0;
+  int64_t to = 0;
+  int64_t count = 0;
+};
+struct CopyBlocksArgs {
+  const std::byte* from = nullptr;  // [.., row_bytes]
+  std::byte* to = nullptr;          // [.., row_bytes]
+  std::span<const BlockCopy> blocks;
+  int64_t row_bytes = 0;
+};
+void copy_blocks(const CopyBlocksArgs& args);
+
+}  // namespace crossdock::ops

@@ -1,0 +1,186 @@
+#include "ops/sum_rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "core/check.hpp"
+#include "core/simd.hpp"
+#include "core/stream_copy.hpp"
+
+namespace crossdock::ops {
+namespace {
+
+// A tile of the sum stays in the first-level cache while the rows pass by.
+constexpr int64_t kTile = 1024;
+
+// Lanes of a dot product: lane l sums the values l, l + kLanes, ...; then the lanes are added in
+// halves. The number is part of the result's bits.
+constexpr int kLanes = 32;
+
+template <typename Acc, typename In>
+CROSSDOCK_INLINE Acc widen(In value) {
+  if constexpr (std::is_same_v<In, Acc>) {
+    return value;
+  } else {
+    return to_float(value);
+  }
+}
+
+template <typename Out, typename Acc>
+CROSSDOCK_INLINE Out narrow(Acc value) {
+  if constexpr (std::is_same_v<Out, Acc>) {
+    return value;
+  } else {
+    return from_float<Out>(value);
+  }
+}
+
+template <typename In, typename Acc>
+CROSSDOCK_INLINE void add_row(const In* __restrict row, Acc weight, Acc* __restrict sum,
+                              int64_t width) {
+  for (int64_t i = 0; i < width; ++i) {
+    sum[i] = std::fma(weight, widen<Acc>(row[i]), sum[i]);
+  }
+}
+
+template <typename Out, typename Acc>
+CROSSDOCK_INLINE void store_sum(const Acc* __restrict sum, Out* out, int64_t width, Stores stores) {
+  if constexpr (std::is_same_v<Out, Acc>) {
+    copy_bytes(reinterpret_cast<std::byte*>(out), reinterpret_cast<const std::byte*>(sum),
+               width * static_cast<int64_t>(sizeof(Out)), stores);
+  } else {
+    Out rounded[kTile];
+    for (int64_t i = 0; i < width; ++i) rounded[i] = narrow<Out>(sum[i]);
+    copy_bytes(reinterpret_cast<std::byte*>(out), reinterpret_cast<const std::byte*>(rounded),
+               width * static_cast<int64_t>(sizeof(Out)), stores);
+  }
+}
+
+template <typename In, typename Acc, typename Out>
+CROSSDOCK_INLINE void sum_rows_as(const SumRowsArgs& a) {
+  const Stores stores = stores_for(a.N * a.D * static_cast<int64_t>(sizeof(Out)));
+  const auto* weights = static_cast<const Acc*>(a.weights);
+  alignas(64) Acc sum[kTile];
+  for (int64_t n = 0; n < a.N; ++n) {
+    const int64_t begin = a.offsets != nullptr ? a.offsets[n] : n * a.K;
+    const int64_t end = a.offsets != nullptr ? a.offsets[n + 1] : begin + a.K;
+    for (int64_t first = 0; first < a.D; first += kTile) {
+      const int64_t width = std::min(kTile, a.D - first);
+      for (int64_t i = 0; i < width; ++i) sum[i] = Acc{0};
+      for (int64_t j = begin; j < end; ++j) {
+        if (a.rows[j] == nullptr) continue;
+        const Acc weight = weights != nullptr ? weights[j] : Acc{1};
+        add_row(reinterpret_cast<const In*>(a.rows[j]) + first, weight, sum, width);
+      }
+      store_sum(sum, reinterpret_cast<Out*>(a.out) + n * a.D + first, width, stores);
+    }
+  }
+  finish_stores();
+}
+
+CROSSDOCK_SIMD void sum_f64(const SumRowsArgs& a) {
+  sum_rows_as<double, double, double>(a);
+}
+CROSSDOCK_SIMD void sum_f32(const SumRowsArgs& a) {
+  sum_rows_as<float, float, float>(a);
+}
+CROSSDOCK_SIMD void sum_bf16(const SumRowsArgs& a) {
+  sum_rows_as<BF16, float, BF16>(a);
+}
+CROSSDOCK_SIMD void sum_f16(const SumRowsArgs& a) {
+  sum_rows_as<F16, float, F16>(a);
+}
+CROSSDOCK_SIMD void sum_bf16_f32(const SumRowsArgs& a) {
+  sum_rows_as<BF16, float, float>(a);
+}
+CROSSDOCK_SIMD void sum_f16_f32(const SumRowsArgs& a) {
+  sum_rows_as<F16, float, float>(a);
+}
+CROSSDOCK_SIMD void sum_f32_bf16(const SumRowsArgs& a) {
+  sum_rows_as<float, float, BF16>(a);
+}
+CROSSDOCK_SIMD void sum_f32_f16(const SumRowsArgs& a) {
+  sum_rows_as<float, float, F16>(a);
+}
+
+template <typename In, typename Acc>
+CROSSDOCK_INLINE Acc dot(const In* __restrict a, const In* __restrict b, int64_t D) {
+  Acc lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= D; i += kLanes) {
+    for (int l = 0; l < kLanes; ++l) {
+      lanes[l] = std::fma(widen<Acc>(a[i + l]), widen<Acc>(b[i + l]), lanes[l]);
+    }
+  }
+  for (int l = 0; i + l < D; ++l) {
+    lanes[l] = std::fma(widen<Acc>(a[i + l]), widen<Acc>(b[i + l]), lanes[l]);
+  }
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  return lanes[0];
+}
+
+template <typename In, typename Acc>
+CROSSDOCK_INLINE void backward_as(const SumRowsBackwardArgs& a) {
+  const auto* weights = static_cast<const Acc*>(a.weights);
+  auto* grad_weights = static_cast<Acc*>(a.grad_weights);
+  for (int64_t r = 0; r < a.R; ++r) {
+    const In* y = reinterpret_cast<const In*>(a.y) + r * a.D;
+    In* grad = reinterpret_cast<In*>(a.grad) + r * a.D;
+    grad_weights[r] = dot<In, Acc>(y, grad, a.D);
+    const Acc weight = weights[r];
+    for (int64_t i = 0; i < a.D; ++i) grad[i] = narrow<In>(weight * widen<Acc>(grad[i]));
+  }
+}
+
+CROSSDOCK_SIMD void backward_f64(const SumRowsBackwardArgs& a) {
+  backward_as<double, double>(a);
+}
+CROSSDOCK_SIMD void backward_f32(const SumRowsBackwardArgs& a) {
+  backward_as<float, float>(a);
+}
+CROSSDOCK_SIMD void backward_bf16(const SumRowsBackwardArgs& a) {
+  backward_as<BF16, float>(a);
+}
+CROSSDOCK_SIMD void backward_f16(const SumRowsBackwardArgs& a) {
+  backward_as<F16, float>(a);
+}
+
+[[noreturn]] void throw_not_summable(DType from, DType to) {
+  throw Error(ErrorCode::kInternal,
+              concat("rows of ", name_of(from), " cannot be summed into ", name_of(to)));
+}
+
+}  // namespace
+
+void sum_rows(const SumRowsArgs& a) {
+  const auto is = [&a](DType from, DType to) { return a.row_dtype == from && a.out_dtype == to; };
+  if (is(DType::kF64, DType::kF64)) return sum_f64(a);
+  if (is(DType::kF32, DType::kF32)) return sum_f32(a);
+  if (is(DType::kBF16, DType::kBF16)) return sum_bf16(a);
+  if (is(DType::kF16, DType::kF16)) return sum_f16(a);
+  if (is(DType::kBF16, DType::kF32)) return sum_bf16_f32(a);
+  if (is(DType::kF16, DType::kF32)) return sum_f16_f32(a);
+  if (is(DType::kF32, DType::kBF16)) return sum_f32_bf16(a);
+  if (is(DType::kF32, DType::kF16)) return sum_f32_f16(a);
+  throw_not_summable(a.row_dtype, a.out_dtype);
+}
+
+void sum_rows_backward(const SumRowsBackwardArgs& a) {
+  switch (a.dtype) {
+    case DType::kF64:
+      return backward_f64(a);
+    case DType::kF32:
+      return backward_f32(a);
+    case DType::kBF16:
+      return backward_bf16(a);
+    case DType::kF16:
+      return backward_f16(a);
+    default:
+      throw_not_summable(a.dtype, a.dtype);
+  }
+}
+
+}  // namespace crossdock::ops
