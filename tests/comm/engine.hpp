@@ -31,6 +31,10 @@ std::vector<int> group_sizes();
 std::vector<Outcome> run_group(int size, const std::function<void(Group&)>& body,
                                GroupOptions options = {});
 
+/// Holds the calling rank of run_group up: until the others have ended where that can be seen, else
+/// for longer than it takes them to give up after kShort.
+void stall();
+
 /// A deadline that no healthy test needs, and one that a test waits for.
 inline constexpr std::chrono::seconds kAmple{60};
 inline constexpr std::chrono::milliseconds kShort{300};

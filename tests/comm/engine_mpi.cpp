@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 
 #include "comm/engine.hpp"
 #include "crossdock/mpi.hpp"
@@ -70,6 +71,10 @@ std::vector<Outcome> run_group(int size, const std::function<void(Group&)>& body
   });
   group.reset();
   return gather_outcomes(own, size);
+}
+
+void stall() {
+  std::this_thread::sleep_for(4 * kShort);
 }
 
 }  // namespace crossdock::testing
