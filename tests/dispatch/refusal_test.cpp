@@ -1,0 +1,211 @@
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "crossdock/dispatcher.hpp"
+#include "crossdock/threads.hpp"
+#include "dispatch/random_case.hpp"
+
+namespace crossdock {
+namespace {
+
+constexpr int kRanks = 3;
+
+const DispatchConfig kConfig{.num_experts = 4, .top_k = 2, .width = 3};
+
+// Two tokens on every rank.
+struct Tokens {
+  std::vector<int32_t> ids = {0, 1, 2, 3};
+  std::vector<float> weights = {1.0F, 2.0F, 3.0F, 4.0F};
+  std::vector<float> x = {1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.0F};
+
+  Routing routing() const {
+    return {.expert_ids = {ids.data(), {2, 2}}, .weights = {weights.data(), {2, 2}}, .mask = {}};
+  }
+  ConstTensorView view() const { return {x.data(), {2, 3}}; }
+};
+
+// The message that all ranks get from `body`, alike, after which the group must go on.
+std::string agreed_message(ErrorCode code, const std::function<void(Group&)>& body) {
+  std::vector<std::string> messages(kRanks, "nothing thrown");
+  run_ranks(
+      kRanks,
+      [&](Group& group) {
+        try {
+          body(group);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), code) << error.what();
+          messages[static_cast<size_t>(group.rank())] = error.what();
+        }
+        EXPECT_FALSE(group.is_poisoned());
+        const Tokens tokens;
+        Dispatcher dispatcher(group, kConfig, "alltoall");
+        const Plan plan = dispatcher.plan(tokens.routing());
+        const auto sent = dispatcher.dispatch(plan, {.x = tokens.view()});
+        const auto out = dispatcher.combine(plan, sent.rows.view);
+        EXPECT_EQ(out.view.as<float>()[5], 42.0F);
+      },
+      short_deadlines());
+  for (const std::string& message : messages) EXPECT_EQ(message, messages[0]);
+  return messages[0];
+}
+
+TEST(Refusal, ABadRouteOnOneRankIsTheSameErrorOnAll) {
+  const auto message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    Tokens tokens;
+    if (group.rank() == 1) tokens.ids[3] = 7;
+    dispatcher.plan(tokens.routing());
+  });
+  EXPECT_EQ(message, "rank 1: token 1, slot 1: expert id 7 must be in [0, 4), or -1 for no route");
+}
+
+TEST(Refusal, AWrongConfigurationIsRefusedAtTheFirstPlanByAll) {
+  const auto message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    DispatchConfig config = kConfig;
+    if (group.rank() == 2) config.top_k = 5;
+    Dispatcher dispatcher(group, config, "alltoall");
+    dispatcher.plan(Tokens().routing());
+  });
+  EXPECT_EQ(message, "rank 2: num_experts (4) must be at least top_k (5)");
+}
+
+TEST(Refusal, AnUnknownStrategyNamesTheKnownOnes) {
+  const auto message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, group.rank() == 0 ? "teleport" : "alltoall");
+    if (group.rank() == 0) {
+      EXPECT_THROW(dispatcher.strategy(), Error);
+    }
+    dispatcher.plan(Tokens().routing());
+  });
+  EXPECT_NE(message.find("rank 0: strategy must be one of allgather, alltoall"), std::string::npos);
+  EXPECT_NE(message.find("got \"teleport\""), std::string::npos);
+}
+
+TEST(Refusal, DifferentConfigurationsAreNamed) {
+  const auto message = agreed_message(ErrorCode::kMismatch, [](Group& group) {
+    DispatchConfig config = kConfig;
+    if (group.rank() == 2) config.alignment = 8;
+    Dispatcher dispatcher(group, config, "alltoall");
+    dispatcher.plan(Tokens().routing());
+  });
+  EXPECT_NE(message.find("alignment"), std::string::npos) << message;
+}
+
+TEST(Refusal, TooManyRowsAreAnAgreedErrorWithTheSizeNeeded) {
+  const auto message = agreed_message(ErrorCode::kCapacity, [](Group& group) {
+    DispatchConfig config = kConfig;
+    config.max_rows = 5;
+    Dispatcher dispatcher(group, config, "allgather");
+    dispatcher.plan(Tokens().routing());
+  });
+  EXPECT_EQ(message,
+            "rank 0 would receive 6 rows, more than max_rows (5); max_rows must be at least 6");
+}
+
+TEST(Refusal, AWrongTensorOnOneRankIsTheSameErrorOnAll) {
+  auto message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    const Tokens tokens;
+    const Plan plan = dispatcher.plan(tokens.routing());
+    ConstTensorView x = tokens.view();
+    if (group.rank() == 2) x = {tokens.x.data(), {3, 2}};
+    dispatcher.dispatch(plan, {.x = x});
+  });
+  EXPECT_EQ(message, "rank 2: x must be [2, 3], got [3, 2] fp32");
+  message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    const Plan plan = dispatcher.plan(Tokens().routing());
+    const auto y = dispatcher.allocate_rows(plan, DType::kF8E4M3);
+    dispatcher.combine(plan, y.view);
+  });
+  EXPECT_EQ(message, "rank 0: rows must be fp64, fp32, bf16 or fp16, got fp8_e4m3");
+  message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    const Plan plan = dispatcher.plan(Tokens().routing());
+    const auto y = dispatcher.allocate_rows(plan, DType::kF64);
+    dispatcher.combine(plan, y.view);
+  });
+  EXPECT_EQ(message, "rank 0: weights must be fp64 with rows of fp64; the plan was made with fp32");
+}
+
+TEST(Refusal, ADtypeOfOneRankAloneIsAMismatch) {
+  const auto message = agreed_message(ErrorCode::kMismatch, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    const Tokens tokens;
+    const Plan plan = dispatcher.plan(tokens.routing());
+    const std::vector<BF16> small(6);
+    ConstTensorView x = tokens.view();
+    if (group.rank() == 1) x = {small.data(), {2, 3}};
+    dispatcher.dispatch(plan, {.x = x});
+  });
+  EXPECT_NE(message.find("dtype"), std::string::npos) << message;
+}
+
+TEST(Refusal, APlanBelongsToItsDispatcher) {
+  auto message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher maker(group, kConfig, "alltoall");
+    Dispatcher other(group, kConfig, "alltoall");
+    const Tokens tokens;
+    other.dispatch(maker.plan(tokens.routing()), {.x = tokens.view()});
+  });
+  EXPECT_EQ(message, "rank 0: the plan was made by another dispatcher; use the one that made it");
+  message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    dispatcher.combine(Plan(), Tokens().view());
+  });
+  EXPECT_EQ(message, "rank 0: the plan is empty; make one with Dispatcher::plan");
+}
+
+TEST(Refusal, RanksAtDifferentPlansAreAMismatch) {
+  const auto message = agreed_message(ErrorCode::kMismatch, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    const Tokens tokens;
+    const Plan first = dispatcher.plan(tokens.routing());
+    const Plan second = dispatcher.plan(tokens.routing());
+    dispatcher.dispatch(group.rank() == 0 ? first : second, {.x = tokens.view()});
+  });
+  EXPECT_NE(message, "nothing thrown");
+}
+
+// Agrees like all others and then fails on one rank.
+class FailsOnRankOne : public Strategy {
+ public:
+  std::string_view name() const override { return "fails"; }
+  void scatter(const Exchange& exchange, std::span<const RowPart> /*parts*/) override {
+    if (exchange.plan.data().rank == 1) throw std::bad_alloc();
+    const std::vector<int64_t> offsets(kRanks + 1, 0);
+    exchange.group.all_to_all_v({}, offsets, {}, offsets,
+                                exchange.group.wait_context("dispatch", exchange.sequence));
+  }
+  void gather_sum(const Exchange& /*exchange*/, const GatherSumArgs& /*args*/) override {}
+  void gather_partial_sums(const Exchange& /*exchange*/, const GatherSumArgs& /*args*/) override {}
+};
+
+TEST(Refusal, AFailureAfterTheAgreementReleasesThePeersAndPoisonsTheGroup) {
+  std::vector<std::string> messages(kRanks);
+  try_ranks(
+      kRanks,
+      [&](Group& group) {
+        Dispatcher dispatcher(group, kConfig, std::make_unique<FailsOnRankOne>());
+        const Tokens tokens;
+        const Plan plan = dispatcher.plan(tokens.routing());
+        try {
+          dispatcher.dispatch(plan, {.x = tokens.view()});
+        } catch (const Error& error) {
+          messages[static_cast<size_t>(group.rank())] = error.what();
+          EXPECT_TRUE(group.is_poisoned());
+          EXPECT_THROW(dispatcher.plan(tokens.routing()), Error);
+        }
+      },
+      short_deadlines());
+  for (const std::string& message : messages) {
+    EXPECT_NE(message.find("not enough memory"), std::string::npos) << message;
+  }
+}
+
+}  // namespace
+}  // namespace crossdock
