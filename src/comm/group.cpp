@@ -165,11 +165,11 @@ Agreement Group::agree(const Proposal& proposal) {
     throw Error(ErrorCode::kMismatch, comm::describe_other_step(headers, *odd),
                 {odd->culprit, wait.sequence, wait.operation});
   }
+  const int refusing = comm::find_refusal(headers);
+  if (refusing >= 0) throw_refusal(*this, headers, refusing, proposal.rejection, wait);
   if (const auto odd = comm::find_other_config(headers)) {
     throw_other_config(*this, headers, *odd, proposal.config, wait);
   }
-  const int refusing = comm::find_refusal(headers);
-  if (refusing >= 0) throw_refusal(*this, headers, refusing, proposal.rejection, wait);
 
   Agreement agreement{.sequence = wait.sequence, .bytes = {}, .offsets = {0}};
   for (const RendezvousHeader& header : headers) {

@@ -95,6 +95,16 @@ void expect_right(const DispatchCase& test_case, DType dtype, const Results& res
                    reference::combine_exact(layout, D, dtype, results.grad_rows));
 }
 
+// Powers of two as a tensor of scales.
+OwnedTensor scales_as(DType dtype, const Shape& shape, const std::vector<double>& scales) {
+  if (dtype == DType::kF32) return to_tensor(dtype, shape, scales);
+  const Buffer buffer(static_cast<int64_t>(scales.size()));
+  for (size_t i = 0; i < scales.size(); ++i) {
+    buffer.data()[i] = static_cast<std::byte>(127 + std::ilogb(scales[i]));
+  }
+  return {.view = buffer.view(DType::kE8M0, shape), .owner = buffer.owner()};
+}
+
 struct Setting {
   std::string strategy;
   int P;
@@ -261,7 +271,7 @@ TEST_P(EveryStrategy, CarriesFp8WithItsScales) {
       for (int64_t i = 0; i < input.T * num_scales; ++i) {
         scales.push_back(scale_of(group.rank(), i));
       }
-      const auto scale_tensor = to_tensor(scale_dtype, {input.T, num_scales}, scales);
+      const auto scale_tensor = scales_as(scale_dtype, {input.T, num_scales}, scales);
       Dispatcher dispatcher(group, config, GetParam().strategy);
       const Plan plan = dispatcher.plan(tensors.routing());
       const auto sent =
