@@ -4,6 +4,7 @@
 #include "crossdock/strategy.hpp"
 #include "dispatch/allgather.hpp"
 #include "dispatch/alltoall.hpp"
+#include "dispatch/direct.hpp"
 
 namespace crossdock {
 namespace {
@@ -17,6 +18,8 @@ struct Entry {
 constexpr std::array kStrategies = {
     Entry{"allgather", make_allgather},
     Entry{"alltoall", make_alltoall},
+    Entry{"direct", make_direct},
+    Entry{"hierarchical", make_hierarchical},
 };
 
 }  // namespace
