@@ -16,8 +16,7 @@ struct Event {
 };
 
 /// Remembers the last `capacity` events of one rank. Capacity 0: off, and then a Scope costs one
-/// comparison. One writer at a time, as a group has one user at a time; `events()` may be called
-/// from any thread.
+/// comparison. Thread-safe: work beside the group's user (shared experts) is recorded too.
 class EventRecorder {
  public:
   explicit EventRecorder(int64_t capacity = 0);

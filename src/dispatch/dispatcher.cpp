@@ -1,10 +1,9 @@
 #include "crossdock/dispatcher.hpp"
 
 #include <cstring>
-#include <exception>
-#include <new>
 #include <utility>
 
+#include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/fp8.hpp"
 #include "dispatch/capacity.hpp"
@@ -27,45 +26,6 @@ void check_weight_dtype(const Plan& plan, DType row_dtype) {
   CROSSDOCK_CHECK(plan.data().weight_dtype == wanted, "weights must be ", name_of(wanted),
                   " with rows of ", name_of(row_dtype), "; the plan was made with ",
                   name_of(plan.data().weight_dtype));
-}
-
-// What an exception is to the other ranks. REQUIRES to be called inside a catch block.
-Error current_error() {
-  try {
-    throw;
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::bad_alloc&) {
-    return {ErrorCode::kCapacity, "not enough memory"};
-  } catch (const std::exception& error) {
-    return {ErrorCode::kInternal, error.what()};
-  } catch (...) {
-    return {ErrorCode::kInternal, "an exception of unknown type"};
-  }
-}
-
-// Runs what a rank checks and allocates before the ranks meet; a failure becomes its refusal.
-template <typename Body>
-std::optional<Error> refusal_of(const Body& body) {
-  try {
-    body();
-    return std::nullopt;
-  } catch (...) {
-    return current_error();
-  }
-}
-
-// Runs what follows an agreement. Peers may be waiting for this rank's data by then, so a failure
-// poisons the group.
-template <typename Body>
-void run_agreed(Group& group, const Body& body) {
-  try {
-    body();
-  } catch (...) {
-    const Error error = current_error();
-    group.fail(error);
-    throw error;
-  }
 }
 
 void zero_rows(const PlanData& plan, const TensorView& rows) {
