@@ -14,6 +14,7 @@ MAY_SEE = {
     "experts": {"core", "ops"},
     "dispatch": {"core", "ops", "comm", "mesh"},
     "layer": {"core", "comm", "mesh", "router", "dispatch", "experts"},
+    "conformance": {"core"},  # and the public headers
     "planner": {"core", "mesh", "dispatch"},
     "model": {"core", "ops", "comm", "mesh", "layer"},
 }

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace crossdock::cli {
+
+/// Writes JSON text from front to back. Numbers have the fewest digits that give the same double
+/// back; those that are not finite become "NaN", "Infinity", "-Infinity". Bytes of a string that
+/// are not UTF-8 become U+FFFD. The outer `indented_depth` levels get a line per entry.
+class JsonWriter {
+ public:
+  explicit JsonWriter(int indented_depth = 2) : indented_depth_(indented_depth) {}
+
+  void begin_object() { begin('{'); }
+  void end_object() { end('}'); }
+  void begin_array() { begin('['); }
+  void end_array() { end(']'); }
+  void key(std::string_view name);
+
+  void value(double number);
+  void value(std::signed_integral auto number) { integer(static_cast<int64_t>(number)); }
+  void value(bool truth);
+  void value(std::string_view text);
+  void value(const char* text) { value(std::string_view(text)); }
+  void null();
+
+  void field(std::string_view name, const auto& content) {
+    key(name);
+    value(content);
+  }
+
+  /// The text so far.
+  const std::string& text() const { return text_; }
+
+ private:
+  void begin(char bracket);
+  void end(char bracket);
+  void integer(int64_t number);
+  void separate();
+  void new_line();
+  void quote(std::string_view text);
+
+  int indented_depth_;
+  int depth_ = 0;
+  bool is_first_ = true;  // of its object or array
+  bool after_key_ = false;
+  std::string text_;
+};
+
+}  // namespace crossdock::cli

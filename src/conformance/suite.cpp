@@ -1,0 +1,67 @@
+#include <exception>
+
+#include "conformance/checks.hpp"
+#include "conformance/worlds.hpp"
+#include "core/check.hpp"
+
+namespace crossdock::conformance {
+namespace {
+
+constexpr std::array kDtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64,
+                                DType::kF8E4M3};
+
+// The short run has every routing, every variant and every dtype, but not all of their products.
+bool is_quick(size_t routing, size_t variant, DType dtype) {
+  return (routing + variant) % kDtypes.size() == static_cast<size_t>(dtype) % kDtypes.size();
+}
+
+std::vector<Check> list_routings() {
+  std::vector<Check> checks;
+  for (size_t routing = 0; routing < kRoutingNames.size(); ++routing) {
+    for (const DType dtype : kDtypes) {
+      for (size_t variant = 0; variant < kVariantNames.size(); ++variant) {
+        const auto make = [=](int num_ranks) {
+          return make_world(static_cast<RoutingKind>(routing), static_cast<Variant>(variant), dtype,
+                            num_ranks);
+        };
+        checks.push_back({"routing/" + make(1).name, is_quick(routing, variant, dtype),
+                          [=](Group& group, const StrategyFactory& strategy) {
+                            return judge(group, strategy, make(group.size()));
+                          }});
+      }
+    }
+  }
+  return checks;
+}
+
+}  // namespace
+
+std::vector<Check> list_checks() {
+  std::vector<Check> checks = list_worked_vectors();
+  for (auto& part : {list_routings(), list_scenarios(), list_bad_inputs(), list_mismatches()}) {
+    checks.insert(checks.end(), part.begin(), part.end());
+  }
+  return checks;
+}
+
+Report run_checks(Group& group, const StrategyFactory& strategy, std::span<const Check> checks,
+                  const Progress& progress) {
+  Report report;
+  for (const Check& check : checks) {
+    if (progress) progress(check);
+    ++report.num_checks;
+    Findings findings;
+    try {
+      findings = check.body(group, strategy);
+    } catch (const std::exception& e) {
+      findings.push_back(concat("rank ", group.rank(), ": ", e.what()));
+    }
+    for (std::string& message : findings) {
+      report.failures.push_back({check.name, std::move(message)});
+    }
+    if (group.is_poisoned()) break;
+  }
+  return report;
+}
+
+}  // namespace crossdock::conformance
