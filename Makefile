@@ -1,6 +1,6 @@
 # Thin wrappers over the CMake presets: everything here can be typed by hand.
 JOBS ?= $(shell nproc)
-DEMO ?= build/release/crossdock eval examples/cases/demo.json
+DEMO ?= build/release/crossdock eval --check examples/cases/demo.json
 
 .DEFAULT_GOAL := all
 .PHONY: all demo test test-quick test-sanitizers lint format bench cuda test-cuda install clean help

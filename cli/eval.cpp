@@ -51,9 +51,7 @@ void write_matrix(JsonWriter& writer, const char* name, const std::vector<double
 
 void write_vector(JsonWriter& writer, const char* name, const auto& values) {
   writer.key(name);
-  writer.begin_array();
-  for (const auto value : values) writer.value(value);
-  writer.end_array();
+  writer.list(values);
 }
 
 void write_bias(JsonWriter& writer, const char* name, const std::vector<double>& values) {

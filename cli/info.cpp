@@ -43,8 +43,10 @@ std::vector<Part> list_parts(const BuildDescription& build, const Machine& machi
   return parts;
 }
 
-const std::vector<DType> kTokenDtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16,
-                                         DType::kF8E4M3};
+std::vector<std::string_view> token_dtypes() {
+  return {name_of(DType::kF64), name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16),
+          name_of(DType::kF8E4M3)};
+}
 
 std::string to_json(const BuildDescription& build, const Machine& machine,
                     const std::vector<Part>& parts) {
@@ -59,21 +61,17 @@ std::string to_json(const BuildDescription& build, const Machine& machine,
   writer.begin_array();
   for (const Part& part : parts) {
     writer.begin_object();
-    writer.field("name", std::string_view(part.name));
+    writer.field("name", part.name);
     writer.field("built", part.is_built);
     writer.field("works", part.works);
-    writer.field("note", std::string_view(part.note));
+    writer.field("note", part.note);
     writer.end_object();
   }
   writer.end_array();
   writer.key("strategies");
-  writer.begin_array();
-  for (const std::string& name : strategy_names()) writer.value(std::string_view(name));
-  writer.end_array();
+  writer.list(strategy_names());
   writer.key("dtypes");
-  writer.begin_array();
-  for (const DType dtype : kTokenDtypes) writer.value(name_of(dtype));
-  writer.end_array();
+  writer.list(token_dtypes());
   writer.key("machine");
   writer.begin_object();
   writer.field("cores", machine.num_cores);
@@ -102,7 +100,7 @@ void print_text(const BuildDescription& build, const Machine& machine,
   std::cout << "\n  strategies";
   for (const std::string& name : strategy_names()) std::cout << "  " << name;
   std::cout << "\n  dtypes    ";
-  for (const DType dtype : kTokenDtypes) std::cout << "  " << name_of(dtype);
+  for (const std::string_view name : token_dtypes()) std::cout << "  " << name;
   std::cout << "\n  machine     " << machine.num_usable_cores << " of " << machine.num_cores
             << " cores, " << machine.memory_bytes / (int64_t{1} << 30) << " GiB, " << machine.simd
             << "\n";

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <string>
@@ -18,6 +19,15 @@ class JsonWriter {
   void end_object() { end('}'); }
   void begin_array() { begin('['); }
   void end_array() { end(']'); }
+  /// An array that stands on one line, however deep it is.
+  void list(const auto& values) {
+    const int kept = indented_depth_;
+    indented_depth_ = std::min(indented_depth_, depth_);
+    begin_array();
+    for (const auto& entry : values) value(entry);
+    end_array();
+    indented_depth_ = kept;
+  }
   void key(std::string_view name);
 
   void value(double number);
@@ -25,6 +35,7 @@ class JsonWriter {
   void value(bool truth);
   void value(std::string_view text);
   void value(const char* text) { value(std::string_view(text)); }
+  void value(const std::string& text) { value(std::string_view(text)); }
   void null();
 
   void field(std::string_view name, const auto& content) {

@@ -30,7 +30,13 @@ int report(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);
   const auto* command = app.get_subcommands().empty() ? &app : app.get_subcommands().front();
   const std::string name = command == &app ? "crossdock" : "crossdock " + command->get_name();
-  std::cerr << name << ": " << error.what() << "\nRun `" << name << " --help` for usage.\n";
+  std::string message = error.what();
+  if (command == &app && !app.remaining().empty()) {
+    message = "unknown command or option \"" + app.remaining().front() + "\"";
+  } else if (command == &app) {
+    message = "a command is required";
+  }
+  std::cerr << name << ": " << message << "\nRun `" << name << " --help` for usage.\n";
   return kBadArguments;
 }
 
