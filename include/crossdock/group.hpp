@@ -27,6 +27,9 @@ struct GroupOptions {
   std::optional<std::chrono::nanoseconds> progress_deadline{};
   /// Last events remembered (see EventRecorder); 0 turns the recorder off.
   int64_t recorded_events = 256;
+  /// Rows on their way between nodes take at most about this much memory at a time, once for
+  /// sending and once for receiving, however many tokens there are. The same on all ranks.
+  int64_t staging_bytes = int64_t{64} << 20;
 };
 
 /// What this rank brings to a rendezvous.

@@ -17,12 +17,10 @@ Buffer pack(const Exchange& exchange, const TravellingRows& travelling, const Ro
   std::vector<std::byte*> destinations(plan.expert_ids.size(), nullptr);
   for (size_t slot = 0; slot < destinations.size(); ++slot) {
     if (plan.expert_ids[slot] < 0) continue;
-    const int owner = plan.owner[static_cast<size_t>(plan.expert_ids[slot])];
+    const bool stays = plan.owner[static_cast<size_t>(plan.expert_ids[slot])] == plan.rank;
     destinations[slot] =
-        owner == plan.rank
-            ? part.rows + plan.final_rows[slot] * part.row_bytes
-            : packed.data() +
-                  travelling.send_index(owner, plan.send_positions[slot]) * part.row_bytes;
+        stays ? part.rows + plan.final_rows[slot] * part.row_bytes
+              : packed.data() + travelling.send_index(plan.send_positions[slot]) * part.row_bytes;
   }
   ops::fan_out({.x = part.tokens,
                 .destinations = destinations.data(),
@@ -52,9 +50,7 @@ class Alltoall final : public Strategy {
   }
 
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    const int own_rank = exchange.plan.data().rank;
-    const TravellingRows travelling(exchange.plan.data(),
-                                    [own_rank](int rank) { return rank == own_rank; });
+    const TravellingRows travelling(exchange.plan.data());
     for (const RowPart& part : parts) {
       Buffer packed = pack(exchange, travelling, part);
       const Buffer arrived = exchange_rows(exchange, {.send = packed,

@@ -1,14 +1,15 @@
 #include "dispatch/direct.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "comm/window.hpp"
+#include "dispatch/partial_sums.hpp"
 #include "dispatch/peer_rows.hpp"
 #include "dispatch/plan_builder.hpp"
 #include "dispatch/relay.hpp"
-#include "dispatch/row_return.hpp"
 #include "dispatch/source_partials.hpp"
 #include "ops/copy_rows.hpp"
 #include "ops/sum_rows.hpp"
@@ -27,22 +28,51 @@ bool has_far_ranks(const Exchange& exchange) {
   return exchange.group.topology().num_nodes > 1;
 }
 
-// The owner of a kept route.
-int owner_of(const PlanData& plan, size_t slot) {
-  return plan.owner[static_cast<size_t>(plan.expert_ids[slot])];
+// The rows of every route to this node: [T, K], null for routes to other nodes and unused slots.
+template <typename Byte>
+std::vector<Byte*> near_rows_as(const Exchange& exchange, const PeerRows& peers, size_t entry,
+                                int64_t row_bytes) {
+  const PlanData& plan = exchange.plan.data();
+  std::vector<Byte*> result(plan.expert_ids.size(), nullptr);
+  for (size_t slot = 0; slot < result.size(); ++slot) {
+    if (plan.expert_ids[slot] < 0) continue;
+    const int owner = plan.owner[static_cast<size_t>(plan.expert_ids[slot])];
+    Byte* rows = peers.at(owner, entry);
+    if (rows != nullptr) result[slot] = rows + plan.final_rows[slot] * row_bytes;
+  }
+  return result;
 }
 
-// Where every copy of every token goes on this node: [T, K], null for routes to other nodes.
 std::vector<std::byte*> near_destinations(const Exchange& exchange, const PeerRows& peers,
                                           size_t entry, int64_t row_bytes) {
-  const PlanData& plan = exchange.plan.data();
-  std::vector<std::byte*> destinations(plan.expert_ids.size(), nullptr);
-  for (size_t slot = 0; slot < destinations.size(); ++slot) {
-    if (plan.expert_ids[slot] < 0) continue;
-    std::byte* rows = peers.at(owner_of(plan, slot), entry);
-    if (rows != nullptr) destinations[slot] = rows + plan.final_rows[slot] * row_bytes;
-  }
-  return destinations;
+  return near_rows_as<std::byte>(exchange, peers, entry, row_bytes);
+}
+
+std::vector<const std::byte*> near_rows(const Exchange& exchange, const PeerRows& peers,
+                                        int64_t row_bytes) {
+  return near_rows_as<const std::byte>(exchange, peers, 0, row_bytes);
+}
+
+// The rounds in which rows cross between nodes; none where all ranks share one.
+std::vector<RelayRound> rounds_between_nodes(const Exchange& exchange, const Relay& relay,
+                                             int64_t row_bytes) {
+  if (!has_far_ranks(exchange)) return {};
+  return relay_rounds(exchange, relay, row_bytes);
+}
+
+// Rows [first, last) of args.out, each from its K rows, wherever they are.
+void sum_tokens(const GatherSumArgs& args, const PlanData& plan,
+                const std::vector<const std::byte*>& rows, int64_t first, int64_t last) {
+  const auto* weights = static_cast<const std::byte*>(args.weights.data);
+  if (weights != nullptr) weights += first * plan.K * size_of(plan.weight_dtype);
+  ops::sum_rows({.rows = rows.data() + first * plan.K,
+                 .K = plan.K,
+                 .weights = weights,
+                 .out = static_cast<std::byte*>(args.out.data) + first * args.out.row_bytes(),
+                 .N = last - first,
+                 .D = args.out.shape[1],
+                 .row_dtype = args.rows.dtype,
+                 .out_dtype = args.out.dtype});
 }
 
 void zero_pad_rows(const PlanData& plan, std::byte* rows, int64_t row_bytes) {
@@ -91,9 +121,9 @@ class Direct final : public Strategy {
                     .T = plan.T,
                     .K = plan.K,
                     .row_bytes = part.row_bytes});
-      if (has_far_ranks(exchange)) {
-        const auto& state = exchange.plan.strategy_state<DirectState>();
-        relay_rows(exchange, state.relay, part, peers, entry);
+      const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
+      for (const RelayRound& round : rounds_between_nodes(exchange, relay, part.row_bytes)) {
+        relay_round_out(exchange, relay, round, part, peers, entry);
       }
     }
     end_exchange(exchange);
@@ -101,22 +131,41 @@ class Direct final : public Strategy {
   }
 
   void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    const PlanData& plan = exchange.plan.data();
     const ShownRows shown = show(exchange, args.rows);
     const PeerRows peers(exchange, {&shown, 1});
-    return_and_sum(exchange, {.sum = args,
-                              .is_near = [&](int rank) { return is_reachable(exchange, rank); },
-                              .near_rows = [&](int rank) { return peers.at(rank); },
-                              .all_near = !has_far_ranks(exchange)});
+    std::vector<const std::byte*> rows = near_rows(exchange, peers, args.rows.row_bytes());
+    if (!has_far_ranks(exchange)) sum_tokens(args, plan, rows, 0, plan.T);
+    const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
+    for (const RelayRound& round : rounds_between_nodes(exchange, relay, args.rows.row_bytes())) {
+      const ReturnedRows returned = return_round(exchange, relay, round, args, peers);
+      for (size_t i = 0; i < returned.numbers.size(); ++i) {
+        rows[static_cast<size_t>(returned.numbers[i])] =
+            returned.rows.data() + static_cast<int64_t>(i) * args.rows.row_bytes();
+      }
+      sum_tokens(args, plan, rows, std::min(round.first_token, plan.T),
+                 std::min(round.last_token, plan.T));
+    }
     end_exchange(exchange);
   }
 
   void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    const int64_t T = exchange.plan.data().T;
     const auto& state = exchange.plan.strategy_state<DirectState>();
     const ShownRows shown = show(exchange, args.rows);
     const PeerRows peers(exchange, {&shown, 1});
-    Buffer returned;
-    if (has_far_ranks(exchange)) returned = return_partials(exchange, state.relay, args, peers);
-    sum_grouped(exchange, state.partials, returned, peers, args);
+    for (const RelayRound& round : relay_rounds(exchange, state.relay, partial_row_bytes(args))) {
+      ReturnedRows returned;
+      if (has_far_ranks(exchange)) {
+        returned = return_round_sums(exchange, state.relay, round, args, peers);
+      }
+      sum_grouped(exchange, peers,
+                  {.partials = state.partials,
+                   .returned = returned,
+                   .first_token = std::min(round.first_token, T),
+                   .last_token = std::min(round.last_token, T),
+                   .sum = args});
+    }
     end_exchange(exchange);
   }
 

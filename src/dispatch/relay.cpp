@@ -1,7 +1,8 @@
 #include "dispatch/relay.hpp"
 
-#include <cstring>
+#include <algorithm>
 
+#include "core/stream_copy.hpp"
 #include "dispatch/partial_sums.hpp"
 #include "dispatch/wire.hpp"
 #include "ops/copy_rows.hpp"
@@ -10,89 +11,52 @@
 namespace crossdock {
 namespace {
 
-// What a source tells a gateway of one copy; its targets follow.
-struct CopyHeader {
-  int64_t num_targets = 0;
-};
-
-// Everything this rank tells one gateway.
-struct Manifest {
-  std::vector<int64_t> tokens;  // of the copies
-  std::vector<CopyHeader> copies;
-  std::vector<RelayTarget> targets;
-
-  int64_t num_bytes() const {
-    return static_cast<int64_t>(copies.size() * sizeof(CopyHeader) +
-                                targets.size() * sizeof(RelayTarget));
+// Offsets of the parts [first[r], last[r]) when they stand one after the other, with the size of
+// part r given by `size`.
+template <typename Size>
+std::vector<int64_t> offsets_of(const std::vector<int64_t>& first, const std::vector<int64_t>& last,
+                                const Size& size) {
+  std::vector<int64_t> offsets{0};
+  for (size_t r = 0; r < first.size(); ++r) {
+    offsets.push_back(offsets.back() + size(first[r], last[r]));
   }
-};
-
-double weight_at(const PlanData& plan, size_t slot) {
-  const ConstTensorView weights(plan.weights.data(), plan.weight_dtype, {plan.T, plan.K});
-  return plan.weight_dtype == DType::kF64 ? weights.as<double>()[slot]
-                                          : static_cast<double>(weights.as<float>()[slot]);
+  return offsets;
 }
 
-// Token by token, slot by slot: the first target of a token at a gateway opens a copy.
-std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& gateway) {
-  const PlanData& plan = exchange.plan.data();
-  std::vector<Manifest> manifests(static_cast<size_t>(plan.P));
-  for (size_t slot = 0; slot < plan.expert_ids.size(); ++slot) {
-    if (plan.expert_ids[slot] < 0) continue;
-    const int owner = plan.owner[static_cast<size_t>(plan.expert_ids[slot])];
-    if (is_reachable(exchange, owner)) continue;
-    Manifest& manifest = manifests[static_cast<size_t>(gateway(plan.rank, owner))];
-    const int64_t token = static_cast<int64_t>(slot) / plan.K;
-    if (manifest.tokens.empty() || manifest.tokens.back() != token) {
-      manifest.tokens.push_back(token);
-      manifest.copies.push_back({});
+int64_t count(int64_t first, int64_t last) {
+  return last - first;
+}
+
+// Calls visit(i) for every i of all parts, in order.
+template <typename Visit>
+void for_each(const std::vector<int64_t>& first, const std::vector<int64_t>& last,
+              const Visit& visit) {
+  for (size_t r = 0; r < first.size(); ++r) {
+    for (int64_t i = first[r]; i < last[r]; ++i) visit(static_cast<size_t>(i));
+  }
+}
+
+// Where the tokens [from, to) stand in each block of `tokens`, which is ascending within a block.
+void find_tokens(const std::vector<int64_t>& tokens, const std::vector<int64_t>& block_offsets,
+                 int64_t token, std::vector<int64_t>& places) {
+  places.clear();
+  for (size_t block = 0; block + 1 < block_offsets.size(); ++block) {
+    const auto begin = tokens.begin() + block_offsets[block];
+    const auto end = tokens.begin() + block_offsets[block + 1];
+    places.push_back(std::lower_bound(begin, end, token) - tokens.begin());
+  }
+}
+
+std::vector<const std::byte*> target_rows(const Relay& relay, const RelayRound& round,
+                                          const PeerRows& peers, int64_t row_bytes) {
+  std::vector<const std::byte*> rows;
+  for_each(round.first_arrival, round.last_arrival, [&](size_t arrival) {
+    for (int64_t i = relay.target_offsets[arrival]; i < relay.target_offsets[arrival + 1]; ++i) {
+      const RelayTarget& target = relay.targets[static_cast<size_t>(i)];
+      rows.push_back(peers.at(static_cast<int>(target.rank)) + target.row * row_bytes);
     }
-    ++manifest.copies.back().num_targets;
-    manifest.targets.push_back(
-        {.rank = owner, .row = plan.final_rows[slot], .weight = weight_at(plan, slot)});
-  }
-  return manifests;
-}
-
-// The sizes of all manifests, [P, P, {copies, bytes}] by source and gateway, known to all ranks.
-std::vector<int64_t> exchange_sizes(const Exchange& exchange,
-                                    const std::vector<Manifest>& manifests) {
-  std::vector<int64_t> sizes;
-  for (const Manifest& manifest : manifests) {
-    sizes.push_back(static_cast<int64_t>(manifest.copies.size()));
-    sizes.push_back(manifest.num_bytes());
-  }
-  const Agreement agreement = exchange.group.agree({.operation = exchange.operation,
-                                                    .subject = exchange.plan.id(),
-                                                    .config = {},
-                                                    .body = std::as_bytes(std::span(sizes)),
-                                                    .rejection = nullptr});
-  std::vector<int64_t> all(static_cast<size_t>(agreement.offsets.back()) / sizeof(int64_t));
-  std::memcpy(all.data(), agreement.bytes.data(), all.size() * sizeof(int64_t));
-  return all;
-}
-
-void append(std::vector<int64_t>& offsets, int64_t count) {
-  offsets.push_back(offsets.back() + count);
-}
-
-void write_bytes(std::byte*& to, const void* from, size_t num_bytes) {
-  if (num_bytes > 0) std::memcpy(to, from, num_bytes);
-  to += num_bytes;
-}
-
-// A gateway reads what one source told it.
-void read_manifest(const std::byte* from, int64_t num_copies, int64_t num_bytes, Relay& relay) {
-  std::vector<CopyHeader> copies(static_cast<size_t>(num_copies));
-  const size_t header_bytes = copies.size() * sizeof(CopyHeader);
-  if (!copies.empty()) std::memcpy(copies.data(), from, header_bytes);
-  for (const CopyHeader& copy : copies) append(relay.target_offsets, copy.num_targets);
-  const size_t first = relay.targets.size();
-  const size_t target_bytes = static_cast<size_t>(num_bytes) - header_bytes;
-  relay.targets.resize(first + target_bytes / sizeof(RelayTarget));
-  if (target_bytes > 0) {
-    std::memcpy(relay.targets.data() + first, from + header_bytes, target_bytes);
-  }
+  });
+  return rows;
 }
 
 }  // namespace
@@ -103,12 +67,12 @@ int gateway_is_destination(int /*source*/, int destination) {
 
 Gateway gateway_per_node(const Topology& topology) {
   std::vector<std::vector<int>> nodes;
+  std::vector<size_t> place(topology.node_of_rank.size());
   for (int node = 0; node < topology.num_nodes; ++node) {
     nodes.push_back(topology.ranks_of_node(node));
-  }
-  std::vector<size_t> place(topology.node_of_rank.size());
-  for (const std::vector<int>& ranks : nodes) {
-    for (size_t i = 0; i < ranks.size(); ++i) place[static_cast<size_t>(ranks[i])] = i;
+    for (size_t i = 0; i < nodes.back().size(); ++i) {
+      place[static_cast<size_t>(nodes.back()[i])] = i;
+    }
   }
   return [nodes = std::move(nodes), place = std::move(place), node_of = topology.node_of_rank](
              int source, int destination) {
@@ -118,101 +82,126 @@ Gateway gateway_per_node(const Topology& topology) {
   };
 }
 
-Relay make_relay(const Exchange& exchange, const Gateway& gateway) {
-  const auto P = static_cast<size_t>(exchange.group.size());
-  const auto rank = static_cast<size_t>(exchange.group.rank());
-  const std::vector<Manifest> manifests = write_manifests(exchange, gateway);
-  const std::vector<int64_t> sizes = exchange_sizes(exchange, manifests);
-
-  Relay relay{.copy_tokens = {},
-              .copy_offsets = {0},
-              .arrival_offsets = {0},
-              .target_offsets = {0},
-              .targets = {}};
-  std::vector<int64_t> send_offsets{0};
-  std::vector<int64_t> recv_offsets{0};
-  for (size_t peer = 0; peer < P; ++peer) {
-    append(relay.copy_offsets, sizes[(rank * P + peer) * 2]);
-    append(send_offsets, sizes[(rank * P + peer) * 2 + 1]);
-    append(relay.arrival_offsets, sizes[(peer * P + rank) * 2]);
-    append(recv_offsets, sizes[(peer * P + rank) * 2 + 1]);
+std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
+                                     int64_t row_bytes) {
+  const PlanData& plan = exchange.plan.data();
+  // A token has at most one row on its way per slot, and a gateway serves several sources.
+  const int64_t bytes_per_token = std::max<int64_t>(1, plan.K * row_bytes);
+  const int64_t tokens_per_round =
+      std::max<int64_t>(1, exchange.group.options().staging_bytes / bytes_per_token);
+  const int64_t max_tokens =
+      *std::max_element(plan.tokens_per_rank.begin(), plan.tokens_per_rank.end());
+  std::vector<RelayRound> rounds;
+  for (int64_t token = 0; token < max_tokens; token += tokens_per_round) {
+    RelayRound round;
+    round.first_token = token;
+    round.last_token = token + tokens_per_round;
+    find_tokens(relay.copy_tokens, relay.copy_offsets, round.first_token, round.first_copy);
+    find_tokens(relay.copy_tokens, relay.copy_offsets, round.last_token, round.last_copy);
+    find_tokens(relay.arrival_tokens, relay.arrival_offsets, round.first_token,
+                round.first_arrival);
+    find_tokens(relay.arrival_tokens, relay.arrival_offsets, round.last_token, round.last_arrival);
+    rounds.push_back(std::move(round));
   }
-
-  const Buffer send = exchange.group.pool().take(send_offsets.back());
-  std::byte* to = send.data();
-  for (const Manifest& manifest : manifests) {
-    relay.copy_tokens.insert(relay.copy_tokens.end(), manifest.tokens.begin(),
-                             manifest.tokens.end());
-    write_bytes(to, manifest.copies.data(), manifest.copies.size() * sizeof(CopyHeader));
-    write_bytes(to, manifest.targets.data(), manifest.targets.size() * sizeof(RelayTarget));
-  }
-  const Buffer arrived = exchange_rows(
-      exchange,
-      {.send = send, .send_offsets = send_offsets, .recv_offsets = recv_offsets, .row_bytes = 1});
-  for (size_t source = 0; source < P; ++source) {
-    read_manifest(arrived.data() + recv_offsets[source], sizes[(source * P + rank) * 2],
-                  sizes[(source * P + rank) * 2 + 1], relay);
-  }
-  return relay;
+  return rounds;
 }
 
-void relay_rows(const Exchange& exchange, const Relay& relay, const RowPart& part,
-                const PeerRows& peers, size_t entry) {
-  const auto num_copies = static_cast<int64_t>(relay.copy_tokens.size());
-  Buffer packed = exchange.group.pool().take(num_copies * part.row_bytes);
+void relay_round_out(const Exchange& exchange, const Relay& relay, const RelayRound& round,
+                     const RowPart& part, const PeerRows& peers, size_t entry) {
+  std::vector<int64_t> tokens;
+  for_each(round.first_copy, round.last_copy,
+           [&](size_t copy) { tokens.push_back(relay.copy_tokens[copy]); });
+  const Buffer packed = exchange.group.pool().take(std::ssize(tokens) * part.row_bytes);
   ops::gather_rows({.x = part.tokens,
-                    .index = relay.copy_tokens.data(),
+                    .index = tokens.data(),
                     .rows = packed.data(),
-                    .num_rows = num_copies,
+                    .num_rows = std::ssize(tokens),
                     .row_bytes = part.row_bytes});
-  const Buffer arrived = exchange_rows(exchange, {.send = packed,
-                                                  .send_offsets = relay.copy_offsets,
-                                                  .recv_offsets = relay.arrival_offsets,
-                                                  .row_bytes = part.row_bytes});
-  packed = {};
-  std::vector<std::byte*> destinations;
-  for (size_t copy = 0; copy + 1 < relay.target_offsets.size(); ++copy) {
-    destinations.clear();
-    for (int64_t i = relay.target_offsets[copy]; i < relay.target_offsets[copy + 1]; ++i) {
+  const Buffer arrived = exchange_rows(
+      exchange, {.send = packed,
+                 .send_offsets = offsets_of(round.first_copy, round.last_copy, count),
+                 .recv_offsets = offsets_of(round.first_arrival, round.last_arrival, count),
+                 .row_bytes = part.row_bytes});
+  const Stores stores = stores_for(arrived.num_bytes());
+  const std::byte* row = arrived.data();
+  for_each(round.first_arrival, round.last_arrival, [&](size_t arrival) {
+    for (int64_t i = relay.target_offsets[arrival]; i < relay.target_offsets[arrival + 1]; ++i) {
       const RelayTarget& target = relay.targets[static_cast<size_t>(i)];
-      destinations.push_back(peers.at(static_cast<int>(target.rank), entry) +
-                             target.row * part.row_bytes);
+      std::byte* rows = peers.at(static_cast<int>(target.rank), entry);
+      copy_bytes(rows + target.row * part.row_bytes, row, part.row_bytes, stores);
     }
-    ops::fan_out({.x = arrived.data() + static_cast<int64_t>(copy) * part.row_bytes,
-                  .destinations = destinations.data(),
-                  .T = 1,
-                  .K = std::ssize(destinations),
-                  .row_bytes = part.row_bytes});
-  }
+    row += part.row_bytes;
+  });
+  finish_stores();
 }
 
-Buffer return_partials(const Exchange& exchange, const Relay& relay, const GatherSumArgs& args,
-                       const PeerRows& peers) {
+ReturnedRows return_round(const Exchange& exchange, const Relay& relay, const RelayRound& round,
+                          const GatherSumArgs& args, const PeerRows& peers) {
   const int64_t row_bytes = args.rows.row_bytes();
-  const DType dtype = partial_dtype(args);
-  std::vector<const std::byte*> rows;
-  std::vector<double> weights;
-  for (const RelayTarget& target : relay.targets) {
-    rows.push_back(peers.at(static_cast<int>(target.rank)) + target.row * row_bytes);
-    weights.push_back(target.weight);
+  const auto rows = target_rows(relay, round, peers, row_bytes);
+  const Buffer packed = exchange.group.pool().take(std::ssize(rows) * row_bytes);
+  std::byte* to = packed.data();
+  for (const std::byte* row : rows) {
+    copy_bytes(to, row, row_bytes, Stores::kCached);
+    to += row_bytes;
   }
+  ReturnedRows returned;
+  for_each(round.first_copy, round.last_copy, [&](size_t copy) {
+    for (int64_t i = relay.slot_offsets[copy]; i < relay.slot_offsets[copy + 1]; ++i) {
+      returned.numbers.push_back(relay.slots[static_cast<size_t>(i)]);
+    }
+  });
+  const auto targets = [&](int64_t first, int64_t last) {
+    return relay.target_offsets[static_cast<size_t>(last)] -
+           relay.target_offsets[static_cast<size_t>(first)];
+  };
+  const auto slots = [&](int64_t first, int64_t last) {
+    return relay.slot_offsets[static_cast<size_t>(last)] -
+           relay.slot_offsets[static_cast<size_t>(first)];
+  };
+  returned.rows = exchange_rows(
+      exchange, {.send = packed,
+                 .send_offsets = offsets_of(round.first_arrival, round.last_arrival, targets),
+                 .recv_offsets = offsets_of(round.first_copy, round.last_copy, slots),
+                 .row_bytes = row_bytes});
+  return returned;
+}
+
+ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
+                               const RelayRound& round, const GatherSumArgs& args,
+                               const PeerRows& peers) {
+  const auto rows = target_rows(relay, round, peers, args.rows.row_bytes());
+  std::vector<int64_t> offsets{0};
+  std::vector<double> weights;
+  for_each(round.first_arrival, round.last_arrival, [&](size_t arrival) {
+    for (int64_t i = relay.target_offsets[arrival]; i < relay.target_offsets[arrival + 1]; ++i) {
+      weights.push_back(relay.targets[static_cast<size_t>(i)].weight);
+    }
+    offsets.push_back(std::ssize(weights));
+  });
   const std::vector<float> float_weights(weights.begin(), weights.end());
-  const void* typed = dtype == DType::kF64 ? static_cast<const void*>(weights.data())
-                                           : static_cast<const void*>(float_weights.data());
-  const int64_t num_arrivals = relay.arrival_offsets.back();
-  const Buffer sums = exchange.group.pool().take(num_arrivals * partial_row_bytes(args));
+  const void* typed_weights = partial_dtype(args) == DType::kF64
+                                  ? static_cast<const void*>(weights.data())
+                                  : static_cast<const void*>(float_weights.data());
+  const Buffer sums =
+      exchange.group.pool().take((std::ssize(offsets) - 1) * partial_row_bytes(args));
   ops::sum_rows({.rows = rows.data(),
-                 .offsets = relay.target_offsets.data(),
-                 .weights = args.weights.given() ? typed : nullptr,
+                 .offsets = offsets.data(),
+                 .weights = args.weights.given() ? typed_weights : nullptr,
                  .out = sums.data(),
-                 .N = num_arrivals,
+                 .N = std::ssize(offsets) - 1,
                  .D = args.rows.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = dtype});
-  return exchange_rows(exchange, {.send = sums,
-                                  .send_offsets = relay.arrival_offsets,
-                                  .recv_offsets = relay.copy_offsets,
-                                  .row_bytes = partial_row_bytes(args)});
+                 .out_dtype = partial_dtype(args)});
+  ReturnedRows returned;
+  for_each(round.first_copy, round.last_copy,
+           [&](size_t copy) { returned.numbers.push_back(static_cast<int64_t>(copy)); });
+  returned.rows = exchange_rows(
+      exchange, {.send = sums,
+                 .send_offsets = offsets_of(round.first_arrival, round.last_arrival, count),
+                 .recv_offsets = offsets_of(round.first_copy, round.last_copy, count),
+                 .row_bytes = partial_row_bytes(args)});
+  return returned;
 }
 
 }  // namespace crossdock

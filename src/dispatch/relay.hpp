@@ -17,14 +17,17 @@ struct RelayTarget {
 };
 
 /// How tokens reach ranks on other nodes: one copy travels to a gateway, which fans it out inside
-/// its node. Made once per plan.
+/// its node; on the way back the gateway reads the rows where they lie. Made once per plan.
 struct Relay {
-  // As a source: the copies that leave, by (gateway, token).
-  std::vector<int64_t> copy_tokens;   // [copies]
+  // As a source: the copies that leave, by (gateway, token), and the routes each one serves.
   std::vector<int64_t> copy_offsets;  // [P + 1] by gateway
+  std::vector<int64_t> copy_tokens;   // [copies]
+  std::vector<int64_t> slot_offsets;  // [copies + 1] into slots
+  std::vector<int64_t> slots;         // t * K + k, in slot order
   // As a gateway: the copies that come, by (source, token), and their targets in slot order.
   std::vector<int64_t> arrival_offsets;  // [P + 1] by source
-  std::vector<int64_t> target_offsets;   // [arrivals + 1]
+  std::vector<int64_t> arrival_tokens;   // [arrivals] as the source counts them
+  std::vector<int64_t> target_offsets;   // [arrivals + 1] into targets
   std::vector<RelayTarget> targets;
 };
 
@@ -41,15 +44,36 @@ Gateway gateway_per_node(const Topology& topology);
 /// Tells the gateways what they will get. Collective.
 Relay make_relay(const Exchange& exchange, const Gateway& gateway);
 
-/// tokens [T, row_bytes] travel as `relay` says and are stored in the rows of the gateways' nodes.
-/// Collective. REQUIRES: `peers` shows the rows of all ranks.
-void relay_rows(const Exchange& exchange, const Relay& relay, const RowPart& part,
-                const PeerRows& peers, size_t entry);
+/// Relayed rows travel in rounds, each for a range of the tokens of every source, so that the rows
+/// on their way are bounded whatever T is. All ranks make the same rounds.
+struct RelayRound {
+  int64_t first_token = 0;
+  int64_t last_token = 0;                            // one past; may be beyond this rank's T
+  std::vector<int64_t> first_copy, last_copy;        // [P] by gateway
+  std::vector<int64_t> first_arrival, last_arrival;  // [P] by source
+};
+std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
+                                     int64_t row_bytes);
 
-/// The way back with one partial row per copy: gateways sum the targets' rows in slot order (fp32,
-/// or fp64 for fp64 rows). Returns the partial rows of this rank's copies, [copies, D], in the
-/// order of copy_tokens. Collective.
-Buffer return_partials(const Exchange& exchange, const Relay& relay, const GatherSumArgs& args,
-                       const PeerRows& peers);
+/// The copies of a round travel and are stored in the final rows on the gateways' nodes.
+/// Collective. REQUIRES: entry `entry` of `peers` shows the rows of all ranks.
+void relay_round_out(const Exchange& exchange, const Relay& relay, const RelayRound& round,
+                     const RowPart& part, const PeerRows& peers, size_t entry);
+
+/// What a round brought back to a source: one row per element of `copies_or_slots`.
+struct ReturnedRows {
+  Buffer rows;
+  std::vector<int64_t> numbers;  // of the slots (exact) or copies (partial sums), in row order
+};
+
+/// The way back of a round, every row for itself. Collective.
+ReturnedRows return_round(const Exchange& exchange, const Relay& relay, const RelayRound& round,
+                          const GatherSumArgs& args, const PeerRows& peers);
+
+/// The way back with one row per copy: gateways sum the targets' rows in slot order (fp32, or fp64
+/// for fp64 rows). Collective.
+ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
+                               const RelayRound& round, const GatherSumArgs& args,
+                               const PeerRows& peers);
 
 }  // namespace crossdock

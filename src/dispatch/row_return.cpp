@@ -26,52 +26,35 @@ Buffer pack_by_source(const Exchange& exchange, const TravellingRows& travelling
 
 }  // namespace
 
-void return_and_sum(const Exchange& exchange, const ReturnArgs& args) {
+void return_and_sum(const Exchange& exchange, const GatherSumArgs& args) {
   const PlanData& plan = exchange.plan.data();
-  const GatherSumArgs& sum = args.sum;
-  const int64_t row_bytes = sum.rows.row_bytes();
-  const TravellingRows travelling(plan, args.is_near);
+  const int64_t row_bytes = args.rows.row_bytes();
+  const TravellingRows travelling(plan);
 
-  Buffer arrived;
-  if (!args.all_near) {
-    const Buffer packed = pack_by_source(exchange, travelling, sum.rows);
-    arrived = exchange_rows(exchange, {.send = packed,
-                                       .send_offsets = travelling.recv_offsets(),
-                                       .recv_offsets = travelling.send_offsets(),
-                                       .row_bytes = row_bytes});
-  }
+  Buffer packed = pack_by_source(exchange, travelling, args.rows);
+  const Buffer arrived = exchange_rows(exchange, {.send = packed,
+                                                  .send_offsets = travelling.recv_offsets(),
+                                                  .recv_offsets = travelling.send_offsets(),
+                                                  .row_bytes = row_bytes});
+  packed = {};
 
-  std::vector<const std::byte*> near(static_cast<size_t>(plan.P), nullptr);
-  std::vector<bool> is_near(near.size());
-  for (int rank = 0; rank < plan.P; ++rank) {
-    is_near[static_cast<size_t>(rank)] = args.is_near(rank);
-    if (args.is_near(rank)) near[static_cast<size_t>(rank)] = args.near_rows(rank);
-  }
+  const auto* here = static_cast<const std::byte*>(args.rows.data);
   std::vector<const std::byte*> rows(plan.expert_ids.size(), nullptr);
   for (size_t slot = 0; slot < rows.size(); ++slot) {
     if (plan.expert_ids[slot] < 0) continue;
-    const int owner = plan.owner[static_cast<size_t>(plan.expert_ids[slot])];
+    const bool stayed = plan.owner[static_cast<size_t>(plan.expert_ids[slot])] == plan.rank;
     rows[slot] =
-        is_near[static_cast<size_t>(owner)]
-            ? near[static_cast<size_t>(owner)] + plan.final_rows[slot] * row_bytes
-            : arrived.data() + travelling.send_index(owner, plan.send_positions[slot]) * row_bytes;
+        stayed ? here + plan.final_rows[slot] * row_bytes
+               : arrived.data() + travelling.send_index(plan.send_positions[slot]) * row_bytes;
   }
   ops::sum_rows({.rows = rows.data(),
                  .K = plan.K,
-                 .weights = sum.weights.data,
-                 .out = static_cast<std::byte*>(sum.out.data),
+                 .weights = args.weights.data,
+                 .out = static_cast<std::byte*>(args.out.data),
                  .N = plan.T,
-                 .D = sum.out.shape[1],
-                 .row_dtype = sum.rows.dtype,
-                 .out_dtype = sum.out.dtype});
-}
-
-void return_and_sum(const Exchange& exchange, const GatherSumArgs& args) {
-  const int own_rank = exchange.plan.data().rank;
-  return_and_sum(exchange,
-                 {.sum = args,
-                  .is_near = [own_rank](int rank) { return rank == own_rank; },
-                  .near_rows = [&](int) { return static_cast<const std::byte*>(args.rows.data); }});
+                 .D = args.out.shape[1],
+                 .row_dtype = args.rows.dtype,
+                 .out_dtype = args.out.dtype});
 }
 
 }  // namespace crossdock

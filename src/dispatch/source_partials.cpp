@@ -1,6 +1,8 @@
 #include "dispatch/source_partials.hpp"
 
 #include <algorithm>
+#include <unordered_map>
+#include <utility>
 
 #include "dispatch/partial_sums.hpp"
 #include "ops/sum_rows.hpp"
@@ -62,68 +64,88 @@ SourcePartials make_source_partials(const Exchange& exchange, const Relay& relay
                                     const SumGroup& group_of) {
   const PlanData& plan = exchange.plan.data();
   const std::vector<TokenCopy> copies = copies_by_token(relay, group_of);
-  SourcePartials sums{.near_slots = {}, .near_offsets = {0}, .partials = {}, .token_offsets = {0}};
-  constexpr int64_t kFar = int64_t{1} << 62;  // marks copies until the number of near sums is known
+  SourcePartials sums;
+  sums.near_offsets = sums.near_token_offsets = sums.partial_token_offsets = {0};
   std::vector<Partial> partials;
   size_t next_copy = 0;
   for (int64_t t = 0; t < plan.T; ++t) {
     partials.clear();
     add_near(exchange, t, group_of, sums, partials);
     for (; next_copy < copies.size() && copies[next_copy].token == t; ++next_copy) {
-      partials.push_back({copies[next_copy].group, kFar + copies[next_copy].copy});
+      partials.push_back({copies[next_copy].group, ~copies[next_copy].copy});
     }
     std::stable_sort(partials.begin(), partials.end(),
                      [](const Partial& a, const Partial& b) { return a.group < b.group; });
     for (const Partial& partial : partials) sums.partials.push_back(partial.number);
-    sums.token_offsets.push_back(std::ssize(sums.partials));
-  }
-  for (int64_t& number : sums.partials) {
-    if (number >= kFar) number += sums.num_near() - kFar;
+    sums.near_token_offsets.push_back(sums.num_near());
+    sums.partial_token_offsets.push_back(std::ssize(sums.partials));
   }
   return sums;
 }
 
-void sum_grouped(const Exchange& exchange, const SourcePartials& partials, const Buffer& returned,
-                 const PeerRows& peers, const GatherSumArgs& args) {
+void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedSumArgs& args) {
   const PlanData& plan = exchange.plan.data();
-  const int64_t D = args.out.shape[1];
-  const DType dtype = partial_dtype(args);
-  const int64_t row_bytes = partial_row_bytes(args);
+  const SourcePartials& partials = args.partials;
+  const GatherSumArgs& sum = args.sum;
+  const DType dtype = partial_dtype(sum);
+  const int64_t row_bytes = partial_row_bytes(sum);
+  const auto first = static_cast<size_t>(args.first_token);
+  const auto last = static_cast<size_t>(args.last_token);
 
+  // The near sums of these tokens.
+  const auto first_near = static_cast<size_t>(partials.near_token_offsets[first]);
+  const auto last_near = static_cast<size_t>(partials.near_token_offsets[last]);
+  const int64_t first_slot = partials.near_offsets[first_near];
+  std::vector<int64_t> offsets;
+  for (size_t i = first_near; i <= last_near; ++i) {
+    offsets.push_back(partials.near_offsets[i] - first_slot);
+  }
+  const int64_t weight_bytes = size_of(plan.weight_dtype);
   std::vector<const std::byte*> rows;
-  const Buffer weights =
-      exchange.group.pool().take(std::ssize(partials.near_slots) * size_of(plan.weight_dtype));
-  std::byte* next_weight = weights.data();
-  for (const int64_t slot : partials.near_slots) {
+  const Buffer weights = exchange.group.pool().take(offsets.back() * weight_bytes);
+  for (int64_t i = 0; i < offsets.back(); ++i) {
+    const int64_t slot = partials.near_slots[static_cast<size_t>(first_slot + i)];
     const auto s = static_cast<size_t>(slot);
     const int owner = plan.owner[static_cast<size_t>(plan.expert_ids[s])];
-    rows.push_back(peers.at(owner) + plan.final_rows[s] * args.rows.row_bytes());
-    next_weight = std::copy_n(plan.weights.data() + slot * size_of(plan.weight_dtype),
-                              size_of(plan.weight_dtype), next_weight);
+    rows.push_back(peers.at(owner) + plan.final_rows[s] * sum.rows.row_bytes());
+    std::copy_n(plan.weights.data() + slot * weight_bytes, weight_bytes,
+                weights.data() + i * weight_bytes);
   }
-  const Buffer near = exchange.group.pool().take(partials.num_near() * row_bytes);
+  const Buffer near = exchange.group.pool().take((std::ssize(offsets) - 1) * row_bytes);
   ops::sum_rows({.rows = rows.data(),
-                 .offsets = partials.near_offsets.data(),
-                 .weights = args.weights.given() ? weights.data() : nullptr,
+                 .offsets = offsets.data(),
+                 .weights = sum.weights.given() ? weights.data() : nullptr,
                  .out = near.data(),
-                 .N = partials.num_near(),
-                 .D = D,
-                 .row_dtype = args.rows.dtype,
+                 .N = std::ssize(offsets) - 1,
+                 .D = sum.out.shape[1],
+                 .row_dtype = sum.rows.dtype,
                  .out_dtype = dtype});
 
-  rows.clear();
-  for (const int64_t number : partials.partials) {
-    rows.push_back(number < partials.num_near()
-                       ? near.data() + number * row_bytes
-                       : returned.data() + (number - partials.num_near()) * row_bytes);
+  // All partials of these tokens.
+  std::unordered_map<int64_t, int64_t> place_of_copy;
+  for (const int64_t copy : args.returned.numbers) {
+    place_of_copy.emplace(copy, std::ssize(place_of_copy));
   }
-  ops::sum_rows({.rows = rows.data(),
-                 .offsets = partials.token_offsets.data(),
-                 .out = static_cast<std::byte*>(args.out.data),
-                 .N = plan.T,
-                 .D = D,
-                 .row_dtype = dtype,
-                 .out_dtype = args.out.dtype});
+  rows.clear();
+  offsets = {0};
+  for (size_t t = first; t < last; ++t) {
+    for (int64_t i = partials.partial_token_offsets[t]; i < partials.partial_token_offsets[t + 1];
+         ++i) {
+      const int64_t number = partials.partials[static_cast<size_t>(i)];
+      rows.push_back(number >= 0
+                         ? near.data() + (number - static_cast<int64_t>(first_near)) * row_bytes
+                         : args.returned.rows.data() + place_of_copy.at(~number) * row_bytes);
+    }
+    offsets.push_back(std::ssize(rows));
+  }
+  ops::sum_rows(
+      {.rows = rows.data(),
+       .offsets = offsets.data(),
+       .out = static_cast<std::byte*>(sum.out.data) + args.first_token * sum.out.row_bytes(),
+       .N = args.last_token - args.first_token,
+       .D = sum.out.shape[1],
+       .row_dtype = dtype,
+       .out_dtype = sum.out.dtype});
 }
 
 }  // namespace crossdock

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <vector>
 
 #include "crossdock/strategy.hpp"
@@ -18,10 +17,11 @@ using SumGroup = std::function<int(int rank)>;
 /// group by group; those of other nodes come back as one partial row per relayed copy.
 struct SourcePartials {
   std::vector<int64_t> near_slots;  // t * K + k of the routes to this node, by (token, group, slot)
-  std::vector<int64_t> near_offsets;  // [near sums + 1] into near_slots
-  // Of each token, groups ascending: the number of a near sum, or near sums + number of a copy.
+  std::vector<int64_t> near_offsets;        // [near sums + 1] into near_slots
+  std::vector<int64_t> near_token_offsets;  // [T + 1] into the near sums
+  // Of each token, groups ascending: the number of a near sum, or ~ the number of a copy.
   std::vector<int64_t> partials;
-  std::vector<int64_t> token_offsets;  // [T + 1] into partials
+  std::vector<int64_t> partial_token_offsets;  // [T + 1] into partials
 
   int64_t num_near() const { return std::ssize(near_offsets) - 1; }
 };
@@ -29,9 +29,15 @@ struct SourcePartials {
 SourcePartials make_source_partials(const Exchange& exchange, const Relay& relay,
                                     const SumGroup& group_of);
 
-/// args.out: near sums in slot order, then the sum of a token's partials, groups ascending.
-/// `returned` holds the partial rows of the copies.
-void sum_grouped(const Exchange& exchange, const SourcePartials& partials, const Buffer& returned,
-                 const PeerRows& peers, const GatherSumArgs& args);
+/// Rows [first_token, last_token) of args.out: near sums in slot order, then the sum of a token's
+/// partials, groups ascending. `returned` holds the partial rows of those tokens' copies.
+struct GroupedSumArgs {
+  const SourcePartials& partials;
+  const ReturnedRows& returned;
+  int64_t first_token;
+  int64_t last_token;
+  GatherSumArgs sum;
+};
+void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedSumArgs& args);
 
 }  // namespace crossdock

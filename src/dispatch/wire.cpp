@@ -3,29 +3,25 @@
 namespace crossdock {
 namespace {
 
-// Takes the blocks of near ranks out of the offsets; returns how far each block has moved.
-std::vector<int64_t> remove_near(std::vector<int64_t>& offsets, const IsNear& is_near) {
-  std::vector<int64_t> shifts(offsets.size() - 1);
-  int64_t removed = 0;
-  for (size_t rank = 0; rank < shifts.size(); ++rank) {
-    shifts[rank] = removed;
-    const int64_t size = offsets[rank + 1] - offsets[rank];
-    offsets[rank] -= removed;
-    if (is_near(static_cast<int>(rank))) removed += size;
-  }
-  offsets.back() -= removed;
-  return shifts;
+// Takes the block of `rank` out of the offsets; returns its size.
+int64_t remove_block(std::vector<int64_t>& offsets, size_t rank) {
+  const int64_t size = offsets[rank + 1] - offsets[rank];
+  for (size_t r = rank + 1; r < offsets.size(); ++r) offsets[r] -= size;
+  return size;
 }
 
 }  // namespace
 
-TravellingRows::TravellingRows(const PlanData& plan, const IsNear& is_near)
-    : send_offsets_(plan.send_offsets), recv_offsets_(plan.recv_offsets) {
-  send_shifts_ = remove_near(send_offsets_, is_near);
-  const std::vector<int64_t> recv_shifts = remove_near(recv_offsets_, is_near);
+TravellingRows::TravellingRows(const PlanData& plan)
+    : rank_(static_cast<size_t>(plan.rank)),
+      send_offsets_(plan.send_offsets),
+      recv_offsets_(plan.recv_offsets) {
+  staying_sent_ = remove_block(send_offsets_, rank_);
+  const int64_t staying_received = remove_block(recv_offsets_, rank_);
+  recv_blocks_.reserve(plan.recv_blocks.size());
   for (RowBlock block : plan.recv_blocks) {
-    if (is_near(block.source)) continue;
-    block.arrival -= recv_shifts[static_cast<size_t>(block.source)];
+    if (block.source == plan.rank) continue;
+    if (block.source > plan.rank) block.arrival -= staying_received;
     recv_blocks_.push_back(block);
   }
 }

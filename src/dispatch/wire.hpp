@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -10,31 +9,29 @@
 
 namespace crossdock {
 
-/// Whether rows between this rank and `rank` need no all-to-all.
-using IsNear = std::function<bool(int rank)>;
-
-/// The rows that travel in an all-to-all: those of the plan without the ones to and from near
-/// ranks, which need no copy on the way.
+/// The rows that travel in an all-to-all: those of the plan without the ones that stay on this
+/// rank, which need no copy on the way.
 class TravellingRows {
  public:
-  TravellingRows(const PlanData& plan, const IsNear& is_near);
+  explicit TravellingRows(const PlanData& plan);
 
   std::span<const int64_t> send_offsets() const { return send_offsets_; }  // [P + 1] in rows
   std::span<const int64_t> recv_offsets() const { return recv_offsets_; }  // [P + 1] in rows
   int64_t num_sent() const { return send_offsets_.back(); }
   int64_t num_received() const { return recv_offsets_.back(); }
 
-  /// Place of a route among those that travel; `owner`, its expert's rank, must not be near.
-  int64_t send_index(int owner, int64_t send_position) const {
-    return send_position - send_shifts_[static_cast<size_t>(owner)];
+  /// Place of a route among those that leave this rank; its owner must be another one.
+  int64_t send_index(int64_t send_position) const {
+    return send_position < send_offsets_[rank_] ? send_position : send_position - staying_sent_;
   }
-  /// The plan's blocks that travel; `arrival` counts among those rows.
+  /// The plan's blocks that come from other ranks; `arrival` counts among those rows.
   std::span<const RowBlock> recv_blocks() const { return recv_blocks_; }
 
  private:
+  size_t rank_;
+  int64_t staying_sent_;
   std::vector<int64_t> send_offsets_;
   std::vector<int64_t> recv_offsets_;
-  std::vector<int64_t> send_shifts_;  // [P] rows that stay before those to rank r
   std::vector<RowBlock> recv_blocks_;
 };
 

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -56,7 +55,8 @@ std::vector<float> to_vector(const OwnedTensor& tensor) {
 // Dispatch, scale every row by its expert, combine, and both backwards. `own_memory`: rows and y
 // are the caller's, not the library's.
 std::vector<RankOutput> run(const std::string& strategy, int size, int ranks_per_node,
-                            bool partial_sums, bool own_memory = false) {
+                            bool partial_sums, bool own_memory = false,
+                            int64_t staging_bytes = GroupOptions().staging_bytes) {
   std::vector<RankOutput> outputs(static_cast<size_t>(size));
   run_ranks(
       size,
@@ -101,7 +101,8 @@ std::vector<RankOutput> run(const std::string& strategy, int size, int ranks_per
       },
       {.ranks_per_node = ranks_per_node,
        .group = {.arrival_deadline = std::chrono::seconds(20),
-                 .progress_deadline = std::chrono::seconds(20)}});
+                 .progress_deadline = std::chrono::seconds(20),
+                 .staging_bytes = staging_bytes}});
   return outputs;
 }
 
@@ -143,6 +144,21 @@ TEST_P(Nodes, PartialSumsAreCloseToTheExactOnesAndTheSameEveryTime) {
       ASSERT_NEAR(first[r].out[i], exact[r].out[i], 1e-5 * std::abs(exact[r].out[i]) + 1e-5);
       ASSERT_NEAR(first[r].grad_x[i], exact[r].grad_x[i],
                   1e-5 * std::abs(exact[r].grad_x[i]) + 1e-5);
+    }
+  }
+}
+
+TEST_P(Nodes, RoundsOfAFewTokensGiveTheBitsOfOneRound) {
+  const auto& [strategy, size, ranks_per_node] = GetParam();
+  constexpr int64_t kThreeTokens = 3 * kTopK * kWidth * int64_t{sizeof(float)};
+  for (const bool partial_sums : {false, true}) {
+    const auto expected = run(strategy, size, ranks_per_node, partial_sums);
+    const auto actual =
+        run(strategy, size, ranks_per_node, partial_sums, /*own_memory=*/false, kThreeTokens);
+    for (size_t r = 0; r < expected.size(); ++r) {
+      expect_same_bits(actual[r].rows, expected[r].rows);
+      expect_same_bits(actual[r].out, expected[r].out);
+      expect_same_bits(actual[r].grad_x, expected[r].grad_x);
     }
   }
 }
