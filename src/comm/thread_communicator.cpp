@@ -1,11 +1,11 @@
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
 #include "comm/exchange_arguments.hpp"
 #include "comm/thread_board.hpp"
 #include "core/check.hpp"
+#include "core/stream_copy.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock {
@@ -100,6 +100,7 @@ void ThreadCommunicator::read_posts(const SharedBytes& recv, std::span<const int
                                     const WaitContext& wait) {
   std::optional<Error> mismatch;
   bool all_inlined = true;
+  const Stores stores = stores_for(recv_offsets.back());
   for (int i = 0; i < size(); ++i) {  // each rank begins with itself, so that they spread out
     const int peer = (rank_ + i) % size();
     const ThreadPost& post = board_->post_of(peer, num_exchanges_);
@@ -113,9 +114,10 @@ void ThreadCommunicator::read_posts(const SharedBytes& recv, std::span<const int
                               ", which expected ", expected),
                        ErrorContext{peer, wait.sequence, wait.operation});
     } else if (expected > 0 && part.data() != recv.data + begin) {
-      std::memcpy(recv.data + begin, part.data(), part.size());
+      copy_bytes(recv.data + begin, part.data(), expected, stores);
     }
   }
+  finish_stores();
   if (!all_inlined) board_->finish_reading(rank_, num_exchanges_);
   if (mismatch) throw *mismatch;
 }
