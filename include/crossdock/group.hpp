@@ -41,6 +41,9 @@ struct Proposal {
   std::string config{};
   /// What the other ranks get if everybody agrees; any size.
   std::span<const std::byte> body{};
+  /// All ranks are inside the operation already (they met for it before): the progress deadline
+  /// holds, not the one for arrival.
+  bool under_way = false;
   /// Set: this rank refuses, and every rank throws this error, prefixed with this rank's number.
   const Error* rejection = nullptr;
 };

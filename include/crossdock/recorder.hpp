@@ -9,6 +9,7 @@ namespace crossdock {
 /// One thing a rank did.
 struct Event {
   const char* operation = "";  // a string literal: "plan", "dispatch", "experts", ...
+  const char* phase = "";      // a string literal: what of it; "": all of it
   uint64_t sequence = 0;       // number of the collective in its group; 0 for local work
   int64_t bytes = 0;           // payload moved, 0 if that says nothing
   int64_t begin_ns = 0;        // steady clock
@@ -31,9 +32,13 @@ class EventRecorder {
   /// Records from construction to destruction.
   class Scope {
    public:
-    Scope(EventRecorder& recorder, const char* operation, uint64_t sequence, int64_t bytes = 0)
+    Scope(EventRecorder& recorder, const char* operation, uint64_t sequence, int64_t bytes = 0,
+          const char* phase = "")
         : recorder_(recorder.is_on() ? &recorder : nullptr) {
-      if (recorder_) index_ = recorder_->begin(operation, sequence, bytes);
+      if (recorder_) {
+        index_ = recorder_->begin(
+            {.operation = operation, .phase = phase, .sequence = sequence, .bytes = bytes});
+      }
     }
     ~Scope() {
       if (recorder_) recorder_->end(index_);
@@ -50,7 +55,7 @@ class EventRecorder {
   };
 
  private:
-  int64_t begin(const char* operation, uint64_t sequence, int64_t bytes);
+  int64_t begin(Event event);
   void end(int64_t index);
   void set_bytes(int64_t index, int64_t bytes);
 

@@ -69,13 +69,13 @@ Buffer gather(Group& group, std::span<const std::byte> bytes, std::span<const in
 }
 
 std::vector<RendezvousHeader> gather_headers(Group& group, const RendezvousHeader& own,
-                                             const char* operation) {
+                                             const Proposal& proposal) {
   std::vector<int64_t> offsets;
   for (int rank = 0; rank <= group.size(); ++rank) {
     offsets.push_back(rank * static_cast<int64_t>(sizeof own));
   }
-  WaitContext wait = group.wait_context(operation, own.sequence);
-  wait.arrival = *group.options().arrival_deadline;
+  WaitContext wait = group.wait_context(proposal.operation, own.sequence);
+  if (!proposal.under_way) wait.arrival = *group.options().arrival_deadline;
   const Buffer all = gather(group, std::as_bytes(std::span(&own, 1)), offsets, wait);
   std::vector<RendezvousHeader> headers(static_cast<size_t>(group.size()));
   std::memcpy(headers.data(), all.data(), headers.size() * sizeof own);
@@ -157,8 +157,9 @@ Agreement Group::agree(const Proposal& proposal) {
   check();
   const RendezvousHeader own = comm::make_header(proposal, next_sequence_);
   const WaitContext wait = wait_context(proposal.operation, next_sequence_++);
-  EventRecorder::Scope scope(recorder_, proposal.operation, wait.sequence, own.body_bytes);
-  const auto headers = gather_headers(*this, own, proposal.operation);
+  EventRecorder::Scope scope(recorder_, proposal.operation, wait.sequence, own.body_bytes,
+                             "rendezvous");
+  const auto headers = gather_headers(*this, own, proposal);
 
   // From here on all ranks see the same headers and come to the same end.
   if (const auto odd = comm::find_other_step(headers)) {

@@ -44,11 +44,11 @@ std::vector<Event> EventRecorder::events() const {
   return result;
 }
 
-int64_t EventRecorder::begin(const char* operation, uint64_t sequence, int64_t bytes) {
+int64_t EventRecorder::begin(Event event) {
   const std::lock_guard lock(ring_->mutex);
   const int64_t index = ring_->num_begun++;
-  ring_->events[static_cast<size_t>(index % capacity_)] = {
-      .operation = operation, .sequence = sequence, .bytes = bytes, .begin_ns = now_ns()};
+  event.begin_ns = now_ns();
+  ring_->events[static_cast<size_t>(index % capacity_)] = event;
   return index;
 }
 

@@ -53,6 +53,7 @@ PeerRows::PeerRows(const Exchange& exchange, std::span<const ShownRows> shown)
                                                     .subject = exchange.plan.id(),
                                                     .config = {},
                                                     .body = std::as_bytes(std::span(handles)),
+                                                    .under_way = true,
                                                     .rejection = nullptr});
   for (int rank = 0; rank < exchange.group.size(); ++rank) {
     std::memcpy(handles.data(), agreement.body(rank).data(), agreement.body(rank).size());
@@ -69,6 +70,7 @@ void end_exchange(const Exchange& exchange) {
                         .subject = exchange.plan.id(),
                         .config = {},
                         .body = {},
+                        .under_way = true,
                         .rejection = nullptr});
 }
 

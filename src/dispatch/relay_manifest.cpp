@@ -70,6 +70,7 @@ std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
        .subject = exchange.plan.id(),
        .config = concat("staging_bytes=", exchange.group.options().staging_bytes),
        .body = std::as_bytes(std::span(sizes)),
+       .under_way = true,
        .rejection = nullptr});
   std::vector<ManifestSize> all(sizes.size() * sizes.size());
   std::memcpy(all.data(), agreement.bytes.data(), all.size() * sizeof(ManifestSize));
