@@ -46,17 +46,20 @@ MpiCommunicator::MpiCommunicator(MPI_Comm data, MPI_Comm control, MpiMembers mem
 }
 
 MpiCommunicator::~MpiCommunicator() {
+  leave_quietly(kPlainLeave);
+}
+
+void MpiCommunicator::leave_quietly(std::string_view reason) noexcept {
   try {
-    leave(kPlainLeave);
-  } catch (const Error&) {
+    leave(reason);
+  } catch (const std::exception&) {
     // The peers then learn it by their deadlines.
   }
 }
 
 void MpiCommunicator::leave(std::string_view reason) {
-  if (has_left_ || !mpi_is_running()) return;
-  has_left_ = true;
-  control_.send_to_all_others(left_message(reason, num_completed_ + 1));
+  if (!mpi_is_running() || has_left_.exchange(true)) return;
+  control_.say_goodbye(left_message(reason, num_completed_ + 1));
 }
 
 void MpiCommunicator::abort(const Error& cause) {

@@ -2,6 +2,7 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 
 #include "comm/failure.hpp"
 #include "comm/mpi_control.hpp"
+#include "comm/mpi_environment.hpp"
 #include "comm/mpi_transfers.hpp"
 #include "comm/mpi_wait.hpp"
 #include "comm/process_watch.hpp"
@@ -71,6 +73,7 @@ class MpiCommunicator final : public Communicator {
   [[noreturn]] void fail(Failure failure);
   void tell_failure(Failure failure);
   void throw_if_failed() const;
+  void leave_quietly(std::string_view reason) noexcept;
 
   const MPI_Comm data_;
   MpiControl control_;
@@ -81,10 +84,11 @@ class MpiCommunicator final : public Communicator {
   std::vector<bool> is_watched_;                     // [P] processes whose end can be seen
   std::vector<std::optional<ControlMessage>> left_;  // [P] goodbyes
   uint64_t num_exchanges_ = 0;                       // begun
-  uint64_t num_completed_ = 0;
-  bool has_left_ = false;
+  std::atomic<uint64_t> num_completed_ = 0;
+  std::atomic<bool> has_left_ = false;
   std::optional<Failure> failure_;
   Traffic traffic_;
+  const ExitNotice exit_notice_{[this] { leave_quietly("its process is exiting"); }};
 };
 
 }  // namespace crossdock::comm

@@ -50,6 +50,13 @@ ControlMessage left_message(std::string_view reason, uint64_t exchange) {
 
 MpiControl::MpiControl(MPI_Comm communicator)
     : communicator_(communicator), incoming_(std::make_shared<ControlMessage>()) {
+  int size = 0;
+  int rank = 0;
+  MPI_Comm_size(communicator_, &size);
+  MPI_Comm_rank(communicator_, &rank);
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer != rank) peers_.push_back(peer);
+  }
   post_receive();
 }
 
@@ -82,22 +89,29 @@ void MpiControl::forget_what_was_sent() {
   });
 }
 
+MPI_Request MpiControl::post_send(int peer, const ControlMessage& message) const {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Isend(&message, sizeof message, MPI_BYTE, peer, kTag, communicator_, &request),
+            "MPI_Isend", peer);
+  return request;
+}
+
 void MpiControl::send(int peer, const ControlMessage& message) {
-  Outgoing& outgoing = outgoing_.emplace_back();
-  outgoing.message = std::make_shared<ControlMessage>(message);
-  check_mpi(MPI_Isend(outgoing.message.get(), sizeof(ControlMessage), MPI_BYTE, peer, kTag,
-                      communicator_, &outgoing.request),
-            "MPI_Isend");
+  auto kept = std::make_shared<ControlMessage>(message);
+  const MPI_Request request = post_send(peer, *kept);
+  outgoing_.push_back({request, std::move(kept)});
 }
 
 void MpiControl::send_to_all_others(const ControlMessage& message) {
-  int size = 0;
-  int rank = 0;
-  MPI_Comm_size(communicator_, &size);
-  MPI_Comm_rank(communicator_, &rank);
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) send(peer, message);
-  }
+  for (const int peer : peers_) send(peer, message);
+}
+
+void MpiControl::say_goodbye(const ControlMessage& message) const {
+  auto kept = std::make_shared<ControlMessage>(message);
+  AbandonedRequests unattended;
+  for (const int peer : peers_) unattended.requests.push_back(post_send(peer, *kept));
+  unattended.memory.push_back(std::move(kept));
+  keep_until_exit(std::move(unattended));
 }
 
 void MpiControl::poll(const std::function<void(int sender, const ControlMessage&)>& handle) {

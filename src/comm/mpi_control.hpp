@@ -56,6 +56,8 @@ class MpiControl {
 
   void send(int peer, const ControlMessage& message);
   void send_to_all_others(const ControlMessage& message);
+  /// As send_to_all_others, for the last message; also while another thread is in a call.
+  void say_goodbye(const ControlMessage& message) const;
 
   /// Hands every message that has come to `handle`, which may send.
   void poll(const std::function<void(int sender, const ControlMessage&)>& handle);
@@ -67,9 +69,11 @@ class MpiControl {
   };
 
   void post_receive();
+  MPI_Request post_send(int peer, const ControlMessage& message) const;
   void forget_what_was_sent();
 
   MPI_Comm communicator_;
+  std::vector<int> peers_;  // all ranks but this
   MPI_Request receive_ = MPI_REQUEST_NULL;
   std::shared_ptr<ControlMessage> incoming_;
   std::vector<Outgoing> outgoing_;

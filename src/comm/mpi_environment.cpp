@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -86,7 +87,45 @@ void keep_until_exit(AbandonedRequests abandoned) {
   static std::mutex mutex;
   static auto* kept = new std::vector<AbandonedRequests>;  // never freed: that is the point
   const std::lock_guard lock(mutex);
+  std::erase_if(*kept, [](AbandonedRequests& one) {  // those that have completed all the same
+    int done = 0;
+    const auto count = static_cast<int>(one.requests.size());
+    return MPI_Testall(count, one.requests.data(), &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS &&
+           done != 0;
+  });
   kept->push_back(std::move(abandoned));
+}
+
+namespace {
+
+// Never freed: used while the process exits.
+struct PendingNotices {
+  std::mutex mutex;
+  std::set<const std::function<void()>*> notices;
+};
+
+PendingNotices& pending_notices() {
+  static auto* pending = new PendingNotices;
+  return *pending;
+}
+
+void give_notices() {
+  const std::lock_guard lock(pending_notices().mutex);
+  for (const auto* notice : pending_notices().notices) (*notice)();
+}
+
+}  // namespace
+
+ExitNotice::ExitNotice(std::function<void()> notice) : notice_(std::move(notice)) {
+  // Registered after finalize_at_exit, so it runs before it.
+  [[maybe_unused]] static const int registered = std::atexit(give_notices);
+  const std::lock_guard lock(pending_notices().mutex);
+  pending_notices().notices.insert(&notice_);
+}
+
+ExitNotice::~ExitNotice() {
+  const std::lock_guard lock(pending_notices().mutex);
+  pending_notices().notices.erase(&notice_);
 }
 
 }  // namespace crossdock::comm

@@ -2,6 +2,7 @@
 
 #include <mpi.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,11 +27,25 @@ bool mpi_is_running();
 /// A communicator has failed, so a process may be stuck or dead: see ensure_mpi_is_initialized.
 void note_mpi_failure();
 
-/// Requests that nobody waits for any more, and the memory that they name: kept until exit.
+/// Requests that nobody waits for any more, and the memory that they name: kept until exit, or
+/// until they have completed all the same.
 struct AbandonedRequests {
   std::vector<MPI_Request> requests;
   std::vector<std::shared_ptr<const void>> memory;
 };
 void keep_until_exit(AbandonedRequests abandoned);
+
+/// Calls `notice` when the process exits before this object is gone, and before MPI is finalised
+/// here. Other threads may still run then.
+class ExitNotice {
+ public:
+  explicit ExitNotice(std::function<void()> notice);
+  ~ExitNotice();
+  ExitNotice(const ExitNotice&) = delete;
+  ExitNotice& operator=(const ExitNotice&) = delete;
+
+ private:
+  std::function<void()> notice_;
+};
 
 }  // namespace crossdock::comm

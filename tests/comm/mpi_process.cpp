@@ -1,0 +1,66 @@
+// One rank of a job whose processes end in various ways; mpi_process_test.cpp starts it under
+// mpirun. MPI is initialised and finalised by the library. Rank 1 is the one with the fault.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string_view>
+#include <thread>
+
+#include "crossdock/group.hpp"
+#include "crossdock/mpi.hpp"
+
+namespace {
+
+using namespace crossdock;  // NOLINT: a program of its own
+
+constexpr int kCulprit = 1;
+
+/// What rank 1 does at step 3. Returns whether main shall return.
+bool commit_fault(std::string_view fault) {
+  if (fault == "kill") raise(SIGKILL);
+  if (fault == "exit") std::exit(0);
+  if (fault == "throw") throw std::runtime_error("boom");
+  if (fault == "stall") std::this_thread::sleep_for(std::chrono::seconds(3));
+  return fault == "return";
+}
+
+int report(const Group& group, const Error& error, std::chrono::steady_clock::time_point begin) {
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+  std::printf("rank %d blames %d at %s %d after %s: %s\n", group.rank(), error.context().culprit,
+              error.context().operation, static_cast<int>(error.context().sequence),
+              waited.count() < 5 ? "a moment" : "a long time", error.what());
+  std::fflush(stdout);
+  return 0;
+}
+
+void go_on_with_survivors(Group& group) {
+  std::vector<int> survivors;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank != kCulprit) survivors.push_back(rank);
+  }
+  const auto rebuilt = group.subgroup(survivors);
+  rebuilt->agree({.operation = "again"});
+  std::printf("rank %d goes on\n", group.rank());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view fault = argc > 1 ? argv[1] : "none";
+  const int exit_code = argc > 2 ? std::atoi(argv[2]) : 0;
+  Group group(make_mpi_communicator());
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    group.agree({.operation = "plan"});
+    group.agree({.operation = "dispatch"});
+    if (group.rank() == kCulprit && commit_fault(fault)) return 0;
+    group.agree({.operation = "combine"});
+    std::printf("rank %d is done\n", group.rank());
+  } catch (const Error& error) {
+    report(group, error, begin);
+    if (fault == "kill") go_on_with_survivors(group);
+  }
+  return exit_code;
+}
