@@ -1,0 +1,60 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "crossdock/conformance.hpp"
+#include "crossdock/threads.hpp"
+
+namespace crossdock::conformance {
+
+/// Written down once; changes only if the tokens and routes of output_hash do.
+inline constexpr uint64_t kKnownOutputHash = 5142801531108618914U;
+
+/// Long enough for many ranks on few cores, short enough that nothing hangs.
+inline GroupOptions test_deadlines() {
+  return {.arrival_deadline = std::chrono::seconds(60),
+          .progress_deadline = std::chrono::seconds(60)};
+}
+
+/// The short run.
+inline std::vector<Check> quick_checks() {
+  std::vector<Check> checks = list_checks();
+  std::erase_if(checks, [](const Check& check) { return !check.is_quick; });
+  return checks;
+}
+
+inline void expect_no_failures(const std::vector<Failure>& failures) {
+  constexpr size_t kShown = 20;
+  for (size_t i = 0; i < std::min(failures.size(), kShown); ++i) {
+    ADD_FAILURE() << failures[i].check << ": " << failures[i].message;
+  }
+  EXPECT_EQ(failures.size(), 0U);
+}
+
+/// Ranks that are threads.
+struct Ranks {
+  int size = 1;
+  int per_node = 0;  // 0: all on one node
+};
+
+/// Runs the checks on thread ranks; returns what failed on any of them.
+inline std::vector<Failure> failures_on_threads(const Ranks& ranks, const StrategyFactory& strategy,
+                                                const std::vector<Check>& checks) {
+  std::mutex mutex;
+  std::vector<Failure> failures;
+  const auto body = [&](Group& group) {
+    const Report report = run_checks(group, strategy, checks);
+    const std::lock_guard lock(mutex);
+    failures.insert(failures.end(), report.failures.begin(), report.failures.end());
+  };
+  run_ranks(ranks.size, body, {.ranks_per_node = ranks.per_node, .group = test_deadlines()});
+  return failures;
+}
+
+}  // namespace crossdock::conformance

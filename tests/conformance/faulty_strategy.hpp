@@ -1,0 +1,75 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "crossdock/strategy.hpp"
+
+namespace crossdock::conformance {
+
+/// A working strategy with hooks where a fault can be put in.
+struct Faults {
+  using AfterScatter = std::function<void(const Exchange&, std::span<const RowPart>)>;
+  using Sum = std::function<void(Strategy&, const Exchange&, const GatherSumArgs&)>;
+  using AfterRoutes = std::function<void(const Exchange&, TensorView routes)>;
+
+  std::function<void(Strategy&, const Exchange&, std::span<const RowPart>)> scatter{};  // instead
+  AfterScatter after_scatter{};
+  Sum sum{};  // instead of gather_sum
+  Sum partial_sum{};
+  AfterRoutes after_scatter_routes{};
+  AfterRoutes after_gather_routes{};
+};
+
+class FaultyStrategy : public Strategy {
+ public:
+  FaultyStrategy(std::unique_ptr<Strategy> inner, Faults faults)
+      : inner_(std::move(inner)), faults_(std::move(faults)) {}
+
+  std::string_view name() const override { return inner_->name(); }
+
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    return inner_->prepare(exchange);
+  }
+
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    if (faults_.scatter) {
+      faults_.scatter(*inner_, exchange, parts);
+    } else {
+      inner_->scatter(exchange, parts);
+    }
+    if (faults_.after_scatter) faults_.after_scatter(exchange, parts);
+  }
+
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    if (faults_.sum) return faults_.sum(*inner_, exchange, args);
+    inner_->gather_sum(exchange, args);
+  }
+
+  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    if (faults_.partial_sum) return faults_.partial_sum(*inner_, exchange, args);
+    inner_->gather_partial_sums(exchange, args);
+  }
+
+  void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) override {
+    inner_->scatter_routes(exchange, routes, rows);
+    if (faults_.after_scatter_routes) faults_.after_scatter_routes(exchange, rows);
+  }
+
+  void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes) override {
+    inner_->gather_routes(exchange, rows, routes);
+    if (faults_.after_gather_routes) faults_.after_gather_routes(exchange, routes);
+  }
+
+  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
+    return inner_->allocate_rows(exchange, dtype, shape);
+  }
+
+ private:
+  std::unique_ptr<Strategy> inner_;
+  Faults faults_;
+};
+
+}  // namespace crossdock::conformance
