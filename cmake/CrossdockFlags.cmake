@@ -36,7 +36,7 @@ add_library(crossdock_flags INTERFACE)
 target_compile_options(
   crossdock_flags
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off -fno-math-errno -Wall -Wextra>
-            $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false
+            $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --expt-relaxed-constexpr
             -Xcompiler=-ffp-contract=off,-fno-math-errno,-Wall,-Wextra>)
 if(CROSSDOCK_WERROR)
   target_compile_options(

@@ -11,6 +11,7 @@
 #include "crossdock/activation.hpp"
 #include "crossdock/buffer.hpp"
 #include "crossdock/communicator.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/dispatch_config.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/dtype.hpp"

@@ -17,6 +17,13 @@
 namespace crossdock {
 
 struct LocalRoutes;  // one rank's routing, checked; internal
+class DevicePath;    // the same calls for tensors on a device; internal
+
+/// How a dispatcher works on a device. Ranks need not have it alike.
+struct DeviceOptions {
+  Stream stream{};  // all work goes there, in order; default: the device's default stream
+  int max_sms = 0;  // multiprocessors that a call uses at most; 0: all
+};
 
 /// What the caller may give and get of a dispatch. Views that are not given are made by the
 /// library (and then owned by `DispatchResult`).
@@ -26,7 +33,6 @@ struct DispatchArgs {
   TensorView rows{};         // out, optional: [R, D]
   TensorView row_scales{};   // out, optional
   bool with_row_weights = false;
-  Stream stream{};
 };
 
 struct DispatchResult {
@@ -49,6 +55,15 @@ struct CombineBackwardResult {
 /// A wrong configuration or an unknown strategy does not throw at construction, as that would leave
 /// the other ranks waiting: it is refused at the first plan(), by all ranks alike. A plan belongs
 /// to the dispatcher that made it.
+///
+/// Tensors may be on a GPU: those of a routing, and then those of all calls with its plan. Ranks
+/// still meet on the host, but work is only queued in the stream of set_device_options, and
+/// nothing waits for the device, except plan() where the configuration has no max_rows or the plan
+/// must be made on the host (a dense routing, drops by weight, alltoall, allgather). A wrong
+/// routing is then found by the device: the plan is empty, outputs are zero, and the next call or
+/// check() throws, on all ranks alike. Results must be released before their stream is destroyed.
+/// Calls may be captured into a CUDA graph: the plan and all results must then live as long as the
+/// graph.
 class Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
@@ -61,6 +76,12 @@ class Dispatcher {
   Group& group() { return group_; }
   /// Throws if the name given was unknown.
   const Strategy& strategy() const;
+
+  /// For later calls with tensors on a device.
+  void set_device_options(const DeviceOptions& options);
+  /// Throws what a device has reported since the last call, if anything. Does not wait for it, and
+  /// is not collective.
+  void check();
 
   /// Agrees on who receives how many rows, and on the final row of every route.
   Plan plan(const Routing& routing);
@@ -96,6 +117,8 @@ class Dispatcher {
   Plan plan_routes(const std::function<LocalRoutes()>& read_routes);
   OwnedTensor sum_rows(const char* operation, const Plan& plan, const GatherSumArgs& args);
   void check_plan(const Plan& plan) const;
+  DevicePath& device_path(Device device);
+  bool is_on_device(const Plan& plan) const;
   uint64_t agree(const char* operation, const Plan& plan, std::string call_text,
                  const std::optional<Error>& refusal);
 
@@ -104,6 +127,8 @@ class Dispatcher {
   std::unique_ptr<Strategy> strategy_;
   std::optional<Error> flaw_;  // what is wrong with the configuration
   std::string config_text_;    // what all ranks must have alike
+  DeviceOptions device_options_;
+  std::unique_ptr<DevicePath> device_path_;  // made when first needed
 };
 
 }  // namespace crossdock

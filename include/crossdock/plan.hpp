@@ -60,10 +60,27 @@ struct PlanData {
   std::vector<int64_t> local_counts;  // [E_local]: Segments::counts; with pad_to_capacity all
                                       // rows count, as pads then stand between the sources
 
-  int64_t num_local_experts() const { return static_cast<int64_t>(local_counts.size()); }
+  int64_t num_local_experts() const {
+    const auto r = static_cast<size_t>(rank);
+    return owner_offsets[r + 1] - owner_offsets[r];
+  }
   int64_t num_rows() const { return rows_per_rank[static_cast<size_t>(rank)]; }  // R
   int64_t num_sent() const { return static_cast<int64_t>(sent_routes.size()); }  // S
   int64_t num_received() const { return recv_offsets.back(); }                   // without pads
+};
+
+/// The part of a plan that is on a device. If the plan was made there, PlanData holds only what the
+/// host knows without waiting: sizes, configuration and placement.
+class DevicePlanData {
+ public:
+  virtual ~DevicePlanData() = default;
+
+  virtual Device device() const = 0;
+  virtual int64_t num_rows() const = 0;                  // may wait for the device
+  virtual int64_t capacity_rows() const = 0;             // does not
+  virtual Segments segments() const = 0;                 // device memory
+  virtual ConstTensorView weights() const = 0;           // device memory
+  virtual std::span<const int64_t> dropped() const = 0;  // may wait for the device
 };
 
 /// One routing, agreed by all ranks. Made by Dispatcher::plan, read-only afterwards, owned by its
@@ -71,21 +88,33 @@ struct PlanData {
 class Plan {
  public:
   Plan() = default;
-  Plan(std::shared_ptr<const PlanData> data, std::shared_ptr<const void> strategy_state)
-      : data_(std::move(data)), strategy_state_(std::move(strategy_state)) {}
+  Plan(std::shared_ptr<const PlanData> data, std::shared_ptr<const void> strategy_state,
+       std::shared_ptr<const DevicePlanData> device_data = nullptr)
+      : data_(std::move(data)),
+        strategy_state_(std::move(strategy_state)),
+        device_data_(std::move(device_data)) {}
 
   bool valid() const { return data_ != nullptr; }
   uint64_t id() const { return data_->id; }
+  /// Where the routing was, and where tokens and rows must be.
+  Device device() const { return device_data_ ? device_data_->device() : Device{}; }
   int64_t num_tokens() const { return data_->T; }
   /// Rows at this rank, R, pad rows included. The one call that may synchronise with a device.
-  int64_t num_rows() const { return data_->num_rows(); }
-  /// Upper bound of num_rows() that is known without synchronising.
-  int64_t capacity_rows() const { return data_->num_rows(); }
+  int64_t num_rows() const { return device_data_ ? device_data_->num_rows() : data_->num_rows(); }
+  /// Upper bound of num_rows() that is known without synchronising, and the R of every tensor of
+  /// rows: the same as num_rows() on the CPU; on a device the configuration's max_rows if given.
+  /// Rows from num_rows() on are then unspecified.
+  int64_t capacity_rows() const {
+    return device_data_ ? device_data_->capacity_rows() : data_->num_rows();
+  }
   int64_t num_local_experts() const { return data_->num_local_experts(); }
+  /// On the plan's device.
   Segments segments() const;
-  /// [E] routes of this rank that capacity dropped.
-  std::span<const int64_t> dropped() const { return data_->dropped; }
-  /// [T, K] the weights of kept routes; 0 elsewhere.
+  /// [E] routes of this rank that capacity dropped, in host memory. May synchronise with a device.
+  std::span<const int64_t> dropped() const {
+    return device_data_ ? device_data_->dropped() : std::span<const int64_t>(data_->dropped);
+  }
+  /// [T, K] the weights of kept routes; 0 elsewhere. On the plan's device.
   ConstTensorView weights() const;
 
   /// For strategies.
@@ -94,10 +123,12 @@ class Plan {
   const State& strategy_state() const {
     return *static_cast<const State*>(strategy_state_.get());
   }
+  const std::shared_ptr<const DevicePlanData>& device_data() const { return device_data_; }
 
  private:
   std::shared_ptr<const PlanData> data_;
   std::shared_ptr<const void> strategy_state_;
+  std::shared_ptr<const DevicePlanData> device_data_;
 };
 
 }  // namespace crossdock

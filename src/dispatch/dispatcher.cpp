@@ -8,6 +8,7 @@
 #include "crossdock/fp8.hpp"
 #include "dispatch/capacity.hpp"
 #include "dispatch/config_check.hpp"
+#include "dispatch/device_path.hpp"
 #include "dispatch/plan_builder.hpp"
 #include "dispatch/tensor_check.hpp"
 #include "ops/sum_rows.hpp"
@@ -117,12 +118,50 @@ uint64_t Dispatcher::agree(const char* operation, const Plan& plan, std::string 
       .sequence;
 }
 
+void Dispatcher::set_device_options(const DeviceOptions& options) {
+  device_options_ = options;
+  if (device_path_) device_path_->set_options(options);
+}
+
+void Dispatcher::check() {
+  group_.check();
+  if (device_path_) device_path_->check();
+}
+
+// Collective only in that a rank that cannot make it refuses the plan of all.
+DevicePath& Dispatcher::device_path(Device device) {
+  const std::optional<Error> refusal = refusal_of([&] {
+    if (flaw_) throw *flaw_;
+    if (device_path_) return;
+    device_path_ = make_device_path({.group = group_,
+                                     .config = config_,
+                                     .config_text = config_text_,
+                                     .strategy_name = std::string(strategy_->name())},
+                                    device);
+    device_path_->set_options(device_options_);
+  });
+  if (refusal) agree("plan", {}, config_text_, refusal);
+  return *device_path_;
+}
+
+bool Dispatcher::is_on_device(const Plan& plan) const {
+  return device_path_ && plan.valid() && !plan.device().is_cpu();
+}
+
 Plan Dispatcher::plan(const Routing& routing) {
-  return plan_routes([&] { return read_routes(routing, *config_, group_.pool()); });
+  const auto on_host = [&](const Routing& host) {
+    return plan_routes([&] { return read_routes(host, *config_, group_.pool()); });
+  };
+  const Device device = routing.expert_ids.device;
+  return device.is_cpu() ? on_host(routing) : device_path(device).plan(routing, on_host);
 }
 
 Plan Dispatcher::plan(const DenseRouting& routing) {
-  return plan_routes([&] { return read_routes(routing, *config_, group_.pool()); });
+  const auto on_host = [&](const DenseRouting& host) {
+    return plan_routes([&] { return read_routes(host, *config_, group_.pool()); });
+  };
+  const Device device = routing.map.device;
+  return device.is_cpu() ? on_host(routing) : device_path(device).plan(routing, on_host);
 }
 
 Plan Dispatcher::plan_routes(const std::function<LocalRoutes()>& read_routes) {
@@ -165,11 +204,12 @@ Plan Dispatcher::plan_routes(const std::function<LocalRoutes()>& read_routes) {
 }
 
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {
+  if (is_on_device(plan)) return device_path_->dispatch(plan, args);
   DispatchResult result;
   std::vector<RowPart> parts;
   const std::optional<Error> refusal = refusal_of([&] {
     check_plan(plan);
-    const Exchange local{group_, plan, 0, "dispatch", args.stream};
+    const Exchange local{group_, plan, 0, "dispatch", {}};
     const int64_t R = plan.num_rows();
     check_tensor("x", args.x, {plan.num_tokens(), config_->width});
     CROSSDOCK_CHECK(is_summable(args.x.dtype) || args.x.dtype == DType::kF8E4M3,
@@ -201,7 +241,7 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
   const EventRecorder::Scope scope(group_.recorder(), "dispatch", sequence,
                                    plan.data().num_sent() * parts[0].row_bytes);
   run_agreed(group_, [&] {
-    const Exchange exchange{group_, plan, sequence, "dispatch", args.stream};
+    const Exchange exchange{group_, plan, sequence, "dispatch", {}};
     zero_rows(plan.data(), result.rows.view);
     if (args.scales.given()) zero_rows(plan.data(), result.row_scales.view);
     strategy_->scatter(exchange, parts);
@@ -215,6 +255,7 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
 
 OwnedTensor Dispatcher::sum_rows(const char* operation, const Plan& plan,
                                  const GatherSumArgs& args) {
+  if (is_on_device(plan)) return device_path_->sum_rows(operation, plan, args);
   OwnedTensor out;
   const bool weighted = args.weights.given();
   const std::optional<Error> refusal = refusal_of([&] {
@@ -257,6 +298,7 @@ OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad
 
 CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensorView grad_out,
                                                    ConstTensorView y) {
+  if (is_on_device(plan)) return device_path_->combine_backward(plan, grad_out, y);
   CombineBackwardResult result;
   OwnedTensor row_weights;
   OwnedTensor row_grads;
@@ -301,6 +343,7 @@ CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensor
 }
 
 OwnedTensor Dispatcher::collect_routes(const Plan& plan, ConstTensorView rows) {
+  if (is_on_device(plan)) return device_path_->collect_routes(plan, rows);
   OwnedTensor routes;
   const std::optional<Error> refusal = refusal_of([&] {
     check_plan(plan);
@@ -322,6 +365,7 @@ OwnedTensor Dispatcher::collect_routes(const Plan& plan, ConstTensorView rows) {
 
 OwnedTensor Dispatcher::allocate_rows(const Plan& plan, DType dtype) {
   check_plan(plan);
+  if (is_on_device(plan)) return device_path_->allocate_rows(plan, dtype);
   return strategy_->allocate_rows({group_, plan, 0, "allocate_rows", {}}, dtype,
                                   {plan.num_rows(), config_->width});
 }

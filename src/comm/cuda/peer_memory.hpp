@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+
+#include "core/cuda/device_pool.hpp"
+#include "crossdock/communicator.hpp"
+
+namespace crossdock::cuda {
+
+/// Where device memory lies: plain data that travels to the peers in a rendezvous.
+struct MemoryHandle {
+  int32_t device = -1;          // of the owner; -1: no memory
+  int32_t is_shared = 0;        // the rest is valid in other processes
+  uint64_t base = 0;            // of the allocation, in the owner's address space
+  int64_t offset = 0;           // of the memory within it
+  cudaIpcMemHandle_t exported;  // of the allocation
+};
+
+/// The way to the device memory of the other ranks: their own pointers if they are threads of this
+/// process, CUDA IPC mappings if they are processes of this node.
+class PeerMemory {
+ public:
+  /// For kernels that run on `device`.
+  PeerMemory(const Communicator& communicator, int device);
+  ~PeerMemory();
+  PeerMemory(const PeerMemory&) = delete;
+  PeerMemory& operator=(const PeerMemory&) = delete;
+
+  /// Whether peers can only reach memory that Crossdock allocated.
+  bool needs_export() const { return needs_export_; }
+
+  /// A handle for memory at `data`, part of the allocation `block`. Null data has the handle of no
+  /// memory.
+  MemoryHandle show(const void* data, const MemoryBlock& block) const;
+
+  /// The address, for kernels of this rank, of memory that rank `peer` has the handle of. Maps its
+  /// allocation on first sight; the mapping lasts as long as this object.
+  std::byte* reach(int peer, const MemoryHandle& handle);
+
+ private:
+  bool needs_export_;
+  int rank_;
+  int device_;
+  std::set<int> reached_devices_;          // whose memory kernels on device_ may use
+  std::map<std::string, void*> mappings_;  // bytes of the exported handle -> base here
+};
+
+}  // namespace crossdock::cuda

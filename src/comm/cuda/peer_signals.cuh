@@ -1,0 +1,213 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// How ranks on GPUs wait for each other: words in each other's memory, with numbered epochs. Every
+// wait ends: after the deadline the rank records who did not come and goes on with nothing to do.
+
+namespace crossdock::cuda {
+
+/// Ranks that reach each other's memory, at most. One NVLink domain has up to 72.
+inline constexpr int kMaxPeers = 72;
+
+/// Why a wait or an exchange failed.
+enum class FaultCode : uint32_t {
+  kNone = 0,
+  kTimeout,          // `culprit` did not come
+  kPeerFailed,       // `culprit` had failed already
+  kExpertRange,      // an expert id out of [0, E) that is not -1
+  kExpertRepeated,   // an expert twice in a token
+  kWeightNotFinite,  // a weight that is not finite
+  kTooManyRows,      // more rows at `culprit` than max_rows
+};
+
+/// What went wrong first, in host memory that the device writes. `code` is written last.
+struct Fault {
+  uint32_t code;       // FaultCode
+  int32_t culprit;     // rank
+  uint32_t operation;  // Operation
+  uint32_t epoch;      // number of the wait in its channel
+  int64_t route;       // t * K + k at the culprit; or the rows needed (kTooManyRows)
+  int64_t value;       // the expert id that came, or the bits of the weight
+  uint32_t abandon;    // written by the host: waits are over, nobody will come
+};
+
+/// What a rank waits for, for messages.
+enum class Operation : uint32_t { kPlan, kDispatch, kCombine, kCombineBackward, kRouteValues };
+
+/// A rank's own words, in its device memory; used by one kernel at a time.
+struct SignalState {
+  uint32_t barrier_epoch;
+  uint32_t words_epoch;
+  uint32_t blocks_done;  // of the kernel under way
+  uint32_t poison;       // FaultCode that ended this channel, or 0
+  uint64_t bad_route;    // lowest (route << 8 | code) of the plan under way; ~0: none
+};
+
+/// Layout of the memory that peers write: one flag per rank, then two inboxes of words per rank,
+/// used in turn: who is at epoch n + 2 has seen every rank at n + 1, so all have read n.
+struct Mailbox {
+  static constexpr int64_t kFlagBytes = kMaxPeers * sizeof(uint64_t);
+
+  static __host__ __device__ int64_t num_bytes(int P, int64_t max_words) {
+    return kFlagBytes + 2 * P * max_words * static_cast<int64_t>(sizeof(uint64_t));
+  }
+  static __host__ __device__ int64_t flag_offset(int source) {
+    return source * static_cast<int64_t>(sizeof(uint64_t));
+  }
+  static __host__ __device__ int64_t word_offset(uint32_t epoch, int P, int source,
+                                                 int64_t max_words) {
+    return kFlagBytes +
+           ((epoch & 1) * P + source) * max_words * static_cast<int64_t>(sizeof(uint64_t));
+  }
+};
+
+/// What kernels get of a channel; by value. The owner is PeerChannel.
+struct PeerSignals {
+  int rank;
+  int P;
+  int64_t max_words;              // per rank and exchange
+  int64_t deadline_ns;            // of one wait
+  SignalState* state;             // own
+  Fault* fault;                   // own, host memory
+  std::byte* mailbox[kMaxPeers];  // of every rank
+};
+
+#if defined(__CUDACC__)
+
+__device__ inline uint64_t load_acquire(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline uint64_t load_relaxed(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline void store_release(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ inline void store_relaxed(uint64_t* address, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ inline uint64_t now_ns() {
+  uint64_t value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+
+/// Counts tries; says when to give up. The clock is read every 64th time, and after a while also
+/// the host's word.
+class Patience {
+ public:
+  __device__ explicit Patience(const PeerSignals& signals) : signals_(signals) {}
+
+  __device__ bool is_over() {
+    if ((++tries_ & 63u) != 0) return false;
+    const uint64_t now = now_ns();
+    if (begin_ == 0) begin_ = now;
+    if (static_cast<int64_t>(now - begin_) > signals_.deadline_ns) return true;
+    if (tries_ < 4096) return false;
+    __nanosleep(200);
+    return *static_cast<volatile uint32_t*>(&signals_.fault->abandon) != 0;
+  }
+
+ private:
+  const PeerSignals& signals_;
+  uint64_t begin_ = 0;
+  uint32_t tries_ = 0;
+};
+
+/// Writes the fault for the host if it is the first one.
+__device__ inline void record_fault(const PeerSignals& signals, const Fault& fault) {
+  if (atomicCAS_system(&signals.fault->code, 0u, ~0u) != 0u) return;
+  volatile Fault* host = signals.fault;
+  host->culprit = fault.culprit;
+  host->operation = fault.operation;
+  host->epoch = fault.epoch;
+  host->route = fault.route;
+  host->value = fault.value;
+  __threadfence_system();
+  host->code = fault.code;
+}
+
+/// Ends the channel: later kernels of this rank do nothing and tell their peers.
+__device__ inline void poison(const PeerSignals& signals, FaultCode code, int culprit,
+                              Operation operation, uint32_t epoch) {
+  record_fault(signals, {.code = static_cast<uint32_t>(code),
+                         .culprit = culprit,
+                         .operation = static_cast<uint32_t>(operation),
+                         .epoch = epoch,
+                         .route = -1,
+                         .value = 0});
+  atomicCAS(&signals.state->poison, 0u, static_cast<uint32_t>(code));
+}
+
+__device__ inline bool is_poisoned(const PeerSignals& signals) {
+  return *static_cast<volatile uint32_t*>(&signals.state->poison) != 0;
+}
+
+/// A word that carries its epoch in the low half.
+__device__ inline uint64_t pack_word(uint32_t epoch, uint32_t value) {
+  return static_cast<uint64_t>(value) << 32 | epoch;
+}
+
+/// All ranks have arrived, and what they wrote before is visible. Called by all threads of one
+/// block per rank, which must come after the other blocks of its kernel (see last_block); so ranks
+/// that share a GPU need one free block each, not all of them at once.
+__device__ inline void peer_barrier(const PeerSignals& signals, Operation operation) {
+  const uint32_t epoch = signals.state->barrier_epoch + 1;
+  const bool dead = is_poisoned(signals);
+  __syncthreads();
+  for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
+    auto* flag =
+        reinterpret_cast<uint64_t*>(signals.mailbox[p] + Mailbox::flag_offset(signals.rank));
+    store_release(flag, pack_word(epoch, dead ? 1 : 0));
+  }
+  if (!dead) {
+    for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
+      const auto* flag = reinterpret_cast<const uint64_t*>(signals.mailbox[signals.rank] +
+                                                           Mailbox::flag_offset(p));
+      Patience patience(signals);
+      uint64_t word = load_acquire(flag);
+      while (static_cast<int32_t>(static_cast<uint32_t>(word) - epoch) < 0) {
+        if (patience.is_over()) {
+          poison(signals, FaultCode::kTimeout, p, operation, epoch);
+          break;
+        }
+        word = load_acquire(flag);
+      }
+      if (word >> 32 != 0) poison(signals, FaultCode::kPeerFailed, p, operation, epoch);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) signals.state->barrier_epoch = epoch;
+}
+
+/// True for all threads of the block that is last to call it in this grid; its peers' writes are
+/// then visible to it, and, after a store with release, to other ranks.
+__device__ inline bool last_block(const PeerSignals& signals) {
+  __shared__ bool is_last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    const uint32_t done = atomicAdd(&signals.state->blocks_done, 1u);
+    is_last = done == gridDim.x - 1;
+    if (is_last) {
+      signals.state->blocks_done = 0;
+      __threadfence_system();
+    }
+  }
+  __syncthreads();
+  return is_last;
+}
+
+#endif  // __CUDACC__
+
+}  // namespace crossdock::cuda

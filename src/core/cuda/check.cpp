@@ -1,0 +1,20 @@
+#include "core/cuda/check.hpp"
+
+#include "core/check.hpp"
+
+namespace crossdock::cuda {
+
+void throw_error(cudaError_t status, const char* call) {
+  cudaGetLastError();  // an error that is not sticky must not surface again at the next call
+  const bool no_device = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver ||
+                         status == cudaErrorInitializationError || status == cudaErrorStubLibrary;
+  if (no_device) {
+    throw Error(ErrorCode::kUnsupported,
+                concat("no CUDA device: ", cudaGetErrorString(status),
+                       "; CUDA tensors need a machine with an NVIDIA GPU and its driver"));
+  }
+  throw Error(ErrorCode::kCuda,
+              concat(call, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"));
+}
+
+}  // namespace crossdock::cuda

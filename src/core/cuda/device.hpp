@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace crossdock::cuda {
+
+/// Makes `device` the calling thread's current one, and restores the old one at the end.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+};
+
+/// The calling thread's current device; throws where there is none.
+int current_device();
+
+/// Multiprocessors of a device.
+int num_sms(int device);
+
+/// Lets kernels on `device` use memory of `peer`; nothing to do if they are one.
+/// Throws Error(kUnsupported) if the two cannot reach each other.
+void enable_peer_access(int device, int peer);
+
+/// Whether work given to this stream now goes into a graph instead of being run.
+bool is_capturing(cudaStream_t stream);
+
+/// Until the end of the scope, calls that a graph capture on another thread or stream would forbid
+/// (allocation) are allowed to this thread.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode previous_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace crossdock::cuda

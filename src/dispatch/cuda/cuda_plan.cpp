@@ -1,0 +1,117 @@
+#include "dispatch/cuda/cuda_plan.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/check.hpp"
+#include "core/cuda/check.hpp"
+
+namespace crossdock::cuda {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+// Hands out parts of one allocation: first asked for their sizes, then for their places.
+class Carver {
+ public:
+  explicit Carver(std::byte* memory) : memory_(memory) {}
+
+  template <typename T>
+  void place(T*& array, int64_t count) {
+    array = reinterpret_cast<T*>(memory_ + offset_);
+    offset_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  int64_t num_bytes() const { return offset_; }
+
+ private:
+  std::byte* memory_;
+  int64_t offset_ = 0;
+};
+
+int64_t carve(const CudaPlanInputs& inputs, std::byte* memory, DevicePlan& plan) {
+  const int64_t num_routes = inputs.T * inputs.shape.K;
+  Carver carver(memory);
+  carver.place(plan.targets, num_routes);
+  carver.place(plan.weights, num_routes);
+  carver.place(plan.counts, int64_t{inputs.P} * inputs.shape.E);
+  carver.place(plan.local_starts, inputs.num_local + 1);
+  carver.place(plan.local_counts, inputs.num_local);
+  carver.place(plan.rows_per_rank, inputs.P);
+  carver.place(plan.dropped, inputs.shape.E);
+  return carver.num_bytes();
+}
+
+template <typename T>
+void copy_in(T* to, const std::vector<T>& from, cudaStream_t stream) {
+  CROSSDOCK_CUDA(
+      cudaMemcpyAsync(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
+}
+
+}  // namespace
+
+CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs) : inputs_(inputs) {
+  memory_ = pool.take(carve(inputs, nullptr, arrays_), inputs.stream);
+  carve(inputs, memory_.data(), arrays_);
+}
+
+void CudaPlan::upload(const PlanData& data) {
+  const cudaStream_t stream = inputs_.stream;
+  std::vector<RouteTarget> targets(data.expert_ids.size(), {-1, -1});
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (data.expert_ids[i] < 0) continue;
+    targets[i] = {data.owner[static_cast<size_t>(data.expert_ids[i])],
+                  static_cast<int32_t>(data.final_rows[i])};
+  }
+  const std::vector<int32_t> counts(data.counts.begin(), data.counts.end());
+  copy_in(arrays_.targets, targets, stream);
+  CROSSDOCK_CUDA(cudaMemcpyAsync(arrays_.weights, data.weights.data(),
+                                 targets.size() * sizeof(float), cudaMemcpyHostToDevice, stream));
+  copy_in(arrays_.counts, counts, stream);
+  copy_in(arrays_.local_starts, data.local_starts, stream);
+  copy_in(arrays_.local_counts, data.local_counts, stream);
+  copy_in(arrays_.rows_per_rank, data.rows_per_rank, stream);
+  copy_in(arrays_.dropped, data.dropped, stream);
+  CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+  num_rows_ = data.num_rows();
+  capacity_rows_ = data.num_rows();
+  dropped_ = data.dropped;
+}
+
+int64_t CudaPlan::num_rows() const {
+  if (!num_rows_ || inputs_.is_captured) {
+    int64_t rows = 0;
+    CROSSDOCK_CUDA(cudaMemcpyAsync(&rows, arrays_.rows_per_rank + inputs_.rank, sizeof(rows),
+                                   cudaMemcpyDeviceToHost, inputs_.stream));
+    CROSSDOCK_CUDA(cudaStreamSynchronize(inputs_.stream));
+    num_rows_ = rows;
+  }
+  return *num_rows_;
+}
+
+int64_t CudaPlan::capacity_rows() const {
+  return *capacity_rows_;
+}
+
+Segments CudaPlan::segments() const {
+  return {.starts = arrays_.local_starts,
+          .counts = arrays_.local_counts,
+          .num_segments = inputs_.num_local,
+          .device = device()};
+}
+
+ConstTensorView CudaPlan::weights() const {
+  return {arrays_.weights, DType::kF32, {inputs_.T, inputs_.shape.K}, device()};
+}
+
+std::span<const int64_t> CudaPlan::dropped() const {
+  if (dropped_.empty() || inputs_.is_captured) {
+    dropped_.resize(static_cast<size_t>(inputs_.shape.E));
+    CROSSDOCK_CUDA(cudaMemcpyAsync(dropped_.data(), arrays_.dropped,
+                                   dropped_.size() * sizeof(int64_t), cudaMemcpyDeviceToHost,
+                                   inputs_.stream));
+    CROSSDOCK_CUDA(cudaStreamSynchronize(inputs_.stream));
+  }
+  return dropped_;
+}
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <limits>
+
+#include "comm/cuda/peer_signals.cuh"
+
+// The plan on the device: what plan.cu writes and the moving kernels read. Counts and rows are
+// 32-bit (a rank has fewer than 2^31 rows), byte offsets are 64-bit.
+
+namespace crossdock::cuda {
+
+/// Where a route ends: row `row` of rank `rank`; both -1 for a slot without a kept route.
+struct RouteTarget {
+  int32_t rank;
+  int32_t row;
+};
+
+/// Device memory of one plan, all of it written by the plan kernels. A plan that was refused is
+/// empty: no route has a target, all counts are 0.
+struct DevicePlan {
+  RouteTarget* targets;    // [T, K]
+  float* weights;          // [T, K] fp32; 0 where there is no kept route
+  int32_t* counts;         // [P, E] kept routes of source rank s to expert e
+  int64_t* local_starts;   // [E_local + 1] Segments::starts
+  int64_t* local_counts;   // [E_local] Segments::counts
+  int64_t* rows_per_rank;  // [P] rows at every rank, pad rows included
+  int64_t* dropped;        // [E] routes of this rank that capacity dropped
+};
+
+/// What all ranks have alike, and which experts are whose.
+struct PlanShape {
+  int32_t K;                     // slots per token
+  int32_t E;                     // experts in all
+  int32_t alignment;             // of segments
+  int64_t capacity;              // C, or kNoCapacity
+  bool pad_to_capacity;          // every segment has C rows per source
+  bool reject_nonfinite;         // weights
+  int64_t max_rows;              // at any rank
+  const int32_t* owner;          // [E] expert -> rank
+  const int32_t* by_owner;       // [E] experts by (owner, expert)
+  const int32_t* owner_offsets;  // [P + 1] into by_owner
+
+  static constexpr int64_t kNoCapacity = std::numeric_limits<int32_t>::max();
+  static constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
+};
+
+/// One rank's routing.
+struct DeviceRouting {
+  const void* expert_ids;  // [T, K] int32 or int64
+  bool ids_are_64_bit;
+  const float* weights;  // [T, K]
+  const bool* mask;      // [T] true = padding; may be null
+  int64_t T;
+};
+
+struct PlanArgs {
+  DeviceRouting routing;
+  PlanShape shape;
+  DevicePlan plan;
+  int32_t* block_counts;  // scratch, [plan_blocks(T, K), E]
+  int32_t* route_base;    // scratch, [E] row at the owner of this rank's first route to e
+  PeerSignals signals;    // of this rank; max_words is at least plan_words(E)
+};
+
+/// Blocks that count a rank's routes.
+int plan_blocks(int64_t T, int32_t K);
+/// Words that a rank sends to each peer.
+int64_t plan_words(int64_t E);
+/// Experts that fit into the memory of one block.
+inline constexpr int32_t kMaxExperts = 8192;
+
+/// Collective. Counts, exchanges counts with all ranks and places every route. A bad routing on any
+/// rank, or more rows than max_rows anywhere, is recorded as the same fault on all ranks.
+void launch_plan(const PlanArgs& args, cudaStream_t stream);
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,84 @@
+#include "dispatch/cuda/fault_error.hpp"
+
+#include <bit>
+#include <cmath>
+
+#include "core/check.hpp"
+
+namespace crossdock::cuda {
+namespace {
+
+const char* name_of(Operation operation) {
+  switch (operation) {
+    case Operation::kPlan:
+      return "plan";
+    case Operation::kDispatch:
+      return "dispatch";
+    case Operation::kCombine:
+      return "combine";
+    case Operation::kCombineBackward:
+      return "combine_backward";
+    case Operation::kRouteValues:
+      return "collect_routes";
+  }
+  return "";
+}
+
+std::string print_weight(int64_t bits) {
+  const float weight = std::bit_cast<float>(static_cast<uint32_t>(bits));
+  if (std::isnan(weight)) return "NaN";
+  return weight > 0 ? "Infinity" : "-Infinity";
+}
+
+std::string flaw_text(const Fault& fault, FaultCode code, const FaultReader& reader) {
+  const std::string where = concat("rank ", fault.culprit, ": token ", fault.route / reader.shape.K,
+                                   ", slot ", fault.route % reader.shape.K, ": ");
+  if (code == FaultCode::kExpertRange) {
+    return concat(where, "expert id ", fault.value, " must be in [0, ", reader.shape.E,
+                  "), or -1 for no route");
+  }
+  if (code == FaultCode::kExpertRepeated) {
+    return concat(where, "expert id ", fault.value,
+                  " is in a slot before already; a token may name an expert once");
+  }
+  return concat(where, "weight must be finite, got ", print_weight(fault.value),
+                "; nonfinite = propagate lets it pass");
+}
+
+}  // namespace
+
+bool is_fatal(const Fault& fault) {
+  const auto code = static_cast<FaultCode>(fault.code);
+  return code == FaultCode::kTimeout || code == FaultCode::kPeerFailed;
+}
+
+Error to_error(const Fault& fault, const FaultReader& reader) {
+  const auto code = static_cast<FaultCode>(fault.code);
+  const ErrorContext context{.culprit = fault.culprit,
+                             .sequence = fault.epoch,
+                             .operation = name_of(static_cast<Operation>(fault.operation))};
+  const std::string me = concat("rank ", reader.rank, " of ", reader.P);
+  switch (code) {
+    case FaultCode::kTimeout:
+      return {ErrorCode::kTimeout,
+              concat(me, ": its GPU waited ", static_cast<double>(reader.deadline_ns) * 1e-9,
+                     " s for rank ", fault.culprit, " (", context.operation, ", wait ", fault.epoch,
+                     "); is it running the same step?"),
+              context};
+    case FaultCode::kPeerFailed:
+      return {ErrorCode::kPeerFailed,
+              concat(me, ": rank ", fault.culprit, " has failed (", context.operation, ", wait ",
+                     fault.epoch, ")"),
+              context};
+    case FaultCode::kTooManyRows:
+      return {ErrorCode::kCapacity,
+              concat("rank ", fault.culprit, " would receive ", fault.route,
+                     " rows, more than max_rows (", reader.shape.max_rows,
+                     "); max_rows must be at least ", fault.route),
+              context};
+    default:
+      return {ErrorCode::kInvalidArgument, flaw_text(fault, code, reader), context};
+  }
+}
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "comm/cuda/peer_signals.cuh"
+#include "crossdock/error.hpp"
+#include "dispatch/cuda/device_plan.hpp"
+
+namespace crossdock::cuda {
+
+/// Whether the fault ended the channel; otherwise an input was refused and work goes on.
+bool is_fatal(const Fault& fault);
+
+/// What the device found, in the words the host uses for the same. `rank` is this rank, of P.
+struct FaultReader {
+  int rank;
+  int P;
+  PlanShape shape;
+  int64_t deadline_ns;
+};
+Error to_error(const Fault& fault, const FaultReader& reader);
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,154 @@
+#include <algorithm>
+
+#include "core/check.hpp"
+#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
+#include "dispatch/cuda/pull_sum.hpp"
+#include "dispatch/cuda/row_vector.cuh"
+
+namespace crossdock::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kBlocksPerSm = 3;  // what the registers allow
+
+// The rows of up to kBatch slots of one token; null where there is no kept route.
+template <typename Vector, int kBatch>
+struct SlotBatch {
+  const Vector* rows[kBatch];
+  float weights[kBatch];
+
+  __device__ void read(const PullSumArgs& args, int64_t row_vectors, int64_t token,
+                       int first_slot) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      rows[i] = nullptr;
+      weights[i] = 1.0f;
+      if (first_slot + i >= args.K) continue;
+      const int64_t route = token * args.K + first_slot + i;
+      const RouteTarget target = args.targets[route];
+      if (target.rank < 0) continue;
+      rows[i] = reinterpret_cast<const Vector*>(args.rows[target.rank]) + target.row * row_vectors;
+      if (args.weights != nullptr) weights[i] = args.weights[route];
+    }
+  }
+};
+
+// sums += weight * row, slot by slot; all loads are started before the first is used.
+template <typename Vector, int kBatch, int kCount>
+__device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t at,
+                          float (&sums)[kCount]) {
+  Vector values[kBatch];
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (slots.rows[i] != nullptr) values[i] = load_once(slots.rows[i] + at);
+  }
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (slots.rows[i] == nullptr) continue;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      sums[j] = __fmaf_rn(slots.weights[i], widen(values[i].elements[j]), sums[j]);
+    }
+  }
+}
+
+// A warp takes pieces of tokens in turn; a lane sums one vector of all K rows at a time.
+// kMore: K is larger than kBatch.
+template <typename Element, int kCount, int kBatch, bool kMore>
+__global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
+    pull_sum_kernel(const __grid_constant__ PullSumArgs args, int pieces, int piece_vectors) {
+  using Vector = RowVector<Element, kCount>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t row_vectors = args.D / kCount;
+  const int64_t num_tasks = args.T * pieces;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  for (int64_t task = first; task < num_tasks; task += static_cast<int64_t>(gridDim.x) * kWarps) {
+    const int64_t token = task / pieces;
+    const int64_t begin = (task - token * pieces) * piece_vectors;
+    const int64_t end = min(begin + piece_vectors, row_vectors);
+    auto* out = reinterpret_cast<Vector*>(args.out) + token * row_vectors;
+    SlotBatch<Vector, kBatch> slots;
+    slots.read(args, row_vectors, token, 0);
+    for (int64_t at = begin + lane; at < end; at += 32) {
+      float sums[kCount] = {};
+      add_slots(slots, at, sums);
+      for (int slot = kBatch; kMore && slot < args.K; slot += kBatch) {
+        SlotBatch<Vector, kBatch> more;
+        more.read(args, row_vectors, token, slot);
+        add_slots(more, at, sums);
+      }
+      Vector result;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) result.elements[j] = narrow<Element>(sums[j]);
+      store_once(out + at, result);
+    }
+  }
+  if (last_block(args.signals)) peer_barrier(args.signals, Operation::kCombine);
+}
+
+template <typename Element, int kCount, int kBatch, bool kMore>
+void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
+  // Rows are cut into pieces until every multiprocessor has enough warps.
+  const int64_t row_vectors = args.D / kCount;
+  const int64_t most_warps = int64_t{sms} * kBlocksPerSm * kWarps;
+  int64_t piece_vectors = (row_vectors + 31) / 32 * 32;
+  while (piece_vectors > 128 &&
+         args.T * ((row_vectors + piece_vectors - 1) / piece_vectors) < most_warps) {
+    piece_vectors = (piece_vectors / 2 + 31) / 32 * 32;
+  }
+  const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
+  const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
+  const auto blocks = static_cast<unsigned>(
+      std::min<int64_t>((tasks + kWarps - 1) / kWarps, int64_t{sms} * kBlocksPerSm));
+  pull_sum_kernel<Element, kCount, kBatch, kMore><<<blocks, kWarps * 32, 0, stream>>>(
+      args, static_cast<int>(pieces), static_cast<int>(piece_vectors));
+}
+
+template <typename Element, int kCount>
+void launch_for_slots(const PullSumArgs& args, int sms, cudaStream_t stream) {
+  if (args.K <= 2) {
+    launch<Element, kCount, 2, false>(args, sms, stream);
+  } else if (args.K <= 4) {
+    launch<Element, kCount, 4, false>(args, sms, stream);
+  } else if (args.K <= 8) {
+    launch<Element, kCount, 8, false>(args, sms, stream);
+  } else {
+    launch<Element, kCount, 4, true>(args, sms, stream);
+  }
+}
+
+template <typename Element>
+void launch_for_width(const PullSumArgs& args, int sms, cudaStream_t stream) {
+  uint64_t bits =
+      reinterpret_cast<uint64_t>(args.out) | static_cast<uint64_t>(args.D) * sizeof(Element);
+  for (int p = 0; p < args.signals.P; ++p) bits |= reinterpret_cast<uint64_t>(args.rows[p]);
+  if (bits % 16 == 0) {
+    launch_for_slots<Element, kWide<Element>>(args, sms, stream);
+  } else {
+    launch_for_slots<Element, 1>(args, sms, stream);
+  }
+}
+
+}  // namespace
+
+void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream) {
+  if (sms == 0) sms = num_sms(current_device());
+  switch (args.dtype) {
+    case DType::kF32:
+      launch_for_width<float>(args, sms, stream);
+      break;
+    case DType::kBF16:
+      launch_for_width<BF16>(args, sms, stream);
+      break;
+    case DType::kF16:
+      launch_for_width<F16>(args, sms, stream);
+      break;
+    default:
+      CROSSDOCK_CHECK(false, "rows summed on the GPU must be fp32, bf16 or fp16, got ",
+                      name_of(args.dtype));
+  }
+  CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+}  // namespace crossdock::cuda

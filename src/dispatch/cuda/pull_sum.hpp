@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/cuda/peer_signals.cuh"
+#include "crossdock/dtype.hpp"
+#include "dispatch/cuda/device_plan.hpp"
+
+namespace crossdock::cuda {
+
+/// out[t] = round(acc), acc from +0 by fma(weight[t, k], rows[row of (t, k)], acc) in fp32, k
+/// ascending: the bits of the CPU.
+struct PullSumArgs {
+  const RouteTarget* targets;  // [T, K]
+  const float* weights;        // [T, K], or null: all 1
+  int64_t T;
+  int32_t K;
+  int32_t D;
+  DType dtype;                       // fp32, bf16 or fp16
+  const std::byte* rows[kMaxPeers];  // [R, D] of every rank
+  std::byte* out;                    // [T, D]
+  PeerSignals signals;
+};
+
+/// Collective; all ranks have read their rows when it ends. REQUIRES: all ranks' rows are written.
+/// `sms`: multiprocessors to use at most; 0: all.
+void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream);
+
+}  // namespace crossdock::cuda

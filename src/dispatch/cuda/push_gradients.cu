@@ -1,0 +1,131 @@
+#include <algorithm>
+
+#include "core/check.hpp"
+#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
+#include "dispatch/cuda/push_gradients.hpp"
+#include "dispatch/cuda/row_vector.cuh"
+
+namespace crossdock::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kBlocksPerSm = 4;
+
+__device__ float warp_sum(float value) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(~0u, value, offset);
+  }
+  return value;
+}
+
+// One token and up to kBatch of its slots: reads grad_out and y, writes grad_rows, sums products.
+template <typename Element, int kCount, int kBatch>
+__device__ void push_slots(const PushGradientsArgs& args, int64_t token, int first_slot) {
+  using Vector = RowVector<Element, kCount>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t row_vectors = args.D / kCount;
+  const auto* grad_out = reinterpret_cast<const Vector*>(args.grad_out) + token * row_vectors;
+  const Vector* y[kBatch];
+  Vector* grad_rows[kBatch];
+  float weights[kBatch];
+  float sums[kBatch] = {};
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    y[i] = nullptr;
+    if (first_slot + i >= args.K) continue;
+    const int64_t route = token * args.K + first_slot + i;
+    const RouteTarget target = args.targets[route];
+    if (target.rank < 0) continue;
+    y[i] = reinterpret_cast<const Vector*>(args.y[target.rank]) + target.row * row_vectors;
+    grad_rows[i] =
+        reinterpret_cast<Vector*>(args.grad_rows[target.rank]) + target.row * row_vectors;
+    weights[i] = args.weights[route];
+  }
+  for (int64_t at = lane; at < row_vectors; at += 32) {
+    const Vector gradient = grad_out[at];
+    Vector values[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (y[i] != nullptr) values[i] = load_once(y[i] + at);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (y[i] == nullptr) continue;
+      Vector result;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        const float element = widen(gradient.elements[j]);
+        result.elements[j] = narrow<Element>(weights[i] * element);
+        sums[i] = __fmaf_rn(widen(values[i].elements[j]), element, sums[i]);
+      }
+      store_once(grad_rows[i] + at, result);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    const float sum = warp_sum(sums[i]);
+    if (lane == 0 && first_slot + i < args.K) {
+      args.grad_weights[token * args.K + first_slot + i] = y[i] != nullptr ? sum : 0.0f;
+    }
+  }
+}
+
+// A warp takes tokens in turn.
+template <typename Element, int kCount, int kBatch>
+__global__ void __launch_bounds__(kWarps * 32, 2)
+    push_gradients_kernel(const __grid_constant__ PushGradientsArgs args) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  for (int64_t token = first; token < args.T; token += static_cast<int64_t>(gridDim.x) * kWarps) {
+    for (int slot = 0; slot < args.K; slot += kBatch) {
+      push_slots<Element, kCount, kBatch>(args, token, slot);
+    }
+  }
+  if (last_block(args.signals)) peer_barrier(args.signals, Operation::kCombineBackward);
+}
+
+template <typename Element, int kCount>
+void launch(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
+  const int64_t wanted = std::max<int64_t>((args.T + kWarps - 1) / kWarps, 1);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{sms} * kBlocksPerSm));
+  auto* kernel = args.K <= 4 ? push_gradients_kernel<Element, kCount, 4>
+                             : push_gradients_kernel<Element, kCount, 8>;
+  kernel<<<blocks, kWarps * 32, 0, stream>>>(args);
+}
+
+template <typename Element>
+void launch_for_width(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
+  uint64_t bits =
+      reinterpret_cast<uint64_t>(args.grad_out) | static_cast<uint64_t>(args.D) * sizeof(Element);
+  for (int p = 0; p < args.signals.P; ++p) {
+    bits |= reinterpret_cast<uint64_t>(args.y[p]) | reinterpret_cast<uint64_t>(args.grad_rows[p]);
+  }
+  if (bits % 16 == 0) {
+    launch<Element, kWide<Element>>(args, sms, stream);
+  } else {
+    launch<Element, 1>(args, sms, stream);
+  }
+}
+
+}  // namespace
+
+void launch_push_gradients(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
+  if (sms == 0) sms = num_sms(current_device());
+  switch (args.dtype) {
+    case DType::kF32:
+      launch_for_width<float>(args, sms, stream);
+      break;
+    case DType::kBF16:
+      launch_for_width<BF16>(args, sms, stream);
+      break;
+    case DType::kF16:
+      launch_for_width<F16>(args, sms, stream);
+      break;
+    default:
+      CROSSDOCK_CHECK(false, "gradients on the GPU must be fp32, bf16 or fp16, got ",
+                      name_of(args.dtype));
+  }
+  CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+}  // namespace crossdock::cuda

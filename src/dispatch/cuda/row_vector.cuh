@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "crossdock/dtype.hpp"
+
+namespace crossdock::cuda {
+
+/// kCount neighbouring elements of a row in registers, as they lie in memory.
+template <typename Element, int kCount>
+struct alignas(sizeof(Element) * kCount) RowVector {
+  Element elements[kCount];
+};
+
+/// Elements in 16 bytes.
+template <typename Element>
+inline constexpr int kWide = 16 / static_cast<int>(sizeof(Element));
+
+// Loads that are used once: they leave no trace in the L1 cache.
+template <typename Vector>
+__device__ inline Vector load_once(const Vector* from) {
+  Vector value;
+  if constexpr (sizeof(Vector) == 16) {
+    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
+    __builtin_memcpy(&value, &bits, sizeof(value));
+  } else if constexpr (sizeof(Vector) == 4) {
+    const uint32_t bits = __ldcs(reinterpret_cast<const uint32_t*>(from));
+    __builtin_memcpy(&value, &bits, sizeof(value));
+  } else {
+    static_assert(sizeof(Vector) == 2);
+    const uint16_t bits = __ldcs(reinterpret_cast<const uint16_t*>(from));
+    __builtin_memcpy(&value, &bits, sizeof(value));
+  }
+  return value;
+}
+
+template <typename Vector>
+__device__ inline void store_once(Vector* to, const Vector& value) {
+  if constexpr (sizeof(Vector) == 16) {
+    uint4 bits;
+    __builtin_memcpy(&bits, &value, sizeof(value));
+    __stcs(reinterpret_cast<uint4*>(to), bits);
+  } else {
+    *to = value;
+  }
+}
+
+// The conversions of the device agree with those of crossdock/dtype.hpp except in the bits of NaN.
+__device__ inline float widen(float value) {
+  return value;
+}
+__device__ inline float widen(BF16 value) {
+  return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
+}
+__device__ inline float widen(F16 value) {
+  return __half2float(__ushort_as_half(value.bits));
+}
+
+template <typename Element>
+__device__ Element narrow(float value);
+template <>
+__device__ inline float narrow<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline BF16 narrow<BF16>(float value) {
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+}
+template <>
+__device__ inline F16 narrow<F16>(float value) {
+  return {__half_as_ushort(__float2half_rn(value))};
+}
+
+}  // namespace crossdock::cuda
