@@ -1,7 +1,8 @@
+#include <array>
+#include <cerrno>
 #include <cstdio>
-#include <fstream>
+#include <cstring>
 #include <iostream>
-#include <iterator>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -17,19 +18,23 @@ namespace crossdock::cli {
 namespace {
 
 std::string read_all(const std::string& path) {
-  const auto unreadable = [&] {
-    return Error(ErrorCode::kInvalidArgument,
-                 "cannot read " + (path == "-" ? "standard input" : "\"" + path + "\""));
-  };
-  if (path == "-") {
-    std::string text(std::istreambuf_iterator<char>(std::cin), {});
-    if (std::cin.bad()) throw unreadable();
-    return text;
+  const bool is_standard = path == "-";
+  std::FILE* file = is_standard ? stdin : std::fopen(path.c_str(), "rb");
+  std::string text;
+  if (file) {
+    std::array<char, 65536> block;
+    while (const size_t count = std::fread(block.data(), 1, block.size(), file)) {
+      text.append(block.data(), count);
+    }
   }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw unreadable();
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  if (file.bad()) throw unreadable();
+  if (!file || std::ferror(file)) {
+    const std::string reason = std::strerror(errno);
+    if (file && !is_standard) std::fclose(file);
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "cannot read " + (is_standard ? "standard input" : "\"" + path + "\"") + ": " + reason);
+  }
+  if (!is_standard) std::fclose(file);
   return text;
 }
 

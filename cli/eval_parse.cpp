@@ -161,7 +161,9 @@ auto matrix(const Json& value, const MatrixNames& names, int64_t height, int64_t
 }
 
 int64_t read_id(const Json& value, const Name& name) {
-  if (!value.is_number_integer() || value > std::numeric_limits<int64_t>::max()) {
+  constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max();
+  const bool too_large = value.is_number_unsigned() && value.get<uint64_t>() > kLargest;
+  if (!value.is_number_integer() || too_large) {
     reject(name(), " must be an integer; got ", shown(value));
   }
   return value.get<int64_t>();

@@ -1,0 +1,39 @@
+#include "cli/command.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+namespace crossdock::cli {
+namespace {
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file) << path;
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+}  // namespace
+
+CommandResult run_command(const std::string& arguments, const std::string& input) {
+  const std::string base = testing::TempDir() + "crossdock_cli_" + std::to_string(getpid());
+  std::ofstream(base + ".in", std::ios::binary) << input;
+  // Redirections first, so that the arguments may have another one.
+  const std::string line = std::string(CROSSDOCK_COMMAND) + " < " + base + ".in > " + base +
+                           ".out 2> " + base + ".err " + arguments;
+  const int status = std::system(line.c_str());
+  CommandResult result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(base + ".out"),
+                       read_file(base + ".err")};
+  for (const char* suffix : {".in", ".out", ".err"}) unlink((base + suffix).c_str());
+  return result;
+}
+
+std::string read_project_file(const std::string& path) {
+  return read_file(std::string(CROSSDOCK_SOURCE_DIR) + "/" + path);
+}
+
+}  // namespace crossdock::cli

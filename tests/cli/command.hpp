@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+
+namespace crossdock::cli {
+
+struct CommandResult {
+  int status = -1;  // exit status; -1 if a signal ended it
+  std::string out;
+  std::string err;
+};
+
+/// Runs the command `crossdock` with these arguments (as a shell reads them) and this standard
+/// input.
+CommandResult run_command(const std::string& arguments, const std::string& input = "");
+
+/// The text of a file of the project, by its path from the root.
+std::string read_project_file(const std::string& path);
+
+}  // namespace crossdock::cli
