@@ -22,6 +22,8 @@
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/recorder.hpp"
+#include "crossdock/router.hpp"
+#include "crossdock/router_config.hpp"
 #include "crossdock/routing.hpp"
 #include "crossdock/strategy.hpp"
 #include "crossdock/tensor.hpp"

@@ -35,18 +35,18 @@ struct ExpertsConfig {
 
 /// Parameters of all local experts.
 struct ExpertWeights {
-  ConstTensorView w1;  // [E_local, 2F or F, D]: gate rows, then linear rows, or in turn
-  ConstTensorView w2;  // [E_local, D, F]
-  ConstTensorView b1;  // [E_local, 2F or F], optional
-  ConstTensorView b2;  // [E_local, D], optional
+  ConstTensorView w1 = {};  // [E_local, 2F or F, D]: gate rows, then linear rows, or in turn
+  ConstTensorView w2 = {};  // [E_local, D, F]
+  ConstTensorView b1 = {};  // [E_local, 2F or F], optional
+  ConstTensorView b2 = {};  // [E_local, D], optional
 };
 
 /// Where their gradients go; fp32, or fp64 for fp64. A view that is not given is left out.
 struct ExpertGradients {
-  TensorView w1;  // [E_local, 2F or F, D]
-  TensorView w2;  // [E_local, D, F]
-  TensorView b1;  // [E_local, 2F or F]
-  TensorView b2;  // [E_local, D]
+  TensorView w1 = {};  // [E_local, 2F or F, D]
+  TensorView w2 = {};  // [E_local, D, F]
+  TensorView b1 = {};  // [E_local, 2F or F]
+  TensorView b2 = {};  // [E_local, D]
 };
 
 /// What forward leaves for backward. Belongs to one forward; any number may be in flight.
@@ -65,34 +65,35 @@ struct ExpertsSaved {
 };
 
 struct ExpertsForwardArgs {
-  ExpertWeights weights;
-  ConstTensorView rows;         // [R, D]; R may be more than the segments hold
-  Segments segments;            // E_local of them
-  ConstTensorView row_weights;  // [R] fp32 (fp64 for fp64); needed and read with kExperts only
-  TensorView y;                 // out [R, D]
+  ExpertWeights weights = {};
+  ConstTensorView rows = {};         // [R, D]; R may be more than the segments hold
+  Segments segments = {};            // E_local of them
+  ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); needed and read with kExperts only
+  TensorView y = {};                 // out [R, D]
 };
 
 struct ExpertsBackwardDxArgs {
-  ExpertWeights weights;
-  ConstTensorView rows;  // [R, D] as in forward; read with `recompute` only
-  Segments segments;
+  ExpertWeights weights = {};
+  ConstTensorView rows = {};  // [R, D] as in forward; read with `recompute` only
+  Segments segments = {};
   /// [R] the weight p of each row, whether the combine applied it or the experts did; not given: 1.
-  ConstTensorView row_weights;
+  ConstTensorView row_weights = {};
   /// [R, D] gradient of the combined output, dispatched: not yet multiplied by the row's weight.
-  ConstTensorView grad_y;
+  ConstTensorView grad_y = {};
   ExpertsSaved* saved = nullptr;  // in and out
-  TensorView grad_rows;           // out [R, D]
-  TensorView grad_row_weights;    // out [R] fp32 (fp64 for fp64), optional: <a, W2^T g> + <b2, g>
-  bool keep_for_dw = true;        // false: backward_dw will not be called; `saved` is emptied
+  TensorView grad_rows = {};      // out [R, D]
+  TensorView grad_row_weights =
+      {};                   // out [R] fp32 (fp64 for fp64), optional: <a, W2^T g> + <b2, g>
+  bool keep_for_dw = true;  // false: backward_dw will not be called; `saved` is emptied
 };
 
 struct ExpertsBackwardDwArgs {
-  ConstTensorView rows;  // [R, D] as in forward
-  Segments segments;
-  ConstTensorView row_weights;  // [R] as in backward_dx
-  ConstTensorView grad_y;       // [R, D] as in backward_dx
+  ConstTensorView rows = {};  // [R, D] as in forward
+  Segments segments = {};
+  ConstTensorView row_weights = {};  // [R] as in backward_dx
+  ConstTensorView grad_y = {};       // [R, D] as in backward_dx
   const ExpertsSaved* saved = nullptr;
-  ExpertGradients grads;
+  ExpertGradients grads = {};
   /// true: the sums are added to what is there, and experts without rows are not touched.
   /// false: overwritten; experts without rows get exactly 0.
   bool accumulate = false;

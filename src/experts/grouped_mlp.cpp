@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/pointer.hpp"
 #include "ops/dot.hpp"
 
 namespace crossdock::experts {
@@ -14,26 +15,6 @@ namespace {
 
 constexpr int64_t kChunkRows = 32;
 constexpr int64_t kSumColumns = 256;
-
-template <typename U>
-const U* pointer(const ConstTensorView& tensor) {
-  return static_cast<const U*>(tensor.data);
-}
-
-template <typename U>
-U* pointer(const TensorView& tensor) {
-  return static_cast<U*>(tensor.data);
-}
-
-template <typename U>
-U* pointer(const Buffer& buffer) {
-  return reinterpret_cast<U*>(buffer.data());
-}
-
-template <typename U>
-int64_t bytes_of(int64_t count) {
-  return count * static_cast<int64_t>(sizeof(U));
-}
 
 }  // namespace
 

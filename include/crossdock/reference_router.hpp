@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "crossdock/router_config.hpp"
+
+// The router's part of the reference (see reference.hpp): one rank's tokens, plain loops, fp64.
+
+namespace crossdock::reference {
+
+struct RouterInput {
+  RouterConfig config = {};  // `jitter` is not looked at: give x as the gate sees it
+  int64_t T = 0;
+  std::vector<double> x = {};              // [T, D]
+  std::vector<double> gate = {};           // [E, D]
+  std::vector<double> gate_bias = {};      // [E]; empty: none
+  std::vector<double> expert_bias = {};    // [E]; empty: none
+  std::vector<uint8_t> mask = {};          // [T]; 1: padding; empty: no padding
+  std::vector<int32_t> sequence_ids = {};  // [T]; empty: one sequence
+  int64_t num_sequences = 1;               // B
+  std::vector<int64_t> forced_ids = {};    // [T, K]; empty: choose
+};
+
+/// What the losses are counted over: a group's tokens, or one rank's own.
+struct RouterCounts {
+  std::vector<int64_t> routes_per_expert = {};  // [B, E]
+  std::vector<int64_t> num_tokens = {};         // [B]
+  int64_t total_sequences = 0;                  // 0: those with tokens
+  int64_t total_tokens = 0;                     // 0: the sum of num_tokens
+};
+
+struct RouterResult {
+  std::vector<double> logits = {};       // [T, E]; 0 in padding
+  std::vector<int64_t> expert_ids = {};  // [T, K]; best first; -1 in padding
+  std::vector<double> weights = {};      // [T, K]
+  RouterCounts counts = {};              // of this rank
+};
+
+RouterResult route(const RouterInput& input);
+
+struct RouterLossValues {
+  double aux = 0.0;
+  double z = 0.0;
+};
+
+RouterLossValues router_losses(const RouterInput& input, const RouterResult& result,
+                               const RouterCounts& counts);
+
+struct RouterGradients {
+  std::vector<double> logits = {};     // [T, E]
+  std::vector<double> x = {};          // [T, D]
+  std::vector<double> gate = {};       // [E, D]
+  std::vector<double> gate_bias = {};  // [E]
+};
+
+/// Gradients of <grad_weights, weights> + grad_losses * (aux + z), the choice held fixed.
+RouterGradients route_backward(const RouterInput& input, const RouterResult& result,
+                               const std::vector<double>& grad_weights, const RouterCounts& counts,
+                               double grad_losses = 1.0);
+
+}  // namespace crossdock::reference

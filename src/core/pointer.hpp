@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+
+#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
+
+namespace crossdock {
+
+// Memory as U, where dtype and size were checked at the door; null where nothing was given.
+
+template <typename U>
+const U* pointer(const ConstTensorView& tensor) {
+  return static_cast<const U*>(tensor.data);
+}
+
+template <typename U>
+U* pointer(const TensorView& tensor) {
+  return static_cast<U*>(tensor.data);
+}
+
+template <typename U>
+U* pointer(const Buffer& buffer) {
+  return reinterpret_cast<U*>(buffer.data());
+}
+
+template <typename U>
+constexpr int64_t bytes_of(int64_t count) {
+  return count * static_cast<int64_t>(sizeof(U));
+}
+
+}  // namespace crossdock

@@ -1,0 +1,42 @@
+#include <numeric>
+#include <vector>
+
+#include "core/check.hpp"
+#include "core/tensor_check.hpp"
+#include "crossdock/router.hpp"
+
+namespace crossdock {
+namespace {
+
+template <typename T>
+void add_steps(TensorView bias, const std::vector<double>& steps) {
+  const std::span<T> values = bias.as<T>();
+  for (size_t e = 0; e < steps.size(); ++e) {
+    values[e] = static_cast<T>(static_cast<double>(values[e]) + steps[e]);
+  }
+}
+
+}  // namespace
+
+void update_expert_bias(TensorView bias, std::span<const int64_t> load, const BiasUpdate& update) {
+  const auto E = static_cast<int64_t>(load.size());
+  const bool is_f64 = bias.dtype == DType::kF64;
+  check_tensor("bias", bias, is_f64 ? DType::kF64 : DType::kF32, Shape{E});
+  const int64_t total = std::accumulate(load.begin(), load.end(), int64_t{0});
+  std::vector<double> steps(load.size());
+  for (size_t e = 0; e < load.size(); ++e) {
+    const int64_t lacking = total - load[e] * E;  // E * (mean - load), without rounding
+    steps[e] = lacking > 0 ? update.rate : lacking < 0 ? -update.rate : 0.0;
+  }
+  if (update.centred && E > 0) {
+    const double mean = std::accumulate(steps.begin(), steps.end(), 0.0) / static_cast<double>(E);
+    for (double& step : steps) step -= mean;
+  }
+  if (is_f64) {
+    add_steps<double>(bias, steps);
+  } else {
+    add_steps<float>(bias, steps);
+  }
+}
+
+}  // namespace crossdock

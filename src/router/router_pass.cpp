@@ -1,0 +1,377 @@
+#include "router/router_pass.hpp"
+
+#include <algorithm>
+
+#include "core/pointer.hpp"
+#include "ops/convert.hpp"
+#include "ops/grouped_gemm.hpp"
+#include "router/choice.hpp"
+#include "router/jitter.hpp"
+#include "router/route_weights.hpp"
+#include "router/scores.hpp"
+
+namespace crossdock::router {
+namespace {
+
+constexpr int64_t kChunkTokens = 64;
+
+// Calls work(Element{}) with the element type of x, whose sums are made in T.
+template <typename T, typename Work>
+void with_element(DType dtype, const Work& work) {
+  if constexpr (sizeof(T) == 8) {
+    work(double{});
+  } else if (dtype == DType::kBF16) {
+    work(BF16{});
+  } else if (dtype == DType::kF16) {
+    work(F16{});
+  } else {
+    work(float{});
+  }
+}
+
+ops::GemmOperand by_rows(const ConstTensorView& matrix) {
+  return {matrix.data, matrix.dtype, matrix.shape[1], 1};
+}
+// The operand whose rows are the matrix's columns.
+ops::GemmOperand by_columns(const ConstTensorView& matrix) {
+  return {matrix.data, matrix.dtype, 1, matrix.shape[1]};
+}
+
+}  // namespace
+
+template <typename T>
+void RouterPass<T>::for_each_chunk(int64_t num_tokens,
+                                   const std::function<void(int64_t, int64_t)>& body) {
+  pool_.parallel_for((num_tokens + kChunkTokens - 1) / kChunkTokens, [&](int64_t chunk) {
+    body(chunk * kChunkTokens, std::min(num_tokens, (chunk + 1) * kChunkTokens));
+  });
+}
+
+template <typename T>
+void RouterPass<T>::note_tokens(const RouteArgs& args, RouterOutput& output) {
+  const bool* mask = pointer<bool>(args.mask);
+  const bool by_sequence = config_.aux_loss_scope == BalanceScope::kSequence;
+  const int32_t* sequence_ids = by_sequence ? pointer<int32_t>(args.sequence_ids) : nullptr;
+  output.sequences.resize(static_cast<size_t>(output.T));
+  for (int64_t t = 0; t < output.T; ++t) {
+    const int32_t sequence = sequence_ids != nullptr ? sequence_ids[t] : 0;
+    output.sequences[static_cast<size_t>(t)] = mask != nullptr && mask[t] ? -1 : sequence;
+  }
+  output.statistics.num_sequences = by_sequence ? args.num_sequences : 1;
+  output.jitter_seed = args.jitter_seed;
+  if (config_.jitter == 0.0) return;
+  output.token_ids.resize(static_cast<size_t>(output.T));
+  const int64_t* token_ids = pointer<int64_t>(args.token_ids);
+  for (int64_t t = 0; t < output.T; ++t) {
+    output.token_ids[static_cast<size_t>(t)] = token_ids != nullptr ? token_ids[t] : t;
+  }
+}
+
+template <typename T>
+ConstTensorView RouterPass<T>::seen_by_gate(const ConstTensorView& x, const RouterOutput& output,
+                                            bool zero_padding, Buffer& memory) {
+  const bool has_padding =
+      std::find(output.sequences.begin(), output.sequences.end(), -1) != output.sequences.end();
+  if (config_.jitter == 0.0 && !(zero_padding && has_padding)) return x;
+  memory = buffers_.take(bytes_of<T>(output.T * D_));
+  with_element<T>(x.dtype, [&](auto element) {
+    using Element = decltype(element);
+    for_each_chunk(output.T, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; ++t) {
+        T* to = pointer<T>(memory) + t * D_;
+        if (output.sequences[static_cast<size_t>(t)] < 0) {
+          std::fill_n(to, D_, T{0});
+          continue;
+        }
+        ops::widen_row(pointer<Element>(x) + t * D_, D_, to);
+        if (config_.jitter == 0.0) continue;
+        const TokenJitter<T> jitter(config_.jitter, output.jitter_seed,
+                                    output.token_ids[static_cast<size_t>(t)]);
+        for (int64_t d = 0; d < D_; ++d) to[d] *= jitter.factor(d);
+      }
+    });
+  });
+  return memory.view(DTypeOf<T>::value, {output.T, D_});
+}
+
+template <typename T>
+void RouterPass<T>::compute_logits(const RouteArgs& args, RouterOutput& output) {
+  Buffer memory;
+  const ConstTensorView x = seen_by_gate(args.x, output, false, memory);
+  std::vector<T> bias(static_cast<size_t>(E_), T{0});
+  if (args.gate.bias.given()) {
+    with_element<T>(args.gate.bias.dtype, [&](auto element) {
+      ops::widen_row(pointer<decltype(element)>(args.gate.bias), E_, bias.data());
+    });
+  }
+  const ops::GemmProblem problem{
+      .a = by_rows(x), .b = by_rows(args.gate.weight), .M = output.T, .N = E_, .K = D_};
+  ops::grouped_gemm<T>({&problem, 1}, pool_, [&](const ops::GemmTile<T>& tile) {
+    for (int64_t i = 0; i < tile.num_rows; ++i) {
+      const T* from = tile.values + i * tile.stride;
+      T* to = pointer<T>(output.logits) + (tile.row + i) * E_ + tile.column;
+      for (int64_t j = 0; j < tile.num_columns; ++j) {
+        to[j] = from[j] + bias[static_cast<size_t>(tile.column + j)];
+      }
+    }
+  });
+}
+
+template <typename T>
+void RouterPass<T>::choose_routes(const RouteArgs& args, RouterOutput& output) {
+  const ConstTensorView& forced = args.forced_ids;
+  for_each_chunk(output.T, [&](int64_t first, int64_t last) {
+    std::vector<T> scores(static_cast<size_t>(E_));
+    Choice<T> choice(config_);
+    for (int64_t t = first; t < last; ++t) {
+      int32_t* ids = pointer<int32_t>(output.expert_ids) + t * K_;
+      T* weights = pointer<T>(output.weights) + t * K_;
+      if (output.sequences[static_cast<size_t>(t)] < 0) {
+        std::fill_n(ids, K_, -1);
+        std::fill_n(weights, K_, T{0});
+        continue;
+      }
+      scores_of(config_.score, pointer<T>(output.logits) + t * E_, E_, scores.data());
+      if (forced.given() && forced.dtype == DType::kI64) {
+        const int64_t* from = pointer<int64_t>(forced) + t * K_;
+        std::transform(from, from + K_, ids, [](int64_t id) { return static_cast<int32_t>(id); });
+      } else if (forced.given()) {
+        std::copy_n(pointer<int32_t>(forced) + t * K_, K_, ids);
+      } else if (config_.force_balance) {
+        for (int64_t k = 0; k < K_; ++k) ids[k] = static_cast<int32_t>((t * K_ + k) % E_);
+      } else {
+        choice.choose(scores.data(), pointer<T>(args.expert_bias), ids);
+      }
+      route_weights(config_, scores.data(), ids, weights);
+    }
+  });
+}
+
+template <typename T>
+void RouterPass<T>::count_routes(RouterOutput& output) {
+  RouterStatistics& statistics = output.statistics;
+  statistics.routes_per_expert.assign(static_cast<size_t>(statistics.num_sequences * E_), 0);
+  statistics.num_tokens.assign(static_cast<size_t>(statistics.num_sequences), 0);
+  const int32_t* ids = pointer<int32_t>(output.expert_ids);
+  for (int64_t t = 0; t < output.T; ++t) {
+    const int32_t sequence = output.sequences[static_cast<size_t>(t)];
+    if (sequence < 0) continue;
+    ++statistics.num_tokens[static_cast<size_t>(sequence)];
+    for (int64_t k = 0; k < K_; ++k) {
+      const int32_t id = ids[t * K_ + k];
+      if (id >= 0) ++statistics.routes_per_expert[static_cast<size_t>(sequence * E_ + id)];
+    }
+  }
+}
+
+template <typename T>
+RouterOutput RouterPass<T>::route(const RouteArgs& args) {
+  RouterOutput output;
+  output.T = args.x.num_rows();
+  output.K = K_;
+  output.E = E_;
+  output.weight_dtype = DTypeOf<T>::value;
+  output.expert_ids = buffers_.take(bytes_of<int32_t>(output.T * K_));
+  output.weights = buffers_.take(bytes_of<T>(output.T * K_));
+  output.logits = buffers_.take(bytes_of<T>(output.T * E_));
+  note_tokens(args, output);
+  compute_logits(args, output);
+  choose_routes(args, output);
+  count_routes(output);
+  return output;
+}
+
+// The factors of both losses for the tokens of each sequence.
+template <typename T>
+std::vector<typename RouterPass<T>::TokenLoss> RouterPass<T>::loss_of_sequences(
+    const RouterOutput& output, const LossCounts& counts) {
+  const RouterStatistics& statistics =
+      counts.statistics != nullptr ? *counts.statistics : output.statistics;
+  int64_t num_tokens = 0;
+  int64_t num_sequences = 0;
+  for (const int64_t count : statistics.num_tokens) {
+    num_tokens += count;
+    if (count > 0) ++num_sequences;
+  }
+  if (counts.total_tokens > 0) num_tokens = counts.total_tokens;
+  if (counts.total_sequences > 0) num_sequences = counts.total_sequences;
+  if (config_.aux_loss_scope != BalanceScope::kSequence) num_sequences = 1;
+  std::vector<TokenLoss> losses;
+  for (int64_t b = 0; b < statistics.num_sequences; ++b) {
+    const auto tokens = static_cast<double>(statistics.num_tokens[static_cast<size_t>(b)]);
+    TokenLoss loss;
+    loss.routes = statistics.routes_per_expert.data() + b * E_;
+    if (tokens > 0.0) {
+      loss.aux_factor = static_cast<T>(
+          config_.aux_loss_coeff * static_cast<double>(E_) /
+          (static_cast<double>(K_) * tokens * tokens * static_cast<double>(num_sequences)));
+      loss.z_factor = static_cast<T>(config_.z_loss_coeff / static_cast<double>(num_tokens));
+    }
+    losses.push_back(loss);
+  }
+  return losses;
+}
+
+template <typename T>
+RouterLosses RouterPass<T>::losses(const RouterOutput& output, const LossCounts& counts) {
+  const std::vector<TokenLoss> of_sequence = loss_of_sequences(output, counts);
+  std::vector<RouterLosses> of_token(static_cast<size_t>(output.T));
+  for_each_chunk(output.T, [&](int64_t first, int64_t last) {
+    std::vector<T> scores(static_cast<size_t>(E_));
+    std::vector<T> shares(static_cast<size_t>(E_));
+    for (int64_t t = first; t < last; ++t) {
+      const int32_t sequence = output.sequences[static_cast<size_t>(t)];
+      if (sequence < 0) continue;
+      const TokenLoss& loss = of_sequence[static_cast<size_t>(sequence)];
+      const T* logits = pointer<T>(output.logits) + t * E_;
+      RouterLosses& token = of_token[static_cast<size_t>(t)];
+      if (config_.aux_loss_coeff != 0.0) {
+        scores_of(config_.score, logits, E_, scores.data());
+        shares_of(config_.score, logits, scores.data(), E_, shares.data());
+        for (int64_t e = 0; e < E_; ++e) {
+          token.aux += static_cast<double>(shares[static_cast<size_t>(e)]) *
+                       static_cast<double>(loss.routes[e]);
+        }
+        token.aux *= static_cast<double>(loss.aux_factor);
+      }
+      if (config_.z_loss_coeff != 0.0) {
+        const auto lse = static_cast<double>(log_sum_exp(logits, E_));
+        token.z = static_cast<double>(loss.z_factor) * lse * lse;
+      }
+    }
+  });
+  RouterLosses sum;
+  for (const RouterLosses& token : of_token) {
+    sum.aux += token.aux;
+    sum.z += token.z;
+  }
+  return sum;
+}
+
+template <typename T>
+void RouterPass<T>::write_grad_logits(const RouterBackwardArgs& args, T* grad_logits) {
+  const RouterOutput& output = *args.output;
+  const std::vector<TokenLoss> of_sequence = loss_of_sequences(output, args.counts);
+  const T grad_losses = static_cast<T>(args.grad_losses);
+  for_each_chunk(output.T, [&](int64_t first, int64_t last) {
+    std::vector<T> scores(static_cast<size_t>(E_));
+    std::vector<T> shares(static_cast<size_t>(E_));
+    std::vector<T> grad_scores(static_cast<size_t>(E_));
+    std::vector<T> grad_shares(static_cast<size_t>(E_));
+    std::vector<T> weights(static_cast<size_t>(K_));
+    for (int64_t t = first; t < last; ++t) {
+      T* grad = grad_logits + t * E_;
+      std::fill_n(grad, E_, T{0});
+      const int32_t sequence = output.sequences[static_cast<size_t>(t)];
+      if (sequence < 0) continue;
+      const TokenLoss& loss = of_sequence[static_cast<size_t>(sequence)];
+      const T* logits = pointer<T>(output.logits) + t * E_;
+      scores_of(config_.score, logits, E_, scores.data());
+      std::fill(grad_scores.begin(), grad_scores.end(), T{0});
+      if (args.grad_weights.given()) {
+        route_weights_backward(config_, scores.data(), pointer<int32_t>(output.expert_ids) + t * K_,
+                               pointer<T>(args.grad_weights) + t * K_, weights.data(),
+                               grad_scores.data());
+      }
+      if (config_.aux_loss_coeff != 0.0) {
+        shares_of(config_.score, logits, scores.data(), E_, shares.data());
+        for (int64_t e = 0; e < E_; ++e) {
+          grad_shares[static_cast<size_t>(e)] =
+              grad_losses * loss.aux_factor * static_cast<T>(loss.routes[e]);
+        }
+        shares_backward(config_.score, scores.data(), shares.data(), grad_shares.data(), E_,
+                        grad_scores.data(), grad);
+      }
+      scores_backward(config_.score, logits, scores.data(), grad_scores.data(), E_, grad);
+      if (config_.z_loss_coeff != 0.0) {
+        softmax(logits, E_, shares.data());
+        const T factor = grad_losses * T{2} * loss.z_factor * log_sum_exp(logits, E_);
+        for (int64_t e = 0; e < E_; ++e) grad[e] += factor * shares[static_cast<size_t>(e)];
+      }
+    }
+  });
+}
+
+// grad_x (+)= grad_logits * gate, times the jitter.
+template <typename T>
+void RouterPass<T>::write_grad_x(const RouterBackwardArgs& args, const T* grad_logits) {
+  const RouterOutput& output = *args.output;
+  const ops::GemmProblem problem{.a = {grad_logits, DTypeOf<T>::value, E_, 1},
+                                 .b = by_columns(args.gate.weight),
+                                 .M = output.T,
+                                 .N = D_,
+                                 .K = E_};
+  with_element<T>(args.grad_x.dtype, [&](auto element) {
+    using Element = decltype(element);
+    ops::grouped_gemm<T>({&problem, 1}, pool_, [&](const ops::GemmTile<T>& tile) {
+      for (int64_t i = 0; i < tile.num_rows; ++i) {
+        const int64_t t = tile.row + i;
+        const T* from = tile.values + i * tile.stride;
+        Element* to = pointer<Element>(args.grad_x) + t * D_ + tile.column;
+        const bool has_jitter = config_.jitter != 0.0;
+        const TokenJitter<T> jitter(config_.jitter, output.jitter_seed,
+                                    has_jitter ? output.token_ids[static_cast<size_t>(t)] : 0);
+        for (int64_t j = 0; j < tile.num_columns; ++j) {
+          const T grad = has_jitter ? from[j] * jitter.factor(tile.column + j) : from[j];
+          to[j] = ops::narrow<Element>(args.accumulate_x ? ops::widen(to[j]) + grad : grad);
+        }
+      }
+    });
+  });
+}
+
+// grad_gate (+)= grad_logits^T * x, grad_bias (+)= the sum of grad_logits; over tokens in order.
+template <typename T>
+void RouterPass<T>::write_grad_gate(const RouterBackwardArgs& args, const T* grad_logits) {
+  const RouterOutput& output = *args.output;
+  const bool accumulate = args.accumulate_gate;
+  if (args.grad_gate.given()) {
+    Buffer memory;
+    const ConstTensorView x = seen_by_gate(args.x, output, true, memory);
+    const ops::GemmProblem problem{.a = {grad_logits, DTypeOf<T>::value, 1, E_},
+                                   .b = by_columns(x),
+                                   .M = E_,
+                                   .N = D_,
+                                   .K = output.T};
+    ops::grouped_gemm<T>({&problem, 1}, pool_, [&](const ops::GemmTile<T>& tile) {
+      for (int64_t i = 0; i < tile.num_rows; ++i) {
+        const T* from = tile.values + i * tile.stride;
+        T* to = pointer<T>(args.grad_gate) + (tile.row + i) * D_ + tile.column;
+        for (int64_t j = 0; j < tile.num_columns; ++j) {
+          to[j] = accumulate ? to[j] + from[j] : from[j];
+        }
+      }
+    });
+  }
+  if (args.grad_bias.given()) {
+    std::vector<double> sums(static_cast<size_t>(E_), 0.0);
+    for (int64_t t = 0; t < output.T; ++t) {
+      for (int64_t e = 0; e < E_; ++e) {
+        sums[static_cast<size_t>(e)] += static_cast<double>(grad_logits[t * E_ + e]);
+      }
+    }
+    T* to = pointer<T>(args.grad_bias);
+    for (int64_t e = 0; e < E_; ++e) {
+      const T sum = static_cast<T>(sums[static_cast<size_t>(e)]);
+      to[e] = accumulate ? to[e] + sum : sum;
+    }
+  }
+}
+
+template <typename T>
+void RouterPass<T>::backward(const RouterBackwardArgs& args) {
+  Buffer memory;
+  T* grad_logits = pointer<T>(args.grad_logits);
+  if (!args.grad_logits.given()) {
+    memory = buffers_.take(bytes_of<T>(args.output->T * E_));
+    grad_logits = pointer<T>(memory);
+  }
+  write_grad_logits(args, grad_logits);
+  if (args.grad_x.given()) write_grad_x(args, grad_logits);
+  write_grad_gate(args, grad_logits);
+}
+
+template class RouterPass<float>;
+template class RouterPass<double>;
+
+}  // namespace crossdock::router

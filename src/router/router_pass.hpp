@@ -1,0 +1,62 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "crossdock/router.hpp"
+#include "ops/gemm.hpp"
+
+namespace crossdock::router {
+
+/// The work of Router in T, float or double; inputs already checked.
+template <typename T>
+class RouterPass {
+ public:
+  RouterPass(const RouterConfig& config, ThreadPool& pool, BufferPool& buffers)
+      : E_(config.num_experts),
+        K_(config.top_k),
+        D_(config.width),
+        config_(config),
+        pool_(pool),
+        buffers_(buffers) {}
+
+  RouterOutput route(const RouteArgs& args);
+  RouterLosses losses(const RouterOutput& output, const LossCounts& counts);
+  void backward(const RouterBackwardArgs& args);
+
+ private:
+  // What a loss asks of one token.
+  struct TokenLoss {
+    T aux_factor = 0;                 // share s_te counts aux_factor * routes[e]
+    const int64_t* routes = nullptr;  // [E] of the token's sequence
+    T z_factor = 0;                   // logsumexp^2 counts this much
+  };
+
+  // Runs body(first, last) over pieces of [0, T) on the pool.
+  void for_each_chunk(int64_t num_tokens, const std::function<void(int64_t, int64_t)>& body);
+
+  void note_tokens(const RouteArgs& args, RouterOutput& output);
+  // x [T, D] as the gate saw it: times the jitter, 0 in padding. Without either: x itself.
+  ConstTensorView seen_by_gate(const ConstTensorView& x, const RouterOutput& output,
+                               bool zero_padding, Buffer& memory);
+  void compute_logits(const RouteArgs& args, RouterOutput& output);
+  void choose_routes(const RouteArgs& args, RouterOutput& output);
+  void count_routes(RouterOutput& output);
+
+  std::vector<TokenLoss> loss_of_sequences(const RouterOutput& output, const LossCounts& counts);
+  void write_grad_logits(const RouterBackwardArgs& args, T* grad_logits);
+  void write_grad_x(const RouterBackwardArgs& args, const T* grad_logits);
+  void write_grad_gate(const RouterBackwardArgs& args, const T* grad_logits);
+
+  int64_t E_;
+  int64_t K_;
+  int64_t D_;
+  const RouterConfig& config_;
+  ThreadPool& pool_;
+  BufferPool& buffers_;
+};
+
+extern template class RouterPass<float>;
+extern template class RouterPass<double>;
+
+}  // namespace crossdock::router
