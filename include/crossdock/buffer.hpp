@@ -41,6 +41,13 @@ class Buffer {
   Device device_;
 };
 
+/// A tensor together with what keeps its memory alive: a pool buffer, a lease of a peer window, or
+/// nothing when the caller gave the memory.
+struct OwnedTensor {
+  TensorView view;
+  std::shared_ptr<const void> owner;
+};
+
 /// Host memory that is handed out again instead of being returned to the system, so that a step
 /// does not pay for fresh pages. Thread-safe. Buffers may outlive the pool.
 class BufferPool {
@@ -52,6 +59,7 @@ class BufferPool {
 
   /// A buffer of at least num_bytes, contents unspecified; returns to the pool when released.
   Buffer take(int64_t num_bytes);
+  OwnedTensor take(DType dtype, Shape shape);
 
   /// Bytes handed out now / bytes held in all (handed out or waiting).
   int64_t bytes_in_use() const;
@@ -60,13 +68,6 @@ class BufferPool {
  private:
   struct State;
   std::shared_ptr<State> state_;
-};
-
-/// A tensor together with what keeps its memory alive: a pool buffer, a lease of a peer window, or
-/// nothing when the caller gave the memory.
-struct OwnedTensor {
-  TensorView view;
-  std::shared_ptr<const void> owner;
 };
 
 }  // namespace crossdock

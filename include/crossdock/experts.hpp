@@ -114,6 +114,10 @@ class Experts {
 
   const ExpertsConfig& config() const { return config_; }
 
+  /// Throw where the calls below would because of these; for a caller that must know beforehand.
+  void check(const ExpertWeights& weights) const;
+  void check(const ExpertGradients& grads) const;
+
   ExpertsSaved forward(const ExpertsForwardArgs& args) const;
 
   /// Gradients of the rows and of their weights.

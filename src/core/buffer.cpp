@@ -96,6 +96,11 @@ Buffer BufferPool::take(int64_t num_bytes) {
   return {std::move(owner), data, num_bytes, Device{}};
 }
 
+OwnedTensor BufferPool::take(DType dtype, Shape shape) {
+  const Buffer buffer = take(shape.num_elements() * size_of(dtype));
+  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
+}
+
 int64_t BufferPool::bytes_in_use() const {
   const std::lock_guard lock(state_->mutex);
   return state_->bytes_in_use;

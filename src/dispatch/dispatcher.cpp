@@ -36,11 +36,6 @@ void zero_rows(const PlanData& plan, const TensorView& rows) {
   }
 }
 
-OwnedTensor take(BufferPool& pool, DType dtype, Shape shape) {
-  const Buffer buffer = pool.take(shape.num_elements() * size_of(dtype));
-  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
-}
-
 void zero(const TensorView& tensor) {
   if (tensor.num_bytes() > 0) {
     std::memset(tensor.data, 0, static_cast<size_t>(tensor.num_bytes()));
@@ -50,7 +45,7 @@ void zero(const TensorView& tensor) {
 // The caller's output, or memory of the group's pool.
 OwnedTensor output_or_new(BufferPool& pool, const char* name, const TensorView& given, DType dtype,
                           const Shape& shape) {
-  if (!given.given()) return take(pool, dtype, shape);
+  if (!given.given()) return pool.take(dtype, shape);
   check_output(name, given, dtype, shape);
   return {.view = given, .owner = nullptr};
 }
@@ -229,7 +224,7 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
       parts.push_back(row_part(args.scales, result.row_scales.view));
     }
     if (args.with_row_weights) {
-      result.row_weights = take(group_.pool(), plan.data().weight_dtype, {R});
+      result.row_weights = group_.pool().take(plan.data().weight_dtype, {R});
     }
   });
   const uint64_t sequence =
@@ -313,9 +308,9 @@ CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensor
     check_weight_dtype(plan, y.dtype);
     const Exchange local{group_, plan, 0, "combine_backward", {}};
     result.grad_rows = strategy_->allocate_rows(local, y.dtype, y.shape);
-    result.grad_weights = take(group_.pool(), data.weight_dtype, {data.T, data.K});
-    row_weights = take(group_.pool(), data.weight_dtype, {data.num_rows()});
-    row_grads = take(group_.pool(), data.weight_dtype, {data.num_rows()});
+    result.grad_weights = group_.pool().take(data.weight_dtype, {data.T, data.K});
+    row_weights = group_.pool().take(data.weight_dtype, {data.num_rows()});
+    row_grads = group_.pool().take(data.weight_dtype, {data.num_rows()});
   });
   const uint64_t sequence =
       agree("combine_backward", plan, concat("dtype=", name_of(grad_out.dtype)), refusal);
@@ -350,7 +345,7 @@ OwnedTensor Dispatcher::collect_routes(const Plan& plan, ConstTensorView rows) {
     check_tensor("rows", rows, {plan.num_rows()});
     CROSSDOCK_CHECK(rows.dtype == DType::kF32 || rows.dtype == DType::kF64,
                     "rows must be fp32 or fp64, got ", name_of(rows.dtype));
-    routes = take(group_.pool(), rows.dtype, {plan.num_tokens(), config_->top_k});
+    routes = group_.pool().take(rows.dtype, {plan.num_tokens(), config_->top_k});
   });
   const uint64_t sequence =
       agree("collect_routes", plan, concat("dtype=", name_of(rows.dtype)), refusal);

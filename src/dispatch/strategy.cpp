@@ -52,8 +52,7 @@ void Strategy::gather_routes(const Exchange& exchange, ConstTensorView rows, Ten
 }
 
 OwnedTensor Strategy::allocate_rows(const Exchange& exchange, DType dtype, Shape shape) {
-  const Buffer buffer = exchange.group.pool().take(shape.num_elements() * size_of(dtype));
-  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
+  return exchange.group.pool().take(dtype, shape);
 }
 
 }  // namespace crossdock

@@ -95,12 +95,20 @@ Experts::Experts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool)
   check_config(config_);
 }
 
+void Experts::check(const ExpertWeights& weights) const {
+  check_parameters(config_, weights, config_.dtype, "", false);
+}
+
+void Experts::check(const ExpertGradients& grads) const {
+  check_parameters(config_, grads, sum_dtype(config_.dtype), "grad of ", true);
+}
+
 ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
   const int64_t R = args.rows.num_rows();
   check_rows(config_, "rows", args.rows, R);
   check_rows(config_, "y", args.y, R);
   check_segments(config_, args.segments, R);
-  check_parameters(config_, args.weights, config_.dtype, "", false);
+  check(args.weights);
   if (config_.weights_in == WeightsIn::kExperts) {
     check_row_weights(config_, "row_weights", args.row_weights, R);
   }
@@ -112,7 +120,7 @@ void Experts::backward_dx(const ExpertsBackwardDxArgs& args) const {
   check_rows(config_, "grad_y", args.grad_y, R);
   check_rows(config_, "grad_rows", args.grad_rows, R);
   check_segments(config_, args.segments, R);
-  check_parameters(config_, args.weights, config_.dtype, "", false);
+  check(args.weights);
   if (args.row_weights.given()) check_row_weights(config_, "row_weights", args.row_weights, R);
   if (args.grad_row_weights.given()) {
     check_row_weights(config_, "grad_row_weights", args.grad_row_weights, R);
@@ -135,7 +143,7 @@ void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
   check_rows(config_, "grad_y", args.grad_y, R);
   check_rows(config_, "rows", args.rows, R);
   check_segments(config_, args.segments, R);
-  check_parameters(config_, args.grads, sum_dtype(config_.dtype), "grad of ", true);
+  check(args.grads);
   if (args.row_weights.given()) check_row_weights(config_, "row_weights", args.row_weights, R);
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must be given: what backward_dx left");
   const int64_t wanted = args.segments.num_rows() * config_.inner * size_of(config_.dtype);

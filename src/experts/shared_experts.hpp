@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+
+#include "crossdock/experts.hpp"
+
+namespace crossdock {
+
+/// A dense MLP beside the routed experts: works on the tokens where they are, without any exchange.
+/// Bits, thread safety and checks are those of Experts.
+class SharedExperts {
+ public:
+  /// num_local_experts, weights_in are set here: one expert, no weights.
+  SharedExperts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool);
+
+  const Experts& experts() const { return experts_; }
+
+  /// y [T, D] = MLP(x [T, D])
+  ExpertsSaved forward(const ExpertWeights& weights, ConstTensorView x, TensorView y) const;
+
+  /// grad_x [T, D]; with keep_for_dw, `saved` is left for backward_dw.
+  struct BackwardDxArgs {
+    ExpertWeights weights;
+    ConstTensorView x;         // [T, D]
+    ConstTensorView grad_out;  // [T, D]
+    ExpertsSaved* saved = nullptr;
+    TensorView grad_x;  // out [T, D]
+  };
+  void backward_dx(const BackwardDxArgs& args) const;
+
+  struct BackwardDwArgs {
+    ConstTensorView x;         // [T, D]
+    ConstTensorView grad_out;  // [T, D]
+    const ExpertsSaved* saved = nullptr;
+    ExpertGradients grads;
+    bool accumulate = false;
+  };
+  void backward_dw(const BackwardDwArgs& args) const;
+
+  /// sum += term, rounded once; both [T, D] of one dtype.
+  void add(ConstTensorView term, TensorView sum) const;
+
+ private:
+  std::shared_ptr<ThreadPool> pool_;
+  Experts experts_;
+};
+
+}  // namespace crossdock

@@ -1,0 +1,56 @@
+#include "layer/layer_config.hpp"
+
+#include <algorithm>
+
+#include "core/check.hpp"
+
+namespace crossdock {
+namespace {
+
+// A field that stands in two places: 0 there means "as in the router".
+void fill(const char* name, int64_t value, int64_t& field) {
+  CROSSDOCK_CHECK(field == 0 || field == value, name, " (", field, ") must be that of the router, ",
+                  value, "; leave it out");
+  field = value;
+}
+
+int64_t count_local_experts(const DispatchConfig& config, const Group& group) {
+  if (!config.placement.empty()) {
+    return std::count(config.placement.begin(), config.placement.end(), group.rank());
+  }
+  return first_expert(config.num_experts, group.size(), group.rank() + 1) -
+         first_expert(config.num_experts, group.size(), group.rank());
+}
+
+}  // namespace
+
+MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group) {
+  const RouterConfig& router = config.router;
+  fill("dispatch.num_experts", router.num_experts, config.dispatch.num_experts);
+  fill("dispatch.top_k", router.top_k, config.dispatch.top_k);
+  fill("dispatch.width", router.width, config.dispatch.width);
+  fill("experts.width", router.width, config.experts.width);
+  CROSSDOCK_CHECK(config.shared_inner >= 0, "shared_inner must not be negative, got ",
+                  config.shared_inner);
+  config.router.dtype = config.experts.dtype;
+  config.experts.num_local_experts = count_local_experts(config.dispatch, group);
+  return config;
+}
+
+std::string config_text(const MoeLayerConfig& config) {
+  const RouterConfig& router = config.router;
+  const ExpertsConfig& experts = config.experts;
+  return concat("num_experts=", router.num_experts, ";top_k=", router.top_k,
+                ";width=", router.width, ";dtype=", name_of(experts.dtype),
+                ";score=", name_of(router.score), ";groups=", router.num_groups, "/",
+                router.group_top_k, "/", static_cast<int>(router.group_score),
+                ";normalise=", router.normalises(), ";scaling=", router.scaling,
+                ";aux_loss=", router.aux_loss_coeff, "/", static_cast<int>(router.aux_loss_scope),
+                ";z_loss=", router.z_loss_coeff, ";jitter=", router.jitter,
+                ";force_balance=", router.force_balance, ";inner=", experts.inner,
+                ";activation=", name_of(experts.activation), ";interleaved=", experts.interleaved,
+                ";limit=", experts.limit, ";weights_in=", static_cast<int>(experts.weights_in),
+                ";shared_inner=", config.shared_inner);
+}
+
+}  // namespace crossdock

@@ -1,0 +1,388 @@
+#include "layer/layer_case.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <sstream>
+
+namespace crossdock {
+namespace {
+
+using reference::MlpWeights;
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+using Member = std::vector<double> MlpWeights::*;
+constexpr Member kMembers[] = {&MlpWeights::w1, &MlpWeights::w2, &MlpWeights::b1, &MlpWeights::b2};
+
+class Values {
+ public:
+  explicit Values(DType dtype) : dtype_(dtype) {}
+  std::vector<double> draw(int64_t count, double scale) {
+    std::vector<double> values(static_cast<size_t>(count));
+    for (double& value : values) value = reference::round_to(dtype_, scale * normal_(generator_));
+    return values;
+  }
+  MlpWeights draw_mlp(const ExpertsConfig& config, int64_t inner, bool biases) {
+    const int64_t hidden = is_gated(config.activation) ? 2 * inner : inner;
+    const double scale = 1.0 / std::sqrt(static_cast<double>(config.width));
+    MlpWeights mlp;
+    mlp.w1 = draw(hidden * config.width, scale);
+    mlp.w2 = draw(config.width * inner, scale);
+    if (!biases) return mlp;
+    mlp.b1 = draw(hidden, 0.5);
+    mlp.b2 = draw(config.width, 0.5);
+    return mlp;
+  }
+
+ private:
+  DType dtype_;
+  std::mt19937_64 generator_{11};
+  std::normal_distribution<double> normal_;
+};
+
+int64_t first_token(const LayerCase& layer_case, int rank) {
+  int64_t first = 0;
+  for (int r = 0; r < rank; ++r) first += layer_case.tokens_per_rank[static_cast<size_t>(r)];
+  return first;
+}
+
+// The part of a rank of an array [sum of T, width].
+template <typename T>
+std::vector<T> part_of(const LayerCase& layer_case, int rank, const std::vector<T>& all,
+                       int64_t width) {
+  if (all.empty()) return {};
+  const auto begin = all.begin() + first_token(layer_case, rank) * width;
+  return {begin, begin + layer_case.tokens_per_rank[static_cast<size_t>(rank)] * width};
+}
+
+reference::RouterInput router_input(const LayerCase& layer_case, int rank) {
+  return {.config = layer_case.config.router,
+          .T = layer_case.tokens_per_rank[static_cast<size_t>(rank)],
+          .x = part_of(layer_case, rank, layer_case.x, layer_case.config.router.width),
+          .gate = layer_case.gate,
+          .gate_bias = layer_case.gate_bias,
+          .expert_bias = layer_case.expert_bias,
+          .mask = part_of(layer_case, rank, layer_case.mask, 1),
+          .sequence_ids = {},
+          .num_sequences = 1,
+          .forced_ids = {}};
+}
+
+void add(const std::vector<double>& term, std::vector<double>& sum) {
+  for (size_t i = 0; i < term.size(); ++i) sum[i] += term[i];
+}
+
+OwnedTensor tensor(DType dtype, Shape shape, const std::vector<double>& values) {
+  return reference::to_tensor(dtype, shape, values);
+}
+
+OwnedTensor filled(DType dtype, Shape shape, double value) {
+  return tensor(dtype, shape,
+                std::vector<double>(static_cast<size_t>(shape.num_elements()), value));
+}
+
+Shape shape_of(int member, int64_t E_local, const ExpertsConfig& config, int64_t inner) {
+  const int64_t hidden = is_gated(config.activation) ? 2 * inner : inner;
+  switch (member) {
+    case 0:
+      return {E_local, hidden, config.width};
+    case 1:
+      return {E_local, config.width, inner};
+    case 2:
+      return {E_local, hidden};
+    default:
+      return {E_local, config.width};
+  }
+}
+
+}  // namespace
+
+reference::MlpConfig LayerCase::mlp(int64_t inner) const {
+  return {config.router.width, inner, config.experts.activation, config.experts.interleaved,
+          config.experts.limit};
+}
+
+LayerCase make_case(const LayerCaseOptions& options) {
+  LayerCase result;
+  result.config = options.config;
+  MoeLayerConfig& config = result.config;
+  config.experts.width = config.router.width;
+  config.router.dtype = config.experts.dtype;
+  config.dispatch.num_experts = config.router.num_experts;
+  config.dispatch.top_k = config.router.top_k;
+  config.dispatch.width = config.router.width;
+  result.tokens_per_rank = options.tokens_per_rank;
+  const int64_t T = first_token(result, result.num_ranks());
+  const int64_t D = config.router.width;
+  const int64_t E = config.router.num_experts;
+  Values values(config.experts.dtype);
+  result.x = values.draw(T * D, 1.0);
+  result.grad_out = values.draw(T * D, 1.0);
+  result.gate = values.draw(E * D, 1.0);
+  if (options.biases) result.gate_bias = values.draw(E, 0.5);
+  if (options.expert_bias) result.expert_bias = values.draw(E, 0.5);
+  for (int64_t e = 0; e < E; ++e) {
+    result.experts.push_back(values.draw_mlp(config.experts, config.experts.inner, options.biases));
+  }
+  if (config.shared_inner > 0) {
+    result.shared = values.draw_mlp(config.experts, config.shared_inner, options.biases);
+  }
+  for (int64_t t = 0; options.mask && t < T; ++t) result.mask.push_back(t % 3 == 1 ? 1 : 0);
+  return result;
+}
+
+LayerCase spread(LayerCase layer_case, std::vector<int64_t> tokens_per_rank) {
+  layer_case.tokens_per_rank = std::move(tokens_per_rank);
+  return layer_case;
+}
+
+std::vector<RankResult> run_reference(const LayerCase& layer_case) {
+  const MoeLayerConfig& config = layer_case.config;
+  const int64_t D = config.router.width;
+  std::vector<reference::RouterResult> routes;
+  reference::LayerInput input{
+      .config = config.dispatch,
+      .ranks = {},
+      .weights_in_experts = config.experts.weights_in == WeightsIn::kExperts,
+      .mlp = layer_case.mlp(config.experts.inner),
+      .experts = layer_case.experts};
+  reference::RouterCounts counts{
+      .routes_per_expert = std::vector<int64_t>(static_cast<size_t>(config.router.num_experts)),
+      .num_tokens = {0}};
+  for (int rank = 0; rank < layer_case.num_ranks(); ++rank) {
+    const reference::RouterInput router = router_input(layer_case, rank);
+    routes.push_back(reference::route(router));
+    input.ranks.push_back({.T = router.T,
+                           .x = router.x,
+                           .expert_ids = routes.back().expert_ids,
+                           .weights = routes.back().weights,
+                           .grad_out = part_of(layer_case, rank, layer_case.grad_out, D),
+                           .mask = router.mask});
+    const reference::RouterCounts& own = routes.back().counts;
+    for (size_t e = 0; e < counts.routes_per_expert.size(); ++e) {
+      counts.routes_per_expert[e] += own.routes_per_expert[e];
+    }
+    counts.num_tokens[0] += own.num_tokens[0];
+  }
+  const reference::LayerOutput layer = reference::run_layer(input);
+
+  std::vector<RankResult> results;
+  for (int rank = 0; rank < layer_case.num_ranks(); ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    const reference::RouterInput router = router_input(layer_case, rank);
+    const reference::RouterGradients back =
+        reference::route_backward(router, routes[r], layer.grad_weights[r], counts);
+    const reference::RouterLossValues losses = reference::router_losses(router, routes[r], counts);
+    RankResult result{.out = layer.out[r],
+                      .grad_x = layer.grad_x[r],
+                      .grad_gate = back.gate,
+                      .grad_gate_bias = back.gate_bias,
+                      .experts = std::vector<MlpWeights>(layer_case.experts.size()),
+                      .shared = {},
+                      .losses = {.aux = losses.aux, .z = losses.z},
+                      .load = counts.routes_per_expert};
+    if (layer_case.gate_bias.empty()) result.grad_gate_bias.clear();
+    add(back.x, result.grad_x);
+    for (const int64_t e : layer.layout.receivers[r].experts) {
+      result.experts[static_cast<size_t>(e)] = layer.expert_grads[static_cast<size_t>(e)];
+    }
+    if (config.shared_inner > 0) {
+      const reference::MlpConfig mlp = layer_case.mlp(config.shared_inner);
+      add(reference::mlp_forward(mlp, layer_case.shared, router.x), result.out);
+      const reference::MlpGradients grads =
+          reference::mlp_backward(mlp, layer_case.shared, router.x, {}, input.ranks[r].grad_out);
+      add(grads.rows, result.grad_x);
+      result.shared = grads.expert;
+    }
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+RankParameters::RankParameters(const LayerCase& layer_case, const Group& group,
+                               double initial_gradient) {
+  const MoeLayerConfig& config = layer_case.config;
+  const std::vector<int32_t> owners = reference::owners_of(config.dispatch, group.size());
+  for (size_t e = 0; e < owners.size(); ++e) {
+    if (owners[e] == group.rank()) local_experts_.push_back(static_cast<int64_t>(e));
+  }
+  const DType dtype = layer_case.dtype();
+  const DType sums = layer_case.sum_dtype();
+  const int64_t E = config.router.num_experts;
+  const auto E_local = static_cast<int64_t>(local_experts_.size());
+  gate_ = tensor(dtype, {E, config.router.width}, layer_case.gate);
+  grad_gate_ = filled(sums, gate_.view.shape, initial_gradient);
+  if (!layer_case.gate_bias.empty()) {
+    gate_bias_ = tensor(dtype, {E}, layer_case.gate_bias);
+    grad_gate_bias_ = filled(sums, {E}, initial_gradient);
+  }
+  if (!layer_case.expert_bias.empty()) {
+    expert_bias_ = tensor(sums, {E}, layer_case.expert_bias);
+  }
+  for (int m = 0; m < 4; ++m) {
+    const Member member = kMembers[m];
+    if (m < 2 || !layer_case.experts[0].b1.empty()) {
+      std::vector<double> all;
+      for (const int64_t e : local_experts_) {
+        const std::vector<double>& values = layer_case.experts[static_cast<size_t>(e)].*member;
+        all.insert(all.end(), values.begin(), values.end());
+      }
+      const Shape shape = shape_of(m, E_local, config.experts, config.experts.inner);
+      experts_[m] = tensor(dtype, shape, all);
+      grad_experts_[m] = filled(sums, shape, initial_gradient);
+    }
+    if (!(layer_case.shared.*member).empty()) {
+      const Shape shape = shape_of(m, 1, config.experts, config.shared_inner);
+      shared_[m] = tensor(dtype, shape, layer_case.shared.*member);
+      grad_shared_[m] = filled(sums, shape, initial_gradient);
+    }
+  }
+}
+
+MoeLayerWeights RankParameters::weights() const {
+  return {.gate = {gate_.view, gate_bias_.view},
+          .expert_bias = expert_bias_.view,
+          .experts = {experts_[0].view, experts_[1].view, experts_[2].view, experts_[3].view},
+          .shared = {shared_[0].view, shared_[1].view, shared_[2].view, shared_[3].view}};
+}
+
+MoeLayerGradients RankParameters::grads() const {
+  return {.gate = grad_gate_.view,
+          .gate_bias = grad_gate_bias_.view,
+          .experts = {grad_experts_[0].view, grad_experts_[1].view, grad_experts_[2].view,
+                      grad_experts_[3].view},
+          .shared = {grad_shared_[0].view, grad_shared_[1].view, grad_shared_[2].view,
+                     grad_shared_[3].view}};
+}
+
+void RankParameters::read_gradients(const LayerCase& layer_case, RankResult& result) const {
+  result.grad_gate = reference::to_values(grad_gate_.view);
+  if (grad_gate_bias_.view.given()) {
+    result.grad_gate_bias = reference::to_values(grad_gate_bias_.view);
+  }
+  result.experts.assign(layer_case.experts.size(), {});
+  for (int m = 0; m < 4; ++m) {
+    const Member member = kMembers[m];
+    if (grad_experts_[m].view.given()) {
+      const std::vector<double> all = reference::to_values(grad_experts_[m].view);
+      const int64_t size =
+          local_experts_.empty() ? 0 : std::ssize(all) / std::ssize(local_experts_);
+      for (size_t i = 0; i < local_experts_.size(); ++i) {
+        const auto begin = all.begin() + static_cast<int64_t>(i) * size;
+        (result.experts[static_cast<size_t>(local_experts_[i])].*member)
+            .assign(begin, begin + size);
+      }
+    }
+    if (grad_shared_[m].view.given()) {
+      result.shared.*member = reference::to_values(grad_shared_[m].view);
+    }
+  }
+}
+
+RankTokens::RankTokens(const LayerCase& layer_case, int rank) {
+  const int64_t D = layer_case.config.router.width;
+  const int64_t T = layer_case.tokens_per_rank[static_cast<size_t>(rank)];
+  x = tensor(layer_case.dtype(), {T, D}, part_of(layer_case, rank, layer_case.x, D));
+  grad_out = tensor(layer_case.dtype(), {T, D}, part_of(layer_case, rank, layer_case.grad_out, D));
+  if (layer_case.mask.empty()) return;
+  const std::vector<uint8_t> own = part_of(layer_case, rank, layer_case.mask, 1);
+  mask = tensor(DType::kBool, {T}, {own.begin(), own.end()});
+}
+
+RankResult run_layer(Group& group, const LayerCase& layer_case, MoeLayerOptions options) {
+  MoeLayer layer(group, layer_case.config, std::move(options));
+  const RankParameters parameters(layer_case, group, kNaN);
+  const RankTokens tokens(layer_case, group.rank());
+  MoeForwardResult forward = layer.forward(
+      {.weights = parameters.weights(), .x = tokens.x.view, .mask = tokens.mask.view});
+  const OwnedTensor grad_x = layer.backward({.weights = parameters.weights(),
+                                             .x = tokens.x.view,
+                                             .grad_out = tokens.grad_out.view,
+                                             .saved = &forward.saved,
+                                             .grads = parameters.grads()});
+  RankResult result;
+  result.out = reference::to_values(forward.out.view);
+  result.grad_x = reference::to_values(grad_x.view);
+  result.losses = forward.saved.decision.losses;
+  result.load = forward.saved.decision.load;
+  parameters.read_gradients(layer_case, result);
+  return result;
+}
+
+std::vector<RankResult> run_layer_on_threads(const LayerCase& layer_case, ThreadOptions options) {
+  std::vector<RankResult> results(layer_case.tokens_per_rank.size());
+  run_ranks(
+      layer_case.num_ranks(),
+      [&](Group& group) {
+        results[static_cast<size_t>(group.rank())] = run_layer(group, layer_case);
+      },
+      options);
+  return results;
+}
+
+namespace {
+
+class Differences {
+ public:
+  explicit Differences(double tolerance) : tolerance_(tolerance) {}
+  void compare(const std::string& name, const std::vector<double>& got,
+               const std::vector<double>& wanted) {
+    if (got.size() != wanted.size()) {
+      text_ << name << " has " << got.size() << " values, must have " << wanted.size() << "\n";
+      return;
+    }
+    double scale = 1.0;
+    for (const double value : wanted) scale = std::max(scale, std::abs(value));
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (std::abs(got[i] - wanted[i]) <= tolerance_ * scale) continue;
+      text_ << name << "[" << i << "] is " << got[i] << ", must be " << wanted[i] << "\n";
+      return;
+    }
+  }
+  std::string text() const { return text_.str(); }
+
+ private:
+  double tolerance_;
+  std::ostringstream text_;
+};
+
+}  // namespace
+
+std::string find_difference(const RankResult& got, const RankResult& wanted, double tolerance) {
+  Differences differences(tolerance);
+  differences.compare("out", got.out, wanted.out);
+  differences.compare("grad_x", got.grad_x, wanted.grad_x);
+  differences.compare("grad of gate", got.grad_gate, wanted.grad_gate);
+  differences.compare("grad of gate_bias", got.grad_gate_bias, wanted.grad_gate_bias);
+  const char* names[] = {"w1", "w2", "b1", "b2"};
+  for (int m = 0; m < 4; ++m) {
+    for (size_t e = 0; e < wanted.experts.size(); ++e) {
+      differences.compare("grad of " + std::string(names[m]) + " of expert " + std::to_string(e),
+                          got.experts[e].*kMembers[m], wanted.experts[e].*kMembers[m]);
+    }
+    differences.compare("grad of shared " + std::string(names[m]), got.shared.*kMembers[m],
+                        wanted.shared.*kMembers[m]);
+  }
+  differences.compare("losses", {got.losses.aux, got.losses.z},
+                      {wanted.losses.aux, wanted.losses.z});
+  differences.compare("load", {got.load.begin(), got.load.end()},
+                      {wanted.load.begin(), wanted.load.end()});
+  return differences.text();
+}
+
+std::vector<double> shared_bits(const std::vector<RankResult>& ranks) {
+  std::vector<double> all;
+  const auto append = [&](const std::vector<double>& values) {
+    all.insert(all.end(), values.begin(), values.end());
+  };
+  for (const RankResult& rank : ranks) append(rank.out);
+  for (const RankResult& rank : ranks) append(rank.grad_x);
+  for (size_t e = 0; e < ranks[0].experts.size(); ++e) {
+    for (const RankResult& rank : ranks) {
+      for (const Member member : kMembers) append(rank.experts[e].*member);
+    }
+  }
+  return all;
+}
+
+}  // namespace crossdock

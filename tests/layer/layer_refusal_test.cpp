@@ -1,0 +1,136 @@
+// What is wrong on one rank is the same error on all, and the group stays usable.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "layer/layer_cases.hpp"
+
+namespace crossdock {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;
+constexpr int kCulprit = 1;
+
+// Runs `call` on all ranks; it must throw an Error with these words everywhere. Then the group must
+// still carry a whole layer.
+void expect_refusal(const std::string& words,
+                    const std::function<void(Group&, const LayerCase&)>& call) {
+  const LayerCase layer_case = make_case(list_layer_cases(kRanks)[0].options);
+  const std::vector<RankResult> wanted = run_reference(layer_case);
+  run_ranks(kRanks, [&](Group& group) {
+    std::string message = "nothing was thrown";
+    try {
+      call(group, layer_case);
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    EXPECT_THAT(message, HasSubstr(words)) << "rank " << group.rank();
+    EXPECT_FALSE(group.is_poisoned());
+    EXPECT_EQ(find_difference(run_layer(group, layer_case),
+                              wanted[static_cast<size_t>(group.rank())], 1e-11),
+              "");
+  });
+}
+
+TEST(MoeLayerRefusal, TokensOfTheWrongWidth) {
+  expect_refusal(
+      "x must be fp64 [6, 8], got fp64 [6, 7]", [](Group& group, const LayerCase& layer_case) {
+        MoeLayer layer(group, layer_case.config);
+        const RankParameters parameters(layer_case, group, 0.0);
+        const OwnedTensor x = group.pool().take(DType::kF64, {6, group.rank() == kCulprit ? 7 : 8});
+        std::fill_n(static_cast<double*>(x.view.data), x.view.num_elements(), 1.0);
+        layer.forward({.weights = parameters.weights(), .x = x.view});
+      });
+}
+
+TEST(MoeLayerRefusal, ExpertsOfTheWrongShape) {
+  expect_refusal("w2 must be given: fp64 [2, 8, 5]", [](Group& group, const LayerCase& layer_case) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    MoeLayerWeights weights = parameters.weights();
+    if (group.rank() == kCulprit) weights.experts.w2 = {};
+    layer.forward({.weights = weights, .x = tokens.x.view});
+  });
+}
+
+TEST(MoeLayerRefusal, ADifferentConfiguration) {
+  expect_refusal("activation", [](Group& group, const LayerCase& layer_case) {
+    LayerCase other = layer_case;
+    if (group.rank() == kCulprit) other.config.experts.activation = Activation::kGeglu;
+    run_layer(group, other);
+  });
+}
+
+TEST(MoeLayerRefusal, AConfigurationThatCannotBe) {
+  expect_refusal("shared_inner must not be negative, got -3",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerCase other = layer_case;
+                   other.config.shared_inner = group.rank() == kCulprit ? -3 : 0;
+                   run_layer(group, other);
+                 });
+  expect_refusal("leave it out", [](Group& group, const LayerCase& layer_case) {
+    LayerCase other = layer_case;
+    other.config.dispatch.top_k = 3;
+    run_layer(group, other);
+  });
+  expect_refusal("teleport", [](Group& group, const LayerCase& layer_case) {
+    LayerCase other = layer_case;
+    if (group.rank() == kCulprit) other.config.strategy = "teleport";
+    run_layer(group, other);
+  });
+}
+
+TEST(MoeLayerRefusal, AGradientOfTheWrongShape) {
+  expect_refusal("grad of gate must be fp64 [6, 8], got fp64 [6]", [](Group& group,
+                                                                      const LayerCase& layer_case) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    MoeForwardResult forward = layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+    std::vector<double> wrong(6);
+    MoeLayerGradients grads = parameters.grads();
+    if (group.rank() == kCulprit) grads.gate = TensorView(wrong.data(), {6});
+    layer.backward({.weights = parameters.weights(),
+                    .x = tokens.x.view,
+                    .grad_out = tokens.grad_out.view,
+                    .saved = &forward.saved,
+                    .grads = grads});
+  });
+}
+
+TEST(MoeLayerRefusal, ASecondBackwardOfOneForward) {
+  expect_refusal("saved must be that of a forward which had no backward yet",
+                 [](Group& group, const LayerCase& layer_case) {
+                   MoeLayer layer(group, layer_case.config);
+                   const RankParameters parameters(layer_case, group, 0.0);
+                   const RankTokens tokens(layer_case, group.rank());
+                   MoeForwardResult forward =
+                       layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+                   const MoeBackwardArgs args{.weights = parameters.weights(),
+                                              .x = tokens.x.view,
+                                              .grad_out = tokens.grad_out.view,
+                                              .saved = &forward.saved,
+                                              .grads = parameters.grads()};
+                   layer.backward(args);
+                   layer.backward(args);
+                 });
+}
+
+TEST(MoeLayerRefusal, ARecomputationOnSomeRanksOnly) {
+  expect_refusal(
+      "rank 1 is at route while the others are at route of plan",
+      [](Group& group, const LayerCase& layer_case) {
+        MoeLayer layer(group, layer_case.config);
+        const RankParameters parameters(layer_case, group, 0.0);
+        const RankTokens tokens(layer_case, group.rank());
+        const MoeForwardResult first =
+            layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+        const MoeDecision* decision = group.rank() == kCulprit ? nullptr : &first.saved.decision;
+        layer.forward({.weights = parameters.weights(), .x = tokens.x.view, .decision = decision});
+      });
+}
+
+}  // namespace
+}  // namespace crossdock
