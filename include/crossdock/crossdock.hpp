@@ -3,6 +3,7 @@
 /// The C++ front door of Crossdock.
 ///
 ///   Group       the ranks that exchange rows: threads (threads.hpp) or MPI processes (mpi.hpp)
+///   MoeLayer    a whole layer: router, dispatch, experts, combine, and backward
 ///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
 ///   Strategy    how rows travel: "allgather", "alltoall", ...
 ///
@@ -19,6 +20,7 @@
 #include "crossdock/experts.hpp"
 #include "crossdock/fp8.hpp"
 #include "crossdock/group.hpp"
+#include "crossdock/moe_layer.hpp"
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/recorder.hpp"
