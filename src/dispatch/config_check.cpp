@@ -64,9 +64,8 @@ void check_config(const DispatchConfig& config, int num_ranks) {
 std::string config_text(const DispatchConfig& config, std::string_view strategy_name) {
   std::ostringstream out;
   out << std::setprecision(17);
-  out << "strategy=" << strategy_name << ";num_experts=" << config.num_experts
-      << ";top_k=" << config.top_k << ";width=" << config.width << ";alignment=" << config.alignment
-      << ";capacity_factor=";
+  out << "num_experts=" << config.num_experts << ";top_k=" << config.top_k
+      << ";width=" << config.width << ";alignment=" << config.alignment << ";capacity_factor=";
   if (config.capacity) {
     const Capacity& capacity = *config.capacity;
     out << capacity.factor
@@ -88,6 +87,8 @@ std::string config_text(const DispatchConfig& config, std::string_view strategy_
   } else {
     out << "none";
   }
+  // Last, as "auto" stands for a strategy that depends on all the others.
+  out << ";strategy=" << strategy_name;
   return out.str();
 }
 

@@ -6,6 +6,7 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/fp8.hpp"
+#include "crossdock/strategy_cost.hpp"
 #include "dispatch/capacity.hpp"
 #include "dispatch/config_check.hpp"
 #include "dispatch/device_path.hpp"
@@ -83,7 +84,7 @@ Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Stra
 Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name)
     : group_(group), config_(std::make_shared<const DispatchConfig>(std::move(config))) {
   flaw_ = refusal_of([&] {
-    strategy_ = make_strategy(strategy_name);
+    strategy_ = make_strategy(resolve_strategy(strategy_name, *config_, group_.topology()));
     check_config(*config_, group_.size());
     config_text_ = config_text(*config_, strategy_->name());
   });

@@ -1,0 +1,206 @@
+#include "dispatch/step_memory.hpp"
+
+#include <cmath>
+#include <set>
+
+namespace crossdock {
+namespace {
+
+constexpr double kPageBytes = 4096;
+constexpr double kHeaderBytes = 72;  // of a rendezvous
+constexpr double kOriginBytes = 24;  // token, row and weight of a route
+constexpr double kWeightBytes = 4;   // fp32; fp64 tokens are for tests
+constexpr double kIndexBytes = 8;
+
+// The block sizes of a pool: a request gets the smallest free block that fits, unless more than
+// half of it would be wasted; otherwise a new one.
+class PoolModel {
+ public:
+  double take(double num_bytes) {
+    if (num_bytes <= 0) return 0;
+    const double wanted = std::ceil(num_bytes / kPageBytes) * kPageBytes;
+    const auto found = free_.lower_bound(wanted);
+    if (found == free_.end() || *found > 2 * wanted) {
+      held_ += wanted;
+      return wanted;
+    }
+    const double block = *found;
+    free_.erase(found);
+    return block;
+  }
+  void give_back(double block) {
+    if (block > 0) free_.insert(block);
+  }
+  double held() const { return held_; }
+
+ private:
+  std::multiset<double> free_;
+  double held_ = 0;
+};
+
+// A block that goes back at the end of its scope.
+class Lease {
+ public:
+  Lease(PoolModel& pool, double num_bytes) : pool_(&pool), block_(pool.take(num_bytes)) {}
+  ~Lease() { release(); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  void release() {
+    pool_->give_back(block_);
+    block_ = 0;
+  }
+
+ private:
+  PoolModel* pool_;
+  double block_;
+};
+
+// The requests of one step, in the order of the code: each member stands for the function whose
+// name it bears.
+class StepTrace {
+ public:
+  StepTrace(const StepSizes& sizes, const CostInputs& inputs, StrategyKind kind)
+      : n_(sizes),
+        bytes_(row_bytes_of(inputs)),
+        kind_(kind),
+        partial_sums_(inputs.config.partial_sums),
+        P_(static_cast<double>(inputs.topology.node_of_rank.size())),
+        E_(static_cast<double>(inputs.config.num_experts)),
+        K_(static_cast<double>(inputs.config.top_k)),
+        has_far_ranks_(inputs.topology.num_nodes > 1) {}
+
+  MemoryNeed run() {
+    plan();
+    // Forward: the rows stay for backward, the experts' result does not.
+    const Lease rows(row_pool(), n_.padded * bytes_.tokens);
+    const Lease row_scales(pool_, n_.padded * bytes_.scales);
+    scatter(bytes_.tokens);
+    if (bytes_.scales > 0) {
+      const Lease stand_in(windows_, writes_to_peers() ? n_.padded * bytes_.scales : 0);
+      scatter(bytes_.scales);
+    }
+    const Lease out(pool_, n_.tokens * bytes_.results);
+    {
+      const Lease y(row_pool(), n_.padded * bytes_.results);
+      gather();
+    }
+    const Lease grad_y(row_pool(), n_.padded * bytes_.results);
+    scatter(bytes_.results);
+    const Lease grad_rows(row_pool(), n_.padded * bytes_.results);
+    const Lease grad_x(pool_, n_.tokens * bytes_.results);
+    gather();
+    return {
+        .window_bytes = windows_.held(), .pool_bytes = pool_.held(), .plan_bytes = plan_bytes()};
+  }
+
+ private:
+  bool writes_to_peers() const {
+    return kind_ == StrategyKind::kDirect || kind_ == StrategyKind::kHierarchical;
+  }
+  PoolModel& row_pool() { return writes_to_peers() ? windows_ : pool_; }
+
+  void agree(double body_bytes) {
+    const Lease header(pool_, kHeaderBytes);
+    const Lease headers(pool_, P_ * kHeaderBytes);
+    const Lease body(pool_, body_bytes);
+    const Lease bodies(pool_, P_ * body_bytes);
+  }
+
+  void exchange(double sent_bytes, double received_bytes) {
+    const Lease send(pool_, sent_bytes);
+    const Lease recv(pool_, received_bytes);
+  }
+
+  void plan() {
+    pool_.take(n_.tokens * K_ * kWeightBytes);  // stays with the plan
+    const Lease counts(pool_, P_ * (E_ + 1) * kIndexBytes);
+    agree(0);
+    if (kind_ == StrategyKind::kAllgather) {
+      exchange(n_.sent * kIndexBytes, n_.received * kIndexBytes);
+    }
+    if (writes_to_peers()) {
+      if (!has_far_ranks_) return;
+      agree(P_ * 2 * kIndexBytes);
+      exchange(n_.copies_sent * kIndexBytes + n_.far_sent * kOriginBytes,
+               n_.copies_received * kIndexBytes + n_.targets_received * kOriginBytes);
+    } else if (partial_sums_) {
+      const Lease packed(pool_, n_.sent * kOriginBytes);
+      const Lease arrived(pool_, n_.received * kOriginBytes);
+      pool_.take(n_.received * kWeightBytes);  // stays with the plan
+    }
+  }
+
+  void scatter(double row_bytes) {
+    switch (kind_) {
+      case StrategyKind::kAllgather:
+        return exchange(n_.tokens * row_bytes, n_.all_tokens * row_bytes);
+      case StrategyKind::kAlltoall:
+        return exchange((n_.sent - n_.kept) * row_bytes, (n_.received - n_.kept) * row_bytes);
+      default:
+        if (has_far_ranks_) exchange(n_.copies_sent * row_bytes, n_.copies_received * row_bytes);
+    }
+  }
+
+  void gather() { partial_sums_ ? gather_partial_sums() : gather_sum(); }
+
+  void gather_sum() {
+    if (!writes_to_peers()) {
+      exchange((n_.received - n_.kept) * bytes_.results, (n_.sent - n_.kept) * bytes_.results);
+    } else if (has_far_ranks_) {
+      exchange(n_.far_received * bytes_.results, n_.far_sent * bytes_.results);
+    }
+  }
+
+  void gather_partial_sums() {
+    switch (kind_) {
+      case StrategyKind::kAllgather:
+        return exchange(n_.all_tokens * bytes_.partial, n_.all_tokens * bytes_.partial);
+      case StrategyKind::kAlltoall:
+        return exchange(n_.sums_received * bytes_.partial, n_.sums_sent * bytes_.partial);
+      default:
+        break;
+    }
+    Lease sums(pool_, n_.copies_received * bytes_.partial);
+    const Lease returned(pool_, n_.copies_sent * bytes_.partial);
+    sums.release();
+    const Lease weights(pool_, (n_.sent - n_.far_sent) * kWeightBytes);
+    const Lease near(pool_, n_.near_sums * bytes_.partial);
+  }
+
+  // What a plan and its strategy keep in vectors; the terms that grow with T or P * E.
+  double plan_bytes() const {
+    double bytes =
+        n_.tokens * K_ * (4 + 2 * kIndexBytes) + n_.sent * kIndexBytes + 2 * P_ * E_ * kIndexBytes;
+    if (kind_ == StrategyKind::kAllgather) bytes += n_.received * kIndexBytes;
+    if (writes_to_peers() && has_far_ranks_) {
+      bytes +=
+          (n_.copies_sent + n_.copies_received) * kIndexBytes + n_.targets_received * kOriginBytes;
+    }
+    if (partial_sums_) {
+      bytes += writes_to_peers()
+                   ? (n_.sent - n_.far_sent + 2 * n_.near_sums + n_.copies_sent + n_.tokens) *
+                         kIndexBytes
+                   : (n_.received + 2 * n_.sums_received + n_.sums_sent + n_.tokens) * kIndexBytes;
+    }
+    return bytes;
+  }
+
+  const StepSizes& n_;
+  RowBytes bytes_;
+  StrategyKind kind_;
+  bool partial_sums_;
+  double P_;
+  double E_;
+  double K_;
+  bool has_far_ranks_;
+  PoolModel pool_;
+  PoolModel windows_;
+};
+
+}  // namespace
+
+MemoryNeed memory_of_step(const StepSizes& sizes, const CostInputs& inputs, StrategyKind kind) {
+  return StepTrace(sizes, inputs, kind).run();
+}
+
+}  // namespace crossdock

@@ -1,0 +1,268 @@
+#include "crossdock/strategy_cost.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "core/check.hpp"
+#include "dispatch/config_check.hpp"
+#include "dispatch/placement.hpp"
+#include "dispatch/step_memory.hpp"
+#include "dispatch/step_sizes.hpp"
+#include "dispatch/strategy_flow.hpp"
+#include "dispatch/top_k_odds.hpp"
+
+namespace crossdock {
+namespace {
+
+struct NamedKind {
+  std::string_view name;
+  StrategyKind kind;
+};
+
+constexpr std::array kKinds = {
+    NamedKind{"allgather", StrategyKind::kAllgather},
+    NamedKind{"alltoall", StrategyKind::kAlltoall},
+    NamedKind{"direct", StrategyKind::kDirect},
+    NamedKind{"hierarchical", StrategyKind::kHierarchical},
+};
+
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double most(const std::vector<double>& a, const std::vector<double>& b) {
+  return std::max(*std::max_element(a.begin(), a.end()), *std::max_element(b.begin(), b.end()));
+}
+
+double times_at(double bytes, double rate) {
+  return bytes > 0 ? bytes / rate : 0.0;
+}
+
+// Bytes of a row on its way, by link.
+LinkLoad link_row_bytes(StrategyKind kind, Movement movement, const RowBytes& bytes) {
+  if (movement == Movement::kDispatch) {
+    return {bytes.tokens + bytes.scales, bytes.tokens + bytes.scales};
+  }
+  if (movement == Movement::kCombine) return {bytes.results, bytes.results};
+  return {reaches_peers(kind) ? bytes.results : bytes.partial, bytes.partial};
+}
+
+// Bytes that one rank's memory reads and writes, counted from the code: packing, the engine's
+// reading and writing, regrouping, summing. Stores of peers into this memory and their loads from
+// it count here.
+double memory_traffic(StrategyKind kind, Movement movement, const StepSizes& n, const RowBytes& b,
+                      bool has_far_ranks) {
+  const double travels_out = n.sent - n.kept;
+  const double travels_in = n.received - n.kept;
+  const double copies_out = has_far_ranks ? n.copies_sent : 0.0;
+  const double copies_in = has_far_ranks ? n.copies_received : 0.0;
+  const double x = b.tokens + b.scales;
+  if (movement == Movement::kDispatch) {
+    if (kind == StrategyKind::kAllgather) {  // copy, send; receive; gather
+      return x * (3 * n.tokens + n.all_tokens + 2 * n.received);
+    }
+    if (kind == StrategyKind::kAlltoall) {  // pack, send; receive, regroup
+      return x * (n.tokens + n.kept + 2 * travels_out + 3 * travels_in);
+    }
+    return x * (n.tokens + n.received + 3 * copies_out + 2 * copies_in);
+  }
+  if (movement == Movement::kCombine) {
+    if (!reaches_peers(kind)) {  // pack, send; receive, sum
+      return b.results * (3 * travels_in + 2 * travels_out + n.kept + n.tokens);
+    }
+    return b.results * (n.received + 2 * n.far_received + 2 * n.far_sent + n.tokens);
+  }
+  const double sums = kind == StrategyKind::kAllgather ? n.all_tokens : n.sums_received;
+  const double arrivals = kind == StrategyKind::kAllgather ? n.all_tokens : n.sums_sent;
+  if (!reaches_peers(kind)) {  // sum, send; receive, sum
+    return b.results * (n.received + n.tokens) + b.partial * (2 * sums + 2 * arrivals);
+  }
+  return b.results * (n.received + n.tokens) +
+         b.partial * (2 * n.near_sums + 2 * copies_in + 2 * copies_out);
+}
+
+// Everything about the inputs that is computed once.
+class CostModel {
+ public:
+  explicit CostModel(const CostInputs& inputs)
+      : inputs_(inputs),
+        placement_(make_placement(inputs.config, num_ranks())),
+        spread_(expected_spread(placement_, inputs.topology,
+                                {.top_k = inputs.config.top_k, .zipf = inputs.zipf})),
+        sums_(expected_sums(spread_, inputs.topology, inputs.tokens)),
+        bytes_(row_bytes_of(inputs)) {
+    std::vector<double> node_sizes(static_cast<size_t>(inputs.topology.num_nodes), 0.0);
+    for (const int node : inputs.topology.node_of_rank) node_sizes[static_cast<size_t>(node)] += 1;
+    for (const double size : node_sizes) ranks_outside_.push_back(num_ranks() - size);
+  }
+
+  StrategyCost cost_of(const NamedKind& named) const;
+  OperationCost least_dispatch() const;
+
+ private:
+  int num_ranks() const { return static_cast<int>(inputs_.topology.node_of_rank.size()); }
+  bool has_far_ranks() const { return inputs_.topology.num_nodes > 1; }
+  OperationCost operation(StrategyKind kind, Movement movement) const;
+  double requests(StrategyKind kind, Movement movement) const;
+  double count_messages(const std::vector<double>& rows_to, bool within_node,
+                        double row_bytes) const;
+  StepMemory memory(StrategyKind kind) const;
+  size_t fullest_rank() const;
+
+  const CostInputs& inputs_;
+  Placement placement_;
+  TokenSpread spread_;
+  RouteSums sums_;
+  RowBytes bytes_;
+  std::vector<double> ranks_outside_;  // [nodes]
+};
+
+void set_times(const Fabric& fabric, OperationCost& cost) {
+  const double within = times_at(cost.most_bytes.within_node, fabric.within_node_rate);
+  const double between = times_at(cost.most_bytes.between_nodes, fabric.between_nodes_rate);
+  const double memory = times_at(cost.memory_traffic, fabric.memory_rate);
+  cost.lower_bound_s = std::max({within, between, memory});
+  cost.serial_s = std::max(within, between) + memory;
+}
+
+OperationCost CostModel::operation(StrategyKind kind, Movement movement) const {
+  const LinkFlow flow = flow_of(kind, movement, sums_, inputs_.topology);
+  const LinkLoad row_bytes = link_row_bytes(kind, movement, bytes_);
+  OperationCost cost;
+  cost.rows = {mean(flow.sent_within), mean(flow.sent_between)};
+  cost.bytes = {cost.rows.within_node * row_bytes.within_node,
+                cost.rows.between_nodes * row_bytes.between_nodes};
+  cost.most_bytes = {most(flow.sent_within, flow.received_within) * row_bytes.within_node,
+                     most(flow.sent_between, flow.received_between) * row_bytes.between_nodes};
+  const StepSizes sizes = expected_sizes(sums_, inputs_, placement_, kind, fullest_rank());
+  cost.memory_traffic = memory_traffic(kind, movement, sizes, bytes_, has_far_ranks());
+  cost.requests = requests(kind, movement);
+  set_times(inputs_.fabric, cost);
+  return cost;
+}
+
+// Sends and receives per rank if every rank has T * rows_to[i] rows for place i, a rank or a node,
+// on all other ranks or (not within_node) on those of other nodes.
+double CostModel::count_messages(const std::vector<double>& rows_to, bool within_node,
+                                 double row_bytes) const {
+  const auto chunk = static_cast<double>(inputs_.engine.chunk_bytes);
+  const bool by_node = rows_to.size() != sums_.tokens.size();
+  double sends = 0;
+  for (size_t i = 0; i < rows_to.size(); ++i) {
+    const size_t node = by_node ? i : static_cast<size_t>(inputs_.topology.node_of_rank[i]);
+    const double senders = within_node ? num_ranks() - 1.0 : ranks_outside_[node];
+    const double rows = static_cast<double>(inputs_.tokens) * rows_to[i];
+    sends += senders * std::ceil(rows * row_bytes / chunk);
+  }
+  return 2.0 * sends / num_ranks();
+}
+
+double CostModel::requests(StrategyKind kind, Movement movement) const {
+  if (reaches_peers(kind) && !has_far_ranks()) return 0.0;
+  const auto count = [&](double row_bytes) {
+    if (movement == Movement::kCombine) {
+      return count_messages(spread_.routes_to_rank, !reaches_peers(kind), row_bytes);
+    }
+    switch (kind) {
+      case StrategyKind::kAllgather:
+        return count_messages(std::vector<double>(sums_.tokens.size(), 1.0), true, row_bytes);
+      case StrategyKind::kAlltoall:
+        return count_messages(
+            movement == Movement::kDispatch ? spread_.routes_to_rank : spread_.reaches_rank, true,
+            row_bytes);
+      case StrategyKind::kDirect:
+        return count_messages(spread_.reaches_rank, false, row_bytes);
+      default:
+        return count_messages(spread_.reaches_node, false, row_bytes);
+    }
+  };
+  if (movement == Movement::kDispatch) return count(bytes_.tokens) + count(bytes_.scales);
+  return count(movement == Movement::kCombine ? bytes_.results : bytes_.partial);
+}
+
+// The rank with the most rows; without rows, the first.
+size_t CostModel::fullest_rank() const {
+  size_t fullest = 0;
+  for (size_t rank = 1; rank < sums_.tokens.size(); ++rank) {
+    if (sums_.routes.total_received(rank) > sums_.routes.total_received(fullest)) fullest = rank;
+  }
+  return fullest;
+}
+
+StepMemory CostModel::memory(StrategyKind kind) const {
+  const auto need = [&](const StepSizes& sizes) { return memory_of_step(sizes, inputs_, kind); };
+  const size_t fullest = fullest_rank();
+  size_t largest = 0;  // most experts
+  for (size_t rank = 1; rank < sums_.tokens.size(); ++rank) {
+    const std::vector<int64_t>& offsets = placement_.owner_offsets;
+    if (offsets[rank + 1] - offsets[rank] > offsets[largest + 1] - offsets[largest]) largest = rank;
+  }
+  StepMemory memory{.expected = need(expected_sizes(sums_, inputs_, placement_, kind, fullest)),
+                    .worst_case = need(worst_sizes(inputs_, placement_, kind, largest))};
+  if (inputs_.config.capacity || inputs_.config.max_rows) {
+    memory.with_capacity = need(limited_sizes(inputs_, placement_, kind, largest));
+  }
+  return memory;
+}
+
+StrategyCost CostModel::cost_of(const NamedKind& named) const {
+  StrategyCost cost{.name = std::string(named.name),
+                    .dispatch = operation(named.kind, Movement::kDispatch),
+                    .combine = operation(named.kind, Movement::kCombine),
+                    .partial_sums = operation(named.kind, Movement::kPartialSums),
+                    .memory = memory(named.kind)};
+  const OperationCost& back = inputs_.config.partial_sums ? cost.partial_sums : cost.combine;
+  const double requests = std::ceil(std::max(cost.dispatch.requests, back.requests));
+  cost.max_in_flight =
+      static_cast<int64_t>(std::min(requests, static_cast<double>(inputs_.engine.max_in_flight)));
+  cost.step_lower_bound_s = 2 * (cost.dispatch.lower_bound_s + back.lower_bound_s);
+  cost.step_serial_s = 2 * (cost.dispatch.serial_s + back.serial_s);
+  return cost;
+}
+
+OperationCost CostModel::least_dispatch() const {
+  const double between = mean(sums_.nodes.sent_between);
+  const double to_others = mean(sums_.ranks.sent_within) + mean(sums_.ranks.sent_between);
+  const double row_bytes = bytes_.tokens + bytes_.scales;
+  OperationCost cost;
+  cost.rows = {to_others - between, between};
+  cost.bytes = {cost.rows.within_node * row_bytes, between * row_bytes};
+  cost.most_bytes = cost.bytes;
+  cost.memory_traffic = row_bytes * (mean(sums_.tokens) + to_others + mean(sums_.ranks.kept));
+  set_times(inputs_.fabric, cost);
+  return cost;
+}
+
+void check_inputs(const CostInputs& inputs) {
+  const auto num_ranks = std::ssize(inputs.topology.node_of_rank);
+  CROSSDOCK_CHECK(num_ranks >= 1, "a group must have at least one rank, got ", num_ranks);
+  check_config(inputs.config, static_cast<int>(num_ranks));
+  CROSSDOCK_CHECK(inputs.tokens >= 0, "tokens must not be negative, got ", inputs.tokens);
+  CROSSDOCK_CHECK(inputs.zipf >= 0 && inputs.zipf <= kMaxZipf, "zipf must be in [0, ", kMaxZipf,
+                  "], got ", inputs.zipf);
+  const int64_t E = inputs.config.num_experts;
+  CROSSDOCK_CHECK(inputs.zipf == 0 || inputs.config.top_k <= kMaxSkewedSlots / E,
+                  "with zipf, top_k "
+                  "times num_experts must be at most ",
+                  kMaxSkewedSlots, ", got ", inputs.config.top_k, " times ", E,
+                  "; the largest top_k is ", kMaxSkewedSlots / E);
+}
+
+}  // namespace
+
+std::vector<StrategyCost> strategy_costs(const CostInputs& inputs) {
+  check_inputs(inputs);
+  const CostModel model(inputs);
+  std::vector<StrategyCost> costs;
+  for (const NamedKind& named : kKinds) costs.push_back(model.cost_of(named));
+  return costs;
+}
+
+OperationCost least_dispatch(const CostInputs& inputs) {
+  check_inputs(inputs);
+  return CostModel(inputs).least_dispatch();
+}
+
+}  // namespace crossdock
