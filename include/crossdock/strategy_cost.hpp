@@ -11,6 +11,7 @@
 #include "crossdock/dispatch_config.hpp"
 #include "crossdock/dtype.hpp"
 #include "crossdock/fabric.hpp"
+#include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"
 
 namespace crossdock {
@@ -24,6 +25,7 @@ struct CostInputs {
   double zipf = 0;             // experts are drawn with weights (e + 1)^-zipf; 0: all alike
   Fabric fabric = kFabricPresets[0];
   MpiOptions engine{};  // chunk_bytes and max_in_flight
+  int64_t staging_bytes = GroupOptions{}.staging_bytes;
 };
 
 /// On the links of one rank.
@@ -40,6 +42,7 @@ struct OperationCost {
   LinkLoad most_bytes;        // the most that any rank sends or receives
   double memory_traffic = 0;  // the most bytes any rank reads and writes in its memory
   double requests = 0;        // a rank's sends and receives through the engine, mean
+  double rounds = 0;          // exchanges that they are in
   double lower_bound_s = 0;   // the slowest of links and memory at full rate, all at once
   double serial_s = 0;        // links and memory one after the other, as the strategies run them
 };

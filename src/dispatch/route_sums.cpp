@@ -172,7 +172,8 @@ RouteSums counted_sums(std::span<const CountedRoutes> ranks, std::span<const int
   for (size_t source = 0; source < P; ++source) {
     const CountedRoutes& routes = ranks[source];
     const size_t K = index(routes.top_k);
-    sums.tokens.push_back(static_cast<double>(routes.expert_ids.size() / K));
+    const size_t T = routes.expert_ids.size() / K;
+    sums.tokens.push_back(static_cast<double>(T));
     for (size_t first = 0; first < routes.expert_ids.size(); first += K) {
       owners.clear();
       for (const int32_t e : routes.expert_ids.subspan(first, K)) {

@@ -1,5 +1,6 @@
 #include "dispatch/step_memory.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -10,6 +11,7 @@ constexpr double kPageBytes = 4096;
 constexpr double kHeaderBytes = 72;  // of a rendezvous
 constexpr double kOriginBytes = 24;  // token, row and weight of a route
 constexpr double kWeightBytes = 4;   // fp32; fp64 tokens are for tests
+constexpr double kCopyBytes = 16;    // what a gateway is told of a copy
 constexpr double kIndexBytes = 8;
 
 // The block sizes of a pool: a request gets the smallest free block that fits, unless more than
@@ -61,6 +63,7 @@ class StepTrace {
  public:
   StepTrace(const StepSizes& sizes, const CostInputs& inputs, StrategyKind kind)
       : n_(sizes),
+        inputs_(inputs),
         bytes_(row_bytes_of(inputs)),
         kind_(kind),
         partial_sums_(inputs.config.partial_sums),
@@ -99,6 +102,11 @@ class StepTrace {
   }
   PoolModel& row_pool() { return writes_to_peers() ? windows_ : pool_; }
 
+  // Bytes of these rows that are on their way in one round.
+  double round_bytes(double rows, double row_bytes) const {
+    return rows * row_bytes / std::max(1.0, num_rounds(inputs_, row_bytes));
+  }
+
   void agree(double body_bytes) {
     const Lease header(pool_, kHeaderBytes);
     const Lease headers(pool_, P_ * kHeaderBytes);
@@ -121,8 +129,8 @@ class StepTrace {
     if (writes_to_peers()) {
       if (!has_far_ranks_) return;
       agree(P_ * 2 * kIndexBytes);
-      exchange(n_.copies_sent * kIndexBytes + n_.far_sent * kOriginBytes,
-               n_.copies_received * kIndexBytes + n_.targets_received * kOriginBytes);
+      exchange(n_.copies_sent * kCopyBytes + n_.far_sent * kOriginBytes,
+               n_.copies_received * kCopyBytes + n_.targets_received * kOriginBytes);
     } else if (partial_sums_) {
       const Lease packed(pool_, n_.sent * kOriginBytes);
       const Lease arrived(pool_, n_.received * kOriginBytes);
@@ -137,7 +145,9 @@ class StepTrace {
       case StrategyKind::kAlltoall:
         return exchange((n_.sent - n_.kept) * row_bytes, (n_.received - n_.kept) * row_bytes);
       default:
-        if (has_far_ranks_) exchange(n_.copies_sent * row_bytes, n_.copies_received * row_bytes);
+        if (!has_far_ranks_) return;
+        exchange(round_bytes(n_.copies_sent, row_bytes),
+                 round_bytes(n_.copies_received, row_bytes));
     }
   }
 
@@ -147,7 +157,8 @@ class StepTrace {
     if (!writes_to_peers()) {
       exchange((n_.received - n_.kept) * bytes_.results, (n_.sent - n_.kept) * bytes_.results);
     } else if (has_far_ranks_) {
-      exchange(n_.far_received * bytes_.results, n_.far_sent * bytes_.results);
+      exchange(round_bytes(n_.targets_received, bytes_.results),
+               round_bytes(n_.far_sent, bytes_.results));
     }
   }
 
@@ -160,11 +171,12 @@ class StepTrace {
       default:
         break;
     }
-    Lease sums(pool_, n_.copies_received * bytes_.partial);
-    const Lease returned(pool_, n_.copies_sent * bytes_.partial);
+    const double rounds = std::max(1.0, num_rounds(inputs_, bytes_.partial));
+    Lease sums(pool_, round_bytes(n_.copies_received, bytes_.partial));
+    const Lease returned(pool_, round_bytes(n_.copies_sent, bytes_.partial));
     sums.release();
-    const Lease weights(pool_, (n_.sent - n_.far_sent) * kWeightBytes);
-    const Lease near(pool_, n_.near_sums * bytes_.partial);
+    const Lease weights(pool_, (n_.sent - n_.far_sent) / rounds * kWeightBytes);
+    const Lease near(pool_, round_bytes(n_.near_sums, bytes_.partial));
   }
 
   // What a plan and its strategy keep in vectors; the terms that grow with T or P * E.
@@ -173,8 +185,8 @@ class StepTrace {
         n_.tokens * K_ * (4 + 2 * kIndexBytes) + n_.sent * kIndexBytes + 2 * P_ * E_ * kIndexBytes;
     if (kind_ == StrategyKind::kAllgather) bytes += n_.received * kIndexBytes;
     if (writes_to_peers() && has_far_ranks_) {
-      bytes +=
-          (n_.copies_sent + n_.copies_received) * kIndexBytes + n_.targets_received * kOriginBytes;
+      bytes += (2 * n_.copies_sent + n_.far_sent + 2 * n_.copies_received) * kIndexBytes +
+               n_.targets_received * kOriginBytes;
     }
     if (partial_sums_) {
       bytes += writes_to_peers()
@@ -186,6 +198,7 @@ class StepTrace {
   }
 
   const StepSizes& n_;
+  const CostInputs& inputs_;
   RowBytes bytes_;
   StrategyKind kind_;
   bool partial_sums_;

@@ -1,6 +1,7 @@
 #include "dispatch/step_sizes.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "dispatch/capacity.hpp"
@@ -40,12 +41,19 @@ RowBytes row_bytes_of(const CostInputs& inputs) {
   const DType result = is_fp8 ? DType::kBF16 : inputs.dtype;
   const DType partial = inputs.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   constexpr int64_t kScaled = 128;  // values per fp32 scale
+  const int64_t num_scales = (inputs.config.width + kScaled - 1) / kScaled;
   return {.tokens = D * static_cast<double>(size_of(inputs.dtype)),
-          .scales = is_fp8
-                        ? 4.0 * static_cast<double>((inputs.config.width + kScaled - 1) / kScaled)
-                        : 0.0,
+          .scales = is_fp8 ? 4.0 * static_cast<double>(num_scales) : 0.0,
           .results = D * static_cast<double>(size_of(result)),
           .partial = D * static_cast<double>(size_of(partial))};
+}
+
+double num_rounds(const CostInputs& inputs, double row_bytes) {
+  const double bytes_per_token =
+      std::max(1.0, static_cast<double>(inputs.config.top_k) * row_bytes);
+  const double tokens_per_round =
+      std::max(1.0, std::floor(static_cast<double>(inputs.staging_bytes) / bytes_per_token));
+  return std::ceil(static_cast<double>(inputs.tokens) / tokens_per_round);
 }
 
 StepSizes expected_sizes(const RouteSums& sums, const CostInputs& inputs,

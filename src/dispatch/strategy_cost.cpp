@@ -72,7 +72,8 @@ double memory_traffic(StrategyKind kind, Movement movement, const StepSizes& n, 
     if (!reaches_peers(kind)) {  // pack, send; receive, sum
       return b.results * (3 * travels_in + 2 * travels_out + n.kept + n.tokens);
     }
-    return b.results * (n.received + 2 * n.far_received + 2 * n.far_sent + n.tokens);
+    const double fetched = has_far_ranks ? n.targets_received : 0.0;
+    return b.results * (n.received + 2 * fetched + 2 * n.far_sent + n.tokens);
   }
   const double sums = kind == StrategyKind::kAllgather ? n.all_tokens : n.sums_received;
   const double arrivals = kind == StrategyKind::kAllgather ? n.all_tokens : n.sums_sent;
@@ -93,9 +94,15 @@ class CostModel {
                                 {.top_k = inputs.config.top_k, .zipf = inputs.zipf})),
         sums_(expected_sums(spread_, inputs.topology, inputs.tokens)),
         bytes_(row_bytes_of(inputs)) {
-    std::vector<double> node_sizes(static_cast<size_t>(inputs.topology.num_nodes), 0.0);
-    for (const int node : inputs.topology.node_of_rank) node_sizes[static_cast<size_t>(node)] += 1;
-    for (const double size : node_sizes) ranks_outside_.push_back(num_ranks() - size);
+    const auto num_nodes = static_cast<size_t>(inputs.topology.num_nodes);
+    ranks_outside_.assign(num_nodes, num_ranks());
+    routes_to_node_.assign(num_nodes, 0.0);
+    one_per_rank_.assign(inputs.topology.node_of_rank.size(), 1.0);
+    for (size_t rank = 0; rank < one_per_rank_.size(); ++rank) {
+      const auto node = static_cast<size_t>(inputs.topology.node_of_rank[rank]);
+      ranks_outside_[node] -= 1.0;
+      routes_to_node_[node] += spread_.routes_to_rank[rank];
+    }
   }
 
   StrategyCost cost_of(const NamedKind& named) const;
@@ -105,9 +112,10 @@ class CostModel {
   int num_ranks() const { return static_cast<int>(inputs_.topology.node_of_rank.size()); }
   bool has_far_ranks() const { return inputs_.topology.num_nodes > 1; }
   OperationCost operation(StrategyKind kind, Movement movement) const;
-  double requests(StrategyKind kind, Movement movement) const;
-  double count_messages(const std::vector<double>& rows_to, bool within_node,
-                        double row_bytes) const;
+  void add_requests(StrategyKind kind, Movement movement, double row_bytes,
+                    OperationCost& cost) const;
+  double count_messages(const std::vector<double>& rows_to, bool far_only, double row_bytes,
+                        double rounds) const;
   StepMemory memory(StrategyKind kind) const;
   size_t fullest_rank() const;
 
@@ -116,7 +124,9 @@ class CostModel {
   TokenSpread spread_;
   RouteSums sums_;
   RowBytes bytes_;
-  std::vector<double> ranks_outside_;  // [nodes]
+  std::vector<double> ranks_outside_;   // [nodes] ranks of other nodes
+  std::vector<double> routes_to_node_;  // [nodes] per token
+  std::vector<double> one_per_rank_;    // [P] ones
 };
 
 void set_times(const Fabric& fabric, OperationCost& cost) {
@@ -138,48 +148,49 @@ OperationCost CostModel::operation(StrategyKind kind, Movement movement) const {
                      most(flow.sent_between, flow.received_between) * row_bytes.between_nodes};
   const StepSizes sizes = expected_sizes(sums_, inputs_, placement_, kind, fullest_rank());
   cost.memory_traffic = memory_traffic(kind, movement, sizes, bytes_, has_far_ranks());
-  cost.requests = requests(kind, movement);
+  if (movement == Movement::kDispatch) {
+    add_requests(kind, movement, bytes_.tokens, cost);
+    add_requests(kind, movement, bytes_.scales, cost);
+  } else {
+    add_requests(kind, movement, row_bytes.between_nodes, cost);
+  }
   set_times(inputs_.fabric, cost);
   return cost;
 }
 
-// Sends and receives per rank if every rank has T * rows_to[i] rows for place i, a rank or a node,
-// on all other ranks or (not within_node) on those of other nodes.
-double CostModel::count_messages(const std::vector<double>& rows_to, bool within_node,
-                                 double row_bytes) const {
+// Sends and receives of a rank in one exchange, if every rank has T * rows_to[i] rows for place i,
+// a rank or a node, on all other ranks or (far_only) on those of other nodes.
+double CostModel::count_messages(const std::vector<double>& rows_to, bool far_only,
+                                 double row_bytes, double rounds) const {
   const auto chunk = static_cast<double>(inputs_.engine.chunk_bytes);
   const bool by_node = rows_to.size() != sums_.tokens.size();
   double sends = 0;
   for (size_t i = 0; i < rows_to.size(); ++i) {
     const size_t node = by_node ? i : static_cast<size_t>(inputs_.topology.node_of_rank[i]);
-    const double senders = within_node ? num_ranks() - 1.0 : ranks_outside_[node];
-    const double rows = static_cast<double>(inputs_.tokens) * rows_to[i];
+    const double senders = far_only ? ranks_outside_[node] : num_ranks() - 1.0;
+    const double rows = static_cast<double>(inputs_.tokens) * rows_to[i] / rounds;
     sends += senders * std::ceil(rows * row_bytes / chunk);
   }
   return 2.0 * sends / num_ranks();
 }
 
-double CostModel::requests(StrategyKind kind, Movement movement) const {
-  if (reaches_peers(kind) && !has_far_ranks()) return 0.0;
-  const auto count = [&](double row_bytes) {
-    if (movement == Movement::kCombine) {
-      return count_messages(spread_.routes_to_rank, !reaches_peers(kind), row_bytes);
-    }
-    switch (kind) {
-      case StrategyKind::kAllgather:
-        return count_messages(std::vector<double>(sums_.tokens.size(), 1.0), true, row_bytes);
-      case StrategyKind::kAlltoall:
-        return count_messages(
-            movement == Movement::kDispatch ? spread_.routes_to_rank : spread_.reaches_rank, true,
-            row_bytes);
-      case StrategyKind::kDirect:
-        return count_messages(spread_.reaches_rank, false, row_bytes);
-      default:
-        return count_messages(spread_.reaches_node, false, row_bytes);
-    }
-  };
-  if (movement == Movement::kDispatch) return count(bytes_.tokens) + count(bytes_.scales);
-  return count(movement == Movement::kCombine ? bytes_.results : bytes_.partial);
+void CostModel::add_requests(StrategyKind kind, Movement movement, double row_bytes,
+                             OperationCost& cost) const {
+  if (row_bytes == 0 || (reaches_peers(kind) && !has_far_ranks())) return;
+  const double rounds = reaches_peers(kind) ? std::max(1.0, num_rounds(inputs_, row_bytes)) : 1.0;
+  const std::vector<double>* rows_to = nullptr;
+  if (kind == StrategyKind::kAllgather && movement != Movement::kCombine) {
+    rows_to = &one_per_rank_;
+  } else if (kind == StrategyKind::kHierarchical) {
+    rows_to = movement == Movement::kCombine ? &routes_to_node_ : &spread_.reaches_node;
+  } else if (movement == Movement::kCombine ||
+             (movement == Movement::kDispatch && kind == StrategyKind::kAlltoall)) {
+    rows_to = &spread_.routes_to_rank;
+  } else {
+    rows_to = &spread_.reaches_rank;
+  }
+  cost.rounds += rounds;
+  cost.requests += rounds * count_messages(*rows_to, reaches_peers(kind), row_bytes, rounds);
 }
 
 // The rank with the most rows; without rows, the first.
@@ -214,9 +225,12 @@ StrategyCost CostModel::cost_of(const NamedKind& named) const {
                     .partial_sums = operation(named.kind, Movement::kPartialSums),
                     .memory = memory(named.kind)};
   const OperationCost& back = inputs_.config.partial_sums ? cost.partial_sums : cost.combine;
-  const double requests = std::ceil(std::max(cost.dispatch.requests, back.requests));
+  const auto at_once = [](const OperationCost& operation) {
+    return operation.rounds > 0 ? std::ceil(operation.requests / operation.rounds) : 0.0;
+  };
   cost.max_in_flight =
-      static_cast<int64_t>(std::min(requests, static_cast<double>(inputs_.engine.max_in_flight)));
+      static_cast<int64_t>(std::min(std::max(at_once(cost.dispatch), at_once(back)),
+                                    static_cast<double>(inputs_.engine.max_in_flight)));
   cost.step_lower_bound_s = 2 * (cost.dispatch.lower_bound_s + back.lower_bound_s);
   cost.step_serial_s = 2 * (cost.dispatch.serial_s + back.serial_s);
   return cost;
@@ -256,6 +270,7 @@ std::vector<StrategyCost> strategy_costs(const CostInputs& inputs) {
   check_inputs(inputs);
   const CostModel model(inputs);
   std::vector<StrategyCost> costs;
+  costs.reserve(kKinds.size());
   for (const NamedKind& named : kKinds) costs.push_back(model.cost_of(named));
   return costs;
 }

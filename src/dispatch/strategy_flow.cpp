@@ -35,6 +35,14 @@ LinkFlow flow_with_copies(const LinkFlow& routes, const LinkFlow& copies) {
   return flow;
 }
 
+// Gateways hand on what they get, or fetch what they return.
+void add_handed_on(const LinkFlow& nodes, LinkFlow& flow) {
+  for (size_t rank = 0; rank < flow.kept.size(); ++rank) {
+    flow.sent_within[rank] += nodes.sent_within[rank];
+    flow.received_within[rank] += nodes.received_within[rank];
+  }
+}
+
 LinkFlow dispatch_flow(StrategyKind kind, const RouteSums& sums, const Topology& topology) {
   switch (kind) {
     case StrategyKind::kAllgather:
@@ -47,11 +55,20 @@ LinkFlow dispatch_flow(StrategyKind kind, const RouteSums& sums, const Topology&
       break;
   }
   LinkFlow flow = flow_with_copies(sums.routes, sums.nodes);
-  for (size_t rank = 0; rank < flow.kept.size(); ++rank) {
-    flow.sent_within[rank] += sums.nodes.sent_within[rank];
-    flow.received_within[rank] += sums.nodes.received_within[rank];
-  }
+  add_handed_on(sums.nodes, flow);
   return flow;
+}
+
+// Every row comes back; between nodes it leaves from the gateway.
+LinkFlow combine_flow(StrategyKind kind, const RouteSums& sums) {
+  LinkFlow flow = sums.routes;
+  if (kind == StrategyKind::kHierarchical) {
+    add_handed_on(sums.nodes, flow);
+    for (size_t rank = 0; rank < flow.kept.size(); ++rank) {
+      flow.received_between[rank] = sums.nodes.kept[rank] + sums.nodes.sent_within[rank];
+    }
+  }
+  return flow.reversed();
 }
 
 }  // namespace
@@ -62,7 +79,7 @@ LinkFlow flow_of(StrategyKind kind, Movement movement, const RouteSums& sums,
     case Movement::kDispatch:
       return dispatch_flow(kind, sums, topology);
     case Movement::kCombine:
-      return sums.routes.reversed();
+      return combine_flow(kind, sums);
     case Movement::kPartialSums:
       break;
   }

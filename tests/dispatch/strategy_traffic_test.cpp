@@ -1,0 +1,250 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "crossdock/crossdock.hpp"
+#include "crossdock/strategy_cost.hpp"
+#include "dispatch/placement.hpp"
+#include "dispatch/random_case.hpp"
+#include "dispatch/route_sums.hpp"
+#include "dispatch/strategy_flow.hpp"
+
+namespace crossdock {
+namespace {
+
+constexpr int64_t kWidth = 3;
+constexpr double kRowBytes = kWidth * 4;
+
+struct NamedKind {
+  const char* name;
+  StrategyKind kind;
+};
+const std::vector<NamedKind> kAllKinds = {{"allgather", StrategyKind::kAllgather},
+                                          {"alltoall", StrategyKind::kAlltoall},
+                                          {"direct", StrategyKind::kDirect},
+                                          {"hierarchical", StrategyKind::kHierarchical}};
+
+// Routes of all ranks.
+struct Routes {
+  DispatchConfig config;
+  int ranks_per_node = 0;
+  std::vector<std::vector<int32_t>> ids;  // [P][T, K]
+
+  int num_ranks() const { return static_cast<int>(ids.size()); }
+  Topology topology() const { return Topology::uniform(num_ranks(), ranks_per_node); }
+};
+
+// K distinct experts per token, all alike; with `holes`, some slots are empty and rank r has 2 r
+// tokens less.
+Routes random_routes(DispatchConfig config, int num_ranks, int ranks_per_node, int64_t tokens,
+                     bool holes) {
+  config.width = kWidth;
+  Routes routes{.config = config, .ranks_per_node = ranks_per_node, .ids = {}};
+  std::mt19937 random(20);
+  std::vector<int32_t> experts(static_cast<size_t>(config.num_experts));
+  std::iota(experts.begin(), experts.end(), 0);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    std::vector<int32_t> ids;
+    for (int64_t t = 0; t < tokens - (holes ? 2 * rank : 0); ++t) {
+      std::shuffle(experts.begin(), experts.end(), random);
+      for (int64_t k = 0; k < config.top_k; ++k) {
+        ids.push_back(holes && random() % 5 == 0 ? -1 : experts[static_cast<size_t>(k)]);
+      }
+    }
+    routes.ids.push_back(std::move(ids));
+  }
+  return routes;
+}
+
+RouteSums count(const Routes& routes) {
+  std::vector<CountedRoutes> counted;
+  for (const auto& ids : routes.ids) counted.push_back({ids, routes.config.top_k});
+  const Placement placement = make_placement(routes.config, routes.num_ranks());
+  return counted_sums(counted, placement.owner, routes.topology());
+}
+
+// What each rank sent in one dispatch and one combine.
+struct Sent {
+  Traffic dispatch;
+  Traffic combine;
+};
+
+Traffic operator-(const Traffic& a, const Traffic& b) {
+  Traffic difference;
+  difference.bytes_within_node = a.bytes_within_node - b.bytes_within_node;
+  difference.bytes_between_nodes = a.bytes_between_nodes - b.bytes_between_nodes;
+  return difference;
+}
+
+std::vector<Sent> run(const Routes& routes, const std::string& strategy) {
+  std::vector<Sent> sent(routes.ids.size());
+  ThreadOptions options = short_deadlines();
+  options.ranks_per_node = routes.ranks_per_node;
+  options.group.staging_bytes = 4096;  // several rounds
+  run_ranks(
+      routes.num_ranks(),
+      [&](Group& group) {
+        const auto& ids = routes.ids[static_cast<size_t>(group.rank())];
+        const int64_t K = routes.config.top_k;
+        const int64_t T = std::ssize(ids) / K;
+        const std::vector<float> weights(ids.size(), 1.0f);
+        const std::vector<float> x(static_cast<size_t>(T * kWidth), 1.0f);
+        Dispatcher dispatcher(group, routes.config, strategy);
+        const Plan plan =
+            dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {T, K}),
+                                    .weights = ConstTensorView(weights.data(), {T, K})});
+        const Traffic before = group.communicator().traffic();
+        DispatchArgs args;
+        args.x = ConstTensorView(x.data(), {T, kWidth});
+        const DispatchResult rows = dispatcher.dispatch(plan, args);
+        const Traffic between = group.communicator().traffic();
+        dispatcher.combine(plan, rows.rows.view);
+        const Traffic after = group.communicator().traffic();
+        sent[static_cast<size_t>(group.rank())] = {between - before, after - between};
+      },
+      options);
+  return sent;
+}
+
+// The traffic of the rows alone: that of the agreements, which is all there is without tokens, is
+// taken away.
+std::vector<Sent> run_payload(const Routes& routes, const std::string& strategy) {
+  Routes empty = routes;
+  for (auto& ids : empty.ids) ids.clear();
+  std::vector<Sent> sent = run(routes, strategy);
+  const std::vector<Sent> overhead = run(empty, strategy);
+  for (size_t rank = 0; rank < sent.size(); ++rank) {
+    sent[rank] = {sent[rank].dispatch - overhead[rank].dispatch,
+                  sent[rank].combine - overhead[rank].combine};
+  }
+  return sent;
+}
+
+void expect_traffic(const Traffic& traffic, const LinkFlow& flow, size_t rank, bool reaches) {
+  EXPECT_EQ(static_cast<double>(traffic.bytes_between_nodes), flow.sent_between[rank] * kRowBytes);
+  // Rows stored into a peer's memory do not pass the engine.
+  EXPECT_EQ(static_cast<double>(traffic.bytes_within_node),
+            reaches ? 0.0 : flow.sent_within[rank] * kRowBytes);
+}
+
+struct TopologyCase {
+  int num_ranks;
+  int ranks_per_node;
+};
+
+class StrategyTraffic : public testing::TestWithParam<TopologyCase> {};
+
+TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
+  const auto [num_ranks, ranks_per_node] = GetParam();
+  for (const bool partial_sums : {false, true}) {
+    const Routes routes = random_routes({.num_experts = 13,
+                                         .top_k = 5,
+                                         .width = kWidth,
+                                         .alignment = 8,
+                                         .capacity = {},
+                                         .placement = {},
+                                         .partial_sums = partial_sums},
+                                        num_ranks, ranks_per_node, 90, /*holes=*/true);
+    const RouteSums sums = count(routes);
+    for (const auto& [name, kind] : kAllKinds) {
+      const std::vector<Sent> sent = run_payload(routes, name);
+      const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology());
+      const LinkFlow back =
+          flow_of(kind, partial_sums ? Movement::kPartialSums : Movement::kCombine, sums,
+                  routes.topology());
+      for (size_t rank = 0; rank < sent.size(); ++rank) {
+        SCOPED_TRACE(std::string(name) + (partial_sums ? " partial sums" : " exact") + ", rank " +
+                     std::to_string(rank));
+        expect_traffic(sent[rank].dispatch, out, rank, reaches_peers(kind));
+        expect_traffic(sent[rank].combine, back, rank, reaches_peers(kind));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Topologies, StrategyTraffic,
+                         testing::Values(TopologyCase{1, 1}, TopologyCase{4, 4}, TopologyCase{4, 2},
+                                         TopologyCase{5, 1}, TopologyCase{7, 3}, TopologyCase{8, 5},
+                                         TopologyCase{16, 4}),
+                         [](const testing::TestParamInfo<TopologyCase>& info) {
+                           return std::to_string(info.param.num_ranks) + "_by_" +
+                                  std::to_string(info.param.ranks_per_node);
+                         });
+
+// Each count is a sum over independent tokens, each of which adds between 0 and `most` rows, so its
+// variance is at most `most` times its mean.
+void expect_sampled(const std::vector<double>& counted, const std::vector<double>& expected,
+                    double most) {
+  ASSERT_EQ(counted.size(), expected.size());
+  for (size_t i = 0; i < counted.size(); ++i) {
+    EXPECT_NEAR(counted[i], expected[i], 5.0 * std::sqrt(most * expected[i])) << i;
+  }
+}
+
+TEST(ExpectedSums, AreWhatRandomRoutesComeToWithinSamplingError) {
+  for (const auto& [num_ranks, ranks_per_node] :
+       {TopologyCase{8, 4}, TopologyCase{7, 3}, TopologyCase{6, 1}}) {
+    DispatchConfig config{.num_experts = 21, .top_k = 4, .width = kWidth};
+    if (num_ranks == 7) {
+      for (int32_t e = 0; e < 21; ++e) config.placement.push_back(e < 10 ? 5 : e % 4);
+    }
+    constexpr int64_t kTokens = 20000;
+    const Routes routes = random_routes(config, num_ranks, ranks_per_node, kTokens, false);
+    const RouteSums counted = count(routes);
+    const Placement placement = make_placement(config, num_ranks);
+    const RouteSums expected =
+        expected_sums(expected_spread(placement, routes.topology(), {.top_k = 4, .zipf = 0}),
+                      routes.topology(), kTokens);
+    for (const LinkFlow RouteSums::*flow :
+         {&RouteSums::routes, &RouteSums::ranks, &RouteSums::nodes}) {
+      expect_sampled((counted.*flow).kept, (expected.*flow).kept, 4);
+      expect_sampled((counted.*flow).sent_within, (expected.*flow).sent_within, 4);
+      expect_sampled((counted.*flow).sent_between, (expected.*flow).sent_between, 4);
+      expect_sampled((counted.*flow).received_within, (expected.*flow).received_within, 4);
+      expect_sampled((counted.*flow).received_between, (expected.*flow).received_between, 4);
+    }
+    expect_sampled(counted.reach_own_node, expected.reach_own_node, 1);
+  }
+}
+
+// 2 nodes x 4 ranks, K8 E64: a quarter of the rows of alltoall cross, as planned and as sent.
+TEST(Hierarchical, SendsAQuarterOfTheRowsOfAlltoallBetweenNodes) {
+  DispatchConfig config{.num_experts = 64, .top_k = 8, .width = kWidth};
+  double expected[2][3];  // [alltoall, hierarchical][dispatch, combine, partial sums]
+  double sent[2][3] = {};
+  const Topology topology = Topology::uniform(8, 4);
+  const auto costs =
+      strategy_costs({.config = config, .topology = topology, .tokens = 500, .dtype = DType::kF32});
+  for (const size_t i : {0, 1}) {
+    const StrategyCost& cost = costs[i == 0 ? 1 : 3];
+    ASSERT_EQ(cost.name, i == 0 ? "alltoall" : "hierarchical");
+    expected[i][0] = cost.dispatch.bytes.between_nodes;
+    expected[i][1] = cost.combine.bytes.between_nodes;
+    expected[i][2] = cost.partial_sums.bytes.between_nodes;
+    for (const bool partial_sums : {false, true}) {
+      config.partial_sums = partial_sums;
+      const Routes routes = random_routes(config, 8, 4, 500, false);
+      for (const Sent& of_rank : run_payload(routes, cost.name)) {
+        sent[i][0] += static_cast<double>(of_rank.dispatch.bytes_between_nodes) / 16;
+        sent[i][partial_sums ? 2 : 1] +=
+            static_cast<double>(of_rank.combine.bytes_between_nodes) / 8;
+      }
+    }
+    for (const size_t movement : {0, 1, 2}) {
+      EXPECT_NEAR(sent[i][movement] / expected[i][movement], 1.0, 0.02) << cost.name << movement;
+    }
+  }
+  for (const auto& bytes : {expected, sent}) {
+    EXPECT_LE(bytes[1][0], 0.26 * bytes[0][0]);
+    EXPECT_LE(bytes[1][2], 0.26 * bytes[0][1]);
+    EXPECT_LE(bytes[1][2], 0.38 * bytes[0][2]);
+    EXPECT_DOUBLE_EQ(bytes[1][1], bytes[0][1]);
+  }
+}
+
+}  // namespace
+}  // namespace crossdock
