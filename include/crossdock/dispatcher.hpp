@@ -67,6 +67,8 @@ struct CombineBackwardResult {
 class Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
+  /// A name of strategy_names(), or "auto": the one with the least cost for this configuration and
+  /// these nodes (strategy_cost.hpp); strategy().name() tells which.
   Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name);
   ~Dispatcher();
   Dispatcher(const Dispatcher&) = delete;

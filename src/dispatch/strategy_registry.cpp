@@ -38,7 +38,8 @@ std::unique_ptr<Strategy> make_strategy(std::string_view name) {
     known += concat(known.empty() ? "" : ", ", entry.name);
   }
   throw Error(ErrorCode::kInvalidArgument,
-              concat("strategy must be one of ", known, "; got \"", name, "\""));
+              concat("strategy must be one of ", known, " (or auto, for a dispatcher); got \"",
+                     name, "\""));
 }
 
 }  // namespace crossdock

@@ -1,0 +1,132 @@
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "crossdock/crossdock.hpp"
+#include "crossdock/strategy_cost.hpp"
+#include "dispatch/random_case.hpp"
+
+namespace crossdock {
+namespace {
+
+const DispatchConfig kConfig{.num_experts = 64, .top_k = 8, .width = 16};
+
+CostInputs inputs_of(const Topology& topology, int64_t tokens = 4096) {
+  return {.config = kConfig, .topology = topology, .tokens = tokens};
+}
+
+StrategyChoice choose(const CostInputs& inputs) {
+  return choose_strategy(inputs, strategy_costs(inputs));
+}
+
+TEST(ChooseStrategy, CostsComeInTheOrderOfTheNames) {
+  std::vector<std::string> names;
+  for (const StrategyCost& cost : strategy_costs(inputs_of(Topology::single_node(4)))) {
+    names.push_back(cost.name);
+  }
+  EXPECT_EQ(names, strategy_names());
+}
+
+TEST(ChooseStrategy, TakesDirectInOneNodeAndHierarchicalBetweenNodes) {
+  EXPECT_EQ(choose(inputs_of(Topology::single_node(1))).name, "direct");
+  EXPECT_EQ(choose(inputs_of(Topology::single_node(8))).name, "direct");
+  EXPECT_EQ(choose(inputs_of(Topology::uniform(16, 8))).name, "hierarchical");
+  EXPECT_EQ(choose(inputs_of(Topology::uniform(64, 8))).name, "hierarchical");
+}
+
+TEST(ChooseStrategy, TakesDirectWhereEveryRankIsANode) {
+  EXPECT_EQ(choose(inputs_of(Topology::uniform(8, 1))).name, "direct");
+}
+
+TEST(ChooseStrategy, SaysHowManyRowsTravelAndWhatTheNextBestWouldDo) {
+  const std::string reason = choose(inputs_of(Topology::uniform(8, 4))).reason;
+  EXPECT_NE(reason.find("0.998 rows per token between nodes"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("direct, the next best, 2.72 rows"), std::string::npos) << reason;
+}
+
+TEST(ChooseStrategy, PassesOverWhatDoesNotFitTheMemory) {
+  CostInputs inputs = inputs_of(Topology::uniform(256, 8));
+  const auto costs = strategy_costs(inputs);
+  ASSERT_EQ(choose_strategy(inputs, costs).name, "hierarchical");
+  inputs.fabric.memory_bytes = static_cast<int64_t>(costs[3].memory.expected.total()) - 1;
+  ASSERT_LT(costs[1].memory.expected.total(), costs[3].memory.expected.total());
+  EXPECT_EQ(choose_strategy(inputs, costs).name, "alltoall");
+}
+
+TEST(ChooseStrategy, NoTokensAndNoRoutesOfItsOwnAreNormal) {
+  EXPECT_EQ(choose(inputs_of(Topology::uniform(8, 4), 0)).name, "direct");
+  EXPECT_EQ(choose(inputs_of(Topology::uniform(96, 8))).name,
+            "hierarchical");  // 32 without experts
+}
+
+TEST(ChooseStrategy, RefusesAWrongConfigurationAndNamesTheLargestLegalValue) {
+  CostInputs inputs = inputs_of(Topology::single_node(4));
+  inputs.config.num_experts = 1 << 17;
+  inputs.zipf = 1;
+  try {
+    strategy_costs(inputs);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the largest top_k is 2"), std::string::npos)
+        << error.what();
+  }
+}
+
+// Every rank comes to the same strategy, and a dispatch works with it.
+TEST(Auto, IsResolvedAlikeOnAllRanks) {
+  for (const int ranks_per_node : {0, 2}) {
+    ThreadOptions options = short_deadlines();
+    options.ranks_per_node = ranks_per_node;
+    std::mutex mutex;
+    std::set<std::string> names;
+    run_ranks(
+        4,
+        [&](Group& group) {
+          Dispatcher dispatcher(group, kConfig, "auto");
+          const std::vector<int32_t> ids = {0, 9, 18, 27, 36, 45, 54, 63};
+          const std::vector<float> weights(8, 0.125f);
+          const std::vector<float> x(16, static_cast<float>(group.rank()));
+          const Plan plan =
+              dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {1, 8}),
+                                      .weights = ConstTensorView(weights.data(), {1, 8})});
+          DispatchArgs args;
+          args.x = ConstTensorView(x.data(), {1, 16});
+          const DispatchResult rows = dispatcher.dispatch(plan, args);
+          const OwnedTensor out = dispatcher.combine(plan, rows.rows.view);
+          EXPECT_EQ(out.view.as<float>()[7], static_cast<float>(group.rank()));
+          const std::lock_guard lock(mutex);
+          names.insert(std::string(dispatcher.strategy().name()));
+        },
+        options);
+    EXPECT_EQ(names, std::set<std::string>{ranks_per_node == 0 ? "direct" : "hierarchical"});
+  }
+}
+
+// What the ranks disagree on is named, not the strategies that follow from it.
+TEST(Auto, ADifferentConfigurationIsNamedAsSuch) {
+  const auto errors = try_ranks(
+      2,
+      [&](Group& group) {
+        DispatchConfig config = kConfig;
+        config.num_experts += group.rank();
+        Dispatcher dispatcher(group, config, "auto");
+        dispatcher.plan(
+            Routing{.expert_ids = ConstTensorView(static_cast<const int32_t*>(nullptr), {0, 8}),
+                    .weights = ConstTensorView(static_cast<const float*>(nullptr), {0, 8})});
+      },
+      short_deadlines());
+  for (const std::exception_ptr& error : errors) {
+    ASSERT_TRUE(error);
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kMismatch);
+      EXPECT_NE(std::string(e.what()).find("num_experts"), std::string::npos) << e.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace crossdock
