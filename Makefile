@@ -40,13 +40,11 @@ format:  ## rewrite the sources in the project's format
 	tools/setup.sh lint
 	tools/lint.py --fix format
 
-bench:  ## build and run the benchmarks
-	tools/setup.sh build test bench
-	cmake --preset release -DCROSSDOCK_BUILD_BENCH=ON
-	cmake --build --preset release -j $(JOBS)
-	@for program in $$(find build/release/bench -maxdepth 1 -type f -perm -u+x | sort); do \
-	  echo "== $$program" && "$$program" || exit 1; \
-	done
+bench:  ## build the command and run the default benchmarks
+	tools/setup.sh build bench
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS) --target crossdock_cli
+	build/release/crossdock bench
 
 cuda:  ## compile the CUDA preset (needs nvcc, no GPU)
 	cmake --preset cuda

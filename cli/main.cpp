@@ -14,6 +14,7 @@ constexpr const char* kExamples = R"(Examples:
   crossdock info                                what is built in and what works on this machine
   crossdock eval examples/cases/demo.json       run a case, print rows, outputs and gradients
   crossdock eval --check - < case.json          the same from standard input, checked
+  crossdock bench --scenario cpu-large          measure strategies and engines beside a copy
 
 Exit status: 0, or 1 if a command failed, or 2 for bad command-line arguments.)";
 
@@ -24,6 +25,17 @@ constexpr const char* kEvalNotes =
 Examples:
   crossdock eval examples/cases/demo.json
   crossdock eval --check examples/cases/demo.json > result.json)";
+
+constexpr const char* kBenchNotes =
+    R"(Per step: median, least and largest time of the slowest rank; bytes that must be read and written at
+least; the time of a plain parallel memcpy that reads and writes as many; and the ratio of the two
+times. Without mpirun, MPI ranks are started by it; under mpirun its processes are the ranks.
+
+Examples:
+  crossdock bench --list
+  crossdock bench --scenario cpu-large --strategy direct,alltoall --json
+  crossdock bench --scenario 'scale-*' --communicator threads
+  mpirun -np 4 crossdock bench --scenario cpu-medium)";
 
 // Prints help and version to standard output, complaints to standard error.
 int report(const CLI::App& app, const CLI::ParseError& error) {
@@ -64,9 +76,34 @@ int main(int argc, char** argv) {
                  "exit status 1");
   eval->footer(kEvalNotes);
 
+  cli::BenchArgs bench_args;
+  CLI::App* bench = app.add_subcommand("bench", "Measure steps beside a plain memory copy");
+  bench->add_flag("--list", bench_args.list, "List the scenarios");
+  bench->add_flag("--json", bench_args.json, "Print JSON");
+  bench->add_flag_callback(
+      "--no-check", [&] { bench_args.check = false; },
+      "Do not compare results with the expected bits");
+  bench->add_option("--scenario", bench_args.scenarios, "Names; a * at the end fits any ending")
+      ->delimiter(',');
+  bench->add_option("--strategy", bench_args.strategies, "Names of strategies, or anchor-mpi-pack")
+      ->delimiter(',');
+  bench->add_option("--communicator", bench_args.communicators, "threads, mpi")->delimiter(',');
+  bench->add_option("--ranks", bench_args.ranks, "Instead of the scenario's number")
+      ->check(CLI::Range(1, 1024));
+  bench->add_option("--ranks-per-node", bench_args.ranks_per_node, "Treat so many ranks as a node")
+      ->check(CLI::NonNegativeNumber);
+  bench->add_option("--repeat", bench_args.repeat, "Timed repetitions")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
+  bench->add_option("--warm-up", bench_args.warm_up, "Repetitions before them")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  bench->footer(kBenchNotes);
+
   try {
     app.parse(argc, argv);
     if (*info) return cli::run_info(info_args);
+    if (*bench) return cli::run_bench(bench_args);
     return cli::run_eval(eval_args);
   } catch (const CLI::ParseError& e) {
     return report(app, e);

@@ -1,4 +1,4 @@
-# One call per module, test, example and benchmark. No globs: a file that is not named is not built.
+# One call per module, test and example. No globs: a file that is not named is not built.
 
 # crossdock_add_module(<folder> SOURCES <file>... [CUDA_SOURCES <file>...] [SEES <module>...] [LINKS <library>...])
 #
@@ -101,20 +101,6 @@ function(crossdock_add_example name)
   crossdock_link_needs(${target} ${arg_NEEDS})
   target_link_libraries(${target} PRIVATE crossdock::crossdock crossdock_flags)
   crossdock_register_test(${target})
-endfunction()
-
-# crossdock_add_bench(<name> SOURCES <file>... [NEEDS ...] [LINKS <library>...]): a program at build/<preset>/bench/<name>.
-function(crossdock_add_bench name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;NEEDS;LINKS")
-  crossdock_no_leftovers(crossdock_add_bench ${name})
-  crossdock_find_missing(missing ${arg_NEEDS})
-  if(missing)
-    message(STATUS "crossdock: benchmark ${name} is left out, it needs ${missing}")
-    return()
-  endif()
-  add_executable(${name} ${arg_SOURCES})
-  crossdock_link_needs(${name} ${arg_NEEDS})
-  target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::crossdock crossdock_flags)
 endfunction()
 
 # Builds what `ctest -L unit` runs.

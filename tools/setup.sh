@@ -8,7 +8,7 @@ set -euo pipefail
 build="g++ cmake ninja-build libcli11-dev nlohmann-json3-dev"
 test="libgmock-dev librapidcheck-dev libopenmpi-dev openmpi-bin libopenblas-dev iproute2"
 lint="clang-format clang-tidy python3"
-bench="libbenchmark-dev"
+bench="libopenmpi-dev openmpi-bin libopenblas-dev"  # to compare with
 
 [[ "${CROSSDOCK_SKIP_SETUP:-0}" == 1 ]] && exit 0
 

@@ -1,0 +1,78 @@
+#include "bench/memory.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include "crossdock/error.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+// The number in a file of one number; kUnlimited if there is none.
+int64_t read_number(const std::string& path) {
+  std::ifstream file(path);
+  int64_t number = kUnlimited;
+  return file >> number ? number : kUnlimited;
+}
+
+int64_t available_in_machine() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    int64_t kibibytes = 0;
+    if (words >> name >> kibibytes && name == "MemAvailable:") return kibibytes * 1024;
+  }
+  return kUnlimited;
+}
+
+int64_t available_in_control_group() {
+  const std::string folder = "/sys/fs/cgroup/";
+  const int64_t limit = read_number(folder + "memory.max");
+  const int64_t used = read_number(folder + "memory.current");
+  return limit == kUnlimited || used == kUnlimited ? kUnlimited : limit - used;
+}
+
+std::string gibibytes(int64_t bytes) {
+  std::ostringstream text;
+  text.precision(1);
+  text << std::fixed << static_cast<double>(bytes) / (1 << 30) << " GiB";
+  return text.str();
+}
+
+}  // namespace
+
+int64_t needed_bytes(const Scenario& s) {
+  const int64_t tokens = s.token_bytes();
+  if (s.kind == ScenarioKind::kExperts) {
+    const int64_t parameters = s.experts * 3 * s.inner * s.width * s.element_bytes();
+    const int64_t hidden = s.ranks * s.tokens * s.inner * s.element_bytes();
+    return 3 * parameters + 4 * tokens + 10 * hidden;  // with gradients and the buffers of the copy
+  }
+  const int64_t rows = s.row_bytes();
+  const int64_t copies = tokens + (s.backward ? 2 : 1) * rows;
+  // x, out and a share of every rank's tokens (allgather); rows, y, packed and arrived; the routes.
+  const int64_t moved = (3 + s.ranks) * tokens + 4 * rows + s.ranks * s.tokens * s.top_k * 128;
+  return moved + copies + (s.backward ? 2 * tokens + rows : 0);
+}
+
+int64_t available_bytes() {
+  return std::min(available_in_machine(), available_in_control_group());
+}
+
+void check_memory(const Scenario& scenario) {
+  const int64_t needed = needed_bytes(scenario);
+  const int64_t available = available_bytes();
+  if (needed <= available) return;
+  throw Error(ErrorCode::kCapacity, "scenario " + scenario.name + " needs " + gibibytes(needed) +
+                                        " on " + std::to_string(scenario.ranks) +
+                                        " ranks, this machine has " + gibibytes(available) +
+                                        " left; take a smaller one or fewer ranks (--ranks)");
+}
+
+}  // namespace crossdock::bench

@@ -1,0 +1,144 @@
+#include "bench/runner.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "bench/experts_bench.hpp"
+#include "bench/memory.hpp"
+#include "bench/move_bench.hpp"
+#include "bench/workload.hpp"
+#include "crossdock/error.hpp"
+#include "crossdock/mpi.hpp"
+#include "crossdock/strategy.hpp"
+#include "crossdock/threads.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+bool contains(const std::vector<std::string>& names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+void check_names(const char* what, const std::vector<std::string>& names,
+                 const std::vector<std::string>& known) {
+  for (const std::string& name : names) {
+    if (!contains(known, name)) throw_unknown_name(what, name, known);
+  }
+}
+
+std::vector<std::string> all_strategies() {
+  std::vector<std::string> names = strategy_names();
+  names.emplace_back(kAnchorName);
+  return names;
+}
+
+std::vector<std::string> wanted_communicators(const Selection& selection) {
+  check_names("communicator", selection.communicators, {"threads", "mpi"});
+  if (contains(selection.communicators, "mpi") && !mpi_is_built()) {
+    throw Error(ErrorCode::kUnsupported, "communicator mpi: this build has no MPI");
+  }
+  if (!selection.communicators.empty()) return selection.communicators;
+  std::vector<std::string> names = {"threads"};
+  if (mpi_is_built()) names.emplace_back("mpi");
+  return names;
+}
+
+std::vector<Case> cases_of(const Scenario& scenario, const Selection& selection,
+                           const std::vector<std::string>& communicators) {
+  if (scenario.kind == ScenarioKind::kExperts) return {{scenario, "none", "none"}};
+  std::vector<std::string> strategies =
+      selection.strategies.empty() ? all_strategies() : selection.strategies;
+  if (!scenario.has_strategies()) strategies = {scenario.only_strategy};
+  std::vector<Case> cases;
+  for (const std::string& communicator : communicators) {
+    for (const std::string& strategy : strategies) {
+      const bool anchor_fits =
+          communicator == "mpi" && scenario.dtype == DType::kF32 && !scenario.backward;
+      if (strategy == kAnchorName && !anchor_fits) continue;
+      cases.push_back({scenario, strategy, communicator});
+    }
+  }
+  return cases;
+}
+
+// Rank 0 looks before anybody allocates; its refusal is everybody's.
+void agree_on_memory(const Scenario& scenario, Group& group) {
+  std::optional<Error> refusal;
+  try {
+    if (group.rank() == 0) check_memory(scenario);
+  } catch (const Error& error) {
+    refusal = error;
+  }
+  group.agree({.operation = "bench", .rejection = refusal ? &*refusal : nullptr});
+}
+
+Result describe(const Case& one, const RunOptions& options) {
+  const Scenario& s = one.scenario;
+  return {.scenario = s.name,
+          .strategy = one.strategy,
+          .communicator = one.communicator,
+          .ranks = s.ranks,
+          .tokens = s.tokens,
+          .width = s.width,
+          .top_k = s.top_k,
+          .experts = s.experts,
+          .dtype = std::string(name_of(s.dtype)),
+          .repeat = options.repeats.timed,
+          .checked = options.check,
+          .steps = {}};
+}
+
+}  // namespace
+
+std::vector<Case> select_cases(const Selection& selection) {
+  check_names("strategy", selection.strategies, all_strategies());
+  const std::vector<std::string> communicators = wanted_communicators(selection);
+  std::vector<Case> cases;
+  for (Scenario scenario : find_scenarios(selection.scenarios)) {
+    if (selection.ranks > 0 && scenario.kind == ScenarioKind::kMove) {
+      scenario.ranks = selection.ranks;
+    }
+    for (Case& one : cases_of(scenario, selection, communicators)) cases.push_back(std::move(one));
+  }
+  if (cases.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "no scenario fits this choice of strategies and communicators (anchor-mpi-pack "
+                "needs communicator mpi and an fp32 scenario without backward)");
+  }
+  return cases;
+}
+
+Result run_case(const Case& one, const RunOptions& options) {
+  check_memory(one.scenario);
+  Result result = describe(one, options);
+  if (one.scenario.kind == ScenarioKind::kExperts) {
+    run_ranks(1, [&](Group& group) {
+      result.steps = run_experts(one.scenario, group, options.repeats, options.check);
+    });
+    return result;
+  }
+  const Workload workload(one.scenario);
+  run_ranks(one.scenario.ranks,
+            [&](Group& group) {
+              auto steps = run_move(workload, group, one.strategy, options.repeats, options.check);
+              if (group.rank() == 0) result.steps = std::move(steps);
+            },
+            {.ranks_per_node = options.ranks_per_node});
+  return result;
+}
+
+Result run_case(const Case& one, Group& group, const RunOptions& options) {
+  if (one.scenario.ranks != group.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "scenario " + one.scenario.name + " is set for " +
+                                                 std::to_string(one.scenario.ranks) +
+                                                 " ranks, there are " +
+                                                 std::to_string(group.size()) + " processes");
+  }
+  agree_on_memory(one.scenario, group);
+  Result result = describe(one, options);
+  const Workload workload(one.scenario);
+  result.steps = run_move(workload, group, one.strategy, options.repeats, options.check);
+  return result;
+}
+
+}  // namespace crossdock::bench

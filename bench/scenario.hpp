@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "crossdock/dtype.hpp"
+
+namespace crossdock::bench {
+
+enum class ScenarioKind : uint8_t {
+  kMove,     // plan, dispatch and combine; with `backward` also their backward
+  kExperts,  // the experts' products beside plain calls of a BLAS library, on one rank
+};
+
+/// What is measured, at which size. T is the number of tokens of every rank.
+struct Scenario {
+  std::string name{};
+  std::string purpose{};  // one line, for --list
+  ScenarioKind kind = ScenarioKind::kMove;
+  int ranks = 4;        // P
+  int64_t tokens = 0;   // T
+  int64_t width = 0;    // D
+  int64_t top_k = 0;    // K
+  int64_t experts = 0;  // E
+  int64_t inner = 0;    // F, where experts compute
+  DType dtype = DType::kF32;
+  bool backward = false;
+  bool is_default = false;      // run when no scenario is named
+  std::string only_strategy{};  // what it measures if not the strategies of the library
+
+  bool has_strategies() const { return kind == ScenarioKind::kMove && only_strategy.empty(); }
+  int64_t element_bytes() const { return size_of(dtype); }
+  /// T * D and T * K * D elements of all ranks together, in bytes.
+  int64_t token_bytes() const { return ranks * tokens * width * element_bytes(); }
+  int64_t row_bytes() const { return token_bytes() * top_k; }
+};
+
+/// The name of the anchor among the strategies: what one writes in an hour with MPI.
+inline constexpr std::string_view kAnchorName = "anchor-mpi-pack";
+
+const std::vector<Scenario>& scenarios();
+
+/// The scenarios of these names; a name that ends in * stands for all that begin so. No names: the
+/// default ones. Throws Error(kInvalidArgument) for a name that fits none.
+std::vector<Scenario> find_scenarios(const std::vector<std::string>& names);
+
+/// Throws Error(kInvalidArgument): "<what> must be one of <known>; got <name>".
+[[noreturn]] void throw_unknown_name(std::string_view what, std::string_view name,
+                                     const std::vector<std::string>& known);
+
+}  // namespace crossdock::bench

@@ -1,0 +1,125 @@
+#include <algorithm>
+#include <iostream>
+
+#include "bench/runner.hpp"
+#include "bench_report.hpp"
+#include "commands.hpp"
+#include "crossdock/error.hpp"
+#include "crossdock/mpi.hpp"
+#include "mpi_launch.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using bench::Case;
+using bench::Result;
+
+constexpr std::chrono::seconds kLimitOfRanks{600};
+
+bench::RunOptions run_options(const BenchArgs& args) {
+  return {.repeats = {.warm_up = args.warm_up, .timed = args.repeat},
+          .check = args.check,
+          .ranks_per_node = args.ranks_per_node};
+}
+
+// Prints tables as results come, or all at the end as JSON.
+class Report {
+ public:
+  explicit Report(bool json) : json_(json) {}
+
+  void add(const bench::Scenario& scenario, const Result& result) {
+    if (!json_) {
+      if (results_.empty() || results_.back().scenario != scenario.name) {
+        print_head(std::cout, scenario);
+      }
+      print_result(std::cout, result);
+    }
+    results_.push_back(result);
+  }
+  void finish() const {
+    if (json_) std::cout << to_json(results_) << "\n";
+  }
+
+ private:
+  bool json_;
+  std::vector<Result> results_;
+};
+
+// This process is one of the ranks.
+int run_as_rank(const BenchArgs& args) {
+  if (std::ranges::find(args.communicators, "threads") != args.communicators.end()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "communicator threads runs without mpirun; under it the processes are the ranks");
+  }
+  Group group(make_mpi_communicator({.ranks_per_node = args.ranks_per_node}));
+  if (args.ranks > 0 && args.ranks != group.size()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--ranks must be the number of processes of mpirun, or be left out: got " +
+                    std::to_string(args.ranks) + " with " + std::to_string(group.size()) +
+                    " processes");
+  }
+  const auto cases = bench::select_cases({.scenarios = args.scenarios,
+                                          .strategies = args.strategies,
+                                          .communicators = {"mpi"},
+                                          .ranks = group.size()});
+  Report report(args.json);
+  for (const Case& one : cases) {
+    if (one.communicator != "mpi") {
+      if (args.scenarios.empty()) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  "scenario " + one.scenario.name + " has one rank; run it without mpirun");
+    }
+    const Result result = bench::run_case(one, group, run_options(args));
+    if (group.rank() == 0) report.add(one.scenario, result);
+  }
+  if (group.rank() == 0) report.finish();
+  return 0;
+}
+
+std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& one) {
+  std::vector<std::string> list = {"bench",
+                                   "--json",
+                                   "--scenario",
+                                   one.scenario.name,
+                                   "--strategy",
+                                   one.strategy,
+                                   "--repeat",
+                                   std::to_string(args.repeat),
+                                   "--warm-up",
+                                   std::to_string(args.warm_up),
+                                   "--ranks-per-node",
+                                   std::to_string(args.ranks_per_node)};
+  if (!args.check) list.emplace_back("--no-check");
+  return list;
+}
+
+}  // namespace
+
+int run_bench(const BenchArgs& args) {
+  if (args.list) {
+    if (args.json) {
+      std::cout << to_json(bench::scenarios()) << "\n";
+    } else {
+      print_scenarios(std::cout, bench::scenarios());
+    }
+    return 0;
+  }
+  if (mpi_is_launched()) return run_as_rank(args);
+  Report report(args.json);
+  for (const Case& one : bench::select_cases({.scenarios = args.scenarios,
+                         .strategies = args.strategies,
+                         .communicators = args.communicators,
+                         .ranks = args.ranks})) {
+    if (one.communicator != "mpi") {
+      report.add(one.scenario, bench::run_case(one, run_options(args)));
+      continue;
+    }
+    const std::string output =
+        run_under_mpi(one.scenario.ranks, arguments_of_ranks(args, one), kLimitOfRanks);
+    for (const Result& result : parse_results(output)) report.add(one.scenario, result);
+  }
+  report.finish();
+  return 0;
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace crossdock::cli {
+
+/// Runs this program again with `args` as `ranks` MPI processes on this machine, more than it has
+/// cores if need be, and returns what they wrote to standard output; standard error passes
+/// through. Throws Error(kUnsupported) without mpirun, Error(kTimeout) past the limit (the
+/// processes are then ended), Error(kCommunication) if they fail.
+std::string run_under_mpi(int ranks, const std::vector<std::string>& args,
+                          std::chrono::seconds limit);
+
+}  // namespace crossdock::cli

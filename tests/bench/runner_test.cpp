@@ -1,0 +1,130 @@
+#include "bench/runner.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "bench/memory.hpp"
+#include "crossdock/error.hpp"
+#include "crossdock/strategy.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<std::string> names(const std::vector<Scenario>& scenarios) {
+  std::vector<std::string> list;
+  for (const Scenario& scenario : scenarios) list.push_back(scenario.name);
+  return list;
+}
+
+std::string message_of(const std::function<void()>& body, ErrorCode code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code);
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+Scenario small_scenario() {
+  return {.name = "small",
+          .ranks = 3,
+          .tokens = 13,
+          .width = 20,
+          .top_k = 3,
+          .experts = 7,
+          .backward = true};
+}
+
+TEST(Scenarios, AreFoundByNameAndByBeginning) {
+  EXPECT_THAT(names(find_scenarios({"cpu-large"})), ElementsAre("cpu-large"));
+  EXPECT_THAT(names(find_scenarios({"scale-t*"})),
+              ElementsAre("scale-t4096", "scale-t16384", "scale-t65536"));
+  EXPECT_FALSE(find_scenarios({}).empty());
+  EXPECT_THAT(message_of([] { find_scenarios({"cpu-huge"}); }, ErrorCode::kInvalidArgument),
+              HasSubstr("must be one of cpu-large"));
+}
+
+TEST(Scenarios, CpuLargeHasItsSizes) {
+  const Scenario s = find_scenarios({"cpu-large"})[0];
+  EXPECT_EQ(s.ranks, 4);
+  EXPECT_EQ(s.token_bytes() + s.row_bytes(), (4096 * 2048 + 4096 * 8 * 2048) * 4 * int64_t{4});
+}
+
+TEST(Selection, CrossesStrategiesAndCommunicators) {
+  const auto cases = select_cases({.scenarios = {"decode"},
+                                   .strategies = {"alltoall", "allgather"},
+                                   .communicators = {"threads"},
+                                   .ranks = 2});
+  ASSERT_EQ(cases.size(), 2U);
+  EXPECT_EQ(cases[0].strategy, "alltoall");
+  EXPECT_EQ(cases[1].communicator, "threads");
+  EXPECT_EQ(cases[1].scenario.ranks, 2);
+}
+
+TEST(Selection, RefusesUnknownNames) {
+  EXPECT_THAT(
+      message_of([] { select_cases({.strategies = {"teleport"}}); }, ErrorCode::kInvalidArgument),
+      HasSubstr("strategy must be one of"));
+  EXPECT_THAT(
+      message_of([] { select_cases({.communicators = {"pigeons"}}); }, ErrorCode::kInvalidArgument),
+      HasSubstr("communicator must be one of threads, mpi"));
+  EXPECT_THAT(message_of(
+                  [] {
+                    select_cases({.scenarios = {"cpu-large"},
+                                  .strategies = {"anchor-mpi-pack"},
+                                  .communicators = {"threads"}});
+                  },
+                  ErrorCode::kInvalidArgument),
+              HasSubstr("needs communicator mpi"));
+}
+
+TEST(RunCase, MeasuresAndChecksEveryStrategy) {
+  for (const std::string& strategy : strategy_names()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      Case one{small_scenario(), strategy, "threads"};
+      one.scenario.dtype = dtype;
+      const Result result = run_case(one, {.repeats = {.warm_up = 1, .timed = 2}});
+      EXPECT_TRUE(result.checked);
+      std::vector<std::string> steps;
+      for (const StepResult& step : result.steps) steps.push_back(step.name);
+      EXPECT_THAT(steps, ElementsAre("plan", "dispatch", "combine", "combine_backward",
+                                     "dispatch_backward"));
+      const int64_t element = size_of(dtype);
+      EXPECT_EQ(result.steps[1].bytes, (13 * 20 + 13 * 3 * 20) * element * 3);
+      EXPECT_EQ(result.steps[3].bytes, (13 * 20 + 2 * 13 * 3 * 20) * element * 3);
+      EXPECT_GT(result.steps[1].median_us, 0.0);
+    }
+  }
+}
+
+TEST(RunCase, MeasuresExpertsBesidePlainProducts) {
+  const Case one{{.name = "small",
+                  .kind = ScenarioKind::kExperts,
+                  .ranks = 1,
+                  .tokens = 12,
+                  .width = 48,
+                  .top_k = 1,
+                  .experts = 3,
+                  .inner = 32},
+                 "none",
+                 "none"};
+  const Result result = run_case(one, {.repeats = {.warm_up = 0, .timed = 1}});
+  ASSERT_FALSE(result.steps.empty());
+  EXPECT_EQ(result.steps[0].name, "experts");
+  EXPECT_GT(result.steps[0].gflops, 0.0);
+}
+
+TEST(RunCase, RefusesWhatDoesNotFitIntoMemory) {
+  Case one{small_scenario(), "alltoall", "threads"};
+  one.scenario.width = int64_t{1} << 40;
+  EXPECT_GT(needed_bytes(one.scenario), available_bytes());
+  EXPECT_THAT(message_of([&] { run_case(one, {}); }, ErrorCode::kCapacity),
+              HasSubstr("scenario small needs"));
+}
+
+}  // namespace
+}  // namespace crossdock::bench

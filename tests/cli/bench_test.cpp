@@ -1,0 +1,82 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.hpp"
+#include "crossdock/mpi.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+json measure(const std::string& arguments) {
+  const CommandResult result = run_command("bench --json --repeat 2 --warm-up 1 " + arguments);
+  EXPECT_EQ(result.status, 0) << result.err;
+  return json::parse(result.out);
+}
+
+void expect_step(const json& step, int64_t bytes) {
+  EXPECT_EQ(step.at("bytes"), bytes);
+  EXPECT_GT(step.at("median_us"), 0.0);
+  EXPECT_GT(step.at("copy_us"), 0.0);
+  EXPECT_NEAR(step.at("ratio").get<double>(),
+              step.at("median_us").get<double>() / step.at("copy_us").get<double>(), 1e-9);
+}
+
+TEST(Bench, ListsItsScenarios) {
+  EXPECT_THAT(run_command("bench --list").out, HasSubstr("cpu-large"));
+  const json list = json::parse(run_command("bench --list --json").out);
+  EXPECT_EQ(list.at(0).at("scenario"), "cpu-large");
+}
+
+TEST(Bench, PrintsOneEntryPerScenarioStrategyAndCommunicator) {
+  const json results =
+      measure("--scenario decode --strategy alltoall,direct --communicator threads");
+  ASSERT_EQ(results.size(), 2U);
+  const json& first = results.at(0);
+  EXPECT_EQ(first.at("scenario"), "decode");
+  EXPECT_EQ(first.at("strategy"), "alltoall");
+  EXPECT_EQ(first.at("communicator"), "threads");
+  EXPECT_EQ(first.at("ranks"), 4);
+  EXPECT_EQ(first.at("tokens"), 16);
+  EXPECT_EQ(first.at("width"), 2048);
+  EXPECT_EQ(first.at("top_k"), 8);
+  EXPECT_EQ(first.at("experts"), 64);
+  EXPECT_EQ(first.at("dtype"), "fp32");
+  EXPECT_EQ(results.at(1).at("strategy"), "direct");
+  for (const char* step : {"dispatch", "combine"}) {
+    expect_step(first.at("steps").at(step), (16 * 2048 + 16 * 8 * 2048) * 4 * 4);
+  }
+  EXPECT_TRUE(first.at("steps").contains("plan"));
+}
+
+TEST(Bench, RunsTheChosenNumberOfRanks) {
+  const json results =
+      measure("--scenario decode --strategy alltoall --communicator threads --ranks 3");
+  EXPECT_EQ(results.at(0).at("ranks"), 3);
+}
+
+TEST(Bench, StartsMpiRanksByItself) {
+  if (!mpi_is_built() || std::system("command -v mpirun > /dev/null") != 0) {
+    GTEST_SKIP() << "no MPI, or no mpirun";
+  }
+  const json results =
+      measure("--scenario decode --strategy direct,anchor-mpi-pack --communicator mpi --ranks 2");
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(results.at(0).at("communicator"), "mpi");
+  EXPECT_EQ(results.at(0).at("ranks"), 2);
+  EXPECT_EQ(results.at(1).at("strategy"), "anchor-mpi-pack");
+}
+
+TEST(Bench, ReportsWhatItDoesNotKnow) {
+  const CommandResult result = run_command("bench --scenario cpu-huge");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, HasSubstr("scenario must be one of"));
+}
+
+}  // namespace
+}  // namespace crossdock::cli
