@@ -1,6 +1,6 @@
 # Thin wrappers over the CMake presets: everything here can be typed by hand.
 JOBS ?= $(shell nproc)
-DEMO ?= build/release/crossdock eval --check examples/cases/demo.json
+DEMO ?= build/release/crossdock run --preset qwen3-30b-a3b --ranks 4
 
 .DEFAULT_GOAL := all
 .PHONY: all demo test test-quick test-sanitizers lint format bench cuda test-cuda install clean help
@@ -10,7 +10,7 @@ all:  ## install what is missing, build library, command, tests and examples
 	cmake --preset release
 	cmake --build --preset release -j $(JOBS)
 
-demo:  ## install the least, build the command, run a checked case on 4 ranks
+demo:  ## install the least, build the command, run a layer on 4 ranks, checked
 	tools/setup.sh build
 	cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_BUILD_EXAMPLES=OFF
 	cmake --build --preset release -j $(JOBS)

@@ -1,11 +1,19 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 /// One function per command. Each returns the exit status: 0, or 1 for a failure it has reported.
 /// Status 2 is for command-line arguments and belongs to main.cpp.
 namespace crossdock::cli {
+
+/// Arguments that are well-formed each, but cannot be together; main.cpp makes it status 2.
+struct ArgumentError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 struct InfoArgs {
   bool json = false;
@@ -31,5 +39,27 @@ struct BenchArgs {
   int warm_up = 2;
 };
 int run_bench(const BenchArgs& args);
+
+struct RunArgs {
+  std::string preset;             // a published model, scaled; empty: sizes as given
+  std::optional<int> scale;       // divisor of the preset's widths; not given: as large as is quick
+  std::optional<int64_t> tokens;  // per rank
+  std::optional<int64_t> tokens_total;  // spread over the ranks
+  std::optional<int64_t> width, inner, shared_inner, experts, top_k;
+  std::string strategy = "alltoall";
+  std::string communicator;  // "threads" or "mpi"; empty: mpi under mpirun, else threads
+  std::optional<int> ranks;  // not given: 4; under mpirun the processes
+  int ranks_per_node = 0;    // 0: as the engine reports
+  int max_in_flight = 0;     // requests, with mpi; 0: the engine's default
+  std::string dtype = "fp32";
+  std::string activation;  // empty: the preset's, or swiglu
+  std::string weights_in = "combine";
+  int steps = 3;
+  uint64_t seed = 1;
+  bool forward_only = false;
+  bool check = true;
+  bool json = false;
+};
+int run_run(const RunArgs& args);
 
 }  // namespace crossdock::cli

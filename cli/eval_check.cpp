@@ -3,26 +3,14 @@
 #include <cmath>
 #include <sstream>
 
+#include "epsilon.hpp"
+
 namespace crossdock::cli {
 namespace {
 
 using reference::LayerInput;
 using reference::LayerOutput;
 using reference::PerRank;
-
-// The distance of neighbouring values near 1.
-double epsilon_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-      return 0x1p-52;
-    case DType::kF32:
-      return 0x1p-23;
-    case DType::kF16:
-      return 0x1p-10;
-    default:
-      return 0x1p-7;
-  }
-}
 
 // Collects what was compared and the first difference.
 class Checker {

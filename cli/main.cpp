@@ -4,13 +4,17 @@
 #include <iostream>
 
 #include "commands.hpp"
+#include "crossdock/activation.hpp"
 #include "crossdock/build.hpp"
+#include "crossdock/model_presets.hpp"
+#include "crossdock/strategy.hpp"
 
 namespace {
 
 constexpr int kBadArguments = 2;
 
 constexpr const char* kExamples = R"(Examples:
+  crossdock run --preset qwen3-30b-a3b          a whole layer on 4 ranks, forward and backward, checked
   crossdock info                                what is built in and what works on this machine
   crossdock eval examples/cases/demo.json       run a case, print rows, outputs and gradients
   crossdock eval --check - < case.json          the same from standard input, checked
@@ -36,6 +40,63 @@ Examples:
   crossdock bench --scenario cpu-large --strategy direct,alltoall --json
   crossdock bench --scenario 'scale-*' --communicator threads
   mpirun -np 4 crossdock bench --scenario cpu-medium)";
+
+constexpr const char* kRunNotes =
+    R"(Tokens and parameters depend on the seed alone, so that the same tokens in all give the same
+checksum for any number of ranks, any strategy and either engine.
+
+Examples:
+  crossdock run --preset deepseek-v3 --strategy direct
+  crossdock run --tokens-total 4096 --width 1024 --inner 512 --experts 64 --top-k 8 --ranks 1
+  mpirun -np 4 crossdock run --tokens-total 4096 --json)";
+
+std::vector<std::string> names_of_presets() {
+  std::vector<std::string> names;
+  for (const crossdock::ModelPreset& preset : crossdock::kModelPresets) {
+    names.emplace_back(preset.name);
+  }
+  return names;
+}
+
+CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
+  CLI::App* run = app.add_subcommand("run", "Run a MoE layer on some ranks, timed and checked");
+  run->add_option("--preset", args.preset, "A published model, its widths made smaller")
+      ->check(CLI::IsMember(names_of_presets()));
+  run->add_option("--scale", args.scale, "Divide the preset's widths by this; 1: full size");
+  run->add_option("--tokens", args.tokens, "Tokens per rank (512)");
+  run->add_option("--tokens-total", args.tokens_total, "Tokens in all, spread over the ranks");
+  run->add_option("--width", args.width, "Token width (512)");
+  run->add_option("--inner", args.inner, "Inner width of an expert (256)");
+  run->add_option("--shared-inner", args.shared_inner,
+                  "Inner width of the shared experts (0: none)");
+  run->add_option("--experts", args.experts, "Experts in all (32)");
+  run->add_option("--top-k", args.top_k, "Experts per token (4)");
+  run->add_option("--strategy", args.strategy, "How rows travel")
+      ->check(CLI::IsMember(crossdock::strategy_names()))
+      ->capture_default_str();
+  run->add_option("--communicator", args.communicator,
+                  "The engine: threads, or mpi, which is chosen under mpirun")
+      ->check(CLI::IsMember({"threads", "mpi"}));
+  run->add_option("--ranks", args.ranks, "Ranks as threads (4)");
+  run->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node");
+  run->add_option("--max-in-flight", args.max_in_flight, "Requests in flight at a rank, with mpi");
+  run->add_option("--dtype", args.dtype, "Of tokens and parameters")
+      ->check(CLI::IsMember({"fp64", "fp32", "bf16", "fp16"}))
+      ->capture_default_str();
+  run->add_option("--activation", args.activation, "Of the experts (swiglu, or the preset's)")
+      ->check(CLI::IsMember(crossdock::kActivationNames));
+  run->add_option("--weights-in", args.weights_in, "Where the routes' weights are applied")
+      ->check(CLI::IsMember({"combine", "experts"}))
+      ->capture_default_str();
+  run->add_option("--steps", args.steps, "How often")->capture_default_str();
+  run->add_option("--seed", args.seed, "Of tokens and parameters")->capture_default_str();
+  run->add_flag("--forward-only", args.forward_only, "No backward");
+  run->add_flag("--check,!--no-check", args.check,
+                "Compare a sample with the fp64 reference (on); a difference is exit status 1");
+  run->add_flag("--json", args.json, "Print JSON");
+  run->footer(kRunNotes);
+  return run;
+}
 
 // Prints help and version to standard output, complaints to standard error.
 int report(const CLI::App& app, const CLI::ParseError& error) {
@@ -100,13 +161,19 @@ int main(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber);
   bench->footer(kBenchNotes);
 
+  cli::RunArgs run_args;
+  const CLI::App* run = add_run(app, run_args);
+
   try {
     app.parse(argc, argv);
+    if (*run) return cli::run_run(run_args);
     if (*info) return cli::run_info(info_args);
     if (*bench) return cli::run_bench(bench_args);
     return cli::run_eval(eval_args);
   } catch (const CLI::ParseError& e) {
     return report(app, e);
+  } catch (const cli::ArgumentError& e) {
+    return report(app, CLI::ValidationError(e.what()));
   } catch (const std::exception& e) {
     std::cerr << "crossdock: " << e.what() << "\n";
     return 1;

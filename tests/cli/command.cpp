@@ -19,17 +19,20 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
-CommandResult run_command(const std::string& arguments, const std::string& input) {
+CommandResult run_program(const std::string& program, const std::string& input) {
   const std::string base = testing::TempDir() + "crossdock_cli_" + std::to_string(getpid());
   std::ofstream(base + ".in", std::ios::binary) << input;
   // Redirections first, so that the arguments may have another one.
-  const std::string line = std::string(CROSSDOCK_COMMAND) + " < " + base + ".in > " + base +
-                           ".out 2> " + base + ".err " + arguments;
+  const std::string line = "< " + base + ".in > " + base + ".out 2> " + base + ".err " + program;
   const int status = std::system(line.c_str());
   CommandResult result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(base + ".out"),
                        read_file(base + ".err")};
   for (const char* suffix : {".in", ".out", ".err"}) unlink((base + suffix).c_str());
   return result;
+}
+
+CommandResult run_command(const std::string& arguments, const std::string& input) {
+  return run_program(std::string(CROSSDOCK_COMMAND) + " " + arguments, input);
 }
 
 std::string read_project_file(const std::string& path) {

@@ -14,6 +14,9 @@ struct CommandResult {
 /// input.
 CommandResult run_command(const std::string& arguments, const std::string& input = "");
 
+/// Runs any command line likewise.
+CommandResult run_program(const std::string& line, const std::string& input = "");
+
 /// The text of a file of the project, by its path from the root.
 std::string read_project_file(const std::string& path);
 

@@ -1,0 +1,39 @@
+#include "bars.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+
+namespace crossdock::cli {
+namespace {
+
+constexpr std::array<std::string_view, 9> kLong = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
+constexpr std::array<std::string_view, 9> kHigh = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+
+}  // namespace
+
+std::string bar(double part, int width) {
+  const int eighths = std::clamp(static_cast<int>(std::lround(part * 8 * width)), 0, 8 * width);
+  std::string text;
+  for (int i = 0; i < width; ++i) {
+    text += kLong[static_cast<size_t>(std::clamp(eighths - 8 * i, 0, 8))];
+  }
+  return text;
+}
+
+std::string columns(std::span<const int64_t> values, int per_line, int indent) {
+  const int64_t most = std::max<int64_t>(1, values.empty() ? 0 : *std::ranges::max_element(values));
+  std::string text;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i > 0 && i % static_cast<size_t>(per_line) == 0) {
+      text += '\n';
+      text.append(static_cast<size_t>(indent), ' ');
+    }
+    const int64_t eighths = (8 * values[i] + most - 1) / most;  // any row at all is seen
+    text += kHigh[static_cast<size_t>(eighths)];
+  }
+  return text;
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "crossdock/dtype.hpp"
+
+namespace crossdock::cli {
+
+/// The distance of neighbouring values near 1; of fp64, fp32, bf16 and fp16.
+constexpr double epsilon_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return 0x1p-52;
+    case DType::kF32:
+      return 0x1p-23;
+    case DType::kF16:
+      return 0x1p-10;
+    default:
+      return 0x1p-7;
+  }
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,102 @@
+#include <unistd.h>
+
+#include <iostream>
+#include <optional>
+
+#include "commands.hpp"
+#include "crossdock/crossdock.hpp"
+#include "json_writer.hpp"
+#include "run_job.hpp"
+#include "run_rank.hpp"
+#include "run_report.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr int64_t kRecordedEvents = 4096;  // more than one step has
+
+// A line that is written over, where a terminal watches.
+class ProgressLine {
+ public:
+  explicit ProgressLine(int num_steps) : num_steps_(num_steps) {}
+  void show(int done) const {
+    if (!is_watched_) return;
+    std::cerr << "\rstep " << done << " of " << num_steps_ << std::flush;
+    if (done == num_steps_) std::cerr << "\r\x1b[K" << std::flush;
+  }
+
+ private:
+  int num_steps_;
+  bool is_watched_ = isatty(STDERR_FILENO) != 0;
+};
+
+RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
+  RunResult result;
+  run_ranks(job.num_ranks,
+            [&](Group& group) {
+              RunResult own = run_rank(group, job, progress);
+              if (group.rank() == 0) result = std::move(own);
+            },
+            {.ranks_per_node = job.ranks_per_node, .group = {.recorded_events = kRecordedEvents}});
+  return result;
+}
+
+// The group of MPI processes this one belongs to; none if it was not started by mpirun.
+std::unique_ptr<Group> join_processes(const RunArgs& args) {
+  if (!mpi_is_launched()) return nullptr;
+  MpiOptions options{.ranks_per_node = args.ranks_per_node};
+  if (args.max_in_flight > 0) options.max_in_flight = args.max_in_flight;
+  return std::make_unique<Group>(make_mpi_communicator(options),
+                                 GroupOptions{.recorded_events = kRecordedEvents});
+}
+
+int print(const RunArgs& args, const RunJob& job, const RunResult& result) {
+  if (args.json) {
+    std::cout << to_json(job, result) << "\n" << std::flush;
+  } else {
+    // mpirun gives its processes a terminal of their own, whatever watches mpirun.
+    const bool colour = job.engine == "threads" && isatty(STDOUT_FILENO) != 0;
+    std::cout << to_text(job, result, colour) << std::flush;
+  }
+  if (!std::cout) {
+    std::cerr << "crossdock run: cannot write to standard output\n";
+    return 1;
+  }
+  return !result.check || result.check->passed ? 0 : 1;
+}
+
+void print_error(const RunArgs& args, const char* message) {
+  if (!args.json) {
+    std::cerr << "crossdock run: " << message << "\n";
+    return;
+  }
+  JsonWriter writer(0);
+  writer.begin_object();
+  writer.field("error", message);
+  writer.end_object();
+  std::cout << writer.text() << "\n" << std::flush;
+}
+
+}  // namespace
+
+int run_run(const RunArgs& args) {
+  const std::unique_ptr<Group> processes = join_processes(args);
+  const bool prints = !processes || processes->rank() == 0;
+  try {
+    const RunJob job = make_job(args, processes ? processes->size() : 0);
+    const ProgressLine line(job.num_steps);
+    const StepProgress progress = [&](int done) { line.show(done); };
+    const RunResult result =
+        processes ? run_rank(*processes, job, progress) : run_on_threads(job, progress);
+    if (prints) return print(args, job, result);
+    return !result.check || result.check->passed ? 0 : 1;
+  } catch (const ArgumentError&) {
+    if (prints) throw;
+    return 2;
+  } catch (const std::exception& error) {
+    if (prints) print_error(args, error.what());
+    return 1;
+  }
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,182 @@
+#include "run_job.hpp"
+
+#include <algorithm>
+#include <sstream>
+
+#include "crossdock/crossdock.hpp"
+#include "crossdock/model_presets.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr int kDefaultRanks = 4;
+constexpr int64_t kDefaultTokens = 512;           // per rank
+constexpr int64_t kQuickParameters = 48'000'000;  // of a preset that was scaled without being told
+
+template <typename... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw ArgumentError(message.str());
+}
+
+// What a published model has beyond its sizes.
+void apply_model(const ModelPreset& model, RunJob& job) {
+  RouterConfig& router = job.layer.router;
+  job.layer.experts.activation = model.activation;
+  if (model.name == "deepseek-v3") {
+    router.score = Score::kSigmoid;
+    router.num_groups = 8;
+    router.group_top_k = 4;
+    router.group_score = GroupScore::kTop2;
+    router.scaling = 2.5;
+    job.with_expert_bias = true;
+  } else if (model.name == "qwen3-30b-a3b") {
+    router.normalise = true;
+  } else {
+    router.score = Score::kSoftmaxAfterTopK;
+  }
+  if (model.name == "gpt-oss-20b") {
+    job.layer.experts.interleaved = true;
+    job.with_biases = true;
+  }
+}
+
+bool divides(int64_t scale, const ModelPreset& model) {
+  return model.width % scale == 0 && model.inner % scale == 0 && model.shared_inner % scale == 0;
+}
+
+// The smallest divisor of the widths that leaves few enough parameters.
+int64_t quick_scale(const ModelPreset& model) {
+  const int64_t parameters = 3 * model.num_experts * model.width * model.inner;
+  int64_t scale = 1;
+  while (!divides(scale, model) || parameters / (scale * scale) > kQuickParameters) ++scale;
+  return scale;
+}
+
+void apply_preset(const RunArgs& args, RunJob& job) {
+  const ModelPreset* model = nullptr;
+  try {
+    model = &find_model(args.preset);
+  } catch (const Error& error) {
+    throw ArgumentError(std::string("--preset: ") + error.what());
+  }
+  const int64_t scale = args.scale ? *args.scale : quick_scale(*model);
+  if (scale < 1 || !divides(scale, *model)) {
+    refuse("--scale must divide the widths of ", model->name, " (", model->width, ", ",
+           model->inner, "), got ", scale);
+  }
+  job.preset = model->name;
+  job.layer.router.width = model->width / scale;
+  job.layer.experts.inner = model->inner / scale;
+  job.layer.shared_inner = model->shared_inner / scale;
+  job.layer.router.num_experts = model->num_experts;
+  job.layer.router.top_k = model->top_k;
+  apply_model(*model, job);
+  if (scale == 1) return;
+  std::ostringstream words;
+  words << "widths divided by " << scale << ": " << model->width << " to " << job.layer.router.width
+        << ", " << model->inner << " to " << job.layer.experts.inner;
+  job.scaling = words.str();
+}
+
+void apply_sizes(const RunArgs& args, RunJob& job) {
+  RouterConfig& router = job.layer.router;
+  if (args.preset.empty()) {
+    if (args.scale) refuse("--scale goes with --preset");
+    router.width = 512;
+    router.num_experts = 32;
+    router.top_k = 4;
+    job.layer.experts.inner = 256;
+  }
+  const auto apply = [](const char* name, const std::optional<int64_t>& given, int64_t least,
+                        int64_t& size) {
+    if (!given) return;
+    if (*given < least) refuse(name, " must be at least ", least, ", got ", *given);
+    size = *given;
+  };
+  apply("--width", args.width, 1, router.width);
+  apply("--inner", args.inner, 1, job.layer.experts.inner);
+  apply("--shared-inner", args.shared_inner, 0, job.layer.shared_inner);
+  apply("--experts", args.experts, 1, router.num_experts);
+  apply("--top-k", args.top_k, 1, router.top_k);
+  if (router.top_k > router.num_experts) {
+    refuse("--experts (", router.num_experts, ") must be at least --top-k (", router.top_k, ")");
+  }
+  if (args.experts || args.top_k) {  // the model's groups were made for its own numbers
+    router.num_groups = 1;
+    router.group_top_k = 1;
+  }
+}
+
+void apply_tokens(const RunArgs& args, RunJob& job) {
+  if (args.tokens && args.tokens_total) refuse("give --tokens or --tokens-total, not both");
+  if (args.tokens.value_or(0) < 0 || args.tokens_total.value_or(0) < 0) {
+    refuse("the number of tokens must not be negative");
+  }
+  const int64_t per_rank = args.tokens.value_or(kDefaultTokens);
+  job.tokens_total = args.tokens_total.value_or(per_rank * job.num_ranks);
+}
+
+void apply_engine(const RunArgs& args, int num_processes, RunJob& job) {
+  const bool launched = num_processes > 0;
+  job.engine = !args.communicator.empty() ? args.communicator : launched ? "mpi" : "threads";
+  if (launched && job.engine == "threads") {
+    refuse("under mpirun the processes are the ranks; for threads run the command by itself");
+  }
+  if (!launched && job.engine == "mpi") {
+    refuse("with --communicator mpi the ranks are started by mpirun: mpirun -np ",
+           args.ranks.value_or(kDefaultRanks), " crossdock run ...");
+  }
+  job.num_ranks = launched ? num_processes : args.ranks.value_or(kDefaultRanks);
+  if (launched && args.ranks && *args.ranks != num_processes) {
+    refuse("--ranks (", *args.ranks, ") must be the number of processes, ", num_processes,
+           "; leave it out under mpirun");
+  }
+  if (job.num_ranks < 1) refuse("--ranks must be at least 1, got ", job.num_ranks);
+  if (args.ranks_per_node < 0) {
+    refuse("--ranks-per-node must not be negative, got ", args.ranks_per_node);
+  }
+  if (args.max_in_flight != 0 && job.engine != "mpi") {
+    refuse("--max-in-flight is about requests of the mpi engine");
+  }
+  if (args.max_in_flight < 0) refuse("--max-in-flight must be at least 1");
+  job.ranks_per_node = args.ranks_per_node;
+  job.max_in_flight = args.max_in_flight;
+}
+
+void apply_numbers(const RunArgs& args, RunJob& job) {
+  try {
+    job.layer.experts.dtype = parse_dtype(args.dtype);
+    if (!args.activation.empty()) {
+      job.layer.experts.activation = parse_activation(args.activation);
+    }
+    make_strategy(args.strategy);
+  } catch (const Error& error) {
+    throw ArgumentError(error.what());
+  }
+  if (!is_summable(job.dtype())) refuse("--dtype must be fp64, fp32, bf16 or fp16");
+  if (!is_gated(job.layer.experts.activation)) job.layer.experts.interleaved = false;
+  job.layer.strategy = args.strategy;
+  job.layer.experts.weights_in =
+      args.weights_in == "experts" ? WeightsIn::kExperts : WeightsIn::kCombine;
+  if (args.steps < 1) refuse("--steps must be at least 1, got ", args.steps);
+}
+
+}  // namespace
+
+RunJob make_job(const RunArgs& args, int num_processes) {
+  RunJob job;
+  if (!args.preset.empty()) apply_preset(args, job);
+  apply_sizes(args, job);
+  apply_engine(args, num_processes, job);
+  apply_tokens(args, job);
+  apply_numbers(args, job);
+  job.num_steps = args.steps;
+  job.seed = args.seed;
+  job.with_backward = !args.forward_only;
+  job.with_check = args.check;
+  return job;
+}
+
+}  // namespace crossdock::cli

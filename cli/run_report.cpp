@@ -1,0 +1,248 @@
+#include "run_report.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <iomanip>
+#include <numeric>
+#include <sstream>
+
+#include "bars.hpp"
+#include "json_writer.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr int kBarWidth = 24;
+constexpr int kColumnsPerLine = 64;
+constexpr int kIndent = 2;
+
+std::string hex(uint64_t value) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(value));
+  return text.data();
+}
+
+std::string time_text(double us) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(us < 99950.0 ? 2 : 0) << us * 1e-3 << " ms";
+  return text.str();
+}
+
+std::string bytes_text(int64_t bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto amount = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; amount >= 1024.0 && unit + 1 < kUnits.size(); ++unit) amount /= 1024.0;
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(unit == 0 ? 0 : 1) << amount << ' ' << kUnits[unit];
+  return text.str();
+}
+
+double total_us(const RunResult& result) {
+  return result.forward_us + result.backward_us;
+}
+
+// The largest of the values divided by their mean.
+double imbalance(const std::vector<int64_t>& values) {
+  const int64_t sum = std::accumulate(values.begin(), values.end(), int64_t{0});
+  if (sum == 0) return 1.0;
+  return static_cast<double>(*std::ranges::max_element(values)) *
+         static_cast<double>(values.size()) / static_cast<double>(sum);
+}
+
+class TextReport {
+ public:
+  TextReport(const RunJob& job, const RunResult& result, bool colour)
+      : job_(job), result_(result), colour_(colour) {
+    text_ << std::fixed;
+  }
+
+  std::string text() {
+    write_head();
+    write_operations();
+    write_load();
+    write_verdict();
+    return text_.str();
+  }
+
+ private:
+  std::string paint(const char* code, const std::string& words) const {
+    return colour_ ? std::string("\x1b[") + code + "m" + words + "\x1b[0m" : words;
+  }
+
+  void write_head() {
+    const MoeLayerConfig& layer = job_.layer;
+    if (!job_.preset.empty()) {
+      text_ << job_.preset << (job_.scaling.empty() ? ", full size" : ", " + job_.scaling) << "\n";
+    }
+    text_ << job_.num_ranks << (job_.num_ranks == 1 ? " rank" : " ranks") << " (" << job_.engine
+          << (result_.num_nodes == 1 ? ", 1 node"
+                                     : ", " + std::to_string(result_.num_nodes) + " nodes")
+          << "), " << layer.strategy << ", " << name_of(job_.dtype()) << "; " << job_.tokens_total
+          << " tokens of width " << layer.router.width << ", " << layer.router.top_k << " of "
+          << layer.router.num_experts << " experts each, inner width " << layer.experts.inner;
+    if (layer.shared_inner > 0) text_ << ", shared experts " << layer.shared_inner;
+    text_ << "\n\n";
+  }
+
+  void write_operation(const std::string& name, double us, int64_t bytes) {
+    const double share = us / total_us(result_);
+    text_ << "  " << std::left << std::setw(20) << name << std::right << std::setw(13)
+          << time_text(us) << std::setw(7) << std::setprecision(1) << 100.0 * share << " %  "
+          << std::setw(10) << (bytes > 0 ? bytes_text(bytes) : "") << "  "
+          << paint("36", bar(std::min(share, 1.0), kBarWidth)) << "\n";
+  }
+
+  void write_operations() {
+    text_ << paint("1", "  step                         time    share       bytes") << "\n";
+    double sum = 0.0;
+    for (const OperationTime& operation : result_.operations) {
+      write_operation(operation.name, operation.median_us, operation.bytes);
+      sum += operation.median_us;
+    }
+    if (sum < total_us(result_)) {
+      write_operation("meeting, waiting", total_us(result_) - sum, 0);
+    }
+    text_ << "  forward " << time_text(result_.forward_us);
+    if (job_.with_backward) text_ << ", backward " << time_text(result_.backward_us);
+    text_ << ": medians of " << job_.num_steps << (job_.num_steps == 1 ? " step" : " steps")
+          << ", of the slowest rank\n";
+    text_ << "  sent in all: " << bytes_text(result_.traffic.bytes_within_node) << " within nodes, "
+          << bytes_text(result_.traffic.bytes_between_nodes) << " between nodes";
+    if (result_.traffic.requests_posted > 0) {
+      text_ << "; at most " << result_.traffic.max_requests_in_flight << " of "
+            << result_.traffic.requests_posted << " requests in flight at a rank";
+    }
+    text_ << "\n\n";
+  }
+
+  void write_load() {
+    const int64_t most = std::max<int64_t>(1, *std::ranges::max_element(result_.rows_per_rank));
+    text_ << paint("1", "  rows per rank") << ", largest " << std::setprecision(2)
+          << imbalance(result_.rows_per_rank) << " x the mean\n";
+    for (size_t rank = 0; rank < result_.rows_per_rank.size(); ++rank) {
+      const int64_t rows = result_.rows_per_rank[rank];
+      text_ << "  " << std::setw(4) << rank << "  "
+            << paint("36", bar(static_cast<double>(rows) / static_cast<double>(most), kBarWidth))
+            << "  " << rows << "\n";
+    }
+    text_ << paint("1", "  rows per expert") << ", largest " << imbalance(result_.rows_per_expert)
+          << " x the mean (" << *std::ranges::min_element(result_.rows_per_expert) << " to "
+          << *std::ranges::max_element(result_.rows_per_expert) << ")\n  "
+          << paint("36", columns(result_.rows_per_expert, kColumnsPerLine, kIndent)) << "\n\n";
+  }
+
+  void write_verdict() {
+    if (const auto& check = result_.check; !check) {
+      text_ << "  check     left out\n";
+    } else if (check->passed) {
+      text_ << "  check     " << paint("32", "passed") << ": " << check->num_tokens << " tokens";
+      if (job_.with_backward) text_ << " and the weights of " << check->num_experts << " experts";
+      text_ << " against the fp64 reference; largest error " << std::setprecision(3)
+            << check->largest_error << " of the tolerance\n";
+    } else {
+      text_ << "  check     " << paint("31", "FAILED") << ": " << check->failure << "\n";
+    }
+    text_ << "  checksum  " << hex(result_.checksum) << " (outputs)";
+    if (job_.with_backward) text_ << ", " << hex(result_.grad_checksum) << " (gradients)";
+    text_ << "\n";
+  }
+
+  const RunJob& job_;
+  const RunResult& result_;
+  bool colour_;
+  std::ostringstream text_;
+};
+
+void write_list(JsonWriter& writer, const char* name, const auto& values) {
+  writer.key(name);
+  writer.begin_array();
+  for (const auto value : values) writer.value(value);
+  writer.end_array();
+}
+
+void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
+  const MoeLayerConfig& layer = job.layer;
+  writer.field("preset", std::string_view(job.preset));
+  writer.field("scaling", std::string_view(job.scaling));
+  writer.field("communicator", std::string_view(job.engine));
+  writer.field("ranks", job.num_ranks);
+  writer.field("nodes", result.num_nodes);
+  writer.field("strategy", std::string_view(layer.strategy));
+  writer.field("dtype", name_of(job.dtype()));
+  writer.field("activation", name_of(layer.experts.activation));
+  writer.field("weights_in",
+               layer.experts.weights_in == WeightsIn::kExperts ? "experts" : "combine");
+  writer.field("tokens_total", job.tokens_total);
+  writer.field("width", layer.router.width);
+  writer.field("inner", layer.experts.inner);
+  writer.field("shared_inner", layer.shared_inner);
+  writer.field("experts", layer.router.num_experts);
+  writer.field("top_k", layer.router.top_k);
+  writer.field("seed", static_cast<int64_t>(job.seed));
+  writer.field("backward", job.with_backward);
+}
+
+void write_times(JsonWriter& writer, const RunResult& result) {
+  writer.field("forward_us", result.forward_us);
+  writer.field("backward_us", result.backward_us);
+  write_list(writer, "steps_us", result.steps_us);
+  writer.key("operations");
+  writer.begin_array();
+  for (const OperationTime& operation : result.operations) {
+    writer.begin_object();
+    writer.field("name", std::string_view(operation.name));
+    writer.field("median_us", operation.median_us);
+    writer.field("share", operation.median_us / total_us(result));
+    writer.field("bytes", operation.bytes);
+    writer.end_object();
+  }
+  writer.end_array();
+  writer.key("traffic");
+  writer.begin_object();
+  writer.field("bytes_within_node", result.traffic.bytes_within_node);
+  writer.field("bytes_between_nodes", result.traffic.bytes_between_nodes);
+  writer.field("requests_posted", result.traffic.requests_posted);
+  writer.field("max_requests_in_flight", result.traffic.max_requests_in_flight);
+  writer.end_object();
+}
+
+void write_check(JsonWriter& writer, const RunResult& result) {
+  writer.key("check");
+  if (!result.check) return writer.null();
+  writer.begin_object();
+  writer.field("passed", result.check->passed);
+  writer.field("tokens", result.check->num_tokens);
+  writer.field("experts", result.check->num_experts);
+  writer.field("largest_error", result.check->largest_error);
+  writer.field("failure", std::string_view(result.check->failure));
+  writer.end_object();
+}
+
+}  // namespace
+
+std::string to_text(const RunJob& job, const RunResult& result, bool colour) {
+  return TextReport(job, result, colour).text();
+}
+
+std::string to_json(const RunJob& job, const RunResult& result) {
+  JsonWriter writer(2);
+  writer.begin_object();
+  write_job(writer, job, result);
+  write_times(writer, result);
+  writer.key("load");
+  writer.begin_object();
+  write_list(writer, "rows_per_rank", result.rows_per_rank);
+  write_list(writer, "rows_per_expert", result.rows_per_expert);
+  writer.end_object();
+  write_check(writer, result);
+  writer.field("checksum", std::string_view(hex(result.checksum)));
+  if (job.with_backward) {
+    writer.field("grad_checksum", std::string_view(hex(result.grad_checksum)));
+  }
+  writer.end_object();
+  return writer.text();
+}
+
+}  // namespace crossdock::cli

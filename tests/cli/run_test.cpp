@@ -1,0 +1,153 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/command.hpp"
+#include "crossdock/strategy.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+constexpr const char* kSmall =
+    "run --width 24 --inner 16 --experts 10 --top-k 3 --tokens-total 53 --steps 1 --json ";
+
+nlohmann::json run_json(const std::string& arguments) {
+  const CommandResult result = run_command(arguments);
+  EXPECT_EQ(result.status, 0) << arguments << "\n" << result.out << result.err;
+  return nlohmann::json::parse(result.out, nullptr, false);
+}
+
+TEST(Run, PrintsTheSameChecksumForAnyNumberOfRanks) {
+  const nlohmann::json alone = run_json(std::string(kSmall) + "--ranks 1");
+  for (const char* ranks : {"--ranks 4", "--ranks 7"}) {
+    for (const std::string& strategy : strategy_names()) {
+      const nlohmann::json json =
+          run_json(kSmall + std::string(ranks) + " --ranks-per-node 2 --strategy " + strategy);
+      EXPECT_EQ(json["checksum"], alone["checksum"]) << ranks << ", " << strategy;
+      EXPECT_EQ(json["grad_checksum"], alone["grad_checksum"]) << ranks << ", " << strategy;
+    }
+  }
+  const nlohmann::json other = run_json(std::string(kSmall) + "--ranks 1 --seed 2");
+  EXPECT_NE(other["checksum"], alone["checksum"]);
+}
+
+TEST(Run, PrintsTheSameChecksumUnderMpirunWithoutFurtherFlags) {
+  const std::string mpirun = CROSSDOCK_MPIRUN;
+  if (mpirun.empty()) GTEST_SKIP() << "MPI is not in this build";
+  const nlohmann::json alone = run_json(std::string(kSmall) + "--ranks 1");
+  const CommandResult result = run_program(
+      mpirun + " --allow-run-as-root --oversubscribe --mca btl_tcp_if_include lo -np 4 " +
+      CROSSDOCK_COMMAND + " " + kSmall);
+  EXPECT_EQ(result.status, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["communicator"], "mpi");
+  EXPECT_EQ(json["ranks"], 4);
+  EXPECT_EQ(json["checksum"], alone["checksum"]);
+  EXPECT_EQ(json["grad_checksum"], alone["grad_checksum"]);
+}
+
+TEST(Run, ReportsTimesBytesAndLoad) {
+  const nlohmann::json json = run_json(
+      "run --width 24 --inner 16 --experts 10 --top-k 3 --tokens-total 53 --steps 2 --json "
+      "--ranks 3");
+  EXPECT_EQ(json["ranks"], 3);
+  EXPECT_EQ(json["tokens_total"], 53);
+  EXPECT_EQ(json["steps_us"].size(), 2);
+  EXPECT_GT(json["forward_us"], 0);
+  EXPECT_GT(json["backward_us"], 0);
+  std::vector<std::string> names;
+  for (const auto& operation : json["operations"]) {
+    EXPECT_GE(operation["median_us"], 0);
+    EXPECT_GE(operation["share"], 0);
+    names.push_back(operation["name"]);
+  }
+  EXPECT_THAT(names, testing::IsSupersetOf({"router", "plan", "dispatch", "experts", "combine",
+                                            "dispatch_grad", "experts_dx", "experts_dw"}));
+  int64_t rows = 0;
+  for (const auto& count : json["load"]["rows_per_rank"]) rows += count.get<int64_t>();
+  EXPECT_EQ(rows, 53 * 3);
+  EXPECT_EQ(json["load"]["rows_per_expert"].size(), 10);
+  EXPECT_EQ(json["check"]["passed"], true);
+  EXPECT_EQ(json["check"]["tokens"], 53);
+  EXPECT_EQ(json["check"]["experts"], 3);
+  EXPECT_EQ(json["checksum"].get<std::string>().size(), 16);
+}
+
+TEST(Run, ChecksEveryPresetAndDtype) {
+  for (const char* preset : {"qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"}) {
+    const nlohmann::json json = run_json(
+        "run --steps 1 --tokens 9 --ranks 2 --json --scale 32 --preset " + std::string(preset));
+    EXPECT_EQ(json["preset"], preset);
+    EXPECT_THAT(json["scaling"].get<std::string>(), HasSubstr("divided by 32"));
+    EXPECT_EQ(json["check"]["passed"], true) << json;
+  }
+  for (const char* dtype : {"fp64", "bf16", "fp16"}) {
+    const nlohmann::json json =
+        run_json(std::string(kSmall) + "--weights-in experts --shared-inner 8 --dtype " + dtype);
+    EXPECT_EQ(json["dtype"], dtype);
+    EXPECT_EQ(json["check"]["passed"], true) << json;
+  }
+}
+
+TEST(Run, HandlesFewerTokensThanRanksAndNone) {
+  EXPECT_EQ(run_json("run --tokens-total 2 --ranks 5 --steps 1 --json")["check"]["tokens"], 2);
+  EXPECT_EQ(run_json("run --tokens 0 --steps 1 --json")["check"]["passed"], true);
+  const nlohmann::json few =
+      run_json("run --experts 2 --top-k 1 --ranks 4 --tokens 8 --steps 1 --json");
+  EXPECT_EQ(few["check"]["experts"], 2);
+}
+
+TEST(Run, PrintsATableWithoutColoursToAFile) {
+  const CommandResult result =
+      run_command("run --preset deepseek-v3 --scale 64 --tokens 16 --steps 1");
+  EXPECT_EQ(result.status, 0);
+  for (const char* word : {"deepseek-v3", "divided by 64", "dispatch", "rows per rank", "█",
+                           "rows per expert", "passed", "checksum"}) {
+    EXPECT_THAT(result.out, HasSubstr(word));
+  }
+  EXPECT_THAT(result.out, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(result.err, IsEmpty());
+}
+
+TEST(Run, RunsForwardAloneAndWithoutCheck) {
+  const nlohmann::json json = run_json(std::string(kSmall) + "--forward-only --no-check");
+  EXPECT_EQ(json["check"], nullptr);
+  EXPECT_FALSE(json.contains("grad_checksum"));
+  EXPECT_EQ(json["backward"], false);
+  EXPECT_EQ(json["checksum"], run_json(kSmall)["checksum"]);
+}
+
+TEST(Run, RejectsBadArgumentsWithStatusTwo) {
+  const std::vector<std::pair<const char*, const char*>> known = {
+      {"run --preset gpt-5", "gpt-5"},
+      {"run --preset mixtral-8x7b --scale 5", "--scale must divide the widths of mixtral-8x7b"},
+      {"run --scale 2", "--scale goes with --preset"},
+      {"run --tokens 4 --tokens-total 5", "not both"},
+      {"run --tokens -1", "must not be negative"},
+      {"run --experts 2 --top-k 3", "--experts (2) must be at least --top-k (3)"},
+      {"run --width 0", "--width must be at least 1, got 0"},
+      {"run --strategy teleport", "teleport"},
+      {"run --dtype fp8_e4m3", "fp8_e4m3"},
+      {"run --ranks 0", "--ranks must be at least 1, got 0"},
+      {"run --steps 0", "--steps must be at least 1"},
+      {"run --communicator mpi", "mpirun -np 4"},
+      {"run --max-in-flight 3", "--max-in-flight"},
+      {"run --width many", "--width"},
+  };
+  for (const auto& [arguments, words] : known) {
+    const CommandResult result = run_command(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_THAT(result.out, IsEmpty()) << arguments;
+    EXPECT_THAT(result.err, HasSubstr(words)) << arguments;
+    EXPECT_THAT(result.err, HasSubstr("crossdock run --help")) << arguments;
+  }
+}
+
+}  // namespace
+}  // namespace crossdock::cli
