@@ -21,7 +21,9 @@ class DevicePath;    // the same calls for tensors on a device; internal
 
 /// How a dispatcher works on a device. Ranks need not have it alike.
 struct DeviceOptions {
-  Stream stream{};  // all work goes there, in order; default: the device's default stream
+  /// All work goes there, in order. Default: the device's default stream; for ranks that are
+  /// threads of one process each thread's own (cudaStreamPerThread).
+  Stream stream{};
   int max_sms = 0;  // multiprocessors that a call uses at most; 0: all
 };
 
@@ -120,7 +122,7 @@ class Dispatcher {
   OwnedTensor sum_rows(const char* operation, const Plan& plan, const GatherSumArgs& args);
   void check_plan(const Plan& plan) const;
   DevicePath& device_path(Device device);
-  bool is_on_device(const Plan& plan) const;
+  Device planning_device(const ConstTensorView& routes, const ConstTensorView& weights);
   uint64_t agree(const char* operation, const Plan& plan, std::string call_text,
                  const std::optional<Error>& refusal);
 

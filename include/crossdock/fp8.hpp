@@ -10,6 +10,7 @@ struct Fp8ToBf16Args {
   ConstTensorView rows;    // [R, D] fp8 e4m3
   ConstTensorView scales;  // [R, ceil(D/128)] fp32, or [R, ceil(D/32)] e8m0 (MXFP8)
   TensorView out;          // [R, D] bf16
+  Stream stream{};         // for tensors on a GPU; all three are on one device
 };
 void fp8_to_bf16(const Fp8ToBf16Args& args);
 

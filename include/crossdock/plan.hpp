@@ -124,6 +124,10 @@ class Plan {
     return *static_cast<const State*>(strategy_state_.get());
   }
   const std::shared_ptr<const DevicePlanData>& device_data() const { return device_data_; }
+  /// The same plan, on a device.
+  Plan with_device_data(std::shared_ptr<const DevicePlanData> device_data) const {
+    return {data_, strategy_state_, std::move(device_data)};
+  }
 
  private:
   std::shared_ptr<const PlanData> data_;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,6 +46,9 @@ class Strategy {
   virtual ~Strategy() = default;
 
   virtual std::string_view name() const = 0;
+
+  /// (optional) Host tensors are copied to this device, moved there and copied back. See on_cuda.
+  virtual std::optional<Device> device_for_host_tensors() const { return std::nullopt; }
 
   /// (optional) Exchanges what this strategy wants beyond the counts; kept in the plan and read
   /// with Plan::strategy_state. `plan` has its data and no state yet.

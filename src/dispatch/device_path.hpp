@@ -49,4 +49,7 @@ class DevicePath {
 /// Throws Error(kUnsupported) where this build has no CUDA or this machine no such device.
 std::unique_ptr<DevicePath> make_device_path(DevicePathContext context, Device device);
 
+/// The same for host tensors, which are copied to the device and back.
+std::unique_ptr<DevicePath> make_staged_path(DevicePathContext context, Device device);
+
 }  // namespace crossdock

@@ -124,31 +124,36 @@ void Dispatcher::check() {
   if (device_path_) device_path_->check();
 }
 
-// Collective only in that a rank that cannot make it refuses the plan of all.
+// Where a routing is planned: where it is, or where its strategy takes host tensors.
+Device Dispatcher::planning_device(const ConstTensorView& routes, const ConstTensorView& weights) {
+  if (!routes.device.is_cpu() || !strategy_) return routes.device;
+  const std::optional<Device> staging = strategy_->device_for_host_tensors();
+  const bool stays = weights.dtype == DType::kF64 || config_->partial_sums;
+  return staging && !stays ? *staging : routes.device;
+}
+
+// A rank that cannot make it refuses the plan of all.
 DevicePath& Dispatcher::device_path(Device device) {
   const std::optional<Error> refusal = refusal_of([&] {
     if (flaw_) throw *flaw_;
     if (device_path_) return;
-    device_path_ = make_device_path({.group = group_,
-                                     .config = config_,
-                                     .config_text = config_text_,
-                                     .strategy_name = std::string(strategy_->name())},
-                                    device);
+    const auto make = strategy_->device_for_host_tensors() ? make_staged_path : make_device_path;
+    device_path_ = make({.group = group_,
+                         .config = config_,
+                         .config_text = config_text_,
+                         .strategy_name = std::string(strategy_->name())},
+                        device);
     device_path_->set_options(device_options_);
   });
   if (refusal) agree("plan", {}, config_text_, refusal);
   return *device_path_;
 }
 
-bool Dispatcher::is_on_device(const Plan& plan) const {
-  return device_path_ && plan.valid() && !plan.device().is_cpu();
-}
-
 Plan Dispatcher::plan(const Routing& routing) {
   const auto on_host = [&](const Routing& host) {
     return plan_routes([&] { return read_routes(host, *config_, group_.pool()); });
   };
-  const Device device = routing.expert_ids.device;
+  const Device device = planning_device(routing.expert_ids, routing.weights);
   return device.is_cpu() ? on_host(routing) : device_path(device).plan(routing, on_host);
 }
 
@@ -156,7 +161,7 @@ Plan Dispatcher::plan(const DenseRouting& routing) {
   const auto on_host = [&](const DenseRouting& host) {
     return plan_routes([&] { return read_routes(host, *config_, group_.pool()); });
   };
-  const Device device = routing.map.device;
+  const Device device = planning_device(routing.map, routing.weights);
   return device.is_cpu() ? on_host(routing) : device_path(device).plan(routing, on_host);
 }
 
@@ -200,7 +205,7 @@ Plan Dispatcher::plan_routes(const std::function<LocalRoutes()>& read_routes) {
 }
 
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {
-  if (is_on_device(plan)) return device_path_->dispatch(plan, args);
+  if (device_path_ && plan.device_data()) return device_path_->dispatch(plan, args);
   DispatchResult result;
   std::vector<RowPart> parts;
   const std::optional<Error> refusal = refusal_of([&] {
@@ -251,7 +256,7 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
 
 OwnedTensor Dispatcher::sum_rows(const char* operation, const Plan& plan,
                                  const GatherSumArgs& args) {
-  if (is_on_device(plan)) return device_path_->sum_rows(operation, plan, args);
+  if (device_path_ && plan.device_data()) return device_path_->sum_rows(operation, plan, args);
   OwnedTensor out;
   const bool weighted = args.weights.given();
   const std::optional<Error> refusal = refusal_of([&] {
@@ -294,7 +299,7 @@ OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad
 
 CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensorView grad_out,
                                                    ConstTensorView y) {
-  if (is_on_device(plan)) return device_path_->combine_backward(plan, grad_out, y);
+  if (device_path_ && plan.device_data()) return device_path_->combine_backward(plan, grad_out, y);
   CombineBackwardResult result;
   OwnedTensor row_weights;
   OwnedTensor row_grads;
@@ -339,7 +344,7 @@ CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensor
 }
 
 OwnedTensor Dispatcher::collect_routes(const Plan& plan, ConstTensorView rows) {
-  if (is_on_device(plan)) return device_path_->collect_routes(plan, rows);
+  if (device_path_ && plan.device_data()) return device_path_->collect_routes(plan, rows);
   OwnedTensor routes;
   const std::optional<Error> refusal = refusal_of([&] {
     check_plan(plan);
@@ -361,7 +366,7 @@ OwnedTensor Dispatcher::collect_routes(const Plan& plan, ConstTensorView rows) {
 
 OwnedTensor Dispatcher::allocate_rows(const Plan& plan, DType dtype) {
   check_plan(plan);
-  if (is_on_device(plan)) return device_path_->allocate_rows(plan, dtype);
+  if (device_path_ && plan.device_data()) return device_path_->allocate_rows(plan, dtype);
   return strategy_->allocate_rows({group_, plan, 0, "allocate_rows", {}}, dtype,
                                   {plan.num_rows(), config_->width});
 }

@@ -1,3 +1,5 @@
+#include "ops/fp8_rows.hpp"
+
 #include <algorithm>
 
 #include "core/check.hpp"
@@ -34,6 +36,12 @@ CROSSDOCK_SIMD void convert_e8m0(const Fp8ToBf16Args& a) {
 
 }  // namespace
 
+#if !CROSSDOCK_HAS_CUDA
+void ops::fp8_to_bf16_on_device(const Fp8ToBf16Args& /*args*/) {
+  throw Error(ErrorCode::kUnsupported, "this build has no CUDA, and the rows are on a GPU");
+}
+#endif
+
 int64_t fp8_group_size(DType scale_dtype) {
   CROSSDOCK_CHECK(scale_dtype == DType::kF32 || scale_dtype == DType::kE8M0,
                   "scales of fp8 must be fp32 (one per 128 values) or e8m0 (one per 32), got ",
@@ -52,8 +60,9 @@ void fp8_to_bf16(const Fp8ToBf16Args& a) {
   CROSSDOCK_CHECK(a.out.dtype == DType::kBF16 && a.out.shape == a.rows.shape, "out must be ",
                   a.rows.shape.to_string(), " bf16, got ", a.out.shape.to_string(), " ",
                   name_of(a.out.dtype));
-  CROSSDOCK_CHECK(a.rows.device.is_cpu() && a.scales.device.is_cpu() && a.out.device.is_cpu(),
-                  "fp8_to_bf16 works on host memory");
+  CROSSDOCK_CHECK(a.rows.device == a.scales.device && a.rows.device == a.out.device,
+                  "rows, scales and out must be on one device");
+  if (!a.rows.device.is_cpu()) return ops::fp8_to_bf16_on_device(a);
   return a.scales.dtype == DType::kF32 ? convert_f32(a) : convert_e8m0(a);
 }
 

@@ -4,8 +4,8 @@
 #include "comm/cuda/peer_channel.hpp"
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
-#include "core/cuda/device.hpp"
-#include "core/cuda/device_pool.hpp"
+#include "core/cuda/host_words.hpp"
+#include "core/cuda/load_kernels.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -17,19 +17,20 @@ __global__ void barrier_kernel(const __grid_constant__ PeerSignals signals, Oper
 
 }  // namespace
 
-PeerChannel::PeerChannel(int rank, int size, const ChannelOptions& options) {
+PeerChannel::PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOptions& options) {
   CROSSDOCK_CHECK(size <= kMaxPeers, "at most ", kMaxPeers,
                   " ranks can reach each other's GPU memory, got ", size,
                   "; use hierarchical or alltoall");
+  static_assert(sizeof(Fault) <= kHostWordBytes);
   const int64_t bytes = Mailbox::num_bytes(size, options.max_words);
-  mailbox_ = allocate_device(bytes, options.device);
-  state_ = allocate_device(sizeof(SignalState), options.device);
-  fault_ = allocate_pinned(sizeof(Fault));
-  const SignalState fresh{.bad_route = ~uint64_t{0}};
-  const DeviceGuard guard(options.device);
-  CROSSDOCK_CUDA(cudaMemset(mailbox_.data(), 0, static_cast<size_t>(bytes)));
-  CROSSDOCK_CUDA(cudaMemcpy(state_.data(), &fresh, sizeof(fresh), cudaMemcpyHostToDevice));
-  CROSSDOCK_CUDA(cudaDeviceSynchronize());
+  mailbox_ = allocate_device(arena, bytes);
+  state_ = allocate_device(arena, sizeof(SignalState));
+  fault_ = lease_host_words();
+  const SignalState fresh;
+  CROSSDOCK_CUDA(cudaMemsetAsync(mailbox_.data(), 0, static_cast<size_t>(bytes), arena.stream()));
+  CROSSDOCK_CUDA(cudaMemcpyAsync(state_.data(), &fresh, sizeof(fresh), cudaMemcpyHostToDevice,
+                                 arena.stream()));
+  CROSSDOCK_CUDA(cudaStreamSynchronize(arena.stream()));
   signals_.rank = rank;
   signals_.P = size;
   signals_.max_words = options.max_words;
@@ -59,23 +60,8 @@ void PeerChannel::abandon() {
   std::atomic_ref(signals_.fault->abandon).store(1, std::memory_order_release);
 }
 
-std::vector<std::unique_ptr<PeerChannel>> connect_in_process(
-    std::span<const ChannelOptions> options) {
-  const int size = static_cast<int>(options.size());
-  std::vector<std::unique_ptr<PeerChannel>> channels;
-  std::vector<std::byte*> mailboxes;
-  for (int rank = 0; rank < size; ++rank) {
-    channels.push_back(
-        std::make_unique<PeerChannel>(rank, size, options[static_cast<size_t>(rank)]));
-    mailboxes.push_back(channels.back()->mailbox().data());
-  }
-  for (int rank = 0; rank < size; ++rank) {
-    for (const ChannelOptions& peer : options) {
-      enable_peer_access(options[static_cast<size_t>(rank)].device, peer.device);
-    }
-    channels[static_cast<size_t>(rank)]->connect(mailboxes);
-  }
-  return channels;
+void load_barrier() {
+  load_kernels(barrier_kernel);
 }
 
 void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_t stream) {

@@ -7,15 +7,14 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "comm/cuda/peer_signals.cuh"
+#include "core/cuda/device_arena.hpp"
 #include "crossdock/buffer.hpp"
 
 namespace crossdock::cuda {
 
 struct ChannelOptions {
-  int device = 0;
   int64_t max_words = 0;                // of one exchange of words, per rank
   std::chrono::nanoseconds deadline{};  // of one wait on the device
 };
@@ -24,7 +23,7 @@ struct ChannelOptions {
 /// rank's mailbox; kernels get signals(). Kernels of one channel run one after the other.
 class PeerChannel {
  public:
-  PeerChannel(int rank, int size, const ChannelOptions& options);
+  PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOptions& options);
   PeerChannel(const PeerChannel&) = delete;
   PeerChannel& operator=(const PeerChannel&) = delete;
 
@@ -48,11 +47,8 @@ class PeerChannel {
   PeerSignals signals_{};
 };
 
-/// The channels of ranks that live in this process; element r is rank r's, on options[r].device.
-std::vector<std::unique_ptr<PeerChannel>> connect_in_process(
-    std::span<const ChannelOptions> options);
-
-/// A kernel that is nothing but a barrier of all ranks.
+/// A kernel that is nothing but a barrier of all ranks. REQUIRES load_barrier before.
+void load_barrier();
 void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

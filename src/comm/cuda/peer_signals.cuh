@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -24,13 +26,13 @@ enum class FaultCode : uint32_t {
 
 /// What went wrong first, in host memory that the device writes. `code` is written last.
 struct Fault {
-  uint32_t code;       // FaultCode
-  int32_t culprit;     // rank
-  uint32_t operation;  // Operation
-  uint32_t epoch;      // number of the wait in its channel
-  int64_t route;       // t * K + k at the culprit; or the rows needed (kTooManyRows)
-  int64_t value;       // the expert id that came, or the bits of the weight
-  uint32_t abandon;    // written by the host: waits are over, nobody will come
+  uint32_t code = 0;       // FaultCode
+  int32_t culprit = 0;     // rank
+  uint32_t operation = 0;  // Operation
+  uint32_t epoch = 0;      // number of the wait in its channel
+  int64_t route = 0;       // t * K + k at the culprit; or the rows needed (kTooManyRows)
+  int64_t value = 0;       // the expert id that came, or the bits of the weight
+  uint32_t abandon = 0;    // written by the host: waits are over, nobody will come
 };
 
 /// What a rank waits for, for messages.
@@ -38,11 +40,11 @@ enum class Operation : uint32_t { kPlan, kDispatch, kCombine, kCombineBackward, 
 
 /// A rank's own words, in its device memory; used by one kernel at a time.
 struct SignalState {
-  uint32_t barrier_epoch;
-  uint32_t words_epoch;
-  uint32_t blocks_done;  // of the kernel under way
-  uint32_t poison;       // FaultCode that ended this channel, or 0
-  uint64_t bad_route;    // lowest (route << 8 | code) of the plan under way; ~0: none
+  uint32_t barrier_epoch = 0;
+  uint32_t words_epoch = 0;
+  uint32_t blocks_done = 0;           // of the kernel under way
+  uint32_t poison = 0;                // FaultCode that ended this channel, or 0
+  uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the plan under way; ~0: none
 };
 
 /// Layout of the memory that peers write: one flag per rank, then two inboxes of words per rank,

@@ -14,20 +14,10 @@
 namespace crossdock::cuda {
 namespace {
 
-// Allocations of a multiple of this size are not parts of larger ones inside the driver, so that
-// another process can map each by itself.
-constexpr int64_t kBlockUnit = int64_t{2} << 20;
+constexpr int64_t kBlockUnit = int64_t{64} << 10;
 
 int64_t round_up(int64_t num_bytes) {
   return (num_bytes + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
-}
-
-std::shared_ptr<void> allocate(int64_t num_bytes, int device) {
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
-  void* memory = nullptr;
-  CROSSDOCK_CUDA(cudaMalloc(&memory, static_cast<size_t>(num_bytes)));
-  return {memory, [](void* pointer) { cudaFree(pointer); }};
 }
 
 struct Block {
@@ -38,28 +28,8 @@ struct Block {
 
 }  // namespace
 
-Buffer allocate_device(int64_t num_bytes, int device) {
-  CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
-  const Device where{.kind = DeviceKind::kCuda, .index = device};
-  if (num_bytes == 0) return {nullptr, nullptr, 0, where};
-  std::shared_ptr<void> memory = allocate(round_up(num_bytes), device);
-  auto* data = static_cast<std::byte*>(memory.get());
-  return {std::move(memory), data, num_bytes, where};
-}
-
-Buffer allocate_pinned(int64_t num_bytes) {
-  void* memory = nullptr;
-  const RelaxedCapture relaxed;
-  CROSSDOCK_CUDA(cudaHostAlloc(&memory, static_cast<size_t>(num_bytes),
-                               cudaHostAllocPortable | cudaHostAllocMapped));
-  auto* data = static_cast<std::byte*>(memory);
-  std::fill(data, data + num_bytes, std::byte{0});
-  return {std::shared_ptr<void>(memory, [](void* pointer) { cudaFreeHost(pointer); }), data,
-          num_bytes, Device{}};
-}
-
 struct DevicePool::State {
-  int device = 0;
+  std::shared_ptr<DeviceArena> arena;
   mutable std::mutex mutex;
   std::multimap<int64_t, Block> free_blocks;
   std::map<const std::byte*, int64_t> used_blocks;  // base -> bytes
@@ -102,8 +72,8 @@ struct DevicePool::State {
     free_blocks.emplace(block_bytes, std::move(block));
   }
 
-  // Takes the block out of circulation. While a graph is being recorded nothing may be freed, so it
-  // is kept until the pool goes; otherwise the caller frees it, which waits for the device.
+  // Takes the block out of circulation: it is freed, but while a graph is being recorded only when
+  // the pool goes.
   void retire(int64_t block_bytes, Block& block, bool keep) {
     const std::lock_guard lock(mutex);
     used_blocks.erase(static_cast<const std::byte*>(block.memory.get()));
@@ -114,25 +84,26 @@ struct DevicePool::State {
   std::vector<Block> retired;
 };
 
-DevicePool::DevicePool(int device) : state_(std::make_shared<State>()) {
-  state_->device = device;
+DevicePool::DevicePool(std::shared_ptr<DeviceArena> arena) : state_(std::make_shared<State>()) {
+  state_->arena = std::move(arena);
 }
+
 DevicePool::~DevicePool() = default;
 
-int DevicePool::device() const {
-  return state_->device;
+DeviceArena& DevicePool::arena() const {
+  return *state_->arena;
 }
 
 Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
   CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
-  const Device where{.kind = DeviceKind::kCuda, .index = state_->device};
+  const Device where{.kind = DeviceKind::kCuda, .index = state_->arena->device()};
   if (num_bytes == 0) return {nullptr, nullptr, 0, where};
   int64_t block_bytes = round_up(num_bytes);
   const bool captured = is_capturing(stream);
   Block block = captured ? Block{} : state_->find(block_bytes, stream);
   if (!block.memory) {
-    block.memory = allocate(block_bytes, state_->device);
-    block.released = std::make_shared<OwnedEvent>(state_->device);
+    block.released = std::make_shared<OwnedEvent>(state_->arena->device());
+    block.memory = state_->arena->allocate(block_bytes, block.released);
   } else if (block.stream != stream) {
     block.released->make_wait(stream);
   }
@@ -141,18 +112,18 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
   auto* data = static_cast<std::byte*>(block.memory.get());
   std::shared_ptr<void> owner(data, [block = std::move(block), block_bytes, captured,
                                      pool = std::weak_ptr<State>(state_)](void*) mutable {
-    const std::shared_ptr<State> state = pool.lock();
-    if (!state) return;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(block.stream, &capture);
     const bool recording = capture != cudaStreamCaptureStatusNone;
-    if (captured || recording ||
-        cudaEventRecord(block.released->get(), block.stream) != cudaSuccess) {
-      cudaGetLastError();
+    const bool ordered =
+        !recording && cudaEventRecord(block.released->get(), block.stream) == cudaSuccess;
+    const std::shared_ptr<State> state = pool.lock();
+    if (!state) return;
+    if (captured || !ordered) {
       state->retire(block_bytes, block, recording);
-      return;
+    } else {
+      state->give_back(block_bytes, std::move(block));
     }
-    state->give_back(block_bytes, std::move(block));
   });
   return {std::move(owner), data, num_bytes, where};
 }

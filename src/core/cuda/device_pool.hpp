@@ -6,22 +6,10 @@
 #include <memory>
 #include <optional>
 
+#include "core/cuda/device_arena.hpp"
 #include "crossdock/buffer.hpp"
 
 namespace crossdock::cuda {
-
-/// Device memory of its own, 256-byte aligned, freed with its last owner (which waits for the
-/// device, as cudaFree does). For memory that lives as long as its user; steps take from a pool.
-Buffer allocate_device(int64_t num_bytes, int device);
-
-/// Host memory that the device can read and write (page-locked), zeroed.
-Buffer allocate_pinned(int64_t num_bytes);
-
-/// Where a piece of memory lies in the allocation that it is part of.
-struct MemoryBlock {
-  std::byte* base = nullptr;
-  int64_t num_bytes = 0;
-};
 
 /// Device memory that is handed out again instead of being freed, so that a step neither allocates
 /// nor waits. Thread-safe. Buffers may outlive the pool.
@@ -29,15 +17,16 @@ struct MemoryBlock {
 /// A buffer is taken for the work of one stream. When it is released, the next taker of the same
 /// stream gets it at once; a taker of another stream gets it too, and its stream then waits for the
 /// work that was queued at the release. REQUIRES: the stream lives until its buffers are released.
-/// Memory taken while the stream is captured must be kept as long as the graph is replayed.
+/// Memory taken while the stream is captured must be kept until the last replay of the graph has
+/// finished.
 class DevicePool {
  public:
-  explicit DevicePool(int device);
+  explicit DevicePool(std::shared_ptr<DeviceArena> arena);
   ~DevicePool();
   DevicePool(const DevicePool&) = delete;
   DevicePool& operator=(const DevicePool&) = delete;
 
-  int device() const;
+  DeviceArena& arena() const;
   Buffer take(int64_t num_bytes, cudaStream_t stream);
 
   /// The allocation of memory that this pool has handed out; nothing for other memory.

@@ -18,9 +18,9 @@ struct CudaPlanInputs {
   int64_t T = 0;
   int P = 0;
   int rank = 0;
-  int64_t num_local = 0;         // E_local
-  PlanShape shape{};             // of the dispatcher; its tables outlive the plan
-  std::shared_ptr<void> tables;  // keeps them
+  int64_t num_local = 0;               // E_local
+  PlanShape shape{};                   // of the dispatcher; its tables outlive the plan
+  std::shared_ptr<const void> tables;  // keeps them
   cudaStream_t stream = nullptr;
   bool is_captured = false;  // a graph fills the arrays anew at every replay
 };

@@ -74,6 +74,7 @@ inline constexpr int32_t kMaxExperts = 8192;
 
 /// Collective. Counts, exchanges counts with all ranks and places every route. A bad routing on any
 /// rank, or more rows than max_rows anywhere, is recorded as the same fault on all ranks.
+void load_plan();  // before the first launch
 void launch_plan(const PlanArgs& args, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

@@ -1,4 +1,5 @@
 #include "core/cuda/check.hpp"
+#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/pad_rows.hpp"
 
 namespace crossdock::cuda {
@@ -31,6 +32,10 @@ __global__ void pad_rows_kernel(const __grid_constant__ PadRowsArgs args) {
 }
 
 }  // namespace
+
+void load_pad_rows() {
+  load_kernels(pad_rows_kernel);
+}
 
 void launch_pad_rows(const PadRowsArgs& args, cudaStream_t stream) {
   const bool pads = args.shape.alignment > 1 || args.shape.pad_to_capacity;

@@ -20,6 +20,7 @@ struct PadRowsArgs {
   int64_t row_bytes;
 };
 
+void load_pad_rows();  // before the first launch
 void launch_pad_rows(const PadRowsArgs& args, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

@@ -2,6 +2,7 @@
 
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
+#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/device_plan.hpp"
 #include "dispatch/cuda/plan_exchange.cuh"
 
@@ -151,6 +152,10 @@ int plan_blocks(int64_t T, int32_t K) {
 
 int64_t plan_words(int64_t E) {
   return kHeaderWords + E;
+}
+
+void load_plan() {
+  load_kernels(count_kernel<int32_t>, count_kernel<int64_t>, place_kernel);
 }
 
 void launch_plan(const PlanArgs& args, cudaStream_t stream) {

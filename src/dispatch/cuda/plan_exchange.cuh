@@ -11,7 +11,7 @@ namespace crossdock::cuda {
 inline constexpr int kMostPlanWarps = 32;
 
 /// What a rank sends ahead of its counts.
-enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValue, kHeaderWords };
+enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, kHeaderWords };
 
 /// Shared memory of the exchanging block.
 struct SegmentMemory {
@@ -111,18 +111,19 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
   const auto route = static_cast<int64_t>(bad_route >> 8);
   uint32_t status = refused ? static_cast<uint32_t>(bad_route & 0xff) : 0;
   if (dead) status = static_cast<uint32_t>(FaultCode::kPeerFailed);
-  uint32_t value = 0;
+  int64_t value = 0;
   if (status == static_cast<uint32_t>(FaultCode::kWeightNotFinite)) {
     value = __float_as_uint(args.routing.weights[route]);
   } else if (refused) {
     value = args.routing.ids_are_64_bit
-                ? static_cast<uint32_t>(static_cast<const int64_t*>(args.routing.expert_ids)[route])
-                : static_cast<const uint32_t*>(args.routing.expert_ids)[route];
+                ? static_cast<const int64_t*>(args.routing.expert_ids)[route]
+                : static_cast<const int32_t*>(args.routing.expert_ids)[route];
   }
   send_word(signals, epoch, kStatus, status);
   send_word(signals, epoch, kRouteLow, static_cast<uint32_t>(route));
   send_word(signals, epoch, kRouteHigh, static_cast<uint32_t>(route >> 32));
-  send_word(signals, epoch, kValue, value);
+  send_word(signals, epoch, kValueLow, static_cast<uint32_t>(value));
+  send_word(signals, epoch, kValueHigh, static_cast<uint32_t>(value >> 32));
   signals.state->bad_route = ~uint64_t{0};
 }
 
@@ -177,14 +178,15 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     if (header[kStatus] == static_cast<uint32_t>(FaultCode::kPeerFailed)) {
       poison(signals, FaultCode::kPeerFailed, refusing, Operation::kPlan, epoch);
     } else {
-      record_fault(signals,
-                   {.code = header[kStatus],
-                    .culprit = refusing,
-                    .operation = static_cast<uint32_t>(Operation::kPlan),
-                    .epoch = epoch,
-                    .route = static_cast<int64_t>(static_cast<uint64_t>(header[kRouteHigh]) << 32 |
-                                                  header[kRouteLow]),
-                    .value = static_cast<int32_t>(header[kValue])});
+      const auto join = [&](int low, int high) {
+        return static_cast<int64_t>(static_cast<uint64_t>(header[high]) << 32 | header[low]);
+      };
+      record_fault(signals, {.code = header[kStatus],
+                             .culprit = refusing,
+                             .operation = static_cast<uint32_t>(Operation::kPlan),
+                             .epoch = epoch,
+                             .route = join(kRouteLow, kRouteHigh),
+                             .value = join(kValueLow, kValueHigh)});
     }
   }
   __syncthreads();

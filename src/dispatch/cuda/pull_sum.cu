@@ -3,6 +3,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/pull_sum.hpp"
 #include "dispatch/cuda/row_vector.cuh"
 
@@ -130,7 +131,26 @@ void launch_for_width(const PullSumArgs& args, int sms, cudaStream_t stream) {
   }
 }
 
+template <typename Element, int kCount>
+void load_for_width() {
+  load_kernels(
+      pull_sum_kernel<Element, kCount, 2, false>, pull_sum_kernel<Element, kCount, 4, false>,
+      pull_sum_kernel<Element, kCount, 8, false>, pull_sum_kernel<Element, kCount, 4, true>);
+}
+
+template <typename Element>
+void load_for() {
+  load_for_width<Element, kWide<Element>>();
+  load_for_width<Element, 1>();
+}
+
 }  // namespace
+
+void load_pull_sum() {
+  load_for<float>();
+  load_for<BF16>();
+  load_for<F16>();
+}
 
 void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream) {
   if (sms == 0) sms = num_sms(current_device());

@@ -27,6 +27,7 @@ struct PullSumArgs {
 
 /// Collective; all ranks have read their rows when it ends. REQUIRES: all ranks' rows are written.
 /// `sms`: multiprocessors to use at most; 0: all.
+void load_pull_sum();  // before the first launch
 void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

@@ -3,6 +3,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
 #include "dispatch/cuda/row_vector.cuh"
 
@@ -107,7 +108,20 @@ void launch_for_width(const PushGradientsArgs& args, int sms, cudaStream_t strea
   }
 }
 
+template <typename Element>
+void load_for() {
+  load_kernels(push_gradients_kernel<Element, kWide<Element>, 4>,
+               push_gradients_kernel<Element, kWide<Element>, 8>,
+               push_gradients_kernel<Element, 1, 4>, push_gradients_kernel<Element, 1, 8>);
+}
+
 }  // namespace
+
+void load_push_gradients() {
+  load_for<float>();
+  load_for<BF16>();
+  load_for<F16>();
+}
 
 void launch_push_gradients(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
   if (sms == 0) sms = num_sms(current_device());

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/cuda/check.hpp"
+#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/put.hpp"
 
 // Writing dominates, and scattered rows are written fastest when each is written at once: a block
@@ -84,6 +85,10 @@ void launch(const PutArgs& args, int sms, cudaStream_t stream) {
 }
 
 }  // namespace
+
+void load_put() {
+  load_kernels(put_kernel<uint4>, put_kernel<uint32_t>, put_kernel<uint16_t>, put_kernel<uint8_t>);
+}
 
 void launch_put(const PutArgs& args, int sms, cudaStream_t stream) {
   const int64_t bytes = vector_bytes(args);

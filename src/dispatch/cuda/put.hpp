@@ -31,6 +31,7 @@ struct PutArgs {
 /// rows[row] of rank `rank` = tokens[t] for every route's target, and all ranks have done so.
 /// Collective. REQUIRES: all ranks' rows are free to be written. `sms`: multiprocessors to use at
 /// most; 0: all.
+void load_put();  // before the first launch
 void launch_put(const PutArgs& args, int sms, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

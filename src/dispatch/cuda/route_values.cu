@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/cuda/check.hpp"
+#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/route_values.hpp"
 
 namespace crossdock::cuda {
@@ -33,6 +34,10 @@ void launch(const RouteValuesArgs& args, cudaStream_t stream) {
 }
 
 }  // namespace
+
+void load_route_values() {
+  load_kernels(route_values_kernel<false>, route_values_kernel<true>);
+}
 
 void launch_scatter_routes(const RouteValuesArgs& args, cudaStream_t stream) {
   launch<true>(args, stream);

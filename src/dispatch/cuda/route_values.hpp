@@ -18,6 +18,8 @@ struct RouteValuesArgs {
   PeerSignals signals;
 };
 
+void load_route_values();  // before the first launch
+
 /// rows[target of (t, k)] = routes[t, k]. Collective, as launch_put.
 void launch_scatter_routes(const RouteValuesArgs& args, cudaStream_t stream);
 

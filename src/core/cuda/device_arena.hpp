@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "core/cuda/stream.hpp"
+#include "crossdock/buffer.hpp"
+
+namespace crossdock::cuda {
+
+/// Where a piece of memory lies in the allocation that it is part of.
+struct MemoryBlock {
+  std::byte* base = nullptr;
+  int64_t num_bytes = 0;
+};
+
+/// Device memory from the driver, and back to it.
+///
+/// Kernels of several ranks of one process may be waiting for each other, and the driver must not
+/// wait for them while it holds what a launch needs. So memory is allocated and freed in the order
+/// of a stream of the arena's own, which never waits for the device. Memory that other processes
+/// map cannot come that way; a process with such memory holds one rank.
+class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
+ public:
+  /// is_exported: other processes will map the memory (CUDA IPC).
+  static std::shared_ptr<DeviceArena> make(int device, bool is_exported);
+  DeviceArena(const DeviceArena&) = delete;
+  DeviceArena& operator=(const DeviceArena&) = delete;
+
+  int device() const { return device_; }
+  /// Nothing waits for kernels in this stream: for copies and fills while things are set up.
+  cudaStream_t stream() const { return stream_.get(); }
+
+  /// num_bytes of device memory, 256-byte aligned, ready for use by any stream. Freed with its last
+  /// owner, after `last_use` if that is set by then. REQUIRES: work that uses it and is not before
+  /// last_use has finished by then.
+  std::shared_ptr<void> allocate(int64_t num_bytes, std::shared_ptr<OwnedEvent> last_use = {});
+
+ private:
+  DeviceArena(int device, bool is_exported);
+  void free(void* memory, const OwnedEvent* last_use);
+
+  int device_;
+  bool is_exported_;
+  OwnedStream stream_;
+  cudaMemPool_t pool_ = nullptr;  // the device's; null if exported
+};
+
+/// Memory that lives as long as its user; steps take from a DevicePool.
+Buffer allocate_device(DeviceArena& arena, int64_t num_bytes);
+
+}  // namespace crossdock::cuda

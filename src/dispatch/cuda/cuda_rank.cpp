@@ -1,0 +1,257 @@
+#include "dispatch/cuda/cuda_rank.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/check.hpp"
+#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
+#include "core/cuda/stream.hpp"
+#include "dispatch/capacity.hpp"
+#include "dispatch/cuda/fault_error.hpp"
+#include "dispatch/cuda/pad_rows.hpp"
+#include "dispatch/placement.hpp"
+#include "dispatch/tensor_check.hpp"
+
+namespace crossdock::cuda {
+namespace {
+
+// What a rank brings to a meeting, ahead of its handles.
+struct MeetingHeader {
+  int64_t num_handles;
+  int64_t needs_barrier;
+};
+
+// Owner, experts by owner and owner offsets, one after the other on the device.
+Buffer upload_placement(const DispatchConfig& config, int P, DeviceArena& arena) {
+  const Placement placement = make_placement(config, P);
+  std::vector<int32_t> tables = placement.owner;
+  tables.insert(tables.end(), placement.experts_by_owner.begin(), placement.experts_by_owner.end());
+  tables.insert(tables.end(), placement.owner_offsets.begin(), placement.owner_offsets.end());
+  const auto num_bytes = static_cast<int64_t>(tables.size() * sizeof(int32_t));
+  Buffer buffer = allocate_device(arena, num_bytes);
+  CROSSDOCK_CUDA(cudaMemcpyAsync(buffer.data(), tables.data(), static_cast<size_t>(num_bytes),
+                                 cudaMemcpyHostToDevice, arena.stream()));
+  CROSSDOCK_CUDA(cudaStreamSynchronize(arena.stream()));
+  return buffer;
+}
+
+int check_device(int device) {
+  int count = 0;
+  CROSSDOCK_CUDA(cudaGetDeviceCount(&count));
+  CROSSDOCK_CHECK(device >= 0 && device < count, "the tensors are on GPU ", device,
+                  ", this process has ", count);
+  return device;
+}
+
+}  // namespace
+
+CudaRank::CudaRank(DevicePathContext context, int device)
+    : context_(std::move(context)),
+      device_(check_device(device)),
+      peers_(context_.group.communicator(), device),
+      pool_(DeviceArena::make(device, peers_.needs_export())) {
+  const DeviceGuard guard(device_);
+  load_barrier();
+  load_pad_rows();
+  const int P = group().size();
+  const int64_t E = config().num_experts;
+  channel_ = std::make_unique<PeerChannel>(
+      group().rank(), P, pool_.arena(),
+      ChannelOptions{.max_words = plan_words(E), .deadline = *group().options().arrival_deadline});
+  // A peer that is late, or stalled, may write its flags after this rank has gone.
+  group().communicator().keep_alive(channel_->mailbox().owner());
+  const Buffer tables = upload_placement(config(), P, pool_.arena());
+  tables_ = tables.owner();
+  const auto* owner = reinterpret_cast<const int32_t*>(tables.data());
+  shape_ = {
+      .K = static_cast<int32_t>(config().top_k),
+      .E = static_cast<int32_t>(E),
+      .alignment = static_cast<int32_t>(config().alignment),
+      .capacity = PlanShape::kNoCapacity,
+      .pad_to_capacity = config().capacity && config().capacity->pad_to_capacity,
+      .reject_nonfinite = config().nonfinite == NonFinite::kReject,
+      .max_rows = std::min(config().max_rows.value_or(PlanShape::kMostRows), PlanShape::kMostRows),
+      .owner = owner,
+      .by_owner = owner + E,
+      .owner_offsets = owner + 2 * E};
+}
+
+CudaRank::~CudaRank() {
+  // Peers may still be writing after a failure, and kernels of this rank may be waiting for them.
+  const bool is_poisoned = group().is_poisoned();
+  if (is_poisoned) channel_->abandon();
+  cudaStreamSynchronize(stream());  // what this object owns is in use until then
+  if (!is_poisoned) return;
+  if (peers_.needs_export()) {
+    // Freeing what another process has mapped and uses would end its context.
+    new std::shared_ptr<const void>(pool_.memory());
+    new std::shared_ptr<const void>(channel_->mailbox().owner());
+  } else {
+    group().communicator().keep_alive(pool_.memory());
+  }
+}
+
+cudaStream_t CudaRank::stream() const {
+  // In one queue the kernels of several ranks would wait for each other forever.
+  const bool shares_queue = options_.stream.handle == nullptr && group().size() > 1 &&
+                            group().communicator().shares_address_space();
+  return shares_queue ? cudaStreamPerThread : handle_of(options_.stream);
+}
+
+CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
+  CudaPlanInputs inputs{.T = T,
+                        .P = group().size(),
+                        .rank = group().rank(),
+                        .num_local = 0,
+                        .shape = shape_,
+                        .tables = tables_,
+                        .stream = stream(),
+                        .is_captured = is_capturing(stream())};
+  const Placement placement = make_placement(config(), inputs.P);
+  const auto r = static_cast<size_t>(inputs.rank);
+  inputs.num_local = placement.owner_offsets[r + 1] - placement.owner_offsets[r];
+  if (config().capacity) {
+    const int64_t counted = shape_.pad_to_capacity ? config().capacity->max_tokens : T;
+    inputs.shape.capacity =
+        std::min(crossdock::capacity_rows(config(), counted), PlanShape::kNoCapacity);
+  }
+  return inputs;
+}
+
+void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
+                            const Shape& shape) const {
+  CROSSDOCK_CHECK(tensor.shape == shape, name, " must be ", shape.to_string(), ", got ",
+                  describe(tensor));
+  CROSSDOCK_CHECK(tensor.device == where(), name, " must be on GPU ", device_,
+                  ", as the routing is; it is ",
+                  tensor.device.is_cpu() ? std::string("in host memory")
+                                         : concat("on GPU ", tensor.device.index));
+  CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
+                  shape.to_string(), " must have memory, got a null pointer");
+}
+
+void CudaRank::check_plan(const Plan& plan) const {
+  CROSSDOCK_CHECK(plan.data().config == context_.config,
+                  "the plan was made by another dispatcher; use the one that made it");
+}
+
+OwnedTensor CudaRank::take(DType dtype, Shape shape) {
+  const Buffer buffer = pool_.take(shape.num_elements() * size_of(dtype), stream());
+  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
+}
+
+OwnedTensor CudaRank::output_or_new(const char* name, const TensorView& given, DType dtype,
+                                    const Shape& shape) {
+  if (!given.given()) return take(dtype, shape);
+  check_tensor(name, given, shape);
+  CROSSDOCK_CHECK(given.dtype == dtype, name, " must be ", name_of(dtype), ", got ",
+                  name_of(given.dtype));
+  return {.view = given, .owner = nullptr};
+}
+
+void CudaRank::zero_pads(const CudaPlan& plan, const TensorView& rows) const {
+  launch_pad_rows({.plan = plan.arrays(),
+                   .shape = plan.shape(),
+                   .P = plan.inputs().P,
+                   .rank = plan.inputs().rank,
+                   .num_local = static_cast<int32_t>(plan.inputs().num_local),
+                   .rows = static_cast<std::byte*>(rows.data),
+                   .row_bytes = rows.row_bytes()},
+                  stream());
+}
+
+CudaRank::Met CudaRank::meet(Meeting meeting) {
+  if (!is_connected_) {
+    meeting.handles.push_back(peers_.show(
+        channel_->mailbox().data(), {channel_->mailbox().data(), channel_->mailbox().num_bytes()}));
+  }
+  const MeetingHeader own{.num_handles = std::ssize(meeting.handles),
+                          .needs_barrier = meeting.needs_barrier};
+  std::vector<std::byte> body(sizeof(own) + meeting.handles.size() * sizeof(MemoryHandle));
+  std::memcpy(body.data(), &own, sizeof(own));
+  std::memcpy(body.data() + sizeof(own), meeting.handles.data(), body.size() - sizeof(own));
+  const bool has_plan = meeting.plan != nullptr && meeting.plan->valid();
+  Agreement agreement;
+  try {
+    agreement = group().agree({.operation = meeting.operation,
+                               .subject = has_plan ? meeting.plan->id() : 0,
+                               .config = std::move(meeting.call_text),
+                               .body = body,
+                               .rejection = meeting.refusal ? &*meeting.refusal : nullptr});
+  } catch (const Error&) {
+    // If the reason was a routing that the device refused, it is on all ranks, and this was its
+    // report; a rank whose device had not come so far would report it again.
+    if (!group().is_poisoned() && !is_capturing(stream())) {
+      cudaStreamSynchronize(stream());
+      const std::optional<Fault> fault = channel_->fault();
+      if (fault && !is_fatal(*fault)) channel_->clear_fault();
+    }
+    throw;
+  }
+  Met met{.sequence = agreement.sequence, .needs_barrier = false, .handles = {}};
+  for (int p = 0; p < group().size(); ++p) {
+    const std::span<const std::byte> bytes = agreement.body(p);
+    MeetingHeader header{};
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    met.needs_barrier = met.needs_barrier || header.needs_barrier != 0;
+    std::vector<MemoryHandle> handles(static_cast<size_t>(header.num_handles));
+    std::memcpy(handles.data(), bytes.data() + sizeof(header),
+                handles.size() * sizeof(MemoryHandle));
+    met.handles.push_back(std::move(handles));
+  }
+  if (!is_connected_) connect(met);
+  return met;
+}
+
+void CudaRank::connect(const Met& met) {
+  std::vector<std::byte*> mailboxes;
+  for (int p = 0; p < group().size(); ++p) {
+    mailboxes.push_back(peers_.reach(p, met.handles[static_cast<size_t>(p)].back()));
+  }
+  channel_->connect(mailboxes);
+  is_connected_ = true;
+}
+
+ShownMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_contents) {
+  ShownMemory shown;
+  if (num_bytes == 0) data = nullptr;
+  shown.data = static_cast<std::byte*>(const_cast<void*>(data));
+  std::optional<MemoryBlock> block = pool_.find(data);
+  if (!block && peers_.needs_export() && data != nullptr) {
+    shown.lease = pool_.take(num_bytes, stream());
+    shown.data = shown.lease.data();
+    block = pool_.find(shown.data);
+    if (with_contents) {
+      CROSSDOCK_CUDA(cudaMemcpyAsync(shown.data, data, static_cast<size_t>(num_bytes),
+                                     cudaMemcpyDeviceToDevice, stream()));
+    }
+  }
+  if (!block) block = MemoryBlock{.base = shown.data, .num_bytes = num_bytes};
+  shown.handle = peers_.show(shown.data, *block);
+  return shown;
+}
+
+void CudaRank::fetch(const ShownMemory& shown, void* wanted, int64_t num_bytes) const {
+  if (shown.lease.data() == nullptr) return;
+  CROSSDOCK_CUDA(cudaMemcpyAsync(wanted, shown.data, static_cast<size_t>(num_bytes),
+                                 cudaMemcpyDeviceToDevice, stream()));
+}
+
+void CudaRank::raise_faults() {
+  const std::optional<Fault> fault = channel_->fault();
+  if (!fault) return;
+  const Error error = to_error(*fault, {.rank = group().rank(),
+                                        .P = group().size(),
+                                        .shape = shape_,
+                                        .deadline_ns = channel_->signals().deadline_ns});
+  if (is_fatal(*fault)) {
+    group().fail(error);
+  } else {
+    channel_->clear_fault();
+  }
+  throw error;
+}
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/cuda/peer_channel.hpp"
+#include "comm/cuda/peer_memory.hpp"
+#include "core/cuda/device_pool.hpp"
+#include "dispatch/cuda/cuda_plan.hpp"
+#include "dispatch/device_path.hpp"
+
+namespace crossdock::cuda {
+
+/// Memory of this rank that peers use during one call.
+struct ShownMemory {
+  MemoryHandle handle{};
+  std::byte* data = nullptr;  // where it is while they do
+  Buffer lease;               // set where a copy stands in for memory that peers do not reach
+};
+
+/// One rank's side of a dispatcher on a GPU: its memory, its signals, and how it meets the others.
+class CudaRank {
+ public:
+  CudaRank(DevicePathContext context, int device);
+  ~CudaRank();
+  CudaRank(const CudaRank&) = delete;
+  CudaRank& operator=(const CudaRank&) = delete;
+
+  const DevicePathContext& context() const { return context_; }
+  const DispatchConfig& config() const { return *context_.config; }
+  Group& group() const { return context_.group; }
+  int device() const { return device_; }
+  Device where() const { return {.kind = DeviceKind::kCuda, .index = device_}; }
+  void set_options(const DeviceOptions& options) { options_ = options; }
+  cudaStream_t stream() const;
+  int max_sms() const { return options_.max_sms; }
+  DevicePool& pool() { return pool_; }
+  const PeerSignals& signals() const { return channel_->signals(); }
+
+  /// What plans of T tokens are made of.
+  CudaPlanInputs plan_inputs(int64_t T) const;
+
+  // Tensors. The checks throw Error(kInvalidArgument) that names the tensor.
+  void check_tensor(const char* name, const ConstTensorView& tensor, const Shape& shape) const;
+  void check_plan(const Plan& plan) const;
+  OwnedTensor take(DType dtype, Shape shape);
+  OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
+                            const Shape& shape);
+  /// Zeroes the plan's pad rows in a tensor of rows.
+  void zero_pads(const CudaPlan& plan, const TensorView& rows) const;
+
+  /// The rendezvous of a call: everybody's handles, or the same error on all ranks. Its first time
+  /// also connects the ranks' signals.
+  struct Meeting {
+    const char* operation;
+    const Plan* plan;  // null: there is none yet
+    std::string call_text;
+    std::vector<MemoryHandle> handles;  // of this rank
+    bool needs_barrier = true;          // peers must wait for this rank's queue before they begin
+    std::optional<Error> refusal;       // what this rank found wrong
+  };
+  struct Met {
+    uint64_t sequence = 0;
+    bool needs_barrier = false;                      // any rank's
+    std::vector<std::vector<MemoryHandle>> handles;  // [P]
+  };
+  Met meet(Meeting meeting);
+
+  /// For peers to use: memory itself, or a lease in its place where they cannot reach it.
+  ShownMemory show(const void* data, int64_t num_bytes, bool with_contents);
+  /// Entry `entry` of every rank's handles, for kernels of this rank.
+  template <typename Pointer>
+  void reach(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
+    for (int p = 0; p < group().size(); ++p) {
+      std::byte* data = peers_.reach(p, met.handles[static_cast<size_t>(p)][entry]);
+      pointers[p] = reinterpret_cast<Pointer>(data);
+    }
+  }
+  /// After peers have written: what is in a lease goes where it was wanted.
+  void fetch(const ShownMemory& shown, void* wanted, int64_t num_bytes) const;
+
+  /// Throws what the device has reported, if anything. Does not wait.
+  void raise_faults();
+
+ private:
+  void connect(const Met& met);
+
+  DevicePathContext context_;
+  int device_;
+  DeviceOptions options_;
+  PeerMemory peers_;
+  DevicePool pool_;
+  std::unique_ptr<PeerChannel> channel_;
+  bool is_connected_ = false;
+  std::shared_ptr<const void> tables_;  // what shape_ points to
+  PlanShape shape_{};                   // without what depends on T
+};
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+
+#include "core/cuda/device_pool.hpp"
+#include "core/cuda/stream.hpp"
+#include "dispatch/device_path.hpp"
+
+namespace crossdock::cuda {
+
+/// Host tensors on a device path: every call copies its inputs to the device, waits, and copies the
+/// results back. For checking GPU results with programs that know host memory only.
+class HostStaging final : public DevicePath {
+ public:
+  HostStaging(std::unique_ptr<DevicePath> path, Group& group, int device);
+  ~HostStaging() override;
+
+  /// The stream is the staging's own; the rest counts.
+  void set_options(const DeviceOptions& options) override;
+  Plan plan(const Routing& routing, const PlanOnHost& plan_on_host) override;
+  Plan plan(const DenseRouting& routing, const PlanDenseOnHost& plan_on_host) override;
+  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) override;
+  OwnedTensor sum_rows(const char* operation, const Plan& plan, const GatherSumArgs& args) override;
+  CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
+                                         ConstTensorView y) override;
+  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) override;
+  OwnedTensor allocate_rows(const Plan& plan, DType dtype) override;
+  void check() override { path_->check(); }
+
+ private:
+  OwnedTensor upload(const ConstTensorView& tensor);
+  OwnedTensor upload_rows(const Plan& plan, const ConstTensorView& rows);
+  OwnedTensor download(const ConstTensorView& tensor, int64_t num_rows, const TensorView& given);
+  Plan finish(const Plan& device_plan);
+
+  Group& group_;
+  std::shared_ptr<OwnedStream> stream_;  // plans keep it too
+  DevicePool pool_;
+  std::unique_ptr<DevicePath> path_;
+};
+
+}  // namespace crossdock::cuda

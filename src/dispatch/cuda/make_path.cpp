@@ -1,0 +1,25 @@
+#include <utility>
+
+#include "core/check.hpp"
+#include "dispatch/cuda/cuda_direct.hpp"
+#include "dispatch/cuda/host_staging.hpp"
+#include "dispatch/device_path.hpp"
+
+namespace crossdock {
+
+std::unique_ptr<DevicePath> make_device_path(DevicePathContext context, Device device) {
+  const std::string name = context.strategy_name;
+  if (name != "direct" && name != "hierarchical") {
+    throw Error(ErrorCode::kUnsupported,
+                concat("strategy \"", name, "\" has no GPU side; use direct or hierarchical"));
+  }
+  return std::make_unique<cuda::CudaDirect>(std::move(context), device.index);
+}
+
+std::unique_ptr<DevicePath> make_staged_path(DevicePathContext context, Device device) {
+  Group& group = context.group;
+  return std::make_unique<cuda::HostStaging>(make_device_path(std::move(context), device), group,
+                                             device.index);
+}
+
+}  // namespace crossdock

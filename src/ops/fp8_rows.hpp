@@ -1,0 +1,10 @@
+#pragma once
+
+#include "crossdock/fp8.hpp"
+
+namespace crossdock::ops {
+
+/// fp8_to_bf16 for tensors on a GPU, which have been checked. The bits are those of the CPU.
+void fp8_to_bf16_on_device(const Fp8ToBf16Args& args);
+
+}  // namespace crossdock::ops
