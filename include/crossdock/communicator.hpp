@@ -89,7 +89,7 @@ class Communicator {
 
   /// (optional, with shares_address_space) Holds `memory` until every rank of this communicator has
   /// left: a peer that was given its address, even a stalled one, may use it until then.
-  virtual void keep_alive(std::shared_ptr<const void> /*memory*/) {}
+  virtual void keep_alive(const std::shared_ptr<const void>& /*memory*/) {}
 
   /// (optional) Tells the peers that this rank gave up and why, so that they need not wait for
   /// their deadline: their waits throw the same reason and culprit. Never waits.

@@ -99,12 +99,12 @@ std::vector<std::string> gather_texts(Group& group, std::string_view own,
 [[noreturn]] void throw_other_config(Group& group, std::span<const RendezvousHeader> headers,
                                      const Disagreement& odd, const std::string& config,
                                      const WaitContext& wait) {
-  const auto speaks = [&](int rank) { return rank == odd.culprit || rank == odd.reference; };
-  std::vector<int64_t> sizes;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    sizes.push_back(speaks(rank) ? headers[static_cast<size_t>(rank)].config_bytes : 0);
+  const bool speaks = group.rank() == odd.culprit || group.rank() == odd.reference;
+  std::vector<int64_t> sizes(headers.size());
+  for (const int rank : {odd.culprit, odd.reference}) {
+    sizes[static_cast<size_t>(rank)] = headers[static_cast<size_t>(rank)].config_bytes;
   }
-  const auto texts = gather_texts(group, speaks(group.rank()) ? config : "", sizes, wait);
+  const auto texts = gather_texts(group, speaks ? config : "", sizes, wait);
   throw Error(ErrorCode::kMismatch,
               comm::describe_other_config(odd, texts[static_cast<size_t>(odd.culprit)],
                                           texts[static_cast<size_t>(odd.reference)]),

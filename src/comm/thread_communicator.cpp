@@ -51,8 +51,8 @@ class ThreadCommunicator final : public Communicator {
                                                 rank_among(members, rank_));
   }
 
-  void keep_alive(std::shared_ptr<const void> memory) override {
-    board_->keep_alive(std::move(memory));
+  void keep_alive(const std::shared_ptr<const void>& memory) override {
+    board_->keep_alive(memory);
   }
   void abort(const Error& cause) override { board_->fail(failure_from(cause, rank_)); }
   void leave(std::string_view reason) override { board_->leave(rank_, reason); }
@@ -134,6 +134,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size,
       size, options.ranks_per_node > 0 ? Topology::uniform(size, options.ranks_per_node)
                                        : Topology::single_node(size));
   std::vector<std::unique_ptr<Communicator>> communicators;
+  communicators.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     communicators.push_back(std::make_unique<comm::ThreadCommunicator>(board, rank));
   }
