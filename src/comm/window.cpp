@@ -25,30 +25,50 @@ constexpr int64_t kPageBytes = 4096;
 // An open memory file and its mapping.
 class WindowPool::Mapping {
  public:
-  Mapping(int descriptor, int64_t num_bytes)
-      : descriptor_(descriptor), num_bytes_(static_cast<size_t>(num_bytes)) {
-    void* address = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
-    if (address == MAP_FAILED) {
+  Mapping(int descriptor, int64_t num_bytes) : descriptor_(descriptor) {
+    try {
+      map(num_bytes);
+    } catch (...) {
       close(descriptor_);
-      throw_errno(concat("cannot map a peer window of ", num_bytes, " bytes"),
-                  "is there enough memory on this node?");
+      throw;
     }
-    address_ = static_cast<std::byte*>(address);
-    madvise(address_, num_bytes_, MADV_HUGEPAGE);  // a hint; most systems have it off for shm
   }
   ~Mapping() {
-    munmap(address_, num_bytes_);
+    unmap();
     close(descriptor_);
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
+  /// After the file has grown. REQUIRES: nobody uses the old address.
+  void map_again(int64_t num_bytes) {
+    unmap();
+    map(num_bytes);
+  }
+
   std::byte* address() const { return address_; }
   int descriptor() const { return descriptor_; }
+  int64_t num_bytes() const { return static_cast<int64_t>(num_bytes_); }
 
  private:
+  void map(int64_t num_bytes) {
+    const auto size = static_cast<size_t>(num_bytes);
+    void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
+    if (address == MAP_FAILED) {
+      throw_errno(concat("cannot map a peer window of ", num_bytes, " bytes"),
+                  "is there enough memory on this node?");
+    }
+    address_ = static_cast<std::byte*>(address);
+    num_bytes_ = size;
+    madvise(address_, num_bytes_, MADV_HUGEPAGE);  // a hint; most systems have it off for shm
+  }
+  void unmap() {
+    if (num_bytes_ > 0) munmap(address_, num_bytes_);
+    num_bytes_ = 0;
+  }
+
   int descriptor_;
-  size_t num_bytes_;
+  size_t num_bytes_ = 0;
   std::byte* address_ = nullptr;
 };
 
@@ -71,26 +91,33 @@ WindowPool::WindowPool(Communicator& communicator)
 
 WindowPool::~WindowPool() = default;
 
-std::shared_ptr<WindowPool::Block> WindowPool::make_block(int64_t num_bytes) {
-  auto block = std::make_shared<Block>();
-  block->num_bytes = num_bytes;
+// Gives a block memory of this size in place of what it has. REQUIRES: the block is not leased.
+void WindowPool::allocate(Block& block, int64_t num_bytes) {
+  block.num_bytes = 0;  // of no use to anybody if this fails
   if (communicator_.shares_address_space()) {
-    block->memory = Buffer(num_bytes);
-    block->address = block->memory.data();
-    communicator_.keep_alive(block->memory.owner());
-    return block;
+    block.memory = {};
+    block.memory = Buffer(num_bytes);
+    block.address = block.memory.data();
+    block.num_bytes = num_bytes;
+    return;
   }
-  const int descriptor = memfd_create("crossdock-window", MFD_CLOEXEC);
+  const bool is_new = block.mapping == nullptr;
+  const int descriptor =
+      is_new ? memfd_create("crossdock-window", MFD_CLOEXEC) : block.mapping->descriptor();
   if (descriptor < 0) throw_errno("cannot make a memory file", "memfd_create must be allowed");
   if (posix_fallocate(descriptor, 0, num_bytes) != 0) {
-    close(descriptor);
+    if (is_new) close(descriptor);
     throw Error(ErrorCode::kCommunication, concat("cannot get ", num_bytes,
                                                   " bytes of shared memory for a peer window; free "
                                                   "memory or use fewer tokens per step"));
   }
-  block->mapping = std::make_unique<Mapping>(descriptor, num_bytes);
-  block->address = block->mapping->address();
-  return block;
+  if (is_new) {
+    block.mapping = std::make_unique<Mapping>(descriptor, num_bytes);
+  } else {
+    block.mapping->map_again(num_bytes);
+  }
+  block.address = block.mapping->address();
+  block.num_bytes = num_bytes;
 }
 
 Buffer WindowPool::take(int64_t num_bytes) {
@@ -98,14 +125,23 @@ Buffer WindowPool::take(int64_t num_bytes) {
   if (num_bytes == 0) return {};
   const int64_t wanted = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::shared_ptr<Block> found;
+  std::shared_ptr<Block> nearly;  // the largest that is up to half too small
   const std::lock_guard lock(state_->mutex);
   for (const auto& block : state_->blocks) {
-    const bool fits =
-        !block->leased && block->num_bytes >= wanted && block->num_bytes <= 2 * wanted;
-    if (fits && (!found || block->num_bytes < found->num_bytes)) found = block;
+    if (block->leased) continue;
+    if (block->num_bytes >= wanted && block->num_bytes <= 2 * wanted) {
+      if (!found || block->num_bytes < found->num_bytes) found = block;
+    } else if (block->num_bytes < wanted && 2 * block->num_bytes >= wanted) {
+      if (!nearly || block->num_bytes > nearly->num_bytes) nearly = block;
+    }
   }
-  if (!found) {
-    found = make_block(wanted);
+  if (!found && nearly) {
+    allocate(*nearly, wanted);
+    found = nearly;
+  } else if (!found) {
+    found = std::make_shared<Block>();
+    allocate(*found, wanted);
+    communicator_.keep_alive(found);
     found->number = state_->blocks.size() + 1;
     state_->blocks.push_back(found);
   }
@@ -140,6 +176,7 @@ std::byte* WindowPool::reach(int peer, const WindowHandle& handle) {
     return reinterpret_cast<std::byte*>(handle.owner_address) + handle.offset;  // NOLINT
   }
   std::unique_ptr<Mapping>& mapping = peer_blocks_[{peer, handle.block}];
+  if (mapping && mapping->num_bytes() < handle.block_bytes) mapping->map_again(handle.block_bytes);
   if (!mapping) {
     const std::string path =
         concat("/proc/", handle.owner_process, "/fd/", handle.owner_descriptor);

@@ -28,9 +28,10 @@ struct WindowHandle {
 /// process that maps them, however it ends.
 ///
 /// Blocks are leased: a Buffer from take() is valid until released and its block is handed out
-/// again afterwards. Growth adds blocks and never moves a live lease; peers map a new block when
-/// its handle first reaches them, so handles must travel in a rendezvous, in which a rank that
-/// could not grow refuses. Who releases a lease must know that no peer uses it any more (the end of
+/// again afterwards. Growth adds a block, or enlarges a free one that is up to half too small, and
+/// never moves a live lease; peers map a block when its handle first reaches them, and again when
+/// it has grown, so handles must travel in a rendezvous, in which a rank that could not grow
+/// refuses. Who releases a lease must know that no peer uses it any more (the end of
 /// a dispatch or combine says so). After a fault nobody knows that: the blocks are then never
 /// handed out again, as a poisoned group makes no further calls, and a peer that still writes holds
 /// its own mapping (processes) or finds the memory kept by the communicator (threads).
@@ -60,7 +61,7 @@ class WindowPool {
   struct State;
   class Mapping;
 
-  std::shared_ptr<Block> make_block(int64_t num_bytes);
+  void allocate(Block& block, int64_t num_bytes);
 
   Communicator& communicator_;
   std::shared_ptr<State> state_;

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
@@ -51,7 +52,8 @@ TensorView Buffer::view(DType dtype, Shape shape) const {
 }
 
 // Free blocks by size. A request takes the smallest block that fits, if less than half of it would
-// be wasted; otherwise a new one is made.
+// be wasted; otherwise a new one is made, in place of the largest free one that is up to half too
+// small: sizes change from step to step, and every new record would else leave a block behind.
 struct BufferPool::State {
   mutable std::mutex mutex;
   std::multimap<int64_t, std::shared_ptr<void>> free_blocks;
@@ -75,6 +77,9 @@ Buffer BufferPool::take(int64_t num_bytes) {
       block = std::move(found->second);
       state_->free_blocks.erase(found);
       state_->bytes_free -= block_bytes;
+    } else if (found != state_->free_blocks.begin() && 2 * std::prev(found)->first >= block_bytes) {
+      state_->bytes_free -= std::prev(found)->first;
+      state_->free_blocks.erase(std::prev(found));
     }
   }
   if (!block) block = allocate_host(block_bytes);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 
 namespace crossdock {
@@ -15,7 +16,7 @@ constexpr double kCopyBytes = 16;    // what a gateway is told of a copy
 constexpr double kIndexBytes = 8;
 
 // The block sizes of a pool: a request gets the smallest free block that fits, unless more than
-// half of it would be wasted; otherwise a new one.
+// half of it would be wasted; otherwise a new one, in place of a free one up to half too small.
 class PoolModel {
  public:
   double take(double num_bytes) {
@@ -23,6 +24,10 @@ class PoolModel {
     const double wanted = std::ceil(num_bytes / kPageBytes) * kPageBytes;
     const auto found = free_.lower_bound(wanted);
     if (found == free_.end() || *found > 2 * wanted) {
+      if (found != free_.begin() && 2 * *std::prev(found) >= wanted) {
+        held_ -= *std::prev(found);
+        free_.erase(std::prev(found));
+      }
       held_ += wanted;
       return wanted;
     }
@@ -72,9 +77,12 @@ class StepTrace {
         K_(static_cast<double>(inputs.config.top_k)),
         has_far_ranks_(inputs.topology.num_nodes > 1) {}
 
-  MemoryNeed run() {
+  // Forward and backward of a layer: the rows stay for backward, the experts' result does not; the
+  // weights go to the rows in backward, and their gradients come back.
+  void run() {
+    const Lease plan_weights(pool_, n_.tokens * K_ * kWeightBytes);
+    const Lease sum_weights(pool_, keeps_sum_weights() ? n_.received * kWeightBytes : 0);
     plan();
-    // Forward: the rows stay for backward, the experts' result does not.
     const Lease rows(row_pool(), n_.padded * bytes_.tokens);
     const Lease row_scales(pool_, n_.padded * bytes_.scales);
     scatter(bytes_.tokens);
@@ -82,16 +90,24 @@ class StepTrace {
       const Lease stand_in(windows_, writes_to_peers() ? n_.padded * bytes_.scales : 0);
       scatter(bytes_.scales);
     }
+    Lease y(row_pool(), n_.padded * bytes_.results);
     const Lease out(pool_, n_.tokens * bytes_.results);
-    {
-      const Lease y(row_pool(), n_.padded * bytes_.results);
-      gather();
-    }
+    gather();
+    y.release();
+
     const Lease grad_y(row_pool(), n_.padded * bytes_.results);
+    const Lease row_weights(pool_, n_.padded * kWeightBytes);
     scatter(bytes_.results);
+    exchange(n_.sent * kWeightBytes, n_.received * kWeightBytes);  // scatter_routes
     const Lease grad_rows(row_pool(), n_.padded * bytes_.results);
+    const Lease grad_row_weights(pool_, n_.padded * kWeightBytes);
     const Lease grad_x(pool_, n_.tokens * bytes_.results);
     gather();
+    const Lease grad_weights(pool_, n_.tokens * K_ * kWeightBytes);
+    exchange(n_.received * kWeightBytes, n_.sent * kWeightBytes);  // gather_routes
+  }
+
+  MemoryNeed held() const {
     return {
         .window_bytes = windows_.held(), .pool_bytes = pool_.held(), .plan_bytes = plan_bytes()};
   }
@@ -100,11 +116,16 @@ class StepTrace {
   bool writes_to_peers() const {
     return kind_ == StrategyKind::kDirect || kind_ == StrategyKind::kHierarchical;
   }
+  bool keeps_sum_weights() const { return partial_sums_ && !writes_to_peers(); }
   PoolModel& row_pool() { return writes_to_peers() ? windows_ : pool_; }
 
+  // The tokens of one round, as a part of all.
+  double share_of_round(double row_bytes) const {
+    return n_.tokens > 0 ? std::min(1.0, tokens_per_round(inputs_, row_bytes) / n_.tokens) : 1.0;
+  }
   // Bytes of these rows that are on their way in one round.
   double round_bytes(double rows, double row_bytes) const {
-    return rows * row_bytes / std::max(1.0, num_rounds(inputs_, row_bytes));
+    return rows * row_bytes * share_of_round(row_bytes);
   }
 
   void agree(double body_bytes) {
@@ -120,7 +141,6 @@ class StepTrace {
   }
 
   void plan() {
-    pool_.take(n_.tokens * K_ * kWeightBytes);  // stays with the plan
     const Lease counts(pool_, P_ * (E_ + 1) * kIndexBytes);
     agree(0);
     if (kind_ == StrategyKind::kAllgather) {
@@ -132,9 +152,7 @@ class StepTrace {
       exchange(n_.copies_sent * kCopyBytes + n_.far_sent * kOriginBytes,
                n_.copies_received * kCopyBytes + n_.targets_received * kOriginBytes);
     } else if (partial_sums_) {
-      const Lease packed(pool_, n_.sent * kOriginBytes);
-      const Lease arrived(pool_, n_.received * kOriginBytes);
-      pool_.take(n_.received * kWeightBytes);  // stays with the plan
+      exchange(n_.sent * kOriginBytes, n_.received * kOriginBytes);
     }
   }
 
@@ -171,11 +189,11 @@ class StepTrace {
       default:
         break;
     }
-    const double rounds = std::max(1.0, num_rounds(inputs_, bytes_.partial));
     Lease sums(pool_, round_bytes(n_.copies_received, bytes_.partial));
     const Lease returned(pool_, round_bytes(n_.copies_sent, bytes_.partial));
     sums.release();
-    const Lease weights(pool_, (n_.sent - n_.far_sent) / rounds * kWeightBytes);
+    const Lease weights(pool_,
+                        (n_.sent - n_.far_sent) * share_of_round(bytes_.partial) * kWeightBytes);
     const Lease near(pool_, round_bytes(n_.near_sums, bytes_.partial));
   }
 
@@ -213,7 +231,10 @@ class StepTrace {
 }  // namespace
 
 MemoryNeed memory_of_step(const StepSizes& sizes, const CostInputs& inputs, StrategyKind kind) {
-  return StepTrace(sizes, inputs, kind).run();
+  // Blocks that one step leaves serve the next in other places: what is held settles in a few.
+  StepTrace trace(sizes, inputs, kind);
+  for (int step = 0; step < 4; ++step) trace.run();
+  return trace.held();
 }
 
 }  // namespace crossdock

@@ -48,12 +48,10 @@ RowBytes row_bytes_of(const CostInputs& inputs) {
           .partial = D * static_cast<double>(size_of(partial))};
 }
 
-double num_rounds(const CostInputs& inputs, double row_bytes) {
+double tokens_per_round(const CostInputs& inputs, double row_bytes) {
   const double bytes_per_token =
       std::max(1.0, static_cast<double>(inputs.config.top_k) * row_bytes);
-  const double tokens_per_round =
-      std::max(1.0, std::floor(static_cast<double>(inputs.staging_bytes) / bytes_per_token));
-  return std::ceil(static_cast<double>(inputs.tokens) / tokens_per_round);
+  return std::max(1.0, std::floor(static_cast<double>(inputs.staging_bytes) / bytes_per_token));
 }
 
 StepSizes expected_sizes(const RouteSums& sums, const CostInputs& inputs,

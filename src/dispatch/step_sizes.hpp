@@ -19,8 +19,8 @@ struct RowBytes {
 RowBytes row_bytes_of(const CostInputs& inputs);
 
 /// Between nodes, direct and hierarchical move rows in rounds, each for some tokens of every rank
-/// (relay_rounds in relay.hpp): how many rounds, for rows of so many bytes.
-double num_rounds(const CostInputs& inputs, double row_bytes);
+/// (relay_rounds in relay.hpp): how many tokens, for rows of so many bytes.
+double tokens_per_round(const CostInputs& inputs, double row_bytes);
 
 /// What one rank has in one step, in rows.
 struct StepSizes {

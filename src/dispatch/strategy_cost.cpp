@@ -177,7 +177,10 @@ double CostModel::count_messages(const std::vector<double>& rows_to, bool far_on
 void CostModel::add_requests(StrategyKind kind, Movement movement, double row_bytes,
                              OperationCost& cost) const {
   if (row_bytes == 0 || (reaches_peers(kind) && !has_far_ranks())) return;
-  const double rounds = reaches_peers(kind) ? std::max(1.0, num_rounds(inputs_, row_bytes)) : 1.0;
+  const double rounds = reaches_peers(kind)
+                            ? std::max(1.0, std::ceil(static_cast<double>(inputs_.tokens) /
+                                                      tokens_per_round(inputs_, row_bytes)))
+                            : 1.0;
   const std::vector<double>* rows_to = nullptr;
   if (kind == StrategyKind::kAllgather && movement != Movement::kCombine) {
     rows_to = &one_per_rank_;

@@ -54,6 +54,13 @@ TEST(BufferPool, DoesNotWasteALargeBlockOnASmallRequest) {
   EXPECT_NE(pool.take(4096).data(), large);
 }
 
+// Sizes that change from step to step do not pile up blocks.
+TEST(BufferPool, RisingSizesHoldNoMoreThanTheLargest) {
+  BufferPool pool;
+  for (int64_t step = 0; step < 20; ++step) pool.take((100 + step) * 4096);
+  EXPECT_EQ(pool.bytes_held(), 119 * 4096);
+}
+
 TEST(BufferPool, BuffersOutliveThePool) {
   std::optional<Buffer> buffer;
   {

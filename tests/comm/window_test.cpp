@@ -1,0 +1,99 @@
+#include "comm/window.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace crossdock::comm {
+namespace {
+
+// A rank of two; nothing is exchanged. Ranks of other address spaces map memory files, which works
+// inside one process too.
+class StillCommunicator final : public Communicator {
+ public:
+  StillCommunicator(int rank, bool shares_address_space)
+      : rank_(rank), shares_(shares_address_space), topology_(Topology::single_node(2)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return 2; }
+  std::string_view name() const override { return "still"; }
+  void all_gather_v(const SharedBytes&, const SharedBytes&, std::span<const int64_t>,
+                    const WaitContext&) override {}
+  void all_to_all_v(const SharedBytes&, std::span<const int64_t>, const SharedBytes&,
+                    std::span<const int64_t>, const WaitContext&) override {}
+  std::unique_ptr<Communicator> subgroup(std::span<const int>) override { return nullptr; }
+  const Topology& topology() const override { return topology_; }
+  bool shares_address_space() const override { return shares_; }
+
+ private:
+  int rank_;
+  bool shares_;
+  Topology topology_;
+};
+
+class Window : public testing::TestWithParam<bool> {
+ protected:
+  StillCommunicator owner_rank{0, GetParam()};
+  StillCommunicator peer_rank{1, GetParam()};
+  WindowPool owner{owner_rank};
+  WindowPool peer{peer_rank};
+
+  std::byte* reach(const Buffer& lease) {
+    return peer.reach(0, *owner.find(lease.data(), lease.num_bytes()));
+  }
+};
+
+TEST_P(Window, APeerReachesWhatTheOwnerHolds) {
+  const Buffer lease = owner.take(10000);
+  std::memset(lease.data(), 7, 10000);
+  std::byte* seen = reach(lease);
+  EXPECT_EQ(seen[9999], std::byte{7});
+  seen[5000] = std::byte{9};
+  EXPECT_EQ(lease.data()[5000], std::byte{9});
+}
+
+TEST_P(Window, ForeignMemoryHasNoHandle) {
+  std::byte foreign{};
+  EXPECT_FALSE(owner.find(&foreign, 1));
+  EXPECT_EQ(owner.find(nullptr, 0)->block, 0U);
+}
+
+TEST_P(Window, AReleasedBlockIsHandedOutAgain) {
+  owner.take(10000);
+  owner.take(9000);
+  EXPECT_EQ(owner.bytes_held(), 12288);
+}
+
+TEST_P(Window, AFreeBlockGrowsInPlaceAndPeersSeeTheNewMemory) {
+  {
+    const Buffer small = owner.take(10000);
+    reach(small)[0] = std::byte{1};
+  }
+  const Buffer grown = owner.take(20000);
+  EXPECT_EQ(owner.bytes_held(), 20480);
+  std::byte* seen = reach(grown);
+  seen[19999] = std::byte{3};
+  EXPECT_EQ(grown.data()[19999], std::byte{3});
+}
+
+TEST_P(Window, GrowthNeverMovesALiveLease) {
+  const Buffer live = owner.take(10000);
+  std::byte* seen = reach(live);
+  const Buffer other = owner.take(20000);
+  EXPECT_EQ(owner.bytes_held(), 12288 + 20480);
+  live.data()[0] = std::byte{5};
+  EXPECT_EQ(seen[0], std::byte{5});
+  EXPECT_EQ(reach(live), seen);
+}
+
+// Sizes that change from step to step do not pile up blocks.
+TEST_P(Window, RisingSizesHoldNoMoreThanTheLargest) {
+  for (int64_t step = 0; step < 20; ++step) owner.take((100 + step) * 4096);
+  EXPECT_EQ(owner.bytes_held(), 119 * 4096);
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, Window, testing::Values(true));
+INSTANTIATE_TEST_SUITE_P(Processes, Window, testing::Values(false));
+
+}  // namespace
+}  // namespace crossdock::comm
