@@ -114,8 +114,9 @@ class EveryStrategy : public testing::TestWithParam<Setting> {
  protected:
   // Different counts on every rank, 0 on the second.
   static std::vector<int64_t> uneven_tokens() {
-    std::vector<int64_t> tokens;
-    for (int r = 0; r < GetParam().P; ++r) tokens.push_back(r == 1 ? 0 : 13 - r);
+    std::vector<int64_t> tokens(static_cast<size_t>(GetParam().P));
+    for (size_t r = 0; r < tokens.size(); ++r)
+      tokens[r] = r == 1 ? 0 : 13 - static_cast<int64_t>(r);
     return tokens;
   }
 
@@ -194,6 +195,7 @@ TEST_P(EveryStrategy, KeepsSlotOrderWhereItMatters) {
 TEST_P(EveryStrategy, KeepsSeveralPlansInFlight) {
   const DispatchConfig config{.num_experts = 9, .top_k = 3, .width = 6};
   std::vector<DispatchCase> cases;
+  cases.reserve(3);
   for (unsigned i = 0; i < 3; ++i) cases.push_back(random_case(config, uneven_tokens(), 10 + i));
   std::vector<Results> results(3, Results(GetParam().P));
   run_on_ranks([&](Group& group) {

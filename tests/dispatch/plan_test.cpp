@@ -31,6 +31,7 @@ std::vector<PlanData> plan_all(const DispatchConfig& config, const std::vector<I
   check_config(config, static_cast<int>(ids.size()));
   const auto shared = std::make_shared<const DispatchConfig>(config);
   std::vector<Counts> packed;
+  packed.reserve(ids.size());
   for (const Ids& rank_ids : ids) packed.push_back(pack_counts(read(config, rank_ids)));
   std::vector<PlanData> plans;
   for (size_t rank = 0; rank < ids.size(); ++rank) {
