@@ -118,7 +118,8 @@ void give_notices() {
 
 ExitNotice::ExitNotice(std::function<void()> notice) : notice_(std::move(notice)) {
   // Registered after finalize_at_exit, so it runs before it.
-  [[maybe_unused]] static const int registered = std::atexit(give_notices);
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit(give_notices); });
   const std::lock_guard lock(pending_notices().mutex);
   pending_notices().notices.insert(&notice_);
 }

@@ -36,6 +36,7 @@ std::vector<Outcome> gather_outcomes(const Outcome& own, int size) {
   MPI_Allgather(&packed, sizeof packed, MPI_BYTE, all.data(), sizeof packed, MPI_BYTE,
                 MPI_COMM_WORLD);
   std::vector<Outcome> outcomes;
+  outcomes.reserve(all.size());
   for (const PackedOutcome& one : all) {
     outcomes.push_back({.threw = one.threw != 0,
                         .code = one.code,
