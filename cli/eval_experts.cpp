@@ -72,10 +72,10 @@ LocalExperts::Mlp::Mlp(const EvalCase& eval_case_in, const PlanData& plan)
   const auto E_local = static_cast<int64_t>(experts.size());
   const int64_t D = library.config().width;
   const int64_t F = library.config().inner;
-  const int64_t H = library.config().hidden_width();
-  add(&reference::MlpWeights::w1, {E_local, H, D}, weights.w1, grads.w1);
+  const int64_t hidden = library.config().hidden_width();
+  add(&reference::MlpWeights::w1, {E_local, hidden, D}, weights.w1, grads.w1);
   add(&reference::MlpWeights::w2, {E_local, D, F}, weights.w2, grads.w2);
-  add(&reference::MlpWeights::b1, {E_local, H}, weights.b1, grads.b1);
+  add(&reference::MlpWeights::b1, {E_local, hidden}, weights.b1, grads.b1);
   add(&reference::MlpWeights::b2, {E_local, D}, weights.b2, grads.b2);
 }
 
@@ -127,7 +127,7 @@ OwnedTensor LocalExperts::forward() {
   const ConstTensorView rows = sent_.rows.view;
   if (!mlp_) return scaled(rows, reference::to_values(sent_.row_weights.view));
   Buffer memory(rows.num_bytes());
-  const OwnedTensor y{memory.view(rows.dtype, rows.shape), memory.owner()};
+  OwnedTensor y{memory.view(rows.dtype, rows.shape), memory.owner()};
   mlp_->saved = mlp_->library.forward({.weights = mlp_->weights,
                                        .rows = rows,
                                        .segments = plan_.segments(),
@@ -147,7 +147,7 @@ LocalExperts::Gradients LocalExperts::backward(ConstTensorView grad_y,
   }
   const Buffer rows_memory(rows.num_bytes());
   const Buffer weights_memory(row_weights.num_bytes());
-  const Gradients grads{
+  Gradients grads{
       {rows_memory.view(rows.dtype, rows.shape), rows_memory.owner()},
       {weights_memory.view(row_weights.dtype, row_weights.shape), weights_memory.owner()}};
   mlp_->library.backward_dx({.weights = mlp_->weights,

@@ -47,7 +47,7 @@ void JsonWriter::end(char bracket) {
 
 void JsonWriter::new_line() {
   text_ += '\n';
-  text_.append(static_cast<size_t>(2 * depth_), ' ');
+  text_.append(2 * static_cast<size_t>(depth_), ' ');
 }
 
 // What stands between the text so far and the next entry.

@@ -58,6 +58,48 @@ std::vector<std::string> names_of_presets() {
   return names;
 }
 
+CLI::App* add_info(CLI::App& app, crossdock::cli::InfoArgs& args) {
+  CLI::App* info = app.add_subcommand("info", "What is built in and what works on this machine");
+  info->add_flag("--json", args.json, "Print JSON");
+  return info;
+}
+
+CLI::App* add_eval(CLI::App& app, crossdock::cli::EvalArgs& args) {
+  CLI::App* eval = app.add_subcommand("eval", "Run a small explicit case and print all results");
+  eval->add_option("CASE", args.path, "File with the case as JSON; - for standard input")
+      ->required();
+  eval->add_flag("--check", args.check,
+                 "Compare with the fp64 reference and say so on standard error; a difference is "
+                 "exit status 1");
+  eval->footer(kEvalNotes);
+  return eval;
+}
+
+CLI::App* add_bench(CLI::App& app, crossdock::cli::BenchArgs& args) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure steps beside a plain memory copy");
+  bench->add_flag("--list", args.list, "List the scenarios");
+  bench->add_flag("--json", args.json, "Print JSON");
+  bench->add_flag_callback(
+      "--no-check", [&] { args.check = false; }, "Do not compare results with the expected bits");
+  bench->add_option("--scenario", args.scenarios, "Names; a * at the end fits any ending")
+      ->delimiter(',');
+  bench->add_option("--strategy", args.strategies, "Names of strategies, or anchor-mpi-pack")
+      ->delimiter(',');
+  bench->add_option("--communicator", args.communicators, "threads, mpi")->delimiter(',');
+  bench->add_option("--ranks", args.ranks, "Instead of the scenario's number")
+      ->check(CLI::Range(1, 1024));
+  bench->add_option("--ranks-per-node", args.ranks_per_node, "Treat so many ranks as a node")
+      ->check(CLI::NonNegativeNumber);
+  bench->add_option("--repeat", args.repeat, "Timed repetitions")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
+  bench->add_option("--warm-up", args.warm_up, "Repetitions before them")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  bench->footer(kBenchNotes);
+  return bench;
+}
+
 CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
   CLI::App* run = app.add_subcommand("run", "Run a MoE layer on some ranks, timed and checked");
   run->add_option("--preset", args.preset, "A published model, its widths made smaller")
@@ -113,9 +155,7 @@ int report(const CLI::App& app, const CLI::ParseError& error) {
   return kBadArguments;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run_command_line(int argc, char** argv) {
   using namespace crossdock;
   CLI::App app(
       "Expert parallelism for Mixture-of-Experts models: tokens to their experts and back.",
@@ -123,45 +163,13 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "crossdock " + std::string(describe_build().version));
   app.require_subcommand(1);
   app.footer(kExamples);
-
   cli::InfoArgs info_args;
-  CLI::App* info = app.add_subcommand("info", "What is built in and what works on this machine");
-  info->add_flag("--json", info_args.json, "Print JSON");
-
   cli::EvalArgs eval_args;
-  CLI::App* eval = app.add_subcommand("eval", "Run a small explicit case and print all results");
-  eval->add_option("CASE", eval_args.path, "File with the case as JSON; - for standard input")
-      ->required();
-  eval->add_flag("--check", eval_args.check,
-                 "Compare with the fp64 reference and say so on standard error; a difference is "
-                 "exit status 1");
-  eval->footer(kEvalNotes);
-
   cli::BenchArgs bench_args;
-  CLI::App* bench = app.add_subcommand("bench", "Measure steps beside a plain memory copy");
-  bench->add_flag("--list", bench_args.list, "List the scenarios");
-  bench->add_flag("--json", bench_args.json, "Print JSON");
-  bench->add_flag_callback(
-      "--no-check", [&] { bench_args.check = false; },
-      "Do not compare results with the expected bits");
-  bench->add_option("--scenario", bench_args.scenarios, "Names; a * at the end fits any ending")
-      ->delimiter(',');
-  bench->add_option("--strategy", bench_args.strategies, "Names of strategies, or anchor-mpi-pack")
-      ->delimiter(',');
-  bench->add_option("--communicator", bench_args.communicators, "threads, mpi")->delimiter(',');
-  bench->add_option("--ranks", bench_args.ranks, "Instead of the scenario's number")
-      ->check(CLI::Range(1, 1024));
-  bench->add_option("--ranks-per-node", bench_args.ranks_per_node, "Treat so many ranks as a node")
-      ->check(CLI::NonNegativeNumber);
-  bench->add_option("--repeat", bench_args.repeat, "Timed repetitions")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 100000));
-  bench->add_option("--warm-up", bench_args.warm_up, "Repetitions before them")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  bench->footer(kBenchNotes);
-
   cli::RunArgs run_args;
+  const CLI::App* info = add_info(app, info_args);
+  add_eval(app, eval_args);
+  const CLI::App* bench = add_bench(app, bench_args);
   const CLI::App* run = add_run(app, run_args);
 
   try {
@@ -174,8 +182,16 @@ int main(int argc, char** argv) {
     return report(app, e);
   } catch (const cli::ArgumentError& e) {
     return report(app, CLI::ValidationError(e.what()));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run_command_line(argc, argv);
   } catch (const std::exception& e) {
-    std::cerr << "crossdock: " << e.what() << "\n";
+    std::fprintf(stderr, "crossdock: %s\n", e.what());
     return 1;
   }
 }

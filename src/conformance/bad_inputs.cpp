@@ -95,7 +95,7 @@ DispatchConfig good_config() {
 using Spoil = std::function<void(Step&)>;
 
 // A check in which the last rank alone has something wrong.
-Check bad_step(const std::string& name, std::vector<std::string> words, const Spoil& spoil,
+Check bad_step(const std::string& name, const std::vector<std::string>& words, const Spoil& spoil,
                const DispatchConfig& config = good_config()) {
   const auto body = [=](Group& group, const StrategyFactory& strategy) {
     Findings findings;

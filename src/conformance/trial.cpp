@@ -194,32 +194,32 @@ void Trial::dispatch() {
     dispatch_with_scales(DType::kE8M0, 32);
   }
   const auto bits = [&](uint64_t seed) {
-    return token_bits(world_, rank_, D() * size_of(world_.dtype), seed);
+    return token_bits(world_, rank_, width() * size_of(world_.dtype), seed);
   };
   // Into the caller's memory, and into the library's, with weights.
   const std::vector<std::byte> first = bits(seed_);
-  const OwnedTensor rows = poisoned(world_.dtype, {plan_.num_rows(), D()});
+  const OwnedTensor rows = poisoned(world_.dtype, {plan_.num_rows(), width()});
   const DispatchResult given = dispatcher_.dispatch(
-      plan_, {.x = {first.data(), world_.dtype, {input_.T, D()}}, .rows = rows.view});
+      plan_, {.x = {first.data(), world_.dtype, {input_.T, width()}}, .rows = rows.view});
   if (given.rows.view.data != rows.view.data) find("rows are not in the caller's memory");
   expect_rows("rows", given.rows.view, seed_);
 
   const std::vector<std::byte> second = bits(seed_ + 1);
   const DispatchResult owned = dispatcher_.dispatch(
-      plan_, {.x = {second.data(), world_.dtype, {input_.T, D()}}, .with_row_weights = true});
+      plan_, {.x = {second.data(), world_.dtype, {input_.T, width()}}, .with_row_weights = true});
   expect_rows("rows in the library's memory", owned.rows.view, seed_ + 1);
   expect_bits("row_weights", owned.row_weights.view,
               reference::dispatch_routes(layout_, weights_)[static_cast<size_t>(rank_)]);
 }
 
 void Trial::dispatch_with_scales(DType scale_dtype, int64_t group_size) {
-  const int64_t num_scales = (D() + group_size - 1) / group_size;
-  const std::vector<std::byte> x = token_bits(world_, rank_, D(), seed_ + 2);
+  const int64_t num_scales = (width() + group_size - 1) / group_size;
+  const std::vector<std::byte> x = token_bits(world_, rank_, width(), seed_ + 2);
   const std::vector<std::byte> scales =
       token_bits(world_, rank_, num_scales * size_of(scale_dtype), seed_ + 3);
   const OwnedTensor row_scales = poisoned(scale_dtype, {plan_.num_rows(), num_scales});
   const DispatchResult result =
-      dispatcher_.dispatch(plan_, {.x = {x.data(), world_.dtype, {input_.T, D()}},
+      dispatcher_.dispatch(plan_, {.x = {x.data(), world_.dtype, {input_.T, width()}},
                                    .scales = {scales.data(), scale_dtype, {input_.T, num_scales}},
                                    .row_scales = row_scales.view});
   expect_rows("fp8 rows", result.rows.view, seed_ + 2);
@@ -229,9 +229,9 @@ void Trial::dispatch_with_scales(DType scale_dtype, int64_t group_size) {
 void Trial::combine() {
   const PerRank routes =
       for_ranks(world_, [&](int r) { return route_values(world_, r, seed_ + kCombineSeed); });
-  const PerRank rows = rows_of_routes(layout_, D(), routes);
+  const PerRank rows = rows_of_routes(layout_, width(), routes);
   const auto me = static_cast<size_t>(rank_);
-  const Shape shape{plan_.num_rows(), D()};
+  const Shape shape{plan_.num_rows(), width()};
 
   // From where the library wants rows to be, and from memory of our own.
   const OwnedTensor own = reference::to_tensor(world_.dtype, shape, rows[me]);
@@ -239,46 +239,49 @@ void Trial::combine() {
   if (own.view.num_bytes() > 0) {
     std::memcpy(leased.view.data, own.view.data, static_cast<size_t>(own.view.num_bytes()));
   }
-  const OwnedTensor out = poisoned(world_.dtype, {input_.T, D()});
+  const OwnedTensor out = poisoned(world_.dtype, {input_.T, width()});
   const OwnedTensor weighted = dispatcher_.combine(plan_, leased.view, out.view);
   if (weighted.view.data != out.view.data) find("out is not in the caller's memory");
   expect_bits("out", weighted.view,
-              reference::combine_exact(layout_, D(), world_.dtype, rows, &weights_)[me]);
+              reference::combine_exact(layout_, width(), world_.dtype, rows, &weights_)[me]);
   out_ = reference::to_values(weighted.view);
 
   const OwnedTensor unweighted = dispatcher_.combine_unweighted(plan_, own.view);
   expect_bits("out without weights", unweighted.view,
-              reference::combine_exact(layout_, D(), world_.dtype, rows)[me]);
+              reference::combine_exact(layout_, width(), world_.dtype, rows)[me]);
 }
 
 void Trial::backward() {
   const auto me = static_cast<size_t>(rank_);
-  const Shape rows_shape{plan_.num_rows(), D()};
+  const Shape rows_shape{plan_.num_rows(), width()};
   const PerRank grad_out =
       for_ranks(world_, [&](int r) { return token_values(world_, r, seed_ + 5); });
-  const PerRank y = rows_of_routes(
-      layout_, D(), for_ranks(world_, [&](int r) { return route_values(world_, r, seed_ + 6); }));
-  const OwnedTensor grad_tensor = reference::to_tensor(world_.dtype, {input_.T, D()}, grad_out[me]);
+  const PerRank y =
+      rows_of_routes(layout_, width(),
+                     for_ranks(world_, [&](int r) { return route_values(world_, r, seed_ + 6); }));
+  const OwnedTensor grad_tensor =
+      reference::to_tensor(world_.dtype, {input_.T, width()}, grad_out[me]);
   const OwnedTensor y_tensor = reference::to_tensor(world_.dtype, rows_shape, y[me]);
   const CombineBackwardResult back =
       dispatcher_.combine_backward(plan_, grad_tensor.view, y_tensor.view);
 
   reference::CombineGradients wanted =
-      reference::combine_backward(layout_, D(), grad_out, y, weights_);
+      reference::combine_backward(layout_, width(), grad_out, y, weights_);
   for (double& value : wanted.rows[me]) value = reference::round_to(world_.dtype, value);
   expect_bits("grad_rows", back.grad_rows.view, wanted.rows[me]);
   expect_near_weights(back.grad_weights.view, wanted.weights[me], grad_out, y);
 
-  const PerRank grad_rows = rows_of_routes(
-      layout_, D(), for_ranks(world_, [&](int r) { return route_values(world_, r, seed_ + 7); }));
+  const PerRank grad_rows =
+      rows_of_routes(layout_, width(),
+                     for_ranks(world_, [&](int r) { return route_values(world_, r, seed_ + 7); }));
   const OwnedTensor grad_rows_tensor =
       reference::to_tensor(world_.dtype, rows_shape, grad_rows[me]);
-  const OwnedTensor grad_x = poisoned(world_.dtype, {input_.T, D()});
+  const OwnedTensor grad_x = poisoned(world_.dtype, {input_.T, width()});
   const OwnedTensor result =
       dispatcher_.dispatch_backward(plan_, grad_rows_tensor.view, grad_x.view);
   if (result.view.data != grad_x.view.data) find("grad_x is not in the caller's memory");
   expect_bits("grad_x", result.view,
-              reference::combine_exact(layout_, D(), world_.dtype, grad_rows)[me]);
+              reference::combine_exact(layout_, width(), world_.dtype, grad_rows)[me]);
 
   PerRank numbers;  // one per row, different in all rows of all ranks
   for (int r = 0; r < layout_.num_ranks(); ++r) {
@@ -303,14 +306,15 @@ void Trial::expect_near_weights(ConstTensorView got, const std::vector<double>& 
     return values;
   };
   const std::vector<double> bound =
-      reference::combine_backward(layout_, D(), magnitude(grad_out), magnitude(y), weights_)
+      reference::combine_backward(layout_, width(), magnitude(grad_out), magnitude(y), weights_)
           .weights[static_cast<size_t>(rank_)];
   const double epsilon = world_.dtype == DType::kF64 ? 0x1p-52 : 0x1p-23;
   const std::vector<double> values = reference::to_values(got);
   for (size_t i = 0; i < wanted.size(); ++i) {
     const bool both_nan = std::isnan(values[i]) && std::isnan(wanted[i]);
     if (both_nan || values[i] == wanted[i]) continue;
-    if (!(std::abs(values[i] - wanted[i]) <= static_cast<double>(D() + 4) * epsilon * bound[i])) {
+    if (!(std::abs(values[i] - wanted[i]) <=
+          static_cast<double>(width() + 4) * epsilon * bound[i])) {
       find(concat("grad_weights[", i, "] is ", values[i], ", must be ", wanted[i]));
       return;
     }
@@ -318,13 +322,13 @@ void Trial::expect_near_weights(ConstTensorView got, const std::vector<double>& 
 }
 
 void Trial::transpose() {
-  const auto tokens = static_cast<size_t>(input_.T * D());
-  const auto rows = static_cast<size_t>(plan_.num_rows() * D());
+  const auto tokens = static_cast<size_t>(input_.T * width());
+  const auto rows = static_cast<size_t>(plan_.num_rows() * width());
   const auto rank = static_cast<uint64_t>(rank_);
   const std::vector<double> x = quarter_values(tokens, hash_of(seed_, rank, 1));
   const std::vector<double> y = quarter_values(rows, hash_of(seed_, rank, 2));
-  const OwnedTensor x_tensor = reference::to_tensor(world_.dtype, {input_.T, D()}, x);
-  const OwnedTensor y_tensor = reference::to_tensor(world_.dtype, {plan_.num_rows(), D()}, y);
+  const OwnedTensor x_tensor = reference::to_tensor(world_.dtype, {input_.T, width()}, x);
+  const OwnedTensor y_tensor = reference::to_tensor(world_.dtype, {plan_.num_rows(), width()}, y);
   const DispatchResult sent = dispatcher_.dispatch(plan_, {.x = x_tensor.view});
   const OwnedTensor back = dispatcher_.combine_unweighted(plan_, y_tensor.view);
   const std::vector<double> sides = {dot(reference::to_values(sent.rows.view), y),

@@ -40,7 +40,7 @@ class Trial {
                            const reference::PerRank& grad_out, const reference::PerRank& y);
   void find(const std::string& message);
   DType weight_dtype() const;
-  int64_t D() const { return world_.config.width; }
+  int64_t width() const { return world_.config.width; }
 
   Dispatcher& dispatcher_;
   const World& world_;

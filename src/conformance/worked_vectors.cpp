@@ -88,9 +88,8 @@ Findings regroup_of_two_sources(Group& group, const StrategyFactory& strategy) {
 
 Findings regroup_of_four_sources(Group& group, const StrategyFactory& strategy) {
   if (group.size() < 4) return {};
-  std::vector<Tokens> tokens;
-  for (int source = 0; source < 4; ++source)
-    tokens.push_back({{2.0 * source, 2.0 * source + 1}, {0, 1}});
+  const std::vector<Tokens> tokens = {
+      {{0, 1}, {0, 1}}, {{2, 3}, {0, 1}}, {{4, 5}, {0, 1}}, {{6, 7}, {0, 1}}};
   Worked worked(group, strategy, {.num_experts = 2, .top_k = 1, .width = 1, .placement = {0, 0}},
                 tokens);
   worked.expect<double>("rows", 0, worked.rows(), {0, 2, 4, 6, 1, 3, 5, 7});

@@ -48,7 +48,8 @@ struct Wrong {
   std::vector<std::string> words;
 };
 
-void PrintTo(const Wrong& wrong, std::ostream* out) {
+// GoogleTest's name for it.
+void PrintTo(const Wrong& wrong, std::ostream* out) {  // NOLINT(readability-identifier-naming)
   *out << wrong.name;
 }
 
