@@ -27,6 +27,9 @@ struct GroupOptions {
   std::optional<std::chrono::nanoseconds> progress_deadline{};
   /// Last events remembered (see EventRecorder); 0 turns the recorder off.
   int64_t recorded_events = 256;
+  /// Where the last events go when the group fails: one line of JSON per rank, appended to this
+  /// file. Empty: CROSSDOCK_REPORT, else nowhere.
+  std::string report_file{};
   /// Rows on their way between nodes take at most about this much memory at a time, once for
   /// sending and once for receiving, however many tokens there are. The same on all ranks.
   int64_t staging_bytes = int64_t{64} << 20;
@@ -103,7 +106,8 @@ class Group {
                     const WaitContext& wait);
 
   /// Poisons the group and tells the peers. For failures after an agreement, when peers may already
-  /// be waiting for this rank's data. Does nothing if the group is poisoned already.
+  /// be waiting for this rank's data. An error without a step gets that of the last rendezvous.
+  /// Does nothing if the group is poisoned already.
   void fail(const Error& cause) noexcept;
 
   /// Says goodbye with a reason; called by the destructor with a plain one.
@@ -120,6 +124,7 @@ class Group {
   BufferPool pool_;
   std::unique_ptr<comm::WindowPool> windows_;
   uint64_t next_sequence_ = 1;
+  const char* last_operation_ = "";  // of the last rendezvous, number next_sequence_ - 1
   std::optional<Error> poison_;
 };
 

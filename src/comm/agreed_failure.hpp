@@ -23,15 +23,14 @@ std::optional<Error> refusal_of(const Body& body) {
 }
 
 /// Runs what follows an agreement. Peers may be waiting for this rank's data by then, so a failure
-/// poisons the group.
+/// poisons the group, and is thrown as the group's.
 template <typename Body>
 void run_agreed(Group& group, const Body& body) {
   try {
     body();
   } catch (...) {
-    const Error error = current_error();
-    group.fail(error);
-    throw error;
+    group.fail(current_error());
+    group.check();
   }
 }
 

@@ -44,5 +44,7 @@ const char* interned(std::string_view name);
 
 /// The reason given when a rank says goodbye without one.
 inline constexpr std::string_view kPlainLeave = "it returned or was destroyed";
+/// The reason of a rank whose work is done.
+inline constexpr std::string_view kReturned = "it returned";
 
 }  // namespace crossdock::comm

@@ -5,6 +5,7 @@
 
 #include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
+#include "comm/flight_report.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/window.hpp"
 #include "core/check.hpp"
@@ -15,9 +16,10 @@ namespace {
 using comm::Disagreement;
 using comm::RendezvousHeader;
 
-GroupOptions with_deadlines(GroupOptions options) {
+GroupOptions with_defaults(GroupOptions options) {
   if (!options.arrival_deadline) options.arrival_deadline = comm::default_arrival_deadline();
   if (!options.progress_deadline) options.progress_deadline = comm::default_progress_deadline();
+  if (options.report_file.empty()) options.report_file = comm::default_report_file();
   CROSSDOCK_CHECK(options.arrival_deadline->count() > 0 && options.progress_deadline->count() > 0,
                   "deadlines must be positive, got ", options.arrival_deadline->count(), " ns and ",
                   options.progress_deadline->count(), " ns");
@@ -131,7 +133,7 @@ std::span<const std::byte> Agreement::body(int rank) const {
 
 Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
     : communicator_(std::move(communicator)),
-      options_(with_deadlines(options)),
+      options_(with_defaults(options)),
       recorder_(options.recorded_events) {
   CROSSDOCK_CHECK(communicator_ != nullptr, "a group needs a communicator, got none");
   windows_ = std::make_unique<comm::WindowPool>(*communicator_);
@@ -156,6 +158,7 @@ WaitContext Group::wait_context(const char* operation, uint64_t sequence) const 
 Agreement Group::agree(const Proposal& proposal) {
   check();
   const RendezvousHeader own = comm::make_header(proposal, next_sequence_);
+  last_operation_ = proposal.operation;
   const WaitContext wait = wait_context(proposal.operation, next_sequence_++);
   EventRecorder::Scope scope(recorder_, proposal.operation, wait.sequence, own.body_bytes,
                              "rendezvous");
@@ -198,17 +201,28 @@ void Group::all_to_all_v(const SharedBytes& send, std::span<const int64_t> send_
 
 void Group::fail(const Error& cause) noexcept {
   if (poison_) return;
-  poison_ = cause;
   try {
-    communicator_->abort(cause);
+    poison_ = *cause.context().operation != '\0'
+                  ? cause
+                  : Error(cause.code(),
+                          concat(cause.what(), " (in ", last_operation_, ", step ",
+                                 next_sequence_ - 1, ")"),
+                          {.culprit = rank(),
+                           .sequence = next_sequence_ - 1,
+                           .operation = last_operation_});
+    communicator_->abort(*poison_);
+    comm::write_flight_report(*this, poison_->what(), poison_->context());
   } catch (const std::exception&) {
     // The peers then learn it by their deadlines.
+    if (!poison_) poison_ = cause;
   }
 }
 
 void Group::leave(std::string_view reason) noexcept {
   try {
     communicator_->leave(reason);
+    const bool is_failure = reason != comm::kPlainLeave && reason != comm::kReturned;
+    if (is_failure && !poison_) comm::write_flight_report(*this, std::string(reason), {});
   } catch (const std::exception&) {
     // The peers then learn it by their deadlines.
   }

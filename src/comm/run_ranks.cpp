@@ -2,6 +2,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/threads.hpp"
 
@@ -23,7 +24,7 @@ void run_rank(Group& group, const std::function<void(Group&)>& body, Outcomes& o
   };
   try {
     body(group);
-    group.leave("it returned");
+    group.leave(comm::kReturned);
   } catch (const std::exception& error) {
     failed_with(error.what());
   } catch (...) {

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "crossdock/error.hpp"
+#include "crossdock/group.hpp"
+
+/// Faults put into one rank on purpose, to see that every other rank ends in an error that names
+/// it, that nobody hangs, and that the survivors go on without it.
+namespace crossdock::conformance {
+
+enum class FaultKind : uint8_t {
+  kThrows,      // an exception of the caller's own
+  kLeaves,      // it returns early: its group is destroyed
+  kStalls,      // it sleeps past the deadlines and then goes on, late
+  kSkips,       // it leaves the step out
+  kOtherConfig  // it makes the step with another configuration
+};
+inline constexpr std::array<std::string_view, 5> kFaultNames = {"throws", "leaves", "stalls",
+                                                                "skips", "other_config"};
+
+enum class FaultStep : uint8_t {
+  kBeforeCounts,        // before plan
+  kAfterCounts,         // inside plan, when the counts are agreed
+  kBeforeDispatch,      // between plan and dispatch
+  kMidDispatch,         // inside dispatch, when all have agreed to it
+  kBeforeCombine,       // between dispatch and combine
+  kMidCombine,          // inside combine
+  kMidCombineBackward,  // inside combine_backward
+  kMidDispatchBackward  // inside dispatch_backward
+};
+inline constexpr std::array<std::string_view, 8> kFaultStepNames = {
+    "before_counts",  "after_counts", "before_dispatch",      "mid_dispatch",
+    "before_combine", "mid_combine",  "mid_combine_backward", "mid_dispatch_backward"};
+
+struct FaultCase {
+  std::string strategy;
+  FaultKind kind = FaultKind::kThrows;
+  FaultStep step = FaultStep::kBeforeCounts;
+  int culprit = 0;
+
+  std::string name() const;  // "direct/stalls/mid_dispatch"
+};
+
+/// Every kind at every step where it can happen: a rank skips or changes whole calls only, and
+/// leaves between calls.
+std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit);
+
+/// How a case ended on one rank.
+struct FaultOutcome {
+  std::vector<std::string> findings;   // what is wrong; empty: as it must be
+  std::string message;                 // of the error this rank got
+  std::chrono::nanoseconds latency{};  // from the fault to this rank's error
+};
+
+/// Runs a case on a group of its own, made of all ranks of `base`, with deadlines of `deadline`. A
+/// survivor must get an error with the culprit in its context and the step in its operation; it
+/// then makes a group of the survivors, whose results must be right although the culprit may still
+/// be at work. `base` stays usable. Collective over `base`.
+FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanoseconds deadline);
+
+}  // namespace crossdock::conformance

@@ -1,0 +1,255 @@
+#include "crossdock/faults.hpp"
+
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "conformance/worlds.hpp"
+#include "core/check.hpp"
+#include "crossdock/conformance.hpp"
+#include "crossdock/dispatcher.hpp"
+
+namespace crossdock::conformance {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kTokens = 24;
+constexpr int64_t kExperts = 8;
+constexpr int64_t kTopK = 2;
+constexpr int64_t kWidth = 16;
+
+/// What the culprit does when its moment has come.
+class Injector {
+ public:
+  Injector(FaultCase fault, bool is_culprit, std::chrono::nanoseconds deadline)
+      : fault_(std::move(fault)), is_culprit_(is_culprit), deadline_(deadline) {}
+
+  /// At a point between calls or inside one. Throws or sleeps if the fault is due here.
+  void pass(FaultStep step) const {
+    if (!is_due(step)) return;
+    if (fault_.kind == FaultKind::kThrows) throw std::runtime_error("a fault put in on purpose");
+    if (fault_.kind == FaultKind::kLeaves) throw Leaving();
+    if (fault_.kind == FaultKind::kStalls) std::this_thread::sleep_for(2 * deadline_);
+  }
+  bool skips(FaultStep step) const { return is_due(step) && fault_.kind == FaultKind::kSkips; }
+  bool has_other_config(FaultStep step) const {
+    return is_due(step) && fault_.kind == FaultKind::kOtherConfig;
+  }
+
+  struct Leaving {};  // unwinds the culprit's step, so that its group goes
+
+ private:
+  bool is_due(FaultStep step) const { return is_culprit_ && fault_.step == step; }
+
+  FaultCase fault_;
+  bool is_culprit_;
+  std::chrono::nanoseconds deadline_;
+};
+
+/// A strategy that lets the injector in when all ranks are inside a call.
+class Interrupted : public Strategy {
+ public:
+  Interrupted(std::unique_ptr<Strategy> inner, const Injector& injector)
+      : inner_(std::move(inner)), injector_(injector) {}
+
+  std::string_view name() const override { return inner_->name(); }
+
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    injector_.pass(FaultStep::kAfterCounts);
+    return inner_->prepare(exchange);
+  }
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    const bool backward = std::string_view(exchange.operation) == "combine_backward";
+    injector_.pass(backward ? FaultStep::kMidCombineBackward : FaultStep::kMidDispatch);
+    inner_->scatter(exchange, parts);
+  }
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    const bool backward = std::string_view(exchange.operation) == "dispatch_backward";
+    injector_.pass(backward ? FaultStep::kMidDispatchBackward : FaultStep::kMidCombine);
+    inner_->gather_sum(exchange, args);
+  }
+  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    inner_->gather_partial_sums(exchange, args);
+  }
+  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
+    return inner_->allocate_rows(exchange, dtype, shape);
+  }
+
+ private:
+  std::unique_ptr<Strategy> inner_;
+  const Injector& injector_;
+};
+
+/// The call in which a survivor meets the fault.
+std::string_view operation_at(FaultStep step) {
+  switch (step) {
+    case FaultStep::kBeforeCounts:
+    case FaultStep::kAfterCounts:
+      return "plan";
+    case FaultStep::kBeforeDispatch:
+    case FaultStep::kMidDispatch:
+      return "dispatch";
+    case FaultStep::kBeforeCombine:
+    case FaultStep::kMidCombine:
+      return "combine";
+    case FaultStep::kMidCombineBackward:
+      return "combine_backward";
+    case FaultStep::kMidDispatchBackward:
+      return "dispatch_backward";
+  }
+  return "";
+}
+
+/// Forward and backward of one routing.
+void run_step(Group& group, const std::string& strategy, const Injector& injector) {
+  const DispatchConfig config{
+      .num_experts = kExperts,
+      .top_k = kTopK,
+      .width = kWidth,
+      .alignment = injector.has_other_config(FaultStep::kBeforeCounts) ? 8 : 1,
+      .capacity = {},
+      .placement = {},
+      .max_rows = {}};
+  Dispatcher dispatcher(group, config,
+                        std::make_unique<Interrupted>(make_strategy(strategy), injector));
+  std::vector<int32_t> ids(static_cast<size_t>(kTokens * kTopK));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % kExperts);
+  const std::vector<float> weights(ids.size(), 0.5F);
+  const std::vector<float> x(static_cast<size_t>(kTokens * kWidth), 1.0F);
+  const std::vector<double> wide_x(x.begin(), x.end());
+  const ConstTensorView tokens(x.data(), {kTokens, kWidth});
+
+  injector.pass(FaultStep::kBeforeCounts);
+  Plan plan;
+  if (!injector.skips(FaultStep::kBeforeCounts)) {
+    plan = dispatcher.plan({.expert_ids = ConstTensorView(ids.data(), {kTokens, kTopK}),
+                            .weights = ConstTensorView(weights.data(), {kTokens, kTopK}),
+                            .mask = {}});
+  }
+  injector.pass(FaultStep::kBeforeDispatch);
+  OwnedTensor rows;
+  if (!injector.skips(FaultStep::kBeforeDispatch)) {
+    DispatchArgs args;
+    args.x = injector.has_other_config(FaultStep::kBeforeDispatch)
+                 ? ConstTensorView(wide_x.data(), {kTokens, kWidth})
+                 : tokens;
+    rows = dispatcher.dispatch(plan, args).rows;
+  } else {
+    rows = dispatcher.allocate_rows(plan, DType::kF32);
+  }
+  injector.pass(FaultStep::kBeforeCombine);
+  if (!injector.skips(FaultStep::kBeforeCombine)) {
+    if (injector.has_other_config(FaultStep::kBeforeCombine)) {
+      const OwnedTensor wide = dispatcher.allocate_rows(plan, DType::kBF16);
+      dispatcher.combine(plan, wide.view);
+    } else {
+      dispatcher.combine(plan, rows.view);
+    }
+  }
+  dispatcher.combine_backward(plan, tokens, rows.view);
+  dispatcher.dispatch_backward(plan, rows.view);
+}
+
+// What a survivor's error must say.
+void judge_error(const FaultCase& fault, const Error& error, FaultOutcome& outcome) {
+  outcome.message = error.what();
+  const std::string culprit = concat("rank ", fault.culprit);
+  if (error.context().culprit != fault.culprit ||
+      outcome.message.find(culprit) == std::string::npos) {
+    outcome.findings.push_back(concat("the error must name rank ", fault.culprit,
+                                      ", it names rank ", error.context().culprit, ": ",
+                                      outcome.message));
+  }
+  // A strategy that exchanges nothing after the counts meets the fault at the next call.
+  const std::string_view operation = error.context().operation;
+  const bool is_next = fault.step == FaultStep::kAfterCounts && operation == "dispatch";
+  if (operation != operation_at(fault.step) && !is_next) {
+    outcome.findings.push_back(concat("the error must be about ", operation_at(fault.step),
+                                      ", it is about ", operation, ": ", outcome.message));
+  }
+}
+
+bool is_agreed(FaultKind kind) {
+  return kind == FaultKind::kSkips || kind == FaultKind::kOtherConfig;
+}
+
+// The survivors' group, or all ranks again after an agreed error, gives the right results.
+void judge_recovery(Group& group, const FaultCase& fault, FaultOutcome& outcome) {
+  std::vector<int> members;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank != fault.culprit || is_agreed(fault.kind)) members.push_back(rank);
+  }
+  const std::unique_ptr<Group> fresh = is_agreed(fault.kind) ? nullptr : group.subgroup(members);
+  Group& working = fresh ? *fresh : group;
+  const World world = make_world(RoutingKind::kUnequalCounts, Variant::kPlain, DType::kF32,
+                                 static_cast<int>(members.size()));
+  for (const std::string& finding : judge(
+           working, [&] { return make_strategy(fault.strategy); }, world)) {
+    outcome.findings.push_back(concat("after the fault: ", finding));
+  }
+}
+
+}  // namespace
+
+std::string FaultCase::name() const {
+  return concat(strategy, "/", kFaultNames[static_cast<size_t>(kind)], "/",
+                kFaultStepNames[static_cast<size_t>(step)]);
+}
+
+std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit) {
+  std::vector<FaultCase> cases;
+  for (const std::string& strategy : strategies) {
+    for (size_t k = 0; k < kFaultNames.size(); ++k) {
+      for (size_t s = 0; s < kFaultStepNames.size(); ++s) {
+        const auto kind = static_cast<FaultKind>(k);
+        const auto step = static_cast<FaultStep>(s);
+        const bool is_between_calls = step == FaultStep::kBeforeCounts ||
+                                      step == FaultStep::kBeforeDispatch ||
+                                      step == FaultStep::kBeforeCombine;
+        const bool needs_a_call = kind == FaultKind::kLeaves || is_agreed(kind);
+        // Without a plan the culprit has nothing to go on with.
+        const bool has_no_plan = kind == FaultKind::kSkips && step == FaultStep::kBeforeCounts;
+        if ((needs_a_call && !is_between_calls) || has_no_plan) continue;
+        cases.push_back({.strategy = strategy, .kind = kind, .step = step, .culprit = culprit});
+      }
+    }
+  }
+  return cases;
+}
+
+FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanoseconds deadline) {
+  std::vector<int> everybody;
+  for (int rank = 0; rank < base.size(); ++rank) everybody.push_back(rank);
+  GroupOptions options = base.options();
+  options.arrival_deadline = deadline;
+  options.progress_deadline = deadline;
+  const bool is_culprit = base.rank() == fault.culprit;
+  const Injector injector(fault, is_culprit, deadline);
+  FaultOutcome outcome;
+  const auto begin = Clock::now();
+  {
+    Group group(base.communicator().subgroup(everybody), options);
+    try {
+      run_step(group, fault.strategy, injector);
+      outcome.findings.emplace_back("the step ended without an error");
+    } catch (const Error& error) {
+      outcome.latency = Clock::now() - begin;
+      if (!is_culprit) judge_error(fault, error, outcome);
+      outcome.message = error.what();
+    } catch (const std::exception& error) {
+      outcome.message = error.what();
+    } catch (const Injector::Leaving&) {
+      outcome.message = "left";
+    }
+    if (!is_culprit || is_agreed(fault.kind)) {
+      judge_recovery(group, fault, outcome);
+    } else {
+      group.leave(outcome.message);
+    }
+  }
+  base.agree({.operation = "end of fault", .config = {}, .body = {}});
+  return outcome;
+}
+
+}  // namespace crossdock::conformance

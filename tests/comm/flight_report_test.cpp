@@ -1,0 +1,66 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "crossdock/threads.hpp"
+
+namespace crossdock {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<std::string> lines_of(const std::string& file) {
+  std::ifstream in(file);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(FlightReport, HasALineWithTheLastOperationsOfEveryRank) {
+  const std::string file = testing::TempDir() + "flight_report_" + std::to_string(getpid());
+  std::remove(file.c_str());
+  const ThreadOptions options{
+      .ranks_per_node = 0,
+      .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}};
+  const auto errors = try_ranks(
+      3,
+      [](Group& group) {
+        group.agree({.operation = "plan", .config = {}, .body = {}});
+        if (group.rank() == 1) throw std::runtime_error("out of \"cheese\"");
+        group.agree({.operation = "dispatch", .config = {}, .body = {}});
+      },
+      options);
+  EXPECT_EQ(std::count(errors.begin(), errors.end(), nullptr), 0);
+  const std::vector<std::string> lines = lines_of(file);
+  ASSERT_EQ(lines.size(), 3u);
+  for (const std::string& line : lines) {
+    EXPECT_THAT(line, HasSubstr(R"("operation":"plan","phase":"rendezvous","sequence":1)"));
+    EXPECT_THAT(line, HasSubstr(R"(out of \"cheese\")"));
+    const bool is_culprit = line.find("\"rank\":1,") != std::string::npos;
+    EXPECT_EQ(line.find("\"culprit\":1,\"operation\":\"dispatch\"") == std::string::npos,
+              is_culprit);
+  }
+  std::remove(file.c_str());
+}
+
+TEST(FlightReport, AnUnwritableFileChangesNothing) {
+  const ThreadOptions options{
+      .ranks_per_node = 0,
+      .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = "/no/such/folder/x"}};
+  const auto errors = try_ranks(
+      2,
+      [](Group& group) {
+        if (group.rank() == 0) return;
+        group.agree({.operation = "dispatch", .config = {}, .body = {}});
+      },
+      options);
+  EXPECT_NE(errors[1], nullptr);
+}
+
+}  // namespace
+}  // namespace crossdock
