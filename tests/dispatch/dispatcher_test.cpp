@@ -202,6 +202,7 @@ TEST_P(EveryStrategy, KeepsSeveralPlansInFlight) {
     const auto r = static_cast<size_t>(group.rank());
     Dispatcher dispatcher(group, config, GetParam().strategy);
     std::vector<RankTensors> tensors;
+    tensors.reserve(cases.size());
     for (const auto& one : cases) tensors.push_back(tensors_of(config, one.ranks[r], DType::kF32));
     std::vector<Step> steps(3);
     const auto forward = [&](size_t i) { steps[i].forward(dispatcher, tensors[i], results[i]); };
