@@ -49,12 +49,12 @@ std::string gibibytes(int64_t bytes) {
 
 int64_t needed_bytes(const Scenario& s) {
   const int64_t tokens = s.token_bytes();
-  if (s.kind == ScenarioKind::kExperts) {
-    const int64_t parameters = s.experts * 3 * s.inner * s.width * s.element_bytes();
-    const int64_t hidden = s.ranks * s.tokens * s.inner * s.element_bytes();
-    return 3 * parameters + 4 * tokens + 10 * hidden;  // with gradients and the buffers of the copy
-  }
   const int64_t rows = s.row_bytes();
+  if (s.kind != ScenarioKind::kMove) {
+    // Parameters, their gradients and the buffers of the copy; what experts keep of their rows.
+    const int64_t hidden = s.ranks * s.tokens * s.top_k * s.inner * s.element_bytes();
+    return 4 * s.parameter_bytes() + 6 * tokens + 8 * rows + 10 * hidden;
+  }
   const int64_t copies = tokens + (s.backward ? 2 : 1) * rows;
   // x, out and a share of every rank's tokens (allgather); rows, y, packed and arrived; the routes.
   const int64_t moved = (3 + s.ranks) * tokens + 4 * rows + s.ranks * s.tokens * s.top_k * 128;

@@ -1,9 +1,11 @@
 #include "bench/runner.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "bench/experts_bench.hpp"
+#include "bench/layer_bench.hpp"
 #include "bench/memory.hpp"
 #include "bench/move_bench.hpp"
 #include "bench/workload.hpp"
@@ -48,13 +50,13 @@ std::vector<Case> cases_of(const Scenario& scenario, const Selection& selection,
   if (scenario.kind == ScenarioKind::kExperts) return {{scenario, "none", "none"}};
   std::vector<std::string> strategies =
       selection.strategies.empty() ? all_strategies() : selection.strategies;
-  if (!scenario.has_strategies()) strategies = {scenario.only_strategy};
+  if (!scenario.only_strategy.empty()) strategies = {scenario.only_strategy};
+  const bool anchor_fits =
+      scenario.kind == ScenarioKind::kMove && scenario.dtype == DType::kF32 && !scenario.backward;
   std::vector<Case> cases;
   for (const std::string& communicator : communicators) {
     for (const std::string& strategy : strategies) {
-      const bool anchor_fits =
-          communicator == "mpi" && scenario.dtype == DType::kF32 && !scenario.backward;
-      if (strategy == kAnchorName && !anchor_fits) continue;
+      if (strategy == kAnchorName && !(anchor_fits && communicator == "mpi")) continue;
       cases.push_back({scenario, strategy, communicator});
     }
   }
@@ -88,6 +90,24 @@ Result describe(const Case& one, const RunOptions& options) {
           .steps = {}};
 }
 
+// Null for scenarios that need none.
+std::unique_ptr<const Workload> make_workload(const Scenario& scenario) {
+  if (scenario.kind != ScenarioKind::kMove) return nullptr;
+  return std::make_unique<const Workload>(scenario);
+}
+
+std::vector<StepResult> run_rank(const Case& one, const Workload* workload, Group& group,
+                                 const RunOptions& options) {
+  switch (one.scenario.kind) {
+    case ScenarioKind::kExperts:
+      return run_experts(one.scenario, group, options.repeats, options.check);
+    case ScenarioKind::kLayer:
+      return run_layer(one.scenario, group, one.strategy, options.repeats, options.check);
+    default:
+      return run_move(*workload, group, one.strategy, options.repeats, options.check);
+  }
+}
+
 }  // namespace
 
 std::vector<Case> select_cases(const Selection& selection) {
@@ -95,7 +115,7 @@ std::vector<Case> select_cases(const Selection& selection) {
   const std::vector<std::string> communicators = wanted_communicators(selection);
   std::vector<Case> cases;
   for (Scenario scenario : find_scenarios(selection.scenarios)) {
-    if (selection.ranks > 0 && scenario.kind == ScenarioKind::kMove) {
+    if (selection.ranks > 0 && scenario.kind != ScenarioKind::kExperts) {
       scenario.ranks = selection.ranks;
     }
     for (Case& one : cases_of(scenario, selection, communicators)) cases.push_back(std::move(one));
@@ -111,16 +131,10 @@ std::vector<Case> select_cases(const Selection& selection) {
 Result run_case(const Case& one, const RunOptions& options) {
   check_memory(one.scenario);
   Result result = describe(one, options);
-  if (one.scenario.kind == ScenarioKind::kExperts) {
-    run_ranks(1, [&](Group& group) {
-      result.steps = run_experts(one.scenario, group, options.repeats, options.check);
-    });
-    return result;
-  }
-  const Workload workload(one.scenario);
+  const std::unique_ptr<const Workload> workload = make_workload(one.scenario);
   run_ranks(one.scenario.ranks,
             [&](Group& group) {
-              auto steps = run_move(workload, group, one.strategy, options.repeats, options.check);
+              auto steps = run_rank(one, workload.get(), group, options);
               if (group.rank() == 0) result.steps = std::move(steps);
             },
             {.ranks_per_node = options.ranks_per_node});
@@ -136,8 +150,7 @@ Result run_case(const Case& one, Group& group, const RunOptions& options) {
   }
   agree_on_memory(one.scenario, group);
   Result result = describe(one, options);
-  const Workload workload(one.scenario);
-  result.steps = run_move(workload, group, one.strategy, options.repeats, options.check);
+  result.steps = run_rank(one, make_workload(one.scenario).get(), group, options);
   return result;
 }
 

@@ -68,6 +68,15 @@ std::vector<Scenario> make_scenarios() {
        .experts = 8,
        .inner = 768,
        .is_default = true},
+      {.name = "layer",
+       .purpose = "a whole layer, forward and backward, router and experts included",
+       .kind = ScenarioKind::kLayer,
+       .tokens = 512,
+       .width = 1024,
+       .top_k = 8,
+       .experts = 64,
+       .inner = 384,
+       .is_default = true},
   };
   const Scenario narrow{.tokens = 16384, .width = 256, .top_k = 8, .experts = 64};
   for (const int64_t T : {4096, 16384, 65536}) {
@@ -111,8 +120,8 @@ std::vector<Scenario> find_scenarios(const std::vector<std::string>& names) {
   const std::vector<Scenario>& all = scenarios();
   for (const std::string& name : names) {
     if (std::ranges::any_of(all, [&](const Scenario& s) { return fits(name, s.name); })) continue;
-    std::vector<std::string> known;
-    for (const Scenario& s : all) known.push_back(s.name);
+    std::vector<std::string> known(all.size());
+    std::ranges::transform(all, known.begin(), &Scenario::name);
     throw_unknown_name("scenario", name, known);
   }
   std::vector<Scenario> found;

@@ -12,6 +12,7 @@ namespace crossdock::bench {
 enum class ScenarioKind : uint8_t {
   kMove,     // plan, dispatch and combine; with `backward` also their backward
   kExperts,  // the experts' products beside plain calls of a BLAS library, on one rank
+  kLayer     // a whole MoeLayer, forward and backward
 };
 
 /// What is measured, at which size. T is the number of tokens of every rank.
@@ -30,11 +31,12 @@ struct Scenario {
   bool is_default = false;      // run when no scenario is named
   std::string only_strategy{};  // what it measures if not the strategies of the library
 
-  bool has_strategies() const { return kind == ScenarioKind::kMove && only_strategy.empty(); }
   int64_t element_bytes() const { return size_of(dtype); }
   /// T * D and T * K * D elements of all ranks together, in bytes.
   int64_t token_bytes() const { return ranks * tokens * width * element_bytes(); }
   int64_t row_bytes() const { return token_bytes() * top_k; }
+  /// W1 [2F, D] and W2 [D, F] of all experts, in bytes.
+  int64_t parameter_bytes() const { return experts * 3 * inner * width * element_bytes(); }
 };
 
 /// The name of the anchor among the strategies: what one writes in an hour with MPI.

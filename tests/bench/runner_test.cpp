@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "bench/memory.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/strategy.hpp"
@@ -14,8 +16,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<std::string> names(const std::vector<Scenario>& scenarios) {
-  std::vector<std::string> list;
-  for (const Scenario& scenario : scenarios) list.push_back(scenario.name);
+  std::vector<std::string> list(scenarios.size());
+  std::ranges::transform(scenarios, list.begin(), &Scenario::name);
   return list;
 }
 
