@@ -62,4 +62,25 @@ struct RunArgs {
 };
 int run_run(const RunArgs& args);
 
+struct PlanArgs {
+  std::string model;  // a published model; empty: sizes as given
+  std::optional<int64_t> width, inner, experts, top_k;
+  std::optional<int64_t> sequence, micro_batch, tokens;
+  std::string dtype = "bf16";
+  int64_t nodes = 1;
+  int64_t ranks_per_node = 8;
+  int64_t tp = 1, cp = 1, pp = 1;
+  std::optional<int64_t> ep;  // not given: all ranks of a pipeline stage
+  int64_t alignment = 1;
+  std::optional<double> capacity;
+  bool partial_sums = false;
+  double zipf = 0;
+  std::string fabric = "h100-nvlink-400g";
+  std::optional<double> within_rate, between_rate;  // GB/s
+  std::optional<int64_t> queue_depth;
+  std::optional<int> max_in_flight;
+  bool json = false;
+};
+int run_plan(const PlanArgs& args);
+
 }  // namespace crossdock::cli

@@ -6,6 +6,7 @@
 #include "commands.hpp"
 #include "crossdock/activation.hpp"
 #include "crossdock/build.hpp"
+#include "crossdock/fabric.hpp"
 #include "crossdock/model_presets.hpp"
 #include "crossdock/strategy.hpp"
 
@@ -19,6 +20,7 @@ constexpr const char* kExamples = R"(Examples:
   crossdock eval examples/cases/demo.json       run a case, print rows, outputs and gradients
   crossdock eval --check - < case.json          the same from standard input, checked
   crossdock bench --scenario cpu-large          measure strategies and engines beside a copy
+  crossdock plan --model deepseek-v3 --seq 4096 --nodes 4      what a job needs, before it starts
 
 Exit status: 0, or 1 if a command failed, or 2 for bad command-line arguments.)";
 
@@ -49,6 +51,15 @@ Examples:
   crossdock run --preset deepseek-v3 --strategy direct
   crossdock run --tokens-total 4096 --width 1024 --inner 512 --experts 64 --top-k 8 --ranks 1
   mpirun -np 4 crossdock run --tokens-total 4096 --json)";
+
+constexpr const char* kPlanNotes =
+    R"(Rates, memory and queue depth are those of the fabric, per rank. docs/planner.md says what is computed
+and how. A job that cannot be is exit status 1; the message names the limit and the largest legal value.
+
+Examples:
+  crossdock plan --model qwen3-30b-a3b --seq 8192 --micro-batch 8 --nodes 2
+  crossdock plan --model deepseek-v3 --tokens 4096 --nodes 8 --ep 32 --zipf 0.5 --capacity 1.25
+  crossdock plan --width 2048 --experts 64 --top-k 8 --tokens 8192 --fabric ethernet --json)";
 
 std::vector<std::string> names_of_presets() {
   std::vector<std::string> names;
@@ -100,6 +111,18 @@ CLI::App* add_bench(CLI::App& app, crossdock::cli::BenchArgs& args) {
   return bench;
 }
 
+std::vector<std::string> names_of_fabrics() {
+  std::vector<std::string> names;
+  for (const crossdock::Fabric& preset : crossdock::kFabricPresets) names.emplace_back(preset.name);
+  return names;
+}
+
+std::vector<std::string> strategies_and_auto() {
+  std::vector<std::string> names = crossdock::strategy_names();
+  names.emplace_back("auto");
+  return names;
+}
+
 CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
   CLI::App* run = app.add_subcommand("run", "Run a MoE layer on some ranks, timed and checked");
   run->add_option("--preset", args.preset, "A published model, its widths made smaller")
@@ -114,7 +137,7 @@ CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
   run->add_option("--experts", args.experts, "Experts in all (32)");
   run->add_option("--top-k", args.top_k, "Experts per token (4)");
   run->add_option("--strategy", args.strategy, "How rows travel")
-      ->check(CLI::IsMember(crossdock::strategy_names()))
+      ->check(CLI::IsMember(strategies_and_auto()))
       ->capture_default_str();
   run->add_option("--communicator", args.communicator,
                   "The engine: threads, or mpi, which is chosen under mpirun")
@@ -138,6 +161,46 @@ CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
   run->add_flag("--json", args.json, "Print JSON");
   run->footer(kRunNotes);
   return run;
+}
+
+CLI::App* add_plan(CLI::App& app, crossdock::cli::PlanArgs& args) {
+  CLI::App* plan = app.add_subcommand("plan", "What a job needs, before it starts");
+  plan->add_option("--model", args.model, "A published model")
+      ->check(CLI::IsMember(names_of_presets()));
+  plan->add_option("--width", args.width, "Token width");
+  plan->add_option("--inner", args.inner, "Inner width of an expert");
+  plan->add_option("--experts", args.experts, "Experts in all");
+  plan->add_option("--top-k", args.top_k, "Experts per token");
+  plan->add_option("--seq", args.sequence, "Sequence length");
+  plan->add_option("--micro-batch", args.micro_batch, "Sequences of a micro-batch (1)");
+  plan->add_option("--tokens", args.tokens, "Tokens per rank, in place of --seq and --micro-batch");
+  plan->add_option("--dtype", args.dtype, "Of tokens; fp8 travels with its scales")
+      ->check(CLI::IsMember({"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"}))
+      ->capture_default_str();
+  plan->add_option("--nodes", args.nodes, "Nodes")->capture_default_str();
+  plan->add_option("--ranks-per-node", args.ranks_per_node, "Ranks of a node")
+      ->capture_default_str();
+  plan->add_option("--tp", args.tp, "Tensor parallel: ranks that share a sequence")
+      ->capture_default_str();
+  plan->add_option("--cp", args.cp, "Context parallel, likewise")->capture_default_str();
+  plan->add_option("--pp", args.pp, "Pipeline stages")->capture_default_str();
+  plan->add_option("--ep", args.ep, "Ranks that share the experts (all of a stage)");
+  plan->add_option("--alignment", args.alignment, "Rows of an expert begin at multiples of this")
+      ->capture_default_str();
+  plan->add_option("--capacity", args.capacity, "Capacity factor");
+  plan->add_flag("--partial-sums", args.partial_sums, "Combine sums before rows travel home");
+  plan->add_option("--zipf", args.zipf, "Skew: expert e is drawn with weight (e + 1)^-zipf")
+      ->capture_default_str();
+  plan->add_option("--fabric", args.fabric, "Links and memory")
+      ->check(CLI::IsMember(names_of_fabrics()))
+      ->capture_default_str();
+  plan->add_option("--within-rate", args.within_rate, "GB/s of a rank inside its node, one way");
+  plan->add_option("--between-rate", args.between_rate, "GB/s of a rank to other nodes, one way");
+  plan->add_option("--queue-depth", args.queue_depth, "Entries of a send queue at most (65535)");
+  plan->add_option("--max-in-flight", args.max_in_flight, "Requests in flight at a rank (128)");
+  plan->add_flag("--json", args.json, "Print JSON");
+  plan->footer(kPlanNotes);
+  return plan;
 }
 
 // Prints help and version to standard output, complaints to standard error.
@@ -167,14 +230,17 @@ int run_command_line(int argc, char** argv) {
   cli::EvalArgs eval_args;
   cli::BenchArgs bench_args;
   cli::RunArgs run_args;
+  cli::PlanArgs plan_args;
   const CLI::App* info = add_info(app, info_args);
   add_eval(app, eval_args);
   const CLI::App* bench = add_bench(app, bench_args);
   const CLI::App* run = add_run(app, run_args);
+  const CLI::App* plan = add_plan(app, plan_args);
 
   try {
     app.parse(argc, argv);
     if (*run) return cli::run_run(run_args);
+    if (*plan) return cli::run_plan(plan_args);
     if (*info) return cli::run_info(info_args);
     if (*bench) return cli::run_bench(bench_args);
     return cli::run_eval(eval_args);

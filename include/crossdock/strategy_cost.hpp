@@ -74,13 +74,26 @@ struct StrategyCost {
   double step_serial_s = 0;
 };
 
-/// The cost of every strategy, in the order of strategy_names(). Throws Error(kInvalidArgument) for
-/// a wrong configuration. Time and memory grow with P + E * K, not with T.
-std::vector<StrategyCost> strategy_costs(const CostInputs& inputs);
+/// Where the routes of a token go, as expected.
+struct RoutingEstimate {
+  double ranks_per_token = 0;  // distinct ranks that a token has routes to
+  double nodes_per_token = 0;  // distinct nodes
+  double rows_per_rank = 0;    // R, mean
+  double most_rows = 0;        // R of the rank that expects most
+  int64_t most_experts = 0;    // of a rank
+};
 
-/// The least that any way of dispatching must move: one row for every other rank that a token has a
-/// route to, all but one per node of them inside nodes.
-OperationCost least_dispatch(const CostInputs& inputs);
+struct CostEstimate {
+  RoutingEstimate routing;
+  /// The least that any way of dispatching must move: one row for every other rank that a token has
+  /// a route to, all but one per node of them inside nodes.
+  OperationCost least_dispatch;
+  std::vector<StrategyCost> strategies;  // in the order of strategy_names()
+};
+
+/// Throws Error(kInvalidArgument) for a wrong configuration. Time and memory grow with P and E * K,
+/// not with T.
+CostEstimate estimate_costs(const CostInputs& inputs);
 
 struct StrategyChoice {
   std::string name;

@@ -52,8 +52,9 @@ std::string reason_for(const CostInputs& inputs, std::span<const StrategyCost> c
   std::string text = "dispatch sends " + rows_per_token(inputs, best.dispatch) + "; " + next->name +
                      ", the next best, " + rows_per_token(inputs, next->dispatch);
   if (best.step_serial_s > 0) {
-    text += " and takes " + rounded(next->step_serial_s / best.step_serial_s) +
-            " times as long, copies in memory included";
+    const double ratio = next->step_serial_s / best.step_serial_s;
+    text += " and takes " +
+            (ratio < kAsGood ? "as long" : rounded(ratio) + " times as long, copies included");
   }
   if (inputs.topology.num_nodes == 1 && best.name == "direct") {
     text += "; hierarchical is the same thing inside one node";
@@ -83,7 +84,7 @@ std::string resolve_strategy(std::string_view name, const DispatchConfig& config
   if (name != "auto") return std::string(name);
   CostInputs inputs{.config = config, .topology = topology, .tokens = 4096};
   inputs.fabric.memory_bytes = 0;  // the number of tokens is not known yet
-  return choose_strategy(inputs, strategy_costs(inputs)).name;
+  return choose_strategy(inputs, estimate_costs(inputs).strategies).name;
 }
 
 }  // namespace crossdock

@@ -107,6 +107,7 @@ class CostModel {
 
   StrategyCost cost_of(const NamedKind& named) const;
   OperationCost least_dispatch() const;
+  RoutingEstimate routing() const;
 
  private:
   int num_ranks() const { return static_cast<int>(inputs_.topology.node_of_rank.size()); }
@@ -118,6 +119,7 @@ class CostModel {
                         double rounds) const;
   StepMemory memory(StrategyKind kind) const;
   size_t fullest_rank() const;
+  size_t largest_rank() const;
 
   const CostInputs& inputs_;
   Placement placement_;
@@ -205,14 +207,33 @@ size_t CostModel::fullest_rank() const {
   return fullest;
 }
 
+// The rank with the most experts.
+size_t CostModel::largest_rank() const {
+  const std::vector<int64_t>& offsets = placement_.owner_offsets;
+  size_t largest = 0;
+  for (size_t rank = 1; rank < sums_.tokens.size(); ++rank) {
+    if (offsets[rank + 1] - offsets[rank] > offsets[largest + 1] - offsets[largest]) largest = rank;
+  }
+  return largest;
+}
+
+RoutingEstimate CostModel::routing() const {
+  const auto sum = [](const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0);
+  };
+  const size_t largest = largest_rank();
+  return {
+      .ranks_per_token = sum(spread_.reaches_rank),
+      .nodes_per_token = sum(spread_.reaches_node),
+      .rows_per_rank = static_cast<double>(inputs_.tokens * inputs_.config.top_k),
+      .most_rows = sums_.routes.total_received(fullest_rank()),
+      .most_experts = placement_.owner_offsets[largest + 1] - placement_.owner_offsets[largest]};
+}
+
 StepMemory CostModel::memory(StrategyKind kind) const {
   const auto need = [&](const StepSizes& sizes) { return memory_of_step(sizes, inputs_, kind); };
   const size_t fullest = fullest_rank();
-  size_t largest = 0;  // most experts
-  for (size_t rank = 1; rank < sums_.tokens.size(); ++rank) {
-    const std::vector<int64_t>& offsets = placement_.owner_offsets;
-    if (offsets[rank + 1] - offsets[rank] > offsets[largest + 1] - offsets[largest]) largest = rank;
-  }
+  const size_t largest = largest_rank();
   StepMemory memory{.expected = need(expected_sizes(sums_, inputs_, placement_, kind, fullest)),
                     .worst_case = need(worst_sizes(inputs_, placement_, kind, largest))};
   if (inputs_.config.capacity || inputs_.config.max_rows) {
@@ -246,7 +267,18 @@ OperationCost CostModel::least_dispatch() const {
   OperationCost cost;
   cost.rows = {to_others - between, between};
   cost.bytes = {cost.rows.within_node * row_bytes, between * row_bytes};
+  // Every rank must get its rows, and every node the copies for it, shared by its ranks.
   cost.most_bytes = cost.bytes;
+  const auto T = static_cast<double>(inputs_.tokens);
+  for (size_t rank = 0; rank < sums_.tokens.size(); ++rank) {
+    const auto node = static_cast<size_t>(inputs_.topology.node_of_rank[rank]);
+    const double node_size = num_ranks() - ranks_outside_[node];
+    cost.most_bytes.within_node =
+        std::max(cost.most_bytes.within_node, sums_.ranks.received_within[rank] * row_bytes);
+    cost.most_bytes.between_nodes =
+        std::max(cost.most_bytes.between_nodes,
+                 T * spread_.reaches_node[node] * ranks_outside_[node] / node_size * row_bytes);
+  }
   cost.memory_traffic = row_bytes * (mean(sums_.tokens) + to_others + mean(sums_.ranks.kept));
   set_times(inputs_.fabric, cost);
   return cost;
@@ -269,18 +301,15 @@ void check_inputs(const CostInputs& inputs) {
 
 }  // namespace
 
-std::vector<StrategyCost> strategy_costs(const CostInputs& inputs) {
+CostEstimate estimate_costs(const CostInputs& inputs) {
   check_inputs(inputs);
   const CostModel model(inputs);
-  std::vector<StrategyCost> costs;
-  costs.reserve(kKinds.size());
-  for (const NamedKind& named : kKinds) costs.push_back(model.cost_of(named));
-  return costs;
-}
-
-OperationCost least_dispatch(const CostInputs& inputs) {
-  check_inputs(inputs);
-  return CostModel(inputs).least_dispatch();
+  CostEstimate estimate;
+  estimate.routing = model.routing();
+  estimate.least_dispatch = model.least_dispatch();
+  estimate.strategies.reserve(kKinds.size());
+  for (const NamedKind& named : kKinds) estimate.strategies.push_back(model.cost_of(named));
+  return estimate;
 }
 
 }  // namespace crossdock

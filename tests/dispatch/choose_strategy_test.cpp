@@ -18,12 +18,12 @@ CostInputs inputs_of(const Topology& topology, int64_t tokens = 4096) {
 }
 
 StrategyChoice choose(const CostInputs& inputs) {
-  return choose_strategy(inputs, strategy_costs(inputs));
+  return choose_strategy(inputs, estimate_costs(inputs).strategies);
 }
 
 TEST(ChooseStrategy, CostsComeInTheOrderOfTheNames) {
   std::vector<std::string> names;
-  for (const StrategyCost& cost : strategy_costs(inputs_of(Topology::single_node(4)))) {
+  for (const StrategyCost& cost : estimate_costs(inputs_of(Topology::single_node(4))).strategies) {
     names.push_back(cost.name);
   }
   EXPECT_EQ(names, strategy_names());
@@ -48,7 +48,7 @@ TEST(ChooseStrategy, SaysHowManyRowsTravelAndWhatTheNextBestWouldDo) {
 
 TEST(ChooseStrategy, PassesOverWhatDoesNotFitTheMemory) {
   CostInputs inputs = inputs_of(Topology::uniform(256, 8));
-  const auto costs = strategy_costs(inputs);
+  const auto costs = estimate_costs(inputs).strategies;
   ASSERT_EQ(choose_strategy(inputs, costs).name, "hierarchical");
   inputs.fabric.memory_bytes = static_cast<int64_t>(costs[3].memory.expected.total()) - 1;
   ASSERT_LT(costs[1].memory.expected.total(), costs[3].memory.expected.total());
@@ -66,7 +66,7 @@ TEST(ChooseStrategy, RefusesAWrongConfigurationAndNamesTheLargestLegalValue) {
   inputs.config.num_experts = 1 << 17;
   inputs.zipf = 1;
   try {
-    strategy_costs(inputs);
+    estimate_costs(inputs);
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("the largest top_k is 2"), std::string::npos)

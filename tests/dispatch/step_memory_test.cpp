@@ -127,7 +127,7 @@ TEST(StepMemory, OfARealRunIsWithinTenPercentOfThePlan) {
   for (const MemoryCase& c : {MemoryCase{1, 1, false, 1500}, MemoryCase{4, 4, false, 1500},
                               MemoryCase{4, 4, true, 1500}, MemoryCase{8, 4, false, 1500},
                               MemoryCase{8, 4, true, 1500}, MemoryCase{6, 2, false, 1500}}) {
-    for (const StrategyCost& cost : strategy_costs(inputs_of(c))) {
+    for (const StrategyCost& cost : estimate_costs(inputs_of(c)).strategies) {
       SCOPED_TRACE(cost.name + " on " + std::to_string(c.num_ranks) + " ranks, " +
                    std::to_string(c.ranks_per_node) + " per node, partial sums " +
                    std::to_string(c.partial_sums));
@@ -143,7 +143,7 @@ TEST(StepMemory, OfARealRunIsWithinTenPercentOfThePlan) {
 TEST(StepMemory, OfTheWorstRoutesIsWithinTenPercentOfTheWorstCase) {
   for (const int ranks_per_node : {1, 2}) {
     const MemoryCase c{2, ranks_per_node, false, 1000};
-    for (const StrategyCost& cost : strategy_costs(inputs_of(c))) {
+    for (const StrategyCost& cost : estimate_costs(inputs_of(c)).strategies) {
       SCOPED_TRACE(cost.name + ", ranks per node " + std::to_string(ranks_per_node));
       const Held held = run(c, cost.name, ids_to_rank_0);
       const MemoryNeed& plan = cost.memory.worst_case;
@@ -157,7 +157,7 @@ TEST(StepMemory, OfTheWorstRoutesIsWithinTenPercentOfTheWorstCase) {
 TEST(StepMemory, StaysWithinWhatACapacityAllows) {
   for (const int ranks_per_node : {1, 2}) {
     const MemoryCase c{2, ranks_per_node, false, 1000, Capacity{.factor = 1.5}};
-    for (const StrategyCost& cost : strategy_costs(inputs_of(c))) {
+    for (const StrategyCost& cost : estimate_costs(inputs_of(c)).strategies) {
       SCOPED_TRACE(cost.name + ", ranks per node " + std::to_string(ranks_per_node));
       const MemoryNeed& plan = cost.memory.with_capacity.value();
       EXPECT_LT(plan.total(), cost.memory.worst_case.total());

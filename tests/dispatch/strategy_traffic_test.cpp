@@ -218,7 +218,8 @@ TEST(Hierarchical, SendsAQuarterOfTheRowsOfAlltoallBetweenNodes) {
   double sent[2][3] = {};
   const Topology topology = Topology::uniform(8, 4);
   const auto costs =
-      strategy_costs({.config = config, .topology = topology, .tokens = 500, .dtype = DType::kF32});
+      estimate_costs({.config = config, .topology = topology, .tokens = 500, .dtype = DType::kF32})
+          .strategies;
   for (const size_t i : {0, 1}) {
     const StrategyCost& cost = costs[i == 0 ? 1 : 3];
     ASSERT_EQ(cost.name, i == 0 ? "alltoall" : "hierarchical");

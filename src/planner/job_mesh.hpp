@@ -1,0 +1,21 @@
+#pragma once
+
+#include "crossdock/communicator.hpp"
+#include "crossdock/planner.hpp"
+
+namespace crossdock {
+
+/// Throws Error(kInvalidArgument) that names the rule a mesh breaks.
+void check_mesh(const JobDescription& job);
+
+/// ep, or all ranks of a pipeline stage.
+int64_t expert_group_size(const JobDescription& job);
+
+/// Tokens of a rank, or of the rank that has most.
+int64_t tokens_of_rank(const JobDescription& job);
+
+/// The nodes of the expert group that lies on most of them, the first of those. REQUIRES a checked
+/// mesh.
+Topology widest_expert_group(const JobDescription& job);
+
+}  // namespace crossdock

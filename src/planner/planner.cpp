@@ -1,0 +1,110 @@
+#include "crossdock/planner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/check.hpp"
+#include "planner/job_mesh.hpp"
+
+namespace crossdock {
+namespace {
+
+// Rounding of the token count in the schemes whose queue grows with it.
+constexpr int64_t kRoundedTokens = 64;
+
+void check_fabric(const JobDescription& job) {
+  const Fabric& fabric = job.fabric;
+  CROSSDOCK_CHECK(
+      fabric.within_node_rate > 0 && fabric.between_nodes_rate > 0 && fabric.memory_rate > 0,
+      "the rates of a fabric must be positive, got ", fabric.within_node_rate, ", ",
+      fabric.between_nodes_rate, " and ", fabric.memory_rate, " bytes per second");
+  CROSSDOCK_CHECK(fabric.send_queue_depth >= 2, "the send-queue depth must be at least 2, got ",
+                  fabric.send_queue_depth);
+  CROSSDOCK_CHECK(job.engine.max_in_flight >= 2,
+                  "max_in_flight must be at least 2 (one request "
+                  "each way), got ",
+                  job.engine.max_in_flight);
+  CROSSDOCK_CHECK(job.engine.max_in_flight <= fabric.send_queue_depth, "max_in_flight is ",
+                  job.engine.max_in_flight, ", more than the send queue of ", fabric.name,
+                  " holds (", fabric.send_queue_depth, "); the largest max_in_flight is ",
+                  fabric.send_queue_depth);
+  constexpr int64_t kMaxChunkBytes = std::numeric_limits<int>::max();
+  CROSSDOCK_CHECK(job.engine.chunk_bytes >= 1 && job.engine.chunk_bytes <= kMaxChunkBytes,
+                  "chunk_bytes must be from 1 to ", kMaxChunkBytes, ", got ",
+                  job.engine.chunk_bytes);
+}
+
+CostInputs cost_inputs(const JobDescription& job) {
+  CostInputs inputs{.config = {.num_experts = job.num_experts,
+                               .top_k = job.top_k,
+                               .width = job.width,
+                               .alignment = job.alignment,
+                               .capacity = {},
+                               .placement = {},
+                               .partial_sums = job.partial_sums},
+                    .topology = widest_expert_group(job),
+                    .tokens = tokens_of_rank(job),
+                    .dtype = job.dtype,
+                    .zipf = job.zipf,
+                    .fabric = job.fabric,
+                    .engine = job.engine};
+  if (job.capacity) inputs.config.capacity = Capacity{.factor = *job.capacity};
+  return inputs;
+}
+
+QueueNeed queue_need(int64_t entries_per_token, int64_t tokens, int64_t depth) {
+  QueueNeed need{.entries_per_token = entries_per_token,
+                 .entries = entries_per_token * tokens + 1,
+                 .largest_tokens = (depth - 1) / entries_per_token};
+  need.largest_rounded_tokens = need.largest_tokens / kRoundedTokens * kRoundedTokens;
+  need.fits = need.entries <= depth;
+  return need;
+}
+
+double least_memory(const std::vector<StrategyCost>& costs) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const StrategyCost& cost : costs) least = std::min(least, cost.memory.expected.total());
+  return least;
+}
+
+void check_memory(const JobPlan& plan) {
+  const auto limit = static_cast<double>(plan.inputs.fabric.memory_bytes);
+  const double needed = least_memory(plan.costs.strategies);
+  if (limit == 0 || needed <= limit) return;
+  CostInputs inputs = plan.inputs;
+  int64_t fitting = 0;
+  int64_t too_many = inputs.tokens;
+  while (too_many - fitting > 1) {
+    inputs.tokens = fitting + (too_many - fitting) / 2;
+    (least_memory(estimate_costs(inputs).strategies) <= limit ? fitting : too_many) = inputs.tokens;
+  }
+  throw Error(ErrorCode::kCapacity,
+              concat("buffers for ", plan.inputs.tokens, " tokens per rank need ",
+                     std::ceil(needed / 1e7) / 100, " GB with any strategy, more than the ",
+                     limit / 1e9, " GB of a rank of ", plan.inputs.fabric.name,
+                     "; the largest number of tokens per rank is ", fitting));
+}
+
+}  // namespace
+
+JobPlan plan_job(const JobDescription& job) {
+  check_mesh(job);
+  check_fabric(job);
+  CROSSDOCK_CHECK(job.inner >= 0, "inner must not be negative, got ", job.inner);
+  JobPlan plan;
+  plan.inputs = cost_inputs(job);
+  plan.num_ranks = job.nodes * job.ranks_per_node;
+  plan.group_ranks = expert_group_size(job);
+  plan.group_nodes = plan.inputs.topology.num_nodes;
+  plan.costs = estimate_costs(plan.inputs);
+  check_memory(plan);
+  plan.expert_weight_bytes =
+      plan.costs.routing.most_experts * 3 * job.width * job.inner * size_of(job.dtype);
+  plan.dispatch_queue = queue_need(3, plan.inputs.tokens, job.fabric.send_queue_depth);
+  plan.combine_queue = queue_need(2, plan.inputs.tokens, job.fabric.send_queue_depth);
+  plan.choice = choose_strategy(plan.inputs, plan.costs.strategies);
+  return plan;
+}
+
+}  // namespace crossdock
