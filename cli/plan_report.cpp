@@ -137,7 +137,7 @@ class TextPlan {
     const bool has_capacity = heading_.job.capacity.has_value();
     out_ << "memory of a rank, and requests in flight\n";
     std::vector<std::string> titles = {"expected", "worst case"};
-    if (has_capacity) titles.push_back("capacity " + number(*heading_.job.capacity, 2));
+    if (has_capacity) titles.emplace_back("capacity");
     titles.insert(titles.end(), {"of plan", "requests", "in flight"});
     row("", titles);
     for (const StrategyCost& cost : plan_.costs.strategies) {

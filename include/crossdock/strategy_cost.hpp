@@ -69,7 +69,8 @@ struct StrategyCost {
   OperationCost partial_sums;  // combine with config.partial_sums
   StepMemory memory;           // in the configured mode
   int64_t max_in_flight = 0;   // requests outstanding at most; 0: rows need none
-  /// Forward and backward, that is two dispatches and two combines in the configured mode.
+  /// Forward and backward, that is two dispatches (the second of gradients, in the dtype of the
+  /// results) and two combines in the configured mode.
   double step_lower_bound_s = 0;
   double step_serial_s = 0;
 };

@@ -40,48 +40,59 @@ double times_at(double bytes, double rate) {
   return bytes > 0 ? bytes / rate : 0.0;
 }
 
+bool goes_out(Movement movement) {
+  return movement == Movement::kDispatch || movement == Movement::kGradients;
+}
+
 // Bytes of a row on its way, by link.
 LinkLoad link_row_bytes(StrategyKind kind, Movement movement, const RowBytes& bytes) {
   if (movement == Movement::kDispatch) {
     return {bytes.tokens + bytes.scales, bytes.tokens + bytes.scales};
   }
-  if (movement == Movement::kCombine) return {bytes.results, bytes.results};
-  return {reaches_peers(kind) ? bytes.results : bytes.partial, bytes.partial};
+  if (movement == Movement::kPartialSums) {
+    return {reaches_peers(kind) ? bytes.results : bytes.partial, bytes.partial};
+  }
+  return {bytes.results, bytes.results};
 }
 
-// Bytes that one rank's memory reads and writes, counted from the code: packing, the engine's
-// reading and writing, regrouping, summing. Stores of peers into this memory and their loads from
-// it count here.
+// Rows that one rank's memory reads and writes on the way out, counted from the code. Stores of
+// peers into this memory and their loads from it count here.
+double rows_touched_out(StrategyKind kind, const StepSizes& n, bool has_far_ranks) {
+  if (kind == StrategyKind::kAllgather) {  // copy, send; receive; gather
+    return 3 * n.tokens + n.all_tokens + 2 * n.received;
+  }
+  if (kind == StrategyKind::kAlltoall) {  // pack, send; receive, regroup
+    return n.tokens + n.kept + 2 * (n.sent - n.kept) + 3 * (n.received - n.kept);
+  }
+  const double relayed = has_far_ranks ? 3 * n.copies_sent + 2 * n.copies_received : 0.0;
+  return n.tokens + n.received + relayed;
+}
+
+// The same on the way back, exact.
+double rows_touched_back(StrategyKind kind, const StepSizes& n, bool has_far_ranks) {
+  if (!reaches_peers(kind)) {  // pack, send; receive, sum
+    return 3 * (n.received - n.kept) + 2 * (n.sent - n.kept) + n.kept + n.tokens;
+  }
+  const double relayed = has_far_ranks ? 2 * n.targets_received + 2 * n.far_sent : 0.0;
+  return n.received + relayed + n.tokens;
+}
+
+// Partial sums written and read again.
+double sums_touched(StrategyKind kind, const StepSizes& n, bool has_far_ranks) {
+  if (kind == StrategyKind::kAllgather) return 4 * n.all_tokens;
+  if (kind == StrategyKind::kAlltoall) return 2 * n.sums_received + 2 * n.sums_sent;
+  const double relayed = has_far_ranks ? 2 * n.copies_received + 2 * n.copies_sent : 0.0;
+  return 2 * n.near_sums + relayed;
+}
+
 double memory_traffic(StrategyKind kind, Movement movement, const StepSizes& n, const RowBytes& b,
                       bool has_far_ranks) {
-  const double travels_out = n.sent - n.kept;
-  const double travels_in = n.received - n.kept;
-  const double copies_out = has_far_ranks ? n.copies_sent : 0.0;
-  const double copies_in = has_far_ranks ? n.copies_received : 0.0;
-  const double x = b.tokens + b.scales;
-  if (movement == Movement::kDispatch) {
-    if (kind == StrategyKind::kAllgather) {  // copy, send; receive; gather
-      return x * (3 * n.tokens + n.all_tokens + 2 * n.received);
-    }
-    if (kind == StrategyKind::kAlltoall) {  // pack, send; receive, regroup
-      return x * (n.tokens + n.kept + 2 * travels_out + 3 * travels_in);
-    }
-    return x * (n.tokens + n.received + 3 * copies_out + 2 * copies_in);
+  if (goes_out(movement)) {
+    const double row = movement == Movement::kDispatch ? b.tokens + b.scales : b.results;
+    return row * rows_touched_out(kind, n, has_far_ranks);
   }
-  if (movement == Movement::kCombine) {
-    if (!reaches_peers(kind)) {  // pack, send; receive, sum
-      return b.results * (3 * travels_in + 2 * travels_out + n.kept + n.tokens);
-    }
-    const double fetched = has_far_ranks ? n.targets_received : 0.0;
-    return b.results * (n.received + 2 * fetched + 2 * n.far_sent + n.tokens);
-  }
-  const double sums = kind == StrategyKind::kAllgather ? n.all_tokens : n.sums_received;
-  const double arrivals = kind == StrategyKind::kAllgather ? n.all_tokens : n.sums_sent;
-  if (!reaches_peers(kind)) {  // sum, send; receive, sum
-    return b.results * (n.received + n.tokens) + b.partial * (2 * sums + 2 * arrivals);
-  }
-  return b.results * (n.received + n.tokens) +
-         b.partial * (2 * n.near_sums + 2 * copies_in + 2 * copies_out);
+  if (movement == Movement::kCombine) return b.results * rows_touched_back(kind, n, has_far_ranks);
+  return b.results * (n.received + n.tokens) + b.partial * sums_touched(kind, n, has_far_ranks);
 }
 
 // Everything about the inputs that is computed once.
@@ -189,7 +200,7 @@ void CostModel::add_requests(StrategyKind kind, Movement movement, double row_by
   } else if (kind == StrategyKind::kHierarchical) {
     rows_to = movement == Movement::kCombine ? &routes_to_node_ : &spread_.reaches_node;
   } else if (movement == Movement::kCombine ||
-             (movement == Movement::kDispatch && kind == StrategyKind::kAlltoall)) {
+             (goes_out(movement) && kind == StrategyKind::kAlltoall)) {
     rows_to = &spread_.routes_to_rank;
   } else {
     rows_to = &spread_.reaches_rank;
@@ -255,8 +266,10 @@ StrategyCost CostModel::cost_of(const NamedKind& named) const {
   cost.max_in_flight =
       static_cast<int64_t>(std::min(std::max(at_once(cost.dispatch), at_once(back)),
                                     static_cast<double>(inputs_.engine.max_in_flight)));
-  cost.step_lower_bound_s = 2 * (cost.dispatch.lower_bound_s + back.lower_bound_s);
-  cost.step_serial_s = 2 * (cost.dispatch.serial_s + back.serial_s);
+  const OperationCost gradients = operation(named.kind, Movement::kGradients);
+  cost.step_lower_bound_s =
+      cost.dispatch.lower_bound_s + gradients.lower_bound_s + 2 * back.lower_bound_s;
+  cost.step_serial_s = cost.dispatch.serial_s + gradients.serial_s + 2 * back.serial_s;
   return cost;
 }
 

@@ -77,6 +77,7 @@ LinkFlow flow_of(StrategyKind kind, Movement movement, const RouteSums& sums,
                  const Topology& topology) {
   switch (movement) {
     case Movement::kDispatch:
+    case Movement::kGradients:
       return dispatch_flow(kind, sums, topology);
     case Movement::kCombine:
       return combine_flow(kind, sums);

@@ -15,7 +15,8 @@ constexpr bool reaches_peers(StrategyKind kind) {
   return kind == StrategyKind::kDirect || kind == StrategyKind::kHierarchical;
 }
 
-enum class Movement : uint8_t { kDispatch, kCombine, kPartialSums };
+/// Gradients take the way of a dispatch, in the dtype of the results.
+enum class Movement : uint8_t { kDispatch, kGradients, kCombine, kPartialSums };
 
 /// The rows that a strategy moves between ranks. Inside a node these are rows stored into or loaded
 /// from a peer's memory where reaches_peers.
