@@ -75,7 +75,7 @@ std::vector<Outcome> run_group(int size, const std::function<void(Group&)>& body
 }
 
 void stall() {
-  std::this_thread::sleep_for(4 * kShort);
+  std::this_thread::sleep_for(3 * kShort);
 }
 
 }  // namespace crossdock::testing

@@ -153,7 +153,7 @@ TEST(Faults, ARankThatStallsIsNamedAndLearnsIt) {
                                 .code = ErrorCode::kTimeout,
                                 .sequence = 2,
                                 .operation = "dispatch",
-                                .text = "waited 0.3 s for rank " + std::to_string(culprit) +
+                                .text = "waited 0.5 s for rank " + std::to_string(culprit) +
                                         " to arrive at dispatch (step 2); is it running the same "
                                         "step?"});
     const Outcome& late = outcomes[static_cast<size_t>(culprit)];
@@ -178,7 +178,7 @@ TEST(Faults, ARankThatStallsAfterTheRendezvousIsNamed) {
                                 .code = ErrorCode::kTimeout,
                                 .sequence = 1,
                                 .operation = "dispatch",
-                                .text = "waited 0.3 s for rank " + std::to_string(culprit)});
+                                .text = "waited 0.5 s for rank " + std::to_string(culprit)});
   });
 }
 
