@@ -46,7 +46,7 @@ struct RunArgs {
   std::optional<int64_t> tokens;  // per rank
   std::optional<int64_t> tokens_total;  // spread over the ranks
   std::optional<int64_t> width, inner, shared_inner, experts, top_k;
-  std::string strategy = "alltoall";
+  std::string strategy = "auto";
   std::string communicator;  // "threads" or "mpi"; empty: mpi under mpirun, else threads
   std::optional<int> ranks;  // not given: 4; under mpirun the processes
   int ranks_per_node = 0;    // 0: as the engine reports
@@ -82,5 +82,19 @@ struct PlanArgs {
   bool json = false;
 };
 int run_plan(const PlanArgs& args);
+
+struct VerifyArgs {
+  bool list = false;
+  bool json = false;
+  bool quick = false;
+  std::vector<std::string> strategies{};     // empty: all
+  std::vector<std::string> communicators{};  // empty: all that work here
+  std::vector<std::string> cases{};          // parts of names, or patterns; empty: all
+  std::vector<std::string> dtypes{};         // empty: all
+  std::vector<int> ranks{};                  // empty: 1, 2, 4, 7
+  int ranks_per_node = 0;                    // 0: as the engine reports
+  bool always_zero = false;                  // the report alone says whether checks failed
+};
+int run_verify(const VerifyArgs& args);
 
 }  // namespace crossdock::cli

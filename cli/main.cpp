@@ -16,6 +16,7 @@ constexpr int kBadArguments = 2;
 
 constexpr const char* kExamples = R"(Examples:
   crossdock run --preset qwen3-30b-a3b          a whole layer on 4 ranks, forward and backward, checked
+  crossdock verify --quick                      judge every strategy on every engine
   crossdock info                                what is built in and what works on this machine
   crossdock eval examples/cases/demo.json       run a case, print rows, outputs and gradients
   crossdock eval --check - < case.json          the same from standard input, checked
@@ -203,6 +204,42 @@ CLI::App* add_plan(CLI::App& app, crossdock::cli::PlanArgs& args) {
   return plan;
 }
 
+constexpr const char* kVerifyNotes =
+    R"(Every check runs on every strategy, engine and number of ranks that is chosen; the fp64 reference
+judges. Without mpirun, MPI ranks are started by it; under mpirun its processes are the ranks.
+
+Examples:
+  crossdock verify --quick
+  crossdock verify --strategy direct --communicator threads --ranks 4 --case error
+  crossdock verify --dtype bf16 --case 'routing/skewed/*'
+  mpirun -np 4 crossdock verify --quick)";
+
+CLI::App* add_verify(CLI::App& app, crossdock::cli::VerifyArgs& args) {
+  CLI::App* verify = app.add_subcommand("verify", "Judge strategies and engines by the reference");
+  verify->add_flag("--quick", args.quick, "The short run");
+  verify->add_option("--strategy", args.strategies, "Names; all")
+      ->delimiter(',')
+      ->check(CLI::IsMember(crossdock::strategy_names()));
+  verify->add_option("--communicator", args.communicators, "threads, mpi; those that work here")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"threads", "mpi"}));
+  verify->add_option("--ranks", args.ranks, "Numbers of ranks (1,2,4,7)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024));
+  verify->add_option("--case", args.cases, "Parts of names of checks, or patterns with *")
+      ->delimiter(',');
+  verify->add_option("--dtype", args.dtypes, "Checks of these dtypes alone")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"}));
+  verify->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node")
+      ->check(CLI::NonNegativeNumber);
+  verify->add_flag("--list", args.list, "Name the checks and run none");
+  verify->add_flag("--json", args.json, "Print JSON");
+  verify->add_flag("--always-zero", args.always_zero)->group("");  // for ranks it starts itself
+  verify->footer(kVerifyNotes);
+  return verify;
+}
+
 // Prints help and version to standard output, complaints to standard error.
 int report(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);
@@ -231,16 +268,19 @@ int run_command_line(int argc, char** argv) {
   cli::BenchArgs bench_args;
   cli::RunArgs run_args;
   cli::PlanArgs plan_args;
+  cli::VerifyArgs verify_args;
   const CLI::App* info = add_info(app, info_args);
   add_eval(app, eval_args);
   const CLI::App* bench = add_bench(app, bench_args);
   const CLI::App* run = add_run(app, run_args);
   const CLI::App* plan = add_plan(app, plan_args);
+  const CLI::App* verify = add_verify(app, verify_args);
 
   try {
     app.parse(argc, argv);
     if (*run) return cli::run_run(run_args);
     if (*plan) return cli::run_plan(plan_args);
+    if (*verify) return cli::run_verify(verify_args);
     if (*info) return cli::run_info(info_args);
     if (*bench) return cli::run_bench(bench_args);
     return cli::run_eval(eval_args);

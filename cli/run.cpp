@@ -6,6 +6,7 @@
 #include "commands.hpp"
 #include "crossdock/crossdock.hpp"
 #include "json_writer.hpp"
+#include "progress_line.hpp"
 #include "run_job.hpp"
 #include "run_rank.hpp"
 #include "run_report.hpp"
@@ -14,21 +15,6 @@ namespace crossdock::cli {
 namespace {
 
 constexpr int64_t kRecordedEvents = 4096;  // more than one step has
-
-// A line that is written over, where a terminal watches.
-class ProgressLine {
- public:
-  explicit ProgressLine(int num_steps) : num_steps_(num_steps) {}
-  void show(int done) const {
-    if (!is_watched_) return;
-    std::cerr << "\rstep " << done << " of " << num_steps_ << std::flush;
-    if (done == num_steps_) std::cerr << "\r\x1b[K" << std::flush;
-  }
-
- private:
-  int num_steps_;
-  bool is_watched_ = isatty(STDERR_FILENO) != 0;
-};
 
 RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
   RunResult result;
@@ -84,10 +70,12 @@ int run_run(const RunArgs& args) {
   const bool prints = !processes || processes->rank() == 0;
   try {
     const RunJob job = make_job(args, processes ? processes->size() : 0);
-    const ProgressLine line(job.num_steps);
-    const StepProgress progress = [&](int done) { line.show(done); };
-    const RunResult result =
-        processes ? run_rank(*processes, job, progress) : run_on_threads(job, progress);
+    RunResult result;
+    {
+      const ProgressLine line;
+      const StepProgress progress = [&](const std::string& words) { line.show(words); };
+      result = processes ? run_rank(*processes, job, progress) : run_on_threads(job, progress);
+    }
     if (prints) return print(args, job, result);
     return !result.check || result.check->passed ? 0 : 1;
   } catch (const ArgumentError&) {

@@ -151,7 +151,7 @@ void apply_numbers(const RunArgs& args, RunJob& job) {
     if (!args.activation.empty()) {
       job.layer.experts.activation = parse_activation(args.activation);
     }
-    make_strategy(args.strategy);
+    if (args.strategy != "auto") make_strategy(args.strategy);
   } catch (const Error& error) {
     throw ArgumentError(error.what());
   }

@@ -160,16 +160,22 @@ StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, M
 }  // namespace
 
 RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress) {
+  const auto say = [&](const std::string& words) {
+    if (group.rank() == 0) progress(words);
+  };
+  say("making parameters");
   const RunValues values(job);
   const RunTensors tensors(job, values, group);
   MoeLayer layer(group, job.layer);
   RunOutcome outcome;
   std::vector<StepTimes> times;
   for (int step = 0; step < job.num_steps; ++step) {
+    say("step " + std::to_string(step + 1) + " of " + std::to_string(job.num_steps));
     times.push_back(run_step(group, job, tensors, layer, outcome));
-    if (group.rank() == 0) progress(step + 1);
   }
+  say("checking");
   RunResult result;
+  result.strategy = layer.config().strategy;
   result.num_nodes = group.topology().num_nodes;
   merge_traffic(group, result);
   merge_times(group, times, result);

@@ -50,6 +50,7 @@ struct OperationTime {
 
 /// The whole run; the same on all ranks.
 struct RunResult {
+  std::string strategy;   // the one that was used
   double forward_us = 0;  // medians over the steps, of the slowest rank
   double backward_us = 0;
   std::vector<double> steps_us;           // forward and backward of each step, slowest rank
@@ -63,8 +64,8 @@ struct RunResult {
   std::optional<RunCheck> check;
 };
 
-/// Called with the number of steps done, by rank 0.
-using StepProgress = std::function<void(int)>;
+/// Called by rank 0 with what is done next.
+using StepProgress = std::function<void(const std::string&)>;
 
 /// Runs the job as one of its ranks. Collective.
 RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress);

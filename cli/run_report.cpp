@@ -79,7 +79,7 @@ class TextReport {
     text_ << job_.num_ranks << (job_.num_ranks == 1 ? " rank" : " ranks") << " (" << job_.engine
           << (result_.num_nodes == 1 ? ", 1 node"
                                      : ", " + std::to_string(result_.num_nodes) + " nodes")
-          << "), " << layer.strategy << ", " << name_of(job_.dtype()) << "; " << job_.tokens_total
+          << "), " << result_.strategy << ", " << name_of(job_.dtype()) << "; " << job_.tokens_total
           << " tokens of width " << layer.router.width << ", " << layer.router.top_k << " of "
           << layer.router.num_experts << " experts each, inner width " << layer.experts.inner;
     if (layer.shared_inner > 0) text_ << ", shared experts " << layer.shared_inner;
@@ -108,7 +108,7 @@ class TextReport {
     if (job_.with_backward) text_ << ", backward " << time_text(result_.backward_us);
     text_ << ": medians of " << job_.num_steps << (job_.num_steps == 1 ? " step" : " steps")
           << ", of the slowest rank\n";
-    text_ << "  sent in all: " << bytes_text(result_.traffic.bytes_within_node) << " within nodes, "
+    text_ << "  messages of the engine: " << bytes_text(result_.traffic.bytes_within_node) << " within nodes, "
           << bytes_text(result_.traffic.bytes_between_nodes) << " between nodes";
     if (result_.traffic.requests_posted > 0) {
       text_ << "; at most " << result_.traffic.max_requests_in_flight << " of "
@@ -169,7 +169,7 @@ void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   writer.field("communicator", std::string_view(job.engine));
   writer.field("ranks", job.num_ranks);
   writer.field("nodes", result.num_nodes);
-  writer.field("strategy", std::string_view(layer.strategy));
+  writer.field("strategy", std::string_view(result.strategy));
   writer.field("dtype", name_of(job.dtype()));
   writer.field("activation", name_of(layer.experts.activation));
   writer.field("weights_in",

@@ -21,9 +21,9 @@ class SharedExperts;  // internal
 struct MoeLayerConfig {
   RouterConfig router;
   ExpertsConfig experts;
-  DispatchConfig dispatch{};          // alignment, capacity, placement, ...
-  std::string strategy = "alltoall";  // see strategy_names()
-  int64_t shared_inner = 0;           // F of the shared experts, one dense MLP; 0: none
+  DispatchConfig dispatch{};      // alignment, capacity, placement, ...
+  std::string strategy = "auto";  // or one of strategy_names()
+  int64_t shared_inner = 0;       // F of the shared experts, one dense MLP; 0: none
   /// The shared experts compute while the dispatch moves rows. Same bits either way.
   bool overlap_shared = true;
 };

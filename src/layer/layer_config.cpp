@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "crossdock/strategy_cost.hpp"
 
 namespace crossdock {
 namespace {
@@ -33,6 +34,7 @@ MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group) {
   CROSSDOCK_CHECK(config.shared_inner >= 0, "shared_inner must not be negative, got ",
                   config.shared_inner);
   config.router.dtype = config.experts.dtype;
+  config.strategy = resolve_strategy(config.strategy, config.dispatch, group.topology());
   config.experts.num_local_experts = count_local_experts(config.dispatch, group);
   return config;
 }

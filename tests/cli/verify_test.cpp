@@ -1,0 +1,83 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/command.hpp"
+#include "crossdock/strategy.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TEST(Verify, JudgesEveryStrategyOnTheRanksAskedFor) {
+  const CommandResult result =
+      run_command("verify --quick --communicator threads --ranks 1,3 --json");
+  EXPECT_EQ(result.status, 0) << result.out;
+  EXPECT_THAT(result.err, IsEmpty());
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["passed"], true);
+  EXPECT_EQ(json["results"].size(), 2 * strategy_names().size());
+  for (const auto& cell : json["results"]) {
+    EXPECT_GT(cell["checks"], 100);
+    EXPECT_EQ(cell["checks"], cell["selected"]);
+    EXPECT_THAT(cell["failures"], IsEmpty());
+  }
+}
+
+TEST(Verify, StartsMpiRanksItself) {
+  if (std::string(CROSSDOCK_MPIRUN).empty()) GTEST_SKIP() << "MPI is not in this build";
+  const CommandResult result =
+      run_command("verify --communicator mpi --strategy direct --ranks 2 --case vector --json");
+  EXPECT_EQ(result.status, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  ASSERT_EQ(json["results"].size(), 1);
+  EXPECT_EQ(json["results"][0]["communicator"], "mpi");
+  EXPECT_EQ(json["results"][0]["ranks"], 2);
+  EXPECT_GT(json["results"][0]["checks"], 0);
+}
+
+TEST(Verify, PrintsATable) {
+  const CommandResult result = run_command(
+      "verify --communicator threads --ranks 2 --case vector --strategy alltoall,direct");
+  EXPECT_EQ(result.status, 0);
+  for (const char* words : {"threads P2", "alltoall", "direct", " ok", "all passed"}) {
+    EXPECT_THAT(result.out, HasSubstr(words));
+  }
+}
+
+TEST(Verify, SelectsChecksByNameAndDtype) {
+  const auto list = [](const std::string& flags) {
+    const CommandResult result = run_command("verify --list --json " + flags);
+    EXPECT_EQ(result.status, 0) << flags;
+    return nlohmann::json::parse(result.out).get<std::vector<std::string>>();
+  };
+  const std::vector<std::string> all = list("");
+  const std::vector<std::string> bf16 = list("--dtype bf16");
+  EXPECT_THAT(bf16, Not(IsEmpty()));
+  EXPECT_LT(bf16.size(), all.size());
+  EXPECT_THAT(bf16, testing::Each(HasSubstr("/bf16/")));
+  EXPECT_THAT(list("--case error"), testing::Each(HasSubstr("error")));
+  EXPECT_THAT(list("--case 'routing/*'"), testing::Each(testing::StartsWith("routing/")));
+  EXPECT_LT(list("--quick").size(), all.size());
+}
+
+TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
+  const std::vector<std::pair<const char*, const char*>> known = {
+      {"verify --strategy teleport", "teleport"},
+      {"verify --ranks 0", "--ranks"},
+      {"verify --case no_such_thing", "no check fits"},
+      {"verify --communicator pigeons", "pigeons"},
+  };
+  for (const auto& [arguments, words] : known) {
+    const CommandResult result = run_command(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_THAT(result.err, HasSubstr(words)) << arguments;
+  }
+}
+
+}  // namespace
+}  // namespace crossdock::cli
