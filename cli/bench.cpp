@@ -51,7 +51,9 @@ int run_as_rank(const BenchArgs& args) {
     throw Error(ErrorCode::kInvalidArgument,
                 "communicator threads runs without mpirun; under it the processes are the ranks");
   }
-  Group group(make_mpi_communicator({.ranks_per_node = args.ranks_per_node}));
+  MpiOptions options{.ranks_per_node = args.ranks_per_node};
+  if (args.max_in_flight > 0) options.max_in_flight = args.max_in_flight;
+  Group group(make_mpi_communicator(options));
   if (args.ranks > 0 && args.ranks != group.size()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--ranks must be the number of processes of mpirun, or be left out: got " +
@@ -88,7 +90,9 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
                                    "--warm-up",
                                    std::to_string(args.warm_up),
                                    "--ranks-per-node",
-                                   std::to_string(args.ranks_per_node)};
+                                   std::to_string(args.ranks_per_node),
+                                   "--max-in-flight",
+                                   std::to_string(args.max_in_flight)};
   if (!args.check) list.emplace_back("--no-check");
   return list;
 }

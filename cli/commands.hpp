@@ -35,6 +35,7 @@ struct BenchArgs {
   std::vector<std::string> communicators{};  // empty: all
   int ranks = 0;                             // 0: the scenario's
   int ranks_per_node = 0;                    // 0: as the engine reports
+  int max_in_flight = 0;                     // with mpi; 0: its default
   int repeat = 7;
   int warm_up = 2;
 };

@@ -102,6 +102,8 @@ CLI::App* add_bench(CLI::App& app, crossdock::cli::BenchArgs& args) {
       ->check(CLI::Range(1, 1024));
   bench->add_option("--ranks-per-node", args.ranks_per_node, "Treat so many ranks as a node")
       ->check(CLI::NonNegativeNumber);
+  bench->add_option("--max-in-flight", args.max_in_flight, "Requests at a time, with mpi")
+      ->check(CLI::NonNegativeNumber);
   bench->add_option("--repeat", args.repeat, "Timed repetitions")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
