@@ -24,7 +24,7 @@ using StrategyFactory = std::function<std::unique_ptr<Strategy>()>;
 struct World {
   std::string name;
   DispatchConfig config;
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;                // of tokens; results of fp8 tokens are bf16
   std::vector<reference::RankInput> ranks;  // [P]; x and grad_out are made by judge
   bool wide_ids = false;                    // int64 expert ids
   bool dense = false;                       // a dense map; slots must hold ascending experts

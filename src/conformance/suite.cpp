@@ -10,19 +10,30 @@ namespace {
 constexpr std::array kDtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64,
                                 DType::kF8E4M3};
 
-// The short run has every routing, every variant and every dtype, but not all of their products.
-bool is_quick(size_t routing, size_t variant, DType dtype) {
-  return (routing + variant) % kDtypes.size() == static_cast<size_t>(dtype) % kDtypes.size();
+// What is judged of a routing: every dtype plain, every variant in fp32, and in the other dtypes
+// two variants, which take turns from routing to routing so that every pair of variant and dtype
+// comes.
+bool is_wanted(size_t routing, size_t variant, size_t dtype) {
+  constexpr size_t kOthers = kVariantNames.size() - 1;  // without plain
+  if (variant == 0 || dtype == 0) return true;
+  const size_t turn = (variant - 1 + routing + 2 * dtype) % kOthers;
+  return turn == 0 || turn == kOthers / 2;
+}
+
+// The short run has every routing, every variant and every dtype, but few of their products.
+bool is_quick(size_t routing, size_t variant, size_t dtype) {
+  return (routing + variant + dtype) % 3 == 0;
 }
 
 std::vector<Check> list_routings() {
   std::vector<Check> checks;
   for (size_t routing = 0; routing < kRoutingNames.size(); ++routing) {
-    for (const DType dtype : kDtypes) {
+    for (size_t dtype = 0; dtype < kDtypes.size(); ++dtype) {
       for (size_t variant = 0; variant < kVariantNames.size(); ++variant) {
+        if (!is_wanted(routing, variant, dtype)) continue;
         const auto make = [=](int num_ranks) {
-          return make_world(static_cast<RoutingKind>(routing), static_cast<Variant>(variant), dtype,
-                            num_ranks);
+          return make_world(static_cast<RoutingKind>(routing), static_cast<Variant>(variant),
+                            kDtypes[dtype], num_ranks);
         };
         checks.push_back({"routing/" + make(1).name, is_quick(routing, variant, dtype),
                           [=](Group& group, const StrategyFactory& strategy) {

@@ -102,6 +102,10 @@ Trial::Trial(Dispatcher& dispatcher, const World& world, uint64_t seed, Findings
   check_plan();
 }
 
+DType Trial::sum_dtype() const {
+  return is_summable(world_.dtype) ? world_.dtype : DType::kBF16;
+}
+
 DType Trial::weight_dtype() const {
   return world_.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
@@ -234,21 +238,21 @@ void Trial::combine() {
   const Shape shape{plan_.num_rows(), width()};
 
   // From where the library wants rows to be, and from memory of our own.
-  const OwnedTensor own = reference::to_tensor(world_.dtype, shape, rows[me]);
-  const OwnedTensor leased = dispatcher_.allocate_rows(plan_, world_.dtype);
+  const OwnedTensor own = reference::to_tensor(sum_dtype(), shape, rows[me]);
+  const OwnedTensor leased = dispatcher_.allocate_rows(plan_, sum_dtype());
   if (own.view.num_bytes() > 0) {
     std::memcpy(leased.view.data, own.view.data, static_cast<size_t>(own.view.num_bytes()));
   }
-  const OwnedTensor out = poisoned(world_.dtype, {input_.T, width()});
+  const OwnedTensor out = poisoned(sum_dtype(), {input_.T, width()});
   const OwnedTensor weighted = dispatcher_.combine(plan_, leased.view, out.view);
   if (weighted.view.data != out.view.data) find("out is not in the caller's memory");
   expect_bits("out", weighted.view,
-              reference::combine_exact(layout_, width(), world_.dtype, rows, &weights_)[me]);
+              reference::combine_exact(layout_, width(), sum_dtype(), rows, &weights_)[me]);
   out_ = reference::to_values(weighted.view);
 
   const OwnedTensor unweighted = dispatcher_.combine_unweighted(plan_, own.view);
   expect_bits("out without weights", unweighted.view,
-              reference::combine_exact(layout_, width(), world_.dtype, rows)[me]);
+              reference::combine_exact(layout_, width(), sum_dtype(), rows)[me]);
 }
 
 void Trial::backward() {
@@ -260,28 +264,27 @@ void Trial::backward() {
       rows_of_routes(layout_, width(),
                      for_ranks(world_, [&](int r) { return route_values(world_, r, seed_ + 6); }));
   const OwnedTensor grad_tensor =
-      reference::to_tensor(world_.dtype, {input_.T, width()}, grad_out[me]);
-  const OwnedTensor y_tensor = reference::to_tensor(world_.dtype, rows_shape, y[me]);
+      reference::to_tensor(sum_dtype(), {input_.T, width()}, grad_out[me]);
+  const OwnedTensor y_tensor = reference::to_tensor(sum_dtype(), rows_shape, y[me]);
   const CombineBackwardResult back =
       dispatcher_.combine_backward(plan_, grad_tensor.view, y_tensor.view);
 
   reference::CombineGradients wanted =
       reference::combine_backward(layout_, width(), grad_out, y, weights_);
-  for (double& value : wanted.rows[me]) value = reference::round_to(world_.dtype, value);
+  for (double& value : wanted.rows[me]) value = reference::round_to(sum_dtype(), value);
   expect_bits("grad_rows", back.grad_rows.view, wanted.rows[me]);
   expect_near_weights(back.grad_weights.view, wanted.weights[me], grad_out, y);
 
   const PerRank grad_rows =
       rows_of_routes(layout_, width(),
                      for_ranks(world_, [&](int r) { return route_values(world_, r, seed_ + 7); }));
-  const OwnedTensor grad_rows_tensor =
-      reference::to_tensor(world_.dtype, rows_shape, grad_rows[me]);
-  const OwnedTensor grad_x = poisoned(world_.dtype, {input_.T, width()});
+  const OwnedTensor grad_rows_tensor = reference::to_tensor(sum_dtype(), rows_shape, grad_rows[me]);
+  const OwnedTensor grad_x = poisoned(sum_dtype(), {input_.T, width()});
   const OwnedTensor result =
       dispatcher_.dispatch_backward(plan_, grad_rows_tensor.view, grad_x.view);
   if (result.view.data != grad_x.view.data) find("grad_x is not in the caller's memory");
   expect_bits("grad_x", result.view,
-              reference::combine_exact(layout_, width(), world_.dtype, grad_rows)[me]);
+              reference::combine_exact(layout_, width(), sum_dtype(), grad_rows)[me]);
 
   PerRank numbers;  // one per row, different in all rows of all ranks
   for (int r = 0; r < layout_.num_ranks(); ++r) {
@@ -308,7 +311,7 @@ void Trial::expect_near_weights(ConstTensorView got, const std::vector<double>& 
   const std::vector<double> bound =
       reference::combine_backward(layout_, width(), magnitude(grad_out), magnitude(y), weights_)
           .weights[static_cast<size_t>(rank_)];
-  const double epsilon = world_.dtype == DType::kF64 ? 0x1p-52 : 0x1p-23;
+  const double epsilon = sum_dtype() == DType::kF64 ? 0x1p-52 : 0x1p-23;
   const std::vector<double> values = reference::to_values(got);
   for (size_t i = 0; i < wanted.size(); ++i) {
     const bool both_nan = std::isnan(values[i]) && std::isnan(wanted[i]);
@@ -327,8 +330,8 @@ void Trial::transpose() {
   const auto rank = static_cast<uint64_t>(rank_);
   const std::vector<double> x = quarter_values(tokens, hash_of(seed_, rank, 1));
   const std::vector<double> y = quarter_values(rows, hash_of(seed_, rank, 2));
-  const OwnedTensor x_tensor = reference::to_tensor(world_.dtype, {input_.T, width()}, x);
-  const OwnedTensor y_tensor = reference::to_tensor(world_.dtype, {plan_.num_rows(), width()}, y);
+  const OwnedTensor x_tensor = reference::to_tensor(sum_dtype(), {input_.T, width()}, x);
+  const OwnedTensor y_tensor = reference::to_tensor(sum_dtype(), {plan_.num_rows(), width()}, y);
   const DispatchResult sent = dispatcher_.dispatch(plan_, {.x = x_tensor.view});
   const OwnedTensor back = dispatcher_.combine_unweighted(plan_, y_tensor.view);
   const std::vector<double> sides = {dot(reference::to_values(sent.rows.view), y),
@@ -351,11 +354,9 @@ Findings judge(Group& group, const StrategyFactory& strategy, const World& world
   Dispatcher dispatcher(group, world.config, strategy());
   Trial trial(dispatcher, world, 100, findings);
   trial.dispatch();
-  if (is_summable(world.dtype)) {
-    trial.combine();
-    trial.backward();
-    if (world.exact_sums || world.name.ends_with("/plain")) trial.transpose();
-  }
+  trial.combine();
+  trial.backward();
+  if (world.exact_sums || world.name.ends_with("/plain")) trial.transpose();
   return findings;
 }
 

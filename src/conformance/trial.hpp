@@ -39,6 +39,8 @@ class Trial {
   void expect_near_weights(ConstTensorView got, const std::vector<double>& wanted,
                            const reference::PerRank& grad_out, const reference::PerRank& y);
   void find(const std::string& message);
+  /// Of results and gradients: that of the tokens, bf16 for fp8.
+  DType sum_dtype() const;
   DType weight_dtype() const;
   int64_t width() const { return world_.config.width; }
 
