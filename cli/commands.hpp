@@ -59,6 +59,7 @@ struct RunArgs {
   uint64_t seed = 1;
   bool forward_only = false;
   bool check = true;
+  std::string trace;  // where a trace of the steps goes; empty: nowhere
   bool json = false;
 };
 int run_run(const RunArgs& args);
@@ -94,8 +95,12 @@ struct VerifyArgs {
   std::vector<std::string> dtypes{};         // empty: all
   std::vector<int> ranks{};                  // empty: 1, 2, 4, 7
   int ranks_per_node = 0;                    // 0: as the engine reports
+  bool faults = false;                       // the fault matrix instead of the checks
   bool always_zero = false;                  // the report alone says whether checks failed
 };
 int run_verify(const VerifyArgs& args);
+/// `--faults`: every fault at every step, on threads and MPI processes; prints the matrix with the
+/// time from the beginning of the step to the last survivor's error.
+int run_verify_faults(const VerifyArgs& args);
 
 }  // namespace crossdock::cli

@@ -147,6 +147,7 @@ CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
       ->check(CLI::IsMember({"threads", "mpi"}));
   run->add_option("--ranks", args.ranks, "Ranks as threads (4)");
   run->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node");
+  run->add_option("--trace", args.trace, "Write a trace of all steps, for Perfetto");
   run->add_option("--max-in-flight", args.max_in_flight, "Requests in flight at a rank, with mpi");
   run->add_option("--dtype", args.dtype, "Of tokens and parameters")
       ->check(CLI::IsMember({"fp64", "fp32", "bf16", "fp16"}))
@@ -214,6 +215,7 @@ Examples:
   crossdock verify --quick
   crossdock verify --strategy direct --communicator threads --ranks 4 --case error
   crossdock verify --dtype bf16 --case 'routing/skewed/*'
+  crossdock verify --faults --strategy direct --case stalls
   mpirun -np 4 crossdock verify --quick)";
 
 CLI::App* add_verify(CLI::App& app, crossdock::cli::VerifyArgs& args) {
@@ -235,6 +237,7 @@ CLI::App* add_verify(CLI::App& app, crossdock::cli::VerifyArgs& args) {
       ->check(CLI::IsMember({"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"}));
   verify->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node")
       ->check(CLI::NonNegativeNumber);
+  verify->add_flag("--faults", args.faults, "Put faults into a rank at every step instead");
   verify->add_flag("--list", args.list, "Name the checks and run none");
   verify->add_flag("--json", args.json, "Print JSON");
   verify->add_flag("--always-zero", args.always_zero)->group("");  // for ranks it starts itself
@@ -282,7 +285,10 @@ int run_command_line(int argc, char** argv) {
     app.parse(argc, argv);
     if (*run) return cli::run_run(run_args);
     if (*plan) return cli::run_plan(plan_args);
-    if (*verify) return cli::run_verify(verify_args);
+    if (*verify) {
+      return verify_args.faults ? cli::run_verify_faults(verify_args)
+                                : cli::run_verify(verify_args);
+    }
     if (*info) return cli::run_info(info_args);
     if (*bench) return cli::run_bench(bench_args);
     return cli::run_eval(eval_args);

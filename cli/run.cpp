@@ -14,7 +14,7 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr int64_t kRecordedEvents = 4096;  // more than one step has
+constexpr int64_t kRecordedEvents = 16384;  // of a rank: some hundred steps, for --trace
 
 RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
   RunResult result;

@@ -176,6 +176,7 @@ RunJob make_job(const RunArgs& args, int num_processes) {
   job.seed = args.seed;
   job.with_backward = !args.forward_only;
   job.with_check = args.check;
+  job.trace_file = args.trace;
   return job;
 }
 

@@ -24,6 +24,7 @@ struct RunJob {
   uint64_t seed = 0;
   bool with_backward = true;
   bool with_check = true;
+  std::string trace_file;  // empty: none
 
   /// Tokens are spread contiguously, as evenly as can be.
   int64_t first_token(int rank) const { return first_expert(tokens_total, num_ranks, rank); }

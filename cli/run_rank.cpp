@@ -7,6 +7,7 @@
 
 #include "run_check.hpp"
 #include "run_checksum.hpp"
+#include "run_trace.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -173,6 +174,7 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
     say("step " + std::to_string(step + 1) + " of " + std::to_string(job.num_steps));
     times.push_back(run_step(group, job, tensors, layer, outcome));
   }
+  if (!job.trace_file.empty()) write_trace(group, job.trace_file);
   say("checking");
   RunResult result;
   result.strategy = layer.config().strategy;

@@ -108,8 +108,9 @@ class TextReport {
     if (job_.with_backward) text_ << ", backward " << time_text(result_.backward_us);
     text_ << ": medians of " << job_.num_steps << (job_.num_steps == 1 ? " step" : " steps")
           << ", of the slowest rank\n";
-    text_ << "  messages of the engine: " << bytes_text(result_.traffic.bytes_within_node) << " within nodes, "
-          << bytes_text(result_.traffic.bytes_between_nodes) << " between nodes";
+    text_ << "  messages of the engine: " << bytes_text(result_.traffic.bytes_within_node)
+          << " within nodes, " << bytes_text(result_.traffic.bytes_between_nodes)
+          << " between nodes";
     if (result_.traffic.requests_posted > 0) {
       text_ << "; at most " << result_.traffic.max_requests_in_flight << " of "
             << result_.traffic.requests_posted << " requests in flight at a rank";

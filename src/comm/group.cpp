@@ -187,14 +187,14 @@ Agreement Group::agree(const Proposal& proposal) {
 
 void Group::all_gather_v(const SharedBytes& send, const SharedBytes& recv,
                          std::span<const int64_t> recv_offsets, const WaitContext& wait) {
-  EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes);
+  EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes, "exchange");
   guard(*this, wait, [&] { communicator_->all_gather_v(send, recv, recv_offsets, wait); });
 }
 
 void Group::all_to_all_v(const SharedBytes& send, std::span<const int64_t> send_offsets,
                          const SharedBytes& recv, std::span<const int64_t> recv_offsets,
                          const WaitContext& wait) {
-  EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes);
+  EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes, "exchange");
   guard(*this, wait,
         [&] { communicator_->all_to_all_v(send, send_offsets, recv, recv_offsets, wait); });
 }

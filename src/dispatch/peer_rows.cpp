@@ -9,8 +9,8 @@ namespace {
 
 void copy_recorded(const Exchange& exchange, std::byte* to, const std::byte* from,
                    int64_t num_bytes) {
-  const EventRecorder::Scope scope(exchange.group.recorder(), "copy of foreign rows",
-                                   exchange.sequence, num_bytes);
+  const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,
+                                   num_bytes, "copy of foreign rows");
   copy_bytes(to, from, num_bytes, stores_for(num_bytes));
   finish_stores();
 }

@@ -174,6 +174,38 @@ TEST_P(Nodes, PartialSumsPerRankHaveTheBitsOfAlltoallPartialSums) {
   }
 }
 
+TEST(ForeignRows, CostACopyWhichIsRecordedAndTheLibrarysOwnNone) {
+  for (const bool own_memory : {false, true}) {
+    run_ranks(2, [&](Group& group) {
+      Dispatcher dispatcher(group,
+                            {.num_experts = 2,
+                             .top_k = 1,
+                             .width = kWidth,
+                             .capacity = {},
+                             .placement = {},
+                             .max_rows = {}},
+                            "direct");
+      const std::vector<int32_t> ids = {0, 1, 1};
+      const std::vector<float> weights(3, 1.0f);
+      const std::vector<float> x(3 * kWidth, 2.0f);
+      const Plan plan = dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {3, 1}),
+                                                .weights = ConstTensorView(weights.data(), {3, 1}),
+                                                .mask = {}});
+      std::vector<float> rows(static_cast<size_t>(plan.num_rows() * kWidth));
+      DispatchArgs args;
+      args.x = ConstTensorView(x.data(), {3, kWidth});
+      if (own_memory) args.rows = TensorView(rows.data(), {plan.num_rows(), kWidth});
+      const DispatchResult result = dispatcher.dispatch(plan, args);
+      dispatcher.combine(plan, result.rows.view);
+      int64_t copied_bytes = 0;
+      for (const Event& event : group.recorder().events()) {
+        if (std::string(event.phase) == "copy of foreign rows") copied_bytes += event.bytes;
+      }
+      EXPECT_EQ(copied_bytes, own_memory ? 2 * result.rows.view.num_bytes() : 0);
+    });
+  }
+}
+
 std::vector<NodesCase> all_cases() {
   std::vector<NodesCase> cases;
   for (const char* strategy : {"direct", "hierarchical"}) {

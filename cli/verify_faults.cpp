@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "commands.hpp"
+#include "crossdock/crossdock.hpp"
+#include "crossdock/faults.hpp"
+#include "machine.hpp"
+#include "mpi_launch.hpp"
+#include "progress_line.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using conformance::FaultCase;
+using conformance::FaultKind;
+using conformance::FaultOutcome;
+using nlohmann::json;
+
+constexpr int kRanks = 4;
+constexpr int kCulprit = 2;
+constexpr std::chrono::seconds kDeadline{2};    // of the group with the fault
+constexpr std::chrono::seconds kPatience{120};  // of the group around it
+constexpr std::chrono::seconds kLimitOfRanks{1200};
+
+GroupOptions patient() {
+  return {.arrival_deadline = kPatience, .progress_deadline = kPatience};
+}
+
+std::vector<FaultCase> select(const VerifyArgs& args) {
+  std::vector<FaultCase> cases = conformance::list_faults(
+      args.strategies.empty() ? strategy_names() : args.strategies, kCulprit);
+  std::erase_if(cases, [&](const FaultCase& fault) {
+    const auto fits = [&](const std::string& part) {
+      return fault.name().find(part) != std::string::npos;
+    };
+    return !args.cases.empty() && std::none_of(args.cases.begin(), args.cases.end(), fits);
+  });
+  return cases;
+}
+
+// How a case ended on all ranks together; whole on rank 0.
+json run_case(Group& group, const FaultCase& fault) {
+  const FaultOutcome outcome = conformance::run_fault(group, fault, kDeadline);
+  const bool survives = group.rank() != fault.culprit;
+  const double latency_ms = std::chrono::duration<double, std::milli>(outcome.latency).count();
+  const std::string own = json{{"rank", group.rank()},
+                               {"findings", outcome.findings},
+                               {"message", outcome.message},
+                               {"latency_ms", survives ? latency_ms : 0.0}}
+                              .dump();
+  const Agreement all =
+      group.agree({.operation = "verify_faults", .body = std::as_bytes(std::span(own))});
+  json result{{"case", fault.name()},     {"communicator", group.communicator().name()},
+              {"ranks", group.size()},    {"passed", true},
+              {"latency_ms", 0.0},        {"message", ""},
+              {"findings", json::array()}};
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto body = all.body(rank);
+    const json one =
+        json::parse(std::string(reinterpret_cast<const char*>(body.data()), body.size()));
+    result["latency_ms"] =
+        std::max(result["latency_ms"].get<double>(), one["latency_ms"].get<double>());
+    if (rank == (fault.culprit == 0 ? 1 : 0)) result["message"] = one["message"];
+    for (const auto& finding : one["findings"]) {
+      result["passed"] = false;
+      result["findings"].push_back("rank " + std::to_string(rank) + ": " +
+                                   finding.get<std::string>());
+    }
+  }
+  return result;
+}
+
+json run_cases(Group& group, const std::vector<FaultCase>& cases) {
+  const ProgressLine line;
+  json results = json::array();
+  for (const FaultCase& fault : cases) {
+    if (group.rank() == 0) line.show(fault.name());
+    results.push_back(run_case(group, fault));
+  }
+  return results;
+}
+
+json run_on_threads(const std::vector<FaultCase>& cases) {
+  json results;
+  run_ranks(kRanks,
+            [&](Group& group) {
+              json own = run_cases(group, cases);
+              if (group.rank() == 0) results = std::move(own);
+            },
+            {.ranks_per_node = 0, .group = patient()});
+  return results;
+}
+
+json run_on_processes(const VerifyArgs& args) {
+  std::vector<std::string> arguments = {"verify", "--faults", "--json", "--always-zero"};
+  for (const std::string& strategy : args.strategies) {
+    arguments.insert(arguments.end(), {"--strategy", strategy});
+  }
+  for (const std::string& part : args.cases) arguments.insert(arguments.end(), {"--case", part});
+  return json::parse(run_under_mpi(kRanks, arguments, kLimitOfRanks));
+}
+
+void print_table(const json& results) {
+  std::printf("%-46s %-8s %-7s %9s\n", "fault", "engine", "result", "latency");
+  for (const json& result : results) {
+    std::printf("%-46s %-8s %-7s %6.0f ms\n", result["case"].get<std::string>().c_str(),
+                result["communicator"].get<std::string>().c_str(),
+                result["passed"].get<bool>() ? "named" : "FAILED",
+                result["latency_ms"].get<double>());
+    for (const auto& finding : result["findings"]) {
+      std::printf("    %s\n", finding.get<std::string>().c_str());
+    }
+  }
+  const auto num_passed = std::count_if(results.begin(), results.end(),
+                                        [](const json& one) { return one["passed"].get<bool>(); });
+  std::printf(
+      "%td of %zu faults: every survivor named rank %d and the step, and went on without "
+      "it\n",
+      num_passed, results.size(), kCulprit);
+}
+
+}  // namespace
+
+int run_verify_faults(const VerifyArgs& args) {
+  const std::vector<FaultCase> cases = select(args);
+  if (cases.empty()) throw ArgumentError("no fault fits; leave --case out to run all");
+  const auto wants = [&](const char* engine) {
+    return args.communicators.empty() ||
+           std::find(args.communicators.begin(), args.communicators.end(), engine) !=
+               args.communicators.end();
+  };
+  json results = json::array();
+  bool prints = true;
+  if (mpi_is_launched()) {
+    Group group(make_mpi_communicator(), patient());
+    if (group.size() <= kCulprit) throw ArgumentError("--faults needs at least 3 processes");
+    results = run_cases(group, cases);
+    prints = group.rank() == 0;
+  } else {
+    if (wants("threads")) results = run_on_threads(cases);
+    const bool has_mpi = mpi_is_built() && !find_program("mpirun").empty();
+    if (wants("mpi") && (has_mpi || !args.communicators.empty())) {
+      for (json& result : run_on_processes(args)) results.push_back(std::move(result));
+    }
+  }
+  if (prints && args.json) std::cout << results.dump(1) << "\n" << std::flush;
+  if (prints && !args.json) print_table(results);
+  const bool passed = std::all_of(results.begin(), results.end(),
+                                  [](const json& one) { return one["passed"].get<bool>(); });
+  return passed || args.always_zero ? 0 : 1;
+}
+
+}  // namespace crossdock::cli
