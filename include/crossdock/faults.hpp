@@ -15,14 +15,15 @@
 namespace crossdock::conformance {
 
 enum class FaultKind : uint8_t {
-  kThrows,      // an exception of the caller's own
-  kLeaves,      // it returns early: its group is destroyed
-  kStalls,      // it sleeps past the deadlines and then goes on, late
-  kSkips,       // it leaves the step out
-  kOtherConfig  // it makes the step with another configuration
+  kThrows,       // an exception of the caller's own
+  kLeaves,       // it returns early: its group is destroyed
+  kStalls,       // it sleeps past the deadlines and then goes on, late
+  kSkips,        // it leaves the step out
+  kOtherConfig,  // it makes the step with another configuration
+  kKilled        // its process ends at once (SIGKILL); ranks that are processes only
 };
-inline constexpr std::array<std::string_view, 5> kFaultNames = {"throws", "leaves", "stalls",
-                                                                "skips", "other_config"};
+inline constexpr std::array<std::string_view, 6> kFaultNames = {"throws", "leaves",       "stalls",
+                                                                "skips",  "other_config", "killed"};
 
 enum class FaultStep : uint8_t {
   kBeforeCounts,        // before plan
@@ -47,8 +48,8 @@ struct FaultCase {
   std::string name() const;  // "direct/stalls/mid_dispatch"
 };
 
-/// Every kind at every step where it can happen: a rank skips or changes whole calls only, and
-/// leaves between calls.
+/// Every kind but kKilled at every step where it can happen: a rank skips or changes whole calls
+/// only, and leaves between calls.
 std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit);
 
 /// How a case ended on one rank.
@@ -61,7 +62,7 @@ struct FaultOutcome {
 /// Runs a case on a group of its own, made of all ranks of `base`, with deadlines of `deadline`. A
 /// survivor must get an error with the culprit in its context and the step in its operation; it
 /// then makes a group of the survivors, whose results must be right although the culprit may still
-/// be at work. `base` stays usable. Collective over `base`.
+/// be at work. `base` stays usable, unless the culprit was killed. Collective over `base`.
 FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanoseconds deadline);
 
 }  // namespace crossdock::conformance

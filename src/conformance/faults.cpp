@@ -1,5 +1,6 @@
 #include "crossdock/faults.hpp"
 
+#include <csignal>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -31,6 +32,7 @@ class Injector {
     if (fault_.kind == FaultKind::kThrows) throw std::runtime_error("a fault put in on purpose");
     if (fault_.kind == FaultKind::kLeaves) throw Leaving();
     if (fault_.kind == FaultKind::kStalls) std::this_thread::sleep_for(2 * deadline_);
+    if (fault_.kind == FaultKind::kKilled) std::raise(SIGKILL);
   }
   bool skips(FaultStep step) const { return is_due(step) && fault_.kind == FaultKind::kSkips; }
   bool has_other_config(FaultStep step) const {
@@ -200,7 +202,7 @@ std::string FaultCase::name() const {
 std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit) {
   std::vector<FaultCase> cases;
   for (const std::string& strategy : strategies) {
-    for (size_t k = 0; k < kFaultNames.size(); ++k) {
+    for (size_t k = 0; k < static_cast<size_t>(FaultKind::kKilled); ++k) {
       for (size_t s = 0; s < kFaultStepNames.size(); ++s) {
         const auto kind = static_cast<FaultKind>(k);
         const auto step = static_cast<FaultStep>(s);
@@ -248,6 +250,7 @@ FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanosec
       group.leave(outcome.message);
     }
   }
+  if (fault.kind == FaultKind::kKilled) return outcome;
   base.agree({.operation = "end of fault", .config = {}, .body = {}});
   return outcome;
 }

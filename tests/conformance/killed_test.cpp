@@ -1,0 +1,64 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <tuple>
+
+#include "crossdock/faults.hpp"
+
+namespace crossdock::conformance {
+namespace {
+
+using testing::HasSubstr;
+
+std::string output_of(const std::string& line) {
+  std::string output;
+  FILE* pipe = popen(line.c_str(), "r");
+  std::array<char, 4096> chunk{};
+  while (const size_t got = fread(chunk.data(), 1, chunk.size(), pipe)) {
+    output.append(chunk.data(), got);
+  }
+  pclose(pipe);
+  return output;
+}
+
+// Files of ours in the folder of shared memory. There must never be one: windows have no names.
+int num_left_behind() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    if (entry.path().filename().string().find("crossdock") != std::string::npos) ++count;
+  }
+  return count;
+}
+
+class Killed : public testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(Killed, IsNamedByAllSurvivorsWhoGoOn) {
+  const auto& [strategy, step] = GetParam();
+  const std::string output =
+      // The deadline is that of the wait for the missing rank at exit.
+      output_of("CROSSDOCK_PROGRESS_DEADLINE=1 timeout 60 " CROSSDOCK_MPIRUN
+                " --allow-run-as-root --oversubscribe --enable-recovery --mca btl_tcp_if_include "
+                "lo -np 4 " CROSSDOCK_KILLED_RANK " " +
+                strategy + " " + std::to_string(step) + " 2>/dev/null");
+  for (const int survivor : {0, 1, 3}) {
+    EXPECT_THAT(output, HasSubstr("survivor " + std::to_string(survivor) + "\n"));
+  }
+  EXPECT_EQ(num_left_behind(), 0);
+  EXPECT_EQ(output_of("pgrep -x killed_rank"), "") << "a process stayed behind";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    AtEveryStep, Killed,
+    testing::Combine(testing::Values("alltoall", "direct"),
+                     testing::Range(0, static_cast<int>(kFaultStepNames.size()))),
+    [](const auto& info) {
+      return std::get<0>(info.param) + "_" +
+             std::string(kFaultStepNames[static_cast<size_t>(std::get<1>(info.param))]);
+    });
+
+}  // namespace
+}  // namespace crossdock::conformance
