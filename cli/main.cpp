@@ -64,6 +64,7 @@ Examples:
 
 std::vector<std::string> names_of_presets() {
   std::vector<std::string> names;
+  names.reserve(std::size(crossdock::kModelPresets));
   for (const crossdock::ModelPreset& preset : crossdock::kModelPresets) {
     names.emplace_back(preset.name);
   }
@@ -116,6 +117,7 @@ CLI::App* add_bench(CLI::App& app, crossdock::cli::BenchArgs& args) {
 
 std::vector<std::string> names_of_fabrics() {
   std::vector<std::string> names;
+  names.reserve(std::size(crossdock::kFabricPresets));
   for (const crossdock::Fabric& preset : crossdock::kFabricPresets) names.emplace_back(preset.name);
   return names;
 }

@@ -31,7 +31,8 @@ struct Tokens {
 
   explicit Tokens(int rank) {
     for (int64_t t = 0; t < T; ++t) {
-      for (int64_t d = 0; d < D; ++d) x.push_back(static_cast<float>(100 * rank + 10 * t + d));
+      for (int64_t d = 0; d < D; ++d)
+        x.push_back(static_cast<float>(int64_t{100} * rank + 10 * t + d));
       expert_ids.push_back(static_cast<int32_t>((t + rank) % E));
       expert_ids.push_back(static_cast<int32_t>((t + rank + 3) % E));
       weights.insert(weights.end(), {0.25f, 0.5f});

@@ -133,8 +133,8 @@ std::span<const std::byte> Agreement::body(int rank) const {
 
 Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
     : communicator_(std::move(communicator)),
-      options_(with_defaults(options)),
-      recorder_(options.recorded_events) {
+      options_(with_defaults(std::move(options))),
+      recorder_(options_.recorded_events) {
   CROSSDOCK_CHECK(communicator_ != nullptr, "a group needs a communicator, got none");
   windows_ = std::make_unique<comm::WindowPool>(*communicator_);
 }

@@ -55,13 +55,13 @@ void run_all(int size, const std::function<void(Group&)>& body, const ThreadOpti
 }  // namespace
 
 std::vector<std::exception_ptr> try_ranks(int size, const std::function<void(Group&)>& body,
-                                          ThreadOptions options) {
+                                          const ThreadOptions& options) {
   Outcomes outcomes;
   run_all(size, body, options, outcomes);
   return std::move(outcomes.errors);
 }
 
-void run_ranks(int size, const std::function<void(Group&)>& body, ThreadOptions options) {
+void run_ranks(int size, const std::function<void(Group&)>& body, const ThreadOptions& options) {
   Outcomes outcomes;
   run_all(size, body, options, outcomes);
   const int first = outcomes.first_to_fail;

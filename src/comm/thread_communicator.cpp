@@ -126,7 +126,7 @@ void ThreadCommunicator::read_posts(const SharedBytes& recv, std::span<const int
 }  // namespace comm
 
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size,
-                                                                     ThreadOptions options) {
+                                                                     const ThreadOptions& options) {
   CROSSDOCK_CHECK(size > 0, "there must be at least one rank, got ", size);
   CROSSDOCK_CHECK(options.ranks_per_node >= 0, "ranks_per_node must be 0 (one node) or positive, ",
                   "got ", options.ranks_per_node);

@@ -1,6 +1,7 @@
 #include "crossdock/faults.hpp"
 
 #include <csignal>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -221,8 +222,8 @@ std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, i
 }
 
 FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanoseconds deadline) {
-  std::vector<int> everybody;
-  for (int rank = 0; rank < base.size(); ++rank) everybody.push_back(rank);
+  std::vector<int> everybody(static_cast<size_t>(base.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
   GroupOptions options = base.options();
   options.arrival_deadline = deadline;
   options.progress_deadline = deadline;

@@ -62,6 +62,7 @@ std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& g
 std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
                                          const std::vector<Manifest>& manifests) {
   std::vector<ManifestSize> sizes;
+  sizes.reserve(manifests.size());
   for (const Manifest& manifest : manifests) {
     sizes.push_back({std::ssize(manifest.copies), manifest.num_bytes()});
   }

@@ -29,6 +29,7 @@ RouterStatistics unpack(std::span<const std::byte> body) {
 
 std::vector<RouterStatistics> unpack_all(const Agreement& agreement, int num_ranks) {
   std::vector<RouterStatistics> all;
+  all.reserve(static_cast<size_t>(num_ranks));
   for (int rank = 0; rank < num_ranks; ++rank) all.push_back(unpack(agreement.body(rank)));
   return all;
 }
