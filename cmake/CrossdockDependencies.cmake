@@ -38,6 +38,15 @@ else()
   set(CROSSDOCK_CUDA_NOTE "configured with CROSSDOCK_WITH_CUDA=OFF")
 endif()
 
+set(CROSSDOCK_HAS_NCCL 0)
+if(CROSSDOCK_HAS_CUDA AND CROSSDOCK_WITH_NCCL)
+  find_package(NCCL QUIET)
+  if(NCCL_FOUND)
+    set(CROSSDOCK_HAS_NCCL 1)
+    string(APPEND CROSSDOCK_CUDA_NOTE ", NCCL ${NCCL_LIBRARY}")
+  endif()
+endif()
+
 set(CROSSDOCK_REVISION "" CACHE STRING "Source revision to report; empty: the version alone")
 set(CROSSDOCK_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 configure_file(${PROJECT_SOURCE_DIR}/cmake/build_info.hpp.in

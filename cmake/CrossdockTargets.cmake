@@ -117,7 +117,7 @@ endmacro()
 function(crossdock_define_features target)
   target_compile_definitions(
     ${target} PRIVATE CROSSDOCK_HAS_MPI=${CROSSDOCK_HAS_MPI} CROSSDOCK_HAS_BLAS=${CROSSDOCK_HAS_BLAS}
-                      CROSSDOCK_HAS_CUDA=${CROSSDOCK_HAS_CUDA})
+                      CROSSDOCK_HAS_CUDA=${CROSSDOCK_HAS_CUDA} CROSSDOCK_HAS_NCCL=${CROSSDOCK_HAS_NCCL})
 endfunction()
 
 function(crossdock_find_missing out)

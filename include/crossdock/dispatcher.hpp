@@ -25,6 +25,9 @@ struct DeviceOptions {
   /// threads of one process each thread's own (cudaStreamPerThread).
   Stream stream{};
   int max_sms = 0;  // multiprocessors that a call uses at most; 0: all
+  /// An ncclComm_t with the group's ranks, which alltoall and allgather then exchange through, also
+  /// between nodes. Without it they copy from each other's memory. Given before the first plan.
+  void* nccl_comm = nullptr;
 };
 
 /// What the caller may give and get of a dispatch. Views that are not given are made by the

@@ -17,20 +17,6 @@ struct AllgatherState {
   PartialSums sums;                     // with partial_sums only
 };
 
-std::vector<int64_t> exchange_tokens(const Exchange& exchange) {
-  const PlanData& plan = exchange.plan.data();
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
-  const Buffer packed = exchange.group.pool().take(plan.num_sent() * kBytes);
-  auto* tokens = reinterpret_cast<int64_t*>(packed.data());
-  for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
-  const Buffer arrived = exchange_rows(exchange, {.send = packed,
-                                                  .send_offsets = plan.send_offsets,
-                                                  .recv_offsets = plan.recv_offsets,
-                                                  .row_bytes = kBytes});
-  const auto* first = reinterpret_cast<const int64_t*>(arrived.data());
-  return {first, first + plan.num_received()};
-}
-
 // First token of every rank in the order of all tokens, [P + 1].
 std::vector<int64_t> token_offsets(const PlanData& plan) {
   std::vector<int64_t> offsets{0};
@@ -59,7 +45,7 @@ class Allgather final : public Strategy {
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
     auto state = std::make_shared<AllgatherState>();
-    state->arrival_tokens = exchange_tokens(exchange);
+    state->arrival_tokens = exchange_arrival_tokens(exchange);
     if (exchange.plan.data().config->partial_sums) state->sums = exchange_partial_sums(exchange);
     return state;
   }
@@ -117,6 +103,20 @@ class Allgather final : public Strategy {
 };
 
 }  // namespace
+
+std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
+  const PlanData& plan = exchange.plan.data();
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
+  const Buffer packed = exchange.group.pool().take(plan.num_sent() * kBytes);
+  auto* tokens = reinterpret_cast<int64_t*>(packed.data());
+  for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
+  const Buffer arrived = exchange_rows(exchange, {.send = packed,
+                                                  .send_offsets = plan.send_offsets,
+                                                  .recv_offsets = plan.recv_offsets,
+                                                  .row_bytes = kBytes});
+  const auto* first = reinterpret_cast<const int64_t*>(arrived.data());
+  return {first, first + plan.num_received()};
+}
 
 std::unique_ptr<Strategy> make_allgather() {
   return std::make_unique<Allgather>();

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "crossdock/strategy.hpp"
 
@@ -10,5 +12,8 @@ namespace crossdock {
 /// there; with partial_sums every rank sums what it has of every token, and the sums are
 /// reduce-scattered. P - 1 rows per token travel out; back at most K, or P - 1 with partial_sums.
 std::unique_ptr<Strategy> make_allgather();
+
+/// [received] the token of every arrival, as its source counts. Collective.
+std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange);
 
 }  // namespace crossdock

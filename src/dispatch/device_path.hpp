@@ -16,6 +16,7 @@ struct DevicePathContext {
   std::shared_ptr<const DispatchConfig> config;
   std::string config_text;  // what all ranks must have alike
   std::string strategy_name;
+  DeviceOptions options;
 };
 
 /// A dispatcher's calls for tensors that are not in host memory; the members mean what those of

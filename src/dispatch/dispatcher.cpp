@@ -141,7 +141,8 @@ DevicePath& Dispatcher::device_path(Device device) {
     device_path_ = make({.group = group_,
                          .config = config_,
                          .config_text = config_text_,
-                         .strategy_name = std::string(strategy_->name())},
+                         .strategy_name = std::string(strategy_->name()),
+                         .options = device_options_},
                         device);
     device_path_->set_options(device_options_);
   });

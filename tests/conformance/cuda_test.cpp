@@ -40,7 +40,7 @@ TEST_P(CudaRanks, GiveTheBitsOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,
-                         testing::Combine(testing::Values("direct", "hierarchical"),
+                         testing::Combine(testing::ValuesIn(strategy_names()),
                                           testing::Values(1, 2, 4, 7, 8)),
                          [](const testing::TestParamInfo<StrategyAndRanks>& info) {
                            std::ostringstream text;

@@ -8,12 +8,15 @@ namespace crossdock::cuda {
 
 PeerMemory::PeerMemory(const Communicator& communicator, int device)
     : needs_export_(!communicator.shares_address_space() && communicator.size() > 1),
+      is_one_node_(communicator.topology().num_nodes <= 1),
       rank_(communicator.rank()),
-      device_(device) {
-  if (communicator.topology().num_nodes > 1) {
-    throw Error(ErrorCode::kUnsupported,
-                "ranks on several nodes cannot reach each other's GPU memory; use alltoall");
-  }
+      device_(device) {}
+
+void PeerMemory::check_reach() const {
+  if (is_one_node_) return;
+  throw Error(ErrorCode::kUnsupported,
+              "ranks on several nodes cannot reach each other's GPU memory; use alltoall with an "
+              "NCCL communicator");
 }
 
 PeerMemory::~PeerMemory() {

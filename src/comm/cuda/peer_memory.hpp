@@ -32,6 +32,9 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
+  /// Throws Error(kUnsupported) if some rank's memory is out of reach: it is on another node.
+  void check_reach() const;
+
   /// Whether peers can only reach memory that Crossdock allocated.
   bool needs_export() const { return needs_export_; }
 
@@ -45,6 +48,7 @@ class PeerMemory {
 
  private:
   bool needs_export_;
+  bool is_one_node_;
   int rank_;
   int device_;
   std::set<int> reached_devices_;          // whose memory kernels on device_ may use

@@ -65,7 +65,8 @@ struct Mailbox {
   }
 };
 
-/// What kernels get of a channel; by value. The owner is PeerChannel.
+/// What kernels get of a channel; by value. The owner is PeerChannel. With P = 0 a kernel works for
+/// this rank alone and waits for nobody.
 struct PeerSignals {
   int rank;
   int P;
@@ -164,6 +165,7 @@ __device__ inline uint64_t pack_word(uint32_t epoch, uint32_t value) {
 /// block per rank, which must come after the other blocks of its kernel (see last_block); so ranks
 /// that share a GPU need one free block each, not all of them at once.
 __device__ inline void peer_barrier(const PeerSignals& signals, Operation operation) {
+  if (signals.P == 0) return;
   const uint32_t epoch = signals.state->barrier_epoch + 1;
   const bool dead = is_poisoned(signals);
   __syncthreads();

@@ -5,7 +5,7 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
-#include "crossdock/fp8.hpp"
+#include "dispatch/cuda/input_check.hpp"
 #include "dispatch/cuda/pull_sum.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
 #include "dispatch/cuda/put.hpp"
@@ -18,11 +18,6 @@ const CudaPlan& device_plan(const Plan& plan) {
   return static_cast<const CudaPlan&>(*plan.device_data());
 }
 
-void check_rows_dtype(const char* name, const ConstTensorView& rows) {
-  CROSSDOCK_CHECK(is_summable(rows.dtype) && rows.dtype != DType::kF64, name,
-                  " on a GPU must be fp32, bf16 or fp16, got ", name_of(rows.dtype));
-}
-
 PutPart put_part(const ConstTensorView& tokens, const TensorView& rows) {
   PutPart part{};
   part.tokens = static_cast<const std::byte*>(tokens.data);
@@ -30,25 +25,10 @@ PutPart put_part(const ConstTensorView& tokens, const TensorView& rows) {
   return part;
 }
 
-void check_tokens(const CudaRank& rank, const DispatchArgs& args, int64_t T) {
-  const int64_t D = rank.config().width;
-  rank.check_tensor("x", args.x, {T, D});
-  CROSSDOCK_CHECK(
-      (is_summable(args.x.dtype) && args.x.dtype != DType::kF64) || args.x.dtype == DType::kF8E4M3,
-      "x on a GPU must be fp32, bf16, fp16 or fp8_e4m3, got ", name_of(args.x.dtype));
-  if (!args.scales.given()) {
-    CROSSDOCK_CHECK(!args.row_scales.given(), "row_scales needs scales");
-    return;
-  }
-  CROSSDOCK_CHECK(args.x.dtype == DType::kF8E4M3, "scales go with fp8_e4m3 tokens only, x is ",
-                  name_of(args.x.dtype));
-  const int64_t group = fp8_group_size(args.scales.dtype);
-  rank.check_tensor("scales", args.scales, {T, (D + group - 1) / group});
-}
-
 }  // namespace
 
-CudaDirect::CudaDirect(DevicePathContext context, int device) : rank_(std::move(context), device) {
+CudaDirect::CudaDirect(DevicePathContext context, int device)
+    : rank_(std::move(context), device, /*waits_on_device=*/true) {
   CROSSDOCK_CHECK(!rank_.config().partial_sums,
                   "partial_sums is not there on GPUs; rows are pulled and summed exactly");
   const DeviceGuard guard(device);
@@ -197,11 +177,7 @@ CombineBackwardResult CudaDirect::combine_backward(const Plan& plan, ConstTensor
     rank_.raise_faults();
     rank_.check_plan(plan);
     const Shape shape{plan.capacity_rows(), rank_.config().width};
-    rank_.check_tensor("grad_out", grad_out, {plan.num_tokens(), rank_.config().width});
-    rank_.check_tensor("y", y, shape);
-    check_rows_dtype("grad_out", grad_out);
-    CROSSDOCK_CHECK(y.dtype == grad_out.dtype, "y and grad_out must have one dtype, got ",
-                    name_of(y.dtype), " and ", name_of(grad_out.dtype));
+    check_gradients(rank_, plan, grad_out, y);
     result.grad_rows = rank_.take(y.dtype, shape);
     result.grad_weights = rank_.take(DType::kF32, {plan.num_tokens(), rank_.config().top_k});
     shown_y = rank_.show(y.data, y.num_bytes(), true);

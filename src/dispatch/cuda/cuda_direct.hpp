@@ -26,6 +26,7 @@ class CudaDirect final : public DevicePath {
 
  private:
   bool plans_on_device() const;
+  std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan);
   OwnedTensor landing_rows(const Plan& plan, DType dtype, const Shape& shape, bool& is_ready);
 
   CudaRank rank_;

@@ -84,16 +84,22 @@ bool CudaDirect::plans_on_device() const {
          config.num_experts <= kMaxExperts;
 }
 
+std::shared_ptr<const DevicePlanData> CudaDirect::upload(const Plan& host_plan) {
+  const PlanData& data = host_plan.data();
+  return std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(data.T), data);
+}
+
 Plan CudaDirect::plan(const DenseRouting& routing, const PlanDenseOnHost& plan) {
   const DeviceGuard guard(rank_.device());
-  return plan_on_host(rank_, routing, plan);
+  return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
 }
 
 // Once the ranks have met, a rank only queues work until all have: an allocation could wait for
 // kernels that wait for this rank.
 Plan CudaDirect::plan(const Routing& routing, const PlanOnHost& plan) {
   const DeviceGuard guard(rank_.device());
-  if (!plans_on_device()) return plan_on_host(rank_, routing, plan);
+  if (!plans_on_device())
+    return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
   const std::optional<int64_t>& max_rows = rank_.config().max_rows;
   std::shared_ptr<CudaPlan> arrays;
   Buffer scratch;

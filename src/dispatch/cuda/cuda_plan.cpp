@@ -54,7 +54,8 @@ CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs) : inputs_(inp
   carve(inputs, memory_.data(), arrays_);
 }
 
-void CudaPlan::upload(const PlanData& data) {
+CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanData& data)
+    : CudaPlan(pool, inputs) {
   const cudaStream_t stream = inputs_.stream;
   std::vector<RouteTarget> targets(data.expert_ids.size(), {-1, -1});
   for (size_t i = 0; i < targets.size(); ++i) {

@@ -26,13 +26,13 @@ struct CudaPlanInputs {
 };
 
 /// A plan's arrays on one device, and what the host knows of them.
-class CudaPlan final : public DevicePlanData {
+class CudaPlan : public DevicePlanData {
  public:
   /// Memory for the arrays, contents unspecified.
   CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs);
 
-  /// Fills the arrays from a plan that was made on the host. Waits for the device.
-  void upload(const PlanData& data);
+  /// With the arrays of a plan that was made on the host. Waits for the device.
+  CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanData& data);
 
   const DevicePlan& arrays() const { return arrays_; }
   const PlanShape& shape() const { return inputs_.shape; }

@@ -47,11 +47,13 @@ int check_device(int device) {
 
 }  // namespace
 
-CudaRank::CudaRank(DevicePathContext context, int device)
+CudaRank::CudaRank(DevicePathContext context, int device, bool waits_on_device)
     : context_(std::move(context)),
       device_(check_device(device)),
       peers_(context_.group.communicator(), device),
-      pool_(DeviceArena::make(device, peers_.needs_export())) {
+      pool_(DeviceArena::make(device, peers_.needs_export())),
+      is_connected_(!waits_on_device) {
+  if (waits_on_device) peers_.check_reach();
   const DeviceGuard guard(device_);
   load_barrier();
   load_pad_rows();

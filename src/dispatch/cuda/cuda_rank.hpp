@@ -26,7 +26,8 @@ struct ShownMemory {
 /// One rank's side of a dispatcher on a GPU: its memory, its signals, and how it meets the others.
 class CudaRank {
  public:
-  CudaRank(DevicePathContext context, int device);
+  /// waits_on_device: kernels of the ranks wait for each other, so that all must be in reach.
+  CudaRank(DevicePathContext context, int device, bool waits_on_device);
   ~CudaRank();
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
@@ -96,7 +97,7 @@ class CudaRank {
   PeerMemory peers_;
   DevicePool pool_;
   std::unique_ptr<PeerChannel> channel_;
-  bool is_connected_ = false;
+  bool is_connected_;                   // or need not be
   std::shared_ptr<const void> tables_;  // what shape_ points to
   PlanShape shape_{};                   // without what depends on T
 };

@@ -17,7 +17,8 @@ void check_not_captured(cudaStream_t stream) {
 }
 
 template <typename AnyRouting, typename PlanRouting>
-Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& plan) {
+Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& plan,
+                 const MakeDeviceData& make_device_data) {
   HostRouting host;
   const std::optional<Error> refusal = refusal_of([&] {
     rank.raise_faults();
@@ -29,7 +30,10 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
   if (refusal) {
     rank.group().agree({.operation = "plan", .rejection = &*refusal});  // throws on all ranks
   }
-  return with_device_arrays(rank, plan(host));
+  const Plan host_plan = plan(host);
+  std::shared_ptr<const DevicePlanData> device_data;
+  run_agreed(rank.group(), [&] { device_data = make_device_data(host_plan); });
+  return host_plan.with_device_data(std::move(device_data));
 }
 
 }  // namespace
@@ -68,24 +72,16 @@ DenseRouting HostRouting::dense_routing() const {
   return {.map = routes_, .weights = weights_, .mask = mask_};
 }
 
-Plan with_device_arrays(CudaRank& rank, const Plan& host_plan) {
-  std::shared_ptr<CudaPlan> arrays;
-  run_agreed(rank.group(), [&] {
-    const PlanData& data = host_plan.data();
-    arrays = std::make_shared<CudaPlan>(rank.pool(), rank.plan_inputs(data.T));
-    arrays->upload(data);
-  });
-  return host_plan.with_device_data(std::move(arrays));
-}
-
-Plan plan_on_host(CudaRank& rank, const Routing& routing, const DevicePath::PlanOnHost& plan) {
-  return plan_copied(rank, routing, [&](const HostRouting& host) { return plan(host.routing()); });
+Plan plan_on_host(CudaRank& rank, const Routing& routing, const DevicePath::PlanOnHost& plan,
+                  const MakeDeviceData& make_device_data) {
+  const auto plan_copy = [&](const HostRouting& host) { return plan(host.routing()); };
+  return plan_copied(rank, routing, plan_copy, make_device_data);
 }
 
 Plan plan_on_host(CudaRank& rank, const DenseRouting& routing,
-                  const DevicePath::PlanDenseOnHost& plan) {
-  return plan_copied(rank, routing,
-                     [&](const HostRouting& host) { return plan(host.dense_routing()); });
+                  const DevicePath::PlanDenseOnHost& plan, const MakeDeviceData& make_device_data) {
+  const auto plan_copy = [&](const HostRouting& host) { return plan(host.dense_routing()); };
+  return plan_copied(rank, routing, plan_copy, make_device_data);
 }
 
 }  // namespace crossdock::cuda

@@ -2,6 +2,9 @@
 
 #include <cuda_runtime.h>
 
+#include <functional>
+#include <memory>
+
 #include "crossdock/buffer.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/routing.hpp"
@@ -30,12 +33,13 @@ class HostRouting {
   ConstTensorView mask_;
 };
 
-/// A plan that the host has made, with its arrays on the device too.
-Plan with_device_arrays(CudaRank& rank, const Plan& host_plan);
+/// Brings to the device what it needs of a plan that the host has made.
+using MakeDeviceData = std::function<std::shared_ptr<const DevicePlanData>(const Plan& host_plan)>;
 
 /// Copies the routing to the host, makes its plan there and brings that to the device. Collective.
-Plan plan_on_host(CudaRank& rank, const Routing& routing, const DevicePath::PlanOnHost& plan);
+Plan plan_on_host(CudaRank& rank, const Routing& routing, const DevicePath::PlanOnHost& plan,
+                  const MakeDeviceData& make_device_data);
 Plan plan_on_host(CudaRank& rank, const DenseRouting& routing,
-                  const DevicePath::PlanDenseOnHost& plan);
+                  const DevicePath::PlanDenseOnHost& plan, const MakeDeviceData& make_device_data);
 
 }  // namespace crossdock::cuda

@@ -2,6 +2,7 @@
 
 #include "core/check.hpp"
 #include "dispatch/cuda/cuda_direct.hpp"
+#include "dispatch/cuda/cuda_staged.hpp"
 #include "dispatch/cuda/host_staging.hpp"
 #include "dispatch/device_path.hpp"
 
@@ -9,11 +10,14 @@ namespace crossdock {
 
 std::unique_ptr<DevicePath> make_device_path(DevicePathContext context, Device device) {
   const std::string name = context.strategy_name;
-  if (name != "direct" && name != "hierarchical") {
-    throw Error(ErrorCode::kUnsupported,
-                concat("strategy \"", name, "\" has no GPU side; use direct or hierarchical"));
+  void* const nccl_comm = context.options.nccl_comm;
+  if (name == "direct" || name == "hierarchical") {
+    return std::make_unique<cuda::CudaDirect>(std::move(context), device.index);
   }
-  return std::make_unique<cuda::CudaDirect>(std::move(context), device.index);
+  if (name == "alltoall" || name == "allgather") {
+    return std::make_unique<cuda::CudaStaged>(std::move(context), device.index, nccl_comm);
+  }
+  throw Error(ErrorCode::kUnsupported, concat("strategy \"", name, "\" has no GPU side"));
 }
 
 std::unique_ptr<DevicePath> make_staged_path(DevicePathContext context, Device device) {

@@ -123,7 +123,8 @@ template <typename Element>
 void launch_for_width(const PullSumArgs& args, int sms, cudaStream_t stream) {
   uint64_t bits =
       reinterpret_cast<uint64_t>(args.out) | static_cast<uint64_t>(args.D) * sizeof(Element);
-  for (int p = 0; p < args.signals.P; ++p) bits |= reinterpret_cast<uint64_t>(args.rows[p]);
+  for (int p = 0; p < std::max(args.signals.P, 1); ++p)
+    bits |= reinterpret_cast<uint64_t>(args.rows[p]);
   if (bits % 16 == 0) {
     launch_for_slots<Element, kWide<Element>>(args, sms, stream);
   } else {

@@ -98,7 +98,7 @@ template <typename Element>
 void launch_for_width(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
   uint64_t bits =
       reinterpret_cast<uint64_t>(args.grad_out) | static_cast<uint64_t>(args.D) * sizeof(Element);
-  for (int p = 0; p < args.signals.P; ++p) {
+  for (int p = 0; p < std::max(args.signals.P, 1); ++p) {
     bits |= reinterpret_cast<uint64_t>(args.y[p]) | reinterpret_cast<uint64_t>(args.grad_rows[p]);
   }
   if (bits % 16 == 0) {

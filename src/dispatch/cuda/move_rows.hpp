@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace crossdock::cuda {
+
+/// to[to_index[i]] = from[from_index[i]] for every i, as bits; an index that is null counts up.
+/// No row is written twice.
+struct MoveRowsArgs {
+  const std::byte* from;  // [any, row_bytes]
+  const int64_t* from_index;
+  std::byte* to;  // [any, row_bytes]
+  const int64_t* to_index;
+  int64_t num_rows;
+  int64_t row_bytes;
+};
+
+void load_move_rows();  // before the first launch
+void launch_move_rows(const MoveRowsArgs& args, cudaStream_t stream);
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,42 @@
+#include "core/cuda/check.hpp"
+#include "dispatch/cuda/row_transport.hpp"
+
+namespace crossdock::cuda {
+namespace {
+
+class PeerCopies final : public RowTransport {
+ public:
+  explicit PeerCopies(CudaRank& rank) : rank_(rank) {}
+
+  void run(const CudaRank::Met& met, size_t first_entry,
+           std::span<const RowTransfer> transfers) override {
+    const int P = rank_.group().size();
+    launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      const RowTransfer& transfer = transfers[i];
+      const std::byte* sent[kMaxPeers];
+      rank_.reach(met, first_entry + i, sent);
+      for (int p = 0; p < P; ++p) {
+        const RowTraffic::Part& part = transfer.traffic.parts[static_cast<size_t>(p)];
+        const int64_t num_bytes = part.recv_count * transfer.row_bytes;
+        if (num_bytes == 0) continue;
+        CROSSDOCK_CUDA(cudaMemcpyAsync(transfer.recv + part.recv_begin * transfer.row_bytes,
+                                       sent[p] + part.peer_begin * transfer.row_bytes,
+                                       static_cast<size_t>(num_bytes), cudaMemcpyDefault,
+                                       rank_.stream()));
+      }
+    }
+    launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
+  }
+
+ private:
+  CudaRank& rank_;
+};
+
+}  // namespace
+
+std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank) {
+  return std::make_unique<PeerCopies>(rank);
+}
+
+}  // namespace crossdock::cuda
