@@ -28,7 +28,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/crossdockConfig.cmake.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/crossdockConfig.cmake ${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
-              ${PROJECT_SOURCE_DIR}/cmake/FindCBLAS.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/FindCBLAS.cmake ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
         DESTINATION ${package_dir})
 
 # pkg-config: a static library is of no use without what it links, so that goes into Libs.
