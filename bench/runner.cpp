@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "bench/cuda_bench.hpp"
 #include "bench/experts_bench.hpp"
 #include "bench/layer_bench.hpp"
 #include "bench/memory.hpp"
@@ -48,6 +49,7 @@ std::vector<std::string> wanted_communicators(const Selection& selection) {
 std::vector<Case> cases_of(const Scenario& scenario, const Selection& selection,
                            const std::vector<std::string>& communicators) {
   if (scenario.kind == ScenarioKind::kExperts) return {{scenario, "none", "none"}};
+  if (scenario.kind == ScenarioKind::kCudaMove) return {{scenario, "direct", "cuda"}};
   std::vector<std::string> strategies =
       selection.strategies.empty() ? all_strategies() : selection.strategies;
   if (!scenario.only_strategy.empty()) strategies = {scenario.only_strategy};
@@ -129,8 +131,12 @@ std::vector<Case> select_cases(const Selection& selection) {
 }
 
 Result run_case(const Case& one, const RunOptions& options) {
-  check_memory(one.scenario);
   Result result = describe(one, options);
+  if (one.scenario.kind == ScenarioKind::kCudaMove) {
+    result.steps = run_cuda_move(one.scenario, options.repeats, options.check);
+    return result;
+  }
+  check_memory(one.scenario);
   const std::unique_ptr<const Workload> workload = make_workload(one.scenario);
   run_ranks(one.scenario.ranks,
             [&](Group& group) {

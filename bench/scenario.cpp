@@ -78,6 +78,40 @@ std::vector<Scenario> make_scenarios() {
        .inner = 384,
        .is_default = true},
   };
+  for (const Scenario& s : {Scenario{.name = "h200-deepseek",
+                           .purpose = "DeepSeek-V3's layer on 8 ranks",
+                           .ranks = 8,
+                           .tokens = 4096,
+                           .width = 7168,
+                           .top_k = 8,
+                           .experts = 256},
+                            Scenario{.name = "h200-qwen3",
+                            .purpose = "Qwen3-30B-A3B's layer on 8 ranks",
+                            .ranks = 8,
+                            .tokens = 8192,
+                            .width = 2048,
+                            .top_k = 8,
+                            .experts = 128},
+                            Scenario{.name = "h200-gptoss",
+                            .purpose = "gpt-oss-20b's layer on 4 ranks",
+                            .ranks = 4,
+                            .tokens = 4096,
+                            .width = 2880,
+                            .top_k = 4,
+                            .experts = 32},
+                            Scenario{.name = "h200-decode",
+                            .purpose = "128 tokens of DeepSeek-V3's layer on 8 ranks",
+                            .ranks = 8,
+                            .tokens = 128,
+                            .width = 7168,
+                            .top_k = 8,
+                            .experts = 256}}) {
+    list.push_back(s);
+    list.back().purpose += ", all on one GPU";
+    list.back().kind = ScenarioKind::kCudaMove;
+    list.back().dtype = DType::kBF16;
+    list.back().backward = true;
+  }
   const Scenario narrow{.tokens = 16384, .width = 256, .top_k = 8, .experts = 64};
   for (const int64_t T : {4096, 16384, 65536}) {
     Scenario s = narrow;

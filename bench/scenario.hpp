@@ -10,9 +10,10 @@
 namespace crossdock::bench {
 
 enum class ScenarioKind : uint8_t {
-  kMove,     // plan, dispatch and combine; with `backward` also their backward
-  kExperts,  // the experts' products beside plain calls of a BLAS library, on one rank
-  kLayer     // a whole MoeLayer, forward and backward
+  kMove,      // plan, dispatch and combine; with `backward` also their backward
+  kCudaMove,  // kMove and its backward with all ranks on one GPU
+  kExperts,   // the experts' products beside plain calls of a BLAS library, on one rank
+  kLayer      // a whole MoeLayer, forward and backward
 };
 
 /// What is measured, at which size. T is the number of tokens of every rank.

@@ -110,7 +110,9 @@ int run_bench(const BenchArgs& args) {
   }
   if (mpi_is_launched()) return run_as_rank(args);
   Report report(args.json);
-  for (const Case& one : bench::select_cases({.scenarios = args.scenarios,
+  std::vector<std::string> scenarios = args.scenarios;
+  if (scenarios.empty() && args.device == "cuda") scenarios = {"h200-*"};
+  for (const Case& one : bench::select_cases({.scenarios = scenarios,
                          .strategies = args.strategies,
                          .communicators = args.communicators,
                          .ranks = args.ranks})) {

@@ -99,6 +99,8 @@ CLI::App* add_bench(CLI::App& app, crossdock::cli::BenchArgs& args) {
   bench->add_option("--strategy", args.strategies, "Names of strategies, or anchor-mpi-pack")
       ->delimiter(',');
   bench->add_option("--communicator", args.communicators, "threads, mpi")->delimiter(',');
+  bench->add_option("--device", args.device, "cuda: the scenarios h200-* by default")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   bench->add_option("--ranks", args.ranks, "Instead of the scenario's number")
       ->check(CLI::Range(1, 1024));
   bench->add_option("--ranks-per-node", args.ranks_per_node, "Treat so many ranks as a node")

@@ -1,0 +1,202 @@
+#include "bench/cuda_bench.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "bench/check.hpp"
+#include "bench/cuda_graph.hpp"
+#include "bench/cuda_memory.hpp"
+#include "bench/mover.hpp"
+#include "bench/workload.hpp"
+#include "crossdock/cuda.hpp"
+#include "crossdock/dispatcher.hpp"
+#include "crossdock/threads.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+int64_t largest_number_of_rows(const Workload& workload) {
+  size_t most = 0;
+  for (const auto& receiver : workload.layout().receivers) {
+    most = std::max(most, receiver.sources.size());
+  }
+  return static_cast<int64_t>(most);
+}
+
+DispatchConfig config_of(const Workload& workload) {
+  DispatchConfig config = workload.dispatch_config();
+  config.max_rows = largest_number_of_rows(workload);
+  return config;
+}
+
+/// One rank's tensors and results on the GPU, and copies of the results for the check.
+class CudaMover final : public Mover {
+ public:
+  CudaMover(const Workload& workload, Group& group, cudaStream_t stream)
+      : workload_(workload),
+        group_(group),
+        stream_(stream),
+        dispatcher_(group, config_of(workload), "direct") {
+    const Scenario& s = workload.scenario();
+    const Shape slots{s.tokens, s.top_k};
+    const int rank = group.rank();
+    dispatcher_.set_device_options({.stream = {stream}});
+    expert_ids_ = to_device({workload.expert_ids(rank).data(), slots}, stream);
+    weights_ = to_device({workload.weights(rank).data(), slots}, stream);
+    const Buffer tokens(s.tokens * s.width * s.element_bytes());
+    const int64_t row_bytes = s.width * s.element_bytes();
+    const Shape shape{s.tokens, s.width};
+    for (int64_t t = 0; t < s.tokens; ++t) workload.token(rank, t, tokens.data() + t * row_bytes);
+    x_ = to_device(tokens.view(s.dtype, shape), stream);
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    for (int64_t t = 0; t < s.tokens; ++t) {
+      workload.grad_out(rank, t, tokens.data() + t * row_bytes);
+    }
+    grad_out_ = to_device(tokens.view(s.dtype, shape), stream);
+    out_ = device_tensor(s.dtype, shape, stream);
+    grad_x_ = device_tensor(s.dtype, shape, stream);
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    plan();
+    fill_rows();
+  }
+
+  void plan() override {
+    plan_ = dispatcher_.plan({.expert_ids = expert_ids_.view, .weights = weights_.view});
+  }
+  void dispatch() override { sent_ = dispatcher_.dispatch(plan_, {.x = x_.view}); }
+  /// Into rows that are there already, as a dispatch without a plan before it.
+  void dispatch_again() { dispatcher_.dispatch(plan_, {.x = x_.view, .rows = rows_.view}); }
+  void combine() override { dispatcher_.combine(plan_, y_.view, out_.view); }
+  void combine_backward() override {
+    grads_ = dispatcher_.combine_backward(plan_, grad_out_.view, y_.view);
+  }
+  void dispatch_backward() override { dispatcher_.dispatch_backward(plan_, y_.view, grad_x_.view); }
+
+  /// Keeps what a captured graph works on.
+  void keep() { kept_.push_back({plan_, sent_, grads_}); }
+
+  /// Brings results home and compares them.
+  void check() {
+    const auto R = static_cast<int64_t>(
+        workload_.layout().receivers[static_cast<size_t>(group_.rank())].sources.size());
+    const int64_t T = workload_.scenario().tokens;
+    dispatcher_.check();
+    host_rows_ = to_host(sent_.rows.view, R, stream_);
+    host_out_ = to_host(out_.view, T, stream_);
+    host_grad_rows_ = to_host(grads_.grad_rows.view, R, stream_);
+    host_grad_x_ = to_host(grad_x_.view, T, stream_);
+    check_move(workload_, group_.rank(), *this);
+    host_rows_ = to_host(rows_.view, R, stream_);
+    check_move(workload_, group_.rank(), *this);
+  }
+
+  TensorView y() override { return y_.view; }
+  ConstTensorView rows() const override { return host_rows_.view; }
+  ConstTensorView out() const override { return host_out_.view; }
+  ConstTensorView grad_rows() const override { return host_grad_rows_.view; }
+  ConstTensorView grad_x() const override { return host_grad_x_.view; }
+
+ private:
+  struct Kept {
+    Plan plan;
+    DispatchResult sent;
+    CombineBackwardResult grads;
+  };
+
+  void fill_rows() {
+    const Scenario& s = workload_.scenario();
+    y_ = dispatcher_.allocate_rows(plan_, s.dtype);
+    rows_ = dispatcher_.allocate_rows(plan_, s.dtype);
+    const auto R = static_cast<int64_t>(
+        workload_.layout().receivers[static_cast<size_t>(group_.rank())].sources.size());
+    const Buffer answers(R * s.width * s.element_bytes());
+    const TensorView view = answers.view(s.dtype, {R, s.width});
+    fill_expert_outputs(workload_, group_.rank(), view);
+    check_cuda(cudaMemcpyAsync(y_.view.data, view.data, static_cast<size_t>(view.num_bytes()),
+                               cudaMemcpyHostToDevice, stream_),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+
+  const Workload& workload_;
+  Group& group_;
+  cudaStream_t stream_;
+  Dispatcher dispatcher_;
+  OwnedTensor expert_ids_, weights_, x_, grad_out_, out_, grad_x_, y_, rows_;
+  Plan plan_;
+  DispatchResult sent_;
+  CombineBackwardResult grads_;
+  std::vector<Kept> kept_;
+  OwnedTensor host_rows_, host_out_, host_grad_rows_, host_grad_x_;
+};
+
+std::vector<Step> steps_of(const Scenario& s, CudaMover& mover) {
+  const int64_t once = s.token_bytes() + s.row_bytes();
+  const int64_t route_bytes = static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
+  const auto plan = [&] { mover.plan(); };
+  const auto dispatch_again = [&] { mover.dispatch_again(); };
+  const auto combine = [&] { mover.combine(); };
+  const auto plan_dispatch = [&] {
+    mover.plan();
+    mover.dispatch();
+  };
+  const auto step = [&] {
+    mover.plan();
+    mover.dispatch();
+    mover.combine();
+  };
+  return {{.name = "plan", .bytes = s.ranks * s.tokens * s.top_k * route_bytes, .run = plan},
+          {.name = "dispatch", .bytes = once, .run = dispatch_again},
+          {.name = "plan+dispatch", .bytes = once, .run = plan_dispatch},
+          {.name = "combine", .bytes = once, .run = combine},
+          {.name = "dispatch_backward", .bytes = once, .run = [&] { mover.dispatch_backward(); }},
+          {.name = "combine_backward",
+           .bytes = once + s.row_bytes(),
+           .run = [&] { mover.combine_backward(); }},
+          {.name = "plan+disp.+combine", .bytes = 2 * once, .run = step}};
+}
+
+StepResult result_of(const Step& step, const std::vector<double>& times, double bandwidth) {
+  return {.name = step.name,
+          .median_us = times[times.size() / 2],
+          .min_us = times.front(),
+          .max_us = times.back(),
+          .bytes = step.bytes,
+          .copy_us = static_cast<double>(step.bytes) / bandwidth};
+}
+
+}  // namespace
+
+std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& repeats,
+                                      bool check) {
+  if (cuda_device_count() == 0) {
+    throw Error(ErrorCode::kUnsupported,
+                "scenario " + scenario.name + " needs a GPU: " + cuda_missing_reason());
+  }
+  const Workload workload(scenario);
+  RankStreams streams(scenario.ranks);
+  const double bandwidth = measure_copy_bandwidth(streams.of(0));
+  const CacheFlush flush(streams.of(0));
+  std::vector<StepResult> results;
+  run_ranks(scenario.ranks, [&](Group& group) {
+    CudaMover mover(workload, group, streams.of(group.rank()));
+    for (const Step& step : steps_of(scenario, mover)) {
+      step.run();  // takes memory from the driver, and shows that it works before it is captured
+      const cudaGraphExec_t graph = streams.capture(group, [&] {
+        step.run();
+        mover.keep();
+      });
+      if (group.rank() == 0) {
+        results.push_back(
+            result_of(step, time_replays(graph, flush, repeats, streams.of(0)), bandwidth));
+        cudaGraphExecDestroy(graph);
+      }
+      group.agree({.operation = "bench"});
+    }
+    if (check) mover.check();
+  });
+  return results;
+}
+
+}  // namespace crossdock::bench

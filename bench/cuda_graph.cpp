@@ -1,0 +1,85 @@
+#include "bench/cuda_graph.hpp"
+
+#include <algorithm>
+
+namespace crossdock::bench {
+namespace {
+
+// Everybody waits for everybody.
+void meet(Group& group) {
+  group.agree({.operation = "bench"});
+}
+
+}  // namespace
+
+RankStreams::RankStreams(int num_ranks) {
+  check_cuda(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming), "cudaEventCreate");
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    streams_.push_back(stream);
+    joined_.push_back(event);
+  }
+}
+
+RankStreams::~RankStreams() {
+  for (const cudaEvent_t event : joined_) cudaEventDestroy(event);
+  for (const cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+  cudaEventDestroy(forked_);
+}
+
+cudaGraphExec_t RankStreams::capture(Group& group, const std::function<void()>& body) {
+  const int rank = group.rank();
+  const cudaStream_t own = of(rank);
+  check_cuda(cudaStreamSynchronize(own), "cudaStreamSynchronize");
+  meet(group);
+  if (rank == 0) {
+    check_cuda(cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+    check_cuda(cudaEventRecord(forked_, own), "cudaEventRecord");
+  }
+  meet(group);
+  if (rank != 0) check_cuda(cudaStreamWaitEvent(own, forked_, 0), "cudaStreamWaitEvent");
+  meet(group);
+  body();
+  if (rank != 0) {
+    check_cuda(cudaEventRecord(joined_[static_cast<size_t>(rank)], own), "cudaEventRecord");
+  }
+  meet(group);
+  if (rank != 0) return nullptr;
+  for (size_t r = 1; r < joined_.size(); ++r) {
+    check_cuda(cudaStreamWaitEvent(own, joined_[r], 0), "cudaStreamWaitEvent");
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  check_cuda(cudaStreamEndCapture(own, &graph), "cudaStreamEndCapture");
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  return executable;
+}
+
+std::vector<double> time_replays(cudaGraphExec_t graph, const CacheFlush& flush,
+                                 const Repeats& repeats, cudaStream_t stream) {
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
+  check_cuda(cudaEventCreate(&end), "cudaEventCreate");
+  std::vector<double> times;
+  for (int i = 0; i < repeats.warm_up + repeats.timed; ++i) {
+    flush.queue(stream);
+    check_cuda(cudaEventRecord(begin, stream), "cudaEventRecord");
+    check_cuda(cudaGraphLaunch(graph, stream), "cudaGraphLaunch");
+    check_cuda(cudaEventRecord(end, stream), "cudaEventRecord");
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    float milliseconds = 0.0f;
+    check_cuda(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+    if (i >= repeats.warm_up) times.push_back(milliseconds * 1e3);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::sort(times.begin(), times.end());
+  return times;
+}
+
+}  // namespace crossdock::bench

@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <vector>
+
+#include "bench/cuda_memory.hpp"
+#include "crossdock/error.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+constexpr int64_t kFlushBytes = int64_t{512} << 20;
+constexpr int64_t kCopyBytes = int64_t{4} << 30;
+constexpr int kCopies = 7;
+
+// A thread writes words in turn, each a hash of its place.
+__global__ void fill_kernel(uint64_t* words, int64_t count) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    uint64_t hash = static_cast<uint64_t>(i + 1) * 0x9e3779b97f4a7c15ULL;
+    hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    words[i] = hash ^ (hash >> 27);
+  }
+}
+
+// A thread reads vectors in turn; the sum keeps the compiler from leaving them out.
+__global__ void read_kernel(const ulonglong2* vectors, int64_t count, unsigned long long* sum) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  unsigned long long bits = 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    bits ^= vectors[i].x ^ vectors[i].y;
+  }
+  if (bits == 1) *sum = bits;
+}
+
+OwnedTensor random_bytes(int64_t num_bytes, cudaStream_t stream) {
+  OwnedTensor memory = device_tensor(DType::kU8, {num_bytes}, stream);
+  fill_kernel<<<1024, 256, 0, stream>>>(static_cast<uint64_t*>(memory.view.data), num_bytes / 8);
+  check_cuda(cudaGetLastError(), "fill_kernel");
+  return memory;
+}
+
+}  // namespace
+
+void check_cuda(cudaError_t status, const std::string& call) {
+  if (status == cudaSuccess) return;
+  throw Error(ErrorCode::kCuda, call + ": " + cudaGetErrorString(status));
+}
+
+OwnedTensor device_tensor(DType dtype, const Shape& shape, cudaStream_t stream) {
+  const auto num_bytes = static_cast<size_t>(shape.num_elements() * size_of(dtype));
+  void* memory = nullptr;
+  check_cuda(cudaMallocAsync(&memory, num_bytes + 1, stream), "cudaMallocAsync");
+  check_cuda(cudaMemsetAsync(memory, 0xff, num_bytes, stream), "cudaMemsetAsync");
+  const std::shared_ptr<void> owner(memory,
+                                    [stream](void* pointer) { cudaFreeAsync(pointer, stream); });
+  return {TensorView(memory, dtype, shape, {DeviceKind::kCuda, 0}), owner};
+}
+
+OwnedTensor to_device(const ConstTensorView& host, cudaStream_t stream) {
+  OwnedTensor copy = device_tensor(host.dtype, host.shape, stream);
+  check_cuda(cudaMemcpyAsync(copy.view.data, host.data, static_cast<size_t>(host.num_bytes()),
+                             cudaMemcpyHostToDevice, stream),
+             "cudaMemcpyAsync");
+  return copy;
+}
+
+OwnedTensor to_host(const ConstTensorView& tensor, int64_t num_rows, cudaStream_t stream) {
+  const Shape shape = tensor.shape.rank() > 1 ? Shape{num_rows, tensor.shape[1]} : Shape{num_rows};
+  const Buffer buffer(shape.num_elements() * size_of(tensor.dtype));
+  check_cuda(cudaMemcpyAsync(buffer.data(), tensor.data, static_cast<size_t>(buffer.num_bytes()),
+                             cudaMemcpyDeviceToHost, stream),
+             "cudaMemcpyAsync");
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  return {buffer.view(tensor.dtype, shape), buffer.owner()};
+}
+
+CacheFlush::CacheFlush(cudaStream_t stream) : memory_(random_bytes(kFlushBytes, stream)) {}
+
+void CacheFlush::queue(cudaStream_t stream) const {
+  auto* sum = static_cast<unsigned long long*>(memory_.view.data);
+  read_kernel<<<528, 512, 0, stream>>>(static_cast<const ulonglong2*>(memory_.view.data),
+                                       kFlushBytes / 16, sum);
+  check_cuda(cudaGetLastError(), "read_kernel");
+}
+
+double measure_copy_bandwidth(cudaStream_t stream) {
+  const OwnedTensor from = random_bytes(kCopyBytes, stream);
+  const OwnedTensor to = device_tensor(DType::kU8, {kCopyBytes}, stream);
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
+  check_cuda(cudaEventCreate(&end), "cudaEventCreate");
+  std::vector<float> times;
+  for (int i = 0; i <= kCopies; ++i) {
+    cudaEventRecord(begin, stream);
+    check_cuda(
+        cudaMemcpyAsync(to.view.data, from.view.data, kCopyBytes, cudaMemcpyDeviceToDevice, stream),
+        "cudaMemcpyAsync");
+    cudaEventRecord(end, stream);
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    float milliseconds = 0.0f;
+    cudaEventElapsedTime(&milliseconds, begin, end);
+    if (i > 0) times.push_back(milliseconds);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::nth_element(times.begin(), times.begin() + kCopies / 2, times.end());
+  return 2.0 * static_cast<double>(kCopyBytes) / (times[kCopies / 2] * 1e3);
+}
+
+}  // namespace crossdock::bench
