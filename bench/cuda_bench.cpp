@@ -1,6 +1,7 @@
 #include "bench/cuda_bench.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -170,6 +171,8 @@ StepResult result_of(const Step& step, const std::vector<double>& times, double 
 
 std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& repeats,
                                       bool check) {
+  // With fewer queues streams of several ranks share one, and wait for each other in it.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   if (cuda_device_count() == 0) {
     throw Error(ErrorCode::kUnsupported,
                 "scenario " + scenario.name + " needs a GPU: " + cuda_missing_reason());
@@ -188,8 +191,7 @@ std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& r
         mover.keep();
       });
       if (group.rank() == 0) {
-        results.push_back(
-            result_of(step, time_replays(graph, flush, repeats, streams.of(0)), bandwidth));
+        results.push_back(result_of(step, time_replays(streams, graph, flush, repeats), bandwidth));
         cudaGraphExecDestroy(graph);
       }
       group.agree({.operation = "bench"});

@@ -14,6 +14,8 @@ void meet(Group& group) {
 
 RankStreams::RankStreams(int num_ranks) {
   check_cuda(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming), "cudaEventCreate");
+  check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
+  check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
   for (int rank = 0; rank < num_ranks; ++rank) {
     cudaStream_t stream = nullptr;
     cudaEvent_t event = nullptr;
@@ -27,7 +29,13 @@ RankStreams::RankStreams(int num_ranks) {
 RankStreams::~RankStreams() {
   for (const cudaEvent_t event : joined_) cudaEventDestroy(event);
   for (const cudaStream_t stream : streams_) cudaStreamDestroy(stream);
-  cudaEventDestroy(forked_);
+  for (const cudaEvent_t event : {forked_, begin_, end_}) cudaEventDestroy(event);
+}
+
+double RankStreams::last_replay_us() const {
+  float milliseconds = 0.0f;
+  check_cuda(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+  return milliseconds * 1e3;
 }
 
 cudaGraphExec_t RankStreams::capture(Group& group, const std::function<void()>& body) {
@@ -37,6 +45,7 @@ cudaGraphExec_t RankStreams::capture(Group& group, const std::function<void()>& 
   meet(group);
   if (rank == 0) {
     check_cuda(cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+    check_cuda(cudaEventRecordWithFlags(begin_, own, cudaEventRecordExternal), "cudaEventRecord");
     check_cuda(cudaEventRecord(forked_, own), "cudaEventRecord");
   }
   meet(group);
@@ -51,6 +60,7 @@ cudaGraphExec_t RankStreams::capture(Group& group, const std::function<void()>& 
   for (size_t r = 1; r < joined_.size(); ++r) {
     check_cuda(cudaStreamWaitEvent(own, joined_[r], 0), "cudaStreamWaitEvent");
   }
+  check_cuda(cudaEventRecordWithFlags(end_, own, cudaEventRecordExternal), "cudaEventRecord");
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaStreamEndCapture(own, &graph), "cudaStreamEndCapture");
@@ -59,25 +69,16 @@ cudaGraphExec_t RankStreams::capture(Group& group, const std::function<void()>& 
   return executable;
 }
 
-std::vector<double> time_replays(cudaGraphExec_t graph, const CacheFlush& flush,
-                                 const Repeats& repeats, cudaStream_t stream) {
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
-  check_cuda(cudaEventCreate(&end), "cudaEventCreate");
+std::vector<double> time_replays(const RankStreams& streams, cudaGraphExec_t graph,
+                                 const CacheFlush& flush, const Repeats& repeats) {
+  const cudaStream_t stream = streams.of(0);
   std::vector<double> times;
   for (int i = 0; i < repeats.warm_up + repeats.timed; ++i) {
     flush.queue(stream);
-    check_cuda(cudaEventRecord(begin, stream), "cudaEventRecord");
     check_cuda(cudaGraphLaunch(graph, stream), "cudaGraphLaunch");
-    check_cuda(cudaEventRecord(end, stream), "cudaEventRecord");
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    float milliseconds = 0.0f;
-    check_cuda(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-    if (i >= repeats.warm_up) times.push_back(milliseconds * 1e3);
+    if (i >= repeats.warm_up) times.push_back(streams.last_replay_us());
   }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
   std::sort(times.begin(), times.end());
   return times;
 }

@@ -11,8 +11,9 @@
 
 namespace crossdock::bench {
 
-/// One stream per rank, and the events that tie them into one graph. Shared by the threads of all
-/// ranks.
+/// One stream per rank, and the events that tie them into one graph and time it from inside: from
+/// before the first rank's work to after the last one's, without the launch of the graph. Shared by
+/// the threads of all ranks.
 class RankStreams {
  public:
   explicit RankStreams(int num_ranks);
@@ -27,14 +28,19 @@ class RankStreams {
   /// before the graph is gone.
   cudaGraphExec_t capture(Group& group, const std::function<void()>& body);
 
+  /// Microseconds that the last replay of any of the graphs took.
+  double last_replay_us() const;
+
  private:
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> joined_;
   cudaEvent_t forked_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
 };
 
 /// Replays a graph, each time with a cold L2 cache; microseconds of each, ascending.
-std::vector<double> time_replays(cudaGraphExec_t graph, const CacheFlush& flush,
-                                 const Repeats& repeats, cudaStream_t stream);
+std::vector<double> time_replays(const RankStreams& streams, cudaGraphExec_t graph,
+                                 const CacheFlush& flush, const Repeats& repeats);
 
 }  // namespace crossdock::bench

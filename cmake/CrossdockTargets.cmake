@@ -159,7 +159,8 @@ function(crossdock_add_skipped_test name missing labels)
 endfunction()
 
 macro(crossdock_register_test target)
-  set(environment UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1)
+  # Several ranks on one GPU need a hardware queue each.
+  set(environment UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 CUDA_DEVICE_MAX_CONNECTIONS=32)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()

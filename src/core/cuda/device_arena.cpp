@@ -1,5 +1,7 @@
 #include "core/cuda/device_arena.hpp"
 
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "core/check.hpp"
@@ -20,11 +22,17 @@ cudaMemLocation on_device(int device) {
   return location;
 }
 
-// The device's own pool, usable by kernels of all GPUs in reach. One for all arenas: a pool costs
-// tens of megabytes.
-cudaMemPool_t shared_pool(int device) {
+// Free memory that a pool keeps instead of giving it back to the driver.
+constexpr uint64_t kKeptBytes = uint64_t{64} << 20;
+
+cudaMemPool_t make_pool(int device) {
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = on_device(device);
   cudaMemPool_t pool = nullptr;
-  CROSSDOCK_CUDA(cudaDeviceGetDefaultMemPool(&pool, device));
+  CROSSDOCK_CUDA(cudaMemPoolCreate(&pool, &properties));
+  uint64_t kept = kKeptBytes;
+  CROSSDOCK_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
   int num_devices = 0;
   CROSSDOCK_CUDA(cudaGetDeviceCount(&num_devices));
   for (int peer = 0; peer < num_devices; ++peer) {
@@ -37,6 +45,17 @@ cudaMemPool_t shared_pool(int device) {
     CROSSDOCK_CUDA(cudaMemPoolSetAccess(pool, &access, 1));
   }
   return pool;
+}
+
+// One pool of a device serves all arenas of the process: a pool costs tens of megabytes. Never
+// destroyed, as memory of it may outlive static objects.
+cudaMemPool_t shared_pool(int device) {
+  static auto* const mutex = new std::mutex;
+  static auto* const pools = new std::map<int, cudaMemPool_t>;
+  const std::lock_guard lock(*mutex);
+  const auto found = pools->find(device);
+  if (found != pools->end()) return found->second;
+  return pools->emplace(device, make_pool(device)).first->second;
 }
 
 }  // namespace

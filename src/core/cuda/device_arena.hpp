@@ -45,7 +45,7 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   int device_;
   bool is_exported_;
   OwnedStream stream_;
-  cudaMemPool_t pool_ = nullptr;  // the device's; null if exported
+  cudaMemPool_t pool_ = nullptr;  // shared by all arenas of the device; null if exported
 };
 
 /// Memory that lives as long as its user; steps take from a DevicePool.

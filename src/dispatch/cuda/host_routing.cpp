@@ -41,6 +41,7 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
 ConstTensorView HostRouting::copy(const ConstTensorView& tensor, Buffer& buffer,
                                   cudaStream_t stream) {
   if (!tensor.given() || tensor.device.is_cpu()) return tensor;
+  if (tensor.data == nullptr) return {nullptr, tensor.dtype, tensor.shape};  // refused later
   buffer = Buffer(tensor.num_bytes());
   if (tensor.num_bytes() > 0) {
     CROSSDOCK_CUDA(cudaMemcpyAsync(buffer.data(), tensor.data,
