@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <new>
+
 #include "layer/layer_cases.hpp"
 
 namespace crossdock {
@@ -130,6 +132,50 @@ TEST(MoeLayerRefusal, ARecomputationOnSomeRanksOnly) {
         const MoeDecision* decision = group.rank() == kCulprit ? nullptr : &first.saved.decision;
         layer.forward({.weights = parameters.weights(), .x = tokens.x.view, .decision = decision});
       });
+}
+
+// A strategy that has no memory for the experts' result on one rank.
+class WithoutMemory : public Strategy {
+ public:
+  explicit WithoutMemory(bool is_short) : is_short_(is_short) {}
+  std::string_view name() const override { return "without_memory"; }
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    return other_->prepare(exchange);
+  }
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    other_->scatter(exchange, parts);
+  }
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    other_->gather_sum(exchange, args);
+  }
+  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    other_->gather_partial_sums(exchange, args);
+  }
+  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
+    if (is_short_ && std::string_view(exchange.operation) == "allocate_rows")
+      throw std::bad_alloc();
+    return Strategy::allocate_rows(exchange, dtype, shape);
+  }
+
+ private:
+  bool is_short_;
+  std::unique_ptr<Strategy> other_ = make_strategy("alltoall");
+};
+
+TEST(MoeLayerFailure, BetweenDispatchAndCombineReleasesThePeers) {
+  const LayerCase layer_case = make_case(list_layer_cases(kRanks)[0].options);
+  run_ranks(kRanks, [&](Group& group) {
+    std::string message = "nothing was thrown";
+    try {
+      run_layer(group, layer_case,
+                {.strategy = std::make_unique<WithoutMemory>(group.rank() == kCulprit)});
+    } catch (const Error& error) {
+      message = error.what();
+      EXPECT_EQ(error.context().culprit, kCulprit) << "rank " << group.rank();
+    }
+    EXPECT_THAT(message, HasSubstr("not enough memory")) << "rank " << group.rank();
+    EXPECT_TRUE(group.is_poisoned());
+  });
 }
 
 }  // namespace

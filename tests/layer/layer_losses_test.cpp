@@ -1,0 +1,119 @@
+// Over which ranks and sequences the losses are counted, and what the router is told.
+#include <gtest/gtest.h>
+
+#include "layer/layer_cases.hpp"
+
+namespace crossdock {
+namespace {
+
+constexpr int kRanks = 4;
+
+LayerCase case_with_losses(BalanceScope scope) {
+  LayerCaseOptions options = list_layer_cases(kRanks)[0].options;
+  options.config.router.aux_loss_coeff = 0.7;
+  options.config.router.z_loss_coeff = 0.3;
+  options.config.router.aux_loss_scope = scope;
+  options.tokens_per_rank = {6, 3, 0, 9};
+  return make_case(options);
+}
+
+reference::RouterInput router_input(const LayerCase& layer_case, int rank) {
+  int64_t first = 0;
+  for (int r = 0; r < rank; ++r) first += layer_case.tokens_per_rank[static_cast<size_t>(r)];
+  const int64_t T = layer_case.tokens_per_rank[static_cast<size_t>(rank)];
+  const int64_t D = layer_case.config.router.width;
+  reference::RouterInput input;
+  input.config = layer_case.config.router;
+  input.T = T;
+  input.x.assign(layer_case.x.begin() + first * D, layer_case.x.begin() + (first + T) * D);
+  input.gate = layer_case.gate;
+  return input;
+}
+
+MoeForwardArgs forward_args(const RankParameters& parameters, const RankTokens& tokens) {
+  return {.weights = parameters.weights(), .x = tokens.x.view};
+}
+
+TEST(MoeLayerLosses, EverySequenceIsBalancedForItself) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kSequence);
+  run_ranks(kRanks, [&](Group& group) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    reference::RouterInput input = router_input(layer_case, group.rank());
+    input.num_sequences = 3;  // the last one has no token
+    for (int64_t t = 0; t < input.T; ++t) input.sequence_ids.push_back(t < 2 ? 0 : 1);
+    const OwnedTensor ids = reference::to_tensor(
+        DType::kI32, {input.T}, {input.sequence_ids.begin(), input.sequence_ids.end()});
+    MoeForwardArgs args = forward_args(parameters, tokens);
+    args.sequence_ids = ids.view;
+    args.num_sequences = 3;
+    const MoeDecision decision = layer.forward(args).saved.decision;
+
+    const reference::RouterResult routes = reference::route(input);
+    reference::RouterCounts counts = routes.counts;
+    counts.total_sequences = 6;  // two on each of three ranks
+    counts.total_tokens = 18;
+    const reference::RouterLossValues wanted = reference::router_losses(input, routes, counts);
+    EXPECT_NEAR(decision.losses.aux, wanted.aux, 1e-12);
+    EXPECT_NEAR(decision.losses.z, wanted.z, 1e-12);
+    EXPECT_EQ(decision.total_sequences, 6);
+    EXPECT_EQ(decision.total_tokens, 18);
+  });
+}
+
+TEST(MoeLayerLosses, RoutesAreCountedOverTheGroupThatIsStated) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
+  run_ranks(kRanks, [&](Group& group) {
+    const int first = group.rank() / 2 * 2;
+    const std::vector<int> pair = {first, first + 1};
+    const std::unique_ptr<Group> counting = group.subgroup(pair);
+    MoeLayer layer(group, layer_case.config,
+                   {.strategy = nullptr, .pool = nullptr, .counting_group = counting.get()});
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    const MoeDecision decision = layer.forward(forward_args(parameters, tokens)).saved.decision;
+
+    reference::RouterCounts counts = reference::route(router_input(layer_case, pair[0])).counts;
+    const reference::RouterCounts other =
+        reference::route(router_input(layer_case, pair[1])).counts;
+    for (size_t e = 0; e < counts.routes_per_expert.size(); ++e) {
+      counts.routes_per_expert[e] += other.routes_per_expert[e];
+    }
+    counts.num_tokens[0] += other.num_tokens[0];
+    counts.total_tokens = 18;
+    const reference::RouterInput input = router_input(layer_case, group.rank());
+    const reference::RouterLossValues wanted =
+        reference::router_losses(input, reference::route(input), counts);
+    EXPECT_NEAR(decision.losses.aux, wanted.aux, 1e-12);
+    EXPECT_NEAR(decision.losses.z, wanted.z, 1e-12);
+  });
+}
+
+TEST(MoeLayerLosses, LoadIsThatOfAllRanksBeforeDrops) {
+  LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
+  layer_case.config.dispatch.capacity = Capacity{.factor = 0.2};
+  run_ranks(kRanks, [&](Group& group) {
+    const RankResult result = run_layer(group, layer_case);
+    int64_t sum = 0;
+    for (const int64_t routes : result.load) sum += routes;
+    EXPECT_EQ(sum, 18 * layer_case.config.router.top_k);
+  });
+}
+
+TEST(MoeLayerLosses, RoutesOfAnEarlierStepAreReplayed) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
+  run_ranks(kRanks, [&](Group& group) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    const MoeForwardResult first = layer.forward(forward_args(parameters, tokens));
+    MoeForwardArgs args = forward_args(parameters, tokens);
+    args.forced_ids = first.saved.decision.router->routing().expert_ids;
+    const MoeForwardResult again = layer.forward(args);
+    EXPECT_EQ(reference::to_values(again.out.view), reference::to_values(first.out.view));
+  });
+}
+
+}  // namespace
+}  // namespace crossdock
