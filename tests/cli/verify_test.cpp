@@ -15,14 +15,14 @@ using testing::IsEmpty;
 
 TEST(Verify, JudgesEveryStrategyOnTheRanksAskedFor) {
   const CommandResult result =
-      run_command("verify --quick --communicator threads --ranks 1,3 --json");
+      run_command("verify --quick --case vector,skew --communicator threads --ranks 1,3 --json");
   EXPECT_EQ(result.status, 0) << result.out;
   EXPECT_THAT(result.err, IsEmpty());
   const auto json = nlohmann::json::parse(result.out);
   EXPECT_EQ(json["passed"], true);
   EXPECT_EQ(json["results"].size(), 2 * strategy_names().size());
   for (const auto& cell : json["results"]) {
-    EXPECT_GT(cell["checks"], 100);
+    EXPECT_GT(cell["checks"], 5);
     EXPECT_EQ(cell["checks"], cell["selected"]);
     EXPECT_THAT(cell["failures"], IsEmpty());
   }
