@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "crossdock/strategy_cost.hpp"
 #include "run_check.hpp"
 #include "run_checksum.hpp"
 #include "run_trace.hpp"
@@ -118,6 +119,34 @@ void merge_traffic(Group& group, RunResult& result) {
   }
 }
 
+void merge_memory(Group& group, RunResult& result) {
+  const GroupMemory own = group.memory();
+  const Agreement all = tell_all(group, "run_memory", std::as_bytes(std::span(&own, 1)));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    GroupMemory one;
+    std::copy_n(all.body(rank).begin(), sizeof(one), reinterpret_cast<std::byte*>(&one));
+    if (one.pool_bytes + one.window_bytes > result.memory.pool_bytes + result.memory.window_bytes) {
+      result.memory = one;
+    }
+  }
+}
+
+// What the cost model expects a rank to hold after a step, forward and backward.
+int64_t planned_bytes(Group& group, const RunJob& job, const DispatchConfig& config,
+                      const std::string& strategy) {
+  const CostEstimate costs = estimate_costs({.config = config,
+                                             .topology = group.topology(),
+                                             .tokens = job.num_tokens(0),
+                                             .dtype = job.dtype(),
+                                             .staging_bytes = group.options().staging_bytes});
+  for (const StrategyCost& cost : costs.strategies) {
+    if (cost.name != strategy) continue;
+    const MemoryNeed& need = cost.memory.expected;
+    return static_cast<int64_t>(need.pool_bytes + need.window_bytes);
+  }
+  return 0;
+}
+
 void read_load(const PlanData& plan, RunResult& result) {
   result.rows_per_rank = plan.rows_per_rank;
   result.rows_per_expert.assign(static_cast<size_t>(plan.E), 0);
@@ -129,6 +158,7 @@ void read_load(const PlanData& plan, RunResult& result) {
 // One step, timed, with the operations it consisted of.
 StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, MoeLayer& layer,
                    RunOutcome& outcome) {
+  outcome = {};
   tell_all(group, "run_step", {});
   const Clock::time_point begin = Clock::now();
   MoeForwardResult forward = layer.forward({.weights = tensors.weights, .x = tensors.x.view});
@@ -179,7 +209,11 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   RunResult result;
   result.strategy = layer.config().strategy;
   result.num_nodes = group.topology().num_nodes;
+  const DispatchConfig& config = layer.config().dispatch;
+  result.strategy = resolve_strategy(job.layer.strategy, config, group.topology());
+  result.planned_bytes = planned_bytes(group, job, config, result.strategy);
   merge_traffic(group, result);
+  merge_memory(group, result);
   merge_times(group, times, result);
   read_load(outcome.decision.plan.data(), result);
   result.checksum = checksum(group, outcome.out.view);

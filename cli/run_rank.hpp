@@ -22,7 +22,7 @@ struct RunTensors {
   RunTensors(const RunJob& job, const RunValues& values, Group& group);
 
  private:
-  std::vector<Buffer> buffers_;  // of weights and grads
+  std::vector<Buffer> buffers_;  // of all of them
 };
 
 /// What one rank of a run has computed, in its last step.
@@ -58,6 +58,9 @@ struct RunResult {
   std::vector<int64_t> rows_per_rank;     // [P]
   std::vector<int64_t> rows_per_expert;   // [E]
   int num_nodes = 1;
+  std::string strategy;       // the one that "auto" stands for, if that was asked for
+  GroupMemory memory;         // of the rank that holds most, after the steps
+  int64_t planned_bytes = 0;  // what a rank was expected to hold, all experts alike
   Traffic traffic;        // summed over ranks and steps; requests in flight: the most of any rank
   uint64_t checksum = 0;  // of out
   uint64_t grad_checksum = 0;  // of grad_x; 0 without backward

@@ -79,9 +79,10 @@ class TextReport {
     text_ << job_.num_ranks << (job_.num_ranks == 1 ? " rank" : " ranks") << " (" << job_.engine
           << (result_.num_nodes == 1 ? ", 1 node"
                                      : ", " + std::to_string(result_.num_nodes) + " nodes")
-          << "), " << result_.strategy << ", " << name_of(job_.dtype()) << "; " << job_.tokens_total
-          << " tokens of width " << layer.router.width << ", " << layer.router.top_k << " of "
-          << layer.router.num_experts << " experts each, inner width " << layer.experts.inner;
+          << "), " << result_.strategy << (layer.strategy == "auto" ? " (auto)" : "") << ", "
+          << name_of(job_.dtype()) << "; " << job_.tokens_total << " tokens of width "
+          << layer.router.width << ", " << layer.router.top_k << " of " << layer.router.num_experts
+          << " experts each, inner width " << layer.experts.inner;
     if (layer.shared_inner > 0) text_ << ", shared experts " << layer.shared_inner;
     text_ << "\n\n";
   }
@@ -115,6 +116,9 @@ class TextReport {
       text_ << "; at most " << result_.traffic.max_requests_in_flight << " of "
             << result_.traffic.requests_posted << " requests in flight at a rank";
     }
+    text_ << "\n  held at most by a rank: "
+          << bytes_text(result_.memory.window_bytes + result_.memory.pool_bytes);
+    if (job_.with_backward) text_ << ", planned " << bytes_text(result_.planned_bytes);
     text_ << "\n\n";
   }
 
@@ -171,6 +175,7 @@ void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   writer.field("ranks", job.num_ranks);
   writer.field("nodes", result.num_nodes);
   writer.field("strategy", std::string_view(result.strategy));
+  writer.field("auto", layer.strategy == "auto");
   writer.field("dtype", name_of(job.dtype()));
   writer.field("activation", name_of(layer.experts.activation));
   writer.field("weights_in",
@@ -206,6 +211,13 @@ void write_times(JsonWriter& writer, const RunResult& result) {
   writer.field("bytes_between_nodes", result.traffic.bytes_between_nodes);
   writer.field("requests_posted", result.traffic.requests_posted);
   writer.field("max_requests_in_flight", result.traffic.max_requests_in_flight);
+  writer.end_object();
+  writer.field("max_in_flight_seen", result.traffic.max_requests_in_flight);
+  writer.key("memory");
+  writer.begin_object();
+  writer.field("window_bytes", result.memory.window_bytes);
+  writer.field("pool_bytes", result.memory.pool_bytes);
+  writer.field("planned_bytes", result.planned_bytes);
   writer.end_object();
 }
 

@@ -27,10 +27,9 @@ RunTensors::RunTensors(const RunJob& job, const RunValues& values, Group& group)
     return view;
   };
   const Shape tokens{job.num_tokens(group.rank()), D};
-  x = group.pool().take(job.dtype(), tokens);
-  values.fill(Source::kX, job.first_token(group.rank()), x.view);
-  grad_out = group.pool().take(job.dtype(), tokens);
-  values.fill(Source::kGradOut, job.first_token(group.rank()), grad_out.view);
+  const int64_t first_token = job.first_token(group.rank());
+  x.view = parameter(Source::kX, first_token, tokens, job.dtype());
+  grad_out.view = parameter(Source::kGradOut, first_token, tokens, job.dtype());
 
   weights.gate.weight = parameter(Source::kGate, 0, {E, D}, job.dtype());
   if (job.with_biases) weights.gate.bias = parameter(Source::kGateBias, 0, {E}, job.dtype());

@@ -60,6 +60,12 @@ struct Agreement {
   std::span<const std::byte> body(int rank) const;
 };
 
+/// Memory that one rank's group holds, in use or kept for later, in bytes.
+struct GroupMemory {
+  int64_t pool_bytes = 0;
+  int64_t window_bytes = 0;  // that the other ranks of its node reach
+};
+
 /// The P ranks that exchange rows, seen from one of them: a communicator made safe.
 ///
 /// Every collective begins with agree(), a numbered rendezvous, so that a bad input, a different
@@ -85,6 +91,7 @@ class Group {
   BufferPool& pool() { return pool_; }
   /// Memory that the ranks of this node reach (for strategies inside the library).
   comm::WindowPool& windows() { return *windows_; }
+  GroupMemory memory() const;
 
   /// Throws the error that poisoned this group, if any.
   void check() const;

@@ -96,6 +96,10 @@ struct CostEstimate {
 /// not with T.
 CostEstimate estimate_costs(const CostInputs& inputs);
 
+/// The largest number of tokens, up to inputs.tokens, with which the expected memory of some
+/// strategy fits into fabric.memory_bytes; 0 if there is none.
+int64_t largest_fitting_tokens(const CostInputs& inputs);
+
 struct StrategyChoice {
   std::string name;
   std::string reason;

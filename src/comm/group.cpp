@@ -143,6 +143,10 @@ Group::~Group() {
   leave(comm::kPlainLeave);
 }
 
+GroupMemory Group::memory() const {
+  return {.pool_bytes = pool_.bytes_held(), .window_bytes = windows_->bytes_held()};
+}
+
 void Group::check() const {
   if (poison_) throw *poison_;
 }

@@ -98,25 +98,27 @@ double memory_traffic(StrategyKind kind, Movement movement, const StepSizes& n, 
 // Everything about the inputs that is computed once.
 class CostModel {
  public:
-  explicit CostModel(const CostInputs& inputs)
-      : inputs_(inputs),
-        placement_(make_placement(inputs.config, num_ranks())),
-        spread_(expected_spread(placement_, inputs.topology,
-                                {.top_k = inputs.config.top_k, .zipf = inputs.zipf})),
-        sums_(expected_sums(spread_, inputs.topology, inputs.tokens)),
-        bytes_(row_bytes_of(inputs)) {
-    const auto num_nodes = static_cast<size_t>(inputs.topology.num_nodes);
+  explicit CostModel(CostInputs inputs)
+      : inputs_(std::move(inputs)),
+        placement_(make_placement(inputs_.config, num_ranks())),
+        spread_(expected_spread(placement_, inputs_.topology,
+                                {.top_k = inputs_.config.top_k, .zipf = inputs_.zipf})),
+        sums_(expected_sums(spread_, inputs_.topology, inputs_.tokens)),
+        bytes_(row_bytes_of(inputs_)) {
+    const auto num_nodes = static_cast<size_t>(inputs_.topology.num_nodes);
     ranks_outside_.assign(num_nodes, num_ranks());
     routes_to_node_.assign(num_nodes, 0.0);
-    one_per_rank_.assign(inputs.topology.node_of_rank.size(), 1.0);
+    one_per_rank_.assign(inputs_.topology.node_of_rank.size(), 1.0);
     for (size_t rank = 0; rank < one_per_rank_.size(); ++rank) {
-      const auto node = static_cast<size_t>(inputs.topology.node_of_rank[rank]);
+      const auto node = static_cast<size_t>(inputs_.topology.node_of_rank[rank]);
       ranks_outside_[node] -= 1.0;
       routes_to_node_[node] += spread_.routes_to_rank[rank];
     }
   }
 
   StrategyCost cost_of(const NamedKind& named) const;
+  /// Whether some strategy's expected memory fits with so many tokens; they are the model's then.
+  bool fits(int64_t tokens);
   OperationCost least_dispatch() const;
   RoutingEstimate routing() const;
 
@@ -132,7 +134,7 @@ class CostModel {
   size_t fullest_rank() const;
   size_t largest_rank() const;
 
-  const CostInputs& inputs_;
+  CostInputs inputs_;
   Placement placement_;
   TokenSpread spread_;
   RouteSums sums_;
@@ -253,6 +255,16 @@ StepMemory CostModel::memory(StrategyKind kind) const {
   return memory;
 }
 
+bool CostModel::fits(int64_t tokens) {
+  inputs_.tokens = tokens;
+  sums_ = expected_sums(spread_, inputs_.topology, tokens);
+  const auto limit = static_cast<double>(inputs_.fabric.memory_bytes);
+  return std::any_of(kKinds.begin(), kKinds.end(), [&](const NamedKind& named) {
+    const StepSizes sizes = expected_sizes(sums_, inputs_, placement_, named.kind, fullest_rank());
+    return memory_of_step(sizes, inputs_, named.kind).total() <= limit;
+  });
+}
+
 StrategyCost CostModel::cost_of(const NamedKind& named) const {
   StrategyCost cost{.name = std::string(named.name),
                     .dispatch = operation(named.kind, Movement::kDispatch),
@@ -323,6 +335,19 @@ CostEstimate estimate_costs(const CostInputs& inputs) {
   estimate.strategies.reserve(kKinds.size());
   for (const NamedKind& named : kKinds) estimate.strategies.push_back(model.cost_of(named));
   return estimate;
+}
+
+int64_t largest_fitting_tokens(const CostInputs& inputs) {
+  check_inputs(inputs);
+  CostModel model(inputs);
+  if (model.fits(inputs.tokens)) return inputs.tokens;
+  int64_t fitting = 0;
+  int64_t too_many = inputs.tokens;
+  while (too_many - fitting > 1) {
+    const int64_t tokens = fitting + (too_many - fitting) / 2;
+    (model.fits(tokens) ? fitting : too_many) = tokens;
+  }
+  return fitting;
 }
 
 }  // namespace crossdock

@@ -72,18 +72,12 @@ void check_memory(const JobPlan& plan) {
   const auto limit = static_cast<double>(plan.inputs.fabric.memory_bytes);
   const double needed = least_memory(plan.costs.strategies);
   if (limit == 0 || needed <= limit) return;
-  CostInputs inputs = plan.inputs;
-  int64_t fitting = 0;
-  int64_t too_many = inputs.tokens;
-  while (too_many - fitting > 1) {
-    inputs.tokens = fitting + (too_many - fitting) / 2;
-    (least_memory(estimate_costs(inputs).strategies) <= limit ? fitting : too_many) = inputs.tokens;
-  }
-  throw Error(ErrorCode::kCapacity,
-              concat("buffers for ", plan.inputs.tokens, " tokens per rank need ",
-                     std::ceil(needed / 1e7) / 100, " GB with any strategy, more than the ",
-                     limit / 1e9, " GB of a rank of ", plan.inputs.fabric.name,
-                     "; the largest number of tokens per rank is ", fitting));
+  throw Error(
+      ErrorCode::kCapacity,
+      concat("buffers for ", plan.inputs.tokens, " tokens per rank need ",
+             std::ceil(needed / 1e7) / 100, " GB with any strategy, more than the ", limit / 1e9,
+             " GB of a rank of ", plan.inputs.fabric.name,
+             "; the largest number of tokens per rank is ", largest_fitting_tokens(plan.inputs)));
 }
 
 }  // namespace

@@ -1,0 +1,127 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+const char* const kQwen =
+    "plan --model qwen3-30b-a3b --seq 8192 --micro-batch 8 --nodes 2 --ranks-per-node 8";
+
+json plan_json(const std::string& arguments) {
+  const CommandResult result = run_command(arguments + " --json");
+  EXPECT_EQ(result.status, 0) << result.err;
+  return json::parse(result.out);
+}
+
+TEST(Plan, ShowsTokensQueueEntriesAndTheChoice) {
+  const CommandResult result = run_command(kQwen);
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.err, IsEmpty());
+  for (const char* text :
+       {"65536 tokens per rank", "196609 entries", "65535 entries at most", "largest N 21844",
+        "21824 in steps of 64", "128 requests in flight", "strategy: hierarchical"}) {
+    EXPECT_THAT(result.out, HasSubstr(text));
+  }
+  for (const char* name : {"allgather", "alltoall", "direct", "hierarchical"}) {
+    EXPECT_THAT(result.out, HasSubstr(name));
+  }
+}
+
+TEST(Plan, PrintsJson) {
+  const json plan = plan_json(std::string(kQwen) + " --capacity 1.25");
+  EXPECT_EQ(plan["job"]["tokens_per_rank"], 65536);
+  EXPECT_EQ(plan["job"]["group_ranks"], 16);
+  EXPECT_EQ(plan["fabric"]["name"], "h100-nvlink-400g");
+  EXPECT_EQ(plan["send_queue"]["depth"], 65535);
+  EXPECT_EQ(plan["send_queue"]["dispatch_3n_plus_1"]["entries"], 196609);
+  EXPECT_EQ(plan["send_queue"]["dispatch_3n_plus_1"]["largest_tokens"], 21844);
+  EXPECT_EQ(plan["send_queue"]["dispatch_3n_plus_1"]["largest_rounded_tokens"], 21824);
+  EXPECT_EQ(plan["send_queue"]["dispatch_3n_plus_1"]["fits"], false);
+  EXPECT_EQ(plan["send_queue"]["max_in_flight"], 128);
+  EXPECT_EQ(plan["strategy"], "hierarchical");
+  EXPECT_THAT(plan["reason"].get<std::string>(), HasSubstr("rows per token"));
+  ASSERT_EQ(plan["strategies"].size(), 4);
+  for (const json& strategy : plan["strategies"]) {
+    for (const char* operation : {"dispatch", "combine", "partial_sums"}) {
+      const json& cost = strategy[operation];
+      EXPECT_GT(cost["rows"]["within_node"], 0) << strategy["name"] << operation;
+      EXPECT_GT(cost["bytes"]["between_nodes"], 0) << strategy["name"] << operation;
+      EXPECT_GT(cost["lower_bound_s"], 0) << strategy["name"] << operation;
+    }
+    EXPECT_LE(strategy["max_in_flight"], 128);
+    const json& memory = strategy["memory"];
+    EXPECT_LT(memory["expected"]["total_bytes"], memory["with_capacity"]["total_bytes"]);
+    EXPECT_LT(memory["with_capacity"]["total_bytes"], memory["worst_case"]["total_bytes"]);
+  }
+}
+
+TEST(Plan, SizesFabricAndMeshCanBeGiven) {
+  const json plan = plan_json(
+      "plan --width 512 --experts 24 --top-k 3 --tokens 1000 --nodes 4 --ranks-per-node 2 --ep 4 "
+      "--fabric ethernet --between-rate 12.5 --queue-depth 4096 --max-in-flight 16 --dtype fp32");
+  EXPECT_EQ(plan["job"]["ranks"], 8);
+  EXPECT_EQ(plan["job"]["group_ranks"], 4);
+  EXPECT_EQ(plan["job"]["group_nodes"], 2);
+  EXPECT_EQ(plan["fabric"]["between_nodes_rate"], 12.5e9);
+  EXPECT_EQ(plan["send_queue"]["dispatch_3n_plus_1"]["largest_tokens"], 1365);
+  const json& alltoall = plan["strategies"][1]["dispatch"];
+  EXPECT_NEAR(alltoall["rows"]["between_nodes"].get<double>(), 1500, 1e-6);
+  EXPECT_NEAR(alltoall["bytes"]["between_nodes"].get<double>(), 1500 * 512 * 4, 1e-3);
+}
+
+TEST(Plan, AnImpossibleJobNamesTheLimitAndTheLargestLegalValue) {
+  const std::string arguments = std::string(kQwen) + " --max-in-flight 70000";
+  const CommandResult result = run_command(arguments);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.out, IsEmpty());
+  EXPECT_THAT(result.err, HasSubstr("max_in_flight is 70000"));
+  EXPECT_THAT(result.err, HasSubstr("the largest max_in_flight is 65535"));
+  const CommandResult as_json = run_command(arguments + " --json");
+  EXPECT_EQ(as_json.status, 1);
+  EXPECT_THAT(json::parse(as_json.out)["error"].get<std::string>(), HasSubstr("65535"));
+}
+
+TEST(Plan, RejectsBadArgumentsWithStatusTwo) {
+  const std::vector<std::pair<const char*, const char*>> known = {
+      {"plan --tokens 5", "--model"},
+      {"plan --model qwen3-30b-a3b", "--seq"},
+      {"plan --model qwen3-30b-a3b --seq 5 --tokens 5", "not both"},
+      {"plan --model teleport --seq 5", "teleport"},
+      {"plan --model qwen3-30b-a3b --seq 5 --fabric string", "string"},
+      {"plan --model qwen3-30b-a3b --seq five", "--seq"},
+  };
+  for (const auto& [arguments, word] : known) {
+    const CommandResult result = run_command(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_THAT(result.out, IsEmpty()) << arguments;
+    EXPECT_THAT(result.err, HasSubstr(word)) << arguments;
+  }
+}
+
+// A layer that runs holds what the planner says; its routes are nearly even.
+TEST(Plan, MemoryOfARunIsWithinTenPercentOfThePlan) {
+  for (const char* strategy : {"allgather", "alltoall", "direct", "hierarchical", "auto"}) {
+    const CommandResult result = run_command(
+        "run --ranks 4 --ranks-per-node 2 --tokens 1024 --width 128 --inner 16 --experts 64 "
+        "--top-k 8 --no-check --json --strategy " +
+        std::string(strategy));
+    ASSERT_EQ(result.status, 0) << result.err;
+    const json run = json::parse(result.out);
+    const double held =
+        run["memory"]["window_bytes"].get<double>() + run["memory"]["pool_bytes"].get<double>();
+    EXPECT_NEAR(held / run["memory"]["planned_bytes"].get<double>(), 1.0, 0.1) << strategy;
+    EXPECT_EQ(run["strategy"], strategy == std::string("auto") ? "hierarchical" : strategy);
+    EXPECT_EQ(run["auto"], strategy == std::string("auto"));
+  }
+}
+
+}  // namespace
+}  // namespace crossdock::cli
