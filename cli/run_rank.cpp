@@ -210,7 +210,6 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   result.strategy = layer.config().strategy;
   result.num_nodes = group.topology().num_nodes;
   const DispatchConfig& config = layer.config().dispatch;
-  result.strategy = resolve_strategy(job.layer.strategy, config, group.topology());
   result.planned_bytes = planned_bytes(group, job, config, result.strategy);
   merge_traffic(group, result);
   merge_memory(group, result);

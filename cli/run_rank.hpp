@@ -58,7 +58,6 @@ struct RunResult {
   std::vector<int64_t> rows_per_rank;     // [P]
   std::vector<int64_t> rows_per_expert;   // [E]
   int num_nodes = 1;
-  std::string strategy;       // the one that "auto" stands for, if that was asked for
   GroupMemory memory;         // of the rank that holds most, after the steps
   int64_t planned_bytes = 0;  // what a rank was expected to hold, all experts alike
   Traffic traffic;        // summed over ranks and steps; requests in flight: the most of any rank
