@@ -23,13 +23,6 @@ std::vector<float> values(int64_t count, uint32_t place, double scale) {
   return result;
 }
 
-// The same for processes that share the cores: no more threads than there are cores.
-std::shared_ptr<ThreadPool> pool_for(Group& group) {
-  auto shared = ThreadPool::process_wide();
-  if (group.communicator().shares_address_space()) return shared;
-  return std::make_shared<ThreadPool>(std::max(1, shared->num_threads() / group.size()));
-}
-
 MoeLayerConfig config_of(const Scenario& s, std::string_view strategy) {
   MoeLayerConfig config;
   config.router.num_experts = s.experts;
@@ -47,7 +40,7 @@ class LayerOnRank {
         rank_(group.rank()),
         first_(first_expert(s.experts, group.size(), rank_)),
         E_local_(first_expert(s.experts, group.size(), rank_ + 1) - first_),
-        layer_(group, config_of(s, strategy), {.pool = pool_for(group)}),
+        layer_(group, config_of(s, strategy), {}),
         gate_(values(s.experts * s.width, 1, 1.0 / std::sqrt(static_cast<double>(s.width)))),
         x_(values(s.tokens * s.width, 1000 + static_cast<uint32_t>(rank_), 1.0)),
         grad_out_(values(s.tokens * s.width, 2000 + static_cast<uint32_t>(rank_), 1.0)),

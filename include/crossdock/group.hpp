@@ -13,6 +13,7 @@
 #include "crossdock/communicator.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/recorder.hpp"
+#include "crossdock/thread_pool.hpp"
 
 namespace crossdock {
 
@@ -33,6 +34,9 @@ struct GroupOptions {
   /// Rows on their way between nodes take at most about this much memory at a time, once for
   /// sending and once for receiving, however many tokens there are. The same on all ranks.
   int64_t staging_bytes = int64_t{64} << 20;
+  /// That move and sum rows. Not given: the process's pool, which ranks that are threads share;
+  /// ranks that are processes have as many threads each as there are cores for a rank of the node.
+  std::shared_ptr<ThreadPool> threads{};
 };
 
 /// What this rank brings to a rendezvous.
@@ -85,10 +89,11 @@ class Group {
   int size() const { return communicator_->size(); }
   const Topology& topology() const { return communicator_->topology(); }
   Communicator& communicator() { return *communicator_; }
-  const GroupOptions& options() const { return options_; }  // deadlines filled in
+  const GroupOptions& options() const { return options_; }  // defaults filled in
 
   EventRecorder& recorder() { return recorder_; }
   BufferPool& pool() { return pool_; }
+  const std::shared_ptr<ThreadPool>& threads() const { return options_.threads; }
   /// Memory that the ranks of this node reach (for strategies inside the library).
   comm::WindowPool& windows() { return *windows_; }
   GroupMemory memory() const;

@@ -115,7 +115,7 @@ struct MoeBackwardDwArgs {
 
 struct MoeLayerOptions {
   std::unique_ptr<Strategy> strategy{};  // your own; not given: the one the configuration names
-  std::shared_ptr<ThreadPool> pool{};    // not given: the one of the process
+  std::shared_ptr<ThreadPool> pool{};    // not given: the one of the group
   /// The ranks over which the auxiliary loss counts routes; this rank must be among them. Not
   /// given: the group of the layer; with BalanceScope::kSequence this rank alone.
   Group* counting_group = nullptr;

@@ -1,5 +1,6 @@
 #include "crossdock/group.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -24,6 +25,18 @@ GroupOptions with_defaults(GroupOptions options) {
                   "deadlines must be positive, got ", options.arrival_deadline->count(), " ns and ",
                   options.progress_deadline->count(), " ns");
   return options;
+}
+
+// For processes that share the cores of a node: no more threads than there are cores.
+std::shared_ptr<ThreadPool> default_threads(Communicator& communicator) {
+  auto all = ThreadPool::process_wide();
+  if (communicator.shares_address_space()) return all;
+  const std::vector<int>& nodes = communicator.topology().node_of_rank;
+  const auto ranks_here =
+      std::count(nodes.begin(), nodes.end(), nodes[static_cast<size_t>(communicator.rank())]);
+  if (ranks_here == 1) return all;
+  const auto share = std::max<int64_t>(1, all->num_threads() / ranks_here);
+  return std::make_shared<ThreadPool>(static_cast<int>(share));
 }
 
 SharedBytes shared(const Buffer& buffer) {
@@ -136,6 +149,7 @@ Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
       options_(with_defaults(std::move(options))),
       recorder_(options_.recorded_events) {
   CROSSDOCK_CHECK(communicator_ != nullptr, "a group needs a communicator, got none");
+  if (!options_.threads) options_.threads = default_threads(*communicator_);
   windows_ = std::make_unique<comm::WindowPool>(*communicator_);
 }
 

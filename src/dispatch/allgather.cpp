@@ -98,7 +98,8 @@ class Allgather final : public Strategy {
                    .N = plan.T,
                    .D = args.out.shape[1],
                    .row_dtype = partial_dtype(args),
-                   .out_dtype = args.out.dtype});
+                   .out_dtype = args.out.dtype},
+                  *exchange.group.threads());
   }
 };
 

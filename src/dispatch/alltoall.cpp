@@ -26,7 +26,8 @@ Buffer pack(const Exchange& exchange, const TravellingRows& travelling, const Ro
                 .destinations = destinations.data(),
                 .T = plan.T,
                 .K = plan.K,
-                .row_bytes = part.row_bytes});
+                .row_bytes = part.row_bytes},
+               *exchange.group.threads());
   return packed;
 }
 

@@ -61,8 +61,9 @@ std::vector<RelayRound> rounds_between_nodes(const Exchange& exchange, const Rel
 }
 
 // Rows [first, last) of args.out, each from its K rows, wherever they are.
-void sum_tokens(const GatherSumArgs& args, const PlanData& plan,
+void sum_tokens(const Exchange& exchange, const GatherSumArgs& args,
                 const std::vector<const std::byte*>& rows, int64_t first, int64_t last) {
+  const PlanData& plan = exchange.plan.data();
   const auto* weights = static_cast<const std::byte*>(args.weights.data);
   if (weights != nullptr) weights += first * plan.K * size_of(plan.weight_dtype);
   ops::sum_rows({.rows = rows.data() + first * plan.K,
@@ -72,7 +73,8 @@ void sum_tokens(const GatherSumArgs& args, const PlanData& plan,
                  .N = last - first,
                  .D = args.out.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = args.out.dtype});
+                 .out_dtype = args.out.dtype},
+                *exchange.group.threads());
 }
 
 void zero_pad_rows(const PlanData& plan, std::byte* rows, int64_t row_bytes) {
@@ -120,7 +122,8 @@ class Direct final : public Strategy {
                     .destinations = destinations.data(),
                     .T = plan.T,
                     .K = plan.K,
-                    .row_bytes = part.row_bytes});
+                    .row_bytes = part.row_bytes},
+                   *exchange.group.threads());
       const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
       for (const RelayRound& round : rounds_between_nodes(exchange, relay, part.row_bytes)) {
         relay_round_out(exchange, relay, round, part, peers, entry);
@@ -135,7 +138,7 @@ class Direct final : public Strategy {
     const ShownRows shown = show(exchange, args.rows);
     const PeerRows peers(exchange, {&shown, 1});
     std::vector<const std::byte*> rows = near_rows(exchange, peers, args.rows.row_bytes());
-    if (!has_far_ranks(exchange)) sum_tokens(args, plan, rows, 0, plan.T);
+    if (!has_far_ranks(exchange)) sum_tokens(exchange, args, rows, 0, plan.T);
     const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
     for (const RelayRound& round : rounds_between_nodes(exchange, relay, args.rows.row_bytes())) {
       const ReturnedRows returned = return_round(exchange, relay, round, args, peers);
@@ -143,7 +146,7 @@ class Direct final : public Strategy {
         rows[static_cast<size_t>(returned.numbers[i])] =
             returned.rows.data() + static_cast<int64_t>(i) * args.rows.row_bytes();
       }
-      sum_tokens(args, plan, rows, std::min(round.first_token, plan.T),
+      sum_tokens(exchange, args, rows, std::min(round.first_token, plan.T),
                  std::min(round.last_token, plan.T));
     }
     end_exchange(exchange);

@@ -337,7 +337,8 @@ CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensor
                             .grad_weights = row_grads.view.data,
                             .R = plan.num_rows(),
                             .D = config_->width,
-                            .dtype = y.dtype});
+                            .dtype = y.dtype},
+                           *group_.threads());
     zero(result.grad_weights.view);
     strategy_->gather_routes(exchange, row_grads.view, result.grad_weights.view);
   });

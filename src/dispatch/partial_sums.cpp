@@ -117,7 +117,8 @@ Buffer sum_by_offsets(const Exchange& exchange, const PartialSums& sums,
                  .N = num_sums,
                  .D = args.rows.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = partial_dtype(args)});
+                 .out_dtype = partial_dtype(args)},
+                *exchange.group.threads());
   return partials;
 }
 
@@ -174,7 +175,8 @@ void sum_partials(const Exchange& exchange, const PartialSums& sums, const Buffe
                  .N = exchange.plan.data().T,
                  .D = args.out.shape[1],
                  .row_dtype = partial_dtype(args),
-                 .out_dtype = args.out.dtype});
+                 .out_dtype = args.out.dtype},
+                *exchange.group.threads());
 }
 
 }  // namespace crossdock

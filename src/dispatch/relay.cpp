@@ -192,7 +192,8 @@ ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
                  .N = std::ssize(offsets) - 1,
                  .D = args.rows.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = partial_dtype(args)});
+                 .out_dtype = partial_dtype(args)},
+                *exchange.group.threads());
   ReturnedRows returned;
   for_each(round.first_copy, round.last_copy,
            [&](size_t copy) { returned.numbers.push_back(static_cast<int64_t>(copy)); });

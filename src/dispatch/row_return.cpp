@@ -54,7 +54,8 @@ void return_and_sum(const Exchange& exchange, const GatherSumArgs& args) {
                  .N = plan.T,
                  .D = args.out.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = args.out.dtype});
+                 .out_dtype = args.out.dtype},
+                *exchange.group.threads());
 }
 
 }  // namespace crossdock

@@ -119,7 +119,8 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
                  .N = std::ssize(offsets) - 1,
                  .D = sum.out.shape[1],
                  .row_dtype = sum.rows.dtype,
-                 .out_dtype = dtype});
+                 .out_dtype = dtype},
+                *exchange.group.threads());
 
   // All partials of these tokens.
   std::unordered_map<int64_t, int64_t> place_of_copy;
@@ -145,7 +146,8 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
        .N = args.last_token - args.first_token,
        .D = sum.out.shape[1],
        .row_dtype = dtype,
-       .out_dtype = sum.out.dtype});
+       .out_dtype = sum.out.dtype},
+      *exchange.group.threads());
 }
 
 }  // namespace crossdock

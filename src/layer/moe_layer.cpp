@@ -49,6 +49,7 @@ MoeLayer::~MoeLayer() = default;
 void MoeLayer::build(MoeLayerOptions& options) {
   config_ = fill_in(std::move(config_), group_);
   config_text_ = config_text(config_);
+  if (!options.pool) options.pool = group_.threads();
   router_ = std::make_unique<Router>(config_.router, options.pool);
   experts_ = std::make_unique<Experts>(config_.experts, options.pool);
   if (config_.shared_inner > 0) {

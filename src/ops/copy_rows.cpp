@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "ops/row_blocks.hpp"
+
 namespace crossdock::ops {
 namespace {
 
@@ -41,16 +43,18 @@ void scatter_rows(const ScatterRowsArgs& a) {
   }
 }
 
-void fan_out(const FanOutArgs& a) {
+void fan_out(const FanOutArgs& a, ThreadPool& pool) {
   const Stores stores = stores_for(a.T * a.K * a.row_bytes);
-  for (int64_t t = 0; t < a.T; ++t) {
-    const std::byte* token = a.x + t * a.row_bytes;
-    for (int64_t k = 0; k < a.K; ++k) {
-      std::byte* destination = a.destinations[t * a.K + k];
-      if (destination != nullptr) copy_bytes(destination, token, a.row_bytes, stores);
+  for_row_blocks(pool, a.T, (1 + a.K) * a.row_bytes, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      const std::byte* token = a.x + t * a.row_bytes;
+      for (int64_t k = 0; k < a.K; ++k) {
+        std::byte* destination = a.destinations[t * a.K + k];
+        if (destination != nullptr) copy_bytes(destination, token, a.row_bytes, stores);
+      }
     }
-  }
-  finish_stores();
+    finish_stores();
+  });
 }
 
 void copy_blocks(const CopyBlocksArgs& a) {

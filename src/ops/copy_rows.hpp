@@ -5,6 +5,7 @@
 #include <span>
 
 #include "core/stream_copy.hpp"
+#include "crossdock/thread_pool.hpp"
 
 namespace crossdock::ops {
 
@@ -40,7 +41,7 @@ struct FanOutArgs {
   int64_t K = 0;
   int64_t row_bytes = 0;
 };
-void fan_out(const FanOutArgs& args);
+void fan_out(const FanOutArgs& args, ThreadPool& pool);
 
 /// Rows [from, from + count) of one buffer become rows [to, to + count) of another.
 struct BlockCopy {

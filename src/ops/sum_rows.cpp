@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/simd.hpp"
 #include "core/stream_copy.hpp"
+#include "ops/row_blocks.hpp"
 
 namespace crossdock::ops {
 namespace {
@@ -66,8 +67,7 @@ CROSSDOCK_INLINE void store_tile(const Acc* __restrict sum, Out* out, int64_t wi
 }
 
 template <typename In, typename Acc, typename Out>
-CROSSDOCK_INLINE void sum_rows_as(const SumRowsArgs& a) {
-  const Stores stores = stores_for(a.N * a.D * static_cast<int64_t>(sizeof(Out)));
+CROSSDOCK_INLINE void sum_rows_as(const SumRowsArgs& a, Stores stores) {
   for (int64_t n = 0; n < a.N; ++n) {
     const int64_t begin = a.offsets != nullptr ? a.offsets[n] : n * a.K;
     const int64_t end = a.offsets != nullptr ? a.offsets[n + 1] : begin + a.K;
@@ -87,29 +87,29 @@ CROSSDOCK_INLINE void sum_rows_as(const SumRowsArgs& a) {
   finish_stores();
 }
 
-CROSSDOCK_SIMD void sum_f64(const SumRowsArgs& a) {
-  sum_rows_as<double, double, double>(a);
+CROSSDOCK_SIMD void sum_f64(const SumRowsArgs& a, Stores stores) {
+  sum_rows_as<double, double, double>(a, stores);
 }
-CROSSDOCK_SIMD void sum_f32(const SumRowsArgs& a) {
-  sum_rows_as<float, float, float>(a);
+CROSSDOCK_SIMD void sum_f32(const SumRowsArgs& a, Stores stores) {
+  sum_rows_as<float, float, float>(a, stores);
 }
-CROSSDOCK_SIMD void sum_bf16(const SumRowsArgs& a) {
-  sum_rows_as<BF16, float, BF16>(a);
+CROSSDOCK_SIMD void sum_bf16(const SumRowsArgs& a, Stores stores) {
+  sum_rows_as<BF16, float, BF16>(a, stores);
 }
-CROSSDOCK_SIMD void sum_f16(const SumRowsArgs& a) {
-  sum_rows_as<F16, float, F16>(a);
+CROSSDOCK_SIMD void sum_f16(const SumRowsArgs& a, Stores stores) {
+  sum_rows_as<F16, float, F16>(a, stores);
 }
-CROSSDOCK_SIMD void sum_bf16_f32(const SumRowsArgs& a) {
-  sum_rows_as<BF16, float, float>(a);
+CROSSDOCK_SIMD void sum_bf16_f32(const SumRowsArgs& a, Stores stores) {
+  sum_rows_as<BF16, float, float>(a, stores);
 }
-CROSSDOCK_SIMD void sum_f16_f32(const SumRowsArgs& a) {
-  sum_rows_as<F16, float, float>(a);
+CROSSDOCK_SIMD void sum_f16_f32(const SumRowsArgs& a, Stores stores) {
+  sum_rows_as<F16, float, float>(a, stores);
 }
-CROSSDOCK_SIMD void sum_f32_bf16(const SumRowsArgs& a) {
-  sum_rows_as<float, float, BF16>(a);
+CROSSDOCK_SIMD void sum_f32_bf16(const SumRowsArgs& a, Stores stores) {
+  sum_rows_as<float, float, BF16>(a, stores);
 }
-CROSSDOCK_SIMD void sum_f32_f16(const SumRowsArgs& a) {
-  sum_rows_as<float, float, F16>(a);
+CROSSDOCK_SIMD void sum_f32_f16(const SumRowsArgs& a, Stores stores) {
+  sum_rows_as<float, float, F16>(a, stores);
 }
 
 template <typename In, typename Acc>
@@ -161,22 +161,20 @@ CROSSDOCK_SIMD void backward_f16(const SumRowsBackwardArgs& a) {
               concat("rows of ", name_of(from), " cannot be summed into ", name_of(to)));
 }
 
-}  // namespace
-
-void sum_rows(const SumRowsArgs& a) {
+void sum_block(const SumRowsArgs& a, Stores stores) {
   const auto is = [&a](DType from, DType to) { return a.row_dtype == from && a.out_dtype == to; };
-  if (is(DType::kF64, DType::kF64)) return sum_f64(a);
-  if (is(DType::kF32, DType::kF32)) return sum_f32(a);
-  if (is(DType::kBF16, DType::kBF16)) return sum_bf16(a);
-  if (is(DType::kF16, DType::kF16)) return sum_f16(a);
-  if (is(DType::kBF16, DType::kF32)) return sum_bf16_f32(a);
-  if (is(DType::kF16, DType::kF32)) return sum_f16_f32(a);
-  if (is(DType::kF32, DType::kBF16)) return sum_f32_bf16(a);
-  if (is(DType::kF32, DType::kF16)) return sum_f32_f16(a);
+  if (is(DType::kF64, DType::kF64)) return sum_f64(a, stores);
+  if (is(DType::kF32, DType::kF32)) return sum_f32(a, stores);
+  if (is(DType::kBF16, DType::kBF16)) return sum_bf16(a, stores);
+  if (is(DType::kF16, DType::kF16)) return sum_f16(a, stores);
+  if (is(DType::kBF16, DType::kF32)) return sum_bf16_f32(a, stores);
+  if (is(DType::kF16, DType::kF32)) return sum_f16_f32(a, stores);
+  if (is(DType::kF32, DType::kBF16)) return sum_f32_bf16(a, stores);
+  if (is(DType::kF32, DType::kF16)) return sum_f32_f16(a, stores);
   throw_not_summable(a.row_dtype, a.out_dtype);
 }
 
-void sum_rows_backward(const SumRowsBackwardArgs& a) {
+void backward_block(const SumRowsBackwardArgs& a) {
   switch (a.dtype) {
     case DType::kF64:
       return backward_f64(a);
@@ -189,6 +187,46 @@ void sum_rows_backward(const SumRowsBackwardArgs& a) {
     default:
       throw_not_summable(a.dtype, a.dtype);
   }
+}
+
+// Rows [first, ..) of an array; null stays null.
+template <typename Byte>
+Byte* rows_from(Byte* data, int64_t first, int64_t row_bytes) {
+  return data != nullptr ? data + first * row_bytes : nullptr;
+}
+
+}  // namespace
+
+void sum_rows(const SumRowsArgs& a, ThreadPool& pool) {
+  const int64_t out_bytes = a.D * size_of(a.out_dtype);
+  const int64_t num_rows = a.offsets != nullptr && a.N > 0 ? a.offsets[a.N] : a.N * a.K;
+  const int64_t bytes = num_rows * a.D * size_of(a.row_dtype) + a.N * out_bytes;
+  const int64_t weight_bytes = a.row_dtype == DType::kF64 ? 8 : 4;
+  const Stores stores = stores_for(a.N * out_bytes);
+  for_row_blocks(pool, a.N, bytes / std::max<int64_t>(1, a.N), [&](int64_t first, int64_t last) {
+    SumRowsArgs block = a;
+    const int64_t skipped = a.offsets != nullptr ? 0 : first * a.K;
+    if (a.offsets != nullptr) block.offsets += first;
+    block.rows += skipped;
+    block.weights = rows_from(static_cast<const std::byte*>(a.weights), skipped, weight_bytes);
+    block.out += first * out_bytes;
+    block.N = last - first;
+    sum_block(block, stores);
+  });
+}
+
+void sum_rows_backward(const SumRowsBackwardArgs& a, ThreadPool& pool) {
+  const int64_t row_bytes = a.D * size_of(a.dtype);
+  const int64_t weight_bytes = a.dtype == DType::kF64 ? 8 : 4;
+  for_row_blocks(pool, a.R, 3 * row_bytes, [&](int64_t first, int64_t last) {
+    SumRowsBackwardArgs block = a;
+    block.y += first * row_bytes;
+    block.grad += first * row_bytes;
+    block.weights = static_cast<const std::byte*>(a.weights) + first * weight_bytes;
+    block.grad_weights = static_cast<std::byte*>(a.grad_weights) + first * weight_bytes;
+    block.R = last - first;
+    backward_block(block);
+  });
 }
 
 }  // namespace crossdock::ops

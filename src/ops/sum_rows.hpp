@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "crossdock/dtype.hpp"
+#include "crossdock/thread_pool.hpp"
 
 namespace crossdock::ops {
 
@@ -20,7 +21,7 @@ struct SumRowsArgs {
   DType row_dtype = DType::kF32;  // fp64, fp32, bf16 or fp16
   DType out_dtype = DType::kF32;  // the same as the rows', or fp32 on either side of bf16 and fp16
 };
-void sum_rows(const SumRowsArgs& args);
+void sum_rows(const SumRowsArgs& args, ThreadPool& pool);
 
 /// Backward of the weighted sum, at the rows: grad[r] holds grad_out of the row's token and becomes
 /// round(weight[r] * grad[r]); grad_weights[r] = <y[r], grad[r]> (of the old grad), summed in a
@@ -34,6 +35,6 @@ struct SumRowsBackwardArgs {
   int64_t D = 0;
   DType dtype = DType::kF32;  // of y and grad: fp64, fp32, bf16 or fp16
 };
-void sum_rows_backward(const SumRowsBackwardArgs& args);
+void sum_rows_backward(const SumRowsBackwardArgs& args, ThreadPool& pool);
 
 }  // namespace crossdock::ops

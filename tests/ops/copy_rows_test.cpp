@@ -8,6 +8,11 @@
 namespace crossdock::ops {
 namespace {
 
+ThreadPool& pool() {
+  static ThreadPool three_threads(3);
+  return three_threads;
+}
+
 std::vector<std::byte> numbered_rows(int64_t num_rows, int64_t row_bytes) {
   std::vector<std::byte> rows(static_cast<size_t>(num_rows * row_bytes));
   for (int64_t i = 0; i < num_rows * row_bytes; ++i) {
@@ -74,12 +79,36 @@ TEST(FanOut, StoresATokenInAllItsPlacesAndNowhereElse) {
              .destinations = destinations.data(),
              .T = 2,
              .K = 3,
-             .row_bytes = row_bytes});
+             .row_bytes = row_bytes},
+            pool());
     EXPECT_TRUE(is_row(place(3), x, 0, row_bytes));
     EXPECT_TRUE(is_row(place(0), x, 0, row_bytes));
     EXPECT_TRUE(is_row(place(1), x, 1, row_bytes));
     EXPECT_EQ(place(2)[0], std::byte{0xee});
     EXPECT_EQ(place(2)[row_bytes - 1], std::byte{0xee});
+  }
+}
+
+TEST(FanOut, ManyTokensGoToTheirPlacesOnSeveralThreads) {
+  constexpr int64_t kTokens = 5000;
+  constexpr int64_t kRowBytes = 1000;
+  const auto x = numbered_rows(kTokens, kRowBytes);
+  std::vector<std::byte> rows(static_cast<size_t>(2 * kTokens * kRowBytes), std::byte{0xee});
+  const auto place = [&](int64_t row) { return rows.data() + row * kRowBytes; };
+  std::vector<std::byte*> destinations;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    destinations.push_back(place(2 * kTokens - 1 - t));
+    destinations.push_back(place(t));
+  }
+  fan_out({.x = x.data(),
+           .destinations = destinations.data(),
+           .T = kTokens,
+           .K = 2,
+           .row_bytes = kRowBytes},
+          pool());
+  for (int64_t t = 0; t < kTokens; ++t) {
+    ASSERT_TRUE(is_row(place(t), x, t, kRowBytes)) << t;
+    ASSERT_TRUE(is_row(place(2 * kTokens - 1 - t), x, t, kRowBytes)) << t;
   }
 }
 
@@ -99,7 +128,7 @@ TEST(CopyBlocks, RegroupsFromSourceExpertToExpertSource) {
 TEST(CopyRows, EmptyInputsMayHaveNullPointers) {
   gather_rows({.row_bytes = 64});
   scatter_rows({.row_bytes = 64});
-  fan_out({.K = 2, .row_bytes = 64});
+  fan_out({.K = 2, .row_bytes = 64}, pool());
   copy_blocks({.blocks = {}, .row_bytes = 64});
 }
 

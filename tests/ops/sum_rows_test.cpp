@@ -10,6 +10,11 @@
 namespace crossdock::ops {
 namespace {
 
+ThreadPool& pool() {
+  static ThreadPool three_threads(3);
+  return three_threads;
+}
+
 template <typename T>
 const std::byte* address(const std::vector<T>& row) {
   return reinterpret_cast<const std::byte*>(row.data());
@@ -26,12 +31,9 @@ TEST(SumRows, AddsInTheOrderGiven) {
   const std::vector<const std::byte*> rows = {address(large), address(small), address(large)};
   const std::vector<float> weights = {1.0F, 1.0F, -1.0F};
   std::vector<float> out = {7.0F};
-  sum_rows({.rows = rows.data(),
-            .K = 3,
-            .weights = weights.data(),
-            .out = address(out),
-            .N = 1,
-            .D = 1});
+  sum_rows(
+      {.rows = rows.data(), .K = 3, .weights = weights.data(), .out = address(out), .N = 1, .D = 1},
+      pool());
   EXPECT_EQ(out[0], 0.0F);  // any other order gives 1
 }
 
@@ -48,7 +50,8 @@ TEST(SumRows, RoundsOnceAtTheEndAndFusesProductAndSum) {
             .N = 1,
             .D = 1,
             .row_dtype = DType::kBF16,
-            .out_dtype = DType::kBF16});
+            .out_dtype = DType::kBF16},
+           pool());
   EXPECT_EQ(to_float(out[0]), 1.0078125F);  // 1 + 3/512 rounds to 1 + 4/512
   const std::vector<float> row = {1.0F + 0x1p-23F};
   const std::vector<const std::byte*> twice = {address(row), address(row)};
@@ -59,9 +62,92 @@ TEST(SumRows, RoundsOnceAtTheEndAndFusesProductAndSum) {
             .weights = weights.data(),
             .out = address(fused),
             .N = 1,
-            .D = 1});
+            .D = 1},
+           pool());
   const float product = (1.0F + 0x1p-23F) * (1.0F + 0x1p-23F);
   EXPECT_EQ(fused[0], std::fma(-1.0F, row[0], product));
+}
+
+// Several blocks of work: rows with K each, or with none, one or two as offsets say.
+TEST(SumRows, ThreadsDoNotChangeTheBits) {
+  constexpr int64_t kN = 3000;
+  constexpr int64_t kD = 129;
+  constexpr int64_t kK = 3;
+  std::mt19937 random(5);
+  std::vector<float> values(static_cast<size_t>(kN * kK * kD));
+  for (float& value : values) value = std::uniform_real_distribution<float>(-1, 1)(random);
+  std::vector<float> weights(static_cast<size_t>(kN * kK));
+  for (float& weight : weights) weight = std::uniform_real_distribution<float>(0, 1)(random);
+  std::vector<const std::byte*> rows;
+  for (int64_t row = 0; row < kN * kK; ++row) {
+    rows.push_back(reinterpret_cast<const std::byte*>(values.data() + row * kD));
+  }
+  std::vector<int64_t> offsets = {0};
+  for (int64_t n = 0; n < kN; ++n) offsets.push_back(offsets.back() + n % kK);
+  ThreadPool alone(1);
+  for (const bool with_offsets : {false, true}) {
+    const int64_t* some_offsets = with_offsets ? offsets.data() : nullptr;
+    std::vector<float> out(static_cast<size_t>(kN * kD), -1.0F);
+    std::vector<float> expected(out.size(), -2.0F);
+    SumRowsArgs args{.rows = rows.data(),
+                     .offsets = some_offsets,
+                     .K = kK,
+                     .weights = weights.data(),
+                     .out = address(out),
+                     .N = kN,
+                     .D = kD};
+    sum_rows(args, pool());
+    for (int64_t n = 0; n < kN; ++n) {  // each by itself: no blocks
+      const int64_t first = with_offsets ? some_offsets[n] : n * kK;
+      const int64_t count = with_offsets ? some_offsets[n + 1] - first : kK;
+      sum_rows({.rows = rows.data() + first,
+                .K = count,
+                .weights = weights.data() + first,
+                .out = reinterpret_cast<std::byte*>(expected.data() + n * kD),
+                .N = 1,
+                .D = kD},
+               alone);
+    }
+    EXPECT_EQ(out, expected);
+  }
+}
+
+TEST(SumRowsBackward, ThreadsDoNotChangeTheBits) {
+  constexpr int64_t kR = 4000;
+  constexpr int64_t kD = 130;
+  std::mt19937 random(6);
+  const auto uniform = [&random](int64_t count) {
+    std::vector<double> values(static_cast<size_t>(count));
+    for (double& value : values) value = std::uniform_real_distribution<double>(-1, 1)(random);
+    return values;
+  };
+  const std::vector<double> y = uniform(kR * kD);
+  const std::vector<double> weights = uniform(kR);
+  std::vector<double> grad = uniform(kR * kD);
+  std::vector<double> expected = grad;
+  std::vector<double> grad_weights(kR);
+  std::vector<double> expected_weights(kR);
+  sum_rows_backward({.y = address(y),
+                     .grad = address(grad),
+                     .weights = weights.data(),
+                     .grad_weights = grad_weights.data(),
+                     .R = kR,
+                     .D = kD,
+                     .dtype = DType::kF64},
+                    pool());
+  ThreadPool alone(1);
+  for (int64_t r = 0; r < kR; ++r) {
+    sum_rows_backward({.y = address(y) + r * kD * 8,
+                       .grad = address(expected) + r * kD * 8,
+                       .weights = weights.data() + r,
+                       .grad_weights = expected_weights.data() + r,
+                       .R = 1,
+                       .D = kD,
+                       .dtype = DType::kF64},
+                      alone);
+  }
+  EXPECT_EQ(grad, expected);
+  EXPECT_EQ(grad_weights, expected_weights);
 }
 
 TEST(SumRows, TokensWithoutRowsGetPositiveZeros) {
@@ -73,7 +159,8 @@ TEST(SumRows, TokensWithoutRowsGetPositiveZeros) {
             .N = 1,
             .D = 3,
             .row_dtype = DType::kF64,
-            .out_dtype = DType::kF64});
+            .out_dtype = DType::kF64},
+           pool());
   for (const double value : out) EXPECT_TRUE(value == 0.0 && !std::signbit(value));
 }
 
@@ -110,14 +197,16 @@ TEST_P(SumRowsOfEveryWidth, HasTheBitsOfThePlainLoop) {
             .weights = weights.data(),
             .out = address(out),
             .N = 4,
-            .D = GetParam()});
+            .D = GetParam()},
+           pool());
   sum_rows({.rows = addresses.data(),
             .offsets = offsets.data(),
             .weights = weights.data(),
             .out = address(halves),
             .N = 4,
             .D = GetParam(),
-            .out_dtype = DType::kF16});
+            .out_dtype = DType::kF16},
+           pool());
   for (size_t n = 0; n < 4; ++n) {
     for (size_t d = 0; d < D; ++d) {
       const float expected = expected_sum(rows, weights, static_cast<size_t>(offsets[n]),
@@ -159,7 +248,8 @@ TEST(SumRowsBackward, ScalesTheGradientAndTakesTheDotInAFixedOrder) {
                        .weights = weights.data(),
                        .grad_weights = grad_weights.data(),
                        .R = 1,
-                       .D = D});
+                       .D = D},
+                      pool());
     EXPECT_EQ(grad_weights[0], expected_dot(y, old));
     for (size_t d = 0; d < old.size(); ++d) EXPECT_EQ(grad[d], 0.3F * old[d]);
   }
@@ -176,15 +266,16 @@ TEST(SumRowsBackward, RoundsSmallFloatsOnce) {
                      .grad_weights = grad_weights.data(),
                      .R = 1,
                      .D = 2,
-                     .dtype = DType::kBF16});
+                     .dtype = DType::kBF16},
+                    pool());
   EXPECT_EQ(grad_weights[0], -13.0F);
   EXPECT_EQ(grad[0].bits, to_bf16(1.0F / 3.0F).bits);
   EXPECT_EQ(grad[1].bits, to_bf16(-5.0F * (1.0F / 3.0F)).bits);
 }
 
 TEST(SumRows, EmptyInputsMayHaveNullPointers) {
-  sum_rows({.K = 4, .D = 8});
-  sum_rows_backward({.D = 8});
+  sum_rows({.K = 4, .D = 8}, pool());
+  sum_rows_backward({.D = 8}, pool());
 }
 
 }  // namespace

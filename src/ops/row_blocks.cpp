@@ -1,0 +1,22 @@
+#include "ops/row_blocks.hpp"
+
+#include <algorithm>
+
+namespace crossdock::ops {
+namespace {
+
+// About 100 us of a core's memory traffic, against a few us for handing a block over.
+constexpr int64_t kBlockBytes = int64_t{1} << 20;
+
+}  // namespace
+
+void for_row_blocks(ThreadPool& pool, int64_t count, int64_t row_bytes,
+                    const std::function<void(int64_t first, int64_t last)>& body) {
+  if (count <= 0) return;
+  const int64_t rows = std::max<int64_t>(1, kBlockBytes / std::max<int64_t>(1, row_bytes));
+  pool.parallel_for((count + rows - 1) / rows, [&](int64_t block) {
+    body(block * rows, std::min(count, (block + 1) * rows));
+  });
+}
+
+}  // namespace crossdock::ops
