@@ -40,6 +40,11 @@ double duration_us(const std::vector<Interval>& of_ranks, bool is_one_machine) {
   return static_cast<double>(is_one_machine ? last - first : longest) * 1e-3;
 }
 
+double traffic_of(const Step& step, CopyCeiling& ceiling) {
+  if (step.num_written == 0) return 0.0;
+  return ceiling.traffic_us(step.bytes - step.num_written, step.num_written);
+}
+
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;
@@ -74,9 +79,11 @@ std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
   }
   std::vector<Interval> intervals;  // [repetition, step]
   std::vector<std::vector<double>> copies(steps.size());
+  std::vector<std::vector<double>> traffics(steps.size());
   for (int round = -repeats.warm_up; round < repeats.timed; ++round) {
     for (size_t i = 0; i < steps.size(); ++i) {
       const double copy_us = ceiling ? ceiling->copy_us(steps[i].bytes) : 0.0;
+      const double traffic_us = ceiling ? traffic_of(steps[i], *ceiling) : 0.0;
       meet(group);
       Interval interval{.begin_ns = now_ns()};
       steps[i].run();
@@ -85,6 +92,7 @@ std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
       if (round < 0) continue;
       intervals.push_back(interval);
       copies[i].push_back(copy_us);
+      traffics[i].push_back(traffic_us);
     }
   }
   const auto durations = durations_us(group, intervals, steps.size());
@@ -96,7 +104,8 @@ std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
                       .min_us = least,
                       .max_us = most,
                       .bytes = steps[i].bytes,
-                      .copy_us = median(copies[i])};
+                      .copy_us = median(copies[i]),
+                      .traffic_us = median(traffics[i])};
     result.gflops = steps[i].flops / result.median_us * 1e-3;
     results.push_back(result);
   }

@@ -11,16 +11,22 @@ std::vector<Step> move_steps(const Scenario& s, Mover& mover) {
   const int64_t tokens = s.token_bytes();
   const int64_t rows = s.row_bytes();
   std::vector<Step> steps = {
-      {.name = "dispatch", .bytes = tokens + rows, .run = [&] { mover.dispatch(); }},
-      {.name = "combine", .bytes = tokens + rows, .run = [&] { mover.combine(); }},
-  };
+      {.name = "dispatch",
+       .bytes = tokens + rows,
+       .num_written = rows,
+       .run = [&] { mover.dispatch(); }},
+      {.name = "combine", .bytes = tokens + rows, .num_written = tokens, .run = [&] {
+         mover.combine();
+       }}};
   if (s.backward) {
-    steps.push_back({.name = "combine_backward", .bytes = tokens + 2 * rows, .run = [&] {
-                       mover.combine_backward();
-                     }});
-    steps.push_back({.name = "dispatch_backward", .bytes = tokens + rows, .run = [&] {
-                       mover.dispatch_backward();
-                     }});
+    steps.push_back(
+        {.name = "combine_backward", .bytes = tokens + 2 * rows, .num_written = rows, .run = [&] {
+           mover.combine_backward();
+         }});
+    steps.push_back(
+        {.name = "dispatch_backward", .bytes = tokens + rows, .num_written = tokens, .run = [&] {
+           mover.dispatch_backward();
+         }});
   }
   return steps;
 }

@@ -15,9 +15,13 @@ struct StepResult {
   double max_us = 0.0;
   int64_t bytes = 0;     // what the step must read and write at least, over all ranks
   double copy_us = 0.0;  // a plain parallel memcpy that reads and writes so many bytes; median
-  double gflops = 0.0;   // of steps that are matrix products; else 0
+  /// A plain parallel loop that reads as much and writes as much as the step must; median. 0: not
+  /// known of this step.
+  double traffic_us = 0.0;
+  double gflops = 0.0;  // of steps that are matrix products; else 0
 
   double ratio() const { return copy_us > 0.0 ? median_us / copy_us : 0.0; }
+  double traffic_ratio() const { return traffic_us > 0.0 ? median_us / traffic_us : 0.0; }
 };
 
 struct Result {

@@ -71,7 +71,7 @@ void print_head(std::ostream& out, const Scenario& scenario) {
   out << std::left << std::setw(17) << "strategy" << std::setw(9) << "engine" << std::setw(18)
       << "step" << std::right << std::setw(11) << "median us" << std::setw(11) << "min"
       << std::setw(11) << "max" << std::setw(8) << "GB/s" << std::setw(11) << "copy us"
-      << std::setw(8) << "ratio"
+      << std::setw(8) << "ratio" << std::setw(12) << "traffic us" << std::setw(8) << "ratio"
       << "\n";
 }
 
@@ -86,6 +86,11 @@ void print_result(std::ostream& out, const Result& result) {
         << static_cast<double>(step.bytes) / step.median_us * 1e-3;
     print_time(out, step.copy_us);
     out << std::setw(8) << std::setprecision(2) << step.ratio();
+    if (step.traffic_us > 0.0) {
+      out << " ";
+      print_time(out, step.traffic_us);
+      out << std::setw(8) << std::setprecision(2) << step.traffic_ratio();
+    }
     if (step.gflops > 0.0) out << "  " << std::setprecision(0) << step.gflops << " GFLOP/s";
     if (const double share = share_of_blas(result, step); share > 0.0) {
       out << ", " << 100.0 * share << " % of BLAS";
@@ -123,6 +128,10 @@ std::string to_json(const std::vector<Result>& results) {
       writer.field("bytes", step.bytes);
       writer.field("copy_us", step.copy_us);
       writer.field("ratio", step.ratio());
+      if (step.traffic_us > 0.0) {
+        writer.field("traffic_us", step.traffic_us);
+        writer.field("traffic_ratio", step.traffic_ratio());
+      }
       if (step.gflops > 0.0) writer.field("gflops", step.gflops);
       writer.end_object();
     }
@@ -156,6 +165,7 @@ std::vector<Result> parse_results(const std::string& json) {
                                 .max_us = step.at("max_us"),
                                 .bytes = step.at("bytes"),
                                 .copy_us = step.at("copy_us"),
+                                .traffic_us = step.value("traffic_us", 0.0),
                                 .gflops = step.value("gflops", 0.0)});
       }
       results.push_back(std::move(result));

@@ -41,17 +41,19 @@ def sizes(entry):
 
 
 def table(entries):
-    lines = ["| strategy | engine | step | median ms | min to max | copy ms | ratio | |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| strategy | engine | step | median ms | min to max | copy ms | ratio | traffic ms | ratio | |",
+             "|---" * 10 + "|"]
     for entry in entries:
         for name, step in entry["steps"].items():
             plain = entry["steps"].get(name + "_blas")
+            traffic = f"{time_ms(step['traffic_us'])} | {step['traffic_ratio']:.2f}" if "traffic_us" in step else "|"
             note = f"{step['gflops']:.0f} GFLOP/s" if "gflops" in step else ""
             if plain:
                 note += f", {plain['median_us'] / step['median_us']:.0%} of BLAS"
             lines.append(
                 f"| {entry['strategy']} | {entry['communicator']} | {name} | {time_ms(step['median_us'])} "
                 f"| {time_ms(step['min_us'])} to {time_ms(step['max_us'])} | {time_ms(step['copy_us'])} "
-                f"| {step['ratio']:.2f} | {note} |")
+                f"| {step['ratio']:.2f} | {traffic} | {note} |")
     return lines
 
 

@@ -54,7 +54,7 @@ TEST(Measure, MeasuresACopyOfTheBytesOfEveryStep) {
   const auto results = measure_on_ranks(
       [](const Group&) -> std::vector<Step> {
         return {{.name = "small", .bytes = 1 << 16, .run = [] {}},
-                {.name = "large", .bytes = 1 << 27, .run = [] {}}};
+                {.name = "large", .bytes = 1 << 27, .num_written = 1 << 26, .run = [] {}}};
       },
       {.warm_up = 1, .timed = 5});
   ASSERT_EQ(results.size(), 2U);
@@ -62,6 +62,9 @@ TEST(Measure, MeasuresACopyOfTheBytesOfEveryStep) {
   EXPECT_GT(results[1].copy_us, results[0].copy_us);
   EXPECT_EQ(results[1].bytes, 1 << 27);
   EXPECT_DOUBLE_EQ(results[1].ratio(), results[1].median_us / results[1].copy_us);
+  EXPECT_EQ(results[0].traffic_us, 0.0);  // it does not say what it writes
+  EXPECT_GT(results[1].traffic_us, results[0].copy_us);
+  EXPECT_DOUBLE_EQ(results[1].traffic_ratio(), results[1].median_us / results[1].traffic_us);
 }
 
 }  // namespace
