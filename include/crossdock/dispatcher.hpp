@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -30,6 +31,14 @@ struct DeviceOptions {
   void* nccl_comm = nullptr;
 };
 
+struct DispatchResult;
+
+/// Rows of a dispatch that have landed: those of the local experts [first_expert, last_expert).
+struct DispatchChunk {
+  int64_t first_expert = 0;
+  int64_t last_expert = 0;
+};
+
 /// What the caller may give and get of a dispatch. Views that are not given are made by the
 /// library (and then owned by `DispatchResult`).
 struct DispatchArgs {
@@ -38,6 +47,16 @@ struct DispatchArgs {
   TensorView rows{};         // out, optional: [R, D]
   TensorView row_scales{};   // out, optional
   bool with_row_weights = false;
+
+  /// Rows land in up to this many chunks of whole local experts, so that a rank can compute with
+  /// the first while the others travel. At least 1, alike on all ranks. Not more than the experts
+  /// of the rank that has most; one on a device, where the stream has the order.
+  int64_t num_chunks = 1;
+  /// Called after each chunk, in the order of the experts, on the thread of the dispatch, as often
+  /// on every rank. The result is the one that dispatch returns, with all row weights and these
+  /// rows filled. Peers wait meanwhile: hand work to another thread, which must not use the group.
+  /// An exception fails the dispatch on all ranks.
+  std::function<void(const DispatchResult&, const DispatchChunk&)> on_chunk{};
 };
 
 struct DispatchResult {
@@ -122,6 +141,8 @@ class Dispatcher {
 
  private:
   Plan plan_routes(const std::function<LocalRoutes()>& read_routes);
+  void move_out(const Exchange& exchange, std::span<const RowPart> parts, const DispatchArgs& args,
+                const DispatchResult& result);
   OwnedTensor sum_rows(const char* operation, const Plan& plan, const GatherSumArgs& args);
   void check_plan(const Plan& plan) const;
   DevicePath& device_path(Device device);

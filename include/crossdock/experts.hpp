@@ -72,6 +72,12 @@ struct ExpertsForwardArgs {
   TensorView y = {};                 // out [R, D]
 };
 
+/// The segments [first, last), for a call that computes a part of them.
+struct SegmentRange {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+
 struct ExpertsBackwardDxArgs {
   ExpertWeights weights = {};
   ConstTensorView rows = {};  // [R, D] as in forward; read with `recompute` only
@@ -120,13 +126,28 @@ class Experts {
 
   ExpertsSaved forward(const ExpertsForwardArgs& args) const;
 
+  /// forward in parts, for rows that come one after the other: begin_forward takes the memory of
+  /// all rows and zeroes those of no expert in y; forward_part, with the same arguments, computes
+  /// some segments, whose rows are there by then. When every segment was computed once, the result
+  /// has the bits of forward.
+  ExpertsSaved begin_forward(const ExpertsForwardArgs& args) const;
+  void forward_part(const ExpertsForwardArgs& args, ExpertsSaved& saved, SegmentRange part) const;
+
   /// Gradients of the rows and of their weights.
   void backward_dx(const ExpertsBackwardDxArgs& args) const;
+
+  /// The same in parts, likewise; at the end finish_backward_dx leaves what backward_dw needs.
+  void begin_backward_dx(const ExpertsBackwardDxArgs& args) const;
+  void backward_dx_part(const ExpertsBackwardDxArgs& args, SegmentRange part) const;
+  void finish_backward_dx(const ExpertsBackwardDxArgs& args) const;
 
   /// Gradients of the parameters, after backward_dx, at once or any time later.
   void backward_dw(const ExpertsBackwardDwArgs& args) const;
 
  private:
+  void check(const ExpertsForwardArgs& args) const;
+  void check(const ExpertsBackwardDxArgs& args) const;
+
   ExpertsConfig config_;
   std::shared_ptr<ThreadPool> pool_;
   std::shared_ptr<BufferPool> buffers_;

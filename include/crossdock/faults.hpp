@@ -30,14 +30,16 @@ enum class FaultStep : uint8_t {
   kAfterCounts,         // inside plan, when the counts are agreed
   kBeforeDispatch,      // between plan and dispatch
   kMidDispatch,         // inside dispatch, when all have agreed to it
+  kBetweenChunks,       // inside a dispatch in two chunks, when the first has arrived
   kBeforeCombine,       // between dispatch and combine
   kMidCombine,          // inside combine
   kMidCombineBackward,  // inside combine_backward
   kMidDispatchBackward  // inside dispatch_backward
 };
-inline constexpr std::array<std::string_view, 8> kFaultStepNames = {
-    "before_counts",  "after_counts", "before_dispatch",      "mid_dispatch",
-    "before_combine", "mid_combine",  "mid_combine_backward", "mid_dispatch_backward"};
+inline constexpr std::array<std::string_view, 9> kFaultStepNames = {
+    "before_counts", "after_counts",         "before_dispatch",
+    "mid_dispatch",  "between_chunks",       "before_combine",
+    "mid_combine",   "mid_combine_backward", "mid_dispatch_backward"};
 
 struct FaultCase {
   std::string strategy;

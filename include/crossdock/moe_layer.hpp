@@ -26,6 +26,10 @@ struct MoeLayerConfig {
   int64_t shared_inner = 0;       // F of the shared experts, one dense MLP; 0: none
   /// The shared experts compute while the dispatch moves rows. Same bits either way.
   bool overlap_shared = true;
+  /// More than 1: dispatch moves rows in up to this many chunks of whole local experts (see
+  /// DispatchArgs::num_chunks), and the experts compute with those that have landed while the
+  /// others travel, in forward and backward. At least 1, alike on all ranks. Same bits either way.
+  int64_t overlap_chunks = 1;
 };
 
 /// Parameters: views of memory that the caller owns.

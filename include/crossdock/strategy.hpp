@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,6 +39,18 @@ struct GatherSumArgs {
   TensorView out;           // [T, D], dtype of rows
 };
 
+/// Some of the local experts of every rank, neighbours at each, and the rows that are theirs. Alike
+/// on all ranks; empty at some.
+struct ExpertChunk {
+  std::vector<int64_t> first_expert, last_expert;  // [P] local experts [first, last)
+  std::vector<int64_t> first_row, last_row;        // [P] their rows, pad rows included
+
+  bool holds(int rank, int64_t row) const {
+    const auto r = static_cast<size_t>(rank);
+    return row >= first_row[r] && row < last_row[r];
+  }
+};
+
 /// How rows travel. One short class per strategy; all give the same bits. Called by Dispatcher
 /// after all ranks have agreed, so inputs are valid; every call is collective and is made by every
 /// rank, whatever it holds. A strategy keeps no state between calls except what belongs to a plan.
@@ -57,6 +70,13 @@ class Strategy {
   /// rows[final row of (t, k)] = tokens[t] for every kept route, bits unchanged. Pad rows are
   /// zeroed by the caller.
   virtual void scatter(const Exchange& exchange, std::span<const RowPart> parts) = 0;
+
+  /// (optional) scatter, chunk by chunk: calls arrived(i) as soon as all rows of chunks[i] are in
+  /// their place at this rank, for every i, ascending. Rows of a chunk that has arrived are not
+  /// touched any more. The chunks hold all rows. Default: scatter, and then all have arrived.
+  virtual void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                              std::span<const ExpertChunk> chunks,
+                              const std::function<void(size_t)>& arrived);
 
   /// The way back, summed at the source in slot order; exact mode.
   virtual void gather_sum(const Exchange& exchange, const GatherSumArgs& args) = 0;

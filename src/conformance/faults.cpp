@@ -40,6 +40,8 @@ class Injector {
     return is_due(step) && fault_.kind == FaultKind::kOtherConfig;
   }
 
+  FaultStep step() const { return fault_.step; }
+
   struct Leaving {};  // unwinds the culprit's step, so that its group goes
 
  private:
@@ -67,6 +69,14 @@ class Interrupted : public Strategy {
     injector_.pass(backward ? FaultStep::kMidCombineBackward : FaultStep::kMidDispatch);
     inner_->scatter(exchange, parts);
   }
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    inner_->scatter_chunks(exchange, parts, chunks, [&](size_t i) {
+      arrived(i);
+      if (i == 0) injector_.pass(FaultStep::kBetweenChunks);
+    });
+  }
   void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
     const bool backward = std::string_view(exchange.operation) == "dispatch_backward";
     injector_.pass(backward ? FaultStep::kMidDispatchBackward : FaultStep::kMidCombine);
@@ -92,6 +102,7 @@ std::string_view operation_at(FaultStep step) {
       return "plan";
     case FaultStep::kBeforeDispatch:
     case FaultStep::kMidDispatch:
+    case FaultStep::kBetweenChunks:
       return "dispatch";
     case FaultStep::kBeforeCombine:
     case FaultStep::kMidCombine:
@@ -137,6 +148,7 @@ void run_step(Group& group, const std::string& strategy, const Injector& injecto
     args.x = injector.has_other_config(FaultStep::kBeforeDispatch)
                  ? ConstTensorView(wide_x.data(), {kTokens, kWidth})
                  : tokens;
+    args.num_chunks = injector.step() == FaultStep::kBetweenChunks ? 2 : 1;
     rows = dispatcher.dispatch(plan, args).rows;
   } else {
     rows = dispatcher.allocate_rows(plan, DType::kF32);

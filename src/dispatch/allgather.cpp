@@ -39,6 +39,23 @@ Buffer gather_tokens(const Exchange& exchange, const std::vector<int64_t>& offse
   return recv;
 }
 
+size_t source_of(const RowBlock& block) {
+  return static_cast<size_t>(block.source);
+}
+
+// The tokens of a block's source to its rows.
+void place(const Exchange& exchange, const RowBlock& block, const std::byte* tokens,
+           const RowPart& part) {
+  const auto& state = exchange.plan.strategy_state<AllgatherState>();
+  const int64_t all_bytes = exchange.plan.data().num_received() * part.row_bytes;
+  ops::gather_rows({.x = tokens,
+                    .index = state.arrival_tokens.data() + block.arrival,
+                    .rows = part.rows + block.row * part.row_bytes,
+                    .num_rows = block.count,
+                    .row_bytes = part.row_bytes,
+                    .stores = stores_for(all_bytes)});
+}
+
 class Allgather final : public Strategy {
  public:
   std::string_view name() const override { return "allgather"; }
@@ -51,20 +68,33 @@ class Allgather final : public Strategy {
   }
 
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    const PlanData& plan = exchange.plan.data();
-    const auto& state = exchange.plan.strategy_state<AllgatherState>();
-    const std::vector<int64_t> offsets = token_offsets(plan);
+    const std::vector<int64_t> offsets = token_offsets(exchange.plan.data());
     for (const RowPart& part : parts) {
       const Buffer tokens = gather_tokens(exchange, offsets, part);
-      for (const RowBlock& block : plan.recv_blocks) {
-        const int64_t first_token = offsets[static_cast<size_t>(block.source)];
-        ops::gather_rows({.x = tokens.data() + first_token * part.row_bytes,
-                          .index = state.arrival_tokens.data() + block.arrival,
-                          .rows = part.rows + block.row * part.row_bytes,
-                          .num_rows = block.count,
-                          .row_bytes = part.row_bytes,
-                          .stores = stores_for(plan.num_received() * part.row_bytes)});
+      for (const RowBlock& block : exchange.plan.data().recv_blocks) {
+        place(exchange, block, tokens.data() + offsets[source_of(block)] * part.row_bytes, part);
       }
+    }
+  }
+
+  // Every rank needs every token for any of its experts: all travel once, and what is done chunk by
+  // chunk is to put them into their rows.
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    const PlanData& plan = exchange.plan.data();
+    const std::vector<int64_t> offsets = token_offsets(plan);
+    std::vector<Buffer> tokens;
+    for (const RowPart& part : parts) tokens.push_back(gather_tokens(exchange, offsets, part));
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      for (const RowBlock& block : plan.recv_blocks) {
+        if (!chunks[i].holds(plan.rank, block.row)) continue;
+        for (size_t p = 0; p < parts.size(); ++p) {
+          place(exchange, block, tokens[p].data() + offsets[source_of(block)] * parts[p].row_bytes,
+                parts[p]);
+        }
+      }
+      arrived(i);
     }
   }
 

@@ -1,8 +1,10 @@
 #include "dispatch/alltoall.hpp"
 
+#include <memory>
 #include <vector>
 
 #include "dispatch/partial_sums.hpp"
+#include "dispatch/plan_builder.hpp"
 #include "dispatch/row_return.hpp"
 #include "dispatch/wire.hpp"
 #include "ops/copy_rows.hpp"
@@ -60,6 +62,18 @@ class Alltoall final : public Strategy {
                                                       .row_bytes = part.row_bytes});
       packed = {};
       regroup(travelling, arrived, part);
+    }
+  }
+
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const Plan part(
+          std::make_shared<const PlanData>(part_of_plan(exchange.plan.data(), chunks[i])), nullptr);
+      scatter({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
+              parts);
+      arrived(i);
     }
   }
 

@@ -1,7 +1,7 @@
 #include "dispatch/direct.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -77,12 +77,6 @@ void sum_tokens(const Exchange& exchange, const GatherSumArgs& args,
                 *exchange.group.threads());
 }
 
-void zero_pad_rows(const PlanData& plan, std::byte* rows, int64_t row_bytes) {
-  for (const RowRange& pad : pad_rows(plan)) {
-    std::memset(rows + pad.first * row_bytes, 0, static_cast<size_t>(pad.count * row_bytes));
-  }
-}
-
 class Direct final : public Strategy {
  public:
   /// by_node: one copy and one partial sum per node, otherwise per rank.
@@ -110,9 +104,6 @@ class Direct final : public Strategy {
     std::vector<ShownRows> shown;
     for (const RowPart& part : parts) {
       shown.push_back(ShownRows::to_fill(exchange, part.rows, plan.num_rows() * part.row_bytes));
-      if (shown.back().data() != part.rows) {
-        zero_pad_rows(plan, shown.back().data(), part.row_bytes);
-      }
     }
     const PeerRows peers(exchange, shown);
     for (size_t entry = 0; entry < parts.size(); ++entry) {
@@ -130,7 +121,24 @@ class Direct final : public Strategy {
       }
     }
     end_exchange(exchange);
-    for (const ShownRows& rows : shown) rows.fetch(exchange);
+    for (size_t entry = 0; entry < parts.size(); ++entry) {
+      shown[entry].fetch(exchange, parts[entry].row_bytes);
+    }
+  }
+
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      auto data = std::make_shared<const PlanData>(part_of_plan(exchange.plan.data(), chunks[i]));
+      auto state = std::make_shared<DirectState>();
+      state->relay = part_of_relay(relay, *data, chunks[i]);
+      const Plan part(std::move(data), std::move(state));
+      scatter({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
+              parts);
+      arrived(i);
+    }
   }
 
   void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {

@@ -10,6 +10,7 @@
 #include "dispatch/capacity.hpp"
 #include "dispatch/config_check.hpp"
 #include "dispatch/device_path.hpp"
+#include "dispatch/expert_chunks.hpp"
 #include "dispatch/plan_builder.hpp"
 #include "dispatch/tensor_check.hpp"
 #include "ops/sum_rows.hpp"
@@ -206,7 +207,11 @@ Plan Dispatcher::plan_routes(const std::function<LocalRoutes()>& read_routes) {
 }
 
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {
-  if (device_path_ && plan.device_data()) return device_path_->dispatch(plan, args);
+  if (device_path_ && plan.device_data()) {
+    DispatchResult queued = device_path_->dispatch(plan, args);
+    if (args.on_chunk) args.on_chunk(queued, {0, plan.num_local_experts()});
+    return queued;
+  }
   DispatchResult result;
   std::vector<RowPart> parts;
   const std::optional<Error> refusal = refusal_of([&] {
@@ -217,6 +222,7 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
     CROSSDOCK_CHECK(is_summable(args.x.dtype) || args.x.dtype == DType::kF8E4M3,
                     "x must be fp64, fp32, bf16, fp16 or fp8_e4m3, got ", name_of(args.x.dtype));
     check_scales(args, plan.num_tokens(), config_->width);
+    CROSSDOCK_CHECK(args.num_chunks >= 1, "num_chunks must be at least 1, got ", args.num_chunks);
     const Shape shape{R, config_->width};
     if (args.rows.given()) {
       check_output("rows", args.rows, args.x.dtype, shape);
@@ -238,21 +244,43 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
       agree("dispatch", plan,
             concat("dtype=", name_of(args.x.dtype),
                    ";scales=", args.scales.given() ? name_of(args.scales.dtype) : "none",
-                   ";row_weights=", args.with_row_weights),
+                   ";row_weights=", args.with_row_weights, ";num_chunks=", args.num_chunks),
             refusal);
   const EventRecorder::Scope scope(group_.recorder(), "dispatch", sequence,
                                    plan.data().num_sent() * parts[0].row_bytes);
   run_agreed(group_, [&] {
-    const Exchange exchange{group_, plan, sequence, "dispatch", {}};
-    zero_rows(plan.data(), result.rows.view);
-    if (args.scales.given()) zero_rows(plan.data(), result.row_scales.view);
-    strategy_->scatter(exchange, parts);
-    if (args.with_row_weights) {
-      zero_rows(plan.data(), result.row_weights.view);
-      strategy_->scatter_routes(exchange, plan.weights(), result.row_weights.view);
-    }
+    move_out({group_, plan, sequence, "dispatch", {}}, parts, args, result);
   });
   return result;
+}
+
+void Dispatcher::move_out(const Exchange& exchange, std::span<const RowPart> parts,
+                          const DispatchArgs& args, const DispatchResult& result) {
+  const PlanData& plan = exchange.plan.data();
+  zero_rows(plan, result.rows.view);
+  if (args.scales.given()) zero_rows(plan, result.row_scales.view);
+  if (args.with_row_weights) {
+    zero_rows(plan, result.row_weights.view);
+    strategy_->scatter_routes(exchange, exchange.plan.weights(), result.row_weights.view);
+  }
+  const std::vector<ExpertChunk> chunks = cut_experts(plan, args.num_chunks);
+  std::optional<EventRecorder::Scope> travelling;
+  const auto begin = [&](size_t i) {
+    if (chunks.size() == 1 || i == chunks.size()) return;
+    travelling.emplace(group_.recorder(), exchange.operation, exchange.sequence,
+                       rows_sent(plan, chunks[i]) * parts[0].row_bytes, "chunk");
+  };
+  const auto arrived = [&](size_t i) {
+    travelling.reset();
+    const auto me = static_cast<size_t>(plan.rank);
+    if (args.on_chunk)
+      args.on_chunk(result, {chunks[i].first_expert[me], chunks[i].last_expert[me]});
+    begin(i + 1);
+  };
+  begin(0);
+  if (chunks.size() > 1) return strategy_->scatter_chunks(exchange, parts, chunks, arrived);
+  strategy_->scatter(exchange, parts);
+  arrived(0);
 }
 
 OwnedTensor Dispatcher::sum_rows(const char* operation, const Plan& plan,

@@ -3,22 +3,17 @@
 #include <cstring>
 
 #include "core/stream_copy.hpp"
+#include "ops/copy_rows.hpp"
 
 namespace crossdock {
 namespace {
 
-void copy_recorded(const Exchange& exchange, std::byte* to, const std::byte* from,
-                   int64_t num_bytes) {
-  const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,
-                                   num_bytes, "copy of foreign rows");
-  copy_bytes(to, from, num_bytes, stores_for(num_bytes));
-  finish_stores();
-}
+constexpr const char* kForeignCopy = "copy of foreign rows";
 
 }  // namespace
 
 ShownRows::ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes)
-    : wanted_(rows), data_(rows), num_bytes_(num_bytes) {
+    : wanted_(rows), data_(rows) {
   comm::WindowPool& windows = exchange.group.windows();
   const std::optional<comm::WindowHandle> found = windows.find(rows, num_bytes);
   if (found) {
@@ -37,12 +32,24 @@ ShownRows ShownRows::to_fill(const Exchange& exchange, std::byte* rows, int64_t 
 ShownRows ShownRows::to_read(const Exchange& exchange, const std::byte* rows, int64_t num_bytes) {
   // Peers only load, so the memory stays as it is.
   ShownRows shown(exchange, const_cast<std::byte*>(rows), num_bytes);
-  if (shown.data_ != rows) copy_recorded(exchange, shown.data_, rows, num_bytes);
+  if (shown.data_ == rows) return shown;
+  const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,
+                                   num_bytes, kForeignCopy);
+  copy_bytes(shown.data_, rows, num_bytes, stores_for(num_bytes));
+  finish_stores();
   return shown;
 }
 
-void ShownRows::fetch(const Exchange& exchange) const {
-  if (data_ != wanted_) copy_recorded(exchange, wanted_, data_, num_bytes_);
+void ShownRows::fetch(const Exchange& exchange, int64_t row_bytes) const {
+  if (data_ == wanted_) return;
+  const PlanData& plan = exchange.plan.data();
+  const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,
+                                   plan.num_received() * row_bytes, kForeignCopy);
+  std::vector<ops::BlockCopy> blocks;
+  for (const RowBlock& block : plan.recv_blocks) {
+    blocks.push_back({.from = block.row, .to = block.row, .count = block.count});
+  }
+  ops::copy_blocks({.from = data_, .to = wanted_, .blocks = blocks, .row_bytes = row_bytes});
 }
 
 PeerRows::PeerRows(const Exchange& exchange, std::span<const ShownRows> shown)

@@ -22,15 +22,14 @@ class ShownRows {
   const comm::WindowHandle& handle() const { return handle_; }
   /// Where the rows of this rank are while peers use them.
   std::byte* data() const { return data_; }
-  /// After the peers have stored: what landed in a lease goes where it was wanted.
-  void fetch(const Exchange& exchange) const;
+  /// After the peers have stored: the plan's rows that landed in a lease go where they were wanted.
+  void fetch(const Exchange& exchange, int64_t row_bytes) const;
 
  private:
   ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
 
   std::byte* wanted_;
   std::byte* data_;
-  int64_t num_bytes_;
   Buffer lease_;  // empty where the memory itself is in a window
   comm::WindowHandle handle_;
 };

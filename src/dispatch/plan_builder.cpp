@@ -148,6 +148,48 @@ PlanData build_plan(const PlanInputs& inputs, LocalRoutes routes) {
   return plan;
 }
 
+PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk) {
+  PlanData part;
+  part.T = plan.T;
+  part.K = plan.K;
+  part.E = plan.E;
+  part.P = plan.P;
+  part.rank = plan.rank;
+  part.id = plan.id;
+  part.config = plan.config;
+  part.owner = plan.owner;
+  part.experts_by_owner = plan.experts_by_owner;
+  part.owner_offsets = plan.owner_offsets;
+  part.tokens_per_rank = plan.tokens_per_rank;
+  part.segment_starts = plan.segment_starts;
+  part.source_starts = plan.source_starts;
+  part.rows_per_rank = plan.rows_per_rank;
+  part.weight_dtype = plan.weight_dtype;
+  part.weights = Buffer(std::const_pointer_cast<void>(plan.weights.owner()), plan.weights.data(),
+                        plan.weights.num_bytes(), plan.weights.device());
+  part.dropped.assign(index(plan.E), 0);
+
+  part.counts.assign(plan.counts.size(), 0);
+  for (int owner = 0; owner < plan.P; ++owner) {
+    const std::span<const int32_t> experts = experts_of(plan, owner);
+    for (int64_t i = chunk.first_expert[index(owner)]; i < chunk.last_expert[index(owner)]; ++i) {
+      for (int source = 0; source < plan.P; ++source) {
+        const auto place = index(source * plan.E + experts[index(i)]);
+        part.counts[place] = plan.counts[place];
+      }
+    }
+  }
+  part.expert_ids = plan.expert_ids;
+  for (size_t slot = 0; slot < part.expert_ids.size(); ++slot) {
+    int32_t& expert = part.expert_ids[slot];
+    if (expert < 0) continue;
+    if (!chunk.holds(plan.owner[index(expert)], plan.final_rows[slot])) expert = -1;
+  }
+  lay_out_sends(part);
+  lay_out_arrivals(part);
+  return part;
+}
+
 void check_max_rows(const PlanData& plan) {
   if (!plan.config->max_rows) return;
   const auto most = std::max_element(plan.rows_per_rank.begin(), plan.rows_per_rank.end());

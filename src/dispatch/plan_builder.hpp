@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "crossdock/plan.hpp"
+#include "crossdock/strategy.hpp"
 #include "dispatch/local_routes.hpp"
 
 namespace crossdock {
@@ -24,6 +25,10 @@ struct PlanInputs {
 /// Computes the whole plan from the counts of all ranks and the routes of this one. Linear in
 /// T * K + P * E; exchanges nothing.
 PlanData build_plan(const PlanInputs& inputs, LocalRoutes routes);
+
+/// The plan with the routes to the experts of a chunk alone; all others count as unused. Rows stay
+/// where they are. Without Segments.
+PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk);
 
 /// Throws Error(kCapacity) if any rank would receive more than config.max_rows: the same error on
 /// all ranks, as all know all counts.

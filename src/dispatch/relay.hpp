@@ -44,6 +44,10 @@ Gateway gateway_per_node(const Topology& topology);
 /// Tells the gateways what they will get. Collective.
 Relay make_relay(const Exchange& exchange, const Gateway& gateway);
 
+/// What of it goes to the experts of a chunk. `part` is the plan of that chunk. Both ends leave out
+/// the same copies, so nothing is exchanged.
+Relay part_of_relay(const Relay& relay, const PlanData& part, const ExpertChunk& chunk);
+
 /// Relayed rows travel in rounds, each for a range of the tokens of every source, so that the rows
 /// on their way are bounded whatever T is. All ranks make the same rounds.
 struct RelayRound {

@@ -97,8 +97,8 @@ class StepTrace {
 
     const Lease grad_y(row_pool(), n_.padded * bytes_.results);
     const Lease row_weights(pool_, n_.padded * kWeightBytes);
-    scatter(bytes_.results);
     exchange(n_.sent * kWeightBytes, n_.received * kWeightBytes);  // scatter_routes
+    scatter(bytes_.results);
     const Lease grad_rows(row_pool(), n_.padded * bytes_.results);
     const Lease grad_row_weights(pool_, n_.padded * kWeightBytes);
     const Lease grad_x(pool_, n_.tokens * bytes_.results);

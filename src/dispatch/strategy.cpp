@@ -5,6 +5,13 @@
 
 namespace crossdock {
 
+void Strategy::scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                              std::span<const ExpertChunk> chunks,
+                              const std::function<void(size_t)>& arrived) {
+  scatter(exchange, parts);
+  for (size_t i = 0; i < chunks.size(); ++i) arrived(i);
+}
+
 void Strategy::scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) {
   const PlanData& plan = exchange.plan.data();
   const int64_t element_bytes = size_of(routes.dtype);

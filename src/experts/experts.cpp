@@ -1,6 +1,8 @@
 #include "crossdock/experts.hpp"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
@@ -70,6 +72,25 @@ void check_parameters(const ExpertsConfig& config, const Views& views, DType dty
   if (views.b2.given()) check_tensor(prefix + "b2", views.b2, dtype, Shape{E_local, config.width});
 }
 
+// The segments of a range; the others have no rows.
+class SomeSegments {
+ public:
+  SomeSegments(const Segments& all, SegmentRange range)
+      : counts_(all.counts, all.counts + all.num_segments), view_(all) {
+    CROSSDOCK_CHECK(0 <= range.first && range.first <= range.last && range.last <= all.num_segments,
+                    "a part must be of the ", all.num_segments, " segments, got [", range.first,
+                    ", ", range.last, ")");
+    std::fill(counts_.begin(), counts_.begin() + range.first, 0);
+    std::fill(counts_.begin() + range.last, counts_.end(), 0);
+    view_.counts = counts_.data();
+  }
+  Segments view() const { return view_; }  // valid as long as this object
+
+ private:
+  std::vector<int64_t> counts_;
+  Segments view_;
+};
+
 // Calls work(mlp) with the GroupedMlp of the configured dtype.
 template <typename Work>
 auto with_mlp(const ExpertsConfig& config, ThreadPool& pool, BufferPool& buffers,
@@ -103,7 +124,7 @@ void Experts::check(const ExpertGradients& grads) const {
   check_parameters(config_, grads, sum_dtype(config_.dtype), "grad of ", true);
 }
 
-ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
+void Experts::check(const ExpertsForwardArgs& args) const {
   const int64_t R = args.rows.num_rows();
   check_rows(config_, "rows", args.rows, R);
   check_rows(config_, "y", args.y, R);
@@ -112,10 +133,28 @@ ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
   if (config_.weights_in == WeightsIn::kExperts) {
     check_row_weights(config_, "row_weights", args.row_weights, R);
   }
-  return with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { return mlp.forward(args); });
 }
 
-void Experts::backward_dx(const ExpertsBackwardDxArgs& args) const {
+ExpertsSaved Experts::begin_forward(const ExpertsForwardArgs& args) const {
+  check(args);
+  return with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { return mlp.begin_forward(args); });
+}
+
+void Experts::forward_part(const ExpertsForwardArgs& args, ExpertsSaved& saved,
+                           SegmentRange part) const {
+  const SomeSegments some(args.segments, part);
+  ExpertsForwardArgs part_args = args;
+  part_args.segments = some.view();
+  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.forward(part_args, saved); });
+}
+
+ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
+  ExpertsSaved saved = begin_forward(args);
+  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.forward(args, saved); });
+  return saved;
+}
+
+void Experts::check(const ExpertsBackwardDxArgs& args) const {
   const int64_t R = args.grad_y.num_rows();
   check_rows(config_, "grad_y", args.grad_y, R);
   check_rows(config_, "grad_rows", args.grad_rows, R);
@@ -135,7 +174,29 @@ void Experts::backward_dx(const ExpertsBackwardDxArgs& args) const {
                     "saved must be what forward returned for these segments, not used before: ",
                     wanted, " bytes of hidden rows, got ", args.saved->hidden.num_bytes());
   }
+}
+
+void Experts::begin_backward_dx(const ExpertsBackwardDxArgs& args) const {
+  check(args);
+  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.begin_backward_dx(args); });
+}
+
+void Experts::backward_dx_part(const ExpertsBackwardDxArgs& args, SegmentRange part) const {
+  const SomeSegments some(args.segments, part);
+  ExpertsBackwardDxArgs part_args = args;
+  part_args.segments = some.view();
+  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.backward_dx(part_args); });
+}
+
+void Experts::finish_backward_dx(const ExpertsBackwardDxArgs& args) const {
+  args.saved->hidden = {};
+  if (!args.keep_for_dw) *args.saved = {};
+}
+
+void Experts::backward_dx(const ExpertsBackwardDxArgs& args) const {
+  begin_backward_dx(args);
   with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.backward_dx(args); });
+  finish_backward_dx(args);
 }
 
 void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {

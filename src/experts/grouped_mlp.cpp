@@ -48,11 +48,16 @@ void GroupedMlp<T>::zero_unused_rows(const Segments& segments, const TensorView&
   zero(used, rows.num_rows());
 }
 
-// h = W1 x + b1, rounded to T, [R, H].
+// Room for [R, H].
 template <typename T>
-Buffer GroupedMlp<T>::compute_hidden(const ExpertWeights& weights, const ConstTensorView& rows,
-                                     const Segments& segments) {
-  Buffer hidden = buffers_.take(bytes_of<T>(segments.num_rows() * H_));
+Buffer GroupedMlp<T>::take_hidden(const Segments& segments) {
+  return buffers_.take(bytes_of<T>(segments.num_rows() * H_));
+}
+
+// hidden = W1 x + b1, rounded to T, [R, H].
+template <typename T>
+void GroupedMlp<T>::compute_hidden(const ExpertWeights& weights, const ConstTensorView& rows,
+                                   const Segments& segments, T* hidden) {
   std::vector<GemmProblem> problems;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     problems.push_back({.a = by_rows(pointer<T>(rows) + segments.starts[e] * D_, D_),
@@ -67,13 +72,12 @@ Buffer GroupedMlp<T>::compute_hidden(const ExpertWeights& weights, const ConstTe
     const int64_t first_row = segments.starts[tile.problem] + tile.row;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
       const Sum* from = tile.values + i * tile.stride;
-      T* to = pointer<T>(hidden) + (first_row + i) * H_ + tile.column;
+      T* to = hidden + (first_row + i) * H_ + tile.column;
       for (int64_t j = 0; j < tile.num_columns; ++j) {
         to[j] = ops::narrow<T>(bias != nullptr ? from[j] + ops::widen(bias[j]) : from[j]);
       }
     }
   });
-  return hidden;
 }
 
 // a = act(h), times the row's weight if that is applied here; in the type of the sums, [R, F].
@@ -98,10 +102,20 @@ Buffer GroupedMlp<T>::compute_activation(const ExpertsForwardArgs& args, const T
 }
 
 template <typename T>
-ExpertsSaved GroupedMlp<T>::forward(const ExpertsForwardArgs& args) {
+ExpertsSaved GroupedMlp<T>::begin_forward(const ExpertsForwardArgs& args) {
+  zero_unused_rows(args.segments, args.y);
+  ExpertsSaved saved;
+  if (!config_.recompute) saved.hidden = take_hidden(args.segments);
+  return saved;
+}
+
+template <typename T>
+void GroupedMlp<T>::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) {
   const Segments& segments = args.segments;
-  Buffer hidden = compute_hidden(args.weights, args.rows, segments);
-  const Buffer activated = compute_activation(args, pointer<T>(hidden));
+  const Buffer own = config_.recompute ? take_hidden(segments) : Buffer();
+  T* hidden = config_.recompute ? pointer<T>(own) : pointer<T>(saved.hidden);
+  compute_hidden(args.weights, args.rows, segments, hidden);
+  const Buffer activated = compute_activation(args, hidden);
   std::vector<GemmProblem> problems;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     problems.push_back({.a = by_rows(pointer<Sum>(activated) + segments.starts[e] * F_, F_),
@@ -124,10 +138,6 @@ ExpertsSaved GroupedMlp<T>::forward(const ExpertsForwardArgs& args) {
       }
     }
   });
-  zero_unused_rows(segments, args.y);
-  ExpertsSaved saved;
-  if (!config_.recompute) saved.hidden = std::move(hidden);
-  return saved;
 }
 
 // u = W2^T g, [R, F].
@@ -215,19 +225,24 @@ void GroupedMlp<T>::write_grad_rows(const ExpertsBackwardDxArgs& args, const T* 
 }
 
 template <typename T>
-void GroupedMlp<T>::backward_dx(const ExpertsBackwardDxArgs& args) {
-  const int64_t num_rows = args.segments.num_rows();
+void GroupedMlp<T>::begin_backward_dx(const ExpertsBackwardDxArgs& args) {
   ExpertsSaved& saved = *args.saved;
-  if (config_.recompute) saved.hidden = compute_hidden(args.weights, args.rows, args.segments);
-  const Buffer grad_a = multiply_by_w2(args);
-  saved.grad_hidden = buffers_.take(bytes_of<T>(num_rows * H_));
-  if (args.keep_for_dw) saved.weighted_activation = buffers_.take(bytes_of<T>(num_rows * F_));
-  backward_through_activation(args, pointer<T>(saved.hidden), pointer<Sum>(grad_a));
-  saved.hidden = {};
-  write_grad_rows(args, pointer<T>(saved.grad_hidden));
+  if (config_.recompute) saved.hidden = take_hidden(args.segments);
+  saved.grad_hidden = take_hidden(args.segments);
+  if (args.keep_for_dw) {
+    saved.weighted_activation = buffers_.take(bytes_of<T>(args.segments.num_rows() * F_));
+  }
   zero_unused_rows(args.segments, args.grad_rows);
   if (args.grad_row_weights.given()) zero_unused_rows(args.segments, args.grad_row_weights);
-  if (!args.keep_for_dw) saved = {};
+}
+
+template <typename T>
+void GroupedMlp<T>::backward_dx(const ExpertsBackwardDxArgs& args) {
+  T* hidden = pointer<T>(args.saved->hidden);
+  if (config_.recompute) compute_hidden(args.weights, args.rows, args.segments, hidden);
+  const Buffer grad_a = multiply_by_w2(args);
+  backward_through_activation(args, hidden, pointer<Sum>(grad_a));
+  write_grad_rows(args, pointer<T>(args.saved->grad_hidden));
 }
 
 // grad[e] (+)= sum over the rows r of expert e of left[r] outer right[r].

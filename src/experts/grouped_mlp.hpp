@@ -25,7 +25,9 @@ class GroupedMlp {
         pool_(pool),
         buffers_(buffers) {}
 
-  ExpertsSaved forward(const ExpertsForwardArgs& args);
+  ExpertsSaved begin_forward(const ExpertsForwardArgs& args);
+  void forward(const ExpertsForwardArgs& args, ExpertsSaved& saved);
+  void begin_backward_dx(const ExpertsBackwardDxArgs& args);
   void backward_dx(const ExpertsBackwardDxArgs& args);
   void backward_dw(const ExpertsBackwardDwArgs& args);
 
@@ -50,8 +52,9 @@ class GroupedMlp {
   static std::vector<RowChunk> cut_rows(const Segments& segments);
   static void zero_unused_rows(const Segments& segments, const TensorView& rows);
 
-  Buffer compute_hidden(const ExpertWeights& weights, const ConstTensorView& rows,
-                        const Segments& segments);
+  Buffer take_hidden(const Segments& segments);
+  void compute_hidden(const ExpertWeights& weights, const ConstTensorView& rows,
+                      const Segments& segments, T* hidden);
   Buffer compute_activation(const ExpertsForwardArgs& args, const T* hidden);
   Buffer multiply_by_w2(const ExpertsBackwardDxArgs& args);
   void backward_through_activation(const ExpertsBackwardDxArgs& args, const T* hidden, Sum* grad_a);

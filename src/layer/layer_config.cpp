@@ -33,6 +33,8 @@ MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group) {
   fill("experts.width", router.width, config.experts.width);
   CROSSDOCK_CHECK(config.shared_inner >= 0, "shared_inner must not be negative, got ",
                   config.shared_inner);
+  CROSSDOCK_CHECK(config.overlap_chunks >= 1, "overlap_chunks must be at least 1, got ",
+                  config.overlap_chunks);
   config.router.dtype = config.experts.dtype;
   config.strategy = resolve_strategy(config.strategy, config.dispatch, group.topology());
   config.experts.num_local_experts = count_local_experts(config.dispatch, group);
@@ -52,7 +54,7 @@ std::string config_text(const MoeLayerConfig& config) {
                 ";force_balance=", router.force_balance, ";inner=", experts.inner,
                 ";activation=", name_of(experts.activation), ";interleaved=", experts.interleaved,
                 ";limit=", experts.limit, ";weights_in=", static_cast<int>(experts.weights_in),
-                ";shared_inner=", config.shared_inner);
+                ";shared_inner=", config.shared_inner, ";overlap_chunks=", config.overlap_chunks);
 }
 
 }  // namespace crossdock

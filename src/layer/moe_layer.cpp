@@ -6,6 +6,7 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "experts/shared_experts.hpp"
+#include "layer/chunk_pipeline.hpp"
 #include "layer/layer_config.hpp"
 
 namespace crossdock {
@@ -71,21 +72,31 @@ MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
   const bool weights_in_experts = config_.experts.weights_in == WeightsIn::kExperts;
 
   OwnedTensor shared_y;  // [T, D]
+  OwnedTensor y;         // [R, D]
+  ChunkPipeline experts(config_.overlap_chunks > 1);
+  const auto on_chunk = [&](const DispatchResult& sent, const DispatchChunk& chunk) {
+    const bool is_first = !y.view.given();
+    if (is_first) y = dispatcher_->allocate_rows(plan, args.x.dtype);
+    const ExpertsForwardArgs rows{.weights = args.weights.experts,
+                                  .rows = sent.rows.view,
+                                  .segments = plan.segments(),
+                                  .row_weights = sent.row_weights.view,
+                                  .y = y.view};
+    if (is_first) saved.experts = experts_->begin_forward(rows);
+    experts.add([this, &saved, rows, sent, chunk] {  // `sent` keeps the rows, whatever happens
+      const EventRecorder::Scope scope(group_.recorder(), "experts", 0);
+      experts_->forward_part(rows, saved.experts, {chunk.first_expert, chunk.last_expert});
+    });
+  };
   overlap(
       group_, overlaps(), [&] { shared_y = forward_shared(args, saved); },
       [&] {
-        saved.sent =
-            dispatcher_->dispatch(plan, {.x = args.x, .with_row_weights = weights_in_experts});
+        saved.sent = dispatcher_->dispatch(plan, {.x = args.x,
+                                                  .with_row_weights = weights_in_experts,
+                                                  .num_chunks = config_.overlap_chunks,
+                                                  .on_chunk = on_chunk});
       });
-  OwnedTensor y;  // [R, D]
-  compute(group_, "experts", [&] {
-    y = dispatcher_->allocate_rows(plan, args.x.dtype);
-    saved.experts = experts_->forward({.weights = args.weights.experts,
-                                       .rows = saved.sent.rows.view,
-                                       .segments = plan.segments(),
-                                       .row_weights = saved.sent.row_weights.view,
-                                       .y = y.view});
-  });
+  run_agreed(group_, [&] { experts.finish(); });
   result.out = weights_in_experts ? dispatcher_->combine_unweighted(plan, y.view, args.out)
                                   : dispatcher_->combine(plan, y.view, args.out);
   if (shared_) compute(group_, "add_shared", [&] { shared_->add(shared_y.view, result.out.view); });
@@ -99,26 +110,42 @@ OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
   const Plan& plan = decision.plan;
 
   // Backward of the combine: grad_out goes to the rows, the experts apply the weights.
-  OwnedTensor shared_grad_x;  // [T, D]
+  OwnedTensor shared_grad_x;     // [T, D]
+  OwnedTensor grad_rows;         // [R, D]
+  OwnedTensor grad_row_weights;  // [R]
+  ExpertsBackwardDxArgs dx;
+  ChunkPipeline experts(config_.overlap_chunks > 1);
+  const auto on_chunk = [&](const DispatchResult& sent, const DispatchChunk& chunk) {
+    if (!grad_rows.view.given()) {
+      grad_rows = dispatcher_->allocate_rows(plan, args.x.dtype);
+      grad_row_weights = group_.pool().take(decision.router->weight_dtype, {plan.num_rows()});
+      dx = {.weights = args.weights.experts,
+            .rows = saved.sent.rows.view,
+            .segments = plan.segments(),
+            .row_weights = sent.row_weights.view,
+            .grad_y = sent.rows.view,
+            .saved = &saved.experts,
+            .grad_rows = grad_rows.view,
+            .grad_row_weights = grad_row_weights.view,
+            .keep_for_dw = args.delay_dw || any_given(args.grads.experts)};
+      experts_->begin_backward_dx(dx);
+    }
+    experts.add([this, &dx, sent, chunk] {  // `sent` keeps the rows, whatever happens
+      const EventRecorder::Scope scope(group_.recorder(), "experts_dx", 0);
+      experts_->backward_dx_part(dx, {chunk.first_expert, chunk.last_expert});
+    });
+  };
   overlap(
       group_, overlaps(), [&] { shared_grad_x = backward_shared(args); },
       [&] {
-        saved.grad_y = dispatcher_->dispatch(plan, {.x = args.grad_out, .with_row_weights = true});
+        saved.grad_y = dispatcher_->dispatch(plan, {.x = args.grad_out,
+                                                    .with_row_weights = true,
+                                                    .num_chunks = config_.overlap_chunks,
+                                                    .on_chunk = on_chunk});
       });
-  OwnedTensor grad_rows;         // [R, D]
-  OwnedTensor grad_row_weights;  // [R]
-  compute(group_, "experts_dx", [&] {
-    grad_rows = dispatcher_->allocate_rows(plan, args.x.dtype);
-    grad_row_weights = group_.pool().take(decision.router->weight_dtype, {plan.num_rows()});
-    experts_->backward_dx({.weights = args.weights.experts,
-                           .rows = saved.sent.rows.view,
-                           .segments = plan.segments(),
-                           .row_weights = saved.grad_y.row_weights.view,
-                           .grad_y = saved.grad_y.rows.view,
-                           .saved = &saved.experts,
-                           .grad_rows = grad_rows.view,
-                           .grad_row_weights = grad_row_weights.view,
-                           .keep_for_dw = args.delay_dw || any_given(args.grads.experts)});
+  run_agreed(group_, [&] {
+    experts.finish();
+    experts_->finish_backward_dx(dx);
   });
   OwnedTensor grad_x = dispatcher_->dispatch_backward(plan, grad_rows.view, args.grad_x);
   const OwnedTensor grad_weights = dispatcher_->collect_routes(plan, grad_row_weights.view);

@@ -1,0 +1,93 @@
+#include "layer/chunk_pipeline.hpp"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace crossdock {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(ChunkPipeline, WorksInOrderBesideItsOwner) {
+  std::vector<int> done;
+  std::vector<std::thread::id> threads;
+  ChunkPipeline pipeline(true);
+  std::promise<void> first_began;
+  pipeline.add([&] {
+    first_began.set_value();
+    done.push_back(0);
+    threads.push_back(std::this_thread::get_id());
+  });
+  first_began.get_future().wait();  // before finish(): it needs nobody to wait for it
+  for (int i = 1; i < 5; ++i) pipeline.add([&, i] { done.push_back(i); });
+  pipeline.finish();
+  EXPECT_EQ(done, (std::vector<int>{0, 1, 2, 3, 4}));
+  EXPECT_NE(threads[0], std::this_thread::get_id());
+}
+
+TEST(ChunkPipeline, NotInParallelWaitsForTheEnd) {
+  std::vector<int> done;
+  ChunkPipeline pipeline(false);
+  pipeline.add([&] { done.push_back(0); });
+  pipeline.add([&] { done.push_back(1); });
+  std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_TRUE(done.empty());
+  pipeline.finish();
+  EXPECT_EQ(done, (std::vector<int>{0, 1}));
+}
+
+TEST(ChunkPipeline, AFailureIsThrownAtTheEndAndNothingFollowsIt) {
+  for (const bool in_parallel : {false, true}) {
+    bool is_done = false;
+    ChunkPipeline pipeline(in_parallel);
+    std::promise<void> all_added;
+    pipeline.add([future = all_added.get_future().share()] {
+      future.wait();
+      throw std::runtime_error("a fault");
+    });
+    pipeline.add([&] { is_done = true; });
+    all_added.set_value();
+    EXPECT_THROW(pipeline.finish(), std::runtime_error);
+    EXPECT_FALSE(is_done);
+  }
+}
+
+TEST(ChunkPipeline, AFailureIsThrownAtTheNextChunkOnceItIsKnown) {
+  ChunkPipeline pipeline(true);
+  pipeline.add([] { throw std::runtime_error("a fault"); });
+  bool is_thrown = false;
+  for (int i = 0; i < 10000 && !is_thrown; ++i) {
+    try {
+      pipeline.add([] {});
+    } catch (const std::runtime_error&) {
+      is_thrown = true;
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_TRUE(is_thrown);
+}
+
+TEST(ChunkPipeline, WaitsForWhatHasBegunAndLeavesOutTheRestWhenItsOwnerFails) {
+  bool first_done = false;
+  bool second_done = false;
+  {
+    ChunkPipeline pipeline(true);
+    std::promise<void> first_began;
+    pipeline.add([&] {
+      first_began.set_value();
+      std::this_thread::sleep_for(milliseconds(50));
+      first_done = true;
+    });
+    first_began.get_future().wait();
+    pipeline.add([&] { second_done = true; });
+  }
+  EXPECT_TRUE(first_done);
+  EXPECT_FALSE(second_done);
+}
+
+}  // namespace
+}  // namespace crossdock
