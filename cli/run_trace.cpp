@@ -60,6 +60,7 @@ void write_event(JsonWriter& writer, const Event& event, int track) {
   writer.begin_object();
   writer.field("sequence", static_cast<int64_t>(event.sequence));
   writer.field("bytes", event.bytes);
+  writer.field("peers", event.peers.count);
   writer.end_object();
   writer.end_object();
 }

@@ -18,8 +18,9 @@
 namespace crossdock {
 
 namespace comm {
+class PeerEvents;
 class WindowPool;
-}
+}  // namespace comm
 
 struct GroupOptions {
   /// For a peer to arrive at an operation. Unset: CROSSDOCK_ARRIVAL_DEADLINE (seconds), else 600 s.
@@ -29,7 +30,8 @@ struct GroupOptions {
   /// Last events remembered (see EventRecorder); 0 turns the recorder off.
   int64_t recorded_events = 256;
   /// Where the last events go when the group fails: one line of JSON per rank, appended to this
-  /// file. Empty: CROSSDOCK_REPORT, else nowhere.
+  /// file. That of a culprit who cannot write any more is written by a rank of its node. Empty:
+  /// CROSSDOCK_REPORT, else nowhere.
   std::string report_file{};
   /// Rows on their way between nodes take at most about this much memory at a time, once for
   /// sending and once for receiving, however many tokens there are. The same on all ranks.
@@ -96,6 +98,8 @@ class Group {
   const std::shared_ptr<ThreadPool>& threads() const { return options_.threads; }
   /// Memory that the ranks of this node reach (for strategies inside the library).
   comm::WindowPool& windows() { return *windows_; }
+  /// The events of the other ranks of this node (for the flight report).
+  comm::PeerEvents& peer_events() { return *peer_events_; }
   GroupMemory memory() const;
 
   /// Throws the error that poisoned this group, if any.
@@ -135,6 +139,7 @@ class Group {
   EventRecorder recorder_;
   BufferPool pool_;
   std::unique_ptr<comm::WindowPool> windows_;
+  std::unique_ptr<comm::PeerEvents> peer_events_;
   uint64_t next_sequence_ = 1;
   const char* last_operation_ = "";  // of the last rendezvous, number next_sequence_ - 1
   std::optional<Error> poison_;

@@ -6,62 +6,62 @@
 
 namespace crossdock {
 
-/// One thing a rank did.
+class EventRing;
+
+/// The ranks with which an event exchanged data.
+struct EventPeers {
+  int32_t count = 0;
+  uint64_t first_64 = 0;  // bit r: rank r is among them; larger ranks are counted only
+
+  void add(int rank);
+};
+
+/// One thing a rank did. Plain bits, so that other processes can read it.
 struct Event {
-  const char* operation = "";  // a string literal: "plan", "dispatch", "experts", ...
-  const char* phase = "";      // a string literal: what of it; "": all of it
-  uint64_t sequence = 0;       // number of the collective in its group; 0 for local work
-  int64_t bytes = 0;           // payload moved, 0 if that says nothing
-  int64_t begin_ns = 0;        // steady clock
-  int64_t end_ns = 0;          // 0 while it is under way
+  char operation[24] = "";  // "plan", "dispatch", "experts", ...
+  char phase[24] = "";      // what of it; "": all of it
+  uint64_t sequence = 0;    // number of the collective in its group; 0 for local work
+  int64_t bytes = 0;        // payload moved, 0 if that says nothing
+  int64_t begin_ns = 0;     // steady clock
+  int64_t end_ns = 0;       // 0 while it is under way
+  EventPeers peers{};
 };
 
 /// Remembers the last `capacity` events of one rank. Capacity 0: off, and then a Scope costs one
 /// comparison. Thread-safe: work beside the group's user (shared experts) is recorded too.
 class EventRecorder {
  public:
-  explicit EventRecorder(int64_t capacity = 0);
+  /// is_shared: other processes of the node can open its memory (see EventRing).
+  explicit EventRecorder(int64_t capacity = 0, bool is_shared = false);
   ~EventRecorder();
   EventRecorder(const EventRecorder&) = delete;
   EventRecorder& operator=(const EventRecorder&) = delete;
 
-  bool is_on() const { return capacity_ > 0; }
+  bool is_on() const { return ring_ != nullptr; }
   /// Oldest first.
   std::vector<Event> events() const;
+
+  /// (for the library) Null if it is off.
+  EventRing* ring() { return ring_.get(); }
 
   /// Records from construction to destruction.
   class Scope {
    public:
     Scope(EventRecorder& recorder, const char* operation, uint64_t sequence, int64_t bytes = 0,
-          const char* phase = "")
-        : recorder_(recorder.is_on() ? &recorder : nullptr) {
-      if (recorder_) {
-        index_ = recorder_->begin(
-            {.operation = operation, .phase = phase, .sequence = sequence, .bytes = bytes});
-      }
-    }
-    ~Scope() {
-      if (recorder_) recorder_->end(index_);
-    }
-    void set_bytes(int64_t bytes) {
-      if (recorder_) recorder_->set_bytes(index_, bytes);
-    }
+          const char* phase = "");
+    ~Scope();
+    void set_bytes(int64_t bytes);
+    void set_peers(const EventPeers& peers);
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
-    EventRecorder* recorder_;
+    EventRing* ring_;
     int64_t index_ = 0;
   };
 
  private:
-  int64_t begin(Event event);
-  void end(int64_t index);
-  void set_bytes(int64_t index, int64_t bytes);
-
-  struct Ring;
-  int64_t capacity_ = 0;
-  std::unique_ptr<Ring> ring_;
+  std::unique_ptr<EventRing> ring_;
 };
 
 }  // namespace crossdock

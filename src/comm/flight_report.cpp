@@ -29,13 +29,58 @@ std::string quoted(std::string_view text) {
   return result.append("\"");
 }
 
+std::string json_of(const EventPeers& peers) {
+  std::string text = concat(",\"num_peers\":", peers.count, ",\"peers\":[");
+  const char* separator = "";
+  for (int rank = 0; rank < 64; ++rank) {
+    if ((peers.first_64 >> rank & 1) == 0) continue;
+    text += concat(separator, rank);
+    separator = ",";
+  }
+  return text.append("]");
+}
+
 std::string json_of(const Event& event) {
   std::string text = concat("{\"operation\":", quoted(event.operation));
   if (*event.phase != '\0') text += concat(",\"phase\":", quoted(event.phase));
   text += concat(",\"sequence\":", event.sequence, ",\"bytes\":", event.bytes,
                  ",\"begin_ns\":", event.begin_ns);
   if (event.end_ns != 0) text += concat(",\"end_ns\":", event.end_ns);
+  if (event.peers.count > 0) text += json_of(event.peers);
   return text.append("}");
+}
+
+// What is written of one rank: its own words, or those of `writer`.
+struct Line {
+  int rank;
+  int writer;
+  std::string message;
+  ErrorContext context;
+  std::vector<Event> events;
+};
+
+std::string json_of(Group& group, const Line& line) {
+  std::string text = concat(
+      "{\"rank\":", line.rank, ",\"size\":", group.size(),
+      ",\"engine\":", quoted(group.communicator().name()), ",\"error\":", quoted(line.message),
+      ",\"culprit\":", line.context.culprit, ",\"operation\":", quoted(line.context.operation),
+      ",\"sequence\":", line.context.sequence);
+  if (line.writer != line.rank) text += concat(",\"written_by\":", line.writer);
+  text += ",\"events\":[";
+  const char* separator = "";
+  for (const Event& event : line.events) {
+    text.append(separator).append(json_of(event));
+    separator = ",";
+  }
+  return text.append("]}\n");
+}
+
+void append(const std::string& file, const std::string& text) {
+  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (descriptor < 0) return;
+  // One write: lines of ranks that append at the same time stay whole.
+  [[maybe_unused]] const ssize_t written = write(descriptor, text.data(), text.size());
+  close(descriptor);
 }
 
 }  // namespace
@@ -45,25 +90,44 @@ std::string default_report_file() {
   return name != nullptr ? name : "";
 }
 
+void PeerEvents::describe(EventRecorder& recorder, RendezvousHeader& header) {
+  if (recorder.ring() == nullptr || recorder.ring()->descriptor() < 0) return;
+  header.events_process = getpid();
+  header.events_descriptor = recorder.ring()->descriptor();
+}
+
+void PeerEvents::open(std::span<const RendezvousHeader> headers, const Communicator& communicator) {
+  if (!rings_.empty()) return;
+  const std::vector<int>& nodes = communicator.topology().node_of_rank;
+  const auto own = static_cast<size_t>(communicator.rank());
+  rings_.resize(headers.size());
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    const RendezvousHeader& header = headers[rank];
+    if (rank == own || nodes[rank] != nodes[own] || header.events_descriptor < 0) continue;
+    rings_[rank] = EventRing::open(header.events_process, header.events_descriptor);
+  }
+}
+
+EventRing* PeerEvents::of(int rank) {
+  const auto r = static_cast<size_t>(rank);
+  return rank >= 0 && r < rings_.size() ? rings_[r].get() : nullptr;
+}
+
 void write_flight_report(Group& group, const std::string& message, const ErrorContext& context) {
   const std::string& file = group.options().report_file;
   if (file.empty()) return;
-  std::string line =
-      concat("{\"rank\":", group.rank(), ",\"size\":", group.size(),
-             ",\"engine\":", quoted(group.communicator().name()), ",\"error\":", quoted(message),
-             ",\"culprit\":", context.culprit, ",\"operation\":", quoted(context.operation),
-             ",\"sequence\":", context.sequence, ",\"events\":[");
-  const char* separator = "";
-  for (const Event& event : group.recorder().events()) {
-    line.append(separator).append(json_of(event));
-    separator = ",";
-  }
-  line += "]}\n";
-  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (descriptor < 0) return;
-  // One write: lines of ranks that append at the same time stay whole.
-  [[maybe_unused]] const ssize_t written = write(descriptor, line.data(), line.size());
-  close(descriptor);
+  Line line{.rank = group.rank(),
+            .writer = group.rank(),
+            .message = message,
+            .context = context,
+            .events = group.recorder().events()};
+  EventRing* own = group.recorder().ring();
+  if (own == nullptr || own->claim()) append(file, json_of(group, line));
+  EventRing* of_culprit = group.peer_events().of(context.culprit);
+  if (of_culprit == nullptr || !of_culprit->claim()) return;
+  line.rank = context.culprit;
+  line.events = of_culprit->events();
+  append(file, json_of(group, line));
 }
 
 }  // namespace crossdock::comm

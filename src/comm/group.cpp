@@ -39,6 +39,27 @@ std::shared_ptr<ThreadPool> default_threads(Communicator& communicator) {
   return std::make_shared<ThreadPool>(static_cast<int>(share));
 }
 
+EventPeers all_peers(const Communicator& communicator) {
+  EventPeers peers;
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    if (rank != communicator.rank()) peers.add(rank);
+  }
+  return peers;
+}
+
+// Those that this rank sends something to, or gets something from.
+EventPeers peers_of(const Communicator& communicator, std::span<const int64_t> send_offsets,
+                    std::span<const int64_t> recv_offsets) {
+  EventPeers peers;
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    const bool sends = send_offsets[r + 1] > send_offsets[r];
+    const bool receives = recv_offsets[r + 1] > recv_offsets[r];
+    if (rank != communicator.rank() && (sends || receives)) peers.add(rank);
+  }
+  return peers;
+}
+
 SharedBytes shared(const Buffer& buffer) {
   return {.data = buffer.data(), .num_bytes = buffer.num_bytes(), .owner = buffer.owner()};
 }
@@ -147,7 +168,8 @@ std::span<const std::byte> Agreement::body(int rank) const {
 Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
     : communicator_(std::move(communicator)),
       options_(with_defaults(std::move(options))),
-      recorder_(options_.recorded_events) {
+      recorder_(options_.recorded_events, /*is_shared=*/!options_.report_file.empty()),
+      peer_events_(std::make_unique<comm::PeerEvents>()) {
   CROSSDOCK_CHECK(communicator_ != nullptr, "a group needs a communicator, got none");
   if (!options_.threads) options_.threads = default_threads(*communicator_);
   windows_ = std::make_unique<comm::WindowPool>(*communicator_);
@@ -175,12 +197,15 @@ WaitContext Group::wait_context(const char* operation, uint64_t sequence) const 
 
 Agreement Group::agree(const Proposal& proposal) {
   check();
-  const RendezvousHeader own = comm::make_header(proposal, next_sequence_);
+  RendezvousHeader own = comm::make_header(proposal, next_sequence_);
+  peer_events_->describe(recorder_, own);
   last_operation_ = proposal.operation;
   const WaitContext wait = wait_context(proposal.operation, next_sequence_++);
   EventRecorder::Scope scope(recorder_, proposal.operation, wait.sequence, own.body_bytes,
                              "rendezvous");
+  scope.set_peers(all_peers(*communicator_));
   const auto headers = gather_headers(*this, own, proposal);
+  peer_events_->open(headers, *communicator_);
 
   // From here on all ranks see the same headers and come to the same end.
   if (const auto odd = comm::find_other_step(headers)) {
@@ -206,6 +231,7 @@ Agreement Group::agree(const Proposal& proposal) {
 void Group::all_gather_v(const SharedBytes& send, const SharedBytes& recv,
                          std::span<const int64_t> recv_offsets, const WaitContext& wait) {
   EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes, "exchange");
+  scope.set_peers(all_peers(*communicator_));
   guard(*this, wait, [&] { communicator_->all_gather_v(send, recv, recv_offsets, wait); });
 }
 
@@ -213,6 +239,7 @@ void Group::all_to_all_v(const SharedBytes& send, std::span<const int64_t> send_
                          const SharedBytes& recv, std::span<const int64_t> recv_offsets,
                          const WaitContext& wait) {
   EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes, "exchange");
+  scope.set_peers(peers_of(*communicator_, send_offsets, recv_offsets));
   guard(*this, wait,
         [&] { communicator_->all_to_all_v(send, send_offsets, recv, recv_offsets, wait); });
 }

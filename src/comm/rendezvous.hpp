@@ -24,6 +24,8 @@ struct RendezvousHeader {
   int64_t config_bytes = 0;
   int64_t body_bytes = 0;  // of a refusing rank: the size of its message
   char operation[kMaxOperation + 1] = {};
+  int32_t events_process = -1;  // where the peers find the events of this rank; see EventRing
+  int32_t events_descriptor = -1;
 
   bool refuses() const { return refusal != 0; }
   ErrorCode refusal_code() const { return static_cast<ErrorCode>(refusal - 1); }

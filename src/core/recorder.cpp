@@ -1,67 +1,57 @@
 #include "crossdock/recorder.hpp"
 
-#include <algorithm>
-#include <chrono>
-#include <mutex>
+#include <cstring>
 
 #include "core/check.hpp"
+#include "core/event_ring.hpp"
 
 namespace crossdock {
 namespace {
 
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+// Longer names are cut; the last character stays 0.
+template <size_t kSize>
+void set_name(char (&name)[kSize], const char* text) {  // NOLINT: as Event has them
+  std::strncpy(name, text, kSize - 1);
 }
 
 }  // namespace
 
-// Event number i is at i % capacity. The lock is for readers on other threads; a group has one
-// user at a time, so it is never contended on the way of a step.
-struct EventRecorder::Ring {
-  mutable std::mutex mutex;
-  std::vector<Event> events;
-  int64_t num_begun = 0;
-};
+void EventPeers::add(int rank) {
+  ++count;
+  if (rank < 64) first_64 |= uint64_t{1} << rank;
+}
 
-EventRecorder::EventRecorder(int64_t capacity) : capacity_(capacity) {
+EventRecorder::EventRecorder(int64_t capacity, bool is_shared) {
   CROSSDOCK_CHECK(capacity >= 0, "a recorder's capacity must not be negative, got ", capacity);
-  if (capacity == 0) return;
-  ring_ = std::make_unique<Ring>();
-  ring_->events.resize(static_cast<size_t>(capacity));
+  if (capacity > 0) ring_ = std::make_unique<EventRing>(capacity, is_shared);
 }
 
 EventRecorder::~EventRecorder() = default;
 
 std::vector<Event> EventRecorder::events() const {
-  if (!is_on()) return {};
-  const std::lock_guard lock(ring_->mutex);
-  std::vector<Event> result;
-  for (int64_t i = std::max<int64_t>(0, ring_->num_begun - capacity_); i < ring_->num_begun; ++i) {
-    result.push_back(ring_->events[static_cast<size_t>(i % capacity_)]);
-  }
-  return result;
+  return is_on() ? ring_->events() : std::vector<Event>{};
 }
 
-int64_t EventRecorder::begin(Event event) {
-  const std::lock_guard lock(ring_->mutex);
-  const int64_t index = ring_->num_begun++;
-  event.begin_ns = now_ns();
-  ring_->events[static_cast<size_t>(index % capacity_)] = event;
-  return index;
+EventRecorder::Scope::Scope(EventRecorder& recorder, const char* operation, uint64_t sequence,
+                            int64_t bytes, const char* phase)
+    : ring_(recorder.ring()) {
+  if (ring_ == nullptr) return;
+  Event event{.sequence = sequence, .bytes = bytes};
+  set_name(event.operation, operation);
+  set_name(event.phase, phase);
+  index_ = ring_->begin(event);
 }
 
-void EventRecorder::end(int64_t index) {
-  const std::lock_guard lock(ring_->mutex);
-  if (index + capacity_ < ring_->num_begun) return;  // overwritten meanwhile
-  ring_->events[static_cast<size_t>(index % capacity_)].end_ns = now_ns();
+EventRecorder::Scope::~Scope() {
+  if (ring_ != nullptr) ring_->end(index_);
 }
 
-void EventRecorder::set_bytes(int64_t index, int64_t bytes) {
-  const std::lock_guard lock(ring_->mutex);
-  if (index + capacity_ < ring_->num_begun) return;
-  ring_->events[static_cast<size_t>(index % capacity_)].bytes = bytes;
+void EventRecorder::Scope::set_bytes(int64_t bytes) {
+  if (ring_ != nullptr) ring_->set_bytes(index_, bytes);
+}
+
+void EventRecorder::Scope::set_peers(const EventPeers& peers) {
+  if (ring_ != nullptr) ring_->set_peers(index_, peers);
 }
 
 }  // namespace crossdock

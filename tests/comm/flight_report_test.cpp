@@ -40,11 +40,37 @@ TEST(FlightReport, HasALineWithTheLastOperationsOfEveryRank) {
   ASSERT_EQ(lines.size(), 3u);
   for (const std::string& line : lines) {
     EXPECT_THAT(line, HasSubstr(R"("operation":"plan","phase":"rendezvous","sequence":1)"));
+    EXPECT_THAT(line, HasSubstr(R"("num_peers":2,"peers":[)"));
     EXPECT_THAT(line, HasSubstr(R"(out of \"cheese\")"));
     const bool is_culprit = line.find("\"rank\":1,") != std::string::npos;
     EXPECT_EQ(line.find("\"culprit\":1,\"operation\":\"dispatch\"") == std::string::npos,
               is_culprit);
   }
+  std::remove(file.c_str());
+}
+
+TEST(FlightReport, HasTheLineOfARankThatLeftWithoutAWord) {
+  const std::string file = testing::TempDir() + "flight_report_" + std::to_string(getpid());
+  std::remove(file.c_str());
+  const ThreadOptions options{
+      .ranks_per_node = 0,
+      .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}};
+  try_ranks(
+      3,
+      [](Group& group) {
+        group.agree({.operation = "plan"});
+        if (group.rank() == 1) return;
+        group.agree({.operation = "dispatch"});
+      },
+      options);
+  const std::vector<std::string> lines = lines_of(file);
+  ASSERT_EQ(lines.size(), 3u);
+  const auto of_culprit = std::find_if(lines.begin(), lines.end(), [](const std::string& line) {
+    return line.find("\"rank\":1,") != std::string::npos;
+  });
+  ASSERT_NE(of_culprit, lines.end());
+  EXPECT_THAT(*of_culprit, HasSubstr("\"written_by\":"));
+  EXPECT_THAT(*of_culprit, HasSubstr(R"("operation":"plan","phase":"rendezvous","sequence":1)"));
   std::remove(file.c_str());
 }
 

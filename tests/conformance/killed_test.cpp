@@ -12,6 +12,7 @@
 namespace crossdock::conformance {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 
 std::string output_of(const std::string& line) {
@@ -38,15 +39,29 @@ class Killed : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(Killed, IsNamedByAllSurvivorsWhoGoOn) {
   const auto& [strategy, step] = GetParam();
+  const std::string report = testing::TempDir() + "killed_" + strategy + std::to_string(step);
+  std::filesystem::remove(report);
   const std::string output =
       // The deadline is that of the wait for the missing rank at exit.
-      output_of("CROSSDOCK_PROGRESS_DEADLINE=1 timeout 60 " CROSSDOCK_MPIRUN
+      output_of("CROSSDOCK_REPORT=" + report +
+                " CROSSDOCK_PROGRESS_DEADLINE=1 timeout 60 " CROSSDOCK_MPIRUN
                 " --allow-run-as-root --oversubscribe --enable-recovery --mca btl_tcp_if_include "
                 "lo -np 4 " CROSSDOCK_KILLED_RANK " " +
                 strategy + " " + std::to_string(step) + " 2>/dev/null");
   for (const int survivor : {0, 1, 3}) {
     EXPECT_THAT(output, HasSubstr("survivor " + std::to_string(survivor) + "\n"));
   }
+  // One line of every rank in the report, also of the one that could not write it; of one that
+  // never met the others there is nothing to tell.
+  const std::string lines = output_of("cat " + report);
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_THAT(lines, HasSubstr("{\"rank\":" + std::to_string(rank) + ","));
+  }
+  const bool has_met_others = step > static_cast<int>(FaultStep::kBeforeCounts);
+  if (has_met_others) {
+    EXPECT_THAT(lines, ContainsRegex("\"rank\":2,.*\"written_by\":[013],\"events\":\\[\\{"));
+  }
+  std::filesystem::remove(report);
   EXPECT_EQ(num_left_behind(), 0);
   EXPECT_EQ(output_of("pgrep -x killed_rank"), "") << "a process stayed behind";
 }

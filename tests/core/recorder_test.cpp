@@ -1,6 +1,9 @@
 #include "crossdock/recorder.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "core/event_ring.hpp"
 
 namespace crossdock {
 namespace {
@@ -36,6 +39,49 @@ TEST(EventRecorder, AnOuterScopeMayEndAfterItsPlaceWasTaken) {
     for (uint64_t i = 2; i <= 4; ++i) const EventRecorder::Scope inner(recorder, "inner", i);
   }
   for (const Event& event : recorder.events()) EXPECT_STREQ(event.operation, "inner");
+}
+
+TEST(EventRecorder, CutsNamesThatAreTooLong) {
+  EventRecorder recorder(2);
+  { const EventRecorder::Scope scope(recorder, "an operation with a very long name", 1); }
+  EXPECT_STREQ(recorder.events().at(0).operation, "an operation with a ver");
+}
+
+TEST(EventRecorder, RemembersThePeersOfAnEvent) {
+  EventRecorder recorder(2);
+  {
+    EventRecorder::Scope scope(recorder, "dispatch", 1);
+    EventPeers peers;
+    for (const int rank : {0, 63, 64, 1000}) peers.add(rank);
+    scope.set_peers(peers);
+  }
+  const EventPeers peers = recorder.events().at(0).peers;
+  EXPECT_EQ(peers.count, 4);
+  EXPECT_EQ(peers.first_64, (uint64_t{1} << 63) + 1);
+}
+
+TEST(EventRing, OutlivesItsOwnerForThoseWhoHaveItOpen) {
+  auto recorder = std::make_unique<EventRecorder>(4, /*is_shared=*/true);
+  { const EventRecorder::Scope scope(*recorder, "plan", 1); }
+  const auto seen = EventRing::open(getpid(), recorder->ring()->descriptor());
+  ASSERT_NE(seen, nullptr);
+  { const EventRecorder::Scope scope(*recorder, "dispatch", 2); }
+  recorder.reset();
+  ASSERT_EQ(seen->events().size(), 2u);
+  EXPECT_STREQ(seen->events()[1].operation, "dispatch");
+}
+
+TEST(EventRing, IsClaimedByOneOfAllWhoSeeIt) {
+  EventRecorder recorder(4, /*is_shared=*/true);
+  const auto seen = EventRing::open(getpid(), recorder.ring()->descriptor());
+  EXPECT_TRUE(seen->claim());
+  EXPECT_FALSE(recorder.ring()->claim());
+  EXPECT_FALSE(seen->claim());
+}
+
+TEST(EventRing, WhatCannotBeOpenedIsNull) {
+  EXPECT_EQ(EventRing::open(getpid(), 1000000), nullptr);
+  EXPECT_EQ(EventRecorder(4).ring()->descriptor(), -1) << "not shared unless asked for";
 }
 
 TEST(EventRecorder, OffRecordsNothing) {
