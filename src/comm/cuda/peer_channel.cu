@@ -47,7 +47,7 @@ void PeerChannel::connect(std::span<std::byte* const> mailboxes) {
 std::optional<Fault> PeerChannel::fault() const {
   const volatile Fault* fault = signals_.fault;
   const uint32_t code = fault->code;
-  if (code == 0 || code == ~0u) return std::nullopt;
+  if (code == 0) return std::nullopt;
   std::atomic_thread_fence(std::memory_order_acquire);
   return *signals_.fault;
 }

@@ -44,6 +44,7 @@ struct SignalState {
   uint32_t words_epoch = 0;
   uint32_t blocks_done = 0;           // of the kernel under way
   uint32_t poison = 0;                // FaultCode that ended this channel, or 0
+  uint32_t fault_lock = 0;            // who writes a fault for the host
   uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the plan under way; ~0: none
 };
 
@@ -127,17 +128,22 @@ class Patience {
   uint32_t tries_ = 0;
 };
 
-/// Writes the fault for the host if it is the first one.
+/// Writes the fault for the host, unless one is there that the host has not taken yet. Atomics do
+/// not work on host memory, so the lock is in the device's.
 __device__ inline void record_fault(const PeerSignals& signals, const Fault& fault) {
-  if (atomicCAS_system(&signals.fault->code, 0u, ~0u) != 0u) return;
   volatile Fault* host = signals.fault;
-  host->culprit = fault.culprit;
-  host->operation = fault.operation;
-  host->epoch = fault.epoch;
-  host->route = fault.route;
-  host->value = fault.value;
-  __threadfence_system();
-  host->code = fault.code;
+  if (atomicCAS(&signals.state->fault_lock, 0u, 1u) != 0u) return;
+  if (host->code == 0) {
+    host->culprit = fault.culprit;
+    host->operation = fault.operation;
+    host->epoch = fault.epoch;
+    host->route = fault.route;
+    host->value = fault.value;
+    __threadfence_system();
+    host->code = fault.code;
+    __threadfence_system();
+  }
+  atomicExch(&signals.state->fault_lock, 0u);
 }
 
 /// Ends the channel: later kernels of this rank do nothing and tell their peers.

@@ -35,54 +35,68 @@ struct SlotBatch {
   }
 };
 
-// sums += weight * row, slot by slot; all loads are started before the first is used.
-template <typename Vector, int kBatch, int kCount>
-__device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t at,
-                          float (&sums)[kCount]) {
-  Vector values[kBatch];
+// sums += weight * row, slot by slot, for kUnroll vectors that are 32 apart, as far as they are in
+// the row; all loads are started before the first is used.
+template <typename Vector, int kBatch, int kUnroll, int kCount>
+__device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t first, int64_t end,
+                          float (&sums)[kUnroll][kCount]) {
+  Vector values[kBatch][kUnroll];
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
-    if (slots.rows[i] != nullptr) values[i] = load_once(slots.rows[i] + at);
+    if (slots.rows[i] == nullptr) continue;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (first + u * 32 < end) values[i][u] = load_once(slots.rows[i] + first + u * 32);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     if (slots.rows[i] == nullptr) continue;
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      sums[j] = __fmaf_rn(slots.weights[i], widen(values[i].elements[j]), sums[j]);
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        sums[u][j] = __fmaf_rn(slots.weights[i], widen(values[i][u].elements[j]), sums[u][j]);
+      }
     }
   }
 }
 
-// A warp takes pieces of tokens in turn; a lane sums one vector of all K rows at a time.
-// kMore: K is larger than kBatch.
+// A warp takes pieces of tokens in turn; a lane sums vectors of all K rows, so many at a time that
+// 8 loads are in flight. kMore: K is larger than kBatch.
 template <typename Element, int kCount, int kBatch, bool kMore>
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
     pull_sum_kernel(const __grid_constant__ PullSumArgs args, int pieces, int piece_vectors) {
   using Vector = RowVector<Element, kCount>;
+  constexpr int kUnroll = kMore || kBatch == 8 ? 1 : 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row_vectors = args.D / kCount;
   const int64_t num_tasks = args.T * pieces;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  for (int64_t task = first; task < num_tasks; task += static_cast<int64_t>(gridDim.x) * kWarps) {
+  const int64_t first_task = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  for (int64_t task = first_task; task < num_tasks;
+       task += static_cast<int64_t>(gridDim.x) * kWarps) {
     const int64_t token = task / pieces;
     const int64_t begin = (task - token * pieces) * piece_vectors;
     const int64_t end = min(begin + piece_vectors, row_vectors);
     auto* out = reinterpret_cast<Vector*>(args.out) + token * row_vectors;
     SlotBatch<Vector, kBatch> slots;
     slots.read(args, row_vectors, token, 0);
-    for (int64_t at = begin + lane; at < end; at += 32) {
-      float sums[kCount] = {};
-      add_slots(slots, at, sums);
+    for (int64_t first = begin + lane; first < end; first += 32 * kUnroll) {
+      float sums[kUnroll][kCount] = {};
+      add_slots(slots, first, end, sums);
       for (int slot = kBatch; kMore && slot < args.K; slot += kBatch) {
         SlotBatch<Vector, kBatch> more;
         more.read(args, row_vectors, token, slot);
-        add_slots(more, at, sums);
+        add_slots(more, first, end, sums);
       }
-      Vector result;
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) result.elements[j] = narrow<Element>(sums[j]);
-      store_once(out + at, result);
+      for (int u = 0; u < kUnroll; ++u) {
+        if (first + u * 32 >= end) continue;
+        Vector result;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) result.elements[j] = narrow<Element>(sums[u][j]);
+        store_once(out + first + u * 32, result);
+      }
     }
   }
   if (last_block(args.signals)) peer_barrier(args.signals, Operation::kCombine);
@@ -92,16 +106,18 @@ template <typename Element, int kCount, int kBatch, bool kMore>
 void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
   // Rows are cut into pieces until every multiprocessor has enough warps.
   const int64_t row_vectors = args.D / kCount;
-  const int64_t most_warps = int64_t{sms} * kBlocksPerSm * kWarps;
+  const int64_t all_sms = sms > 0 ? sms : num_sms(current_device());
+  const int64_t wanted_warps = all_sms * kBlocksPerSm * kWarps;
   int64_t piece_vectors = (row_vectors + 31) / 32 * 32;
   while (piece_vectors > 128 &&
-         args.T * ((row_vectors + piece_vectors - 1) / piece_vectors) < most_warps) {
+         args.T * ((row_vectors + piece_vectors - 1) / piece_vectors) < wanted_warps) {
     piece_vectors = (piece_vectors / 2 + 31) / 32 * 32;
   }
   const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
   const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
-  const auto blocks = static_cast<unsigned>(
-      std::min<int64_t>((tasks + kWarps - 1) / kWarps, int64_t{sms} * kBlocksPerSm));
+  const int64_t most_blocks = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
+  const auto blocks =
+      static_cast<unsigned>(std::min<int64_t>((tasks + kWarps - 1) / kWarps, most_blocks));
   pull_sum_kernel<Element, kCount, kBatch, kMore><<<blocks, kWarps * 32, 0, stream>>>(
       args, static_cast<int>(pieces), static_cast<int>(piece_vectors));
 }
@@ -154,7 +170,6 @@ void load_pull_sum() {
 }
 
 void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream) {
-  if (sms == 0) sms = num_sms(current_device());
   switch (args.dtype) {
     case DType::kF32:
       launch_for_width<float>(args, sms, stream);

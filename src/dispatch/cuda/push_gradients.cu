@@ -43,24 +43,36 @@ __device__ void push_slots(const PushGradientsArgs& args, int64_t token, int fir
         reinterpret_cast<Vector*>(args.grad_rows[target.rank]) + target.row * row_vectors;
     weights[i] = args.weights[route];
   }
-  for (int64_t at = lane; at < row_vectors; at += 32) {
-    const Vector gradient = grad_out[at];
-    Vector values[kBatch];
+  constexpr int kUnroll = 8 / kBatch;  // 8 rows' loads in flight
+  for (int64_t first = lane; first < row_vectors; first += 32 * kUnroll) {
+    Vector gradients[kUnroll];
+    Vector values[kBatch][kUnroll];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (y[i] != nullptr) values[i] = load_once(y[i] + at);
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t at = first + u * 32;
+      if (at >= row_vectors) continue;
+      gradients[u] = grad_out[at];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (y[i] != nullptr) values[i][u] = load_once(y[i] + at);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (y[i] == nullptr) continue;
-      Vector result;
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        const float element = widen(gradient.elements[j]);
-        result.elements[j] = narrow<Element>(weights[i] * element);
-        sums[i] = __fmaf_rn(widen(values[i].elements[j]), element, sums[i]);
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t at = first + u * 32;
+        if (at >= row_vectors) continue;
+        Vector result;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          const float element = widen(gradients[u].elements[j]);
+          result.elements[j] = narrow<Element>(weights[i] * element);
+          sums[i] = __fmaf_rn(widen(values[i][u].elements[j]), element, sums[i]);
+        }
+        store_once(grad_rows[i] + at, result);
       }
-      store_once(grad_rows[i] + at, result);
     }
   }
 #pragma unroll
