@@ -33,6 +33,8 @@ cudaMemPool_t make_pool(int device) {
   CROSSDOCK_CUDA(cudaMemPoolCreate(&pool, &properties));
   uint64_t kept = kKeptBytes;
   CROSSDOCK_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
+  int waits = 0;  // an allocation must not make its stream wait for what was freed
+  CROSSDOCK_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &waits));
   int num_devices = 0;
   CROSSDOCK_CUDA(cudaGetDeviceCount(&num_devices));
   for (int peer = 0; peer < num_devices; ++peer) {
@@ -47,26 +49,22 @@ cudaMemPool_t make_pool(int device) {
   return pool;
 }
 
-// One pool of a device serves all arenas of the process: a pool costs tens of megabytes. Never
-// destroyed, as memory of it may outlive static objects.
-cudaMemPool_t shared_pool(int device) {
-  static auto* const mutex = new std::mutex;
-  static auto* const pools = new std::map<int, cudaMemPool_t>;
-  const std::lock_guard lock(*mutex);
-  const auto found = pools->find(device);
-  if (found != pools->end()) return found->second;
-  return pools->emplace(device, make_pool(device)).first->second;
-}
-
 }  // namespace
 
 std::shared_ptr<DeviceArena> DeviceArena::make(int device, bool is_exported) {
-  return std::shared_ptr<DeviceArena>(new DeviceArena(device, is_exported));
+  if (is_exported) return std::shared_ptr<DeviceArena>(new DeviceArena(device, true));
+  // Never destroyed: memory may outlive static objects.
+  static auto* const mutex = new std::mutex;
+  static auto* const arenas = new std::map<int, std::shared_ptr<DeviceArena>>;
+  const std::lock_guard lock(*mutex);
+  std::shared_ptr<DeviceArena>& arena = (*arenas)[device];
+  if (!arena) arena.reset(new DeviceArena(device, false));
+  return arena;
 }
 
 DeviceArena::DeviceArena(int device, bool is_exported)
     : device_(device), is_exported_(is_exported), stream_(device) {
-  if (!is_exported_) pool_ = shared_pool(device);
+  if (!is_exported_) pool_ = make_pool(device);
 }
 
 std::shared_ptr<void> DeviceArena::allocate(int64_t num_bytes,
@@ -79,22 +77,36 @@ std::shared_ptr<void> DeviceArena::allocate(int64_t num_bytes,
     const int64_t rounded = (num_bytes + kExportUnit - 1) / kExportUnit * kExportUnit;
     CROSSDOCK_CUDA(cudaMalloc(&memory, static_cast<size_t>(rounded)));
   } else {
+    free_unused();
     CROSSDOCK_CUDA(
         cudaMallocFromPoolAsync(&memory, static_cast<size_t>(num_bytes), pool_, stream()));
     CROSSDOCK_CUDA(cudaStreamSynchronize(stream()));
   }
   return {memory, [self = shared_from_this(), last_use = std::move(last_use)](void* pointer) {
-            self->free(pointer, last_use.get());
+            self->free(pointer, last_use);
           }};
 }
 
-void DeviceArena::free(void* memory, const OwnedEvent* last_use) {
+void DeviceArena::free(void* memory, const std::shared_ptr<OwnedEvent>& last_use) {
   if (is_exported_) {
     cudaFree(memory);
     return;
   }
-  if (last_use != nullptr) cudaStreamWaitEvent(stream(), last_use->get(), 0);
-  cudaFreeAsync(memory, stream());
+  {
+    const std::lock_guard lock(mutex_);
+    unused_.push_back({.memory = memory, .last_use = last_use});
+  }
+  free_unused();
+}
+
+void DeviceArena::free_unused() {
+  const RelaxedCapture relaxed;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(unused_, [&](const Unused& block) {
+    if (block.last_use && !block.last_use->has_passed()) return false;
+    cudaFreeAsync(block.memory, stream());
+    return true;
+  });
 }
 
 Buffer allocate_device(DeviceArena& arena, int64_t num_bytes) {

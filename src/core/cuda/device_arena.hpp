@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "core/cuda/stream.hpp"
 #include "crossdock/buffer.hpp"
@@ -20,11 +22,13 @@ struct MemoryBlock {
 ///
 /// Kernels of several ranks of one process may be waiting for each other, and the driver must not
 /// wait for them while it holds what a launch needs. So memory is allocated and freed in the order
-/// of a stream of the arena's own, which never waits for the device. Memory that other processes
-/// map cannot come that way; a process with such memory holds one rank.
+/// of a stream of the arena's own, which never waits for the device: streams share hardware queues,
+/// and what waits in one could hold up the rank that it waits for. Memory that other processes map
+/// cannot come that way; a process with such memory holds one rank. Thread-safe.
 class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
  public:
-  /// is_exported: other processes will map the memory (CUDA IPC).
+  /// is_exported: other processes will map the memory (CUDA IPC). Without it the arena is the one
+  /// that all ranks of this process have on the device: streams and pools are costly.
   static std::shared_ptr<DeviceArena> make(int device, bool is_exported);
   DeviceArena(const DeviceArena&) = delete;
   DeviceArena& operator=(const DeviceArena&) = delete;
@@ -40,12 +44,20 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
 
  private:
   DeviceArena(int device, bool is_exported);
-  void free(void* memory, const OwnedEvent* last_use);
+  void free(void* memory, const std::shared_ptr<OwnedEvent>& last_use);
+  void free_unused();
 
   int device_;
   bool is_exported_;
   OwnedStream stream_;
-  cudaMemPool_t pool_ = nullptr;  // shared by all arenas of the device; null if exported
+  cudaMemPool_t pool_ = nullptr;  // null if exported
+
+  struct Unused {
+    void* memory;
+    std::shared_ptr<OwnedEvent> last_use;
+  };
+  std::mutex mutex_;
+  std::vector<Unused> unused_;  // not freed yet: the device was not done with them
 };
 
 /// Memory that lives as long as its user; steps take from a DevicePool.

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <memory>
+
 #include "crossdock/tensor.hpp"
 
 namespace crossdock::cuda {
@@ -26,6 +28,11 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// A stream of one device that does not wait for the default stream, from among those that nobody
+/// uses any more; given back with the last owner. REQUIRES: its work is done by then. Streams that
+/// come and go would in time share hardware queues with others, and wait for them there.
+std::shared_ptr<const OwnedStream> lease_stream(int device);
+
 /// A point in a stream, without a time.
 class OwnedEvent {
  public:
@@ -38,6 +45,8 @@ class OwnedEvent {
   void record(cudaStream_t stream) const;
   /// Later work of `stream` waits for what was recorded last.
   void make_wait(cudaStream_t stream) const;
+  /// Whether that is done. Does not wait.
+  bool has_passed() const;
 
  private:
   cudaEvent_t event_ = nullptr;

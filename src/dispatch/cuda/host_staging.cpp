@@ -13,7 +13,7 @@ namespace {
 /// What the host is shown of a plan on the device: copies of its arrays.
 class StagedPlan final : public DevicePlanData {
  public:
-  StagedPlan(Plan device_plan, std::shared_ptr<OwnedStream> owned_stream)
+  StagedPlan(Plan device_plan, std::shared_ptr<const OwnedStream> owned_stream)
       : stream_(std::move(owned_stream)), device_plan_(std::move(device_plan)) {
     const cudaStream_t stream = stream_->get();
     const Segments segments = device_plan_.segments();
@@ -51,7 +51,7 @@ class StagedPlan final : public DevicePlanData {
         cudaMemcpyAsync(to.data(), from, to.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
   }
 
-  std::shared_ptr<OwnedStream> stream_;  // outlives the plan's memory
+  std::shared_ptr<const OwnedStream> stream_;  // outlives the plan's memory
   Plan device_plan_;
   std::vector<int64_t> starts_;
   std::vector<int64_t> counts_;
@@ -72,7 +72,7 @@ Shape with_rows(const Shape& shape, int64_t num_rows) {
 
 HostStaging::HostStaging(std::unique_ptr<DevicePath> path, Group& group, int device)
     : group_(group),
-      stream_(std::make_shared<OwnedStream>(device)),
+      stream_(lease_stream(device)),
       pool_(DeviceArena::make(device, /*is_exported=*/false)),
       path_(std::move(path)) {
   set_options({});

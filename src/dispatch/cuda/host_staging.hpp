@@ -34,7 +34,7 @@ class HostStaging final : public DevicePath {
   Plan finish(const Plan& device_plan);
 
   Group& group_;
-  std::shared_ptr<OwnedStream> stream_;  // plans keep it too
+  std::shared_ptr<const OwnedStream> stream_;  // plans keep it too
   DevicePool pool_;
   std::unique_ptr<DevicePath> path_;
 };
