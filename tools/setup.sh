@@ -6,7 +6,7 @@
 set -euo pipefail
 
 build="g++ cmake ninja-build libcli11-dev nlohmann-json3-dev"
-test="libgmock-dev librapidcheck-dev libopenmpi-dev openmpi-bin libopenblas-dev iproute2"
+test="libgmock-dev librapidcheck-dev libopenmpi-dev openmpi-bin libopenblas-dev iproute2 python3"
 lint="clang-format clang-tidy python3"
 bench="libopenmpi-dev openmpi-bin libopenblas-dev"  # to compare with
 

@@ -1,13 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "crossdock/crossdock.hpp"
 #include "crossdock/strategy_cost.hpp"
+#include "dispatch/payload.hpp"
 #include "dispatch/placement.hpp"
 #include "dispatch/random_case.hpp"
 #include "dispatch/route_sums.hpp"
@@ -19,108 +18,19 @@ namespace {
 constexpr int64_t kWidth = 3;
 constexpr double kRowBytes = kWidth * 4;
 
-struct NamedKind {
-  const char* name;
-  StrategyKind kind;
-};
-const std::vector<NamedKind> kAllKinds = {{"allgather", StrategyKind::kAllgather},
-                                          {"alltoall", StrategyKind::kAlltoall},
-                                          {"direct", StrategyKind::kDirect},
-                                          {"hierarchical", StrategyKind::kHierarchical}};
-
-// Routes of all ranks.
-struct Routes {
-  DispatchConfig config;
-  int ranks_per_node = 0;
-  std::vector<std::vector<int32_t>> ids;  // [P][T, K]
-
-  int num_ranks() const { return static_cast<int>(ids.size()); }
-  Topology topology() const { return Topology::uniform(num_ranks(), ranks_per_node); }
-};
-
-// K distinct experts per token, all alike; with `holes`, some slots are empty and rank r has 2 r
-// tokens less.
-Routes random_routes(DispatchConfig config, int num_ranks, int ranks_per_node, int64_t tokens,
-                     bool holes) {
-  config.width = kWidth;
-  Routes routes{.config = config, .ranks_per_node = ranks_per_node, .ids = {}};
-  std::mt19937 random(20);
-  std::vector<int32_t> experts(static_cast<size_t>(config.num_experts));
-  std::iota(experts.begin(), experts.end(), 0);
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    std::vector<int32_t> ids;
-    for (int64_t t = 0; t < tokens - (holes ? 2 * rank : 0); ++t) {
-      std::shuffle(experts.begin(), experts.end(), random);
-      for (int64_t k = 0; k < config.top_k; ++k) {
-        ids.push_back(holes && random() % 5 == 0 ? -1 : experts[static_cast<size_t>(k)]);
-      }
-    }
-    routes.ids.push_back(std::move(ids));
-  }
-  return routes;
-}
-
-RouteSums count(const Routes& routes) {
-  std::vector<CountedRoutes> counted;
-  for (const auto& ids : routes.ids) counted.push_back({ids, routes.config.top_k});
-  const Placement placement = make_placement(routes.config, routes.num_ranks());
-  return counted_sums(counted, placement.owner, routes.topology());
-}
-
-// What each rank sent in one dispatch and one combine.
-struct Sent {
-  Traffic dispatch;
-  Traffic combine;
-};
-
-Traffic operator-(const Traffic& a, const Traffic& b) {
-  Traffic difference;
-  difference.bytes_within_node = a.bytes_within_node - b.bytes_within_node;
-  difference.bytes_between_nodes = a.bytes_between_nodes - b.bytes_between_nodes;
-  return difference;
-}
-
-std::vector<Sent> run(const Routes& routes, const std::string& strategy) {
+// What every rank sends on thread ranks.
+std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node,
+                              const std::string& strategy) {
   std::vector<Sent> sent(routes.ids.size());
   ThreadOptions options = short_deadlines();
-  options.ranks_per_node = routes.ranks_per_node;
+  options.ranks_per_node = ranks_per_node;
   options.group.staging_bytes = 4096;  // several rounds
   run_ranks(
       routes.num_ranks(),
       [&](Group& group) {
-        const auto& ids = routes.ids[static_cast<size_t>(group.rank())];
-        const int64_t K = routes.config.top_k;
-        const int64_t T = std::ssize(ids) / K;
-        const std::vector<float> weights(ids.size(), 1.0f);
-        const std::vector<float> x(static_cast<size_t>(T * kWidth), 1.0f);
-        Dispatcher dispatcher(group, routes.config, strategy);
-        const Plan plan =
-            dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {T, K}),
-                                    .weights = ConstTensorView(weights.data(), {T, K})});
-        const Traffic before = group.communicator().traffic();
-        DispatchArgs args;
-        args.x = ConstTensorView(x.data(), {T, kWidth});
-        const DispatchResult rows = dispatcher.dispatch(plan, args);
-        const Traffic between = group.communicator().traffic();
-        dispatcher.combine(plan, rows.rows.view);
-        const Traffic after = group.communicator().traffic();
-        sent[static_cast<size_t>(group.rank())] = {between - before, after - between};
+        sent[static_cast<size_t>(group.rank())] = send_payload(group, routes, strategy);
       },
       options);
-  return sent;
-}
-
-// The traffic of the rows alone: that of the agreements, which is all there is without tokens, is
-// taken away.
-std::vector<Sent> run_payload(const Routes& routes, const std::string& strategy) {
-  Routes empty = routes;
-  for (auto& ids : empty.ids) ids.clear();
-  std::vector<Sent> sent = run(routes, strategy);
-  const std::vector<Sent> overhead = run(empty, strategy);
-  for (size_t rank = 0; rank < sent.size(); ++rank) {
-    sent[rank] = {sent[rank].dispatch - overhead[rank].dispatch,
-                  sent[rank].combine - overhead[rank].combine};
-  }
   return sent;
 }
 
@@ -148,14 +58,14 @@ TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
                                          .capacity = {},
                                          .placement = {},
                                          .partial_sums = partial_sums},
-                                        num_ranks, ranks_per_node, 90, /*holes=*/true);
+                                        Topology::uniform(num_ranks, ranks_per_node), 90,
+                                        /*holes=*/true);
     const RouteSums sums = count(routes);
     for (const auto& [name, kind] : kAllKinds) {
-      const std::vector<Sent> sent = run_payload(routes, name);
-      const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology());
-      const LinkFlow back =
-          flow_of(kind, partial_sums ? Movement::kPartialSums : Movement::kCombine, sums,
-                  routes.topology());
+      const std::vector<Sent> sent = run_payload(routes, ranks_per_node, name);
+      const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
+      const LinkFlow back = flow_of(
+          kind, partial_sums ? Movement::kPartialSums : Movement::kCombine, sums, routes.topology);
       for (size_t rank = 0; rank < sent.size(); ++rank) {
         SCOPED_TRACE(std::string(name) + (partial_sums ? " partial sums" : " exact") + ", rank " +
                      std::to_string(rank));
@@ -193,12 +103,13 @@ TEST(ExpectedSums, AreWhatRandomRoutesComeToWithinSamplingError) {
       for (int32_t e = 0; e < 21; ++e) config.placement.push_back(e < 10 ? 5 : e % 4);
     }
     constexpr int64_t kTokens = 20000;
-    const Routes routes = random_routes(config, num_ranks, ranks_per_node, kTokens, false);
+    const Routes routes =
+        random_routes(config, Topology::uniform(num_ranks, ranks_per_node), kTokens, false);
     const RouteSums counted = count(routes);
     const Placement placement = make_placement(config, num_ranks);
     const RouteSums expected =
-        expected_sums(expected_spread(placement, routes.topology(), {.top_k = 4, .zipf = 0}),
-                      routes.topology(), kTokens);
+        expected_sums(expected_spread(placement, routes.topology, {.top_k = 4, .zipf = 0}),
+                      routes.topology, kTokens);
     for (const LinkFlow RouteSums::*flow :
          {&RouteSums::routes, &RouteSums::ranks, &RouteSums::nodes}) {
       expect_sampled((counted.*flow).kept, (expected.*flow).kept, 4);
@@ -228,8 +139,8 @@ TEST(Hierarchical, SendsAQuarterOfTheRowsOfAlltoallBetweenNodes) {
     expected[i][2] = cost.partial_sums.bytes.between_nodes;
     for (const bool partial_sums : {false, true}) {
       config.partial_sums = partial_sums;
-      const Routes routes = random_routes(config, 8, 4, 500, false);
-      for (const Sent& of_rank : run_payload(routes, cost.name)) {
+      const Routes routes = random_routes(config, topology, 500, false);
+      for (const Sent& of_rank : run_payload(routes, 4, cost.name)) {
         sent[i][0] += static_cast<double>(of_rank.dispatch.bytes_between_nodes) / 16;
         sent[i][partial_sums ? 2 : 1] +=
             static_cast<double>(of_rank.combine.bytes_between_nodes) / 8;

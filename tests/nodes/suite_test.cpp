@@ -1,0 +1,156 @@
+// What must hold on any nodes, with any engine.
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "conformance/expect_conformance.hpp"
+#include "dispatch/payload.hpp"
+#include "nodes/engine.hpp"
+
+namespace crossdock::nodes {
+namespace {
+
+constexpr int64_t kExpertsPerRank = 4;
+constexpr int64_t kTopK = 3;
+constexpr int64_t kWidth = 5;
+
+std::string name_of(const Shape& shape) {
+  return std::to_string(shape.size) + " ranks, " + std::to_string(shape.ranks_per_node) +
+         " per node";
+}
+
+// Several rounds between nodes.
+GroupOptions few_bytes_at_a_time() {
+  GroupOptions options = conformance::test_deadlines();
+  options.staging_bytes = 1024;
+  return options;
+}
+
+// Routes of every rank to the experts `first` to `last`, one past.
+conformance::World world_with(DispatchConfig config, int num_ranks, int64_t first, int64_t last) {
+  conformance::World world{.name = "nodes", .config = std::move(config), .ranks = {}};
+  world.exact_sums = world.config.partial_sums;
+  std::mt19937 random(7);
+  std::vector<int64_t> experts(static_cast<size_t>(last - first));
+  std::iota(experts.begin(), experts.end(), first);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    reference::RankInput input;
+    input.T = 9 + 4 * (rank % 3);
+    for (int64_t t = 0; t < input.T; ++t) {
+      std::shuffle(experts.begin(), experts.end(), random);
+      for (size_t k = 0; k < static_cast<size_t>(kTopK); ++k) {
+        input.expert_ids.push_back(k < experts.size() ? experts[k] : -1);
+        input.weights.push_back(static_cast<double>(random() % 16) / 16.0);
+      }
+    }
+    world.ranks.push_back(std::move(input));
+  }
+  return world;
+}
+
+void expect_judged_right(Group& group, const conformance::World& world) {
+  for (const std::string& strategy : strategy_names()) {
+    const auto findings = conformance::judge(
+        group, [&] { return make_strategy(strategy); }, world);
+    for (const std::string& finding : findings) ADD_FAILURE() << strategy << ": " << finding;
+  }
+}
+
+DispatchConfig config_of(int64_t num_experts, bool partial_sums) {
+  return {
+      .num_experts = num_experts, .top_k = kTopK, .width = kWidth, .partial_sums = partial_sums};
+}
+
+TEST(Nodes, MayReceiveNothing) {
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(name_of(shape));
+    run_on(
+        shape,
+        [](Group& group) {
+          // All routes go to the experts of the first node.
+          const auto first_node = std::ssize(group.topology().ranks_of_node(0));
+          for (const bool partial_sums : {false, true}) {
+            expect_judged_right(group,
+                                world_with(config_of(kExpertsPerRank * group.size(), partial_sums),
+                                           group.size(), 0, kExpertsPerRank * first_node));
+          }
+        },
+        few_bytes_at_a_time());
+  }
+}
+
+TEST(Nodes, MayHaveNoExperts) {
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(name_of(shape));
+    run_on(
+        shape,
+        [](Group& group) {
+          // The last node has all experts.
+          const auto owners = group.topology().ranks_of_node(group.topology().num_nodes - 1);
+          constexpr int64_t kExperts = 7;
+          for (const bool partial_sums : {false, true}) {
+            DispatchConfig config = config_of(kExperts, partial_sums);
+            for (size_t e = 0; e < kExperts; ++e) {
+              config.placement.push_back(owners[e % owners.size()]);
+            }
+            expect_judged_right(group, world_with(config, group.size(), 0, kExperts));
+          }
+        },
+        few_bytes_at_a_time());
+  }
+}
+
+TEST(Nodes, SendToTheByteWhatTheModelCountsFromTheRoutes) {
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(name_of(shape));
+    run_on(
+        shape,
+        [](Group& group) {
+          for (const bool partial_sums : {false, true}) {
+            const Routes routes = random_routes(config_of(13, partial_sums), group.topology(), 90,
+                                                /*holes=*/true);
+            const RouteSums sums = count(routes);
+            const auto rank = static_cast<size_t>(group.rank());
+            for (const auto& [name, kind] : kAllKinds) {
+              const Sent sent = send_payload(group, routes, name);
+              const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
+              const LinkFlow back =
+                  flow_of(kind, partial_sums ? Movement::kPartialSums : Movement::kCombine, sums,
+                          routes.topology);
+              EXPECT_EQ(static_cast<double>(sent.dispatch.bytes_between_nodes),
+                        out.sent_between[rank] * kWidth * 4)
+                  << name;
+              EXPECT_EQ(static_cast<double>(sent.combine.bytes_between_nodes),
+                        back.sent_between[rank] * kWidth * 4)
+                  << name;
+            }
+          }
+        },
+        few_bytes_at_a_time());
+  }
+}
+
+TEST(Nodes, AGroupInsideOneSendsNothingBetweenThem) {
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(name_of(shape));
+    run_on(
+        shape,
+        [](Group& group) {
+          const Topology& topology = group.topology();
+          const int node = topology.node_of_rank[static_cast<size_t>(group.rank())];
+          const std::unique_ptr<Group> inside = group.subgroup(topology.ranks_of_node(node));
+          EXPECT_EQ(inside->topology().num_nodes, 1);
+          const Traffic before = group.communicator().traffic();
+          expect_judged_right(*inside,
+                              world_with(config_of(kExpertsPerRank * inside->size(), false),
+                                         inside->size(), 0, kExpertsPerRank * inside->size()));
+          EXPECT_EQ(inside->communicator().traffic().bytes_between_nodes, 0);
+          EXPECT_EQ(group.communicator().traffic().bytes_between_nodes, before.bytes_between_nodes);
+        },
+        conformance::test_deadlines());
+  }
+}
+
+}  // namespace
+}  // namespace crossdock::nodes

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Nodes on one machine: network namespaces with hostnames of their own, joined by two bridges, and MPI between them.
+
+    testbed.py 2,1,1 build/release/crossdock run --strategy hierarchical    # two ranks on the first of three nodes
+
+All of it lives in one unnamed network, mount and process namespace, which the kernel removes with the process that made
+it, however that ends: nothing has to be cleaned up, and nothing can be left.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+INSIDE = "CROSSDOCK_TESTBED"  # set in the environment of everything that runs in the namespaces
+MISSING_RIGHTS = 77  # what ctest takes for "skipped"
+
+
+def namespace_command():
+    """What starts a program in namespaces of its own, all of whose processes end with it."""
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    kinds = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+    return ["unshare", *as_root, *kinds]
+
+
+def why_not():
+    """Why there can be no namespaces here; None if there can."""
+    for tool in ("unshare", "ip", "mpirun", "orted"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool} on the PATH (Debian: util-linux, iproute2, openmpi-bin)"
+    trial = "mount -t tmpfs none /run && mkdir /run/netns && ip netns add node0 && ip netns exec node0 unshare --uts --pid " \
+            "--fork --mount-proc hostname node0 && ip link add switch0 type bridge && " \
+            "ip link add data0 type veth peer name data netns node0"
+    result = subprocess.run([*namespace_command(), "sh", "-c", trial], capture_output=True, text=True, timeout=30)
+    return None if result.returncode == 0 else "no rights to make namespaces: " + result.stderr.strip()
+
+
+def enter_or_skip():
+    """Goes on in namespaces of its own, or ends the program as skipped."""
+    if INSIDE in os.environ:
+        subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
+        return
+    reason = why_not()
+    if reason:
+        print(f"skipped: {reason}")
+        sys.exit(MISSING_RIGHTS)
+    sys.stdout.flush()
+    os.environ[INSIDE] = str(os.getpid())
+    die_with_parent = ctypes.CDLL(None).prctl  # unshare itself ignores SIGTERM
+    inside = subprocess.Popen([*namespace_command(), sys.executable, *sys.argv],
+                              preexec_fn=lambda: die_with_parent(1, signal.SIGKILL))  # 1: PR_SET_PDEATHSIG
+    sys.exit(inside.wait())
+
+
+def ip(*arguments):
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def processes_here():
+    """The processes of this process namespace, without this one."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z":
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            pass  # it has just ended
+    return found
+
+
+class Job:
+    """MPI processes on some of the nodes, started by mpirun on the first of them."""
+
+    def __init__(self, ranks_per_node, command, environment):
+        hosts = ",".join(f"node{i}:{ranks}" for i, ranks in enumerate(ranks_per_node))
+        settings = {"plm_rsh_agent": HERE / "enter_node.sh", "oob_tcp_if_include": "mgmt", "pml": "ob1",
+                    "btl": "self,vader,tcp", "btl_tcp_if_include": "data"}
+        launch = ["mpirun", "--allow-run-as-root", "--leave-session-attached", "--enable-recovery", "--bind-to", "none",
+                  "--host", hosts, "-np", str(sum(ranks_per_node))]
+        for name, value in settings.items():
+            launch += ["--mca", name, str(value)]
+        for name, value in environment.items():
+            launch += ["-x", f"{name}={value}"]
+        self.files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        self.process = subprocess.Popen([HERE / "enter_node.sh", "node0", *launch, *map(str, command)],
+                                        stdin=subprocess.DEVNULL, stdout=self.files[0], stderr=self.files[1])
+
+    def wait(self, limit_s=None):
+        """Waits for its end; the exit status, None if it had to be killed. Sets `output` and `errors`."""
+        try:
+            status = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+            self.process.kill()
+            self.process.wait()
+        for file in self.files:
+            file.seek(0)
+        self.output, self.errors = (file.read() for file in self.files)
+        for file in self.files:
+            file.close()
+        return status
+
+
+class Testbed:
+    """`num_nodes` nodes, node0, node1, ...: `data` carries what MPI sends, `mgmt` what mpirun itself says."""
+
+    def __init__(self, num_nodes):
+        self.num_nodes = num_nodes
+        Path("/run/netns").mkdir(exist_ok=True)
+        Path("/run/tmp").mkdir(exist_ok=True)
+        os.environ["TMPDIR"] = "/run/tmp"  # of mpirun's files
+        for net in ("data", "mgmt"):
+            ip("link", "add", f"{net}-switch", "type", "bridge")
+            ip("link", "set", f"{net}-switch", "up", "mtu", "9000")
+        for i in range(num_nodes):
+            ip("netns", "add", f"node{i}")
+            ip("-n", f"node{i}", "link", "set", "lo", "up")
+            for number, net in enumerate(("data", "mgmt")):
+                ip("link", "add", f"{net}{i}", "mtu", "9000", "type", "veth",
+                   "peer", "name", net, "netns", f"node{i}", "mtu", "9000")
+                ip("link", "set", f"{net}{i}", "master", f"{net}-switch", "up")
+                ip("-n", f"node{i}", "addr", "add", f"10.77.{number}.{i + 1}/24", "dev", net)
+                ip("-n", f"node{i}", "link", "set", net, "up")
+
+    def start(self, ranks_per_node, command, environment=None):
+        return Job(ranks_per_node, command, environment or {})
+
+    def sent_bytes(self, node):
+        """What has left the node on its data cable."""
+        link = json.loads(ip("-n", f"node{node}", "-s", "-j", "link", "show", "data"))[0]
+        return link["stats64"]["tx"]["bytes"]
+
+    def cut(self, node):
+        ip("link", "set", f"data{node}", "down")
+
+    def mend(self, node):
+        ip("link", "set", f"data{node}", "up")
+
+    def slow_down(self, node, rate):
+        """Limits the cable in both directions; False where the kernel cannot."""
+        limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+        there = ["tc", "qdisc", "replace", "dev", f"data{node}", *limit]
+        back = ["tc", "-n", f"node{node}", "qdisc", "replace", "dev", "data", *limit]
+        return all(subprocess.run(c, capture_output=True).returncode == 0 for c in (there, back))
+
+    def full_speed(self, node):
+        for command in (["tc", "qdisc", "del", "dev", f"data{node}", "root"],
+                        ["tc", "-n", f"node{node}", "qdisc", "del", "dev", "data", "root"]):
+            subprocess.run(command, capture_output=True)
+
+
+if __name__ == "__main__":
+    enter_or_skip()
+    ranks = [int(part) for part in sys.argv[1].split(",")]
+    started = Testbed(len(ranks)).start(ranks, sys.argv[2:])
+    result = started.wait()
+    print(started.output, end="")
+    print(started.errors, end="", file=sys.stderr)
+    sys.exit(result)
