@@ -105,7 +105,7 @@ json run_on_processes(const VerifyArgs& args) {
 void print_table(const json& results) {
   std::printf("%-46s %-8s %-7s %9s\n", "fault", "engine", "result", "latency");
   for (const json& result : results) {
-    std::printf("%-46s %-8s %-7s %6.0f ms\n", result["case"].get<std::string>().c_str(),
+    std::printf("%-46s %-8s %-7s %6.1f ms\n", result["case"].get<std::string>().c_str(),
                 result["communicator"].get<std::string>().c_str(),
                 result["passed"].get<bool>() ? "named" : "FAILED",
                 result["latency_ms"].get<double>());

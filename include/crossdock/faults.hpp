@@ -58,7 +58,7 @@ std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, i
 struct FaultOutcome {
   std::vector<std::string> findings;   // what is wrong; empty: as it must be
   std::string message;                 // of the error this rank got
-  std::chrono::nanoseconds latency{};  // from the fault to this rank's error
+  std::chrono::nanoseconds latency{};  // from the point of the fault to this rank's error
 };
 
 /// Runs a case on a group of its own, made of all ranks of `base`, with deadlines of `deadline`. A

@@ -29,6 +29,7 @@ class Injector {
 
   /// At a point between calls or inside one. Throws or sleeps if the fault is due here.
   void pass(FaultStep step) const {
+    if (fault_.step == step) reached_ = Clock::now();
     if (!is_due(step)) return;
     if (fault_.kind == FaultKind::kThrows) throw std::runtime_error("a fault put in on purpose");
     if (fault_.kind == FaultKind::kLeaves) throw Leaving();
@@ -41,6 +42,8 @@ class Injector {
   }
 
   FaultStep step() const { return fault_.step; }
+  /// When this rank, culprit or not, came to the point of the fault.
+  Clock::time_point reached() const { return reached_; }
 
   struct Leaving {};  // unwinds the culprit's step, so that its group goes
 
@@ -50,6 +53,7 @@ class Injector {
   FaultCase fault_;
   bool is_culprit_;
   std::chrono::nanoseconds deadline_;
+  mutable Clock::time_point reached_ = Clock::now();
 };
 
 /// A strategy that lets the injector in when all ranks are inside a call.
@@ -242,14 +246,13 @@ FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanosec
   const bool is_culprit = base.rank() == fault.culprit;
   const Injector injector(fault, is_culprit, deadline);
   FaultOutcome outcome;
-  const auto begin = Clock::now();
   {
     Group group(base.communicator().subgroup(everybody), options);
     try {
       run_step(group, fault.strategy, injector);
       outcome.findings.emplace_back("the step ended without an error");
     } catch (const Error& error) {
-      outcome.latency = Clock::now() - begin;
+      outcome.latency = Clock::now() - injector.reached();
       if (!is_culprit) judge_error(fault, error, outcome);
       outcome.message = error.what();
     } catch (const std::exception& error) {
