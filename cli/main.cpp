@@ -37,7 +37,8 @@ constexpr const char* kBenchNotes =
     R"(Per step: median, least and largest time of the slowest rank; bytes that must be read and written at
 least; the time of a plain parallel memcpy that reads and writes as many ("copy"), and of a plain
 parallel loop that reads and writes just as much as the step, each by itself ("traffic"); and the
-step's ratio to both. Without mpirun, MPI ranks are started by it; under mpirun its processes are the ranks.
+step's ratio to both. Without mpirun, MPI ranks are started by it; under mpirun its processes are
+the ranks.
 
 Examples:
   crossdock bench --list

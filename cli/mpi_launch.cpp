@@ -1,5 +1,6 @@
 #include "mpi_launch.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -49,12 +50,15 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 // A running program and the read end of its standard output. Ends it, if it has not ended.
 class Child {
  public:
-  Child(std::vector<std::string> command, std::vector<std::string> environment) {
+  Child(std::vector<std::string> command, std::vector<std::string> environment, bool is_quiet) {
     std::array<int, 2> ends{};
     if (pipe(ends.data()) != 0) throw_failure("no pipe could be made");
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    if (is_quiet) {
+      posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    }
     posix_spawn_file_actions_addclose(&actions, ends[0]);
     posix_spawn_file_actions_addclose(&actions, ends[1]);
     const int status = posix_spawn(&pid_, command[0].c_str(), &actions, nullptr,
@@ -115,29 +119,56 @@ std::string path_of_this_program() {
   return length > 0 ? std::string(path.data(), static_cast<size_t>(length)) : "crossdock";
 }
 
-}  // namespace
+struct Job {
+  int ranks;
+  const std::vector<std::string>& args;
+  std::chrono::seconds limit;
+  bool has_a_death;
+};
 
-std::string run_under_mpi(int ranks, const std::vector<std::string>& args,
-                          std::chrono::seconds limit) {
+struct JobEnd {
+  int status;
+  std::string output;
+};
+
+JobEnd run(const Job& job) {
   const std::string launcher = find_program("mpirun");
   if (launcher.empty()) {
     throw Error(ErrorCode::kUnsupported,
                 "communicator mpi needs mpirun, and there is none on the PATH (Debian: "
                 "openmpi-bin); or choose --communicator threads");
   }
-  std::vector<std::string> command = {launcher, "-np", std::to_string(ranks),
-                                      path_of_this_program()};
-  command.insert(command.end(), args.begin(), args.end());
-  Child child(std::move(command), environment_of_ranks());
+  std::vector<std::string> command = {launcher, "-np", std::to_string(job.ranks)};
+  std::vector<std::string> environment = environment_of_ranks();
+  if (job.has_a_death) {
+    command.emplace_back("--enable-recovery");
+    environment.emplace_back("CROSSDOCK_PROGRESS_DEADLINE=1");  // of the wait for it at the end
+  }
+  command.push_back(path_of_this_program());
+  command.insert(command.end(), job.args.begin(), job.args.end());
+  Child child(std::move(command), std::move(environment), /*is_quiet=*/job.has_a_death);
   std::string output;
-  if (!child.read_to_end(output, Clock::now() + limit)) {
-    throw Error(ErrorCode::kTimeout, "mpirun: " + std::to_string(ranks) +
+  if (!child.read_to_end(output, Clock::now() + job.limit)) {
+    throw Error(ErrorCode::kTimeout, "mpirun: " + std::to_string(job.ranks) +
                                          " ranks did not end within " +
-                                         std::to_string(limit.count()) + " s");
+                                         std::to_string(job.limit.count()) + " s");
   }
   const int status = child.wait_for_end();
-  if (status != 0) throw_failure("the ranks ended with status " + std::to_string(status));
-  return output;
+  return {.status = status, .output = std::move(output)};
+}
+
+}  // namespace
+
+std::string run_under_mpi(int ranks, const std::vector<std::string>& args,
+                          std::chrono::seconds limit) {
+  JobEnd end = run({.ranks = ranks, .args = args, .limit = limit, .has_a_death = false});
+  if (end.status != 0) throw_failure("the ranks ended with status " + std::to_string(end.status));
+  return std::move(end.output);
+}
+
+std::string run_under_mpi_with_a_death(int ranks, const std::vector<std::string>& args,
+                                       std::chrono::seconds limit) {
+  return run({.ranks = ranks, .args = args, .limit = limit, .has_a_death = true}).output;
 }
 
 }  // namespace crossdock::cli

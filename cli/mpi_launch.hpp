@@ -13,4 +13,9 @@ namespace crossdock::cli {
 std::string run_under_mpi(int ranks, const std::vector<std::string>& args,
                           std::chrono::seconds limit);
 
+/// The same for processes one of which is going to be killed: the others live on, how they end does
+/// not matter, and what mpirun has to say about it is not shown.
+std::string run_under_mpi_with_a_death(int ranks, const std::vector<std::string>& args,
+                                       std::chrono::seconds limit);
+
 }  // namespace crossdock::cli

@@ -28,21 +28,38 @@ GroupOptions patient() {
   return {.arrival_deadline = kPatience, .progress_deadline = kPatience};
 }
 
+bool kills(const FaultCase& fault) {
+  return fault.kind == FaultKind::kKilled;
+}
+
 std::vector<FaultCase> select(const VerifyArgs& args) {
   std::vector<FaultCase> cases = conformance::list_faults(
       args.strategies.empty() ? strategy_names() : args.strategies, kCulprit);
+  std::vector<std::string> names;
+  for (const FaultCase& fault : cases) names.push_back(fault.name());
   std::erase_if(cases, [&](const FaultCase& fault) {
     const auto fits = [&](const std::string& part) {
-      return fault.name().find(part) != std::string::npos;
+      const bool is_whole = std::ranges::find(names, part) != names.end();
+      return is_whole ? fault.name() == part : fault.name().find(part) != std::string::npos;
     };
     return !args.cases.empty() && std::none_of(args.cases.begin(), args.cases.end(), fits);
   });
   return cases;
 }
 
+// Those who can still say how a case ended.
+std::unique_ptr<Group> survivors_of(Group& group, const FaultCase& fault) {
+  std::vector<int> members;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank != fault.culprit) members.push_back(rank);
+  }
+  return group.subgroup(members);
+}
+
 // How a case ended on all ranks together; whole on rank 0.
 json run_case(Group& group, const FaultCase& fault) {
   const FaultOutcome outcome = conformance::run_fault(group, fault, kDeadline);
+  const std::unique_ptr<Group> survivors = kills(fault) ? survivors_of(group, fault) : nullptr;
   const bool survives = group.rank() != fault.culprit;
   const double latency_ms = std::chrono::duration<double, std::milli>(outcome.latency).count();
   const std::string own = json{{"rank", group.rank()},
@@ -50,18 +67,20 @@ json run_case(Group& group, const FaultCase& fault) {
                                {"message", outcome.message},
                                {"latency_ms", survives ? latency_ms : 0.0}}
                               .dump();
+  Group& speakers = survivors ? *survivors : group;
   const Agreement all =
-      group.agree({.operation = "verify_faults", .body = std::as_bytes(std::span(own))});
+      speakers.agree({.operation = "verify_faults", .body = std::as_bytes(std::span(own))});
   json result{{"case", fault.name()},     {"communicator", group.communicator().name()},
               {"ranks", group.size()},    {"passed", true},
               {"latency_ms", 0.0},        {"message", ""},
               {"findings", json::array()}};
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const auto body = all.body(rank);
+  for (int speaker = 0; speaker < speakers.size(); ++speaker) {
+    const auto body = all.body(speaker);
     const json one =
         json::parse(std::string(reinterpret_cast<const char*>(body.data()), body.size()));
     result["latency_ms"] =
         std::max(result["latency_ms"].get<double>(), one["latency_ms"].get<double>());
+    const int rank = one["rank"];
     if (rank == (fault.culprit == 0 ? 1 : 0)) result["message"] = one["message"];
     for (const auto& finding : one["findings"]) {
       result["passed"] = false;
@@ -93,13 +112,36 @@ json run_on_threads(const std::vector<FaultCase>& cases) {
   return results;
 }
 
-json run_on_processes(const VerifyArgs& args) {
-  std::vector<std::string> arguments = {"verify", "--faults", "--json", "--always-zero"};
-  for (const std::string& strategy : args.strategies) {
-    arguments.insert(arguments.end(), {"--strategy", strategy});
+// One job runs all cases in which nobody dies; each of the others is a job of its own.
+json run_on_processes(const std::vector<FaultCase>& cases) {
+  const std::vector<std::string> head = {"verify", "--faults", "--json", "--always-zero"};
+  std::vector<std::string> arguments = head;
+  for (const FaultCase& fault : cases) {
+    if (!kills(fault)) arguments.insert(arguments.end(), {"--case", fault.name()});
   }
-  for (const std::string& part : args.cases) arguments.insert(arguments.end(), {"--case", part});
-  return json::parse(run_under_mpi(kRanks, arguments, kLimitOfRanks));
+  json results = json::array();
+  if (arguments != head) results = json::parse(run_under_mpi(kRanks, arguments, kLimitOfRanks));
+  const ProgressLine line;
+  for (const FaultCase& fault : cases) {
+    if (!kills(fault)) continue;
+    line.show(fault.name());
+    arguments = head;
+    arguments.insert(arguments.end(), {"--case", fault.name()});
+    const std::string output = run_under_mpi_with_a_death(kRanks, arguments, kLimitOfRanks);
+    const json ends = json::parse(output, nullptr, /*allow_exceptions=*/false);
+    if (ends.is_array() && ends.size() == 1) {
+      results.push_back(ends[0]);
+    } else {
+      results.push_back({{"case", fault.name()},
+                         {"communicator", "mpi"},
+                         {"ranks", kRanks},
+                         {"passed", false},
+                         {"latency_ms", 0.0},
+                         {"message", ""},
+                         {"findings", {"the survivors did not come to an end"}}});
+    }
+  }
+  return results;
 }
 
 void print_table(const json& results) {
@@ -124,7 +166,7 @@ void print_table(const json& results) {
 }  // namespace
 
 int run_verify_faults(const VerifyArgs& args) {
-  const std::vector<FaultCase> cases = select(args);
+  std::vector<FaultCase> cases = select(args);
   if (cases.empty()) throw ArgumentError("no fault fits; leave --case out to run all");
   const auto wants = [&](const char* engine) {
     return args.communicators.empty() ||
@@ -136,13 +178,19 @@ int run_verify_faults(const VerifyArgs& args) {
   if (mpi_is_launched()) {
     Group group(make_mpi_communicator(), patient());
     if (group.size() <= kCulprit) throw ArgumentError("--faults needs at least 3 processes");
+    // After a death the job cannot run further cases.
+    if (cases.size() > 1) std::erase_if(cases, kills);
     results = run_cases(group, cases);
     prints = group.rank() == 0;
   } else {
-    if (wants("threads")) results = run_on_threads(cases);
+    if (wants("threads")) {
+      std::vector<FaultCase> of_threads = cases;
+      std::erase_if(of_threads, kills);
+      results = run_on_threads(of_threads);
+    }
     const bool has_mpi = mpi_is_built() && !find_program("mpirun").empty();
     if (wants("mpi") && (has_mpi || !args.communicators.empty())) {
-      for (json& result : run_on_processes(args)) results.push_back(std::move(result));
+      for (json& result : run_on_processes(cases)) results.push_back(std::move(result));
     }
   }
   if (prints && args.json) std::cout << results.dump(1) << "\n" << std::flush;

@@ -50,8 +50,8 @@ struct FaultCase {
   std::string name() const;  // "direct/stalls/mid_dispatch"
 };
 
-/// Every kind but kKilled at every step where it can happen: a rank skips or changes whole calls
-/// only, and leaves between calls.
+/// Every kind at every step where it can happen: a rank skips or changes whole calls only, and
+/// leaves between calls.
 std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit);
 
 /// How a case ended on one rank.

@@ -219,7 +219,7 @@ std::string FaultCase::name() const {
 std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit) {
   std::vector<FaultCase> cases;
   for (const std::string& strategy : strategies) {
-    for (size_t k = 0; k < static_cast<size_t>(FaultKind::kKilled); ++k) {
+    for (size_t k = 0; k < kFaultNames.size(); ++k) {
       for (size_t s = 0; s < kFaultStepNames.size(); ++s) {
         const auto kind = static_cast<FaultKind>(k);
         const auto step = static_cast<FaultStep>(s);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/command.hpp"
+#include "crossdock/mpi.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -68,6 +69,21 @@ TEST(VerifyFaults, PrintsTheMatrixWithLatencies) {
   for (const json& entry : matrix) {
     EXPECT_TRUE(entry["passed"]);
     EXPECT_GT(entry["latency_ms"].get<double>(), 0);
+    EXPECT_THAT(entry["message"].get<std::string>(), HasSubstr("rank 2"));
+  }
+}
+
+TEST(VerifyFaults, RanksAreKilledWhereTheyAreProcesses) {
+  if (!mpi_is_built()) GTEST_SKIP() << "built without MPI";
+  const CommandResult result = run_command(
+      "verify --faults --communicator mpi --strategy direct --case killed/mid_dispatch --json");
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  const json matrix = json::parse(result.out, nullptr, false);
+  ASSERT_EQ(matrix.size(), 2u);
+  EXPECT_EQ(matrix[0]["case"], "direct/killed/mid_dispatch");
+  EXPECT_EQ(matrix[1]["case"], "direct/killed/mid_dispatch_backward");
+  for (const json& entry : matrix) {
+    EXPECT_TRUE(entry["passed"]) << entry;
     EXPECT_THAT(entry["message"].get<std::string>(), HasSubstr("rank 2"));
   }
 }
