@@ -30,6 +30,7 @@ MoeLayerConfig config_of(const Scenario& s, std::string_view strategy) {
   config.router.width = s.width;
   config.experts.inner = s.inner;
   config.strategy = strategy;
+  config.overlap_chunks = s.overlap_chunks;
   return config;
 }
 

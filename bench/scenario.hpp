@@ -29,6 +29,7 @@ struct Scenario {
   int64_t inner = 0;    // F, where experts compute
   DType dtype = DType::kF32;
   bool backward = false;
+  int64_t overlap_chunks = 1;   // of a layer
   bool is_default = false;      // run when no scenario is named
   std::string only_strategy{};  // what it measures if not the strategies of the library
 

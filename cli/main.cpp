@@ -153,6 +153,9 @@ CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
       ->check(CLI::IsMember({"threads", "mpi"}));
   run->add_option("--ranks", args.ranks, "Ranks as threads (4)");
   run->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node");
+  run->add_option("--overlap", args.overlap,
+                  "Dispatch in so many chunks of local experts, which compute meanwhile")
+      ->capture_default_str();
   run->add_option("--trace", args.trace, "Write a trace of all steps, for Perfetto");
   run->add_option("--max-in-flight", args.max_in_flight, "Requests in flight at a rank, with mpi");
   run->add_option("--dtype", args.dtype, "Of tokens and parameters")

@@ -160,6 +160,8 @@ void apply_numbers(const RunArgs& args, RunJob& job) {
   job.layer.strategy = args.strategy;
   job.layer.experts.weights_in =
       args.weights_in == "experts" ? WeightsIn::kExperts : WeightsIn::kCombine;
+  if (args.overlap < 1) refuse("--overlap must be at least 1, got ", args.overlap);
+  job.layer.overlap_chunks = args.overlap;
   if (args.steps < 1) refuse("--steps must be at least 1, got ", args.steps);
 }
 

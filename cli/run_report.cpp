@@ -84,6 +84,9 @@ class TextReport {
           << layer.router.width << ", " << layer.router.top_k << " of " << layer.router.num_experts
           << " experts each, inner width " << layer.experts.inner;
     if (layer.shared_inner > 0) text_ << ", shared experts " << layer.shared_inner;
+    if (layer.overlap_chunks > 1) {
+      text_ << "; dispatch in up to " << layer.overlap_chunks << " chunks";
+    }
     text_ << "\n\n";
   }
 
@@ -180,6 +183,7 @@ void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   writer.field("activation", name_of(layer.experts.activation));
   writer.field("weights_in",
                layer.experts.weights_in == WeightsIn::kExperts ? "experts" : "combine");
+  writer.field("overlap", layer.overlap_chunks);
   writer.field("tokens_total", job.tokens_total);
   writer.field("width", layer.router.width);
   writer.field("inner", layer.experts.inner);

@@ -11,9 +11,9 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr int kTracksPerRank = 2;
+constexpr int kTracksPerRank = 3;  // exchange, experts and shared experts at the same time
 
-// Events of a track must nest. Of two that overlap without nesting the later goes to a second
+// Events of a track must nest. Of two that overlap without nesting the later goes to another
 // track.
 class Tracks {
  public:
@@ -75,10 +75,15 @@ std::string entries_of(const Group& group, std::vector<Event> events) {
   const std::string name = "rank " + std::to_string(group.rank());
   JsonWriter writer(1);
   writer.begin_array();
-  write_name(writer, first, name);
-  write_name(writer, first + 1, name + " (overlapped)");
   Tracks tracks;
-  for (const Event& event : events) write_event(writer, event, first + tracks.place(event));
+  int num_named = 0;
+  for (const Event& event : events) {
+    const int track = tracks.place(event);
+    for (; num_named <= track; ++num_named) {
+      write_name(writer, first + num_named, num_named == 0 ? name : name + " (overlapped)");
+    }
+    write_event(writer, event, first + track);
+  }
   writer.end_array();
   const std::string& text = writer.text();
   return text.substr(1, text.size() - 2);

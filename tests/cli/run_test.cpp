@@ -37,6 +37,22 @@ TEST(Run, PrintsTheSameChecksumForAnyNumberOfRanks) {
   EXPECT_NE(other["checksum"], alone["checksum"]);
 }
 
+TEST(Run, PrintsTheSameChecksumWithOverlap) {
+  const nlohmann::json plain = run_json(std::string(kSmall) + "--ranks 3");
+  EXPECT_EQ(plain["overlap"], 1);
+  for (const std::string& strategy : strategy_names()) {
+    const nlohmann::json json =
+        run_json(std::string(kSmall) + "--ranks 3 --overlap 2 --strategy " + strategy);
+    EXPECT_EQ(json["overlap"], 2);
+    EXPECT_EQ(json["checksum"], plain["checksum"]) << strategy;
+    EXPECT_EQ(json["grad_checksum"], plain["grad_checksum"]) << strategy;
+    EXPECT_EQ(json["check"]["passed"], true) << strategy;
+  }
+  const CommandResult refused = run_command(std::string(kSmall) + "--overlap 0");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--overlap must be at least 1, got 0"));
+}
+
 TEST(Run, PrintsTheSameChecksumUnderMpirunWithoutFurtherFlags) {
   const std::string mpirun = CROSSDOCK_MPIRUN;
   if (mpirun.empty()) GTEST_SKIP() << "MPI is not in this build";

@@ -47,8 +47,44 @@ TEST(Trace, HasATrackPerRankWithNestedEventsOfEveryStep) {
   }
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(tracks.contains("rank " + std::to_string(rank)));
-    EXPECT_EQ(dispatches[2 * rank], 4) << "forward and backward of two steps";
+    EXPECT_EQ(dispatches[3 * rank], 4) << "forward and backward of two steps";
   }
+  std::remove(file.c_str());
+}
+
+TEST(Trace, ShowsExpertsAtWorkWhileAChunkOfTheirRankTravels) {
+  const std::string file = testing::TempDir() + "overlap_" + std::to_string(getpid()) + ".json";
+  const CommandResult result = run_command(
+      "run --ranks 2 --strategy direct --width 256 --inner 256 --experts 16 --top-k 4 "
+      "--tokens 1024 --steps 3 --overlap 4 --no-check --json --trace " +
+      file);
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out, nullptr, false)["overlap"], 4);
+  std::ifstream in(file);
+  const json trace = json::parse(in, nullptr, false);
+  struct Span {
+    int rank;
+    double begin, end;
+  };
+  std::vector<Span> chunks;
+  std::vector<Span> experts;
+  for (const json& event : trace["traceEvents"]) {
+    if (event["ph"] == "M") continue;
+    const double begin = event["ts"];
+    const Span span{event["tid"].get<int>() / 3, begin, begin + event["dur"].get<double>()};
+    if (event["name"] == "dispatch chunk") chunks.push_back(span);
+    if (event["cat"] == "experts" || event["cat"] == "experts_dx") experts.push_back(span);
+  }
+  EXPECT_EQ(chunks.size(), 48) << "4 chunks forward and backward, 3 steps, 2 ranks";
+  EXPECT_EQ(experts.size(), 48);
+  int overlaps = 0;
+  for (const Span& chunk : chunks) {
+    for (const Span& work : experts) {
+      const bool overlap = work.begin < chunk.end && chunk.begin < work.end;
+      overlaps += chunk.rank == work.rank && overlap ? 1 : 0;
+    }
+  }
+  EXPECT_GT(overlaps, 0);
   std::remove(file.c_str());
 }
 
