@@ -6,6 +6,12 @@
 
 namespace crossdock {
 
+/// When a parallel_for has its turn.
+enum class Turn : uint8_t {
+  kInOrder,  // after those that came before
+  kNext      // before all that has not begun: for work that peers wait for
+};
+
 /// Threads that compute. Ranks that are threads of one process share a pool, so that no more than
 /// its size compute at a time, however many ranks there are; a rank that waits for the pool sleeps.
 /// Results never depend on the size. Thread-safe.
@@ -23,7 +29,8 @@ class ThreadPool {
   /// Runs body(i) for every i in [0, count), in any order, and returns when all are done. The first
   /// exception is passed on; what has not begun by then is left out. Inside a body it runs in
   /// place.
-  void parallel_for(int64_t count, const std::function<void(int64_t)>& body);
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& body,
+                    Turn turn = Turn::kInOrder);
 
   /// The pool of those who name none. Its size is CROSSDOCK_THREADS, else the cores.
   static std::shared_ptr<ThreadPool> process_wide();

@@ -51,7 +51,7 @@ struct Job {
 struct ThreadPool::State {
   std::mutex mutex;
   std::condition_variable work;
-  std::deque<Job*> jobs;  // with bodies that have not begun, oldest first
+  std::deque<Job*> jobs;  // with bodies that have not begun, the next first
   bool is_stopping = false;
   std::vector<std::thread> workers;
 
@@ -65,7 +65,7 @@ struct ThreadPool::State {
     }
   }
 
-  // Runs the next body of the oldest job. The lock is held on entry and on return.
+  // Runs a body of the next job. The lock is held on entry and on return.
   void run_one(std::unique_lock<std::mutex>& lock) {
     Job& job = *jobs.front();
     const int64_t index = job.num_begun++;
@@ -107,14 +107,18 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : state_->workers) worker.join();
 }
 
-void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
+void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body, Turn turn) {
   if (num_threads_ == 1 || count <= 1 || is_worker) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
   Job job{.body = body, .count = count, .error = nullptr, .done = {}};
   std::unique_lock lock(state_->mutex);
-  state_->jobs.push_back(&job);
+  if (turn == Turn::kNext) {
+    state_->jobs.push_front(&job);
+  } else {
+    state_->jobs.push_back(&job);
+  }
   state_->work.notify_all();
   job.done.wait(lock, [&job] { return job.num_done == job.count; });
   if (job.error) std::rethrow_exception(job.error);

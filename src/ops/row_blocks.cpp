@@ -14,9 +14,11 @@ void for_row_blocks(ThreadPool& pool, int64_t count, int64_t row_bytes,
                     const std::function<void(int64_t first, int64_t last)>& body) {
   if (count <= 0) return;
   const int64_t rows = std::max<int64_t>(1, kBlockBytes / std::max<int64_t>(1, row_bytes));
-  pool.parallel_for((count + rows - 1) / rows, [&](int64_t block) {
+  const auto run_block = [&](int64_t block) {
     body(block * rows, std::min(count, (block + 1) * rows));
-  });
+  };
+  // Peers wait for rows; the experts, who may be at work beside an exchange, can wait.
+  pool.parallel_for((count + rows - 1) / rows, run_block, Turn::kNext);
 }
 
 }  // namespace crossdock::ops

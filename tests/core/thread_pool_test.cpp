@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -69,6 +70,24 @@ TEST(ThreadPool, RunsInPlaceInsideABody) {
   std::atomic<int> runs = 0;
   pool.parallel_for(4, [&](int64_t) { pool.parallel_for(4, [&](int64_t) { ++runs; }); });
   EXPECT_EQ(runs, 16);
+}
+
+TEST(ThreadPool, GivesTheNextTurnToWorkThatPeersWaitFor) {
+  ThreadPool pool(2);
+  constexpr int kMany = 4000;
+  std::atomic<int> runs = 0;
+  std::thread other([&] {
+    pool.parallel_for(kMany, [&](int64_t) {
+      ++runs;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  });
+  while (runs == 0) std::this_thread::yield();
+  pool.parallel_for(
+      2, [](int64_t) {}, Turn::kNext);
+  EXPECT_LT(runs, kMany);
+  other.join();
+  EXPECT_EQ(runs, kMany);
 }
 
 TEST(ThreadPool, RefusesANegativeSize) {
