@@ -28,7 +28,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/crossdockConfig.cmake.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/crossdockConfig.cmake ${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
-              ${PROJECT_SOURCE_DIR}/cmake/FindCBLAS.cmake ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
         DESTINATION ${package_dir})
 
 # pkg-config: a static library is of no use without what it links, so that goes into Libs.
@@ -36,8 +36,6 @@ set(pc_links -pthread)
 foreach(link ${links})
   if(link STREQUAL "MPI::MPI_CXX")
     list(APPEND pc_links ${MPI_CXX_LIBRARIES})
-  elseif(link STREQUAL "CBLAS::CBLAS")
-    list(APPEND pc_links ${CBLAS_LIBRARY})
   elseif(link STREQUAL "CUDA::cudart_static")
     list(APPEND pc_links -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt)
   elseif(link STREQUAL "NCCL::NCCL")

@@ -4,7 +4,7 @@
 #
 # One folder of src/ is one object library, crossdock_<folder>. SEES names the modules it uses (tools/check_layers.py
 # holds the table of what it may use), LINKS what it needs from outside, e.g. MPI::MPI_CXX. CUDA_SOURCES are left out
-# without CROSSDOCK_WITH_CUDA. Every source sees CROSSDOCK_HAS_MPI, CROSSDOCK_HAS_BLAS, CROSSDOCK_HAS_CUDA as 0 or 1.
+# without CROSSDOCK_WITH_CUDA. Every source sees CROSSDOCK_HAS_MPI, CROSSDOCK_HAS_CUDA as 0 or 1.
 function(crossdock_add_module name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;CUDA_SOURCES;SEES;LINKS")
   crossdock_no_leftovers(crossdock_add_module ${name})
@@ -116,7 +116,7 @@ endmacro()
 
 function(crossdock_define_features target)
   target_compile_definitions(
-    ${target} PRIVATE CROSSDOCK_HAS_MPI=${CROSSDOCK_HAS_MPI} CROSSDOCK_HAS_BLAS=${CROSSDOCK_HAS_BLAS}
+    ${target} PRIVATE CROSSDOCK_HAS_MPI=${CROSSDOCK_HAS_MPI}
                       CROSSDOCK_HAS_CUDA=${CROSSDOCK_HAS_CUDA} CROSSDOCK_HAS_NCCL=${CROSSDOCK_HAS_NCCL})
 endfunction()
 

@@ -11,7 +11,6 @@ BuildDescription describe_build() {
           .build_type = build_info::kBuildType,
           .sanitizers = build_info::kSanitizers,
           .features = {{"mpi", build_info::kWithMpi, build_info::kMpiNote},
-                       {"blas", build_info::kWithBlas, build_info::kBlasNote},
                        {"cuda", build_info::kWithCuda, build_info::kCudaNote}}};
 }
 

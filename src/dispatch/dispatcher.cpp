@@ -5,6 +5,7 @@
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
+#include "core/tensor_check.hpp"
 #include "crossdock/fp8.hpp"
 #include "crossdock/strategy_cost.hpp"
 #include "dispatch/capacity.hpp"
@@ -12,7 +13,6 @@
 #include "dispatch/device_path.hpp"
 #include "dispatch/expert_chunks.hpp"
 #include "dispatch/plan_builder.hpp"
-#include "dispatch/tensor_check.hpp"
 #include "ops/sum_rows.hpp"
 
 namespace crossdock {
@@ -48,7 +48,7 @@ void zero(const TensorView& tensor) {
 OwnedTensor output_or_new(BufferPool& pool, const char* name, const TensorView& given, DType dtype,
                           const Shape& shape) {
   if (!given.given()) return pool.take(dtype, shape);
-  check_output(name, given, dtype, shape);
+  check_tensor(name, given, dtype, shape);
   return {.view = given, .owner = nullptr};
 }
 
@@ -225,7 +225,7 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
     CROSSDOCK_CHECK(args.num_chunks >= 1, "num_chunks must be at least 1, got ", args.num_chunks);
     const Shape shape{R, config_->width};
     if (args.rows.given()) {
-      check_output("rows", args.rows, args.x.dtype, shape);
+      check_tensor("rows", args.rows, args.x.dtype, shape);
       result.rows.view = args.rows;
     } else {
       result.rows = strategy_->allocate_rows(local, args.x.dtype, shape);

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/check.hpp"
-#include "dispatch/tensor_check.hpp"
+#include "core/tensor_check.hpp"
 
 namespace crossdock {
 namespace {

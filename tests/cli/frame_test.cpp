@@ -49,7 +49,7 @@ TEST(Command, RejectsBadArgumentsWithStatusTwo) {
 TEST(Info, SaysWhatWorksAndWhyNot) {
   const CommandResult result = run_command("info");
   EXPECT_EQ(result.status, 0);
-  for (const char* word : {"threads", "mpi", "cuda", "blas", "alltoall", "cores"}) {
+  for (const char* word : {"threads", "mpi", "cuda", "alltoall", "cores"}) {
     EXPECT_THAT(result.out, HasSubstr(word));
   }
 }

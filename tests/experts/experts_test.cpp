@@ -337,9 +337,9 @@ TEST(Experts, SayWhatIsWrongWithAnInput) {
   const OneSegment two(2);
   args.segments = two.view();
   args.weights.w1 = {w1.data(), {1, 4, 6}};
-  EXPECT_THAT(message(), testing::HasSubstr("w1 must be fp32 [1, 6, 4], got fp32 [1, 4, 6]"));
+  EXPECT_THAT(message(), testing::HasSubstr("w1 must be [1, 6, 4] fp32, got [1, 4, 6] fp32"));
   args.weights.w1 = {};
-  EXPECT_THAT(message(), testing::HasSubstr("w1 must be given"));
+  EXPECT_THAT(message(), testing::HasSubstr("w1 must be [1, 6, 4] fp32, got nothing"));
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ void expect_refusal(const std::string& words,
 
 TEST(MoeLayerRefusal, TokensOfTheWrongWidth) {
   expect_refusal(
-      "x must be fp64 [6, 8], got fp64 [6, 7]", [](Group& group, const LayerCase& layer_case) {
+      "x must be [6, 8] fp64, got [6, 7] fp64", [](Group& group, const LayerCase& layer_case) {
         MoeLayer layer(group, layer_case.config);
         const RankParameters parameters(layer_case, group, 0.0);
         const OwnedTensor x = group.pool().take(DType::kF64, {6, group.rank() == kCulprit ? 7 : 8});
@@ -47,7 +47,7 @@ TEST(MoeLayerRefusal, TokensOfTheWrongWidth) {
 }
 
 TEST(MoeLayerRefusal, ExpertsOfTheWrongShape) {
-  expect_refusal("w2 must be given: fp64 [2, 8, 5]", [](Group& group, const LayerCase& layer_case) {
+  expect_refusal("w2 must be [2, 8, 5] fp64, got nothing", [](Group& group, const LayerCase& layer_case) {
     MoeLayer layer(group, layer_case.config);
     const RankParameters parameters(layer_case, group, 0.0);
     const RankTokens tokens(layer_case, group.rank());
@@ -85,7 +85,7 @@ TEST(MoeLayerRefusal, AConfigurationThatCannotBe) {
 }
 
 TEST(MoeLayerRefusal, AGradientOfTheWrongShape) {
-  expect_refusal("grad of gate must be fp64 [6, 8], got fp64 [6]", [](Group& group,
+  expect_refusal("grad of gate must be [6, 8] fp64, got [6] fp64", [](Group& group,
                                                                       const LayerCase& layer_case) {
     MoeLayer layer(group, layer_case.config);
     const RankParameters parameters(layer_case, group, 0.0);

@@ -3,10 +3,10 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/tensor_check.hpp"
 #include "dispatch/cuda/cuda_direct.hpp"
 #include "dispatch/cuda/host_routing.hpp"
 #include "dispatch/placement.hpp"
-#include "dispatch/tensor_check.hpp"
 
 namespace crossdock::cuda {
 namespace {

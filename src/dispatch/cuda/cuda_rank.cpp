@@ -8,11 +8,11 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
+#include "core/tensor_check.hpp"
 #include "dispatch/capacity.hpp"
 #include "dispatch/cuda/fault_error.hpp"
 #include "dispatch/cuda/pad_rows.hpp"
 #include "dispatch/placement.hpp"
-#include "dispatch/tensor_check.hpp"
 
 namespace crossdock::cuda {
 namespace {
