@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "commands.hpp"
 #include "crossdock/crossdock.hpp"
@@ -35,12 +36,12 @@ bool kills(const FaultCase& fault) {
 std::vector<FaultCase> select(const VerifyArgs& args) {
   std::vector<FaultCase> cases = conformance::list_faults(
       args.strategies.empty() ? strategy_names() : args.strategies, kCulprit);
-  std::vector<std::string> names;
-  for (const FaultCase& fault : cases) names.push_back(fault.name());
+  std::set<std::string> names;
+  for (const FaultCase& fault : cases) names.insert(fault.name());
   std::erase_if(cases, [&](const FaultCase& fault) {
     const auto fits = [&](const std::string& part) {
-      const bool is_whole = std::ranges::find(names, part) != names.end();
-      return is_whole ? fault.name() == part : fault.name().find(part) != std::string::npos;
+      return names.contains(part) ? fault.name() == part
+                                  : fault.name().find(part) != std::string::npos;
     };
     return !args.cases.empty() && std::none_of(args.cases.begin(), args.cases.end(), fits);
   });
