@@ -83,7 +83,10 @@ void write_job(JsonWriter& writer, const PlanHeading& heading, const JobPlan& pl
   writer.field("group_nodes", plan.group_nodes);
   writer.field("partial_sums", job.partial_sums);
   writer.field("zipf", job.zipf);
-  if (job.capacity) writer.field("capacity", *job.capacity);
+  if (job.capacity) {
+    writer.field("capacity", *job.capacity);
+    writer.field("capacity_rows", plan.capacity_rows);
+  }
   writer.field("expert_weight_bytes", plan.expert_weight_bytes);
   writer.end_object();
 }
@@ -107,6 +110,7 @@ void write_routing(JsonWriter& writer, const RoutingEstimate& routing) {
   writer.field("nodes_per_token", routing.nodes_per_token);
   writer.field("rows_per_rank", routing.rows_per_rank);
   writer.field("most_rows", routing.most_rows);
+  writer.field("dropped_share", routing.dropped_share);
   writer.field("most_experts", routing.most_experts);
   writer.end_object();
 }

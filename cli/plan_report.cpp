@@ -48,8 +48,12 @@ class TextPlan {
 
   std::string text() {
     write_heading();
-    write_links("rows sent by a rank", [](double rows, double) { return with_unit(rows, ""); });
-    write_links("bytes sent by a rank", [](double, double sent) { return bytes(sent); });
+    write_links("rows sent by a rank", &OperationCost::rows,
+                [](double rows) { return with_unit(rows, ""); });
+    write_links("bytes sent by a rank", &OperationCost::bytes, bytes);
+    if (is_uneven()) {
+      write_links("most bytes that a rank sends or receives", &OperationCost::most_bytes, bytes);
+    }
     write_times();
     write_memory();
     write_queue();
@@ -98,25 +102,42 @@ class TextPlan {
                           : std::string("experts alike"))
          << ": a token reaches " << number(routing.ranks_per_token, 3) << " ranks on "
          << number(routing.nodes_per_token, 3) << " nodes";
+    if (job.capacity) {
+      out_ << "\ncapacity " << number(*job.capacity, 2) << ": at most " << plan_.capacity_rows
+           << " rows of a rank for an expert; " << number(100 * routing.dropped_share, 2)
+           << " % of the routes are expected to be dropped (and count in the worst case alone)";
+    }
     out_ << "\n\n";
   }
 
+  // Whether some rank has clearly more to do than the mean.
+  bool is_uneven() const {
+    const auto differs = [](double most, double mean) { return most > 1.01 * mean; };
+    for (const StrategyCost& cost : plan_.costs.strategies) {
+      const OperationCost& out = cost.dispatch;
+      if (differs(out.most_bytes.within_node, out.bytes.within_node) ||
+          differs(out.most_bytes.between_nodes, out.bytes.between_nodes)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
   template <typename Show>
-  void write_links(const char* title, const Show& show) {
+  void write_links(const char* title, LinkLoad OperationCost::*load, const Show& show) {
     out_ << title << "\n";
     pair_titles({"dispatch", "combine, exact", "combine, partial sums"});
     row("", {"in node", "between", "in node", "between", "in node", "between"});
     for (const StrategyCost& cost : plan_.costs.strategies) {
       std::vector<std::string> cells;
       for (const OperationCost* one : {&cost.dispatch, &cost.combine, &cost.partial_sums}) {
-        cells.push_back(show(one->rows.within_node, one->bytes.within_node));
-        cells.push_back(show(one->rows.between_nodes, one->bytes.between_nodes));
+        cells.push_back(show((one->*load).within_node));
+        cells.push_back(show((one->*load).between_nodes));
       }
       row(cost.name, cells);
     }
-    const OperationCost& least = plan_.costs.least_dispatch;
-    row("(least)", {show(least.rows.within_node, least.bytes.within_node),
-                    show(least.rows.between_nodes, least.bytes.between_nodes)});
+    const LinkLoad& least = plan_.costs.least_dispatch.*load;
+    row("(least)", {show(least.within_node), show(least.between_nodes)});
     out_ << "\n";
   }
 

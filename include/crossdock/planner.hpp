@@ -58,6 +58,7 @@ struct JobPlan {
   int64_t num_ranks = 0;            // in all
   int64_t group_ranks = 0;          // that exchange rows: ep
   int64_t group_nodes = 0;          // on which they are
+  int64_t capacity_rows = 0;        // C, at most from a rank to an expert; 0: no capacity
   int64_t expert_weight_bytes = 0;  // the most of a rank, one layer: three matrices an expert
   CostEstimate costs;
   QueueNeed dispatch_queue;  // three entries per token

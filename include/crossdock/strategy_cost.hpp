@@ -34,8 +34,7 @@ struct LinkLoad {
   double between_nodes = 0;
 };
 
-/// One dispatch or one combine, as expected. Capacity is not looked at: what it drops does not
-/// travel, so these are upper bounds then.
+/// One dispatch or one combine, as expected; with a capacity, of the routes that it keeps.
 struct OperationCost {
   LinkLoad rows;              // sent by a rank, mean
   LinkLoad bytes;             // the same
@@ -80,6 +79,7 @@ struct RoutingEstimate {
   double ranks_per_token = 0;  // distinct ranks that a token has routes to
   double nodes_per_token = 0;  // distinct nodes
   double rows_per_rank = 0;    // R, mean
+  double dropped_share = 0;    // of the routes, by capacity
   double most_rows = 0;        // R of the rank that expects most
   int64_t most_experts = 0;    // of a rank
 };

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/check.hpp"
+#include "dispatch/capacity.hpp"
 #include "dispatch/config_check.hpp"
 #include "dispatch/placement.hpp"
 #include "dispatch/step_memory.hpp"
@@ -95,6 +96,15 @@ double memory_traffic(StrategyKind kind, Movement movement, const StepSizes& n, 
   return b.results * (n.received + n.tokens) + b.partial * sums_touched(kind, n, has_far_ranks);
 }
 
+std::optional<Drops> drops_of(const CostInputs& inputs) {
+  if (!inputs.config.capacity) return std::nullopt;
+  const Capacity& capacity = *inputs.config.capacity;
+  const int64_t tokens = capacity.pad_to_capacity ? capacity.max_tokens : inputs.tokens;
+  return Drops{.tokens = inputs.tokens,
+               .capacity = capacity_rows(inputs.config, tokens),
+               .policy = capacity.policy};
+}
+
 // Everything about the inputs that is computed once.
 class CostModel {
  public:
@@ -102,7 +112,8 @@ class CostModel {
       : inputs_(std::move(inputs)),
         placement_(make_placement(inputs_.config, num_ranks())),
         spread_(expected_spread(placement_, inputs_.topology,
-                                {.top_k = inputs_.config.top_k, .zipf = inputs_.zipf})),
+                                {.top_k = inputs_.config.top_k, .zipf = inputs_.zipf},
+                                drops_of(inputs_))),
         sums_(expected_sums(spread_, inputs_.topology, inputs_.tokens)),
         bytes_(row_bytes_of(inputs_)) {
     const auto num_nodes = static_cast<size_t>(inputs_.topology.num_nodes);
@@ -235,10 +246,13 @@ RoutingEstimate CostModel::routing() const {
     return std::accumulate(values.begin(), values.end(), 0.0);
   };
   const size_t largest = largest_rank();
+  const double kept = sum(spread_.routes_to_rank) / static_cast<double>(inputs_.config.top_k);
   return {
       .ranks_per_token = sum(spread_.reaches_rank),
       .nodes_per_token = sum(spread_.reaches_node),
-      .rows_per_rank = static_cast<double>(inputs_.tokens * inputs_.config.top_k),
+      .rows_per_rank = mean(sums_.routes.kept) + mean(sums_.routes.sent_within) +
+                       mean(sums_.routes.sent_between),
+      .dropped_share = inputs_.config.capacity ? std::max(0.0, 1.0 - kept) : 0.0,
       .most_rows = sums_.routes.total_received(fullest_rank()),
       .most_experts = placement_.owner_offsets[largest + 1] - placement_.owner_offsets[largest]};
 }
@@ -251,12 +265,17 @@ StepMemory CostModel::memory(StrategyKind kind) const {
                     .worst_case = need(worst_sizes(inputs_, placement_, kind, largest))};
   if (inputs_.config.capacity || inputs_.config.max_rows) {
     memory.with_capacity = need(limited_sizes(inputs_, placement_, kind, largest));
+    // Fewer rows can take more memory, where blocks of a pool serve fewer requests.
+    if (memory.with_capacity->total() < memory.expected.total()) {
+      memory.with_capacity = memory.expected;
+    }
   }
   return memory;
 }
 
 bool CostModel::fits(int64_t tokens) {
   inputs_.tokens = tokens;
+  if (inputs_.config.capacity) *this = CostModel(inputs_);
   sums_ = expected_sums(spread_, inputs_.topology, tokens);
   const auto limit = static_cast<double>(inputs_.fabric.memory_bytes);
   return std::any_of(kKinds.begin(), kKinds.end(), [&](const NamedKind& named) {

@@ -6,6 +6,8 @@
 #include <span>
 #include <utility>
 
+#include "dispatch/binomial.hpp"
+
 namespace crossdock {
 namespace {
 
@@ -40,32 +42,58 @@ ExpertSets sets_by_node(const Placement& placement, const Topology& topology) {
   return sets;
 }
 
-// Probability that K of E experts, all alike, contain one of a set: 1 - C(E - n, K) / C(E, K).
-std::vector<double> uniform_hits(const ExpertSets& sets, int64_t E, int64_t K) {
-  std::map<int64_t, double> hit_of_size;
-  std::vector<double> hits;
-  for (size_t set = 0; set < sets.size(); ++set) {
-    const int64_t size = sets.offsets[set + 1] - sets.offsets[set];
-    const auto [entry, is_new] = hit_of_size.try_emplace(size, 0.0);
-    if (is_new) {
-      double miss = 1.0;
-      for (int64_t i = 0; i < K && miss > 0; ++i) {
-        miss *=
-            static_cast<double>(std::max<int64_t>(E - size - i, 0)) / static_cast<double>(E - i);
-      }
-      entry->second = 1.0 - miss;
+// K of E experts are drawn, all alike.
+class UniformDraw {
+ public:
+  UniformDraw(int64_t num_experts, int64_t top_k) : E_(num_experts), K_(top_k) {}
+
+  // Probability that one of a set is drawn and kept, if each that is drawn is kept with the
+  // probability `kept`; all of them: 1 - C(E - n, K) / C(E, K).
+  std::vector<double> hits(const ExpertSets& sets, double kept) {
+    std::vector<double> hits;
+    for (size_t set = 0; set < sets.size(); ++set) {
+      const std::vector<double>& odds = odds_of_counts(sets.offsets[set + 1] - sets.offsets[set]);
+      double miss = 0.0;
+      for (size_t drawn = odds.size(); drawn-- > 0;) miss = miss * (1.0 - kept) + odds[drawn];
+      hits.push_back(1.0 - miss);
     }
-    hits.push_back(entry->second);
+    return hits;
   }
-  return hits;
-}
+
+ private:
+  // Probability of 0, 1, ... drawn experts of a set: hypergeometric, draw by draw.
+  const std::vector<double>& odds_of_counts(int64_t set_size) {
+    const auto [entry, is_new] = odds_.try_emplace(set_size);
+    std::vector<double>& odds = entry->second;
+    if (!is_new) return odds;
+    const auto most = static_cast<size_t>(std::min(set_size, K_));
+    odds.assign(most + 1, 0.0);
+    odds[0] = 1.0;
+    for (int64_t i = 0; i < K_; ++i) {
+      for (size_t j = std::min(most, static_cast<size_t>(i) + 1) + 1; j-- > 0;) {
+        const auto drawn = static_cast<int64_t>(j);
+        const auto left = static_cast<double>(E_ - i);
+        const auto others = static_cast<double>(std::max<int64_t>(E_ - set_size - i + drawn, 0));
+        odds[j] *= others / left;
+        if (j > 0) odds[j] += odds[j - 1] * static_cast<double>(set_size - drawn + 1) / left;
+      }
+    }
+    return odds;
+  }
+
+  int64_t E_;
+  int64_t K_;
+  std::map<int64_t, std::vector<double>> odds_;  // by the size of a set
+};
 
 // Drawing without replacement is a race: expert e arrives at a time with the rate p_e, and the
 // first K to arrive are drawn. By the time t each has arrived with the probability 1 - exp(-p_e t),
 // independently of the others, so the number of arrivals has the generating polynomial
-// prod_e (exp(-p_e t) + (1 - exp(-p_e t)) z). A set is hit if its first arrival, which has the rate
-// of the set, comes while fewer than K others have arrived:
-//   hit(A) = integral over t of rate(A) exp(-rate(A) t) P(fewer than K arrivals outside A).
+// prod_e (exp(-p_e t) + (1 - exp(-p_e t)) z). If each expert that is drawn is kept with a
+// probability of its own, independently, a set is hit if its first kept arrival comes while fewer
+// than K others have arrived, those of the set that are not kept among them. The density of that
+// arrival is a sum over the members e of the set, of kept_e p_e exp(-p_e t) times the product of
+// the other members' factors exp(-p_f t) + (1 - kept_f) (1 - exp(-p_f t)) z.
 class Race {
  public:
   Race(std::vector<double> rates, int64_t top_k)
@@ -74,27 +102,26 @@ class Race {
         present_(rates_.size()),
         absent_(rates_.size()) {}
 
-  std::vector<double> hits(const ExpertSets& sets) {
-    std::vector<double> set_rates(sets.size(), 0.0);
-    for (size_t set = 0; set < sets.size(); ++set) {
-      for (const int32_t e : members(sets, set)) set_rates[set] += rates_[static_cast<size_t>(e)];
-    }
+  // kept: [E].
+  std::vector<double> hits(const ExpertSets& all_sets, std::span<const double> kept) {
+    std::vector<size_t> places;  // of the sets that have members
+    const ExpertSets sets = without_empty(all_sets, places);
     // t = exp(x - exp(-x)) turns the integral into one over the whole line whose integrand falls
     // off doubly exponentially on the left; equal steps then converge exponentially. The K-th
     // arrival is a peak of width 1 / sqrt(K) in x.
     const double step = std::min(0.1, 0.7 / std::sqrt(static_cast<double>(K_)));
-    std::vector<double> hits(sets.size(), 0.0);
-    std::vector<double> few(sets.size());
+    std::vector<double> hits(all_sets.size(), 0.0);
+    std::vector<double> density(sets.size());
     for (double x = -3.7;; x += step) {
       const double t = std::exp(x - std::exp(-x));
       const double weight = step * t * (1.0 + std::exp(-x));
-      few_arrivals_outside(sets, t, few);
+      first_kept_arrivals(sets, t, kept, density);
       double largest = 0.0;  // share of this step in any sum
       for (size_t set = 0; set < sets.size(); ++set) {
-        if (set_rates[set] == 0.0) continue;
-        const double part = weight * set_rates[set] * std::exp(-set_rates[set] * t) * few[set];
-        hits[set] += part;
-        if (hits[set] > 0.0) largest = std::max(largest, part / hits[set]);
+        const double part = weight * density[set];
+        double& hit = hits[places[set]];
+        hit += part;
+        if (hit > 0.0) largest = std::max(largest, part / hit);
       }
       if (t > 1.0 && largest < 1e-16) return hits;
     }
@@ -119,9 +146,20 @@ class Race {
     }
   }
 
-  // few[set] = probability of fewer than K arrivals by t among the experts outside the set: the
-  // product of the factors before the set and of those behind it.
-  void few_arrivals_outside(const ExpertSets& sets, double t, std::vector<double>& few) {
+  static ExpertSets without_empty(const ExpertSets& all, std::vector<size_t>& places) {
+    ExpertSets sets{.experts = all.experts, .offsets = {0}};
+    for (size_t set = 0; set < all.size(); ++set) {
+      if (all.offsets[set + 1] == all.offsets[set]) continue;
+      sets.offsets.push_back(all.offsets[set + 1]);
+      places.push_back(set);
+    }
+    return sets;
+  }
+
+  // density[set] of the first kept arrival at t with fewer than K others before it: from the
+  // product of the factors before the set, its own, and those behind it.
+  void first_kept_arrivals(const ExpertSets& sets, double t, std::span<const double> kept,
+                           std::vector<double>& density) {
     for (size_t e = 0; e < rates_.size(); ++e) {
       absent_[e] = std::exp(-rates_[e] * t);
       present_[e] = -std::expm1(-rates_[e] * t);
@@ -135,22 +173,43 @@ class Race {
     before_.assign(K_, 0.0);
     before_[0] = 1.0;
     for (size_t set = 0; set < sets.size(); ++set) {
+      multiply_by_first_kept(members(sets, set), kept);
       double at_most = 0.0;  // of behind_: arrivals up to i
-      few[set] = 0.0;
+      density[set] = 0.0;
       for (size_t i = 0; i < K_; ++i) {
         at_most += behind_[(set + 1) * K_ + i];
-        few[set] += before_[K_ - 1 - i] * at_most;
+        density[set] += arriving_[K_ - 1 - i] * at_most;
       }
       multiply(members(sets, set), before_.data());
     }
   }
 
+  // arriving_ = before_ times the density of the set's first kept arrival.
+  void multiply_by_first_kept(std::span<const int32_t> experts, std::span<const double> kept) {
+    waiting_ = before_;  // no kept arrival among the members so far
+    arriving_.assign(K_, 0.0);
+    for (const int32_t expert : experts) {
+      const auto e = static_cast<size_t>(expert);
+      const double arrives = kept[e] * rates_[e] * absent_[e];
+      const double dropped = (1.0 - kept[e]) * present_[e];
+      for (size_t i = K_; i-- > 0;) {
+        arriving_[i] = arriving_[i] * absent_[e] + waiting_[i] * arrives;
+        waiting_[i] *= absent_[e];
+        if (i == 0) continue;
+        arriving_[i] += arriving_[i - 1] * dropped;
+        waiting_[i] += waiting_[i - 1] * dropped;
+      }
+    }
+  }
+
   std::vector<double> rates_;
   size_t K_;
-  std::vector<double> present_;  // [E] probability of an arrival by t
-  std::vector<double> absent_;   // [E]
-  std::vector<double> before_;   // [K]
-  std::vector<double> behind_;   // [sets + 1, K]
+  std::vector<double> present_;   // [E] probability of an arrival by t
+  std::vector<double> absent_;    // [E]
+  std::vector<double> before_;    // [K]
+  std::vector<double> waiting_;   // [K]
+  std::vector<double> arriving_;  // [K]
+  std::vector<double> behind_;    // [sets + 1, K]
 };
 
 std::vector<double> zipf_rates(size_t num_experts, double exponent) {
@@ -164,30 +223,89 @@ std::vector<double> zipf_rates(size_t num_experts, double exponent) {
   return rates;
 }
 
+// Probability that an expert's route is kept, for a token with so many before it.
+std::vector<double> kept_at(const std::vector<double>& hits, int64_t tokens_before,
+                            int64_t capacity) {
+  std::vector<double> kept;
+  for (size_t e = 0; e < hits.size(); ++e) {
+    const bool is_known = e > 0 && hits[e] == hits[e - 1];
+    kept.push_back(is_known ? kept.back() : binomial_at_most(tokens_before, hits[e], capacity - 1));
+  }
+  return kept;
+}
+
+// Mean number of routes to each expert that a token keeps.
+std::vector<double> mean_kept(const std::vector<double>& hits, const Drops& drops) {
+  std::vector<double> kept;
+  for (size_t e = 0; e < hits.size(); ++e) {
+    const bool is_known = e > 0 && hits[e] == hits[e - 1];
+    kept.push_back(is_known ? kept.back()
+                            : binomial_limited_mean(drops.tokens, hits[e], drops.capacity) /
+                                  static_cast<double>(drops.tokens));
+  }
+  return kept;
+}
+
+// The ways in which tokens keep their routes, [E] each, one as frequent as the other.
+std::vector<std::vector<double>> sample_kept(const std::vector<double>& hits,
+                                             const std::vector<double>& routes,
+                                             const TopKDraw& draw, const Drops& drops) {
+  if (drops.policy == DropPolicy::kWeight) {  // nothing tells one token from another
+    std::vector<double> kept = routes;
+    for (size_t e = 0; e < kept.size(); ++e) kept[e] = hits[e] > 0 ? kept[e] / hits[e] : 1.0;
+    return {kept};
+  }
+  // Fewer places where a race is long.
+  const int64_t slots = draw.zipf > 0 ? draw.top_k * std::ssize(hits) : 1;
+  const int64_t num_places = std::clamp<int64_t>((int64_t{1} << 17) / slots, 4, 64);
+  std::vector<std::vector<double>> samples;
+  for (int64_t i = 0; i < num_places; ++i) {
+    const double place = (static_cast<double>(i) + 0.5) / static_cast<double>(num_places);
+    const auto before = static_cast<int64_t>(place * static_cast<double>(drops.tokens));
+    samples.push_back(kept_at(hits, before, drops.capacity));
+  }
+  return samples;
+}
+
+void add_scaled(const std::vector<double>& term, double factor, std::vector<double>& sum) {
+  sum.resize(term.size(), 0.0);
+  for (size_t i = 0; i < term.size(); ++i) sum[i] += factor * term[i];
+}
+
 }  // namespace
 
 TokenSpread expected_spread(const Placement& placement, const Topology& topology,
-                            const TopKDraw& draw) {
+                            const TopKDraw& draw, const std::optional<Drops>& drops) {
   const size_t E = placement.owner.size();
   const auto K = draw.top_k;
   const ExpertSets by_rank{.experts = placement.experts_by_owner,
                            .offsets = placement.owner_offsets};
   const ExpertSets by_node = sets_by_node(placement, topology);
+  const bool is_uniform = draw.zipf == 0.0 || K == static_cast<int64_t>(E);
+  UniformDraw uniform(static_cast<int64_t>(E), K);
+  Race race(zipf_rates(E, draw.zipf), K);
+  const auto hits = [&](const ExpertSets& sets, const std::vector<double>& kept) {
+    return is_uniform ? uniform.hits(sets, kept[0]) : race.hits(sets, kept);
+  };
+  const std::vector<double> all(E, 1.0);
+  const std::vector<double> hits_of_expert =
+      is_uniform ? std::vector<double>(E, static_cast<double>(K) / static_cast<double>(E))
+                 : race.hits(sets_of_one(E), all);
+  std::vector<double> routes = hits_of_expert;
+  std::vector<std::vector<double>> ways = {all};
+  if (drops && drops->capacity < drops->tokens) {
+    routes = mean_kept(hits_of_expert, *drops);
+    ways = sample_kept(hits_of_expert, routes, draw, *drops);
+  }
   TokenSpread spread;
-  std::vector<double> hits_of_expert;
-  if (draw.zipf == 0.0 || K == static_cast<int64_t>(E)) {
-    hits_of_expert.assign(E, static_cast<double>(K) / static_cast<double>(E));
-    spread.reaches_rank = uniform_hits(by_rank, static_cast<int64_t>(E), K);
-    spread.reaches_node = uniform_hits(by_node, static_cast<int64_t>(E), K);
-  } else {
-    Race race(zipf_rates(E, draw.zipf), K);
-    hits_of_expert = race.hits(sets_of_one(E));
-    spread.reaches_rank = race.hits(by_rank);
-    spread.reaches_node = race.hits(by_node);
+  const double share = 1.0 / static_cast<double>(ways.size());
+  for (const std::vector<double>& kept : ways) {
+    add_scaled(hits(by_rank, kept), share, spread.reaches_rank);
+    add_scaled(hits(by_node, kept), share, spread.reaches_node);
   }
   spread.routes_to_rank.assign(topology.node_of_rank.size(), 0.0);
   for (size_t e = 0; e < E; ++e) {
-    spread.routes_to_rank[static_cast<size_t>(placement.owner[e])] += hits_of_expert[e];
+    spread.routes_to_rank[static_cast<size_t>(placement.owner[e])] += routes[e];
   }
   return spread;
 }

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "crossdock/communicator.hpp"
+#include "crossdock/dispatch_config.hpp"
 #include "dispatch/placement.hpp"
 
 namespace crossdock {
@@ -22,6 +24,13 @@ struct TopKDraw {
   double zipf = 0;
 };
 
+/// Every source keeps at most `capacity` routes to an expert.
+struct Drops {
+  int64_t tokens = 0;  // of a source
+  int64_t capacity = 0;
+  DropPolicy policy = DropPolicy::kPosition;
+};
+
 inline constexpr double kMaxZipf = 10;
 /// Largest top_k * num_experts with zipf > 0, where every expert costs top_k steps per node of the
 /// quadrature.
@@ -29,7 +38,12 @@ inline constexpr int64_t kMaxSkewedSlots = int64_t{1} << 18;
 
 /// zipf = 0, all experts alike: exact, by the hypergeometric formula. zipf > 0: an integral over
 /// one variable, to about 1e-12.
+///
+/// With drops, of the routes that are kept, as a mean over a source's tokens. The number of routes
+/// is exact for any policy: a source has a binomial number of them to an expert. For ranks and
+/// nodes the drops of one token's routes are taken to be independent of each other, given its place
+/// among the tokens (kPosition: early ones keep theirs), which is sampled.
 TokenSpread expected_spread(const Placement& placement, const Topology& topology,
-                            const TopKDraw& draw);
+                            const TopKDraw& draw, const std::optional<Drops>& drops = {});
 
 }  // namespace crossdock

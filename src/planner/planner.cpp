@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/check.hpp"
+#include "dispatch/capacity.hpp"
 #include "planner/job_mesh.hpp"
 
 namespace crossdock {
@@ -92,6 +93,7 @@ JobPlan plan_job(const JobDescription& job) {
   plan.group_ranks = expert_group_size(job);
   plan.group_nodes = plan.inputs.topology.num_nodes;
   plan.costs = estimate_costs(plan.inputs);
+  if (job.capacity) plan.capacity_rows = capacity_rows(plan.inputs.config, plan.inputs.tokens);
   check_memory(plan);
   plan.expert_weight_bytes =
       plan.costs.routing.most_experts * 3 * job.width * job.inner * size_of(job.dtype);

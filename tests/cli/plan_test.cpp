@@ -63,6 +63,26 @@ TEST(Plan, PrintsJson) {
   }
 }
 
+TEST(Plan, ShowsWhatACapacityDrops) {
+  const std::string arguments = "plan --model qwen3-30b-a3b --tokens 4096 --nodes 2 --capacity 1.0";
+  const CommandResult result = run_command(arguments);
+  EXPECT_THAT(result.out,
+              HasSubstr("capacity 1.00: at most 256 rows of a rank for an expert; 2.4"));
+  EXPECT_THAT(result.out, HasSubstr("of the routes are expected to be dropped"));
+  const json plan = plan_json(arguments);
+  EXPECT_EQ(plan["job"]["capacity_rows"], 256);
+  EXPECT_NEAR(plan["routing"]["dropped_share"].get<double>(), 0.0242, 0.0005);
+}
+
+TEST(Plan, ShowsTheBusiestRankWhereRanksDiffer) {
+  const std::string title = "most bytes that a rank sends or receives";
+  const std::string arguments = "plan --model qwen3-30b-a3b --tokens 4096 --nodes 2";
+  EXPECT_THAT(run_command(arguments).out, testing::Not(HasSubstr(title)));
+  const CommandResult skewed = run_command(arguments + " --zipf 1");
+  EXPECT_THAT(skewed.out, HasSubstr(title));
+  EXPECT_THAT(skewed.out, HasSubstr("experts skewed by 1.00"));
+}
+
 TEST(Plan, SizesFabricAndMeshCanBeGiven) {
   const json plan = plan_json(
       "plan --width 512 --experts 24 --top-k 3 --tokens 1000 --nodes 4 --ranks-per-node 2 --ep 4 "

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <string>
 
 #include "crossdock/error.hpp"
@@ -137,15 +138,54 @@ TEST(Planner, SkewFillsTheFirstRanks) {
             2 * even.costs.strategies[2].step_lower_bound_s);
 }
 
-TEST(Planner, PlansSixteenThousandRanks) {
+TEST(Planner, PlansSixteenThousandRanksInUnderASecond) {
   JobDescription job = job_of("deepseek-v3", 128, 2048);
   for (const double zipf : {0.0, 0.5}) {
-    job.zipf = zipf;
-    const JobPlan plan = plan_job(job);
-    EXPECT_EQ(plan.group_ranks, 16384);
-    EXPECT_NEAR(plan.costs.strategies[1].dispatch.rows.within_node +
-                    plan.costs.strategies[1].dispatch.rows.between_nodes,
-                128 * 8, 128);
+    for (const bool has_capacity : {false, true}) {
+      job.zipf = zipf;
+      if (has_capacity) job.capacity = 8.0;
+      const std::clock_t begin = std::clock();  // of this process, however busy the machine is
+      const JobPlan plan = plan_job(job);
+      EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 1.0);
+      EXPECT_EQ(plan.group_ranks, 16384);
+      EXPECT_NEAR(plan.costs.strategies[1].dispatch.rows.within_node +
+                      plan.costs.strategies[1].dispatch.rows.between_nodes,
+                  128 * 8, 128);
+    }
+  }
+}
+
+TEST(Planner, KnowsTheFabricsAndTheirQueues) {
+  double last_bound = 0;
+  for (const char* name : {"gb200", "h200-nvlink-400g", "h100-nvlink-400g", "efa", "ethernet"}) {
+    JobDescription job = job_of("deepseek-v3", 4096, 1);
+    job.fabric = find_fabric(name);
+    EXPECT_EQ(job.fabric.send_queue_depth, 65535) << name;
+    const double bound = plan_job(job).costs.strategies[2].step_lower_bound_s;
+    EXPECT_GE(bound, last_bound) << name << " is not faster inside a node than the one before";
+    last_bound = bound;
+  }
+  EXPECT_EQ(find_fabric("h100-nvlink-400g").between_nodes_rate, 400e9 / 8);
+  EXPECT_EQ(find_fabric("ethernet").between_nodes_rate, 25e9 / 8);
+  EXPECT_THROW(find_fabric("string"), Error);
+}
+
+TEST(Planner, ACapacityDropsRoutesAndTheirTraffic) {
+  JobDescription job = job_of("qwen3-30b-a3b", 4096);
+  const JobPlan all = plan_job(job);
+  job.capacity = 1.0;
+  const JobPlan some = plan_job(job);
+  EXPECT_EQ(all.costs.routing.dropped_share, 0);
+  // A source has 256 routes to an expert on average, with a deviation of about 15.5; the excess of
+  // a normal distribution over its mean is 0.4 deviations.
+  EXPECT_NEAR(some.costs.routing.dropped_share, 0.4 * 15.5 / 256, 0.001);
+  EXPECT_NEAR(some.costs.routing.rows_per_rank, 4096 * 8 * (1 - some.costs.routing.dropped_share),
+              1e-3);
+  for (size_t i = 1; i < 4; ++i) {
+    EXPECT_LT(some.costs.strategies[i].combine.bytes.between_nodes,
+              all.costs.strategies[i].combine.bytes.between_nodes);
+    EXPECT_LE(some.costs.strategies[i].memory.expected.total(),
+              some.costs.strategies[i].memory.with_capacity->total());
   }
 }
 
