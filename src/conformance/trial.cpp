@@ -216,6 +216,27 @@ void Trial::dispatch() {
               reference::dispatch_routes(layout_, weights_)[static_cast<size_t>(rank_)]);
 }
 
+void Trial::dispatch_in_chunks() {
+  const std::vector<std::byte> x =
+      token_bits(world_, rank_, width() * size_of(world_.dtype), seed_ + 8);
+  const Segments segments = plan_.segments();
+  const OwnedTensor seen = poisoned(world_.dtype, {plan_.num_rows(), width()});
+  const auto on_chunk = [&](const DispatchResult& result, const DispatchChunk& chunk) {
+    if (chunk.first_expert == chunk.last_expert) return;
+    const int64_t first = segments.starts[chunk.first_expert] * seen.view.row_bytes();
+    const int64_t last = segments.starts[chunk.last_expert] * seen.view.row_bytes();
+    if (first == last) return;
+    std::memcpy(static_cast<std::byte*>(seen.view.data) + first,
+                static_cast<const std::byte*>(result.rows.view.data) + first,
+                static_cast<size_t>(last - first));
+  };
+  const DispatchResult result = dispatcher_.dispatch(
+      plan_,
+      {.x = {x.data(), world_.dtype, {input_.T, width()}}, .num_chunks = 2, .on_chunk = on_chunk});
+  expect_rows("rows of a dispatch in chunks", result.rows.view, seed_ + 8);
+  expect_rows("rows of chunks when they were announced", seen.view, seed_ + 8);
+}
+
 void Trial::dispatch_with_scales(DType scale_dtype, int64_t group_size) {
   const int64_t num_scales = (width() + group_size - 1) / group_size;
   const std::vector<std::byte> x = token_bits(world_, rank_, width(), seed_ + 2);
@@ -354,6 +375,7 @@ Findings judge(Group& group, const StrategyFactory& strategy, const World& world
   Dispatcher dispatcher(group, world.config, strategy());
   Trial trial(dispatcher, world, 100, findings);
   trial.dispatch();
+  trial.dispatch_in_chunks();
   trial.combine();
   trial.backward();
   if (world.exact_sums || world.name.ends_with("/plain")) trial.transpose();

@@ -21,6 +21,8 @@ class Trial {
 
   /// Rows, row weights and, for fp8, scales: bits of any kind arrive unchanged in their place.
   void dispatch();
+  /// Rows of each chunk are in their place when it is announced.
+  void dispatch_in_chunks();
   /// Weighted into the caller's memory, unweighted into the library's.
   void combine();
   /// Backward of combine and of dispatch, gradients of weights.

@@ -209,7 +209,9 @@ Plan Dispatcher::plan_routes(const std::function<LocalRoutes()>& read_routes) {
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {
   if (device_path_ && plan.device_data()) {
     DispatchResult queued = device_path_->dispatch(plan, args);
-    if (args.on_chunk) args.on_chunk(queued, {0, plan.num_local_experts()});
+    run_agreed(group_, [&] {
+      if (args.on_chunk) args.on_chunk(queued, {0, plan.num_local_experts()});
+    });
     return queued;
   }
   DispatchResult result;

@@ -47,14 +47,15 @@ TEST(MoeLayerRefusal, TokensOfTheWrongWidth) {
 }
 
 TEST(MoeLayerRefusal, ExpertsOfTheWrongShape) {
-  expect_refusal("w2 must be [2, 8, 5] fp64, got nothing", [](Group& group, const LayerCase& layer_case) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
-    MoeLayerWeights weights = parameters.weights();
-    if (group.rank() == kCulprit) weights.experts.w2 = {};
-    layer.forward({.weights = weights, .x = tokens.x.view});
-  });
+  expect_refusal("w2 must be [2, 8, 5] fp64, got nothing",
+                 [](Group& group, const LayerCase& layer_case) {
+                   MoeLayer layer(group, layer_case.config);
+                   const RankParameters parameters(layer_case, group, 0.0);
+                   const RankTokens tokens(layer_case, group.rank());
+                   MoeLayerWeights weights = parameters.weights();
+                   if (group.rank() == kCulprit) weights.experts.w2 = {};
+                   layer.forward({.weights = weights, .x = tokens.x.view});
+                 });
 }
 
 TEST(MoeLayerRefusal, ADifferentConfiguration) {
