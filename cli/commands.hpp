@@ -53,6 +53,7 @@ struct RunArgs {
   std::optional<int> ranks;  // not given: 4; under mpirun the processes
   int ranks_per_node = 0;    // 0: as the engine reports
   int max_in_flight = 0;     // requests, with mpi; 0: the engine's default
+  int64_t chunk_bytes = 0;   // of a request, with mpi; 0: the engine's default
   int64_t overlap = 1;       // chunks of a dispatch
   std::string dtype = "fp32";
   std::string activation;  // empty: the preset's, or swiglu

@@ -158,6 +158,7 @@ CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
       ->capture_default_str();
   run->add_option("--trace", args.trace, "Write a trace of all steps, for Perfetto");
   run->add_option("--max-in-flight", args.max_in_flight, "Requests in flight at a rank, with mpi");
+  run->add_option("--chunk-bytes", args.chunk_bytes, "Largest message, with mpi");
   run->add_option("--dtype", args.dtype, "Of tokens and parameters")
       ->check(CLI::IsMember({"fp64", "fp32", "bf16", "fp16"}))
       ->capture_default_str();

@@ -32,6 +32,7 @@ std::unique_ptr<Group> join_processes(const RunArgs& args) {
   if (!mpi_is_launched()) return nullptr;
   MpiOptions options{.ranks_per_node = args.ranks_per_node};
   if (args.max_in_flight > 0) options.max_in_flight = args.max_in_flight;
+  if (args.chunk_bytes > 0) options.chunk_bytes = args.chunk_bytes;
   return std::make_unique<Group>(make_mpi_communicator(options),
                                  GroupOptions{.recorded_events = kRecordedEvents});
 }

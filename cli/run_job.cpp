@@ -137,12 +137,12 @@ void apply_engine(const RunArgs& args, int num_processes, RunJob& job) {
   if (args.ranks_per_node < 0) {
     refuse("--ranks-per-node must not be negative, got ", args.ranks_per_node);
   }
-  if (args.max_in_flight != 0 && job.engine != "mpi") {
-    refuse("--max-in-flight is about requests of the mpi engine");
+  if ((args.max_in_flight != 0 || args.chunk_bytes != 0) && job.engine != "mpi") {
+    refuse("--max-in-flight and --chunk-bytes are about requests of the mpi engine");
   }
-  if (args.max_in_flight < 0) refuse("--max-in-flight must be at least 1");
+  if (args.max_in_flight < 0) refuse("--max-in-flight must be at least 2");
+  if (args.chunk_bytes < 0) refuse("--chunk-bytes must be at least 1");
   job.ranks_per_node = args.ranks_per_node;
-  job.max_in_flight = args.max_in_flight;
 }
 
 void apply_numbers(const RunArgs& args, RunJob& job) {

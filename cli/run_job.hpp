@@ -15,7 +15,6 @@ struct RunJob {
   std::string engine;   // "threads" or "mpi"
   int num_ranks = 0;    // P
   int ranks_per_node = 0;
-  int max_in_flight = 0;
   MoeLayerConfig layer;
   bool with_biases = false;       // of gate and experts
   bool with_expert_bias = false;  // of the choice

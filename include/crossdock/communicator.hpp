@@ -99,6 +99,10 @@ class Communicator {
   /// kPeerFailed with this reason. Never waits.
   virtual void leave(std::string_view /*reason*/) {}
 
+  /// (optional) The most bytes that this rank can have on their way to others at once, and as many
+  /// from them; 0: no limit. The same on all ranks.
+  virtual int64_t max_bytes_in_flight() const { return 0; }
+
   /// (optional) What was moved so far.
   virtual Traffic traffic() const { return {}; }
 };

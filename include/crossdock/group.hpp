@@ -33,8 +33,9 @@ struct GroupOptions {
   /// file. That of a culprit who cannot write any more is written by a rank of its node. Empty:
   /// CROSSDOCK_REPORT, else nowhere.
   std::string report_file{};
-  /// Rows on their way between nodes take at most about this much memory at a time, once for
-  /// sending and once for receiving, however many tokens there are. The same on all ranks.
+  /// Rows on their way between nodes take at most this much memory at a time, once for sending and
+  /// once for receiving, however many tokens there are and wherever they go (but one token of every
+  /// rank always goes). Not more than the engine can have in flight. The same on all ranks.
   int64_t staging_bytes = int64_t{64} << 20;
   /// That move and sum rows. Not given: the process's pool, which ranks that are threads share;
   /// ranks that are processes have as many threads each as there are cores for a rank of the node.

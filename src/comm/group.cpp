@@ -24,6 +24,8 @@ GroupOptions with_defaults(GroupOptions options) {
   CROSSDOCK_CHECK(options.arrival_deadline->count() > 0 && options.progress_deadline->count() > 0,
                   "deadlines must be positive, got ", options.arrival_deadline->count(), " ns and ",
                   options.progress_deadline->count(), " ns");
+  CROSSDOCK_CHECK(options.staging_bytes > 0, "staging_bytes must be positive, got ",
+                  options.staging_bytes);
   return options;
 }
 
@@ -171,6 +173,9 @@ Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
       recorder_(options_.recorded_events, /*is_shared=*/!options_.report_file.empty()),
       peer_events_(std::make_unique<comm::PeerEvents>()) {
   CROSSDOCK_CHECK(communicator_ != nullptr, "a group needs a communicator, got none");
+  if (const int64_t limit = communicator_->max_bytes_in_flight(); limit > 0) {
+    options_.staging_bytes = std::min(options_.staging_bytes, limit);
+  }
   if (!options_.threads) options_.threads = default_threads(*communicator_);
   windows_ = std::make_unique<comm::WindowPool>(*communicator_);
 }

@@ -42,6 +42,9 @@ class MpiCommunicator final : public Communicator {
   int size() const override { return size_; }
   std::string_view name() const override { return "mpi"; }
   const Topology& topology() const override { return members_.topology; }
+  int64_t max_bytes_in_flight() const override {
+    return options_.max_in_flight / 2 * options_.chunk_bytes;
+  }
   Traffic traffic() const override { return traffic_; }
 
   void all_gather_v(const SharedBytes& send, const SharedBytes& recv,

@@ -55,9 +55,9 @@ std::vector<const std::byte*> near_rows(const Exchange& exchange, const PeerRows
 
 // The rounds in which rows cross between nodes; none where all ranks share one.
 std::vector<RelayRound> rounds_between_nodes(const Exchange& exchange, const Relay& relay,
-                                             int64_t row_bytes) {
+                                             RelayedRows travelling, int64_t row_bytes) {
   if (!has_far_ranks(exchange)) return {};
-  return relay_rounds(exchange, relay, row_bytes);
+  return relay_rounds(exchange, relay, travelling, row_bytes);
 }
 
 // Rows [first, last) of args.out, each from its K rows, wherever they are.
@@ -90,6 +90,8 @@ class Direct final : public Strategy {
     if (has_far_ranks(exchange)) {
       state->relay = make_relay(
           exchange, by_node_ ? gateway_per_node(topology) : Gateway(gateway_is_destination));
+    } else {
+      state->relay.stretches = make_stretches(exchange, state->relay);
     }
     if (exchange.plan.data().config->partial_sums) {
       state->partials = make_source_partials(exchange, state->relay, [&](int rank) {
@@ -116,7 +118,8 @@ class Direct final : public Strategy {
                     .row_bytes = part.row_bytes},
                    *exchange.group.threads());
       const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
-      for (const RelayRound& round : rounds_between_nodes(exchange, relay, part.row_bytes)) {
+      for (const RelayRound& round :
+           rounds_between_nodes(exchange, relay, RelayedRows::kCopies, part.row_bytes)) {
         relay_round_out(exchange, relay, round, part, peers, entry);
       }
     }
@@ -148,7 +151,8 @@ class Direct final : public Strategy {
     std::vector<const std::byte*> rows = near_rows(exchange, peers, args.rows.row_bytes());
     if (!has_far_ranks(exchange)) sum_tokens(exchange, args, rows, 0, plan.T);
     const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
-    for (const RelayRound& round : rounds_between_nodes(exchange, relay, args.rows.row_bytes())) {
+    for (const RelayRound& round :
+         rounds_between_nodes(exchange, relay, RelayedRows::kRoutes, args.rows.row_bytes())) {
       const ReturnedRows returned = return_round(exchange, relay, round, args, peers);
       for (size_t i = 0; i < returned.numbers.size(); ++i) {
         rows[static_cast<size_t>(returned.numbers[i])] =
@@ -165,7 +169,8 @@ class Direct final : public Strategy {
     const auto& state = exchange.plan.strategy_state<DirectState>();
     const ShownRows shown = show(exchange, args.rows);
     const PeerRows peers(exchange, {&shown, 1});
-    for (const RelayRound& round : relay_rounds(exchange, state.relay, partial_row_bytes(args))) {
+    for (const RelayRound& round :
+         relay_rounds(exchange, state.relay, RelayedRows::kCopies, partial_row_bytes(args))) {
       ReturnedRows returned;
       if (has_far_ranks(exchange)) {
         returned = return_round_sums(exchange, state.relay, round, args, peers);

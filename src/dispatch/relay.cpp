@@ -1,7 +1,5 @@
 #include "dispatch/relay.hpp"
 
-#include <algorithm>
-
 #include "core/stream_copy.hpp"
 #include "dispatch/partial_sums.hpp"
 #include "dispatch/wire.hpp"
@@ -33,17 +31,6 @@ void for_each(const std::vector<int64_t>& first, const std::vector<int64_t>& las
               const Visit& visit) {
   for (size_t r = 0; r < first.size(); ++r) {
     for (int64_t i = first[r]; i < last[r]; ++i) visit(static_cast<size_t>(i));
-  }
-}
-
-// Where the tokens [from, to) stand in each block of `tokens`, which is ascending within a block.
-void find_tokens(const std::vector<int64_t>& tokens, const std::vector<int64_t>& block_offsets,
-                 int64_t token, std::vector<int64_t>& places) {
-  places.clear();
-  for (size_t block = 0; block + 1 < block_offsets.size(); ++block) {
-    const auto begin = tokens.begin() + block_offsets[block];
-    const auto end = tokens.begin() + block_offsets[block + 1];
-    places.push_back(std::lower_bound(begin, end, token) - tokens.begin());
   }
 }
 
@@ -80,30 +67,6 @@ Gateway gateway_per_node(const Topology& topology) {
         nodes[static_cast<size_t>(node_of[static_cast<size_t>(destination)])];
     return node[place[static_cast<size_t>(source)] % node.size()];
   };
-}
-
-std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
-                                     int64_t row_bytes) {
-  const PlanData& plan = exchange.plan.data();
-  // A token has at most one row on its way per slot, and a gateway serves several sources.
-  const int64_t bytes_per_token = std::max<int64_t>(1, plan.K * row_bytes);
-  const int64_t tokens_per_round =
-      std::max<int64_t>(1, exchange.group.options().staging_bytes / bytes_per_token);
-  const int64_t max_tokens =
-      *std::max_element(plan.tokens_per_rank.begin(), plan.tokens_per_rank.end());
-  std::vector<RelayRound> rounds;
-  for (int64_t token = 0; token < max_tokens; token += tokens_per_round) {
-    RelayRound round;
-    round.first_token = token;
-    round.last_token = token + tokens_per_round;
-    find_tokens(relay.copy_tokens, relay.copy_offsets, round.first_token, round.first_copy);
-    find_tokens(relay.copy_tokens, relay.copy_offsets, round.last_token, round.last_copy);
-    find_tokens(relay.arrival_tokens, relay.arrival_offsets, round.first_token,
-                round.first_arrival);
-    find_tokens(relay.arrival_tokens, relay.arrival_offsets, round.last_token, round.last_arrival);
-    rounds.push_back(std::move(round));
-  }
-  return rounds;
 }
 
 void relay_round_out(const Exchange& exchange, const Relay& relay, const RelayRound& round,

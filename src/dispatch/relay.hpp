@@ -16,6 +16,14 @@ struct RelayTarget {
   double weight = 0;  // of the route
 };
 
+/// Some tokens of every source, and the most rows that any rank sends or receives for them.
+struct RelayStretch {
+  int64_t first_token = 0;
+  int64_t last_token = 0;  // one past; may be beyond this rank's T
+  int64_t num_copies = 0;
+  int64_t num_routes = 0;
+};
+
 /// How tokens reach ranks on other nodes: one copy travels to a gateway, which fans it out inside
 /// its node; on the way back the gateway reads the rows where they lie. Made once per plan.
 struct Relay {
@@ -29,6 +37,8 @@ struct Relay {
   std::vector<int64_t> arrival_tokens;   // [arrivals] as the source counts them
   std::vector<int64_t> target_offsets;   // [arrivals + 1] into targets
   std::vector<RelayTarget> targets;
+  // All tokens, in the same pieces on all ranks.
+  std::vector<RelayStretch> stretches;
 };
 
 /// The rank through which rank `source` reaches rank `destination` of another node.
@@ -48,16 +58,24 @@ Relay make_relay(const Exchange& exchange, const Gateway& gateway);
 /// the same copies, so nothing is exchanged.
 Relay part_of_relay(const Relay& relay, const PlanData& part, const ExpertChunk& chunk);
 
+/// Divides the tokens so that no rank sends or receives more rows for a piece than may be on their
+/// way at once, whatever the dtype and however uneven the routes are; a single token is not
+/// divided. Collective where there are several nodes.
+std::vector<RelayStretch> make_stretches(const Exchange& exchange, const Relay& relay);
+
 /// Relayed rows travel in rounds, each for a range of the tokens of every source, so that the rows
-/// on their way are bounded whatever T is. All ranks make the same rounds.
+/// on their way take at most staging_bytes, once sent and once received, whatever T is and wherever
+/// they go. All ranks make the same rounds.
 struct RelayRound {
   int64_t first_token = 0;
   int64_t last_token = 0;                            // one past; may be beyond this rank's T
   std::vector<int64_t> first_copy, last_copy;        // [P] by gateway
   std::vector<int64_t> first_arrival, last_arrival;  // [P] by source
 };
+/// What travels: one row per copy, or one per route.
+enum class RelayedRows : uint8_t { kCopies, kRoutes };
 std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
-                                     int64_t row_bytes);
+                                     RelayedRows travelling, int64_t row_bytes);
 
 /// The copies of a round travel and are stored in the final rows on the gateways' nodes.
 /// Collective. REQUIRES: entry `entry` of `peers` shows the rows of all ranks.

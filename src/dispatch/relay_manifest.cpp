@@ -1,4 +1,5 @@
 #include <cstring>
+#include <numeric>
 
 #include "core/check.hpp"
 #include "dispatch/relay.hpp"
@@ -25,7 +26,7 @@ struct Manifest {
   }
 };
 
-// Sizes of one manifest, known to all ranks.
+// What the two ends of a manifest know of it beforehand.
 struct ManifestSize {
   int64_t num_copies = 0;
   int64_t num_bytes = 0;
@@ -58,24 +59,29 @@ std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& g
   return manifests;
 }
 
-// [P, P] by source and gateway.
+// The sizes of the manifests that come to this rank, [P] by source. Every pair tells each other
+// alone: all sizes at every rank would grow with the square of P.
 std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
-                                         const std::vector<Manifest>& manifests) {
-  std::vector<ManifestSize> sizes;
-  sizes.reserve(manifests.size());
-  for (const Manifest& manifest : manifests) {
-    sizes.push_back({std::ssize(manifest.copies), manifest.num_bytes()});
-  }
-  const Agreement agreement = exchange.group.agree(
-      {.operation = exchange.operation,
-       .subject = exchange.plan.id(),
-       .config = concat("staging_bytes=", exchange.group.options().staging_bytes),
-       .body = std::as_bytes(std::span(sizes)),
-       .under_way = true,
-       .rejection = nullptr});
-  std::vector<ManifestSize> all(sizes.size() * sizes.size());
-  std::memcpy(all.data(), agreement.bytes.data(), all.size() * sizeof(ManifestSize));
-  return all;
+                                         const std::vector<ManifestSize>& sizes) {
+  Group& group = exchange.group;
+  group.agree({.operation = exchange.operation,
+               .subject = exchange.plan.id(),
+               .config = concat("staging_bytes=", group.options().staging_bytes),
+               .body = {},
+               .under_way = true,
+               .rejection = nullptr});
+  std::vector<int64_t> offsets(sizes.size() + 1);
+  std::iota(offsets.begin(), offsets.end(), 0);
+  const auto num_bytes = sizes.size() * sizeof(ManifestSize);
+  const Buffer send = group.pool().take(static_cast<int64_t>(num_bytes));
+  std::memcpy(send.data(), sizes.data(), num_bytes);
+  const Buffer arrived = exchange_rows(exchange, {.send = send,
+                                                  .send_offsets = offsets,
+                                                  .recv_offsets = offsets,
+                                                  .row_bytes = sizeof(ManifestSize)});
+  std::vector<ManifestSize> incoming(sizes.size());
+  std::memcpy(incoming.data(), arrived.data(), num_bytes);
+  return incoming;
 }
 
 void append(std::vector<int64_t>& offsets, int64_t count) {
@@ -116,20 +122,23 @@ void read_manifest(const std::byte* from, const ManifestSize& size, Relay& relay
 }  // namespace
 
 Relay make_relay(const Exchange& exchange, const Gateway& gateway) {
-  const auto P = static_cast<size_t>(exchange.group.size());
-  const auto rank = static_cast<size_t>(exchange.group.rank());
   const std::vector<Manifest> manifests = write_manifests(exchange, gateway);
-  const std::vector<ManifestSize> sizes = exchange_sizes(exchange, manifests);
+  std::vector<ManifestSize> outgoing;
+  outgoing.reserve(manifests.size());
+  for (const Manifest& manifest : manifests) {
+    outgoing.push_back({std::ssize(manifest.copies), manifest.num_bytes()});
+  }
+  const std::vector<ManifestSize> incoming = exchange_sizes(exchange, outgoing);
 
   Relay relay;
   relay.copy_offsets = relay.slot_offsets = relay.arrival_offsets = relay.target_offsets = {0};
   std::vector<int64_t> send_offsets{0};
   std::vector<int64_t> recv_offsets{0};
-  for (size_t peer = 0; peer < P; ++peer) {
-    append(relay.copy_offsets, sizes[rank * P + peer].num_copies);
-    append(send_offsets, sizes[rank * P + peer].num_bytes);
-    append(relay.arrival_offsets, sizes[peer * P + rank].num_copies);
-    append(recv_offsets, sizes[peer * P + rank].num_bytes);
+  for (size_t peer = 0; peer < manifests.size(); ++peer) {
+    append(relay.copy_offsets, outgoing[peer].num_copies);
+    append(send_offsets, outgoing[peer].num_bytes);
+    append(relay.arrival_offsets, incoming[peer].num_copies);
+    append(recv_offsets, incoming[peer].num_bytes);
   }
 
   const Buffer send = exchange.group.pool().take(send_offsets.back());
@@ -141,9 +150,10 @@ Relay make_relay(const Exchange& exchange, const Gateway& gateway) {
   const Buffer arrived = exchange_rows(
       exchange,
       {.send = send, .send_offsets = send_offsets, .recv_offsets = recv_offsets, .row_bytes = 1});
-  for (size_t source = 0; source < P; ++source) {
-    read_manifest(arrived.data() + recv_offsets[source], sizes[source * P + rank], relay);
+  for (size_t source = 0; source < incoming.size(); ++source) {
+    read_manifest(arrived.data() + recv_offsets[source], incoming[source], relay);
   }
+  relay.stretches = make_stretches(exchange, relay);
   return relay;
 }
 

@@ -61,7 +61,8 @@ Relay part_of_relay(const Relay& relay, const PlanData& part, const ExpertChunk&
           .arrival_offsets = std::move(coming.block_offsets),
           .arrival_tokens = std::move(coming.tokens),
           .target_offsets = std::move(coming.thing_offsets),
-          .targets = std::move(coming.things)};
+          .targets = std::move(coming.things),
+          .stretches = relay.stretches};  // with as many rows or fewer
 }
 
 }  // namespace crossdock

@@ -119,13 +119,18 @@ class StepTrace {
   bool keeps_sum_weights() const { return partial_sums_ && !writes_to_peers(); }
   PoolModel& row_pool() { return writes_to_peers() ? windows_ : pool_; }
 
-  // The tokens of one round, as a part of all.
-  double share_of_round(double row_bytes) const {
-    return n_.tokens > 0 ? std::min(1.0, tokens_per_round(inputs_, row_bytes) / n_.tokens) : 1.0;
+  // The tokens of one round, as a part of all; `rows` of them travel in all.
+  double share_of_round(double rows, double row_bytes) const {
+    if (n_.tokens <= 0) return 1.0;
+    const RelayRates rates{.copies = std::max(n_.copies_sent, n_.copies_received) / n_.tokens,
+                           .routes = std::max(n_.far_sent, n_.targets_received) / n_.tokens};
+    return std::min(1.0, tokens_per_round(inputs_, rates, rows / n_.tokens, row_bytes) / n_.tokens);
   }
-  // Bytes of these rows that are on their way in one round.
-  double round_bytes(double rows, double row_bytes) const {
-    return rows * row_bytes * share_of_round(row_bytes);
+  double share_of_copies(double row_bytes) const {
+    return share_of_round(std::max(n_.copies_sent, n_.copies_received), row_bytes);
+  }
+  double share_of_routes(double row_bytes) const {
+    return share_of_round(std::max(n_.far_sent, n_.targets_received), row_bytes);
   }
 
   void agree(double body_bytes) {
@@ -148,7 +153,8 @@ class StepTrace {
     }
     if (writes_to_peers()) {
       if (!has_far_ranks_) return;
-      agree(P_ * 2 * kIndexBytes);
+      agree(0);
+      exchange(P_ * kCopyBytes, P_ * kCopyBytes);  // sizes of what follows
       exchange(n_.copies_sent * kCopyBytes + n_.far_sent * kOriginBytes,
                n_.copies_received * kCopyBytes + n_.targets_received * kOriginBytes);
     } else if (partial_sums_) {
@@ -164,8 +170,8 @@ class StepTrace {
         return exchange((n_.sent - n_.kept) * row_bytes, (n_.received - n_.kept) * row_bytes);
       default:
         if (!has_far_ranks_) return;
-        exchange(round_bytes(n_.copies_sent, row_bytes),
-                 round_bytes(n_.copies_received, row_bytes));
+        const double round_row = row_bytes * share_of_copies(row_bytes);
+        exchange(n_.copies_sent * round_row, n_.copies_received * round_row);
     }
   }
 
@@ -175,8 +181,8 @@ class StepTrace {
     if (!writes_to_peers()) {
       exchange((n_.received - n_.kept) * bytes_.results, (n_.sent - n_.kept) * bytes_.results);
     } else if (has_far_ranks_) {
-      exchange(round_bytes(n_.targets_received, bytes_.results),
-               round_bytes(n_.far_sent, bytes_.results));
+      const double round_row = bytes_.results * share_of_routes(bytes_.results);
+      exchange(n_.targets_received * round_row, n_.far_sent * round_row);
     }
   }
 
@@ -189,12 +195,12 @@ class StepTrace {
       default:
         break;
     }
-    Lease sums(pool_, round_bytes(n_.copies_received, bytes_.partial));
-    const Lease returned(pool_, round_bytes(n_.copies_sent, bytes_.partial));
+    const double share = share_of_copies(bytes_.partial);
+    Lease sums(pool_, n_.copies_received * share * bytes_.partial);
+    const Lease returned(pool_, n_.copies_sent * share * bytes_.partial);
     sums.release();
-    const Lease weights(pool_,
-                        (n_.sent - n_.far_sent) * share_of_round(bytes_.partial) * kWeightBytes);
-    const Lease near(pool_, round_bytes(n_.near_sums, bytes_.partial));
+    const Lease weights(pool_, (n_.sent - n_.far_sent) * share * kWeightBytes);
+    const Lease near(pool_, n_.near_sums * share * bytes_.partial);
   }
 
   // What a plan and its strategy keep in vectors; the terms that grow with T or P * E.

@@ -48,10 +48,27 @@ RowBytes row_bytes_of(const CostInputs& inputs) {
           .partial = D * static_cast<double>(size_of(partial))};
 }
 
-double tokens_per_round(const CostInputs& inputs, double row_bytes) {
-  const double bytes_per_token =
-      std::max(1.0, static_cast<double>(inputs.config.top_k) * row_bytes);
-  return std::max(1.0, std::floor(static_cast<double>(inputs.staging_bytes) / bytes_per_token));
+double tokens_per_round(const CostInputs& inputs, const RelayRates& rates, double travelling,
+                        double row_bytes) {
+  const MpiOptions& engine = inputs.engine;
+  const auto staging = static_cast<double>(
+      std::min(inputs.staging_bytes, engine.max_in_flight / 2 * engine.chunk_bytes));
+  const auto K = static_cast<double>(inputs.config.top_k);
+  const auto rows_at_once = [&](double bytes) {
+    return std::max(1.0, std::floor(staging / std::max(1.0, bytes)));
+  };
+  const auto tokens_at_once = [&](double bytes) {
+    return std::max(1.0, std::floor(rows_at_once(bytes) / K));
+  };
+  const double widest_row = static_cast<double>(inputs.config.width) * 8;
+  double stretch = tokens_at_once(widest_row);
+  while (stretch > 1 && stretch * rates.routes > rows_at_once(widest_row)) {
+    stretch = std::floor(stretch / 2);
+  }
+  const double by_tokens = std::floor(tokens_at_once(row_bytes) / stretch);
+  const double by_rows =
+      travelling > 0 ? std::floor(rows_at_once(row_bytes) / (stretch * travelling)) : by_tokens;
+  return stretch * std::max(1.0, std::min(by_tokens, by_rows));
 }
 
 StepSizes expected_sizes(const RouteSums& sums, const CostInputs& inputs,

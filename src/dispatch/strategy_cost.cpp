@@ -205,7 +205,7 @@ void CostModel::add_requests(StrategyKind kind, Movement movement, double row_by
   if (row_bytes == 0 || (reaches_peers(kind) && !has_far_ranks())) return;
   const double rounds = reaches_peers(kind)
                             ? std::max(1.0, std::ceil(static_cast<double>(inputs_.tokens) /
-                                                      tokens_per_round(inputs_, row_bytes)))
+                                                      tokens_per_round(inputs_, {}, 0, row_bytes)))
                             : 1.0;
   const std::vector<double>* rows_to = nullptr;
   if (kind == StrategyKind::kAllgather && movement != Movement::kCombine) {

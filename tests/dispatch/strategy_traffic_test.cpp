@@ -122,41 +122,5 @@ TEST(ExpectedSums, AreWhatRandomRoutesComeToWithinSamplingError) {
   }
 }
 
-// 2 nodes x 4 ranks, K8 E64: a quarter of the rows of alltoall cross, as planned and as sent.
-TEST(Hierarchical, SendsAQuarterOfTheRowsOfAlltoallBetweenNodes) {
-  DispatchConfig config{.num_experts = 64, .top_k = 8, .width = kWidth};
-  double expected[2][3];  // [alltoall, hierarchical][dispatch, combine, partial sums]
-  double sent[2][3] = {};
-  const Topology topology = Topology::uniform(8, 4);
-  const auto costs =
-      estimate_costs({.config = config, .topology = topology, .tokens = 500, .dtype = DType::kF32})
-          .strategies;
-  for (const size_t i : {0, 1}) {
-    const StrategyCost& cost = costs[i == 0 ? 1 : 3];
-    ASSERT_EQ(cost.name, i == 0 ? "alltoall" : "hierarchical");
-    expected[i][0] = cost.dispatch.bytes.between_nodes;
-    expected[i][1] = cost.combine.bytes.between_nodes;
-    expected[i][2] = cost.partial_sums.bytes.between_nodes;
-    for (const bool partial_sums : {false, true}) {
-      config.partial_sums = partial_sums;
-      const Routes routes = random_routes(config, topology, 500, false);
-      for (const Sent& of_rank : run_payload(routes, 4, cost.name)) {
-        sent[i][0] += static_cast<double>(of_rank.dispatch.bytes_between_nodes) / 16;
-        sent[i][partial_sums ? 2 : 1] +=
-            static_cast<double>(of_rank.combine.bytes_between_nodes) / 8;
-      }
-    }
-    for (const size_t movement : {0, 1, 2}) {
-      EXPECT_NEAR(sent[i][movement] / expected[i][movement], 1.0, 0.02) << cost.name << movement;
-    }
-  }
-  for (const auto& bytes : {expected, sent}) {
-    EXPECT_LE(bytes[1][0], 0.26 * bytes[0][0]);
-    EXPECT_LE(bytes[1][2], 0.26 * bytes[0][1]);
-    EXPECT_LE(bytes[1][2], 0.38 * bytes[0][2]);
-    EXPECT_DOUBLE_EQ(bytes[1][1], bytes[0][1]);
-  }
-}
-
 }  // namespace
 }  // namespace crossdock

@@ -86,6 +86,15 @@ class RealNodes(unittest.TestCase):
         self.assertEqual(traffic["bytes_between_nodes"], 0)
         self.assertLess(self.sent_by_all() - before, 100e3)
 
+    def test_65536_tokens_per_rank_need_no_deeper_window(self):
+        result = self.run_command([2, 2], ["run", "--json", "--forward-only", "--steps", "1", "--tokens", "65536",
+                                           "--width", "8", "--inner", "4", "--experts", "16", "--top-k", "8",
+                                           "--strategy", "hierarchical", "--max-in-flight", "128",
+                                           "--chunk-bytes", "16384"])
+        self.assertEqual(result["check"]["passed"], True)
+        self.assertLessEqual(result["max_in_flight_seen"], 128)
+        self.assertGreater(result["traffic"]["requests_posted"], 10 * 128)
+
     def test_a_slow_link_slows_and_nothing_else(self):
         run = [*LARGE, "--steps", "2"]
         fast = self.run_command([2, 2], run)

@@ -131,6 +131,37 @@ TEST(Nodes, SendToTheByteWhatTheModelCountsFromTheRoutes) {
   }
 }
 
+TEST(Nodes, HaveBoundedStagingWhereEverythingGoesToOneRank) {
+  const GroupOptions options = few_bytes_at_a_time();
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(name_of(shape));
+    run_on(
+        shape,
+        [&](Group& group) {
+          Routes routes{.config = config_of(kExpertsPerRank * group.size(), false),
+                        .topology = group.topology(),
+                        .ids = {}};
+          constexpr size_t kTokens = 200;
+          for (int rank = 0; rank < group.size(); ++rank) {
+            routes.ids.emplace_back();
+            for (size_t t = 0; t < kTokens; ++t) {
+              for (const int32_t expert : {2, 0, 3}) routes.ids.back().push_back(expert);
+            }
+          }
+          for (const char* strategy : {"direct", "hierarchical"}) {
+            send_once(group, routes, strategy);
+            for (const Event& event : group.recorder().events()) {
+              const std::string operation = event.operation;
+              if (std::string_view(event.phase) != "exchange") continue;
+              if (operation != "dispatch" && operation != "combine") continue;
+              EXPECT_LE(event.bytes, options.staging_bytes) << strategy << " " << operation;
+            }
+          }
+        },
+        options);
+  }
+}
+
 TEST(Nodes, AGroupInsideOneSendsNothingBetweenThem) {
   for (const Shape& shape : shapes()) {
     SCOPED_TRACE(name_of(shape));
