@@ -57,7 +57,7 @@ class RealNodes(unittest.TestCase):
         return sum(self.bed.sent_bytes(node) for node in range(self.bed.num_nodes))
 
     def test_the_suite_passes_on_two_nodes(self):
-        self.run_job([2, 2], [SUITE, "--gtest_filter=-*/allgather:*/alltoall"], {"CROSSDOCK_TEST_NODES": "2,2"})
+        self.run_job([2, 2], [SUITE, "--gtest_filter=-Conformance*"], {"CROSSDOCK_TEST_NODES": "2,2"})
 
     def test_the_suite_passes_on_three_nodes_of_different_size(self):
         self.run_job([2, 1, 1], [SUITE], {"CROSSDOCK_TEST_NODES": "2,1,1"})
