@@ -102,44 +102,23 @@ class Direct final : public Strategy {
   }
 
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    const PlanData& plan = exchange.plan.data();
-    std::vector<ShownRows> shown;
-    for (const RowPart& part : parts) {
-      shown.push_back(ShownRows::to_fill(exchange, part.rows, plan.num_rows() * part.row_bytes));
-    }
+    const std::vector<ShownRows> shown = show_to_fill(exchange, parts);
     const PeerRows peers(exchange, shown);
-    for (size_t entry = 0; entry < parts.size(); ++entry) {
-      const RowPart& part = parts[entry];
-      const auto destinations = near_destinations(exchange, peers, entry, part.row_bytes);
-      ops::fan_out({.x = part.tokens,
-                    .destinations = destinations.data(),
-                    .T = plan.T,
-                    .K = plan.K,
-                    .row_bytes = part.row_bytes},
-                   *exchange.group.threads());
-      const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
-      for (const RelayRound& round :
-           rounds_between_nodes(exchange, relay, RelayedRows::kCopies, part.row_bytes)) {
-        relay_round_out(exchange, relay, round, part, peers, entry);
-      }
-    }
-    end_exchange(exchange);
-    for (size_t entry = 0; entry < parts.size(); ++entry) {
-      shown[entry].fetch(exchange, parts[entry].row_bytes);
-    }
+    move_out(exchange, exchange.plan.strategy_state<DirectState>().relay, parts, shown, peers);
   }
 
   void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
-    const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
+    const PlanData& plan = exchange.plan.data();
+    const std::vector<Relay> relays =
+        split_relay(exchange.plan.strategy_state<DirectState>().relay, plan, chunks);
+    const std::vector<ShownRows> shown = show_to_fill(exchange, parts);
+    const PeerRows peers(exchange, shown);
     for (size_t i = 0; i < chunks.size(); ++i) {
-      auto data = std::make_shared<const PlanData>(part_of_plan(exchange.plan.data(), chunks[i]));
-      auto state = std::make_shared<DirectState>();
-      state->relay = part_of_relay(relay, *data, chunks[i]);
-      const Plan part(std::move(data), std::move(state));
-      scatter({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
-              parts);
+      const Plan part(std::make_shared<const PlanData>(part_of_plan(plan, chunks[i])), nullptr);
+      move_out({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
+               relays[i], parts, shown, peers);
       arrived(i);
     }
   }
@@ -191,6 +170,40 @@ class Direct final : public Strategy {
   }
 
  private:
+  static std::vector<ShownRows> show_to_fill(const Exchange& exchange,
+                                             std::span<const RowPart> parts) {
+    std::vector<ShownRows> shown;
+    for (const RowPart& part : parts) {
+      const int64_t num_bytes = exchange.plan.num_rows() * part.row_bytes;
+      shown.push_back(ShownRows::to_fill(exchange, part.rows, num_bytes));
+    }
+    return shown;
+  }
+
+  // All rows of the plan, and the relayed copies.
+  static void move_out(const Exchange& exchange, const Relay& relay, std::span<const RowPart> parts,
+                       std::span<const ShownRows> shown, const PeerRows& peers) {
+    const PlanData& plan = exchange.plan.data();
+    for (size_t entry = 0; entry < parts.size(); ++entry) {
+      const RowPart& part = parts[entry];
+      const auto destinations = near_destinations(exchange, peers, entry, part.row_bytes);
+      ops::fan_out({.x = part.tokens,
+                    .destinations = destinations.data(),
+                    .T = plan.T,
+                    .K = plan.K,
+                    .row_bytes = part.row_bytes},
+                   *exchange.group.threads());
+      for (const RelayRound& round :
+           rounds_between_nodes(exchange, relay, RelayedRows::kCopies, part.row_bytes)) {
+        relay_round_out(exchange, relay, round, part, peers, entry);
+      }
+    }
+    end_exchange(exchange);
+    for (size_t entry = 0; entry < parts.size(); ++entry) {
+      shown[entry].fetch(exchange, parts[entry].row_bytes);
+    }
+  }
+
   static ShownRows show(const Exchange& exchange, const ConstTensorView& rows) {
     return ShownRows::to_read(exchange, static_cast<const std::byte*>(rows.data), rows.num_bytes());
   }

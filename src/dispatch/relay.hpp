@@ -54,9 +54,11 @@ Gateway gateway_per_node(const Topology& topology);
 /// Tells the gateways what they will get. Collective.
 Relay make_relay(const Exchange& exchange, const Gateway& gateway);
 
-/// What of it goes to the experts of a chunk. `part` is the plan of that chunk. Both ends leave out
-/// the same copies, so nothing is exchanged.
-Relay part_of_relay(const Relay& relay, const PlanData& part, const ExpertChunk& chunk);
+/// The way out, chunk by chunk: a copy travels with the first chunk that it serves, and all its
+/// targets get their rows then, so that it crosses once. Both ends see the same targets, so nothing
+/// is exchanged.
+std::vector<Relay> split_relay(const Relay& relay, const PlanData& plan,
+                               std::span<const ExpertChunk> chunks);
 
 /// Divides the tokens so that no rank sends or receives more rows for a piece than may be on their
 /// way at once, whatever the dtype and however uneven the routes are; a single token is not

@@ -76,7 +76,8 @@ inline Traffic operator-(const Traffic& a, const Traffic& b) {
 }
 
 /// Dispatch and combine in fp32. Collective.
-inline Sent send_once(Group& group, const Routes& routes, const std::string& strategy) {
+inline Sent send_once(Group& group, const Routes& routes, const std::string& strategy,
+                      int64_t num_chunks = 1) {
   const auto& ids = routes.ids[static_cast<size_t>(group.rank())];
   const int64_t K = routes.config.top_k;
   const int64_t T = std::ssize(ids) / K;
@@ -89,6 +90,7 @@ inline Sent send_once(Group& group, const Routes& routes, const std::string& str
   const Traffic before = group.communicator().traffic();
   DispatchArgs args;
   args.x = ConstTensorView(x.data(), {T, D});
+  args.num_chunks = num_chunks;
   const DispatchResult rows = dispatcher.dispatch(plan, args);
   const Traffic between = group.communicator().traffic();
   dispatcher.combine(plan, rows.rows.view);
@@ -98,11 +100,12 @@ inline Sent send_once(Group& group, const Routes& routes, const std::string& str
 
 /// The traffic of the rows alone: that of the agreements, which is all there is without tokens, is
 /// taken away. Collective.
-inline Sent send_payload(Group& group, const Routes& routes, const std::string& strategy) {
+inline Sent send_payload(Group& group, const Routes& routes, const std::string& strategy,
+                         int64_t num_chunks = 1) {
   Routes empty = routes;
   for (auto& ids : empty.ids) ids.clear();
-  const Sent sent = send_once(group, routes, strategy);
-  const Sent overhead = send_once(group, empty, strategy);
+  const Sent sent = send_once(group, routes, strategy, num_chunks);
+  const Sent overhead = send_once(group, empty, strategy, num_chunks);
   return {sent.dispatch - overhead.dispatch, sent.combine - overhead.combine};
 }
 

@@ -19,8 +19,8 @@ constexpr int64_t kWidth = 3;
 constexpr double kRowBytes = kWidth * 4;
 
 // What every rank sends on thread ranks.
-std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node,
-                              const std::string& strategy) {
+std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node, const std::string& strategy,
+                              int64_t num_chunks = 1) {
   std::vector<Sent> sent(routes.ids.size());
   ThreadOptions options = short_deadlines();
   options.ranks_per_node = ranks_per_node;
@@ -28,7 +28,7 @@ std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node,
   run_ranks(
       routes.num_ranks(),
       [&](Group& group) {
-        sent[static_cast<size_t>(group.rank())] = send_payload(group, routes, strategy);
+        sent[static_cast<size_t>(group.rank())] = send_payload(group, routes, strategy, num_chunks);
       },
       options);
   return sent;
@@ -71,6 +71,30 @@ TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
                      std::to_string(rank));
         expect_traffic(sent[rank].dispatch, out, rank, reaches_peers(kind));
         expect_traffic(sent[rank].combine, back, rank, reaches_peers(kind));
+      }
+    }
+  }
+}
+
+TEST_P(StrategyTraffic, IsTheSameInChunks) {
+  const auto [num_ranks, ranks_per_node] = GetParam();
+  const Routes routes = random_routes({.num_experts = 13,
+                                       .top_k = 5,
+                                       .width = kWidth,
+                                       .alignment = 8,
+                                       .capacity = {},
+                                       .placement = {},
+                                       .partial_sums = false},
+                                      Topology::uniform(num_ranks, ranks_per_node), 90,
+                                      /*holes=*/true);
+  const RouteSums sums = count(routes);
+  for (const auto& [name, kind] : kAllKinds) {
+    for (const int64_t num_chunks : {2, 5}) {
+      const std::vector<Sent> sent = run_payload(routes, ranks_per_node, name, num_chunks);
+      const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
+      for (size_t rank = 0; rank < sent.size(); ++rank) {
+        SCOPED_TRACE(std::string(name) + ", rank " + std::to_string(rank));
+        expect_traffic(sent[rank].dispatch, out, rank, reaches_peers(kind));
       }
     }
   }
