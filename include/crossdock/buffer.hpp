@@ -9,6 +9,8 @@
 
 namespace crossdock {
 
+enum class BlockUse : uint8_t;
+
 /// Owned memory on a device, 64-byte aligned, contents unspecified. Moves, does not copy.
 ///
 /// `owner()` shares the ownership: whoever holds it keeps the memory alive, also after the Buffer
@@ -49,7 +51,8 @@ struct OwnedTensor {
 };
 
 /// Host memory that is handed out again instead of being returned to the system, so that a step
-/// does not pay for fresh pages. Thread-safe. Buffers may outlive the pool.
+/// does not pay for fresh pages. Holds hardly more than was ever in use at once. Thread-safe.
+/// Buffers may outlive the pool.
 class BufferPool {
  public:
   BufferPool();
@@ -59,6 +62,8 @@ class BufferPool {
 
   /// A buffer of at least num_bytes, contents unspecified; returns to the pool when released.
   Buffer take(int64_t num_bytes);
+  /// The same for something that is released before the operation ends: any block will do.
+  Buffer take_scratch(int64_t num_bytes);
   OwnedTensor take(DType dtype, Shape shape);
 
   /// Bytes handed out now / bytes held in all (handed out or waiting).
@@ -67,6 +72,7 @@ class BufferPool {
 
  private:
   struct State;
+  Buffer take(int64_t num_bytes, BlockUse use);
   std::shared_ptr<State> state_;
 };
 

@@ -67,7 +67,7 @@ SharedBytes shared(const Buffer& buffer) {
 }
 
 Buffer copy_into_pool(Group& group, std::span<const std::byte> bytes) {
-  Buffer taken = group.pool().take(std::ssize(bytes));
+  Buffer taken = group.pool().take_scratch(std::ssize(bytes));
   if (!bytes.empty()) std::memcpy(taken.data(), bytes.data(), bytes.size());
   return taken;
 }
@@ -98,7 +98,7 @@ Buffer gather(Group& group, std::span<const std::byte> bytes, std::span<const in
   Buffer all;
   guard(group, wait, [&] {
     const Buffer send = copy_into_pool(group, bytes);
-    all = group.pool().take(offsets.back());
+    all = group.pool().take_scratch(offsets.back());
     SharedBytes from = shared(send);
     from.num_bytes = std::ssize(bytes);  // a pool may hand out more
     group.communicator().all_gather_v(from, shared(all), offsets, wait);

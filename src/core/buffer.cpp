@@ -3,12 +3,13 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
+#include "core/block_ledger.hpp"
 #include "core/check.hpp"
 
 namespace crossdock {
@@ -51,53 +52,53 @@ TensorView Buffer::view(DType dtype, Shape shape) const {
   return view;
 }
 
-// Free blocks by size. A request takes the smallest block that fits, if less than half of it would
-// be wasted; otherwise a new one is made, in place of the largest free one that is up to half too
-// small: sizes change from step to step, and every new record would else leave a block behind.
 struct BufferPool::State {
   mutable std::mutex mutex;
-  std::multimap<int64_t, std::shared_ptr<void>> free_blocks;
-  int64_t bytes_in_use = 0;
-  int64_t bytes_free = 0;
+  BlockLedger ledger;
+  std::multimap<int64_t, std::shared_ptr<void>> free_blocks;  // by size, as in the ledger
+
+  std::shared_ptr<void> remove_free(int64_t block_bytes) {
+    auto node = free_blocks.extract(free_blocks.find(block_bytes));
+    return std::move(node.mapped());
+  }
 };
 
 BufferPool::BufferPool() : state_(std::make_shared<State>()) {}
 BufferPool::~BufferPool() = default;
 
 Buffer BufferPool::take(int64_t num_bytes) {
+  return take(num_bytes, BlockUse::kResult);
+}
+
+Buffer BufferPool::take_scratch(int64_t num_bytes) {
+  return take(num_bytes, BlockUse::kScratch);
+}
+
+Buffer BufferPool::take(int64_t num_bytes, BlockUse use) {
   CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
   if (num_bytes == 0) return {};
-  int64_t block_bytes = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const int64_t wanted_bytes = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::shared_ptr<void> block;
+  std::vector<std::shared_ptr<void>> dropped;  // freed outside the lock
+  BlockLedger::Grant grant;
   {
     const std::lock_guard lock(state_->mutex);
-    const auto found = state_->free_blocks.lower_bound(block_bytes);
-    if (found != state_->free_blocks.end() && found->first <= 2 * block_bytes) {
-      block_bytes = found->first;
-      block = std::move(found->second);
-      state_->free_blocks.erase(found);
-      state_->bytes_free -= block_bytes;
-    } else if (found != state_->free_blocks.begin() && 2 * std::prev(found)->first >= block_bytes) {
-      state_->bytes_free -= std::prev(found)->first;
-      state_->free_blocks.erase(std::prev(found));
-    }
+    grant = state_->ledger.take(wanted_bytes, use);
+    if (!grant.is_new) block = state_->remove_free(grant.block_bytes);
+    for (const int64_t bytes : grant.dropped) dropped.push_back(state_->remove_free(bytes));
   }
-  if (!block) block = allocate_host(block_bytes);
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->bytes_in_use += block_bytes;
-  }
+  dropped.clear();
+  if (!block) block = allocate_host(grant.block_bytes);
   auto* data = static_cast<std::byte*>(block.get());
   // The last owner gives the block back; if the pool is gone, the block goes with its owner.
-  std::shared_ptr<void> owner(
-      data, [block, block_bytes, pool = std::weak_ptr<State>(state_)](void*) mutable {
-        const std::shared_ptr<State> state = pool.lock();
-        if (!state) return;
-        const std::lock_guard lock(state->mutex);
-        state->bytes_in_use -= block_bytes;
-        state->bytes_free += block_bytes;
-        state->free_blocks.emplace(block_bytes, std::move(block));
-      });
+  std::shared_ptr<void> owner(data, [block, block_bytes = grant.block_bytes, wanted_bytes,
+                                     pool = std::weak_ptr<State>(state_)](void*) mutable {
+    const std::shared_ptr<State> state = pool.lock();
+    if (!state) return;
+    const std::lock_guard lock(state->mutex);
+    state->ledger.give_back(block_bytes, wanted_bytes);
+    state->free_blocks.emplace(block_bytes, std::move(block));
+  });
   return {std::move(owner), data, num_bytes, Device{}};
 }
 
@@ -108,12 +109,12 @@ OwnedTensor BufferPool::take(DType dtype, Shape shape) {
 
 int64_t BufferPool::bytes_in_use() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->bytes_in_use;
+  return state_->ledger.bytes_in_use();
 }
 
 int64_t BufferPool::bytes_held() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->bytes_in_use + state_->bytes_free;
+  return state_->ledger.bytes_held();
 }
 
 }  // namespace crossdock

@@ -29,11 +29,11 @@ Buffer gather_tokens(const Exchange& exchange, const std::vector<int64_t>& offse
                      const RowPart& part) {
   Group& group = exchange.group;
   const int64_t send_bytes = exchange.plan.data().T * part.row_bytes;
-  const Buffer send = group.pool().take(send_bytes);
+  const Buffer send = group.pool().take_scratch(send_bytes);
   copy_bytes(send.data(), part.tokens, send_bytes, stores_for(send_bytes));
   finish_stores();
   const std::vector<int64_t> recv_offsets = byte_offsets(offsets, part.row_bytes);
-  Buffer recv = group.pool().take(recv_offsets.back());
+  Buffer recv = group.pool().take_scratch(recv_offsets.back());
   group.all_gather_v(shared_bytes(send), shared_bytes(recv), recv_offsets,
                      group.wait_context(exchange.operation, exchange.sequence));
   return recv;
@@ -138,7 +138,7 @@ class Allgather final : public Strategy {
 std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
   const PlanData& plan = exchange.plan.data();
   constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
-  const Buffer packed = exchange.group.pool().take(plan.num_sent() * kBytes);
+  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * kBytes);
   auto* tokens = reinterpret_cast<int64_t*>(packed.data());
   for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
   const Buffer arrived = exchange_rows(exchange, {.send = packed,

@@ -15,7 +15,7 @@ namespace {
 // Every token to its places: in the send buffer by destination, or in its final row if it stays.
 Buffer pack(const Exchange& exchange, const TravellingRows& travelling, const RowPart& part) {
   const PlanData& plan = exchange.plan.data();
-  Buffer packed = exchange.group.pool().take(travelling.num_sent() * part.row_bytes);
+  Buffer packed = exchange.group.pool().take_scratch(travelling.num_sent() * part.row_bytes);
   std::vector<std::byte*> destinations(plan.expert_ids.size(), nullptr);
   for (size_t slot = 0; slot < destinations.size(); ++slot) {
     if (plan.expert_ids[slot] < 0) continue;

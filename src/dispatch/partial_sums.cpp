@@ -25,7 +25,7 @@ double weight_of(const PlanData& plan, size_t slot) {
 Buffer pack_origins(const Exchange& exchange) {
   const PlanData& plan = exchange.plan.data();
   Buffer packed =
-      exchange.group.pool().take(plan.num_sent() * static_cast<int64_t>(sizeof(RowOrigin)));
+      exchange.group.pool().take_scratch(plan.num_sent() * static_cast<int64_t>(sizeof(RowOrigin)));
   auto* origins = reinterpret_cast<RowOrigin*>(packed.data());
   std::vector<int64_t> next(plan.send_offsets.begin(), plan.send_offsets.end() - 1);
   for (size_t slot = 0; slot < plan.expert_ids.size(); ++slot) {
@@ -108,7 +108,7 @@ std::vector<const std::byte*> addresses(const void* base, const std::vector<int6
 Buffer sum_by_offsets(const Exchange& exchange, const PartialSums& sums,
                       const std::vector<int64_t>& offsets, const GatherSumArgs& args) {
   const auto num_sums = static_cast<int64_t>(offsets.size()) - 1;
-  Buffer partials = exchange.group.pool().take(num_sums * partial_row_bytes(args));
+  Buffer partials = exchange.group.pool().take_scratch(num_sums * partial_row_bytes(args));
   const auto rows = addresses(args.rows.data, sums.rows, args.rows.row_bytes());
   ops::sum_rows({.rows = rows.data(),
                  .offsets = offsets.data(),

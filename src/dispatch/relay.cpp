@@ -74,7 +74,7 @@ void relay_round_out(const Exchange& exchange, const Relay& relay, const RelayRo
   std::vector<int64_t> tokens;
   for_each(round.first_copy, round.last_copy,
            [&](size_t copy) { tokens.push_back(relay.copy_tokens[copy]); });
-  const Buffer packed = exchange.group.pool().take(std::ssize(tokens) * part.row_bytes);
+  const Buffer packed = exchange.group.pool().take_scratch(std::ssize(tokens) * part.row_bytes);
   ops::gather_rows({.x = part.tokens,
                     .index = tokens.data(),
                     .rows = packed.data(),
@@ -102,7 +102,7 @@ ReturnedRows return_round(const Exchange& exchange, const Relay& relay, const Re
                           const GatherSumArgs& args, const PeerRows& peers) {
   const int64_t row_bytes = args.rows.row_bytes();
   const auto rows = target_rows(relay, round, peers, row_bytes);
-  const Buffer packed = exchange.group.pool().take(std::ssize(rows) * row_bytes);
+  const Buffer packed = exchange.group.pool().take_scratch(std::ssize(rows) * row_bytes);
   std::byte* to = packed.data();
   for (const std::byte* row : rows) {
     copy_bytes(to, row, row_bytes, Stores::kCached);
@@ -147,7 +147,7 @@ ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
                                   ? static_cast<const void*>(weights.data())
                                   : static_cast<const void*>(float_weights.data());
   const Buffer sums =
-      exchange.group.pool().take((std::ssize(offsets) - 1) * partial_row_bytes(args));
+      exchange.group.pool().take_scratch((std::ssize(offsets) - 1) * partial_row_bytes(args));
   ops::sum_rows({.rows = rows.data(),
                  .offsets = offsets.data(),
                  .weights = args.weights.given() ? typed_weights : nullptr,

@@ -73,7 +73,7 @@ std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
   std::vector<int64_t> offsets(sizes.size() + 1);
   std::iota(offsets.begin(), offsets.end(), 0);
   const auto num_bytes = sizes.size() * sizeof(ManifestSize);
-  const Buffer send = group.pool().take(static_cast<int64_t>(num_bytes));
+  const Buffer send = group.pool().take_scratch(static_cast<int64_t>(num_bytes));
   std::memcpy(send.data(), sizes.data(), num_bytes);
   const Buffer arrived = exchange_rows(exchange, {.send = send,
                                                   .send_offsets = offsets,
@@ -141,7 +141,7 @@ Relay make_relay(const Exchange& exchange, const Gateway& gateway) {
     append(recv_offsets, incoming[peer].num_bytes);
   }
 
-  const Buffer send = exchange.group.pool().take(send_offsets.back());
+  const Buffer send = exchange.group.pool().take_scratch(send_offsets.back());
   std::byte* to = send.data();
   for (const Manifest& manifest : manifests) {
     keep_copies(manifest, relay);

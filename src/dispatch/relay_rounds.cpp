@@ -78,7 +78,7 @@ void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
   std::vector<int64_t> own_offsets;  // [P + 1] what comes here, a share from every rank
   for (int64_t r = 0; r <= P; ++r) own_offsets.push_back(own_size * r);
 
-  const Buffer all = group.pool().take(n * kBytes);
+  const Buffer all = group.pool().take_scratch(n * kBytes);
   std::memcpy(all.data(), loads.data(), static_cast<size_t>(n * kBytes));
   const Buffer arrived = exchange_rows(exchange, {.send = all,
                                                   .send_offsets = share_offsets,
@@ -91,7 +91,7 @@ void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
     Load& entry = largest[static_cast<size_t>(i % own_size)];
     entry = most(entry, one);
   }
-  const Buffer own = group.pool().take(own_size * kBytes);
+  const Buffer own = group.pool().take_scratch(own_size * kBytes);
   if (own_size > 0) std::memcpy(own.data(), largest.data(), static_cast<size_t>(own_size * kBytes));
   group.all_gather_v({.data = own.data(), .num_bytes = own_size * kBytes, .owner = own.owner()},
                      shared_bytes(all), byte_offsets(share_offsets, kBytes),

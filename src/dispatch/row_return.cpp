@@ -16,7 +16,7 @@ Buffer pack_by_source(const Exchange& exchange, const TravellingRows& travelling
   for (const RowBlock& block : travelling.recv_blocks()) {
     blocks.push_back({.from = block.row, .to = block.arrival, .count = block.count});
   }
-  Buffer packed = exchange.group.pool().take(travelling.num_received() * rows.row_bytes());
+  Buffer packed = exchange.group.pool().take_scratch(travelling.num_received() * rows.row_bytes());
   ops::copy_blocks({.from = static_cast<const std::byte*>(rows.data),
                     .to = packed.data(),
                     .blocks = blocks,

@@ -102,7 +102,7 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
   }
   const int64_t weight_bytes = size_of(plan.weight_dtype);
   std::vector<const std::byte*> rows;
-  const Buffer weights = exchange.group.pool().take(offsets.back() * weight_bytes);
+  const Buffer weights = exchange.group.pool().take_scratch(offsets.back() * weight_bytes);
   for (int64_t i = 0; i < offsets.back(); ++i) {
     const int64_t slot = partials.near_slots[static_cast<size_t>(first_slot + i)];
     const auto s = static_cast<size_t>(slot);
@@ -111,7 +111,7 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
     std::copy_n(plan.weights.data() + slot * weight_bytes, weight_bytes,
                 weights.data() + i * weight_bytes);
   }
-  const Buffer near = exchange.group.pool().take((std::ssize(offsets) - 1) * row_bytes);
+  const Buffer near = exchange.group.pool().take_scratch((std::ssize(offsets) - 1) * row_bytes);
   ops::sum_rows({.rows = rows.data(),
                  .offsets = offsets.data(),
                  .weights = sum.weights.given() ? weights.data() : nullptr,

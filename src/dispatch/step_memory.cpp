@@ -5,6 +5,8 @@
 #include <iterator>
 #include <set>
 
+#include "core/block_ledger.hpp"
+
 namespace crossdock {
 namespace {
 
@@ -15,9 +17,9 @@ constexpr double kWeightBytes = 4;   // fp32; fp64 tokens are for tests
 constexpr double kCopyBytes = 16;    // what a gateway is told of a copy
 constexpr double kIndexBytes = 8;
 
-// The block sizes of a pool: a request gets the smallest free block that fits, unless more than
+// The blocks of the windows: a request gets the smallest free block that fits, unless more than
 // half of it would be wasted; otherwise a new one, in place of a free one up to half too small.
-class PoolModel {
+class WindowModel {
  public:
   double take(double num_bytes) {
     if (num_bytes <= 0) return 0;
@@ -45,21 +47,47 @@ class PoolModel {
   double held_ = 0;
 };
 
-// A block that goes back at the end of its scope.
+class PoolModel {
+ public:
+  BlockLedger::Grant take(double num_bytes, BlockUse use) {
+    const auto wanted = pages(num_bytes);
+    return wanted > 0 ? ledger_.take(wanted, use) : BlockLedger::Grant{};
+  }
+  void give_back(const BlockLedger::Grant& grant, double num_bytes) {
+    if (grant.block_bytes > 0) ledger_.give_back(grant.block_bytes, pages(num_bytes));
+  }
+  double held() const { return static_cast<double>(ledger_.bytes_held()); }
+
+ private:
+  static int64_t pages(double num_bytes) {
+    return static_cast<int64_t>(std::ceil(std::max(0.0, num_bytes) / kPageBytes) * kPageBytes);
+  }
+  BlockLedger ledger_;
+};
+
+// Blocks that go back at the end of their scope.
 class Lease {
  public:
-  Lease(PoolModel& pool, double num_bytes) : pool_(&pool), block_(pool.take(num_bytes)) {}
+  Lease(PoolModel& pool, double num_bytes, BlockUse use = BlockUse::kResult)
+      : pool_(&pool), num_bytes_(num_bytes), grant_(pool.take(num_bytes, use)) {}
+  Lease(WindowModel& windows, double num_bytes)
+      : windows_(&windows), window_block_(windows.take(num_bytes)) {}
   ~Lease() { release(); }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   void release() {
-    pool_->give_back(block_);
-    block_ = 0;
+    if (pool_ != nullptr) pool_->give_back(grant_, num_bytes_);
+    if (windows_ != nullptr) windows_->give_back(window_block_);
+    pool_ = nullptr;
+    windows_ = nullptr;
   }
 
  private:
-  PoolModel* pool_;
-  double block_;
+  PoolModel* pool_ = nullptr;
+  double num_bytes_ = 0;
+  BlockLedger::Grant grant_;
+  WindowModel* windows_ = nullptr;
+  double window_block_ = 0;
 };
 
 // The requests of one step, in the order of the code: each member stands for the function whose
@@ -83,23 +111,23 @@ class StepTrace {
     const Lease plan_weights(pool_, n_.tokens * K_ * kWeightBytes);
     const Lease sum_weights(pool_, keeps_sum_weights() ? n_.received * kWeightBytes : 0);
     plan();
-    const Lease rows(row_pool(), n_.padded * bytes_.tokens);
+    const Lease rows = lease_rows(n_.padded * bytes_.tokens);
     const Lease row_scales(pool_, n_.padded * bytes_.scales);
     scatter(bytes_.tokens);
     if (bytes_.scales > 0) {
       const Lease stand_in(windows_, writes_to_peers() ? n_.padded * bytes_.scales : 0);
       scatter(bytes_.scales);
     }
-    Lease y(row_pool(), n_.padded * bytes_.results);
+    Lease y = lease_rows(n_.padded * bytes_.results);
     const Lease out(pool_, n_.tokens * bytes_.results);
     gather();
     y.release();
 
-    const Lease grad_y(row_pool(), n_.padded * bytes_.results);
+    const Lease grad_y = lease_rows(n_.padded * bytes_.results);
     const Lease row_weights(pool_, n_.padded * kWeightBytes);
     exchange(n_.sent * kWeightBytes, n_.received * kWeightBytes);  // scatter_routes
     scatter(bytes_.results);
-    const Lease grad_rows(row_pool(), n_.padded * bytes_.results);
+    const Lease grad_rows = lease_rows(n_.padded * bytes_.results);
     const Lease grad_row_weights(pool_, n_.padded * kWeightBytes);
     const Lease grad_x(pool_, n_.tokens * bytes_.results);
     gather();
@@ -117,7 +145,9 @@ class StepTrace {
     return kind_ == StrategyKind::kDirect || kind_ == StrategyKind::kHierarchical;
   }
   bool keeps_sum_weights() const { return partial_sums_ && !writes_to_peers(); }
-  PoolModel& row_pool() { return writes_to_peers() ? windows_ : pool_; }
+  Lease lease_rows(double num_bytes) {
+    return writes_to_peers() ? Lease(windows_, num_bytes) : Lease(pool_, num_bytes);
+  }
 
   // The tokens of one round, as a part of all; `rows` of them travel in all.
   double share_of_round(double rows, double row_bytes) const {
@@ -134,19 +164,19 @@ class StepTrace {
   }
 
   void agree(double body_bytes) {
-    const Lease header(pool_, kHeaderBytes);
-    const Lease headers(pool_, P_ * kHeaderBytes);
-    const Lease body(pool_, body_bytes);
-    const Lease bodies(pool_, P_ * body_bytes);
+    const Lease header(pool_, kHeaderBytes, BlockUse::kScratch);
+    const Lease headers(pool_, P_ * kHeaderBytes, BlockUse::kScratch);
+    const Lease body(pool_, body_bytes, BlockUse::kScratch);
+    const Lease bodies(pool_, P_ * body_bytes, BlockUse::kScratch);
   }
 
   void exchange(double sent_bytes, double received_bytes) {
-    const Lease send(pool_, sent_bytes);
-    const Lease recv(pool_, received_bytes);
+    const Lease send(pool_, sent_bytes, BlockUse::kScratch);
+    const Lease recv(pool_, received_bytes, BlockUse::kScratch);
   }
 
   void plan() {
-    const Lease counts(pool_, P_ * (E_ + 1) * kIndexBytes);
+    const Lease counts(pool_, P_ * (E_ + 1) * kIndexBytes, BlockUse::kScratch);
     agree(0);
     if (kind_ == StrategyKind::kAllgather) {
       exchange(n_.sent * kIndexBytes, n_.received * kIndexBytes);
@@ -196,11 +226,11 @@ class StepTrace {
         break;
     }
     const double share = share_of_copies(bytes_.partial);
-    Lease sums(pool_, n_.copies_received * share * bytes_.partial);
-    const Lease returned(pool_, n_.copies_sent * share * bytes_.partial);
+    Lease sums(pool_, n_.copies_received * share * bytes_.partial, BlockUse::kScratch);
+    const Lease returned(pool_, n_.copies_sent * share * bytes_.partial, BlockUse::kScratch);
     sums.release();
-    const Lease weights(pool_, (n_.sent - n_.far_sent) * share * kWeightBytes);
-    const Lease near(pool_, n_.near_sums * share * bytes_.partial);
+    const Lease weights(pool_, (n_.sent - n_.far_sent) * share * kWeightBytes, BlockUse::kScratch);
+    const Lease near(pool_, n_.near_sums * share * bytes_.partial, BlockUse::kScratch);
   }
 
   // What a plan and its strategy keep in vectors; the terms that grow with T or P * E.
@@ -231,7 +261,7 @@ class StepTrace {
   double K_;
   bool has_far_ranks_;
   PoolModel pool_;
-  PoolModel windows_;
+  WindowModel windows_;
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ void Strategy::scatter_chunks(const Exchange& exchange, std::span<const RowPart>
 void Strategy::scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) {
   const PlanData& plan = exchange.plan.data();
   const int64_t element_bytes = size_of(routes.dtype);
-  const Buffer packed = exchange.group.pool().take(plan.num_sent() * element_bytes);
+  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * element_bytes);
   ops::gather_rows({.x = static_cast<const std::byte*>(routes.data),
                     .index = plan.sent_routes.data(),
                     .rows = packed.data(),
@@ -38,7 +38,7 @@ void Strategy::scatter_routes(const Exchange& exchange, ConstTensorView routes, 
 void Strategy::gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes) {
   const PlanData& plan = exchange.plan.data();
   const int64_t element_bytes = size_of(rows.dtype);
-  const Buffer packed = exchange.group.pool().take(plan.num_received() * element_bytes);
+  const Buffer packed = exchange.group.pool().take_scratch(plan.num_received() * element_bytes);
   std::vector<ops::BlockCopy> blocks;
   for (const RowBlock& block : plan.recv_blocks) {
     blocks.push_back({.from = block.row, .to = block.arrival, .count = block.count});

@@ -40,7 +40,7 @@ Buffer exchange_rows(const Exchange& exchange, const RowExchange& rows) {
   Group& group = exchange.group;
   const std::vector<int64_t> send_offsets = byte_offsets(rows.send_offsets, rows.row_bytes);
   const std::vector<int64_t> recv_offsets = byte_offsets(rows.recv_offsets, rows.row_bytes);
-  Buffer recv = group.pool().take(recv_offsets.back());
+  Buffer recv = group.pool().take_scratch(recv_offsets.back());
   group.all_to_all_v(shared_bytes(rows.send), send_offsets, shared_bytes(recv), recv_offsets,
                      group.wait_context(exchange.operation, exchange.sequence));
   return recv;

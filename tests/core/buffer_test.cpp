@@ -61,6 +61,27 @@ TEST(BufferPool, RisingSizesHoldNoMoreThanTheLargest) {
   EXPECT_EQ(pool.bytes_held(), 119 * 4096);
 }
 
+// A block that is too large for what is wanted now does not stay beside it.
+TEST(BufferPool, HoldsHardlyMoreThanWasInUseAtOnce) {
+  BufferPool pool;
+  constexpr int64_t kUnit = 1 << 20;
+  for (int step = 0; step < 5; ++step) {
+    const Buffer rows = pool.take(10 * kUnit);
+    { const Buffer gathered = pool.take_scratch(20 * kUnit); }
+    const Buffer results = pool.take((10 + step) * kUnit);
+    { const Buffer sent = pool.take_scratch(7 * kUnit), received = pool.take_scratch(8 * kUnit); }
+  }
+  constexpr int64_t kMostInUse = (10 + 14 + 7 + 8) * kUnit;
+  EXPECT_LE(pool.bytes_held(), kMostInUse + kMostInUse / 16);
+}
+
+TEST(BufferPool, ScratchTakesAnyBlockThatIsFree) {
+  BufferPool pool;
+  const std::byte* large = pool.take(1 << 20).data();
+  EXPECT_EQ(pool.take_scratch(4096).data(), large);
+  EXPECT_EQ(pool.bytes_held(), 1 << 20);
+}
+
 TEST(BufferPool, BuffersOutliveThePool) {
   std::optional<Buffer> buffer;
   {
