@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "crossdock/communicator.hpp"
@@ -11,6 +13,9 @@ struct MpiOptions {
   int64_t chunk_bytes = int64_t{4} << 20;  // a message is sent in pieces of this size
   int max_in_flight = 128;                 // data requests outstanding at once, all peers together
   int ranks_per_node = 0;                  // > 0: overrides the topology that MPI reports
+  /// For all processes to take part when a communicator or a subgroup is made. Unset:
+  /// CROSSDOCK_ARRIVAL_DEADLINE (seconds), else 600 s.
+  std::optional<std::chrono::nanoseconds> setup_deadline{};
 };
 
 /// Whether this build has MPI.
@@ -28,8 +33,10 @@ bool mpi_is_launched();
 /// failed. If somebody is missing then, MPI is not finalised; the exit code stays the caller's, and
 /// mpirun reports this process unless it runs with --enable-recovery.
 ///
-/// Making communicators and subgroups are the only calls that may block in MPI. A process on the
-/// same machine that dies is noticed within a fraction of a second, any other by the deadlines.
+/// MPI itself has no deadlines: making communicators and subgroups blocks in it, on a thread that
+/// is given up after setup_deadline with an Error (kTimeout); MPI_Init, and MPI without
+/// MPI_THREAD_MULTIPLE, block without one. A process on the same machine that dies is noticed
+/// within a fraction of a second, any other by the deadlines.
 std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
 
 /// A communicator over the caller's MPI_Comm, which is duplicated. `mpi_comm` points to an

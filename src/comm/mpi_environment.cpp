@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/deadlines.hpp"
+#include "comm/mpi_patience.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -21,6 +22,7 @@ struct OwnMpi {
 };
 
 std::atomic<bool> has_failed = false;
+std::atomic<bool> is_stuck = false;
 OwnMpi own_mpi;  // written once, under call_once
 
 bool all_processes_come_to_exit() {
@@ -38,7 +40,7 @@ bool all_processes_come_to_exit() {
 }
 
 void finalize_at_exit() {
-  if (mpi_is_running() && all_processes_come_to_exit()) MPI_Finalize();
+  if (mpi_is_running() && !is_stuck && all_processes_come_to_exit()) MPI_Finalize();
 }
 
 void initialize() {
@@ -46,9 +48,15 @@ void initialize() {
   own_mpi.exit_deadline_after_failure = default_progress_deadline();
   int provided = 0;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &own_mpi.exit_communicator), "MPI_Comm_dup");
-  MPI_Comm_set_errhandler(own_mpi.exit_communicator, MPI_ERRORS_RETURN);
   std::atexit(finalize_at_exit);
+  const std::function<MPI_Comm()> duplicate_world = [] {
+    MPI_Comm copy = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &copy), "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
+    return copy;
+  };
+  own_mpi.exit_communicator =
+      run_patiently(duplicate_world, "all processes to begin", own_mpi.exit_deadline);
 }
 
 }  // namespace
@@ -81,6 +89,27 @@ bool mpi_is_running() {
 
 void note_mpi_failure() {
   has_failed = true;
+}
+
+void note_mpi_is_stuck() {
+  is_stuck = true;
+}
+
+bool mpi_has_threads() {
+  int level = MPI_THREAD_SINGLE;
+  return MPI_Query_thread(&level) == MPI_SUCCESS && level == MPI_THREAD_MULTIPLE;
+}
+
+void give_up_on_mpi(const std::string& what, std::chrono::nanoseconds waited) {
+  note_mpi_is_stuck();
+  int rank = 0;
+  int size = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  throw Error(ErrorCode::kTimeout,
+              concat("process ", rank, " of ", size, ": waited ", to_seconds_text(waited), " for ",
+                     what, "; do all of them run, and are the links between them up?"),
+              {.culprit = -1, .sequence = 0, .operation = "set-up"});
 }
 
 void keep_until_exit(AbandonedRequests abandoned) {

@@ -27,6 +27,9 @@ bool mpi_is_running();
 /// A communicator has failed, so a process may be stuck or dead: see ensure_mpi_is_initialized.
 void note_mpi_failure();
 
+/// A call of MPI was given up and still runs: MPI is not finalised any more.
+void note_mpi_is_stuck();
+
 /// Requests that nobody waits for any more, and the memory that they name: kept until exit, or
 /// until they have completed all the same.
 struct AbandonedRequests {

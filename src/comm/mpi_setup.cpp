@@ -1,9 +1,14 @@
-// Making MPI communicators: the only place where MPI may block.
+// Making MPI communicators: the only place where MPI may block, for as long as there is patience.
 #include <mpi.h>
 
+#include <utility>
+#include <vector>
+
+#include "comm/deadlines.hpp"
 #include "comm/exchange_arguments.hpp"
 #include "comm/mpi_communicator.hpp"
 #include "comm/mpi_environment.hpp"
+#include "comm/mpi_patience.hpp"
 #include "comm/topology.hpp"
 #include "core/check.hpp"
 #include "crossdock/mpi.hpp"
@@ -52,6 +57,37 @@ MpiMembers look_around(MPI_Comm communicator, int ranks_per_node) {
   return members;
 }
 
+// What a communicator is made of.
+struct MpiParts {
+  MPI_Comm data = MPI_COMM_NULL;
+  MPI_Comm control = MPI_COMM_NULL;
+  MpiMembers members{};
+};
+
+std::unique_ptr<Communicator> put_together(MpiParts parts, const MpiOptions& options) {
+  return std::make_unique<MpiCommunicator>(parts.data, parts.control, std::move(parts.members),
+                                           options);
+}
+
+std::chrono::nanoseconds patience_of(const MpiOptions& options) {
+  return options.setup_deadline.value_or(default_arrival_deadline());
+}
+
+// The part of `communicator` with these ranks of it. Called by them alone.
+MPI_Comm communicator_of(MPI_Comm communicator, const std::vector<int>& members) {
+  MPI_Group all = MPI_GROUP_NULL;
+  MPI_Group chosen = MPI_GROUP_NULL;
+  MPI_Comm part = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_group(communicator, &all), "MPI_Comm_group");
+  check_mpi(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &chosen),
+            "MPI_Group_incl");
+  check_mpi(MPI_Comm_create_group(communicator, chosen, 0, &part), "MPI_Comm_create_group");
+  MPI_Group_free(&chosen);
+  MPI_Group_free(&all);
+  check_mpi(MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return part;
+}
+
 std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOptions& options) {
   CROSSDOCK_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= kMaxChunkBytes,
                   "chunk_bytes must be from 1 to ", kMaxChunkBytes, ", got ", options.chunk_bytes);
@@ -61,31 +97,33 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOpti
   CROSSDOCK_CHECK(options.ranks_per_node >= 0,
                   "ranks_per_node must be 0 (as MPI reports) or positive, got ",
                   options.ranks_per_node);
-  const MPI_Comm data = duplicate(original);
-  return std::make_unique<MpiCommunicator>(data, duplicate(data),
-                                           look_around(data, options.ranks_per_node), options);
+  return put_together(
+      run_patiently<MpiParts>(
+          [original, ranks_per_node = options.ranks_per_node] {
+            const MPI_Comm data = duplicate(original);
+            return MpiParts{data, duplicate(data), look_around(data, ranks_per_node)};
+          },
+          "all processes to make a communicator", patience_of(options)),
+      options);
 }
 
 }  // namespace
 
 std::unique_ptr<Communicator> MpiCommunicator::subgroup(std::span<const int> members) {
   check_members(members, rank_, size_);
-  MPI_Group all = MPI_GROUP_NULL;
-  MPI_Group chosen = MPI_GROUP_NULL;
-  MPI_Comm data = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_group(data_, &all), "MPI_Comm_group");
-  check_mpi(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &chosen),
-            "MPI_Group_incl");
-  check_mpi(MPI_Comm_create_group(data_, chosen, 0, &data), "MPI_Comm_create_group");
-  MPI_Group_free(&chosen);
-  MPI_Group_free(&all);
-  check_mpi(MPI_Comm_set_errhandler(data, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-
   MpiMembers part{.topology = restrict_to(topology(), members), .processes = {}};
   for (const int member : members) {
     part.processes.push_back(members_.processes[static_cast<size_t>(member)]);
   }
-  return std::make_unique<MpiCommunicator>(data, duplicate(data), std::move(part), options_);
+  return put_together(
+      run_patiently<MpiParts>(
+          [parent = data_, chosen = std::vector<int>(members.begin(), members.end()),
+           part = std::move(part)] {
+            const MPI_Comm data = communicator_of(parent, chosen);
+            return MpiParts{data, duplicate(data), part};
+          },
+          concat(members.size(), " processes to make a subgroup"), patience_of(options_)),
+      options_);
 }
 
 }  // namespace comm

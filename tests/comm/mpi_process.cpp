@@ -35,6 +35,20 @@ int report(const Group& group, const Error& error, std::chrono::steady_clock::ti
   return 0;
 }
 
+/// Rank 1 does not come to make the subgroup.
+void make_subgroup_without_culprit(Group& group) {
+  if (group.rank() == kCulprit) {
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    return;
+  }
+  const std::vector<int> everybody = {0, 1, 2};
+  try {
+    group.subgroup(everybody);
+  } catch (const Error& error) {
+    std::printf("rank %d: %s\n", group.rank(), error.what());
+  }
+}
+
 void go_on_with_survivors(Group& group) {
   std::vector<int> survivors;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -55,6 +69,10 @@ int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape): one of 
   try {
     group.agree({.operation = "plan"});
     group.agree({.operation = "dispatch"});
+    if (fault == "absent") {
+      make_subgroup_without_culprit(group);
+      return exit_code;
+    }
     if (group.rank() == kCulprit && commit_fault(fault)) return 0;
     group.agree({.operation = "combine"});
     std::printf("rank %d is done\n", group.rank());

@@ -21,7 +21,7 @@ struct Job {
 Job run_job(const std::string& arguments, const std::string& mpirun_options = "") {
   const std::string command =
       "CROSSDOCK_PROGRESS_DEADLINE=1 CROSSDOCK_ARRIVAL_DEADLINE=" +
-      std::string(arguments.find("stall") == std::string::npos ? "60" : "1") +
+      std::string(arguments == "stall" || arguments == "absent" ? "1" : "60") +
       " timeout 60 " CROSSDOCK_MPIRUN
       " --allow-run-as-root --oversubscribe "
       "--mca btl_tcp_if_include lo " +
@@ -86,6 +86,15 @@ TEST(MpiProcess, AStalledRankIsNamedAndNobodyHangsAtExit) {
   EXPECT_NE(job.exit_code, 124) << job.output;  // the limit of the test
   for (const char* rank : {"rank 0", "rank 2"}) {
     EXPECT_THAT(job.output, HasSubstr(std::string(rank) + " blames 1 at combine 3 after a moment"));
+  }
+}
+
+TEST(MpiProcess, ASubgroupThatARankDoesNotComeToIsGivenUp) {
+  const Job job = run_job("absent", "--enable-recovery");
+  EXPECT_NE(job.exit_code, 124) << job.output;  // the limit of the test
+  for (const char* process : {"process 0", "process 2"}) {
+    EXPECT_THAT(job.output, HasSubstr(std::string(process) +
+                                      " of 3: waited 1 s for 3 processes to make a subgroup"));
   }
 }
 

@@ -140,6 +140,16 @@ class RealNodes(unittest.TestCase):
         self.assertIn(errors[3]["culprit"], (0, 1, 2), errors[3]["error"])
         self.assertIn(errors[0]["error"], words)
 
+    def test_a_link_that_is_down_from_the_beginning_is_the_named_error_too(self):
+        self.bed.cut(1)
+        job = self.bed.start([1, 1], [COMMAND, *LARGE, "--steps", "1"], {"CROSSDOCK_ARRIVAL_DEADLINE": DEADLINE_S})
+        began = time.monotonic()
+        status = job.wait(LIMIT_S)
+        self.assertIsNotNone(status, job.output + job.errors)
+        self.assertLess(time.monotonic() - began, 3 * DEADLINE_S + SLACK_S)
+        self.assertIn(f"waited {DEADLINE_S} s for all processes", job.output + job.errors)
+        self.expect_no_processes()
+
     def test_nothing_is_left_when_it_is_killed(self):
         links = testbed.ip("link")
         environment = {name: value for name, value in os.environ.items() if name != testbed.INSIDE}
