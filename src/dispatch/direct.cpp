@@ -214,6 +214,10 @@ class Direct final : public Strategy {
 
 }  // namespace
 
+const Relay& relay_of(const Plan& plan) {
+  return plan.strategy_state<DirectState>().relay;
+}
+
 std::unique_ptr<Strategy> make_direct() {
   return std::make_unique<Direct>("direct", /*by_node=*/false);
 }

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "crossdock/strategy.hpp"
+#include "dispatch/relay.hpp"
 
 namespace crossdock {
 
@@ -13,5 +14,8 @@ std::unique_ptr<Strategy> make_direct();
 /// As direct, but between nodes a token crosses once per destination node and is forwarded inside
 /// it; with partial sums one row per node comes back.
 std::unique_ptr<Strategy> make_hierarchical();
+
+/// What one of the two keeps in a plan of its own: the copies that cross between nodes.
+const Relay& relay_of(const Plan& plan);
 
 }  // namespace crossdock

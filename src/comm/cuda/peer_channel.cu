@@ -5,6 +5,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/host_words.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 
 namespace crossdock::cuda {
@@ -12,7 +13,9 @@ namespace {
 
 // One block per rank.
 __global__ void barrier_kernel(const __grid_constant__ PeerSignals signals, Operation operation) {
+  wait_for_kernel_before();
   peer_barrier(signals, operation);
+  let_kernel_behind_come();  // not earlier: it could take the room of a peer's barrier
 }
 
 }  // namespace
@@ -67,8 +70,7 @@ void load_barrier() {
 void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_t stream) {
   constexpr int kThreads = 96;  // at least kMaxPeers
   static_assert(kThreads >= kMaxPeers);
-  barrier_kernel<<<1, kThreads, 0, stream>>>(signals, operation);
-  CROSSDOCK_CUDA(cudaGetLastError());
+  launch_early(barrier_kernel, 1, kThreads, stream, signals, operation);
 }
 
 }  // namespace crossdock::cuda

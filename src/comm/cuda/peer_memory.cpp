@@ -8,15 +8,21 @@ namespace crossdock::cuda {
 
 PeerMemory::PeerMemory(const Communicator& communicator, int device)
     : needs_export_(!communicator.shares_address_space() && communicator.size() > 1),
-      is_one_node_(communicator.topology().num_nodes <= 1),
+      shares_address_space_(communicator.shares_address_space()),
+      topology_(communicator.topology()),
       rank_(communicator.rank()),
       device_(device) {}
 
+bool PeerMemory::is_near(int peer) const {
+  const std::vector<int>& nodes = topology_.node_of_rank;
+  return nodes[static_cast<size_t>(peer)] == nodes[static_cast<size_t>(rank_)];
+}
+
 void PeerMemory::check_reach() const {
-  if (is_one_node_) return;
+  if (shares_address_space_ || topology_.num_nodes <= 1) return;
   throw Error(ErrorCode::kUnsupported,
-              "ranks on several nodes cannot reach each other's GPU memory; use alltoall with an "
-              "NCCL communicator");
+              "ranks on several nodes cannot reach each other's GPU memory; give an NCCL "
+              "communicator (DeviceOptions::nccl_comm)");
 }
 
 PeerMemory::~PeerMemory() {

@@ -32,6 +32,12 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
+  /// Whether kernels of this rank can use memory of rank `peer`. Ranks that are threads of one
+  /// process can, also where they play ranks of several nodes.
+  bool reaches(int peer) const { return shares_address_space_ || is_near(peer); }
+  /// Whether rank `peer` is on this rank's node.
+  bool is_near(int peer) const;
+
   /// Throws Error(kUnsupported) if some rank's memory is out of reach: it is on another node.
   void check_reach() const;
 
@@ -48,7 +54,8 @@ class PeerMemory {
 
  private:
   bool needs_export_;
-  bool is_one_node_;
+  bool shares_address_space_;
+  Topology topology_;
   int rank_;
   int device_;
   std::set<int> reached_devices_;          // whose memory kernels on device_ may use

@@ -75,7 +75,7 @@ struct PeerSignals {
   int64_t deadline_ns;            // of one wait
   SignalState* state;             // own
   Fault* fault;                   // own, host memory
-  std::byte* mailbox[kMaxPeers];  // of every rank
+  std::byte* mailbox[kMaxPeers];  // of every rank; null for ranks that are not waited for
 };
 
 #if defined(__CUDACC__)
@@ -167,7 +167,8 @@ __device__ inline uint64_t pack_word(uint32_t epoch, uint32_t value) {
   return static_cast<uint64_t>(value) << 32 | epoch;
 }
 
-/// All ranks have arrived, and what they wrote before is visible. Called by all threads of one
+/// All ranks that have a mailbox have arrived, and what they wrote before is visible. Ranks that
+/// wait for different others in turn must do so as often. Called by all threads of one
 /// block per rank, which must come after the other blocks of its kernel (see last_block); so ranks
 /// that share a GPU need one free block each, not all of them at once.
 __device__ inline void peer_barrier(const PeerSignals& signals, Operation operation) {
@@ -176,12 +177,14 @@ __device__ inline void peer_barrier(const PeerSignals& signals, Operation operat
   const bool dead = is_poisoned(signals);
   __syncthreads();
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
+    if (signals.mailbox[p] == nullptr) continue;
     auto* flag =
         reinterpret_cast<uint64_t*>(signals.mailbox[p] + Mailbox::flag_offset(signals.rank));
     store_release(flag, pack_word(epoch, dead ? 1 : 0));
   }
   if (!dead) {
     for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
+      if (signals.mailbox[p] == nullptr) continue;
       const auto* flag = reinterpret_cast<const uint64_t*>(signals.mailbox[signals.rank] +
                                                            Mailbox::flag_offset(p));
       Patience patience(signals);

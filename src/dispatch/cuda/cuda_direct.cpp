@@ -28,7 +28,7 @@ PutPart put_part(const ConstTensorView& tokens, const TensorView& rows) {
 }  // namespace
 
 CudaDirect::CudaDirect(DevicePathContext context, int device)
-    : rank_(std::move(context), device, /*waits_on_device=*/true) {
+    : rank_(std::move(context), device, Waits::kForAll) {
   CROSSDOCK_CHECK(!rank_.config().partial_sums,
                   "partial_sums is not there on GPUs; rows are pulled and summed exactly");
   const DeviceGuard guard(device);

@@ -6,9 +6,9 @@
 
 namespace crossdock::cuda {
 
-/// `direct` on GPUs whose memory all ranks reach (and `hierarchical`, which is the same within a
-/// node): plan, put, pull. Ranks meet on the host in every call and tell each other where their
-/// rows are; the kernels they then queue wait for each other on the device.
+/// `direct` within a node (and `hierarchical`, which is the same there): plan, put, pull. Ranks
+/// meet on the host in every call and tell each other where their rows are; the kernels they then
+/// queue wait for each other on the device.
 class CudaDirect final : public DevicePath {
  public:
   CudaDirect(DevicePathContext context, int device);

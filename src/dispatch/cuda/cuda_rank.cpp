@@ -47,13 +47,13 @@ int check_device(int device) {
 
 }  // namespace
 
-CudaRank::CudaRank(DevicePathContext context, int device, bool waits_on_device)
+CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
     : context_(std::move(context)),
       device_(check_device(device)),
       peers_(context_.group.communicator(), device),
       pool_(DeviceArena::make(device, peers_.needs_export())),
-      is_connected_(!waits_on_device) {
-  if (waits_on_device) peers_.check_reach();
+      is_connected_(waits == Waits::kForNobody) {
+  if (waits == Waits::kForAll) peers_.check_reach();
   const DeviceGuard guard(device_);
   load_barrier();
   load_pad_rows();
@@ -100,6 +100,14 @@ cudaStream_t CudaRank::stream() const {
   const bool shares_queue = options_.stream.handle == nullptr && group().size() > 1 &&
                             group().communicator().shares_address_space();
   return shares_queue ? cudaStreamPerThread : handle_of(options_.stream);
+}
+
+PeerSignals CudaRank::near_signals() const {
+  PeerSignals near = signals();
+  for (int p = 0; p < near.P; ++p) {
+    if (!is_near(p)) near.mailbox[p] = nullptr;
+  }
+  return near;
 }
 
 CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
@@ -210,7 +218,8 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
 void CudaRank::connect(const Met& met) {
   std::vector<std::byte*> mailboxes;
   for (int p = 0; p < group().size(); ++p) {
-    mailboxes.push_back(peers_.reach(p, met.handles[static_cast<size_t>(p)].back()));
+    const MemoryHandle& handle = met.handles[static_cast<size_t>(p)].back();
+    mailboxes.push_back(peers_.reaches(p) ? peers_.reach(p, handle) : nullptr);
   }
   channel_->connect(mailboxes);
   is_connected_ = true;

@@ -23,11 +23,13 @@ struct ShownMemory {
   Buffer lease;               // set where a copy stands in for memory that peers do not reach
 };
 
+/// Whom kernels of a rank wait for on the device: these must be in reach.
+enum class Waits { kForNobody, kForNode, kForAll };
+
 /// One rank's side of a dispatcher on a GPU: its memory, its signals, and how it meets the others.
 class CudaRank {
  public:
-  /// waits_on_device: kernels of the ranks wait for each other, so that all must be in reach.
-  CudaRank(DevicePathContext context, int device, bool waits_on_device);
+  CudaRank(DevicePathContext context, int device, Waits waits);
   ~CudaRank();
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
@@ -42,6 +44,9 @@ class CudaRank {
   int max_sms() const { return options_.max_sms; }
   DevicePool& pool() { return pool_; }
   const PeerSignals& signals() const { return channel_->signals(); }
+  /// The same for waits within the node.
+  PeerSignals near_signals() const;
+  bool is_near(int peer) const { return peers_.is_near(peer); }
 
   /// What plans of T tokens are made of.
   CudaPlanInputs plan_inputs(int64_t T) const;
@@ -78,6 +83,15 @@ class CudaRank {
   template <typename Pointer>
   void reach(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
     for (int p = 0; p < group().size(); ++p) {
+      std::byte* data = peers_.reach(p, met.handles[static_cast<size_t>(p)][entry]);
+      pointers[p] = reinterpret_cast<Pointer>(data);
+    }
+  }
+  /// The same of the ranks of this node; null for the others.
+  template <typename Pointer>
+  void reach_near(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
+    for (int p = 0; p < group().size(); ++p) {
+      if (!is_near(p)) continue;
       std::byte* data = peers_.reach(p, met.handles[static_cast<size_t>(p)][entry]);
       pointers[p] = reinterpret_cast<Pointer>(data);
     }

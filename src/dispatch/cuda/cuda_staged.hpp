@@ -8,6 +8,8 @@
 
 #include "dispatch/cuda/cuda_rank.hpp"
 #include "dispatch/cuda/exchange_plan.hpp"
+#include "dispatch/cuda/pull_sum.hpp"
+#include "dispatch/cuda/relay_plan.hpp"
 #include "dispatch/cuda/row_transport.hpp"
 
 namespace crossdock::cuda {
@@ -21,16 +23,23 @@ class StagedArrays final : public CudaPlan {
 
   const ExchangePlan& exchange() const { return exchange_; }
 
+  void set_relay(std::unique_ptr<const RelayPlan> relay) { relay_ = std::move(relay); }
+  /// Null where tokens are not relayed.
+  const RelayPlan* relay() const { return relay_.get(); }
+
  private:
   ExchangePlan exchange_;
+  std::unique_ptr<const RelayPlan> relay_;
 };
 
-/// `alltoall` and `allgather` on GPUs. The plan is made on the host, so that its sizes are known
-/// there; rows are packed, exchanged by a transport and regrouped.
+/// `alltoall` and `allgather` on GPUs, and `direct` and `hierarchical` between nodes. The plan is
+/// made on the host, so that its sizes are known there; rows are packed, exchanged by a transport
+/// and regrouped. The latter two exchange only what crosses between nodes: inside a node they write
+/// and read rows where they lie.
 class CudaStaged final : public DevicePath {
  public:
   /// nccl_comm: null, or an ncclComm_t to exchange through instead of peers' memory.
-  CudaStaged(DevicePathContext context, int device, void* nccl_comm);
+  CudaStaged(const DevicePathContext& context, int device, void* nccl_comm);
 
   void set_options(const DeviceOptions& options) override { rank_.set_options(options); }
   Plan plan(const Routing& routing, const PlanOnHost& plan_on_host) override;
@@ -60,6 +69,16 @@ class CudaStaged final : public DevicePath {
     Buffer send;     // packed, or what stands in for `from`
     Buffer arrived;  // [num_received, row_bytes]
     ShownMemory shown;
+    size_t entry = 0;  // of `shown` in the meeting
+
+    // Of tokens that are relayed, and rows that are read where they lie.
+    const RelayPlan* relay = nullptr;
+    bool is_read = false;        // the rows are; otherwise tokens go there
+    int64_t num_tokens = 0;      // at `from`
+    const void* rows = nullptr;  // that peers of this node use
+    int64_t rows_bytes = 0;
+    ShownMemory shown_rows;
+    size_t rows_entry = 0;
   };
 
   std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan);
@@ -70,15 +89,22 @@ class CudaStaged final : public DevicePath {
   static const ExchangePlan& exchange_of(const Plan& plan) {
     return static_cast<const StagedArrays&>(*plan.device_data()).exchange();
   }
+  static const RelayPlan* relay_of(const Plan& plan) {
+    return static_cast<const StagedArrays&>(*plan.device_data()).relay();
+  }
   CudaRank::Met meet(const char* operation, const Plan& plan, std::string call_text,
-                     std::span<const Journey> journeys, std::optional<Error> refusal);
-  /// Journeys of a meeting, from its entry `first_entry` on.
-  void travel(const CudaRank::Met& met, std::span<const Journey> journeys, size_t first_entry = 0);
+                     std::span<Journey> journeys, std::optional<Error> refusal);
+  /// Journeys of a meeting that follow each other.
+  void travel(const CudaRank::Met& met, std::span<const Journey> journeys);
+  void forward(const CudaRank::Met& met, const Journey& journey);
+  void zero_pads(const Plan& plan, const TensorView& rows, const Journey& journey) const;
+  void sum(const CudaRank::Met& met, const Journey& journey, PullSumArgs& args);
   void bring_home(const Plan& plan, const Journey& journey, const TensorView& routes);
 
   CudaRank rank_;
   std::unique_ptr<RowTransport> transport_;
   bool gathers_tokens_;  // allgather
+  bool relays_tokens_;   // direct, hierarchical
 };
 
 }  // namespace crossdock::cuda

@@ -17,13 +17,6 @@ const CudaPlan& device_plan(const Plan& plan) {
   return static_cast<const CudaPlan&>(*plan.device_data());
 }
 
-// Signals of a kernel that works for one rank alone.
-PeerSignals alone(const CudaRank& rank) {
-  PeerSignals signals = rank.signals();
-  signals.P = 0;
-  return signals;
-}
-
 void zero(const TensorView& tensor, cudaStream_t stream) {
   if (tensor.num_bytes() == 0) return;
   CROSSDOCK_CUDA(cudaMemsetAsync(tensor.data, 0, static_cast<size_t>(tensor.num_bytes()), stream));
@@ -60,9 +53,10 @@ DispatchResult CudaStaged::dispatch(const Plan& plan, const DispatchArgs& args) 
   const CudaRank::Met met = meet("dispatch", plan, call_text, journeys, std::move(refusal));
   const EventRecorder::Scope scope(rank_.group().recorder(), "dispatch", met.sequence);
   run_agreed(rank_.group(), [&] {
-    rank_.zero_pads(device_plan(plan), result.rows.view);
-    if (args.scales.given()) rank_.zero_pads(device_plan(plan), result.row_scales.view);
-    if (args.with_row_weights) rank_.zero_pads(device_plan(plan), result.row_weights.view);
+    size_t journey = 0;
+    zero_pads(plan, result.rows.view, journeys[journey++]);
+    if (args.scales.given()) zero_pads(plan, result.row_scales.view, journeys[journey++]);
+    if (args.with_row_weights) zero_pads(plan, result.row_weights.view, journeys[journey++]);
     travel(met, journeys);
   });
   return result;
@@ -90,17 +84,15 @@ OwnedTensor CudaStaged::sum_rows(const char* operation, const Plan& plan,
   const EventRecorder::Scope scope(rank_.group().recorder(), operation, met.sequence);
   run_agreed(rank_.group(), [&] {
     travel(met, journeys);
-    PullSumArgs sum{};
-    sum.targets = exchange_of(plan).sum_targets();
-    sum.weights = weighted ? device_plan(plan).arrays().weights : nullptr;
-    sum.T = plan.num_tokens();
-    sum.K = device_plan(plan).shape().K;
-    sum.D = static_cast<int32_t>(rank_.config().width);
-    sum.dtype = args.rows.dtype;
-    sum.rows[0] = journeys[0].arrived.data();
-    sum.out = static_cast<std::byte*>(out.view.data);
-    sum.signals = alone(rank_);
-    launch_pull_sum(sum, rank_.max_sms(), rank_.stream());
+    PullSumArgs pull{};
+    pull.targets = exchange_of(plan).sum_targets();
+    pull.weights = weighted ? device_plan(plan).arrays().weights : nullptr;
+    pull.T = plan.num_tokens();
+    pull.K = device_plan(plan).shape().K;
+    pull.D = static_cast<int32_t>(rank_.config().width);
+    pull.dtype = args.rows.dtype;
+    pull.out = static_cast<std::byte*>(out.view.data);
+    sum(met, journeys[0], pull);
   });
   return out;
 }
@@ -136,8 +128,8 @@ CombineBackwardResult CudaStaged::combine_backward(const Plan& plan, ConstTensor
   const EventRecorder::Scope scope(rank_.group().recorder(), "combine_backward", met.sequence);
   run_agreed(rank_.group(), [&] {
     const cudaStream_t stream = rank_.stream();
-    rank_.zero_pads(device_plan(plan), arrived_grad.view);
-    rank_.zero_pads(device_plan(plan), row_weights.view);
+    zero_pads(plan, arrived_grad.view, journeys[0]);
+    zero_pads(plan, row_weights.view, journeys[1]);
     travel(met, std::span(journeys).first(2));
     PushGradientsArgs push{};
     push.targets = exchange_of(plan).row_targets();
@@ -150,9 +142,10 @@ CombineBackwardResult CudaStaged::combine_backward(const Plan& plan, ConstTensor
     push.y[0] = static_cast<const std::byte*>(y.data);
     push.grad_rows[0] = static_cast<std::byte*>(result.grad_rows.view.data);
     push.grad_weights = static_cast<float*>(row_grads.view.data);
-    push.signals = alone(rank_);
+    push.signals = rank_.signals();
+    push.signals.P = 0;  // for this rank alone
     launch_push_gradients(push, rank_.max_sms(), stream);
-    travel(met, std::span(journeys).last(1), 2);
+    travel(met, std::span(journeys).last(1));
     bring_home(plan, journeys[2], result.grad_weights.view);
   });
   return result;

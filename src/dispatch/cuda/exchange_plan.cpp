@@ -1,8 +1,6 @@
 #include "dispatch/cuda/exchange_plan.hpp"
 
-#include <cstring>
-
-#include "core/cuda/check.hpp"
+#include "dispatch/cuda/packed_arrays.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -10,34 +8,6 @@ namespace {
 size_t index(int64_t i) {
   return static_cast<size_t>(i);
 }
-
-// Rows from rank `source` to rank `destination`.
-int64_t rows_between(const PlanData& data, int source, int destination) {
-  int64_t rows = 0;
-  for (int64_t i = data.owner_offsets[index(destination)];
-       i < data.owner_offsets[index(destination) + 1]; ++i) {
-    rows += data.counts[index(source * data.E + data.experts_by_owner[index(i)])];
-  }
-  return rows;
-}
-
-// Arrays one after the other, each at a multiple of 16 bytes; first on the host, then copied.
-class ArrayPacker {
- public:
-  template <typename T>
-  size_t add(const std::vector<T>& values) {
-    const size_t offset = bytes_.size();
-    bytes_.resize((offset + values.size() * sizeof(T) + 15) / 16 * 16);
-    if (!values.empty()) {
-      std::memcpy(bytes_.data() + offset, values.data(), values.size() * sizeof(T));
-    }
-    return offset;
-  }
-  const std::vector<std::byte>& bytes() const { return bytes_; }
-
- private:
-  std::vector<std::byte> bytes_;
-};
 
 // Rows of the plan from this rank to its experts' owners.
 RowTraffic make_out(const PlanData& data) {
@@ -88,6 +58,15 @@ RowTraffic make_tokens(const PlanData& data) {
 
 }  // namespace
 
+int64_t rows_between(const PlanData& data, int source, int destination) {
+  int64_t rows = 0;
+  for (int64_t i = data.owner_offsets[index(destination)];
+       i < data.owner_offsets[index(destination) + 1]; ++i) {
+    rows += data.counts[index(source * data.E + data.experts_by_owner[index(i)])];
+  }
+  return rows;
+}
+
 ExchangePlan::ExchangePlan(DevicePool& pool, const PlanData& data,
                            std::span<const int64_t> arrival_tokens, cudaStream_t stream)
     : out_(make_out(data)), home_(make_home(data)), tokens_(make_tokens(data)) {
@@ -111,19 +90,14 @@ ExchangePlan::ExchangePlan(DevicePool& pool, const PlanData& data,
   for (int64_t row = 0; row < data.num_rows(); ++row) {
     row_targets.push_back({0, static_cast<int32_t>(row)});
   }
-  ArrayPacker packer;
+  PackedArrays packer;
   const size_t at_routes = packer.add(data.sent_routes);
   const size_t at_sent_tokens = packer.add(sent_tokens);
   const size_t at_rows = packer.add(rows);
   const size_t at_tokens = packer.add(tokens);
   const size_t at_sums = packer.add(sum_targets);
   const size_t at_row_targets = packer.add(row_targets);
-  memory_ = pool.take(std::ssize(packer.bytes()), stream);
-  if (!packer.bytes().empty()) {
-    CROSSDOCK_CUDA(cudaMemcpyAsync(memory_.data(), packer.bytes().data(), packer.bytes().size(),
-                                   cudaMemcpyHostToDevice, stream));
-    CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
-  }
+  memory_ = packer.upload(pool, stream);
   sent_routes_ = reinterpret_cast<int64_t*>(memory_.data() + at_routes);
   sent_tokens_ = reinterpret_cast<int64_t*>(memory_.data() + at_sent_tokens);
   arrival_rows_ = reinterpret_cast<int64_t*>(memory_.data() + at_rows);

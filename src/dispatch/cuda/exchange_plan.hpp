@@ -27,6 +27,9 @@ struct RowTraffic {
   int64_t num_received = 0;  // rows of the receive buffer
 };
 
+/// Rows from rank `source` to rank `destination`.
+int64_t rows_between(const PlanData& data, int source, int destination);
+
 /// What alltoall and allgather need of a plan that the host has made: index arrays on the device,
 /// sizes on the host.
 class ExchangePlan {

@@ -11,11 +11,12 @@ namespace crossdock {
 std::unique_ptr<DevicePath> make_device_path(DevicePathContext context, Device device) {
   const std::string name = context.strategy_name;
   void* const nccl_comm = context.options.nccl_comm;
-  if (name == "direct" || name == "hierarchical") {
+  const bool is_direct = name == "direct" || name == "hierarchical";
+  if (is_direct && context.group.topology().num_nodes <= 1) {
     return std::make_unique<cuda::CudaDirect>(std::move(context), device.index);
   }
-  if (name == "alltoall" || name == "allgather") {
-    return std::make_unique<cuda::CudaStaged>(std::move(context), device.index, nccl_comm);
+  if (is_direct || name == "alltoall" || name == "allgather") {
+    return std::make_unique<cuda::CudaStaged>(context, device.index, nccl_comm);
   }
   throw Error(ErrorCode::kUnsupported, concat("strategy \"", name, "\" has no GPU side"));
 }

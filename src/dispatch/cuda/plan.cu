@@ -2,6 +2,7 @@
 
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/device_plan.hpp"
 #include "dispatch/cuda/plan_exchange.cuh"
@@ -133,12 +134,14 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32)
   if (gridDim.x > 1 && !last_block(args.signals)) return;
   __syncthreads();
   exchange_counts(args, SegmentMemory::carve(memory, args.shape.E));
+  let_kernel_behind_come();
   if (gridDim.x == 1) place_routes(args, 0, {0, args.routing.T});
 }
 
 // A block places the routes of the tokens that the block of the same number counted.
 __global__ void __launch_bounds__(kMostPlanWarps * 32)
     place_kernel(const __grid_constant__ PlanArgs args) {
+  wait_for_kernel_before();
   const int block = static_cast<int>(blockIdx.x);
   place_routes(args, block, split(0, args.routing.T, static_cast<int>(gridDim.x), block));
 }
@@ -177,8 +180,7 @@ void launch_plan(const PlanArgs& args, cudaStream_t stream) {
   kernel<<<num_blocks, num_warps * 32, static_cast<size_t>(bytes), stream>>>(args);
   CROSSDOCK_CUDA(cudaGetLastError());
   if (num_blocks == 1) return;
-  place_kernel<<<num_blocks, kMostPlanWarps * 32, 0, stream>>>(args);
-  CROSSDOCK_CUDA(cudaGetLastError());
+  launch_early(place_kernel, num_blocks, kMostPlanWarps * 32, stream, args);
 }
 
 }  // namespace crossdock::cuda

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/pull_sum.hpp"
 #include "dispatch/cuda/row_vector.cuh"
@@ -10,8 +10,8 @@
 namespace crossdock::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kBlocksPerSm = 3;  // what the registers allow
+constexpr int kWarps = 4;
+constexpr int kBlocksPerSm = 6;  // what the registers allow
 
 // The rows of up to kBatch slots of one token; null where there is no kept route.
 template <typename Vector, int kBatch>
@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
     pull_sum_kernel(const __grid_constant__ PullSumArgs args, int pieces, int piece_vectors) {
   using Vector = RowVector<Element, kCount>;
   constexpr int kUnroll = kMore || kBatch == 8 ? 1 : 2;
+  wait_for_kernel_before();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row_vectors = args.D / kCount;
   const int64_t num_tasks = args.T * pieces;
@@ -118,8 +119,8 @@ void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
   const int64_t most_blocks = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
   const auto blocks =
       static_cast<unsigned>(std::min<int64_t>((tasks + kWarps - 1) / kWarps, most_blocks));
-  pull_sum_kernel<Element, kCount, kBatch, kMore><<<blocks, kWarps * 32, 0, stream>>>(
-      args, static_cast<int>(pieces), static_cast<int>(piece_vectors));
+  launch_early(pull_sum_kernel<Element, kCount, kBatch, kMore>, blocks, kWarps * 32, stream, args,
+               static_cast<int>(pieces), static_cast<int>(piece_vectors));
 }
 
 template <typename Element, int kCount>
@@ -139,8 +140,7 @@ template <typename Element>
 void launch_for_width(const PullSumArgs& args, int sms, cudaStream_t stream) {
   uint64_t bits =
       reinterpret_cast<uint64_t>(args.out) | static_cast<uint64_t>(args.D) * sizeof(Element);
-  for (int p = 0; p < std::max(args.signals.P, 1); ++p)
-    bits |= reinterpret_cast<uint64_t>(args.rows[p]);
+  for (const std::byte* rows : args.rows) bits |= reinterpret_cast<uint64_t>(rows);
   if (bits % 16 == 0) {
     launch_for_slots<Element, kWide<Element>>(args, sms, stream);
   } else {
@@ -184,7 +184,6 @@ void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream) {
       CROSSDOCK_CHECK(false, "rows summed on the GPU must be fp32, bf16 or fp16, got ",
                       name_of(args.dtype));
   }
-  CROSSDOCK_CUDA(cudaGetLastError());
 }
 
 }  // namespace crossdock::cuda

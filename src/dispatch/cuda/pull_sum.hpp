@@ -20,7 +20,7 @@ struct PullSumArgs {
   int32_t K;
   int32_t D;
   DType dtype;                       // fp32, bf16 or fp16
-  const std::byte* rows[kMaxPeers];  // [R, D] of every rank
+  const std::byte* rows[kMaxPeers];  // [R, D] of every rank; null where no target is
   std::byte* out;                    // [T, D]
   PeerSignals signals;
 };

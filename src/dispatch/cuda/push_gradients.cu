@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
 #include "dispatch/cuda/row_vector.cuh"
@@ -88,6 +88,7 @@ __device__ void push_slots(const PushGradientsArgs& args, int64_t token, int fir
 template <typename Element, int kCount, int kBatch>
 __global__ void __launch_bounds__(kWarps * 32, 2)
     push_gradients_kernel(const __grid_constant__ PushGradientsArgs args) {
+  wait_for_kernel_before();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   for (int64_t token = first; token < args.T; token += static_cast<int64_t>(gridDim.x) * kWarps) {
     for (int slot = 0; slot < args.K; slot += kBatch) {
@@ -103,7 +104,7 @@ void launch(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{sms} * kBlocksPerSm));
   auto* kernel = args.K <= 4 ? push_gradients_kernel<Element, kCount, 4>
                              : push_gradients_kernel<Element, kCount, 8>;
-  kernel<<<blocks, kWarps * 32, 0, stream>>>(args);
+  launch_early(kernel, blocks, kWarps * 32, stream, args);
 }
 
 template <typename Element>
@@ -151,7 +152,6 @@ void launch_push_gradients(const PushGradientsArgs& args, int sms, cudaStream_t 
       CROSSDOCK_CHECK(false, "gradients on the GPU must be fp32, bf16 or fp16, got ",
                       name_of(args.dtype));
   }
-  CROSSDOCK_CUDA(cudaGetLastError());
 }
 
 }  // namespace crossdock::cuda

@@ -13,7 +13,7 @@ namespace crossdock::cuda {
 /// One part of every row, moved as bits.
 struct PutPart {
   const std::byte* tokens;     // [T, row_bytes]
-  std::byte* rows[kMaxPeers];  // [R, row_bytes] of every rank
+  std::byte* rows[kMaxPeers];  // [R, row_bytes] of every rank; null where no target is
   int64_t row_bytes;
 };
 

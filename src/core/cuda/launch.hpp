@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/cuda/check.hpp"
+
+namespace crossdock::cuda {
+
+/// Launches a kernel that may be brought onto the device while the kernel before it in the stream
+/// ends. The kernel must call wait_for_kernel_before() ahead of everything that it reads or writes.
+template <typename... Params, typename... Args>
+void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, cudaStream_t stream,
+                  const Args&... args) {
+  int device = 0;
+  int major = 0;
+  CROSSDOCK_CUDA(cudaGetDevice(&device));
+  CROSSDOCK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  CROSSDOCK_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
+#if defined(__CUDACC__)
+
+/// The kernel before in the stream has ended, and what it wrote is there.
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// The kernel behind may be brought onto the device once all blocks of this one have come here. It
+/// must not wait for a kernel that may need the room.
+__device__ inline void let_kernel_behind_come() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif  // __CUDACC__
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,135 @@
+#include "dispatch/cuda/relay_plan.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "dispatch/cuda/packed_arrays.hpp"
+#include "dispatch/direct.hpp"
+
+namespace crossdock::cuda {
+namespace {
+
+size_t index(int64_t i) {
+  return static_cast<size_t>(i);
+}
+
+// Copies that leave and come. Every rank tells where in its send buffer the copies for each other
+// begin.
+RowTraffic make_copies(Group& group, const Plan& plan, const Relay& relay) {
+  const Agreement all = group.agree({.operation = "plan",
+                                     .subject = plan.id(),
+                                     .config = {},
+                                     .body = std::as_bytes(std::span(relay.copy_offsets)),
+                                     .under_way = true,
+                                     .rejection = nullptr});
+  RowTraffic traffic{.parts = {},
+                     .num_sent = relay.copy_offsets.back(),
+                     .num_received = relay.arrival_offsets.back()};
+  for (int p = 0; p < group.size(); ++p) {
+    const size_t i = index(p);
+    int64_t begin = 0;
+    std::memcpy(&begin, all.body(p).data() + index(group.rank()) * sizeof(begin), sizeof(begin));
+    traffic.parts.push_back({.send_begin = relay.copy_offsets[i],
+                             .send_count = relay.copy_offsets[i + 1] - relay.copy_offsets[i],
+                             .recv_begin = relay.arrival_offsets[i],
+                             .recv_count = relay.arrival_offsets[i + 1] - relay.arrival_offsets[i],
+                             .peer_begin = begin});
+  }
+  return traffic;
+}
+
+// Rows whose source is on another node, on their way back: in the order of arrivals here, of
+// send_positions at the source, each without those that stay in a node.
+RowTraffic make_far_home(const PlanData& data, const std::vector<int>& node_of) {
+  const auto is_far = [&](int a, int b) { return node_of[index(a)] != node_of[index(b)]; };
+  RowTraffic traffic;
+  for (int p = 0; p < data.P; ++p) {
+    RowTraffic::Part part{.send_begin = traffic.num_sent, .recv_begin = traffic.num_received};
+    if (is_far(p, data.rank)) {
+      part.send_count = rows_between(data, p, data.rank);
+      part.recv_count = rows_between(data, data.rank, p);
+      for (int source = 0; source < data.rank; ++source) {
+        if (is_far(source, p)) part.peer_begin += rows_between(data, source, p);
+      }
+    }
+    traffic.num_sent += part.send_count;
+    traffic.num_received += part.recv_count;
+    traffic.parts.push_back(part);
+  }
+  return traffic;
+}
+
+struct RouteTargets {
+  std::vector<RouteTarget> near;  // [T, K]
+  std::vector<RouteTarget> sums;  // [T, K]
+};
+
+// A route of this node is where it lies; one of another node comes home to the far_home place of
+// its owner's part.
+RouteTargets make_targets(const PlanData& data, const CudaRank& rank, const RowTraffic& far_home) {
+  RouteTargets targets;
+  targets.near.assign(data.expert_ids.size(), {-1, -1});
+  targets.sums = targets.near;
+  for (size_t i = 0; i < data.expert_ids.size(); ++i) {
+    if (data.expert_ids[i] < 0) continue;
+    const int owner = data.owner[index(data.expert_ids[i])];
+    if (rank.is_near(owner)) {
+      targets.near[i] = {owner, static_cast<int32_t>(data.final_rows[i])};
+      targets.sums[i] = targets.near[i];
+    } else {
+      const int64_t place = far_home.parts[index(owner)].recv_begin + data.send_positions[i] -
+                            data.send_offsets[index(owner)];
+      targets.sums[i] = {data.P, static_cast<int32_t>(place)};
+    }
+  }
+  return targets;
+}
+
+// [copies received, K]: the rows on this node where a copy ends.
+std::vector<RouteTarget> make_copy_targets(const Relay& relay, int64_t K) {
+  const int64_t num_copies = relay.arrival_offsets.back();
+  std::vector<RouteTarget> targets(index(num_copies * K), {-1, -1});
+  for (int64_t copy = 0; copy < num_copies; ++copy) {
+    const int64_t first = relay.target_offsets[index(copy)];
+    for (int64_t i = first; i < relay.target_offsets[index(copy) + 1]; ++i) {
+      const RelayTarget& target = relay.targets[index(i)];
+      targets[index(copy * K + i - first)] = {static_cast<int32_t>(target.rank),
+                                              static_cast<int32_t>(target.row)};
+    }
+  }
+  return targets;
+}
+
+// The rows here whose source is on another node, in the order of arrivals.
+std::vector<int64_t> make_far_rows(const PlanData& data, const CudaRank& rank) {
+  std::vector<int64_t> rows;
+  for (const RowBlock& block : data.recv_blocks) {  // by source
+    if (rank.is_near(block.source)) continue;
+    for (int64_t i = 0; i < block.count; ++i) rows.push_back(block.row + i);
+  }
+  return rows;
+}
+
+}  // namespace
+
+RelayPlan::RelayPlan(CudaRank& rank, const Plan& plan) {
+  const PlanData& data = plan.data();
+  const Relay& relay = relay_of(plan);
+  copies_ = make_copies(rank.group(), plan, relay);
+  far_home_ = make_far_home(data, rank.group().topology().node_of_rank);
+  const RouteTargets targets = make_targets(data, rank, far_home_);
+  PackedArrays arrays;
+  const size_t at_tokens = arrays.add(relay.copy_tokens);
+  const size_t at_near = arrays.add(targets.near);
+  const size_t at_copies = arrays.add(make_copy_targets(relay, data.K));
+  const size_t at_rows = arrays.add(make_far_rows(data, rank));
+  const size_t at_sums = arrays.add(targets.sums);
+  memory_ = arrays.upload(rank.pool(), rank.stream());
+  copy_tokens_ = reinterpret_cast<int64_t*>(memory_.data() + at_tokens);
+  near_targets_ = reinterpret_cast<RouteTarget*>(memory_.data() + at_near);
+  copy_targets_ = reinterpret_cast<RouteTarget*>(memory_.data() + at_copies);
+  far_rows_ = reinterpret_cast<int64_t*>(memory_.data() + at_rows);
+  sum_targets_ = reinterpret_cast<RouteTarget*>(memory_.data() + at_sums);
+}
+
+}  // namespace crossdock::cuda
