@@ -25,7 +25,9 @@ struct DeviceOptions {
   /// All work goes there, in order. Default: the device's default stream; for ranks that are
   /// threads of one process each thread's own (cudaStreamPerThread).
   Stream stream{};
-  int max_sms = 0;  // multiprocessors that a call uses at most; 0: all
+  /// Multiprocessors that a call uses at most; 0: all. Where those of all ranks fit on their GPU
+  /// together, combine is one kernel instead of two and waits for its peers with all its blocks.
+  int max_sms = 0;
   /// An ncclComm_t with the group's ranks, which alltoall and allgather then exchange through, also
   /// between nodes. Without it they copy from each other's memory. Given before the first plan.
   void* nccl_comm = nullptr;
@@ -68,6 +70,13 @@ struct DispatchResult {
 struct CombineBackwardResult {
   OwnedTensor grad_rows;     // [R, D] = weight * grad_out of the row's token; 0 in pad rows
   OwnedTensor grad_weights;  // [T, K] = <y row, grad_out>; 0 where there is no kept route
+};
+
+/// A call that has begun; see Dispatcher::begin_dispatch.
+template <typename Result>
+struct Pending {
+  Result result;                     // not to be used before finish
+  std::shared_ptr<const void> done;  // what finish waits for; internal
 };
 
 /// Carries tokens to the ranks that own their experts, and the results back, forward and backward.
@@ -120,6 +129,17 @@ class Dispatcher {
   /// Tokens without routes get zeros.
   OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out = {});
 
+  /// The same two in halves, so that computation overlaps: on a GPU, what begins is queued in a
+  /// stream of its own. It waits for what the stream of set_device_options holds now, and runs
+  /// beside what is queued there until finish, which makes that stream wait for the result. Inputs
+  /// and outputs must be left alone in between. Collective like any call; several may be under way,
+  /// and other calls between them. On the CPU all is done when begin returns.
+  Pending<DispatchResult> begin_dispatch(const Plan& plan, const DispatchArgs& args);
+  Pending<OwnedTensor> begin_combine(const Plan& plan, ConstTensorView y, TensorView out = {});
+  /// Not collective; the host does not wait.
+  DispatchResult finish(Pending<DispatchResult> pending);
+  OwnedTensor finish(Pending<OwnedTensor> pending);
+
   /// As combine with all weights 1 (for experts that applied the weights themselves).
   OwnedTensor combine_unweighted(const Plan& plan, ConstTensorView y, TensorView out = {});
 
@@ -140,6 +160,10 @@ class Dispatcher {
   OwnedTensor allocate_rows(const Plan& plan, DType dtype);
 
  private:
+  template <typename Result>
+  Pending<Result> begin(const Plan& plan, const std::function<Result()>& call);
+  template <typename Result>
+  Result finish_call(Pending<Result>& pending);
   Plan plan_routes(const std::function<LocalRoutes()>& read_routes);
   void move_out(const Exchange& exchange, std::span<const RowPart> parts, const DispatchArgs& args,
                 const DispatchResult& result);

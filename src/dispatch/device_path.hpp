@@ -43,6 +43,13 @@ class DevicePath {
   virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) = 0;
   virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
 
+  /// Calls from here to end_aside are queued in a stream of their own, which waits for what the
+  /// caller's stream holds now and runs beside what is queued there afterwards. end_aside returns
+  /// what finish makes the caller's stream wait for; null where calls are done when they return.
+  virtual void begin_aside() = 0;
+  virtual std::shared_ptr<const void> end_aside() = 0;
+  virtual void finish(const std::shared_ptr<const void>& done) = 0;
+
   /// Throws what the device has reported, if anything; does not wait for it.
   virtual void check() = 0;
 };

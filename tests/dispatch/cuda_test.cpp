@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+#include <utility>
+
 #include "crossdock/fp8.hpp"
 #include "dispatch/cuda_step.hpp"
 
@@ -114,6 +118,80 @@ TEST_F(CudaDispatcher, CollectsOneNumberPerRoute) {
         // The weights went out; they must come home as they were.
         const OwnedTensor home = dispatcher.collect_routes(plan, moved.row_weights.view);
         EXPECT_EQ(to_host(home.view, stream), to_host(plan.weights(), stream));
+      },
+      short_deadlines());
+}
+
+TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuWhereRanksAwaitEachOtherInKernels) {
+  expect_bits_of_the_cpu(random_case(small_config(), {500, 0, 300, 77}, 10), DType::kBF16,
+                         {.max_sms = 20});
+}
+
+// Steps of two plans, the second begun before the first ends.
+TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuWhereCallsBeginBeforeOthersEnd) {
+  const DispatchCase first = random_case(small_config(), {50, 0, 30}, 11);
+  const DispatchCase second = random_case(small_config(), {20, 40, 9}, 12);
+  run_ranks(
+      3,
+      [&](Group& group) {
+        const auto r = static_cast<size_t>(group.rank());
+        const StepBytes wanted_first = cpu_step(group, first, DType::kBF16);
+        const StepBytes wanted_second = cpu_step(group, second, DType::kBF16);
+        const RankStream stream;
+        const DeviceTensors a(tensors_of(first.config, first.ranks[r], DType::kBF16), stream);
+        const DeviceTensors b(tensors_of(second.config, second.ranks[r], DType::kBF16), stream);
+        Dispatcher dispatcher(group, first.config, "direct");
+        dispatcher.set_device_options({.stream = stream.view()});
+        for (int step = 0; step < 3; ++step) {
+          const Plan plan_a = dispatcher.plan(a.routing());
+          const Plan plan_b = dispatcher.plan(b.routing());
+          const DispatchResult moved_a = dispatcher.dispatch(plan_a, {.x = a.x.view});
+          Pending<DispatchResult> pending_b = dispatcher.begin_dispatch(plan_b, {.x = b.x.view});
+          Pending<OwnedTensor> pending_a = dispatcher.begin_combine(plan_a, moved_a.rows.view);
+          const OwnedTensor grad_x = dispatcher.dispatch_backward(plan_a, moved_a.rows.view);
+          const DispatchResult moved_b = dispatcher.finish(std::move(pending_b));
+          const OwnedTensor out_b = dispatcher.combine(plan_b, moved_b.rows.view);
+          const OwnedTensor out_a = dispatcher.finish(std::move(pending_a));
+          EXPECT_EQ(to_host(moved_a.rows.view, stream), wanted_first.rows);
+          EXPECT_EQ(to_host(out_a.view, stream), wanted_first.out);
+          EXPECT_EQ(to_host(grad_x.view, stream), wanted_first.grad_x);
+          EXPECT_EQ(to_host(moved_b.rows.view, stream), wanted_second.rows);
+          EXPECT_EQ(to_host(out_b.view, stream), wanted_second.out);
+        }
+        dispatcher.check();
+      },
+      short_deadlines());
+}
+
+// Rank 1 comes late to a dispatch; what rank 0 queues after it does not wait for that.
+TEST_F(CudaDispatcher, RunsBegunCallsBesideTheStream) {
+  const DispatchCase the_case = random_case(small_config(), {20, 30}, 13);
+  run_ranks(
+      2,
+      [&](Group& group) {
+        const auto r = static_cast<size_t>(group.rank());
+        const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
+        const RankStream stream;
+        const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
+                                    stream);
+        Dispatcher dispatcher(group, the_case.config, "direct");
+        dispatcher.set_device_options({.stream = stream.view()});
+        const Plan plan = dispatcher.plan(tensors.routing());
+        stream.synchronize();
+        constexpr auto kLate = std::chrono::milliseconds(500);
+        if (group.rank() == 1) {
+          const auto sleep = [](void*) { std::this_thread::sleep_for(kLate); };
+          cuda_ok(cudaLaunchHostFunc(stream.get(), sleep, nullptr));
+        }
+        const auto begin = std::chrono::steady_clock::now();
+        Pending<DispatchResult> pending = dispatcher.begin_dispatch(plan, {.x = tensors.x.view});
+        if (group.rank() == 0) {
+          stream.synchronize();
+          EXPECT_LT(std::chrono::steady_clock::now() - begin, kLate / 2);
+        }
+        const DispatchResult moved = dispatcher.finish(std::move(pending));
+        EXPECT_EQ(to_host(moved.rows.view, stream), wanted.rows);
+        if (group.rank() == 0) EXPECT_GT(std::chrono::steady_clock::now() - begin, kLate / 2);
       },
       short_deadlines());
 }

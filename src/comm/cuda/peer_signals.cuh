@@ -167,40 +167,62 @@ __device__ inline uint64_t pack_word(uint32_t epoch, uint32_t value) {
   return static_cast<uint64_t>(value) << 32 | epoch;
 }
 
-/// All ranks that have a mailbox have arrived, and what they wrote before is visible. Ranks that
-/// wait for different others in turn must do so as often. Called by all threads of one
-/// block per rank, which must come after the other blocks of its kernel (see last_block); so ranks
-/// that share a GPU need one free block each, not all of them at once.
-__device__ inline void peer_barrier(const PeerSignals& signals, Operation operation) {
-  if (signals.P == 0) return;
-  const uint32_t epoch = signals.state->barrier_epoch + 1;
+/// Tells all ranks that have a mailbox that this one is at `epoch`. By all threads of a block.
+__device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch) {
   const bool dead = is_poisoned(signals);
-  __syncthreads();
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
     if (signals.mailbox[p] == nullptr) continue;
     auto* flag =
         reinterpret_cast<uint64_t*>(signals.mailbox[p] + Mailbox::flag_offset(signals.rank));
     store_release(flag, pack_word(epoch, dead ? 1 : 0));
   }
-  if (!dead) {
-    for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
-      if (signals.mailbox[p] == nullptr) continue;
-      const auto* flag = reinterpret_cast<const uint64_t*>(signals.mailbox[signals.rank] +
-                                                           Mailbox::flag_offset(p));
-      Patience patience(signals);
-      uint64_t word = load_acquire(flag);
-      while (static_cast<int32_t>(static_cast<uint32_t>(word) - epoch) < 0) {
-        if (patience.is_over()) {
-          poison(signals, FaultCode::kTimeout, p, operation, epoch);
-          break;
-        }
-        word = load_acquire(flag);
+}
+
+/// Waits until these ranks are at `epoch`, unless this one has failed. By all threads of a block.
+__device__ inline void await_flags(const PeerSignals& signals, Operation operation,
+                                   uint32_t epoch) {
+  if (is_poisoned(signals)) return;
+  for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
+    if (signals.mailbox[p] == nullptr) continue;
+    const auto* flag =
+        reinterpret_cast<const uint64_t*>(signals.mailbox[signals.rank] + Mailbox::flag_offset(p));
+    Patience patience(signals);
+    uint64_t word = load_acquire(flag);
+    while (static_cast<int32_t>(static_cast<uint32_t>(word) - epoch) < 0) {
+      if (patience.is_over()) {
+        poison(signals, FaultCode::kTimeout, p, operation, epoch);
+        break;
       }
-      if (word >> 32 != 0) poison(signals, FaultCode::kPeerFailed, p, operation, epoch);
+      word = load_acquire(flag);
     }
+    if (word >> 32 != 0) poison(signals, FaultCode::kPeerFailed, p, operation, epoch);
   }
+}
+
+/// All ranks that have a mailbox have arrived, and what they wrote before is visible. Ranks that
+/// wait for different others in turn must do so as often. Called by all threads of one
+/// block per rank, which must come after the other blocks of its kernel (see last_block); so ranks
+/// that share a GPU need one free block each, not all of them at once. after_arrival: the kernel
+/// began with peer_arrival.
+__device__ inline void peer_barrier(const PeerSignals& signals, Operation operation,
+                                    bool after_arrival = false) {
+  if (signals.P == 0) return;
+  const uint32_t epoch = signals.state->barrier_epoch + (after_arrival ? 2 : 1);
+  __syncthreads();
+  send_flags(signals, epoch);
+  await_flags(signals, operation, epoch);
   __syncthreads();
   if (threadIdx.x == 0) signals.state->barrier_epoch = epoch;
+}
+
+/// The same at the begin of a kernel, by all its blocks, in place of a kernel with a barrier before
+/// it. REQUIRES: the blocks of all ranks that share a GPU fit there together; peer_barrier with
+/// after_arrival ends the kernel.
+__device__ inline void peer_arrival(const PeerSignals& signals, Operation operation) {
+  const uint32_t epoch = signals.state->barrier_epoch + 1;
+  if (blockIdx.x == 0) send_flags(signals, epoch);
+  await_flags(signals, operation, epoch);
+  __syncthreads();
 }
 
 /// True for all threads of the block that is last to call it in this grid; its peers' writes are

@@ -49,12 +49,11 @@ bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-RelaxedCapture::RelaxedCapture() {
-  CROSSDOCK_CUDA(cudaThreadExchangeStreamCaptureMode(&previous_));
-}
+RelaxedCapture::RelaxedCapture()
+    : is_relaxed_(cudaThreadExchangeStreamCaptureMode(&previous_) == cudaSuccess) {}
 
 RelaxedCapture::~RelaxedCapture() {
-  cudaThreadExchangeStreamCaptureMode(&previous_);
+  if (is_relaxed_) cudaThreadExchangeStreamCaptureMode(&previous_);
 }
 
 }  // namespace crossdock::cuda

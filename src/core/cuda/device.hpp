@@ -42,6 +42,7 @@ class RelaxedCapture {
 
  private:
   cudaStreamCaptureMode previous_ = cudaStreamCaptureModeRelaxed;
+  bool is_relaxed_;  // not where the process is ending
 };
 
 }  // namespace crossdock::cuda

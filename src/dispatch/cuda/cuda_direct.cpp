@@ -161,7 +161,10 @@ OwnedTensor CudaDirect::sum_rows(const char* operation, const Plan& plan,
     pull.out = static_cast<std::byte*>(out.view.data);
     pull.signals = rank_.signals();
     rank_.reach(met, 0, pull.rows);
-    launch_barrier(rank_.signals(), Operation::kCombine, rank_.stream());
+    pull.awaits_peers = rank_.fits_with_peers();
+    if (!pull.awaits_peers) {
+      launch_barrier(rank_.signals(), Operation::kCombine, rank_.stream());
+    }
     launch_pull_sum(pull, rank_.max_sms(), rank_.stream());
   });
   return out;

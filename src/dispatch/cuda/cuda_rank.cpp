@@ -52,18 +52,14 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
       device_(check_device(device)),
       peers_(context_.group.communicator(), device),
       pool_(DeviceArena::make(device, peers_.needs_export())),
-      is_connected_(waits == Waits::kForNobody) {
+      waits_(waits) {
   if (waits == Waits::kForAll) peers_.check_reach();
   const DeviceGuard guard(device_);
   load_barrier();
   load_pad_rows();
   const int P = group().size();
   const int64_t E = config().num_experts;
-  channel_ = std::make_unique<PeerChannel>(
-      group().rank(), P, pool_.arena(),
-      ChannelOptions{.max_words = plan_words(E), .deadline = *group().options().arrival_deadline});
-  // A peer that is late, or stalled, may write its flags after this rank has gone.
-  group().communicator().keep_alive(channel_->mailbox().owner());
+  main_ = make_lane();
   const Buffer tables = upload_placement(config(), P, pool_.arena());
   tables_ = tables.owner();
   const auto* owner = reinterpret_cast<const int32_t*>(tables.data());
@@ -80,26 +76,81 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
       .owner_offsets = owner + 2 * E};
 }
 
+CudaRank::Lane CudaRank::make_lane() {
+  Lane lane;
+  lane.channel = std::make_unique<PeerChannel>(
+      group().rank(), group().size(), pool_.arena(),
+      ChannelOptions{.max_words = plan_words(config().num_experts),
+                     .deadline = *group().options().arrival_deadline});
+  lane.is_connected = waits_ == Waits::kForNobody;
+  // A peer that is late, or stalled, may write its flags after this rank has gone.
+  group().communicator().keep_alive(lane.channel->mailbox().owner());
+  return lane;
+}
+
+std::vector<CudaRank::Lane*> CudaRank::lanes() {
+  std::vector<Lane*> all{&main_};
+  if (aside_) all.push_back(&*aside_);
+  return all;
+}
+
 CudaRank::~CudaRank() {
   // Peers may still be writing after a failure, and kernels of this rank may be waiting for them.
   const bool is_poisoned = group().is_poisoned();
-  if (is_poisoned) channel_->abandon();
-  cudaStreamSynchronize(stream());  // what this object owns is in use until then
+  for (const Lane* lane : lanes()) {
+    if (is_poisoned) lane->channel->abandon();
+    // What this object owns is in use until then.
+    cudaStreamSynchronize(lane->stream ? lane->stream->get() : callers_stream());
+  }
   if (!is_poisoned) return;
   if (peers_.needs_export()) {
     // Freeing what another process has mapped and uses would end its context.
     new std::shared_ptr<const void>(pool_.memory());
-    new std::shared_ptr<const void>(channel_->mailbox().owner());
+    for (const Lane* lane : lanes()) {
+      new std::shared_ptr<const void>(lane->channel->mailbox().owner());
+    }
   } else {
     group().communicator().keep_alive(pool_.memory());
   }
 }
 
 cudaStream_t CudaRank::stream() const {
+  return lane().stream ? lane().stream->get() : callers_stream();
+}
+
+void CudaRank::begin_aside() {
+  const DeviceGuard guard(device_);
+  if (!aside_) {
+    aside_ = make_lane();
+    aside_->stream = lease_stream(device_);
+  }
+  const OwnedEvent here(device_);
+  here.record(callers_stream());
+  here.make_wait(aside_->stream->get());
+  is_aside_ = true;
+}
+
+std::shared_ptr<const void> CudaRank::end_aside() {
+  const DeviceGuard guard(device_);
+  auto done = std::make_shared<OwnedEvent>(device_);
+  done->record(aside_->stream->get());
+  is_aside_ = false;
+  return done;
+}
+
+void CudaRank::finish(const std::shared_ptr<const void>& done) const {
+  if (done) static_cast<const OwnedEvent*>(done.get())->make_wait(callers_stream());
+}
+
+cudaStream_t CudaRank::callers_stream() const {
   // In one queue the kernels of several ranks would wait for each other forever.
   const bool shares_queue = options_.stream.handle == nullptr && group().size() > 1 &&
                             group().communicator().shares_address_space();
   return shares_queue ? cudaStreamPerThread : handle_of(options_.stream);
+}
+
+bool CudaRank::fits_with_peers() const {
+  return max_sms() > 0 && num_sharing_ * max_sms() <= num_sms(device_);
 }
 
 PeerSignals CudaRank::near_signals() const {
@@ -173,9 +224,9 @@ void CudaRank::zero_pads(const CudaPlan& plan, const TensorView& rows) const {
 }
 
 CudaRank::Met CudaRank::meet(Meeting meeting) {
-  if (!is_connected_) {
-    meeting.handles.push_back(peers_.show(
-        channel_->mailbox().data(), {channel_->mailbox().data(), channel_->mailbox().num_bytes()}));
+  if (!lane().is_connected) {
+    const Buffer& mailbox = lane().channel->mailbox();
+    meeting.handles.push_back(peers_.show(mailbox.data(), {mailbox.data(), mailbox.num_bytes()}));
   }
   const MeetingHeader own{.num_handles = std::ssize(meeting.handles),
                           .needs_barrier = meeting.needs_barrier};
@@ -195,8 +246,8 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
     // report; a rank whose device had not come so far would report it again.
     if (!group().is_poisoned() && !is_capturing(stream())) {
       cudaStreamSynchronize(stream());
-      const std::optional<Fault> fault = channel_->fault();
-      if (fault && !is_fatal(*fault)) channel_->clear_fault();
+      const std::optional<Fault> fault = lane().channel->fault();
+      if (fault && !is_fatal(*fault)) lane().channel->clear_fault();
     }
     throw;
   }
@@ -211,18 +262,21 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
                 handles.size() * sizeof(MemoryHandle));
     met.handles.push_back(std::move(handles));
   }
-  if (!is_connected_) connect(met);
+  if (!lane().is_connected) connect(met);
   return met;
 }
 
 void CudaRank::connect(const Met& met) {
+  num_sharing_ = 1;
   std::vector<std::byte*> mailboxes;
   for (int p = 0; p < group().size(); ++p) {
     const MemoryHandle& handle = met.handles[static_cast<size_t>(p)].back();
     mailboxes.push_back(peers_.reaches(p) ? peers_.reach(p, handle) : nullptr);
+    const bool shares_gpu = handle.device == device_ && handle.is_shared == 0;
+    if (p != group().rank() && shares_gpu) ++num_sharing_;
   }
-  channel_->connect(mailboxes);
-  is_connected_ = true;
+  lane().channel->connect(mailboxes);
+  lane().is_connected = true;
 }
 
 ShownMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_contents) {
@@ -251,18 +305,20 @@ void CudaRank::fetch(const ShownMemory& shown, void* wanted, int64_t num_bytes) 
 }
 
 void CudaRank::raise_faults() {
-  const std::optional<Fault> fault = channel_->fault();
-  if (!fault) return;
-  const Error error = to_error(*fault, {.rank = group().rank(),
-                                        .P = group().size(),
-                                        .shape = shape_,
-                                        .deadline_ns = channel_->signals().deadline_ns});
-  if (is_fatal(*fault)) {
-    group().fail(error);
-  } else {
-    channel_->clear_fault();
+  for (const Lane* lane : lanes()) {
+    const std::optional<Fault> fault = lane->channel->fault();
+    if (!fault) continue;
+    const Error error = to_error(*fault, {.rank = group().rank(),
+                                          .P = group().size(),
+                                          .shape = shape_,
+                                          .deadline_ns = lane->channel->signals().deadline_ns});
+    if (is_fatal(*fault)) {
+      group().fail(error);
+    } else {
+      lane->channel->clear_fault();
+    }
+    throw error;
   }
-  throw error;
 }
 
 }  // namespace crossdock::cuda

@@ -11,6 +11,7 @@
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/peer_memory.hpp"
 #include "core/cuda/device_pool.hpp"
+#include "core/cuda/stream.hpp"
 #include "dispatch/cuda/cuda_plan.hpp"
 #include "dispatch/device_path.hpp"
 
@@ -42,11 +43,20 @@ class CudaRank {
   void set_options(const DeviceOptions& options) { options_ = options; }
   cudaStream_t stream() const;
   int max_sms() const { return options_.max_sms; }
+  /// Whether kernels on max_sms multiprocessors may wait for their peers with all their blocks:
+  /// those of all ranks on this GPU fit together. Processes take turns anyway.
+  bool fits_with_peers() const;
   DevicePool& pool() { return pool_; }
-  const PeerSignals& signals() const { return channel_->signals(); }
+  const PeerSignals& signals() const { return lane().channel->signals(); }
   /// The same for waits within the node.
   PeerSignals near_signals() const;
   bool is_near(int peer) const { return peers_.is_near(peer); }
+
+  /// Work goes into a stream of its own, with signals of its own, from here to end_aside (see
+  /// DevicePath).
+  void begin_aside();
+  std::shared_ptr<const void> end_aside();
+  void finish(const std::shared_ptr<const void>& done) const;
 
   /// What plans of T tokens are made of.
   CudaPlanInputs plan_inputs(int64_t T) const;
@@ -103,6 +113,18 @@ class CudaRank {
   void raise_faults();
 
  private:
+  /// What kernels that run one after the other share.
+  struct Lane {
+    std::unique_ptr<PeerChannel> channel;
+    bool is_connected = false;                  // or need not be
+    std::shared_ptr<const OwnedStream> stream;  // null: the caller's
+  };
+
+  Lane make_lane();
+  Lane& lane() { return is_aside_ ? *aside_ : main_; }
+  const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
+  std::vector<Lane*> lanes();
+  cudaStream_t callers_stream() const;
   void connect(const Met& met);
 
   DevicePathContext context_;
@@ -110,8 +132,11 @@ class CudaRank {
   DeviceOptions options_;
   PeerMemory peers_;
   DevicePool pool_;
-  std::unique_ptr<PeerChannel> channel_;
-  bool is_connected_;                   // or need not be
+  Waits waits_;
+  Lane main_;
+  std::optional<Lane> aside_;  // made when first needed
+  bool is_aside_ = false;
+  int num_sharing_ = 1;                 // ranks of this process on this GPU
   std::shared_ptr<const void> tables_;  // what shape_ points to
   PlanShape shape_{};                   // without what depends on T
 };

@@ -50,6 +50,9 @@ class CudaStaged final : public DevicePath {
                                          ConstTensorView y) override;
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) override;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) override;
+  void begin_aside() override { rank_.begin_aside(); }
+  std::shared_ptr<const void> end_aside() override { return rank_.end_aside(); }
+  void finish(const std::shared_ptr<const void>& done) override { rank_.finish(done); }
   void check() override { rank_.raise_faults(); }
 
  private:

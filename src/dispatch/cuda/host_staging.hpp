@@ -25,6 +25,9 @@ class HostStaging final : public DevicePath {
                                          ConstTensorView y) override;
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) override;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) override;
+  void begin_aside() override {}  // results are copied back before a call returns
+  std::shared_ptr<const void> end_aside() override { return nullptr; }
+  void finish(const std::shared_ptr<const void>& /*done*/) override {}
   void check() override { path_->check(); }
 
  private:

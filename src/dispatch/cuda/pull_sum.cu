@@ -11,7 +11,8 @@ namespace crossdock::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kBlocksPerSm = 6;  // what the registers allow
+constexpr int kBlocksPerSm = 6;         // that fit
+constexpr int kLastingBlocksPerSm = 4;  // where a number of multiprocessors is given
 
 // The rows of up to kBatch slots of one token; null where there is no kept route.
 template <typename Vector, int kBatch>
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
   using Vector = RowVector<Element, kCount>;
   constexpr int kUnroll = kMore || kBatch == 8 ? 1 : 2;
   wait_for_kernel_before();
+  if (args.awaits_peers) peer_arrival(args.signals, Operation::kCombine);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row_vectors = args.D / kCount;
   const int64_t num_tasks = args.T * pieces;
@@ -100,7 +102,9 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
       }
     }
   }
-  if (last_block(args.signals)) peer_barrier(args.signals, Operation::kCombine);
+  if (last_block(args.signals)) {
+    peer_barrier(args.signals, Operation::kCombine, args.awaits_peers);
+  }
 }
 
 template <typename Element, int kCount, int kBatch, bool kMore>
@@ -116,7 +120,7 @@ void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
   }
   const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
   const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
-  const int64_t most_blocks = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
+  const int64_t most_blocks = sms > 0 ? int64_t{sms} * kLastingBlocksPerSm : int64_t{1} << 30;
   const auto blocks =
       static_cast<unsigned>(std::min<int64_t>((tasks + kWarps - 1) / kWarps, most_blocks));
   launch_early(pull_sum_kernel<Element, kCount, kBatch, kMore>, blocks, kWarps * 32, stream, args,

@@ -110,7 +110,8 @@ void launch(const PutArgs& args, int sms, cudaStream_t stream) {
   const int64_t most = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(args.T, 1, most));
   const int64_t row_bytes = args.parts[0].row_bytes;
-  const bool in_bursts = sizeof(Vector) == 16 && row_bytes < kBurstBytes;
+  // Blocks that go on read other tokens than the burst's; ranks that share a GPU, too many.
+  const bool in_bursts = sms == 0 && sizeof(Vector) == 16 && row_bytes < kBurstBytes;
   launch_early(put_kernel<Vector>, blocks, kThreads, stream, args,
                in_bursts ? kBurstBytes / row_bytes : 0);
 }
