@@ -24,9 +24,11 @@ RankStreams::RankStreams(int num_ranks) {
     streams_.push_back(stream);
     joined_.push_back(event);
   }
+  gate_ = std::make_unique<const StartGate>(num_ranks, streams_[0]);
 }
 
 RankStreams::~RankStreams() {
+  gate_.reset();  // frees its memory in a stream
   for (const cudaEvent_t event : joined_) cudaEventDestroy(event);
   for (const cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   for (const cudaEvent_t event : {forked_, begin_, end_}) cudaEventDestroy(event);
@@ -45,11 +47,17 @@ cudaGraphExec_t RankStreams::capture(Group& group, const std::function<void()>& 
   meet(group);
   if (rank == 0) {
     check_cuda(cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
-    check_cuda(cudaEventRecordWithFlags(begin_, own, cudaEventRecordExternal), "cudaEventRecord");
     check_cuda(cudaEventRecord(forked_, own), "cudaEventRecord");
   }
   meet(group);
   if (rank != 0) check_cuda(cudaStreamWaitEvent(own, forked_, 0), "cudaStreamWaitEvent");
+  if (rank == 0) {
+    gate_->queue_await_others(own);
+    check_cuda(cudaEventRecordWithFlags(begin_, own, cudaEventRecordExternal), "cudaEventRecord");
+    gate_->queue_open(own);
+  } else {
+    gate_->queue_pass(own);
+  }
   meet(group);
   body();
   if (rank != 0) {

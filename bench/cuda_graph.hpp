@@ -3,8 +3,10 @@
 #include <cuda_runtime.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "bench/cuda_gate.hpp"
 #include "bench/cuda_memory.hpp"
 #include "bench/measure.hpp"
 #include "crossdock/group.hpp"
@@ -12,8 +14,9 @@
 namespace crossdock::bench {
 
 /// One stream per rank, and the events that tie them into one graph and time it from inside: from
-/// before the first rank's work to after the last one's, without the launch of the graph. Shared by
-/// the threads of all ranks.
+/// before the first rank's work to after the last one's, without the launch of the graph. All ranks
+/// stand at a gate when the clock starts, and opening it counts. Shared by the threads of all
+/// ranks.
 class RankStreams {
  public:
   explicit RankStreams(int num_ranks);
@@ -33,6 +36,7 @@ class RankStreams {
 
  private:
   std::vector<cudaStream_t> streams_;
+  std::unique_ptr<const StartGate> gate_;
   std::vector<cudaEvent_t> joined_;
   cudaEvent_t forked_ = nullptr;
   cudaEvent_t begin_ = nullptr;

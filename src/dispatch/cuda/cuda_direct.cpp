@@ -161,6 +161,7 @@ OwnedTensor CudaDirect::sum_rows(const char* operation, const Plan& plan,
     pull.out = static_cast<std::byte*>(out.view.data);
     pull.signals = rank_.signals();
     rank_.reach(met, 0, pull.rows);
+    pull.num_sharing = rank_.num_sharing();
     pull.awaits_peers = rank_.fits_with_peers();
     if (!pull.awaits_peers) {
       launch_barrier(rank_.signals(), Operation::kCombine, rank_.stream());

@@ -41,6 +41,14 @@ int64_t carve(const CudaPlanInputs& inputs, std::byte* memory, DevicePlan& plan)
   return carver.num_bytes();
 }
 
+// To host memory. The copy follows the wait: one that waits for kernels, which may wait for other
+// ranks, could keep those from launching theirs.
+void copy_out(void* to, const void* from, size_t num_bytes, cudaStream_t stream) {
+  CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+  CROSSDOCK_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, stream));
+  CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+}
+
 template <typename T>
 void copy_in(T* to, const std::vector<T>& from, cudaStream_t stream) {
   CROSSDOCK_CUDA(
@@ -81,9 +89,7 @@ CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanDat
 int64_t CudaPlan::num_rows() const {
   if (!num_rows_ || inputs_.is_captured) {
     int64_t rows = 0;
-    CROSSDOCK_CUDA(cudaMemcpyAsync(&rows, arrays_.rows_per_rank + inputs_.rank, sizeof(rows),
-                                   cudaMemcpyDeviceToHost, inputs_.stream));
-    CROSSDOCK_CUDA(cudaStreamSynchronize(inputs_.stream));
+    copy_out(&rows, arrays_.rows_per_rank + inputs_.rank, sizeof(rows), inputs_.stream);
     num_rows_ = rows;
   }
   return *num_rows_;
@@ -107,10 +113,7 @@ ConstTensorView CudaPlan::weights() const {
 std::span<const int64_t> CudaPlan::dropped() const {
   if (dropped_.empty() || inputs_.is_captured) {
     dropped_.resize(static_cast<size_t>(inputs_.shape.E));
-    CROSSDOCK_CUDA(cudaMemcpyAsync(dropped_.data(), arrays_.dropped,
-                                   dropped_.size() * sizeof(int64_t), cudaMemcpyDeviceToHost,
-                                   inputs_.stream));
-    CROSSDOCK_CUDA(cudaStreamSynchronize(inputs_.stream));
+    copy_out(dropped_.data(), arrays_.dropped, dropped_.size() * sizeof(int64_t), inputs_.stream);
   }
   return dropped_;
 }

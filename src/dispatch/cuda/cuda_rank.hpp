@@ -46,6 +46,8 @@ class CudaRank {
   /// Whether kernels on max_sms multiprocessors may wait for their peers with all their blocks:
   /// those of all ranks on this GPU fit together. Processes take turns anyway.
   bool fits_with_peers() const;
+  /// Ranks of this process on this GPU, this one included.
+  int num_sharing() const { return num_sharing_; }
   DevicePool& pool() { return pool_; }
   const PeerSignals& signals() const { return lane().channel->signals(); }
   /// The same for waits within the node.

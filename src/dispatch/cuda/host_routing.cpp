@@ -25,6 +25,7 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
     check_not_captured(rank.stream());
     CROSSDOCK_CHECK(routing.weights.dtype == DType::kF32, "weights on a GPU must be fp32, got ",
                     name_of(routing.weights.dtype));
+    CROSSDOCK_CUDA(cudaStreamSynchronize(rank.stream()));  // copies must not wait for kernels
     host = HostRouting(routing, rank.stream());
   });
   if (refusal) {

@@ -21,6 +21,7 @@ class StagedPlan final : public DevicePlanData {
     starts_.resize(static_cast<size_t>(segments.num_segments + 1));
     counts_.resize(static_cast<size_t>(segments.num_segments));
     weights_.resize(static_cast<size_t>(weights.num_elements()));
+    CROSSDOCK_CUDA(cudaStreamSynchronize(stream));  // see download
     copy_out(starts_, segments.starts, stream);
     copy_out(counts_, segments.counts, stream);
     copy_out(weights_, weights.data, stream);
@@ -123,6 +124,8 @@ OwnedTensor HostStaging::download(const ConstTensorView& tensor, int64_t num_row
     const Buffer buffer = group_.pool().take(shape.num_elements() * size_of(tensor.dtype));
     copy = {.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
   }
+  // A copy that waits for kernels, which wait for other ranks, could keep those from launching.
+  CROSSDOCK_CUDA(cudaStreamSynchronize(stream_->get()));
   if (copy.view.num_bytes() > 0) {
     CROSSDOCK_CUDA(cudaMemcpyAsync(copy.view.data, tensor.data,
                                    static_cast<size_t>(copy.view.num_bytes()),

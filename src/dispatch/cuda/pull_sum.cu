@@ -107,6 +107,18 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
   }
 }
 
+// Where blocks come in a few waves, the last of them leaves multiprocessors idle for long: blocks
+// that go on do better, on this rank's share of the GPU. Returns that share; 0: blocks that end
+// with their task, which are better for many waves (they keep more loads in flight) and for less
+// than a few (their tasks start at once).
+int lasting_sms(int64_t wanted_blocks, int num_sharing) {
+  const int all_sms = num_sms(current_device());
+  const int64_t at_once = int64_t{all_sms} * kBlocksPerSm;
+  const int64_t blocks = wanted_blocks * num_sharing;
+  const bool is_between = blocks >= 3 * at_once && blocks < 8 * at_once;
+  return is_between ? std::max(all_sms / num_sharing, 1) : 0;
+}
+
 template <typename Element, int kCount, int kBatch, bool kMore>
 void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
   // Rows are cut into pieces until every multiprocessor has enough warps.
@@ -120,9 +132,10 @@ void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
   }
   const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
   const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
+  const int64_t wanted_blocks = (tasks + kWarps - 1) / kWarps;
+  if (sms == 0) sms = lasting_sms(wanted_blocks, std::max(args.num_sharing, 1));
   const int64_t most_blocks = sms > 0 ? int64_t{sms} * kLastingBlocksPerSm : int64_t{1} << 30;
-  const auto blocks =
-      static_cast<unsigned>(std::min<int64_t>((tasks + kWarps - 1) / kWarps, most_blocks));
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted_blocks, most_blocks));
   launch_early(pull_sum_kernel<Element, kCount, kBatch, kMore>, blocks, kWarps * 32, stream, args,
                static_cast<int>(pieces), static_cast<int>(piece_vectors));
 }

@@ -23,6 +23,7 @@ struct PullSumArgs {
   const std::byte* rows[kMaxPeers];  // [R, D] of every rank; null where no target is
   std::byte* out;                    // [T, D]
   PeerSignals signals;
+  int num_sharing;    // ranks whose kernels of this call share the GPU
   bool awaits_peers;  // first; all ranks' blocks fit on their GPU together
 };
 
