@@ -42,7 +42,7 @@ class CudaMover final : public Mover {
     const Scenario& s = workload.scenario();
     const Shape slots{s.tokens, s.top_k};
     const int rank = group.rank();
-    dispatcher_.set_device_options({.stream = {stream}});
+    dispatcher_.set_device_options({.stream = {stream}, .max_sms = s.max_sms});
     expert_ids_ = to_device({workload.expert_ids(rank).data(), slots}, stream);
     weights_ = to_device({workload.weights(rank).data(), slots}, stream);
     const Buffer tokens(s.tokens * s.width * s.element_bytes());

@@ -12,6 +12,14 @@ struct GateWords {
 
 constexpr unsigned long long kMostNs = 5'000'000'000;  // a wait must end
 
+// The kernel behind may be brought onto the device meanwhile, as it is behind a kernel that
+// computes.
+__device__ void let_kernel_behind_come() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ unsigned long long now_ns() {
   unsigned long long value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
@@ -30,10 +38,12 @@ __global__ void await_others_kernel(const GateWords* words, unsigned num_others)
 }
 
 __global__ void open_kernel(GateWords* words) {
+  let_kernel_behind_come();
   atomicAdd(&words->opened, 1);
 }
 
 __global__ void pass_kernel(GateWords* words, unsigned num_others) {
+  let_kernel_behind_come();
   const unsigned replay = atomicAdd(&words->arrived, 1) / num_others;
   wait_for(&words->opened, replay + 1);
 }

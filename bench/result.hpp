@@ -33,6 +33,7 @@ struct Result {
   int64_t width = 0;
   int64_t top_k = 0;
   int64_t experts = 0;
+  int max_sms = 0;  // of each rank on a GPU; 0: all
   std::string dtype;
   int repeat = 0;
   bool checked = false;  // the results were compared with the expected bits

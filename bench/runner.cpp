@@ -86,6 +86,7 @@ Result describe(const Case& one, const RunOptions& options) {
           .width = s.width,
           .top_k = s.top_k,
           .experts = s.experts,
+          .max_sms = s.max_sms,
           .dtype = std::string(name_of(s.dtype)),
           .repeat = options.repeats.timed,
           .checked = options.check,

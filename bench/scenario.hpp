@@ -28,6 +28,7 @@ struct Scenario {
   int64_t experts = 0;  // E
   int64_t inner = 0;    // F, where experts compute
   DType dtype = DType::kF32;
+  int max_sms = 0;  // of each rank on a GPU (DeviceOptions); 0: all
   bool backward = false;
   int64_t overlap_chunks = 1;   // of a layer
   bool is_default = false;      // run when no scenario is named

@@ -22,6 +22,7 @@ std::string sizes_of(const Scenario& s) {
        << s.experts;
   if (s.inner > 0) text << " F" << s.inner;
   text << " " << name_of(s.dtype);
+  if (s.max_sms > 0) text << ", " << s.max_sms << " multiprocessors a rank";
   return text.str();
 }
 
@@ -114,6 +115,7 @@ std::string to_json(const std::vector<Result>& results) {
     writer.field("width", result.width);
     writer.field("top_k", result.top_k);
     writer.field("experts", result.experts);
+    if (result.max_sms > 0) writer.field("max_sms", result.max_sms);
     writer.field("dtype", std::string_view(result.dtype));
     writer.field("repeat", result.repeat);
     writer.field("checked", result.checked);
@@ -154,6 +156,7 @@ std::vector<Result> parse_results(const std::string& json) {
                     .width = entry.at("width"),
                     .top_k = entry.at("top_k"),
                     .experts = entry.at("experts"),
+                    .max_sms = entry.value("max_sms", 0),
                     .dtype = entry.at("dtype"),
                     .repeat = entry.at("repeat"),
                     .checked = entry.at("checked"),

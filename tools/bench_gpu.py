@@ -52,6 +52,8 @@ def table(entries):
 def describe(entry):
     step = entry["steps"]["dispatch"]
     sizes = "P{ranks} T{tokens} D{width} K{top_k} E{experts} {dtype}".format(**entry)
+    if "max_sms" in entry:
+        sizes += f", {entry['max_sms']} multiprocessors a rank"
     checked = "checked" if entry["checked"] else "NOT checked"
     return f"- `{entry['scenario']}`: {sizes}; copies at {step['bytes'] / step['copy_us'] / 1e6:.2f} TB/s; results {checked}"
 

@@ -26,7 +26,7 @@ struct DeviceOptions {
   /// threads of one process each thread's own (cudaStreamPerThread).
   Stream stream{};
   /// Multiprocessors that a call uses at most; 0: all. Where those of all ranks fit on their GPU
-  /// together, combine is one kernel instead of two and waits for its peers with all its blocks.
+  /// together, calls are one kernel instead of two, which waits for its peers with all its blocks.
   int max_sms = 0;
   /// An ncclComm_t with the group's ranks, which alltoall and allgather then exchange through, also
   /// between nodes. Without it they copy from each other's memory. Given before the first plan.

@@ -117,7 +117,10 @@ DispatchResult CudaDirect::dispatch(const Plan& plan, const DispatchArgs& args) 
     zero_pads(entry++, result.rows.view);
     if (args.scales.given()) zero_pads(entry++, result.row_scales.view);
     if (args.with_row_weights) zero_pads(entry++, result.row_weights.view);
-    if (met.needs_barrier) launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
+    put.awaits_peers = met.needs_barrier && rank_.fits_with_peers();
+    if (met.needs_barrier && !put.awaits_peers) {
+      launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
+    }
     launch_put(put, rank_.max_sms(), rank_.stream());
     rank_.fetch(shown[0], result.rows.view.data, result.rows.view.num_bytes());
     if (args.scales.given()) {

@@ -31,12 +31,12 @@ __device__ void bring_to_cache(const std::byte* from, int64_t num_bytes) {
 #endif
 }
 
-// The first blocks of a burst of `burst` tokens bring the next one. 0: tokens are read as they
-// come.
+// The first blocks of a burst of `burst` tokens bring the next one. Blocks that go on (burst 1)
+// each bring the token that is theirs next. 0: tokens are read as they come.
 __device__ void read_ahead(const PutArgs& args, int64_t burst, int64_t token) {
   if (burst == 0 || threadIdx.x >= kRowsAhead) return;
   const int64_t place = token % burst * kRowsAhead + threadIdx.x;
-  const int64_t ahead = (token / burst + 1) * burst + place;
+  const int64_t ahead = burst == 1 ? token + gridDim.x : (token / burst + 1) * burst + place;
   if (place >= burst || ahead >= args.T) return;
   const PutPart& part = args.parts[0];
   bring_to_cache(part.tokens + ahead * part.row_bytes, part.row_bytes);
@@ -68,10 +68,11 @@ __device__ void copy_row(const PutPart& part, int64_t token, const RouteTarget* 
 
 // A block takes tokens in turn; a thread moves vectors of a row. Vector divides every part's rows.
 template <typename Vector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     put_kernel(const __grid_constant__ PutArgs args, int64_t burst) {
   __shared__ RouteTarget targets[kSlotsAtOnce];
   wait_for_kernel_before();
+  if (args.awaits_peers) peer_arrival(args.signals, Operation::kDispatch);
   for (int64_t token = blockIdx.x; token < args.T; token += gridDim.x) {
     read_ahead(args, burst, token);
     for (int first = 0; first < args.K; first += kSlotsAtOnce) {
@@ -91,7 +92,9 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
     }
   }
-  if (last_block(args.signals)) peer_barrier(args.signals, Operation::kDispatch);
+  if (last_block(args.signals)) {
+    peer_barrier(args.signals, Operation::kDispatch, args.awaits_peers);
+  }
 }
 
 // The largest vector, up to 16 bytes, that divides every row and address.
@@ -110,10 +113,11 @@ void launch(const PutArgs& args, int sms, cudaStream_t stream) {
   const int64_t most = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(args.T, 1, most));
   const int64_t row_bytes = args.parts[0].row_bytes;
-  // Blocks that go on read other tokens than the burst's; ranks that share a GPU, too many.
-  const bool in_bursts = sms == 0 && sizeof(Vector) == 16 && row_bytes < kBurstBytes;
-  launch_early(put_kernel<Vector>, blocks, kThreads, stream, args,
-               in_bursts ? kBurstBytes / row_bytes : 0);
+  int64_t burst = 0;
+  if (sizeof(Vector) == 16 && row_bytes < kBurstBytes) {
+    burst = sms > 0 ? 1 : std::max<int64_t>(kBurstBytes / row_bytes, 2);
+  }
+  launch_early(put_kernel<Vector>, blocks, kThreads, stream, args, burst);
 }
 
 }  // namespace
