@@ -177,7 +177,10 @@ TEST_F(CudaDispatcher, RunsBegunCallsBesideTheStream) {
         Dispatcher dispatcher(group, the_case.config, "direct");
         dispatcher.set_device_options({.stream = stream.view()});
         const Plan plan = dispatcher.plan(tensors.routing());
-        dispatcher.finish(dispatcher.begin_dispatch(plan, {.x = tensors.x.view}));  // sets up
+        const OwnedTensor rows =
+            device_tensor(DType::kF32, {plan.num_rows(), the_case.config.width}, stream);
+        const DispatchArgs args{.x = tensors.x.view, .rows = rows.view};
+        dispatcher.finish(dispatcher.begin_dispatch(plan, args));  // sets up
         stream.synchronize();
         static constexpr auto kLate = std::chrono::milliseconds(500);
         if (group.rank() == 1) {
@@ -185,7 +188,7 @@ TEST_F(CudaDispatcher, RunsBegunCallsBesideTheStream) {
           cuda_ok(cudaLaunchHostFunc(stream.get(), sleep, nullptr));
         }
         const auto begin = std::chrono::steady_clock::now();
-        Pending<DispatchResult> pending = dispatcher.begin_dispatch(plan, {.x = tensors.x.view});
+        Pending<DispatchResult> pending = dispatcher.begin_dispatch(plan, args);
         if (group.rank() == 0) {
           stream.synchronize();
           EXPECT_LT(std::chrono::steady_clock::now() - begin, kLate / 2);
