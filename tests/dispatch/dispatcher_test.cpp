@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "crossdock/fp8.hpp"
 #include "dispatch/random_case.hpp"
@@ -215,6 +216,25 @@ TEST_P(EveryStrategy, KeepsSeveralPlansInFlight) {
     backward(2);
   });
   for (size_t i = 0; i < 3; ++i) expect_right(cases[i], DType::kF32, results[i]);
+}
+
+TEST_P(EveryStrategy, GivesTheSameWhereCallsAreBegunAndFinished) {
+  const DispatchConfig config{.num_experts = 5, .top_k = 2, .width = 4};
+  const auto test_case = random_case(config, uneven_tokens(), 14);
+  run_on_ranks([&](Group& group) {
+    const auto r = static_cast<size_t>(group.rank());
+    const auto tensors = tensors_of(config, test_case.ranks[r], DType::kF32);
+    Dispatcher dispatcher(group, config, GetParam().strategy);
+    const Plan plan = dispatcher.plan(tensors.routing());
+    const DispatchResult wanted = dispatcher.dispatch(plan, {.x = tensors.x.view});
+    const OwnedTensor wanted_out = dispatcher.combine(plan, wanted.rows.view);
+    Pending<DispatchResult> first = dispatcher.begin_dispatch(plan, {.x = tensors.x.view});
+    Pending<OwnedTensor> second = dispatcher.begin_combine(plan, wanted.rows.view);
+    const DispatchResult sent = dispatcher.finish(std::move(first));
+    const OwnedTensor out = dispatcher.finish(std::move(second));
+    EXPECT_EQ(to_values(sent.rows.view), to_values(wanted.rows.view));
+    EXPECT_EQ(to_values(out.view), to_values(wanted_out.view));
+  });
 }
 
 TEST_P(EveryStrategy, DispatchAndUnweightedCombineAreTransposes) {
