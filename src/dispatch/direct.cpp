@@ -149,7 +149,7 @@ class Direct final : public Strategy {
     const ShownRows shown = show(exchange, args.rows);
     const PeerRows peers(exchange, {&shown, 1});
     for (const RelayRound& round :
-         relay_rounds(exchange, state.relay, RelayedRows::kCopies, partial_row_bytes(args))) {
+         relay_rounds(exchange, state.relay, RelayedRows::kSums, partial_row_bytes(args))) {
       ReturnedRows returned;
       if (has_far_ranks(exchange)) {
         returned = return_round_sums(exchange, state.relay, round, args, peers);

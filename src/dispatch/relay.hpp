@@ -74,8 +74,9 @@ struct RelayRound {
   std::vector<int64_t> first_copy, last_copy;        // [P] by gateway
   std::vector<int64_t> first_arrival, last_arrival;  // [P] by source
 };
-/// What travels: one row per copy, or one per route.
-enum class RelayedRows : uint8_t { kCopies, kRoutes };
+/// What travels: one row per copy, or one per route; or sums, one per copy, beside which a source
+/// makes up to one per route of its own node.
+enum class RelayedRows : uint8_t { kCopies, kRoutes, kSums };
 std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
                                      RelayedRows travelling, int64_t row_bytes);
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "dispatch/relay.hpp"
 #include "dispatch/wire.hpp"
@@ -161,7 +162,9 @@ std::vector<RelayStretch> make_stretches(const Exchange& exchange, const Relay& 
 std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
                                      RelayedRows travelling, int64_t row_bytes) {
   const int64_t most_rows = rows_at_once(exchange, row_bytes);
-  const int64_t most_tokens = tokens_at_once(exchange, row_bytes);
+  const int64_t most_tokens = travelling == RelayedRows::kSums
+                                  ? tokens_at_once(exchange, row_bytes)
+                                  : std::numeric_limits<int64_t>::max();
   std::vector<RelayRound> rounds;
   for (size_t i = 0; i < relay.stretches.size();) {
     const int64_t first_token = relay.stretches[i].first_token;
@@ -169,7 +172,7 @@ std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& rela
     int64_t num_rows = 0;
     for (; i < relay.stretches.size(); ++i) {
       const RelayStretch& next = relay.stretches[i];
-      num_rows += travelling == RelayedRows::kCopies ? next.num_copies : next.num_routes;
+      num_rows += travelling == RelayedRows::kRoutes ? next.num_routes : next.num_copies;
       const bool fits = num_rows <= most_rows && next.last_token - first_token <= most_tokens;
       if (!fits && last_token > first_token) break;
       last_token = next.last_token;

@@ -149,19 +149,15 @@ class StepTrace {
     return writes_to_peers() ? Lease(windows_, num_bytes) : Lease(pool_, num_bytes);
   }
 
-  // The tokens of one round, as a part of all; `rows` of them travel in all.
-  double share_of_round(double rows, double row_bytes) const {
+  // The tokens of one round, as a part of all; `rows` travel in all.
+  double share_of_round(double rows, double row_bytes, bool are_sums) const {
     if (n_.tokens <= 0) return 1.0;
-    const RelayRates rates{.copies = std::max(n_.copies_sent, n_.copies_received) / n_.tokens,
-                           .routes = std::max(n_.far_sent, n_.targets_received) / n_.tokens};
-    return std::min(1.0, tokens_per_round(inputs_, rates, rows / n_.tokens, row_bytes) / n_.tokens);
+    const RelayLoad load{
+        .routes = routes() / n_.tokens, .travelling = rows / n_.tokens, .are_sums = are_sums};
+    return std::min(1.0, tokens_per_round(inputs_, load, row_bytes) / n_.tokens);
   }
-  double share_of_copies(double row_bytes) const {
-    return share_of_round(std::max(n_.copies_sent, n_.copies_received), row_bytes);
-  }
-  double share_of_routes(double row_bytes) const {
-    return share_of_round(std::max(n_.far_sent, n_.targets_received), row_bytes);
-  }
+  double copies() const { return std::max(n_.copies_sent, n_.copies_received); }
+  double routes() const { return std::max(n_.far_sent, n_.targets_received); }
 
   void agree(double body_bytes) {
     const Lease header(pool_, kHeaderBytes, BlockUse::kScratch);
@@ -200,7 +196,8 @@ class StepTrace {
         return exchange((n_.sent - n_.kept) * row_bytes, (n_.received - n_.kept) * row_bytes);
       default:
         if (!has_far_ranks_) return;
-        const double round_row = row_bytes * share_of_copies(row_bytes);
+        const double round_row =
+            row_bytes * share_of_round(copies(), row_bytes, /*are_sums=*/false);
         exchange(n_.copies_sent * round_row, n_.copies_received * round_row);
     }
   }
@@ -211,7 +208,8 @@ class StepTrace {
     if (!writes_to_peers()) {
       exchange((n_.received - n_.kept) * bytes_.results, (n_.sent - n_.kept) * bytes_.results);
     } else if (has_far_ranks_) {
-      const double round_row = bytes_.results * share_of_routes(bytes_.results);
+      const double round_row =
+          bytes_.results * share_of_round(routes(), bytes_.results, /*are_sums=*/false);
       exchange(n_.targets_received * round_row, n_.far_sent * round_row);
     }
   }
@@ -225,7 +223,7 @@ class StepTrace {
       default:
         break;
     }
-    const double share = share_of_copies(bytes_.partial);
+    const double share = share_of_round(copies(), bytes_.partial, /*are_sums=*/true);
     Lease sums(pool_, n_.copies_received * share * bytes_.partial, BlockUse::kScratch);
     const Lease returned(pool_, n_.copies_sent * share * bytes_.partial, BlockUse::kScratch);
     sums.release();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "dispatch/capacity.hpp"
@@ -48,8 +49,7 @@ RowBytes row_bytes_of(const CostInputs& inputs) {
           .partial = D * static_cast<double>(size_of(partial))};
 }
 
-double tokens_per_round(const CostInputs& inputs, const RelayRates& rates, double travelling,
-                        double row_bytes) {
+double tokens_per_round(const CostInputs& inputs, const RelayLoad& load, double row_bytes) {
   const MpiOptions& engine = inputs.engine;
   const auto staging = static_cast<double>(
       std::min(inputs.staging_bytes, engine.max_in_flight / 2 * engine.chunk_bytes));
@@ -62,13 +62,16 @@ double tokens_per_round(const CostInputs& inputs, const RelayRates& rates, doubl
   };
   const double widest_row = static_cast<double>(inputs.config.width) * 8;
   double stretch = tokens_at_once(widest_row);
-  while (stretch > 1 && stretch * rates.routes > rows_at_once(widest_row)) {
+  while (stretch > 1 && stretch * load.routes > rows_at_once(widest_row)) {
     stretch = std::floor(stretch / 2);
   }
-  const double by_tokens = std::floor(tokens_at_once(row_bytes) / stretch);
-  const double by_rows =
-      travelling > 0 ? std::floor(rows_at_once(row_bytes) / (stretch * travelling)) : by_tokens;
-  return stretch * std::max(1.0, std::min(by_tokens, by_rows));
+  double stretches = std::numeric_limits<double>::infinity();
+  if (load.are_sums) stretches = std::floor(tokens_at_once(row_bytes) / stretch);
+  if (load.travelling > 0) {
+    stretches =
+        std::min(stretches, std::floor(rows_at_once(row_bytes) / (stretch * load.travelling)));
+  }
+  return stretch * std::max(1.0, stretches);
 }
 
 StepSizes expected_sizes(const RouteSums& sums, const CostInputs& inputs,

@@ -19,15 +19,15 @@ struct RowBytes {
 RowBytes row_bytes_of(const CostInputs& inputs);
 
 /// Rows that a rank sends or receives between nodes for one token of every rank, whichever is more.
-struct RelayRates {
-  double copies = 0;
+struct RelayLoad {
   double routes = 0;
+  double travelling = 0;  // in the operation at hand: copies, or routes
+  bool are_sums = false;
 };
 
 /// Between nodes, direct and hierarchical move rows in rounds, each for some tokens of every rank
-/// (relay_rounds in relay.hpp): how many tokens, for rows of so many bytes, `travelling` per token.
-double tokens_per_round(const CostInputs& inputs, const RelayRates& rates, double travelling,
-                        double row_bytes);
+/// (relay_rounds in relay.hpp): how many tokens, for rows of so many bytes.
+double tokens_per_round(const CostInputs& inputs, const RelayLoad& load, double row_bytes);
 
 /// What one rank has in one step, in rows.
 struct StepSizes {

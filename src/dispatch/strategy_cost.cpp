@@ -203,9 +203,14 @@ double CostModel::count_messages(const std::vector<double>& rows_to, bool far_on
 void CostModel::add_requests(StrategyKind kind, Movement movement, double row_bytes,
                              OperationCost& cost) const {
   if (row_bytes == 0 || (reaches_peers(kind) && !has_far_ranks())) return;
+  const LinkFlow flow = flow_of(kind, movement, sums_, inputs_.topology);
+  const RelayLoad load{.routes = 0,  // even ones
+                       .travelling = most(flow.sent_between, flow.received_between) /
+                                     std::max(1.0, static_cast<double>(inputs_.tokens)),
+                       .are_sums = movement == Movement::kPartialSums};
   const double rounds = reaches_peers(kind)
                             ? std::max(1.0, std::ceil(static_cast<double>(inputs_.tokens) /
-                                                      tokens_per_round(inputs_, {}, 0, row_bytes)))
+                                                      tokens_per_round(inputs_, load, row_bytes)))
                             : 1.0;
   const std::vector<double>* rows_to = nullptr;
   if (kind == StrategyKind::kAllgather && movement != Movement::kCombine) {

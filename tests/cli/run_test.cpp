@@ -95,6 +95,20 @@ TEST(Run, ReportsTimesBytesAndLoad) {
   EXPECT_EQ(json["checksum"].get<std::string>().size(), 16);
 }
 
+TEST(Run, HoldsWithinTenPercentOfWhatWasPlanned) {
+  for (const char* nodes : {"", " --ranks-per-node 2"}) {
+    for (const std::string& strategy : strategy_names()) {
+      const nlohmann::json json = run_json(
+          "run --width 64 --inner 4 --experts 16 --top-k 2 --tokens 2000 --steps 4 --no-check "
+          "--json --ranks 4 --strategy " +
+          strategy + nodes);
+      const nlohmann::json& memory = json["memory"];
+      const double held = memory["window_bytes"].get<double>() + memory["pool_bytes"].get<double>();
+      EXPECT_NEAR(held / memory["planned_bytes"].get<double>(), 1.0, 0.1) << strategy << nodes;
+    }
+  }
+}
+
 TEST(Run, ChecksEveryPresetAndDtype) {
   for (const char* preset : {"qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"}) {
     const nlohmann::json json = run_json(
