@@ -38,10 +38,10 @@ int64_t available_in_control_group() {
   return limit == kUnlimited || used == kUnlimited ? kUnlimited : limit - used;
 }
 
-std::string gibibytes(int64_t bytes) {
+std::string gibibytes(double bytes) {
   std::ostringstream text;
   text.precision(1);
-  text << std::fixed << static_cast<double>(bytes) / (1 << 30) << " GiB";
+  text << std::fixed << bytes / (1 << 30) << " GiB";
   return text.str();
 }
 
@@ -66,12 +66,16 @@ int64_t available_bytes() {
 }
 
 void check_memory(const Scenario& scenario) {
-  const int64_t needed = needed_bytes(scenario);
-  const int64_t available = available_bytes();
-  if (needed <= available) return;
-  throw Error(ErrorCode::kCapacity, "scenario " + scenario.name + " needs " + gibibytes(needed) +
-                                        " on " + std::to_string(scenario.ranks) +
-                                        " ranks, this machine has " + gibibytes(available) +
+  check_memory("scenario " + scenario.name, static_cast<double>(needed_bytes(scenario)),
+               scenario.ranks);
+}
+
+void check_memory(const std::string& what, double needed_bytes, int ranks) {
+  const auto available = static_cast<double>(available_bytes());
+  if (needed_bytes <= available) return;
+  throw Error(ErrorCode::kCapacity, what + " needs " + gibibytes(needed_bytes) + " on " +
+                                        std::to_string(ranks) + " ranks, this machine has " +
+                                        gibibytes(available) +
                                         " left; take a smaller one or fewer ranks (--ranks)");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "bench/scenario.hpp"
 
@@ -15,5 +16,8 @@ int64_t available_bytes();
 
 /// Throws Error(kCapacity) if the scenario needs more than there is.
 void check_memory(const Scenario& scenario);
+
+/// Throws Error(kCapacity) if `what` ("scenario decode") needs more than there is.
+void check_memory(const std::string& what, double needed_bytes, int ranks);
 
 }  // namespace crossdock::bench

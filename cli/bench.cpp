@@ -45,6 +45,16 @@ class Report {
   std::vector<Result> results_;
 };
 
+// Names that are not known are bad arguments.
+std::vector<Case> select(const bench::Selection& selection) {
+  try {
+    return bench::select_cases(selection);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kInvalidArgument) throw ArgumentError(error.what());
+    throw;
+  }
+}
+
 // This process is one of the ranks.
 int run_as_rank(const BenchArgs& args) {
   if (std::ranges::find(args.communicators, "threads") != args.communicators.end()) {
@@ -60,10 +70,10 @@ int run_as_rank(const BenchArgs& args) {
                     std::to_string(args.ranks) + " with " + std::to_string(group.size()) +
                     " processes");
   }
-  const auto cases = bench::select_cases({.scenarios = args.scenarios,
-                                          .strategies = args.strategies,
-                                          .communicators = {"mpi"},
-                                          .ranks = group.size()});
+  const auto cases = select({.scenarios = args.scenarios,
+                             .strategies = args.strategies,
+                             .communicators = {"mpi"},
+                             .ranks = group.size()});
   Report report(args.json);
   for (const Case& one : cases) {
     if (one.communicator != "mpi") {
@@ -90,9 +100,10 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
                                    "--warm-up",
                                    std::to_string(args.warm_up),
                                    "--ranks-per-node",
-                                   std::to_string(args.ranks_per_node),
-                                   "--max-in-flight",
-                                   std::to_string(args.max_in_flight)};
+                                   std::to_string(args.ranks_per_node)};
+  if (args.max_in_flight > 0) {
+    list.insert(list.end(), {"--max-in-flight", std::to_string(args.max_in_flight)});
+  }
   if (!args.check) list.emplace_back("--no-check");
   return list;
 }
@@ -112,7 +123,7 @@ int run_bench(const BenchArgs& args) {
   Report report(args.json);
   std::vector<std::string> scenarios = args.scenarios;
   if (scenarios.empty() && args.device == "cuda") scenarios = {"h200-*"};
-  for (const Case& one : bench::select_cases({.scenarios = scenarios,
+  for (const Case& one : select({.scenarios = scenarios,
                          .strategies = args.strategies,
                          .communicators = args.communicators,
                          .ranks = args.ranks})) {

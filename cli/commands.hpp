@@ -64,6 +64,7 @@ struct RunArgs {
   bool check = true;
   std::string trace;  // where a trace of the steps goes; empty: nowhere
   bool json = false;
+  std::vector<std::string> words{};  // of the command line these came from, without the program
 };
 int run_run(const RunArgs& args);
 
@@ -103,7 +104,7 @@ struct VerifyArgs {
 };
 int run_verify(const VerifyArgs& args);
 /// `--faults`: every fault at every step, on threads and MPI processes; prints the matrix with the
-/// time from the beginning of the step to the last survivor's error.
+/// time from the point of the fault to the last survivor's error.
 int run_verify_faults(const VerifyArgs& args);
 
 }  // namespace crossdock::cli

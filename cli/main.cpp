@@ -53,6 +53,7 @@ checksum for any number of ranks, any strategy and either engine.
 Examples:
   crossdock run --preset deepseek-v3 --strategy direct
   crossdock run --tokens-total 4096 --width 1024 --inner 512 --experts 64 --top-k 8 --ranks 1
+  crossdock run --communicator mpi --ranks 4 --overlap 4 --trace trace.json
   mpirun -np 4 crossdock run --tokens-total 4096 --json)";
 
 constexpr const char* kPlanNotes =
@@ -76,6 +77,7 @@ std::vector<std::string> names_of_presets() {
 CLI::App* add_info(CLI::App& app, crossdock::cli::InfoArgs& args) {
   CLI::App* info = app.add_subcommand("info", "What is built in and what works on this machine");
   info->add_flag("--json", args.json, "Print JSON");
+  info->footer("Example:\n  crossdock info --json");
   return info;
 }
 
@@ -106,15 +108,15 @@ CLI::App* add_bench(CLI::App& app, crossdock::cli::BenchArgs& args) {
   bench->add_option("--ranks", args.ranks, "Instead of the scenario's number")
       ->check(CLI::Range(1, 1024));
   bench->add_option("--ranks-per-node", args.ranks_per_node, "Treat so many ranks as a node")
-      ->check(CLI::NonNegativeNumber);
-  bench->add_option("--max-in-flight", args.max_in_flight, "Requests at a time, with mpi")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 20));
+  bench->add_option("--max-in-flight", args.max_in_flight, "Requests at a time, with mpi (128)")
+      ->check(CLI::Range(2, 1 << 20));
   bench->add_option("--repeat", args.repeat, "Timed repetitions")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   bench->add_option("--warm-up", args.warm_up, "Repetitions before them")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 20));
   bench->footer(kBenchNotes);
   return bench;
 }
@@ -149,9 +151,9 @@ CLI::App* add_run(CLI::App& app, crossdock::cli::RunArgs& args) {
       ->check(CLI::IsMember(strategies_and_auto()))
       ->capture_default_str();
   run->add_option("--communicator", args.communicator,
-                  "The engine: threads, or mpi, which is chosen under mpirun")
+                  "The engine: threads, or mpi, which is chosen under mpirun and else starts it")
       ->check(CLI::IsMember({"threads", "mpi"}));
-  run->add_option("--ranks", args.ranks, "Ranks as threads (4)");
+  run->add_option("--ranks", args.ranks, "Ranks (4; under mpirun its processes)");
   run->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node");
   run->add_option("--overlap", args.overlap,
                   "Dispatch in so many chunks of local experts, which compute meanwhile")
@@ -246,9 +248,10 @@ CLI::App* add_verify(CLI::App& app, crossdock::cli::VerifyArgs& args) {
       ->delimiter(',')
       ->check(CLI::IsMember({"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"}));
   verify->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node")
-      ->check(CLI::NonNegativeNumber);
-  verify->add_flag("--faults", args.faults, "Put faults into a rank at every step instead");
-  verify->add_flag("--list", args.list, "Name the checks and run none");
+      ->check(CLI::Range(0, 1 << 20));
+  verify->add_flag("--faults", args.faults,
+                   "Put faults into one rank of four at every step instead");
+  verify->add_flag("--list", args.list, "Name the checks, or faults, and run none");
   verify->add_flag("--json", args.json, "Print JSON");
   verify->add_flag("--always-zero", args.always_zero)->group("");  // for ranks it starts itself
   verify->footer(kVerifyNotes);
@@ -293,7 +296,10 @@ int run_command_line(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
-    if (*run) return cli::run_run(run_args);
+    if (*run) {
+      run_args.words.assign(argv + 1, argv + argc);
+      return cli::run_run(run_args);
+    }
     if (*plan) return cli::run_plan(plan_args);
     if (*verify) {
       return verify_args.faults ? cli::run_verify_faults(verify_args)

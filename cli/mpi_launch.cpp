@@ -131,14 +131,18 @@ struct JobEnd {
   std::string output;
 };
 
-JobEnd run(const Job& job) {
-  const std::string launcher = find_program("mpirun");
+std::string find_launcher() {
+  std::string launcher = find_program("mpirun");
   if (launcher.empty()) {
     throw Error(ErrorCode::kUnsupported,
                 "communicator mpi needs mpirun, and there is none on the PATH (Debian: "
                 "openmpi-bin); or choose --communicator threads");
   }
-  std::vector<std::string> command = {launcher, "-np", std::to_string(job.ranks)};
+  return launcher;
+}
+
+JobEnd run(const Job& job) {
+  std::vector<std::string> command = {find_launcher(), "-np", std::to_string(job.ranks)};
   std::vector<std::string> environment = environment_of_ranks();
   if (job.has_a_death) {
     command.emplace_back("--enable-recovery");
@@ -169,6 +173,15 @@ std::string run_under_mpi(int ranks, const std::vector<std::string>& args,
 std::string run_under_mpi_with_a_death(int ranks, const std::vector<std::string>& args,
                                        std::chrono::seconds limit) {
   return run({.ranks = ranks, .args = args, .limit = limit, .has_a_death = true}).output;
+}
+
+void continue_under_mpi(int ranks, const std::vector<std::string>& args) {
+  std::vector<std::string> command = {find_launcher(), "-np", std::to_string(ranks),
+                                      path_of_this_program()};
+  command.insert(command.end(), args.begin(), args.end());
+  std::vector<std::string> environment = environment_of_ranks();
+  execve(command[0].c_str(), pointers_to(command).data(), pointers_to(environment).data());
+  throw_failure("cannot start " + command[0]);
 }
 
 }  // namespace crossdock::cli

@@ -18,4 +18,8 @@ std::string run_under_mpi(int ranks, const std::vector<std::string>& args,
 std::string run_under_mpi_with_a_death(int ranks, const std::vector<std::string>& args,
                                        std::chrono::seconds limit);
 
+/// This process becomes `mpirun`, which runs this program again with `args` as `ranks` processes as
+/// above: output, signals and exit status are theirs. Throws Error(kUnsupported) without mpirun.
+[[noreturn]] void continue_under_mpi(int ranks, const std::vector<std::string>& args);
+
 }  // namespace crossdock::cli

@@ -3,13 +3,16 @@
 #include <iostream>
 #include <optional>
 
+#include "bench/memory.hpp"
 #include "commands.hpp"
 #include "crossdock/crossdock.hpp"
 #include "json_writer.hpp"
+#include "mpi_launch.hpp"
 #include "progress_line.hpp"
 #include "run_job.hpp"
 #include "run_rank.hpp"
 #include "run_report.hpp"
+#include "run_trace.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -35,6 +38,30 @@ std::unique_ptr<Group> join_processes(const RunArgs& args) {
   if (args.chunk_bytes > 0) options.chunk_bytes = args.chunk_bytes;
   return std::make_unique<Group>(make_mpi_communicator(options),
                                  GroupOptions{.recorded_events = kRecordedEvents});
+}
+
+[[noreturn]] void start_processes(const RunArgs& args, const RunJob& job) {
+  if (!mpi_is_built()) {
+    throw Error(ErrorCode::kUnsupported, "communicator mpi: this build has no MPI");
+  }
+  continue_under_mpi(job.num_ranks, args.words);
+}
+
+// What all ranks hold for certain: parameters and their gradients; of a token x, grad_out, out and
+// its scores; of a row what dispatch and experts make of it. In doubles, which do not overflow.
+double least_bytes(const RunJob& job) {
+  const MoeLayerConfig& layer = job.layer;
+  const auto tokens = static_cast<double>(job.tokens_total);
+  const auto width = static_cast<double>(layer.router.width);
+  const auto inner = static_cast<double>(layer.experts.inner);
+  const auto num_experts = static_cast<double>(layer.router.num_experts);
+  const double rows = tokens * static_cast<double>(layer.router.top_k);
+  const double parameters = num_experts * width * (2 * inner + 1) +
+                            job.num_ranks * 2 * width * static_cast<double>(layer.shared_inner);
+  const double of_tokens = tokens * (3 * width + num_experts);
+  const double of_rows = rows * (2 * width + 2 * inner);
+  return static_cast<double>(size_of(job.dtype())) *
+         ((job.with_backward ? 2 : 1) * parameters + of_tokens + of_rows);
 }
 
 int print(const RunArgs& args, const RunJob& job, const RunResult& result) {
@@ -71,6 +98,11 @@ int run_run(const RunArgs& args) {
   const bool prints = !processes || processes->rank() == 0;
   try {
     const RunJob job = make_job(args, processes ? processes->size() : 0);
+    if (!processes) {
+      bench::check_memory("this layer", least_bytes(job), job.num_ranks);
+      if (!job.trace_file.empty()) check_trace_file(job.trace_file);
+      if (job.engine == "mpi") start_processes(args, job);
+    }
     RunResult result;
     {
       const ProgressLine line;
@@ -82,6 +114,9 @@ int run_run(const RunArgs& args) {
   } catch (const ArgumentError&) {
     if (prints) throw;
     return 2;
+  } catch (const std::bad_alloc&) {
+    if (prints) print_error(args, "there is not enough memory for this layer; take a smaller one");
+    return 1;
   } catch (const std::exception& error) {
     if (prints) print_error(args, error.what());
     return 1;

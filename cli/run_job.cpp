@@ -10,7 +10,9 @@ namespace crossdock::cli {
 namespace {
 
 constexpr int kDefaultRanks = 4;
+constexpr int kMaxRanks = 1024;
 constexpr int64_t kDefaultTokens = 512;           // per rank
+constexpr int64_t kMaxTokens = int64_t{1} << 31;  // given in all or per rank
 constexpr int64_t kQuickParameters = 48'000'000;  // of a preset that was scaled without being told
 
 template <typename... Parts>
@@ -111,8 +113,9 @@ void apply_sizes(const RunArgs& args, RunJob& job) {
 
 void apply_tokens(const RunArgs& args, RunJob& job) {
   if (args.tokens && args.tokens_total) refuse("give --tokens or --tokens-total, not both");
-  if (args.tokens.value_or(0) < 0 || args.tokens_total.value_or(0) < 0) {
-    refuse("the number of tokens must not be negative");
+  const int64_t given = args.tokens ? *args.tokens : args.tokens_total.value_or(0);
+  if (given < 0 || given > kMaxTokens) {
+    refuse("the number of tokens must be from 0 to ", kMaxTokens, ", got ", given);
   }
   const int64_t per_rank = args.tokens.value_or(kDefaultTokens);
   job.tokens_total = args.tokens_total.value_or(per_rank * job.num_ranks);
@@ -124,24 +127,24 @@ void apply_engine(const RunArgs& args, int num_processes, RunJob& job) {
   if (launched && job.engine == "threads") {
     refuse("under mpirun the processes are the ranks; for threads run the command by itself");
   }
-  if (!launched && job.engine == "mpi") {
-    refuse("with --communicator mpi the ranks are started by mpirun: mpirun -np ",
-           args.ranks.value_or(kDefaultRanks), " crossdock run ...");
-  }
   job.num_ranks = launched ? num_processes : args.ranks.value_or(kDefaultRanks);
   if (launched && args.ranks && *args.ranks != num_processes) {
     refuse("--ranks (", *args.ranks, ") must be the number of processes, ", num_processes,
            "; leave it out under mpirun");
   }
-  if (job.num_ranks < 1) refuse("--ranks must be at least 1, got ", job.num_ranks);
+  if (job.num_ranks < 1 || job.num_ranks > kMaxRanks) {
+    refuse("--ranks must be from 1 to ", kMaxRanks, ", got ", job.num_ranks);
+  }
   if (args.ranks_per_node < 0) {
     refuse("--ranks-per-node must not be negative, got ", args.ranks_per_node);
   }
   if ((args.max_in_flight != 0 || args.chunk_bytes != 0) && job.engine != "mpi") {
     refuse("--max-in-flight and --chunk-bytes are about requests of the mpi engine");
   }
-  if (args.max_in_flight < 0) refuse("--max-in-flight must be at least 2");
-  if (args.chunk_bytes < 0) refuse("--chunk-bytes must be at least 1");
+  if (args.max_in_flight != 0 && args.max_in_flight < 2) {
+    refuse("--max-in-flight must be at least 2 (one request each way), got ", args.max_in_flight);
+  }
+  if (args.chunk_bytes < 0) refuse("--chunk-bytes must be at least 1, got ", args.chunk_bytes);
   job.ranks_per_node = args.ranks_per_node;
 }
 

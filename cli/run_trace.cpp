@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -89,19 +90,33 @@ std::string entries_of(const Group& group, std::vector<Event> events) {
   return text.substr(1, text.size() - 2);
 }
 
+std::string temporary_name(const std::string& file) {
+  return file + ".part";
+}
+
+Error cannot_write(const std::string& file) {
+  return {ErrorCode::kInvalidArgument, "cannot write the trace to " + file};
+}
+
 std::optional<Error> try_write(const std::string& file, const std::string& text) {
-  const std::string temporary = file + ".part";
+  const std::string temporary = temporary_name(file);
   std::ofstream out(temporary);
   out << text;
   out.close();
   if (!out || std::rename(temporary.c_str(), file.c_str()) != 0) {
     std::remove(temporary.c_str());
-    return Error(ErrorCode::kInvalidArgument, "cannot write the trace to " + file);
+    return cannot_write(file);
   }
   return std::nullopt;
 }
 
 }  // namespace
+
+void check_trace_file(const std::string& file) {
+  const std::string temporary = temporary_name(file);
+  if (std::filesystem::is_directory(file) || !std::ofstream(temporary)) throw cannot_write(file);
+  std::remove(temporary.c_str());
+}
 
 void write_trace(Group& group, const std::string& file) {
   const std::string own = entries_of(group, group.recorder().events());

@@ -10,6 +10,7 @@
 #include "machine.hpp"
 #include "mpi_launch.hpp"
 #include "progress_line.hpp"
+#include "verify_run.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -39,13 +40,22 @@ std::vector<FaultCase> select(const VerifyArgs& args) {
   std::set<std::string> names;
   for (const FaultCase& fault : cases) names.insert(fault.name());
   std::erase_if(cases, [&](const FaultCase& fault) {
-    const auto fits = [&](const std::string& part) {
-      return names.contains(part) ? fault.name() == part
-                                  : fault.name().find(part) != std::string::npos;
+    const auto is_meant = [&](const std::string& part) {
+      return names.contains(part) ? fault.name() == part : fits(fault.name(), part);
     };
-    return !args.cases.empty() && std::none_of(args.cases.begin(), args.cases.end(), fits);
+    return !args.cases.empty() && std::none_of(args.cases.begin(), args.cases.end(), is_meant);
   });
   return cases;
+}
+
+void list(const std::vector<FaultCase>& cases, bool as_json) {
+  json names = json::array();
+  for (const FaultCase& fault : cases) names.push_back(fault.name());
+  if (as_json) {
+    std::cout << names.dump(1) << "\n";
+    return;
+  }
+  for (const json& name : names) std::cout << name.get<std::string>() << "\n";
 }
 
 // Those who can still say how a case ended.
@@ -167,8 +177,18 @@ void print_table(const json& results) {
 }  // namespace
 
 int run_verify_faults(const VerifyArgs& args) {
+  if (args.quick || !args.ranks.empty() || !args.dtypes.empty() || args.ranks_per_node > 0) {
+    throw ArgumentError(
+        "--faults runs on 4 ranks of one node; --quick, --ranks, --dtype and --ranks-per-node do "
+        "not go with it");
+  }
   std::vector<FaultCase> cases = select(args);
-  if (cases.empty()) throw ArgumentError("no fault fits; leave --case out to run all");
+  if (cases.empty())
+    throw ArgumentError("no fault fits; `crossdock verify --faults --list` names all");
+  if (args.list) {
+    list(cases, args.json);
+    return 0;
+  }
   const auto wants = [&](const char* engine) {
     return args.communicators.empty() ||
            std::find(args.communicators.begin(), args.communicators.end(), engine) !=
@@ -193,6 +213,7 @@ int run_verify_faults(const VerifyArgs& args) {
     if (wants("mpi") && (has_mpi || !args.communicators.empty())) {
       for (json& result : run_on_processes(cases)) results.push_back(std::move(result));
     }
+    if (results.empty()) throw ArgumentError("only MPI processes can be killed");
   }
   if (prints && args.json) std::cout << results.dump(1) << "\n" << std::flush;
   if (prints && !args.json) print_table(results);

@@ -19,10 +19,6 @@ bool has_part(const std::string& name, const std::string& part) {
   return ("/" + name + "/").find("/" + part + "/") != std::string::npos;
 }
 
-bool fits(const std::string& name, const std::string& pattern) {
-  return name.find(pattern) != std::string::npos || fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-}
-
 bool is_selected(const Check& check, const CheckFilter& filter) {
   const auto any = [](const std::vector<std::string>& list, const auto& test) {
     return list.empty() || std::any_of(list.begin(), list.end(), test);
@@ -60,6 +56,10 @@ void append_from_text(std::span<const std::byte> body, std::vector<Failure>& fai
 }
 
 }  // namespace
+
+bool fits(const std::string& name, const std::string& pattern) {
+  return name.find(pattern) != std::string::npos || fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
 
 std::vector<Check> select_checks(const CheckFilter& filter) {
   std::vector<Check> checks = conformance::list_checks();

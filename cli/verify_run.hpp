@@ -37,6 +37,9 @@ struct CheckFilter {
 
 std::vector<conformance::Check> select_checks(const CheckFilter& filter);
 
+/// Whether `pattern` is a part of the name, or a pattern with * and ? that the whole name follows.
+bool fits(const std::string& name, const std::string& pattern);
+
 /// Called before each check by rank 0, with its number.
 using CheckProgress = std::function<void(int64_t, const conformance::Check&)>;
 

@@ -7,7 +7,7 @@ namespace crossdock {
 
 /// A part of the library that a build may lack.
 struct Feature {
-  std::string_view name;  // "mpi", "blas", "cuda"
+  std::string_view name;  // "mpi", "cuda"
   bool is_built = false;
   std::string_view note;  // which one was found, or why there is none
 };

@@ -41,7 +41,7 @@ Findings judge(Group& group, const StrategyFactory& strategy, const World& world
 
 /// One thing that must hold on any group. Its body is collective.
 struct Check {
-  std::string name;       // "routing/skewed/bf16/alignment", "errors/repeated_id", ...
+  std::string name;       // "routing/skewed/bf16/plain", "error/repeated_id", ...
   bool is_quick = false;  // part of the short run
   std::function<Findings(Group&, const StrategyFactory&)> body;
 };

@@ -7,10 +7,13 @@
 ///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
 ///   Strategy    how rows travel: "allgather", "alltoall", ...
 ///
-/// Start with examples/01_single_process.cpp.
+/// Start with examples/01_single_process.cpp. What judges instead of working has its own headers:
+/// conformance.hpp and faults.hpp for strategies and engines, reference.hpp and
+/// reference_router.hpp for numbers.
 
 #include "crossdock/activation.hpp"
 #include "crossdock/buffer.hpp"
+#include "crossdock/build.hpp"
 #include "crossdock/communicator.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/dispatch_config.hpp"

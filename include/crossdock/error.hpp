@@ -28,7 +28,7 @@ struct ErrorContext {
   const char* operation = "";  // "plan", "dispatch", ...; a string literal
 };
 
-/// The only exception type that leaves the library.
+/// What the library throws. Beside it only std::bad_alloc can leave it, where memory runs out.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message, ErrorContext context = {})

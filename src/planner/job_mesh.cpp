@@ -56,12 +56,13 @@ void check_mesh(const JobDescription& job) {
   } else {
     check_positive("sequence", job.sequence);
     check_positive("micro_batch", job.micro_batch);
-    CROSSDOCK_CHECK(job.sequence <= kMaxTokens && job.micro_batch <= kMaxTokens / job.sequence,
-                    "sequence (", job.sequence, ") times micro_batch (", job.micro_batch,
-                    ") must be at most ", kMaxTokens,
+    CROSSDOCK_CHECK(job.sequence <= kMaxTokens, "sequence must be at most ", kMaxTokens, ", got ",
+                    job.sequence);
+    CROSSDOCK_CHECK(job.micro_batch <= kMaxTokens / job.sequence, "sequence (", job.sequence,
+                    ") times micro_batch (", job.micro_batch, ") must be at most ", kMaxTokens,
                     " tokens; with this sequence the largest "
                     "micro_batch is ",
-                    kMaxTokens / std::min(job.sequence, kMaxTokens));
+                    kMaxTokens / job.sequence);
   }
 }
 

@@ -73,9 +73,18 @@ TEST(Bench, StartsMpiRanksByItself) {
 }
 
 TEST(Bench, ReportsWhatItDoesNotKnow) {
-  const CommandResult result = run_command("bench --scenario cpu-huge");
-  EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.err, HasSubstr("scenario must be one of"));
+  const std::vector<std::pair<const char*, const char*>> known = {
+      {"--scenario cpu-huge", "scenario must be one of"},
+      {"--strategy teleport", "strategy must be one of"},
+      {"--communicator pigeons", "communicator must be one of"},
+      {"--ranks-per-node -1", "-1 not in range 0 to"},
+      {"--max-in-flight 1", "1 not in range 2 to"},
+  };
+  for (const auto& [arguments, words] : known) {
+    const CommandResult result = run_command(std::string("bench ") + arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_THAT(result.err, HasSubstr(words)) << arguments;
+  }
 }
 
 }  // namespace

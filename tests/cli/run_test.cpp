@@ -68,6 +68,33 @@ TEST(Run, PrintsTheSameChecksumUnderMpirunWithoutFurtherFlags) {
   EXPECT_EQ(json["grad_checksum"], alone["grad_checksum"]);
 }
 
+TEST(Run, StartsMpiRanksItself) {
+  if (std::string(CROSSDOCK_MPIRUN).empty()) GTEST_SKIP() << "MPI is not in this build";
+  const nlohmann::json json = run_json(std::string(kSmall) + "--communicator mpi --ranks 3");
+  EXPECT_EQ(json["communicator"], "mpi");
+  EXPECT_EQ(json["ranks"], 3);
+  EXPECT_EQ(json["checksum"], run_json(std::string(kSmall) + "--ranks 1")["checksum"]);
+}
+
+TEST(Run, SaysThatMpirunIsMissing) {
+  if (std::string(CROSSDOCK_MPIRUN).empty()) GTEST_SKIP() << "MPI is not in this build";
+  const CommandResult result =
+      run_program("PATH=/nowhere " CROSSDOCK_COMMAND " run --communicator mpi");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err,
+              HasSubstr("communicator mpi needs mpirun, and there is none on the PATH"));
+}
+
+TEST(Run, RefusesALayerThatNoMachineHolds) {
+  for (const char* size : {"--width 9223372036854775807", "--experts 1000000000 --top-k 2",
+                           "--tokens 2147483648", "--communicator mpi --inner 4000000000000"}) {
+    const CommandResult result = run_command(std::string("run ") + size);
+    EXPECT_EQ(result.status, 1) << size;
+    EXPECT_THAT(result.err, HasSubstr("this layer needs ")) << size;
+    EXPECT_THAT(result.err, HasSubstr(" GiB left")) << size;
+  }
+}
+
 TEST(Run, ReportsTimesBytesAndLoad) {
   const nlohmann::json json = run_json(
       "run --width 24 --inner 16 --experts 10 --top-k 3 --tokens-total 53 --steps 2 --json "
@@ -159,14 +186,16 @@ TEST(Run, RejectsBadArgumentsWithStatusTwo) {
       {"run --preset mixtral-8x7b --scale 5", "--scale must divide the widths of mixtral-8x7b"},
       {"run --scale 2", "--scale goes with --preset"},
       {"run --tokens 4 --tokens-total 5", "not both"},
-      {"run --tokens -1", "must not be negative"},
+      {"run --tokens -1", "tokens must be from 0 to 2147483648, got -1"},
+      {"run --tokens 9223372036854775807", "tokens must be from 0 to 2147483648"},
       {"run --experts 2 --top-k 3", "--experts (2) must be at least --top-k (3)"},
       {"run --width 0", "--width must be at least 1, got 0"},
       {"run --strategy teleport", "teleport"},
       {"run --dtype fp8_e4m3", "fp8_e4m3"},
-      {"run --ranks 0", "--ranks must be at least 1, got 0"},
+      {"run --ranks 0", "--ranks must be from 1 to 1024, got 0"},
+      {"run --ranks 100000", "--ranks must be from 1 to 1024, got 100000"},
       {"run --steps 0", "--steps must be at least 1"},
-      {"run --communicator mpi", "mpirun -np 4"},
+      {"run --communicator mpi --max-in-flight 1", "--max-in-flight must be at least 2"},
       {"run --max-in-flight 3", "--max-in-flight"},
       {"run --width many", "--width"},
   };

@@ -65,12 +65,29 @@ TEST(Verify, SelectsChecksByNameAndDtype) {
   EXPECT_LT(list("--quick").size(), all.size());
 }
 
+TEST(Verify, ListsFaultsByPartOrPattern) {
+  const auto list = [](const std::string& flags) {
+    const CommandResult result = run_command("verify --faults --list --json " + flags);
+    EXPECT_EQ(result.status, 0) << flags;
+    return nlohmann::json::parse(result.out).get<std::vector<std::string>>();
+  };
+  const std::vector<std::string> killed = list("--strategy direct --case killed");
+  EXPECT_THAT(killed, testing::Contains("direct/killed/mid_dispatch"));
+  EXPECT_THAT(killed, testing::Each(testing::StartsWith("direct/killed/")));
+  EXPECT_EQ(list("--case 'direct/killed/*'"), killed);
+  EXPECT_GT(list("").size(), killed.size());
+}
+
 TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
   const std::vector<std::pair<const char*, const char*>> known = {
       {"verify --strategy teleport", "teleport"},
       {"verify --ranks 0", "--ranks"},
       {"verify --case no_such_thing", "no check fits"},
       {"verify --communicator pigeons", "pigeons"},
+      {"verify --ranks-per-node -1", "-1 not in range 0 to"},
+      {"verify --faults --case no_such_thing", "no fault fits"},
+      {"verify --faults --ranks 3", "--faults runs on 4 ranks"},
+      {"verify --faults --case killed --communicator threads", "only MPI processes can be killed"},
   };
   for (const auto& [arguments, words] : known) {
     const CommandResult result = run_command(arguments);

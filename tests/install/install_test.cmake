@@ -50,9 +50,11 @@ execute_process(COMMAND ${PKG_CONFIG} --cflags --libs crossdock OUTPUT_VARIABLE 
                 OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 separate_arguments(flags UNIX_COMMAND "${flags}")
 get_filename_component(library_folder ${pc_folder} DIRECTORY)
-run(${CXX} -std=c++20 ${CMAKE_CURRENT_LIST_DIR}/consumer/main.cpp -o ${WORK_DIR}/by_pkg_config/consumer ${flags}
-    -Wl,-rpath,${library_folder})
-run(${WORK_DIR}/by_pkg_config/consumer)
+foreach(source ${CMAKE_CURRENT_LIST_DIR}/consumer/main.cpp ${SOURCE_DIR}/examples/01_single_process.cpp)
+  get_filename_component(name ${source} NAME_WE)
+  run(${CXX} -std=c++20 ${source} -o ${WORK_DIR}/by_pkg_config/${name} ${flags} -Wl,-rpath,${library_folder})
+  run(${WORK_DIR}/by_pkg_config/${name})
+endforeach()
 
 if(KIND STREQUAL "static")
   message(STATUS "every header by itself")
