@@ -167,9 +167,9 @@ __device__ inline uint64_t pack_word(uint32_t epoch, uint32_t value) {
   return static_cast<uint64_t>(value) << 32 | epoch;
 }
 
-/// Tells all ranks that have a mailbox that this one is at `epoch`. By all threads of a block.
-__device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch) {
-  const bool dead = is_poisoned(signals);
+/// Tells all ranks that have a mailbox that this one is at `epoch`, or has failed. By all threads
+/// of a block.
+__device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch, bool dead) {
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
     if (signals.mailbox[p] == nullptr) continue;
     auto* flag =
@@ -178,10 +178,9 @@ __device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch) {
   }
 }
 
-/// Waits until these ranks are at `epoch`, unless this one has failed. By all threads of a block.
+/// Waits until these ranks are at `epoch`. By all threads of a block.
 __device__ inline void await_flags(const PeerSignals& signals, Operation operation,
                                    uint32_t epoch) {
-  if (is_poisoned(signals)) return;
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
     if (signals.mailbox[p] == nullptr) continue;
     const auto* flag =
@@ -208,9 +207,10 @@ __device__ inline void peer_barrier(const PeerSignals& signals, Operation operat
                                     bool after_arrival = false) {
   if (signals.P == 0) return;
   const uint32_t epoch = signals.state->barrier_epoch + (after_arrival ? 2 : 1);
+  const bool dead = is_poisoned(signals);
   __syncthreads();
-  send_flags(signals, epoch);
-  await_flags(signals, operation, epoch);
+  send_flags(signals, epoch, dead);
+  if (!dead) await_flags(signals, operation, epoch);
   __syncthreads();
   if (threadIdx.x == 0) signals.state->barrier_epoch = epoch;
 }
@@ -220,23 +220,29 @@ __device__ inline void peer_barrier(const PeerSignals& signals, Operation operat
 /// after_arrival ends the kernel.
 __device__ inline void peer_arrival(const PeerSignals& signals, Operation operation) {
   const uint32_t epoch = signals.state->barrier_epoch + 1;
-  if (blockIdx.x == 0) send_flags(signals, epoch);
-  await_flags(signals, operation, epoch);
+  const bool dead = is_poisoned(signals);
+  if (blockIdx.x == 0) send_flags(signals, epoch, dead);
+  if (!dead) await_flags(signals, operation, epoch);
   __syncthreads();
 }
 
-/// True for all threads of the block that is last to call it in this grid; its peers' writes are
-/// then visible to it, and, after a store with release, to other ranks.
-__device__ inline bool last_block(const PeerSignals& signals) {
+/// True for all threads of the block that is last to call it in this grid; what the others did is
+/// then done for it and, after a store with release, for other ranks. writes_to_peers: the grid has
+/// written memory of other GPUs, not only read it.
+__device__ inline bool last_block(const PeerSignals& signals, bool writes_to_peers = true) {
   __shared__ bool is_last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence_system();
+    if (writes_to_peers) {
+      __threadfence_system();
+    } else {
+      __threadfence();
+    }
     const uint32_t done = atomicAdd(&signals.state->blocks_done, 1u);
     is_last = done == gridDim.x - 1;
     if (is_last) {
       signals.state->blocks_done = 0;
-      __threadfence_system();
+      __threadfence();
     }
   }
   __syncthreads();

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
       }
     }
   }
-  if (last_block(args.signals)) {
+  if (last_block(args.signals, /*writes_to_peers=*/false)) {
     peer_barrier(args.signals, Operation::kCombine, args.awaits_peers);
   }
 }
