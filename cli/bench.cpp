@@ -6,6 +6,7 @@
 #include "commands.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/mpi.hpp"
+#include "machine.hpp"
 #include "mpi_launch.hpp"
 
 namespace crossdock::cli {
@@ -123,10 +124,13 @@ int run_bench(const BenchArgs& args) {
   Report report(args.json);
   std::vector<std::string> scenarios = args.scenarios;
   if (scenarios.empty() && args.device == "cuda") scenarios = {"h200-*"};
-  for (const Case& one : select({.scenarios = scenarios,
-                         .strategies = args.strategies,
-                         .communicators = args.communicators,
-                         .ranks = args.ranks})) {
+  std::vector<std::string> communicators = args.communicators;
+  if (communicators.empty() && find_program("mpirun").empty()) communicators = {"threads"};
+  const std::vector<Case> cases = select({.scenarios = scenarios,
+                                          .strategies = args.strategies,
+                                          .communicators = communicators,
+                                          .ranks = args.ranks});
+  for (const Case& one : cases) {
     if (one.communicator != "mpi") {
       report.add(one.scenario, bench::run_case(one, run_options(args)));
       continue;

@@ -32,7 +32,7 @@ struct BenchArgs {
   bool check = true;
   std::vector<std::string> scenarios{};      // empty: the default ones
   std::vector<std::string> strategies{};     // empty: all
-  std::vector<std::string> communicators{};  // empty: all
+  std::vector<std::string> communicators{};  // empty: all that work here
   std::string device = "cpu";                // cuda: the scenarios of the GPU by default
   int ranks = 0;                             // 0: the scenario's
   int ranks_per_node = 0;                    // 0: as the engine reports

@@ -102,7 +102,8 @@ CLI::App* add_bench(CLI::App& app, crossdock::cli::BenchArgs& args) {
       ->delimiter(',');
   bench->add_option("--strategy", args.strategies, "Names of strategies, or anchor-mpi-pack")
       ->delimiter(',');
-  bench->add_option("--communicator", args.communicators, "threads, mpi")->delimiter(',');
+  bench->add_option("--communicator", args.communicators, "threads, mpi; those that work here")
+      ->delimiter(',');
   bench->add_option("--device", args.device, "cuda: the scenarios h200-* by default")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   bench->add_option("--ranks", args.ranks, "Instead of the scenario's number")
@@ -319,7 +320,12 @@ int run_command_line(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run_command_line(argc, argv);
+    const int status = run_command_line(argc, argv);
+    if (status == 0 && (!std::cout.flush() || std::fflush(stdout) != 0)) {
+      std::fputs("crossdock: cannot write to standard output\n", stderr);
+      return 1;
+    }
+    return status;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "crossdock: %s\n", e.what());
     return 1;

@@ -72,10 +72,6 @@ int print(const RunArgs& args, const RunJob& job, const RunResult& result) {
     const bool colour = job.engine == "threads" && isatty(STDOUT_FILENO) != 0;
     std::cout << to_text(job, result, colour) << std::flush;
   }
-  if (!std::cout) {
-    std::cerr << "crossdock run: cannot write to standard output\n";
-    return 1;
-  }
   return !result.check || result.check->passed ? 0 : 1;
 }
 

@@ -49,7 +49,7 @@ TEST(Bench, PrintsOneEntryPerScenarioStrategyAndCommunicator) {
   EXPECT_EQ(first.at("dtype"), "fp32");
   EXPECT_EQ(results.at(1).at("strategy"), "direct");
   for (const char* step : {"dispatch", "combine"}) {
-    expect_step(first.at("steps").at(step), (16 * 2048 + 16 * 8 * 2048) * 4 * 4);
+    expect_step(first.at("steps").at(step), int64_t{16 * 2048 + 16 * 8 * 2048} * 4 * 4);
   }
   EXPECT_TRUE(first.at("steps").contains("plan"));
 }

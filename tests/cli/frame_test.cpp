@@ -46,6 +46,22 @@ TEST(Command, RejectsBadArgumentsWithStatusTwo) {
   }
 }
 
+TEST(Command, FailsWhereItsOutputCannotBeWritten) {
+  const std::vector<std::string> known = {
+      "--help",
+      "info",
+      "plan --model mixtral-8x7b --tokens 8",
+      "run --tokens 4 --steps 1",
+      std::string("eval ") + CROSSDOCK_SOURCE_DIR + "/examples/cases/worked.json",
+      "verify --faults --list",
+  };
+  for (const std::string& arguments : known) {
+    const CommandResult result = run_command(arguments + " > /dev/full");
+    EXPECT_EQ(result.status, 1) << arguments;
+    EXPECT_THAT(result.err, HasSubstr("cannot write to standard output")) << arguments;
+  }
+}
+
 TEST(Info, SaysWhatWorksAndWhyNot) {
   const CommandResult result = run_command("info");
   EXPECT_EQ(result.status, 0);
