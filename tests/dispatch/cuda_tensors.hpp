@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -18,11 +19,24 @@ inline void cuda_ok(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// A stream of GPU 0 for one rank.
+/// A stream of GPU 0 for one rank. Streams are used again: with more of them than the GPU has
+/// queues, some share one and wait for each other in it.
 class RankStream {
  public:
-  RankStream() { cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~RankStream() { cudaStreamDestroy(stream_); }
+  RankStream() {
+    const std::lock_guard lock(mutex());
+    if (unused().empty()) {
+      cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    } else {
+      stream_ = unused().back();
+      unused().pop_back();
+    }
+  }
+  ~RankStream() {
+    cudaStreamSynchronize(stream_);
+    const std::lock_guard lock(mutex());
+    unused().push_back(stream_);
+  }
   RankStream(const RankStream&) = delete;
   RankStream& operator=(const RankStream&) = delete;
 
@@ -31,6 +45,15 @@ class RankStream {
   void synchronize() const { cuda_ok(cudaStreamSynchronize(stream_)); }
 
  private:
+  static std::mutex& mutex() {
+    static std::mutex instance;
+    return instance;
+  }
+  static std::vector<cudaStream_t>& unused() {
+    static std::vector<cudaStream_t> instance;
+    return instance;
+  }
+
   cudaStream_t stream_ = nullptr;
 };
 
