@@ -28,8 +28,9 @@ struct DeviceOptions {
   /// Multiprocessors that a call uses at most; 0: all. Where those of all ranks fit on their GPU
   /// together, calls are one kernel instead of two, which waits for its peers with all its blocks.
   int max_sms = 0;
-  /// An ncclComm_t with the group's ranks, which alltoall and allgather then exchange through, also
-  /// between nodes. Without it they copy from each other's memory. Given before the first plan.
+  /// An ncclComm_t with the group's ranks: alltoall and allgather then exchange through it, direct
+  /// and hierarchical what goes between nodes. Without it ranks copy from each other's memory.
+  /// Given before the first plan.
   void* nccl_comm = nullptr;
 };
 
@@ -81,9 +82,10 @@ struct Pending {
 
 /// Carries tokens to the ranks that own their experts, and the results back, forward and backward.
 ///
-/// Every member but the accessors is collective: all ranks of the group call it in the same order,
-/// whatever they hold. An invalid input on any rank is the same error on all, and nothing moved.
-/// The group must outlive the dispatcher. Several dispatchers may share a group.
+/// Members that move rows or make plans are collective: all ranks of the group call them in the
+/// same order, whatever they hold; finish, check, allocate_rows and the accessors are not. An
+/// invalid input on any rank is the same error on all, and nothing moved. The group must outlive
+/// the dispatcher. Several dispatchers may share a group.
 ///
 /// A wrong configuration or an unknown strategy does not throw at construction, as that would leave
 /// the other ranks waiting: it is refused at the first plan(), by all ranks alike. A plan belongs
