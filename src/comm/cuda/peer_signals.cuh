@@ -51,7 +51,7 @@ struct SignalState {
 /// Layout of the memory that peers write: one flag per rank, then two inboxes of words per rank,
 /// used in turn: who is at epoch n + 2 has seen every rank at n + 1, so all have read n.
 struct Mailbox {
-  static constexpr int64_t kFlagBytes = kMaxPeers * sizeof(uint64_t);
+  static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
 
   static __host__ __device__ int64_t num_bytes(int P, int64_t max_words) {
     return kFlagBytes + 2 * P * max_words * static_cast<int64_t>(sizeof(uint64_t));

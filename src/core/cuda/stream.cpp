@@ -18,8 +18,8 @@ struct FreeStreams {
 
 // Never destroyed: leases may outlive static objects.
 FreeStreams& free_streams() {
-  static auto* const instance = new FreeStreams;
-  return *instance;
+  static auto* const kInstance = new FreeStreams;
+  return *kInstance;
 }
 
 }  // namespace
