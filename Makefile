@@ -46,9 +46,9 @@ bench:  ## build the command and run the default benchmarks
 	cmake --build --preset release -j $(JOBS) --target crossdock_cli
 	build/release/crossdock bench
 
-cuda:  ## compile the CUDA preset (needs nvcc, no GPU)
+cuda:  ## compile library, command and tests for GPUs (needs nvcc, no GPU)
 	cmake --preset cuda
-	cmake --build --preset cuda -j $(JOBS)
+	cmake --build --preset cuda -j $(JOBS) --target cuda_tests crossdock_cli
 
 test-cuda: cuda  ## on a machine with a GPU: run the tests labelled cuda
 	ctest --preset cuda -L cuda

@@ -103,8 +103,9 @@ function(crossdock_add_example name)
   crossdock_register_test(${target})
 endfunction()
 
-# Builds what `ctest -L unit` runs.
+# Build what `ctest -L unit` and `ctest -L cuda` run.
 add_custom_target(quick_tests)
+add_custom_target(cuda_tests)
 
 # The rest serves the calls above. Functions that read arg_ variables are macros.
 
@@ -169,6 +170,9 @@ macro(crossdock_register_test target)
   endif()
   if("unit" IN_LIST arg_LABELS)
     add_dependencies(quick_tests ${target})
+  endif()
+  if("cuda" IN_LIST arg_LABELS)
+    add_dependencies(cuda_tests ${target})
   endif()
   set(tests "")
   if(arg_RANKS)
