@@ -8,11 +8,17 @@ namespace {
 
 constexpr double kNegligible = 1e-18;  // of a sum
 
+// The logarithm of n!. std::lgamma also sets a global sign, which ranks that are threads may not.
+double log_factorial(double n) {
+  int sign = 0;
+  return lgamma_r(n + 1, &sign);
+}
+
 double probability_of(int64_t n, double p, int64_t k) {
   const auto N = static_cast<double>(n);
   const auto K = static_cast<double>(k);
-  return std::exp(std::lgamma(N + 1) - std::lgamma(K + 1) - std::lgamma(N - K + 1) +
-                  K * std::log(p) + (N - K) * std::log1p(-p));
+  return std::exp(log_factorial(N) - log_factorial(K) - log_factorial(N - K) + K * std::log(p) +
+                  (N - K) * std::log1p(-p));
 }
 
 // Sums of the tail from `first` away from the mean: of the probabilities, and of their products

@@ -138,6 +138,13 @@ TEST(Planner, SkewFillsTheFirstRanks) {
             2 * even.costs.strategies[2].step_lower_bound_s);
 }
 
+// Sanitizers slow it down by more than ten.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double kPlanSeconds = 60.0;
+#else
+constexpr double kPlanSeconds = 1.0;
+#endif
+
 TEST(Planner, PlansSixteenThousandRanksInUnderASecond) {
   JobDescription job = job_of("deepseek-v3", 128, 2048);
   for (const double zipf : {0.0, 0.5}) {
@@ -146,7 +153,7 @@ TEST(Planner, PlansSixteenThousandRanksInUnderASecond) {
       if (has_capacity) job.capacity = 8.0;
       const std::clock_t begin = std::clock();  // of this process, however busy the machine is
       const JobPlan plan = plan_job(job);
-      EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 1.0);
+      EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, kPlanSeconds);
       EXPECT_EQ(plan.group_ranks, 16384);
       EXPECT_NEAR(plan.costs.strategies[1].dispatch.rows.within_node +
                       plan.costs.strategies[1].dispatch.rows.between_nodes,
