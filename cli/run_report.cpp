@@ -194,7 +194,7 @@ void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   writer.field("backward", job.with_backward);
 }
 
-void write_times(JsonWriter& writer, const RunResult& result) {
+void write_measured(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   writer.field("forward_us", result.forward_us);
   writer.field("backward_us", result.backward_us);
   write_list(writer, "steps_us", result.steps_us);
@@ -221,7 +221,7 @@ void write_times(JsonWriter& writer, const RunResult& result) {
   writer.begin_object();
   writer.field("window_bytes", result.memory.window_bytes);
   writer.field("pool_bytes", result.memory.pool_bytes);
-  writer.field("planned_bytes", result.planned_bytes);
+  if (job.with_backward) writer.field("planned_bytes", result.planned_bytes);  // it is of both
   writer.end_object();
 }
 
@@ -247,7 +247,7 @@ std::string to_json(const RunJob& job, const RunResult& result) {
   JsonWriter writer(2);
   writer.begin_object();
   write_job(writer, job, result);
-  write_times(writer, result);
+  write_measured(writer, job, result);
   writer.key("load");
   writer.begin_object();
   write_list(writer, "rows_per_rank", result.rows_per_rank);

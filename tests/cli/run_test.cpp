@@ -122,6 +122,14 @@ TEST(Run, ReportsTimesBytesAndLoad) {
   EXPECT_EQ(json["checksum"].get<std::string>().size(), 16);
 }
 
+TEST(Run, ComparesMemoryWithAPlanOfForwardAndBackwardOnlyAfterBoth) {
+  const nlohmann::json json = run_json(
+      "run --width 16 --inner 4 --experts 4 --top-k 2 --tokens 20 --steps 1 --json "
+      "--forward-only");
+  EXPECT_TRUE(json["memory"].contains("pool_bytes"));
+  EXPECT_FALSE(json["memory"].contains("planned_bytes"));
+}
+
 TEST(Run, HoldsWithinTenPercentOfWhatWasPlanned) {
   for (const char* nodes : {"", " --ranks-per-node 2"}) {
     for (const std::string& strategy : strategy_names()) {
