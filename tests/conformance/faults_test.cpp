@@ -25,16 +25,17 @@ GroupOptions patient() {
   return {.arrival_deadline = kPatience, .progress_deadline = kPatience};
 }
 
-// Stalls take two deadlines each, so they are left to the strategies that differ most; a killed
-// rank needs a job of its own (killed_test).
+// Stalls take two deadlines each: at every step for the strategies that differ most, in the middle
+// of the exchanges for the others. A killed rank needs a job of its own (killed_test).
 std::vector<FaultCase> cases() {
   std::vector<FaultCase> all;
   for (const FaultCase& fault : list_faults(strategy_names(), 2)) {
     if (fault.kind == FaultKind::kKilled) continue;
     const bool is_quick = fault.kind != FaultKind::kStalls;
-    if (is_quick || fault.strategy == "alltoall" || fault.strategy == "direct") {
-      all.push_back(fault);
-    }
+    const bool differs = fault.strategy == "alltoall" || fault.strategy == "direct";
+    const bool is_exchange =
+        fault.step == FaultStep::kMidDispatch || fault.step == FaultStep::kMidCombine;
+    if (is_quick || differs || is_exchange) all.push_back(fault);
   }
   return all;
 }
