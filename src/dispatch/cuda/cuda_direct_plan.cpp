@@ -1,11 +1,9 @@
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/tensor_check.hpp"
 #include "dispatch/cuda/cuda_direct.hpp"
-#include "dispatch/cuda/host_routing.hpp"
 #include "dispatch/placement.hpp"
 
 namespace crossdock::cuda {
@@ -56,13 +54,9 @@ int64_t num_block_counts(const CudaPlanInputs& inputs) {
   return int64_t{plan_blocks(inputs.T, inputs.shape.K)} * inputs.shape.E;
 }
 
-int64_t scratch_bytes(const CudaPlanInputs& inputs) {
-  return (num_block_counts(inputs) + inputs.shape.E) * static_cast<int64_t>(sizeof(int32_t));
-}
-
-PlanArgs plan_args(const Routing& routing, const CudaPlan& plan, const Buffer& scratch) {
+PlanArgs plan_args(const Routing& routing, const CudaPlan& plan, const TensorView& scratch) {
   const CudaPlanInputs& inputs = plan.inputs();
-  auto* counts = reinterpret_cast<int32_t*>(scratch.data());
+  auto* counts = static_cast<int32_t*>(scratch.data);
   return {.routing = {.expert_ids = routing.expert_ids.data,
                       .ids_are_64_bit = routing.expert_ids.dtype == DType::kI64,
                       .weights = static_cast<const float*>(routing.weights.data),
@@ -89,48 +83,34 @@ std::shared_ptr<const DevicePlanData> CudaDirect::upload(const Plan& host_plan) 
   return std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(data.T), data);
 }
 
-Plan CudaDirect::plan(const DenseRouting& routing, const PlanDenseOnHost& plan) {
-  const DeviceGuard guard(rank_.device());
-  return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
-}
-
-// Once the ranks have met, a rank only queues work until all have: an allocation could wait for
-// kernels that wait for this rank.
-Plan CudaDirect::plan(const Routing& routing, const PlanOnHost& plan) {
-  const DeviceGuard guard(rank_.device());
-  if (!plans_on_device())
-    return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
+Plan CudaDirect::plan(const Routing& routing, const PlanOnHost& plan_on_host) {
+  if (!plans_on_device()) return CudaPath::plan(routing, plan_on_host);
   const std::optional<int64_t>& max_rows = rank_.config().max_rows;
   std::shared_ptr<CudaPlan> arrays;
-  Buffer scratch;
-  std::optional<Error> refusal = refusal_of([&] {
-    rank_.raise_faults();
+  std::string text = concat(rank_.context().config_text, ";weights=fp32;device=cuda");
+  const Call call{.operation = "plan", .plan = nullptr, .text = std::move(text)};
+  const uint64_t id = run(call, [&] {
     check_routing(rank_, routing);
-    const int64_t T = routing.expert_ids.shape[0];
-    arrays = std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(T));
-    scratch = rank_.pool().take(scratch_bytes(arrays->inputs()), rank_.stream());
-    if (!max_rows) return;
-    arrays->set_capacity_rows(*max_rows);
-    if (wants_landing_) {
+    arrays =
+        std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(routing.expert_ids.shape[0]));
+    const OwnedTensor scratch =
+        rank_.take(DType::kI32, {num_block_counts(arrays->inputs()) + rank_.config().num_experts});
+    if (max_rows) arrays->set_capacity_rows(*max_rows);
+    if (max_rows && wants_landing_) {
       const int64_t row_bytes = rank_.config().width * size_of(row_dtype_);
       arrays->set_landing(rank_.pool().take(*max_rows * row_bytes, rank_.stream()));
     }
-  });
-  const CudaRank::Met met =
-      rank_.meet({.operation = "plan",
-                  .plan = nullptr,
-                  .call_text = concat(rank_.context().config_text, ";weights=fp32;device=cuda"),
-                  .handles = {},
-                  .refusal = std::move(refusal)});
-  const EventRecorder::Scope scope(rank_.group().recorder(), "plan", met.sequence);
-  run_agreed(rank_.group(), [&] {
-    PlanArgs args = plan_args(routing, *arrays, scratch);
-    args.signals = rank_.signals();
-    launch_plan(args, rank_.stream());
-    if (!max_rows) arrays->set_capacity_rows(arrays->num_rows());
+    ReadyCall ready;
+    ready.queue = [&, scratch](const CudaRank::Met& /*met*/) {
+      PlanArgs args = plan_args(routing, *arrays, scratch.view);
+      args.signals = rank_.signals();
+      launch_plan(args, rank_.stream());
+      if (!max_rows) arrays->set_capacity_rows(arrays->num_rows());
+    };
+    return ready;
   });
   if (!max_rows) rank_.raise_faults();  // the same on all ranks
-  return {host_part(rank_, arrays->inputs().T, met.sequence), nullptr, std::move(arrays)};
+  return {host_part(rank_, arrays->inputs().T, id), nullptr, std::move(arrays)};
 }
 
 }  // namespace crossdock::cuda

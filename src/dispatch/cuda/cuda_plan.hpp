@@ -63,4 +63,9 @@ class CudaPlan : public DevicePlanData {
   mutable Buffer landing_;
 };
 
+/// REQUIRES: a path on a GPU made the plan.
+inline const CudaPlan& device_plan(const Plan& plan) {
+  return static_cast<const CudaPlan&>(*plan.device_data());
+}
+
 }  // namespace crossdock::cuda

@@ -161,6 +161,12 @@ PeerSignals CudaRank::near_signals() const {
   return near;
 }
 
+PeerSignals CudaRank::signals_alone() const {
+  PeerSignals alone = signals();
+  alone.P = 0;
+  return alone;
+}
+
 CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
   CudaPlanInputs inputs{.T = T,
                         .P = group().size(),
@@ -212,14 +218,14 @@ OwnedTensor CudaRank::output_or_new(const char* name, const TensorView& given, D
   return {.view = given, .owner = nullptr};
 }
 
-void CudaRank::zero_pads(const CudaPlan& plan, const TensorView& rows) const {
+void CudaRank::zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const {
   launch_pad_rows({.plan = plan.arrays(),
                    .shape = plan.shape(),
                    .P = plan.inputs().P,
                    .rank = plan.inputs().rank,
                    .num_local = static_cast<int32_t>(plan.inputs().num_local),
-                   .rows = static_cast<std::byte*>(rows.data),
-                   .row_bytes = rows.row_bytes()},
+                   .rows = rows,
+                   .row_bytes = row_bytes},
                   stream());
 }
 
@@ -283,10 +289,13 @@ ShownMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_conten
   ShownMemory shown;
   if (num_bytes == 0) data = nullptr;
   shown.data = static_cast<std::byte*>(const_cast<void*>(data));
+  shown.wanted = shown.data;
+  shown.num_bytes = num_bytes;
   std::optional<MemoryBlock> block = pool_.find(data);
   if (!block && peers_.needs_export() && data != nullptr) {
-    shown.lease = pool_.take(num_bytes, stream());
-    shown.data = shown.lease.data();
+    const Buffer copy = pool_.take(num_bytes, stream());
+    shown.lease = copy.owner();
+    shown.data = copy.data();
     block = pool_.find(shown.data);
     if (with_contents) {
       CROSSDOCK_CUDA(cudaMemcpyAsync(shown.data, data, static_cast<size_t>(num_bytes),
@@ -298,9 +307,9 @@ ShownMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_conten
   return shown;
 }
 
-void CudaRank::fetch(const ShownMemory& shown, void* wanted, int64_t num_bytes) const {
-  if (shown.lease.data() == nullptr) return;
-  CROSSDOCK_CUDA(cudaMemcpyAsync(wanted, shown.data, static_cast<size_t>(num_bytes),
+void CudaRank::fetch(const ShownMemory& shown) const {
+  if (!shown.lease) return;
+  CROSSDOCK_CUDA(cudaMemcpyAsync(shown.wanted, shown.data, static_cast<size_t>(shown.num_bytes),
                                  cudaMemcpyDeviceToDevice, stream()));
 }
 

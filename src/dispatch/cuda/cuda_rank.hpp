@@ -20,8 +20,10 @@ namespace crossdock::cuda {
 /// Memory of this rank that peers use during one call.
 struct ShownMemory {
   MemoryHandle handle{};
-  std::byte* data = nullptr;  // where it is while they do
-  Buffer lease;               // set where a copy stands in for memory that peers do not reach
+  std::byte* data = nullptr;    // where it is while they do
+  std::byte* wanted = nullptr;  // where it was shown
+  int64_t num_bytes = 0;
+  std::shared_ptr<const void> lease;  // of a copy that stands in for memory out of their reach
 };
 
 /// Whom kernels of a rank wait for on the device: these must be in reach.
@@ -52,6 +54,8 @@ class CudaRank {
   const PeerSignals& signals() const { return lane().channel->signals(); }
   /// The same for waits within the node.
   PeerSignals near_signals() const;
+  /// The same for kernels that work for this rank alone.
+  PeerSignals signals_alone() const;
   bool is_near(int peer) const { return peers_.is_near(peer); }
 
   /// Work goes into a stream of its own, with signals of its own, from here to end_aside (see
@@ -69,8 +73,8 @@ class CudaRank {
   OwnedTensor take(DType dtype, Shape shape);
   OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
                             const Shape& shape);
-  /// Zeroes the plan's pad rows in a tensor of rows.
-  void zero_pads(const CudaPlan& plan, const TensorView& rows) const;
+  /// Zeroes the plan's pad rows in rows [R, row_bytes].
+  void zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const;
 
   /// The rendezvous of a call: everybody's handles, or the same error on all ranks. Its first time
   /// also connects the ranks' signals.
@@ -94,22 +98,17 @@ class CudaRank {
   /// Entry `entry` of every rank's handles, for kernels of this rank.
   template <typename Pointer>
   void reach(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
-    for (int p = 0; p < group().size(); ++p) {
-      std::byte* data = peers_.reach(p, met.handles[static_cast<size_t>(p)][entry]);
-      pointers[p] = reinterpret_cast<Pointer>(data);
-    }
+    for (int p = 0; p < group().size(); ++p) reach_one(met, entry, p, pointers[p]);
   }
-  /// The same of the ranks of this node; null for the others.
+  /// The same of the ranks of this node; those of the others are left as they are.
   template <typename Pointer>
   void reach_near(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
     for (int p = 0; p < group().size(); ++p) {
-      if (!is_near(p)) continue;
-      std::byte* data = peers_.reach(p, met.handles[static_cast<size_t>(p)][entry]);
-      pointers[p] = reinterpret_cast<Pointer>(data);
+      if (is_near(p)) reach_one(met, entry, p, pointers[p]);
     }
   }
   /// After peers have written: what is in a lease goes where it was wanted.
-  void fetch(const ShownMemory& shown, void* wanted, int64_t num_bytes) const;
+  void fetch(const ShownMemory& shown) const;
 
   /// Throws what the device has reported, if anything. Does not wait.
   void raise_faults();
@@ -122,6 +121,11 @@ class CudaRank {
     std::shared_ptr<const OwnedStream> stream;  // null: the caller's
   };
 
+  template <typename Pointer>
+  void reach_one(const Met& met, size_t entry, int peer, Pointer& pointer) {
+    const MemoryHandle& handle = met.handles[static_cast<size_t>(peer)][entry];
+    pointer = reinterpret_cast<Pointer>(peers_.reach(peer, handle));
+  }
   Lane make_lane();
   Lane& lane() { return is_aside_ ? *aside_ : main_; }
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }

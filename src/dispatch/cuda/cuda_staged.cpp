@@ -5,9 +5,7 @@
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "dispatch/allgather.hpp"
-#include "dispatch/cuda/host_routing.hpp"
 #include "dispatch/cuda/move_rows.hpp"
-#include "dispatch/cuda/pull_sum.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
 #include "dispatch/cuda/put.hpp"
 
@@ -25,22 +23,18 @@ Waits waits_of(const DevicePathContext& context, const void* nccl_comm) {
   return is_relaying(context.strategy_name) ? Waits::kForNode : Waits::kForNobody;
 }
 
-// Signals of a kernel that works for one rank alone.
-PeerSignals alone(const CudaRank& rank) {
-  PeerSignals signals = rank.signals();
-  signals.P = 0;
-  return signals;
+std::byte* bytes(const OwnedTensor& tensor) {
+  return static_cast<std::byte*>(tensor.view.data);
 }
 
 }  // namespace
 
 CudaStaged::CudaStaged(const DevicePathContext& context, int device, void* nccl_comm)
-    : rank_(context, device, waits_of(context, nccl_comm)),
+    : CudaPath(context, device, waits_of(context, nccl_comm)),
       transport_(nccl_comm != nullptr ? make_nccl_transport(rank_, nccl_comm)
                                       : make_peer_copies(rank_)),
       gathers_tokens_(rank_.context().strategy_name == "allgather"),
       relays_tokens_(is_relaying(rank_.context().strategy_name)) {
-  CROSSDOCK_CHECK(!rank_.config().partial_sums, "partial_sums is not there on GPUs");
   CROSSDOCK_CHECK(!relays_tokens_ || rank_.group().size() < kMaxPeers, "between nodes at most ",
                   kMaxPeers - 1, " ranks can have their tokens relayed on GPUs, got ",
                   rank_.group().size(), "; use alltoall");
@@ -62,110 +56,89 @@ std::shared_ptr<const DevicePlanData> CudaStaged::upload(const Plan& host_plan) 
   return arrays;
 }
 
-Plan CudaStaged::plan(const Routing& routing, const PlanOnHost& plan) {
-  const DeviceGuard guard(rank_.device());
-  return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
-}
-
-Plan CudaStaged::plan(const DenseRouting& routing, const PlanDenseOnHost& plan) {
-  const DeviceGuard guard(rank_.device());
-  return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
-}
-
 CudaStaged::Journey CudaStaged::tokens_to_rows(const Plan& plan, const ConstTensorView& tokens,
-                                               const TensorView& rows) {
-  const ExchangePlan& exchange = exchange_of(plan);
-  Journey journey;
+                                               const TensorView& rows) const {
+  Journey journey{.from = static_cast<const std::byte*>(tokens.data),
+                  .row_bytes = rows.row_bytes()};
   if (relays_tokens_) {
-    journey.relay = relay_of(plan);
+    journey.relay = staged_plan(plan).relay();
     journey.traffic = &journey.relay->copies();
-    journey.from = static_cast<const std::byte*>(tokens.data);
     journey.from_index = journey.relay->copy_tokens();
-    journey.row_bytes = rows.row_bytes();
     journey.num_tokens = plan.num_tokens();
     journey.rows = rows.data;
     journey.rows_bytes = rows.num_bytes();
     return journey;
   }
+  const ExchangePlan& exchange = staged_plan(plan).exchange();
   journey.traffic = gathers_tokens_ ? &exchange.tokens() : &exchange.out();
-  journey.from = static_cast<const std::byte*>(tokens.data);
   journey.from_index = exchange.sent_tokens();
   journey.is_packed = !gathers_tokens_;
   journey.to = static_cast<std::byte*>(rows.data);
   journey.to_index = exchange.arrival_rows();
   journey.arrival_index = gathers_tokens_ ? exchange.arrival_tokens() : nullptr;
   journey.num_landing = exchange.out().num_received;
-  journey.row_bytes = rows.row_bytes();
   return journey;
 }
 
 CudaStaged::Journey CudaStaged::routes_to_rows(const Plan& plan, const ConstTensorView& routes,
-                                               const TensorView& rows) {
-  const ExchangePlan& exchange = exchange_of(plan);
-  Journey journey;
-  journey.traffic = &exchange.out();
-  journey.from = static_cast<const std::byte*>(routes.data);
-  journey.from_index = exchange.sent_routes();
-  journey.to = static_cast<std::byte*>(rows.data);
-  journey.to_index = exchange.arrival_rows();
-  journey.num_landing = exchange.out().num_received;
-  journey.row_bytes = rows.row_bytes();
+                                               const TensorView& rows) const {
+  const ExchangePlan& exchange = staged_plan(plan).exchange();
+  return {.traffic = &exchange.out(),
+          .from = static_cast<const std::byte*>(routes.data),
+          .from_index = exchange.sent_routes(),
+          .to = static_cast<std::byte*>(rows.data),
+          .to_index = exchange.arrival_rows(),
+          .num_landing = exchange.out().num_received,
+          .row_bytes = rows.row_bytes()};
+}
+
+// The arrivals stay where they arrive.
+CudaStaged::Journey CudaStaged::rows_home(const Plan& plan, const ConstTensorView& rows) const {
+  const ExchangePlan& exchange = staged_plan(plan).exchange();
+  Journey journey{.traffic = &exchange.home(),
+                  .from = static_cast<const std::byte*>(rows.data),
+                  .from_index = exchange.arrival_rows(),
+                  .row_bytes = rows.row_bytes()};
+  if (relays_tokens_ && rows.shape.rank() == 2) {  // single numbers take the plain way
+    journey.relay = staged_plan(plan).relay();
+    journey.traffic = &journey.relay->far_home();
+    journey.from_index = journey.relay->far_rows();
+    journey.is_read = true;
+    journey.rows = rows.data;
+    journey.rows_bytes = rows.num_bytes();
+  }
   return journey;
 }
 
 void CudaStaged::prepare(Journey& journey) {
-  const int64_t send_bytes = journey.traffic->num_sent * journey.row_bytes;
-  const std::byte* sent = journey.from;
+  const RowTraffic& traffic = *journey.traffic;
+  const void* sent = journey.from;
   if (journey.is_packed) {
-    journey.send = rank_.pool().take(send_bytes, rank_.stream());
-    sent = journey.send.data();
+    journey.packed = rank_.take(DType::kU8, {traffic.num_sent, journey.row_bytes});
+    sent = journey.packed.view.data;
   }
-  journey.shown = rank_.show(sent, send_bytes, /*with_contents=*/!journey.is_packed);
-  journey.arrived =
-      rank_.pool().take(journey.traffic->num_received * journey.row_bytes, rank_.stream());
+  journey.shown = rank_.show(sent, traffic.num_sent * journey.row_bytes,
+                             /*with_contents=*/!journey.is_packed);
+  journey.arrived = rank_.take(DType::kU8, {traffic.num_received, journey.row_bytes});
   if (journey.relay == nullptr) return;
   journey.shown_rows =
       rank_.show(journey.rows, journey.rows_bytes, /*with_contents=*/journey.is_read);
 }
 
-// The arrivals stay where they arrive.
-CudaStaged::Journey CudaStaged::rows_home(const Plan& plan, const ConstTensorView& rows) {
-  const ExchangePlan& exchange = exchange_of(plan);
-  Journey journey;
-  if (relays_tokens_ && rows.shape.rank() == 2) {  // single numbers take the plain way
-    journey.relay = relay_of(plan);
-    journey.traffic = &journey.relay->far_home();
-    journey.from = static_cast<const std::byte*>(rows.data);
-    journey.from_index = journey.relay->far_rows();
-    journey.row_bytes = rows.row_bytes();
-    journey.rows = rows.data;
-    journey.rows_bytes = rows.num_bytes();
-    journey.is_read = true;
-    return journey;
-  }
-  journey.traffic = &exchange.home();
-  journey.from = static_cast<const std::byte*>(rows.data);
-  journey.from_index = exchange.arrival_rows();
-  journey.row_bytes = rows.row_bytes();
-  return journey;
-}
-
-CudaRank::Met CudaStaged::meet(const char* operation, const Plan& plan, std::string call_text,
-                               std::span<Journey> journeys, std::optional<Error> refusal) {
-  std::vector<MemoryHandle> handles;
+ReadyCall CudaStaged::ready(std::vector<Journey> journeys, QueueJourneys queue) {
+  ReadyCall call;
   for (Journey& journey : journeys) {
-    journey.entry = handles.size();
-    handles.push_back(journey.shown.handle);
+    prepare(journey);
+    journey.entry = call.handles.size();
+    call.handles.push_back(journey.shown.handle);
   }
-  for (Journey& journey : journeys) {
-    journey.rows_entry = handles.size();
-    if (journey.relay != nullptr) handles.push_back(journey.shown_rows.handle);
+  for (Journey& journey : journeys) {  // behind: transports count on the others' order
+    journey.rows_entry = call.handles.size();
+    if (journey.relay != nullptr) call.handles.push_back(journey.shown_rows.handle);
   }
-  return rank_.meet({.operation = operation,
-                     .plan = &plan,
-                     .call_text = std::move(call_text),
-                     .handles = std::move(handles),
-                     .refusal = std::move(refusal)});
+  call.queue = [journeys = std::move(journeys),
+                queue = std::move(queue)](const CudaRank::Met& met) { queue(met, journeys); };
+  return call;
 }
 
 void CudaStaged::travel(const CudaRank::Met& met, std::span<const Journey> journeys) {
@@ -174,7 +147,7 @@ void CudaStaged::travel(const CudaRank::Met& met, std::span<const Journey> journ
     if (journey.is_packed) {
       launch_move_rows({.from = journey.from,
                         .from_index = journey.from_index,
-                        .to = journey.send.data(),
+                        .to = bytes(journey.packed),
                         .to_index = nullptr,
                         .num_rows = journey.traffic->num_sent,
                         .row_bytes = journey.row_bytes},
@@ -182,13 +155,13 @@ void CudaStaged::travel(const CudaRank::Met& met, std::span<const Journey> journ
     }
     transfers.push_back({.traffic = *journey.traffic,
                          .send = journey.shown.data,
-                         .recv = journey.arrived.data(),
+                         .recv = bytes(journey.arrived),
                          .row_bytes = journey.row_bytes});
   }
   transport_->run(met, journeys[0].entry, transfers);
   for (const Journey& journey : journeys) {
     if (journey.relay != nullptr && !journey.is_read) forward(met, journey);
-    launch_move_rows({.from = journey.arrived.data(),
+    launch_move_rows({.from = bytes(journey.arrived),
                       .from_index = journey.arrival_index,
                       .to = journey.to,
                       .to_index = journey.to_index,
@@ -211,32 +184,30 @@ void CudaStaged::forward(const CudaRank::Met& met, const Journey& journey) {
   put.targets = relay.near_targets();
   put.T = journey.num_tokens;
   put.parts[0].tokens = journey.from;
-  put.signals = alone(rank_);
+  put.signals = rank_.signals_alone();
   launch_put(put, rank_.max_sms(), stream);
   put.targets = relay.copy_targets();
   put.T = relay.num_copies_received();
-  put.parts[0].tokens = journey.arrived.data();
+  put.parts[0].tokens = bytes(journey.arrived);
   put.signals = rank_.near_signals();
   launch_put(put, rank_.max_sms(), stream);
-  rank_.fetch(journey.shown_rows, const_cast<void*>(journey.rows), journey.rows_bytes);
+  rank_.fetch(journey.shown_rows);
 }
 
-// Zeroes the pad rows where rows land.
-void CudaStaged::zero_pads(const Plan& plan, const TensorView& rows, const Journey& journey) const {
-  TensorView landing = rows;
-  if (journey.relay != nullptr) landing.data = journey.shown_rows.data;
-  rank_.zero_pads(static_cast<const CudaPlan&>(*plan.device_data()), landing);
+void CudaStaged::zero_pads(const Plan& plan, const Journey& journey) const {
+  std::byte* rows = journey.relay != nullptr ? journey.shown_rows.data : journey.to;
+  rank_.zero_pads(device_plan(plan), rows, journey.row_bytes);
 }
 
 // Sums what came home and, inside a node, what is read where it lies.
 void CudaStaged::sum(const CudaRank::Met& met, const Journey& journey, PullSumArgs& args) {
   if (journey.relay == nullptr) {
-    args.rows[0] = journey.arrived.data();
-    args.signals = alone(rank_);
+    args.rows[0] = bytes(journey.arrived);
+    args.signals = rank_.signals_alone();
   } else {
     args.targets = journey.relay->sum_targets();
     rank_.reach_near(met, journey.rows_entry, args.rows);
-    args.rows[rank_.group().size()] = journey.arrived.data();
+    args.rows[rank_.group().size()] = bytes(journey.arrived);
     args.signals = rank_.near_signals();
     launch_barrier(args.signals, Operation::kCombine, rank_.stream());
   }

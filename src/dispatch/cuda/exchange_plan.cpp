@@ -9,37 +9,27 @@ size_t index(int64_t i) {
   return static_cast<size_t>(i);
 }
 
+// Where this rank's rows begin in the send buffer of each other: rows_to(p, rank) go from p to
+// rank.
+template <typename RowsTo>
+std::vector<int64_t> peer_begins(const PlanData& data, const RowsTo& rows_to) {
+  std::vector<int64_t> begins(index(data.P), 0);
+  for (int p = 0; p < data.P; ++p) {
+    for (int rank = 0; rank < data.rank; ++rank) begins[index(p)] += rows_to(p, rank);
+  }
+  return begins;
+}
+
 // Rows of the plan from this rank to its experts' owners.
 RowTraffic make_out(const PlanData& data) {
-  RowTraffic traffic{.parts = {}, .num_sent = data.num_sent(), .num_received = data.num_received()};
-  for (int p = 0; p < data.P; ++p) {
-    const size_t i = index(p);
-    int64_t before = 0;
-    for (int rank = 0; rank < data.rank; ++rank) before += rows_between(data, p, rank);
-    traffic.parts.push_back({.send_begin = data.send_offsets[i],
-                             .send_count = data.send_offsets[i + 1] - data.send_offsets[i],
-                             .recv_begin = data.recv_offsets[i],
-                             .recv_count = data.recv_offsets[i + 1] - data.recv_offsets[i],
-                             .peer_begin = before});
-  }
-  return traffic;
+  const auto rows_to = [&](int p, int rank) { return rows_between(data, p, rank); };
+  return make_traffic(data.send_offsets, data.recv_offsets, peer_begins(data, rows_to));
 }
 
 // The same rows on their way back.
 RowTraffic make_home(const PlanData& data) {
-  const RowTraffic out = make_out(data);
-  RowTraffic traffic{.parts = {}, .num_sent = out.num_received, .num_received = out.num_sent};
-  for (int p = 0; p < data.P; ++p) {
-    const RowTraffic::Part& there = out.parts[index(p)];
-    int64_t before = 0;
-    for (int rank = 0; rank < data.rank; ++rank) before += rows_between(data, rank, p);
-    traffic.parts.push_back({.send_begin = there.recv_begin,
-                             .send_count = there.recv_count,
-                             .recv_begin = there.send_begin,
-                             .recv_count = there.send_count,
-                             .peer_begin = before});
-  }
-  return traffic;
+  const auto rows_to = [&](int p, int rank) { return rows_between(data, rank, p); };
+  return make_traffic(data.recv_offsets, data.send_offsets, peer_begins(data, rows_to));
 }
 
 // All tokens of every rank to every rank.
@@ -57,6 +47,21 @@ RowTraffic make_tokens(const PlanData& data) {
 }
 
 }  // namespace
+
+RowTraffic make_traffic(std::span<const int64_t> send_offsets,
+                        std::span<const int64_t> recv_offsets,
+                        std::span<const int64_t> peer_begins) {
+  RowTraffic traffic{
+      .parts = {}, .num_sent = send_offsets.back(), .num_received = recv_offsets.back()};
+  for (size_t p = 0; p < peer_begins.size(); ++p) {
+    traffic.parts.push_back({.send_begin = send_offsets[p],
+                             .send_count = send_offsets[p + 1] - send_offsets[p],
+                             .recv_begin = recv_offsets[p],
+                             .recv_count = recv_offsets[p + 1] - recv_offsets[p],
+                             .peer_begin = peer_begins[p]});
+  }
+  return traffic;
+}
 
 int64_t rows_between(const PlanData& data, int source, int destination) {
   int64_t rows = 0;
@@ -90,20 +95,14 @@ ExchangePlan::ExchangePlan(DevicePool& pool, const PlanData& data,
   for (int64_t row = 0; row < data.num_rows(); ++row) {
     row_targets.push_back({0, static_cast<int32_t>(row)});
   }
-  PackedArrays packer;
-  const size_t at_routes = packer.add(data.sent_routes);
-  const size_t at_sent_tokens = packer.add(sent_tokens);
-  const size_t at_rows = packer.add(rows);
-  const size_t at_tokens = packer.add(tokens);
-  const size_t at_sums = packer.add(sum_targets);
-  const size_t at_row_targets = packer.add(row_targets);
-  memory_ = packer.upload(pool, stream);
-  sent_routes_ = reinterpret_cast<int64_t*>(memory_.data() + at_routes);
-  sent_tokens_ = reinterpret_cast<int64_t*>(memory_.data() + at_sent_tokens);
-  arrival_rows_ = reinterpret_cast<int64_t*>(memory_.data() + at_rows);
-  arrival_tokens_ = reinterpret_cast<int64_t*>(memory_.data() + at_tokens);
-  sum_targets_ = reinterpret_cast<RouteTarget*>(memory_.data() + at_sums);
-  row_targets_ = reinterpret_cast<RouteTarget*>(memory_.data() + at_row_targets);
+  PackedArrays arrays;
+  arrays.add(data.sent_routes, sent_routes_);
+  arrays.add(sent_tokens, sent_tokens_);
+  arrays.add(rows, arrival_rows_);
+  arrays.add(tokens, arrival_tokens_);
+  arrays.add(sum_targets, sum_targets_);
+  arrays.add(row_targets, row_targets_);
+  memory_ = arrays.upload(pool, stream);
 }
 
 }  // namespace crossdock::cuda

@@ -27,6 +27,12 @@ struct RowTraffic {
   int64_t num_received = 0;  // rows of the receive buffer
 };
 
+/// From where the parts of this rank's send and receive buffers begin ([P + 1] each), and where its
+/// part of every other rank's send buffer does ([P]).
+RowTraffic make_traffic(std::span<const int64_t> send_offsets,
+                        std::span<const int64_t> recv_offsets,
+                        std::span<const int64_t> peer_begins);
+
 /// Rows from rank `source` to rank `destination`.
 int64_t rows_between(const PlanData& data, int source, int destination);
 
@@ -56,12 +62,12 @@ class ExchangePlan {
   RowTraffic home_;
   RowTraffic tokens_;
   Buffer memory_;
-  int64_t* sent_routes_ = nullptr;
-  int64_t* sent_tokens_ = nullptr;
-  int64_t* arrival_rows_ = nullptr;
-  int64_t* arrival_tokens_ = nullptr;
-  RouteTarget* sum_targets_ = nullptr;
-  RouteTarget* row_targets_ = nullptr;
+  const int64_t* sent_routes_ = nullptr;
+  const int64_t* sent_tokens_ = nullptr;
+  const int64_t* arrival_rows_ = nullptr;
+  const int64_t* arrival_tokens_ = nullptr;
+  const RouteTarget* sum_targets_ = nullptr;
+  const RouteTarget* row_targets_ = nullptr;
 };
 
 }  // namespace crossdock::cuda

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "core/cuda/check.hpp"
@@ -11,32 +12,37 @@
 
 namespace crossdock::cuda {
 
-/// Arrays one after the other, each at a multiple of 16 bytes; first on the host, then on a device.
+/// Arrays one after the other in one piece of device memory, each at a multiple of 16 bytes.
 class PackedArrays {
  public:
-  /// Returns where the array will be.
+  /// upload will set `place` to where the array then is.
   template <typename T>
-  size_t add(const std::vector<T>& values) {
+  void add(const std::vector<T>& values, const T*& place) {
     const size_t offset = bytes_.size();
     bytes_.resize((offset + values.size() * sizeof(T) + 15) / 16 * 16);
     if (!values.empty()) {
       std::memcpy(bytes_.data() + offset, values.data(), values.size() * sizeof(T));
     }
-    return offset;
+    settings_.push_back([offset, &place](const std::byte* memory) {
+      place = reinterpret_cast<const T*>(memory + offset);
+    });
   }
 
   /// Waits for the device.
   Buffer upload(DevicePool& pool, cudaStream_t stream) const {
     Buffer memory = pool.take(std::ssize(bytes_), stream);
-    if (bytes_.empty()) return memory;
-    CROSSDOCK_CUDA(cudaMemcpyAsync(memory.data(), bytes_.data(), bytes_.size(),
-                                   cudaMemcpyHostToDevice, stream));
-    CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+    if (!bytes_.empty()) {
+      CROSSDOCK_CUDA(cudaMemcpyAsync(memory.data(), bytes_.data(), bytes_.size(),
+                                     cudaMemcpyHostToDevice, stream));
+      CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+    }
+    for (const auto& set_place : settings_) set_place(memory.data());
     return memory;
   }
 
  private:
   std::vector<std::byte> bytes_;
+  std::vector<std::function<void(const std::byte* memory)>> settings_;
 };
 
 }  // namespace crossdock::cuda

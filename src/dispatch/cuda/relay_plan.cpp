@@ -22,20 +22,12 @@ RowTraffic make_copies(Group& group, const Plan& plan, const Relay& relay) {
                                      .body = std::as_bytes(std::span(relay.copy_offsets)),
                                      .under_way = true,
                                      .rejection = nullptr});
-  RowTraffic traffic{.parts = {},
-                     .num_sent = relay.copy_offsets.back(),
-                     .num_received = relay.arrival_offsets.back()};
+  std::vector<int64_t> begins(index(group.size()));
   for (int p = 0; p < group.size(); ++p) {
-    const size_t i = index(p);
-    int64_t begin = 0;
-    std::memcpy(&begin, all.body(p).data() + index(group.rank()) * sizeof(begin), sizeof(begin));
-    traffic.parts.push_back({.send_begin = relay.copy_offsets[i],
-                             .send_count = relay.copy_offsets[i + 1] - relay.copy_offsets[i],
-                             .recv_begin = relay.arrival_offsets[i],
-                             .recv_count = relay.arrival_offsets[i + 1] - relay.arrival_offsets[i],
-                             .peer_begin = begin});
+    const std::byte* offset = all.body(p).data() + index(group.rank()) * sizeof(int64_t);
+    std::memcpy(&begins[index(p)], offset, sizeof(int64_t));
   }
-  return traffic;
+  return make_traffic(relay.copy_offsets, relay.arrival_offsets, begins);
 }
 
 // Rows whose source is on another node, on their way back: in the order of arrivals here, of
@@ -119,17 +111,12 @@ RelayPlan::RelayPlan(CudaRank& rank, const Plan& plan) {
   far_home_ = make_far_home(data, rank.group().topology().node_of_rank);
   const RouteTargets targets = make_targets(data, rank, far_home_);
   PackedArrays arrays;
-  const size_t at_tokens = arrays.add(relay.copy_tokens);
-  const size_t at_near = arrays.add(targets.near);
-  const size_t at_copies = arrays.add(make_copy_targets(relay, data.K));
-  const size_t at_rows = arrays.add(make_far_rows(data, rank));
-  const size_t at_sums = arrays.add(targets.sums);
+  arrays.add(relay.copy_tokens, copy_tokens_);
+  arrays.add(targets.near, near_targets_);
+  arrays.add(make_copy_targets(relay, data.K), copy_targets_);
+  arrays.add(make_far_rows(data, rank), far_rows_);
+  arrays.add(targets.sums, sum_targets_);
   memory_ = arrays.upload(rank.pool(), rank.stream());
-  copy_tokens_ = reinterpret_cast<int64_t*>(memory_.data() + at_tokens);
-  near_targets_ = reinterpret_cast<RouteTarget*>(memory_.data() + at_near);
-  copy_targets_ = reinterpret_cast<RouteTarget*>(memory_.data() + at_copies);
-  far_rows_ = reinterpret_cast<int64_t*>(memory_.data() + at_rows);
-  sum_targets_ = reinterpret_cast<RouteTarget*>(memory_.data() + at_sums);
 }
 
 }  // namespace crossdock::cuda

@@ -30,11 +30,11 @@ class RelayPlan {
   RowTraffic copies_;
   RowTraffic far_home_;
   Buffer memory_;
-  int64_t* copy_tokens_ = nullptr;
-  RouteTarget* near_targets_ = nullptr;
-  RouteTarget* copy_targets_ = nullptr;
-  int64_t* far_rows_ = nullptr;
-  RouteTarget* sum_targets_ = nullptr;
+  const int64_t* copy_tokens_ = nullptr;
+  const RouteTarget* near_targets_ = nullptr;
+  const RouteTarget* copy_targets_ = nullptr;
+  const int64_t* far_rows_ = nullptr;
+  const RouteTarget* sum_targets_ = nullptr;
 };
 
 }  // namespace crossdock::cuda
