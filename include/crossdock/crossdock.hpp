@@ -22,6 +22,7 @@
 #include "crossdock/error.hpp"
 #include "crossdock/experts.hpp"
 #include "crossdock/fabric.hpp"
+#include "crossdock/forwarding_strategy.hpp"
 #include "crossdock/fp8.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/model_presets.hpp"

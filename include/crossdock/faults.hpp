@@ -16,9 +16,9 @@ namespace crossdock::conformance {
 
 enum class FaultKind : uint8_t {
   kThrows,       // an exception of the caller's own
-  kLeaves,       // it returns early: its group is destroyed
+  kLeaves,       // it returns early: its group is destroyed, or left in the middle of a call
   kStalls,       // it sleeps past the deadlines and then goes on, late
-  kSkips,        // it leaves the step out
+  kSkips,        // it leaves the step out: a call, or what a call exchanges
   kOtherConfig,  // it makes the step with another configuration
   kKilled        // its process ends at once (SIGKILL); ranks that are processes only
 };
@@ -50,8 +50,8 @@ struct FaultCase {
   std::string name() const;  // "direct/stalls/mid_dispatch"
 };
 
-/// Every kind at every step where it can happen: a rank skips or changes whole calls only, and
-/// leaves between calls.
+/// Every kind at every step where it can happen: a rank has another configuration for whole calls
+/// only.
 std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit);
 
 /// How a case ended on one rank.

@@ -10,6 +10,7 @@
 #include "core/check.hpp"
 #include "crossdock/conformance.hpp"
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/forwarding_strategy.hpp"
 
 namespace crossdock::conformance {
 namespace {
@@ -27,12 +28,16 @@ class Injector {
   Injector(FaultCase fault, bool is_culprit, std::chrono::nanoseconds deadline)
       : fault_(std::move(fault)), is_culprit_(is_culprit), deadline_(deadline) {}
 
-  /// At a point between calls or inside one. Throws or sleeps if the fault is due here.
-  void pass(FaultStep step) const {
+  /// At a point between calls, or inside one of `inside`. Throws or sleeps if the fault is due
+  /// here.
+  void pass(FaultStep step, Group* inside = nullptr) const {
     if (fault_.step == step) reached_ = Clock::now();
     if (!is_due(step)) return;
     if (fault_.kind == FaultKind::kThrows) throw std::runtime_error("a fault put in on purpose");
-    if (fault_.kind == FaultKind::kLeaves) throw Leaving();
+    if (fault_.kind == FaultKind::kLeaves) {
+      if (inside != nullptr) inside->leave("left in the middle of a call");
+      throw Leaving();
+    }
     if (fault_.kind == FaultKind::kStalls) std::this_thread::sleep_for(2 * deadline_);
     if (fault_.kind == FaultKind::kKilled) std::raise(SIGKILL);
   }
@@ -57,44 +62,37 @@ class Injector {
 };
 
 /// A strategy that lets the injector in when all ranks are inside a call.
-class Interrupted : public Strategy {
+class Interrupted : public ForwardingStrategy {
  public:
   Interrupted(std::unique_ptr<Strategy> inner, const Injector& injector)
-      : inner_(std::move(inner)), injector_(injector) {}
-
-  std::string_view name() const override { return inner_->name(); }
+      : ForwardingStrategy(std::move(inner)), injector_(injector) {}
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    injector_.pass(FaultStep::kAfterCounts);
-    return inner_->prepare(exchange);
+    injector_.pass(FaultStep::kAfterCounts, &exchange.group);
+    return inner().prepare(exchange);
   }
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
     const bool backward = std::string_view(exchange.operation) == "combine_backward";
-    injector_.pass(backward ? FaultStep::kMidCombineBackward : FaultStep::kMidDispatch);
-    inner_->scatter(exchange, parts);
+    const auto step = backward ? FaultStep::kMidCombineBackward : FaultStep::kMidDispatch;
+    injector_.pass(step, &exchange.group);
+    if (!injector_.skips(step)) inner().scatter(exchange, parts);
   }
   void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
-    inner_->scatter_chunks(exchange, parts, chunks, [&](size_t i) {
+    inner().scatter_chunks(exchange, parts, chunks, [&](size_t i) {
       arrived(i);
-      if (i == 0) injector_.pass(FaultStep::kBetweenChunks);
+      if (i == 0) injector_.pass(FaultStep::kBetweenChunks, &exchange.group);
     });
   }
   void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
     const bool backward = std::string_view(exchange.operation) == "dispatch_backward";
-    injector_.pass(backward ? FaultStep::kMidDispatchBackward : FaultStep::kMidCombine);
-    inner_->gather_sum(exchange, args);
-  }
-  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    inner_->gather_partial_sums(exchange, args);
-  }
-  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
-    return inner_->allocate_rows(exchange, dtype, shape);
+    const auto step = backward ? FaultStep::kMidDispatchBackward : FaultStep::kMidCombine;
+    injector_.pass(step, &exchange.group);
+    if (!injector_.skips(step)) inner().gather_sum(exchange, args);
   }
 
  private:
-  std::unique_ptr<Strategy> inner_;
   const Injector& injector_;
 };
 
@@ -170,36 +168,57 @@ void run_step(Group& group, const std::string& strategy, const Injector& injecto
   dispatcher.dispatch_backward(plan, rows.view);
 }
 
+bool is_between_calls(FaultStep step) {
+  return step == FaultStep::kBeforeCounts || step == FaultStep::kBeforeDispatch ||
+         step == FaultStep::kBeforeCombine;
+}
+
+// The ranks find it out together, before anything has moved, and go on with the same group.
+bool is_agreed(const FaultCase& fault) {
+  return fault.kind == FaultKind::kOtherConfig ||
+         (fault.kind == FaultKind::kSkips && is_between_calls(fault.step));
+}
+
+bool can_happen(FaultKind kind, FaultStep step) {
+  if (kind == FaultKind::kOtherConfig) return is_between_calls(step);
+  if (kind != FaultKind::kSkips) return true;
+  // Without a plan, or half of one, the culprit has nothing to go on with; and a chunk is no call.
+  return step != FaultStep::kBeforeCounts && step != FaultStep::kAfterCounts &&
+         step != FaultStep::kBetweenChunks;
+}
+
 // What a survivor's error must say.
 void judge_error(const FaultCase& fault, const Error& error, FaultOutcome& outcome) {
   outcome.message = error.what();
-  const std::string culprit = concat("rank ", fault.culprit);
-  if (error.context().culprit != fault.culprit ||
-      outcome.message.find(culprit) == std::string::npos) {
+  const bool is_named = outcome.message.find(concat("rank ", fault.culprit)) != std::string::npos;
+  const bool is_culprit = error.context().culprit == fault.culprit;
+  // Ranks that make different exchanges inside a call each take the other to be wrong.
+  if (fault.kind == FaultKind::kSkips && !is_between_calls(fault.step)) {
+    if (is_named || is_culprit) return;
+  }
+  if (!is_culprit || !is_named) {
     outcome.findings.push_back(concat("the error must name rank ", fault.culprit,
                                       ", it names rank ", error.context().culprit, ": ",
                                       outcome.message));
   }
-  // A strategy that exchanges nothing after the counts meets the fault at the next call.
+  // Where nothing is exchanged after the counts, or after the first chunk, the fault is met at the
+  // next call.
   const std::string_view operation = error.context().operation;
-  const bool is_next = fault.step == FaultStep::kAfterCounts && operation == "dispatch";
+  const bool is_next = (fault.step == FaultStep::kAfterCounts && operation == "dispatch") ||
+                       (fault.step == FaultStep::kBetweenChunks && operation == "combine");
   if (operation != operation_at(fault.step) && !is_next) {
     outcome.findings.push_back(concat("the error must be about ", operation_at(fault.step),
                                       ", it is about ", operation, ": ", outcome.message));
   }
 }
 
-bool is_agreed(FaultKind kind) {
-  return kind == FaultKind::kSkips || kind == FaultKind::kOtherConfig;
-}
-
 // The survivors' group, or all ranks again after an agreed error, gives the right results.
 void judge_recovery(Group& group, const FaultCase& fault, FaultOutcome& outcome) {
   std::vector<int> members;
   for (int rank = 0; rank < group.size(); ++rank) {
-    if (rank != fault.culprit || is_agreed(fault.kind)) members.push_back(rank);
+    if (rank != fault.culprit || is_agreed(fault)) members.push_back(rank);
   }
-  const std::unique_ptr<Group> fresh = is_agreed(fault.kind) ? nullptr : group.subgroup(members);
+  const std::unique_ptr<Group> fresh = is_agreed(fault) ? nullptr : group.subgroup(members);
   Group& working = fresh ? *fresh : group;
   const World world = make_world(RoutingKind::kUnequalCounts, Variant::kPlain, DType::kF32,
                                  static_cast<int>(members.size()));
@@ -223,13 +242,7 @@ std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, i
       for (size_t s = 0; s < kFaultStepNames.size(); ++s) {
         const auto kind = static_cast<FaultKind>(k);
         const auto step = static_cast<FaultStep>(s);
-        const bool is_between_calls = step == FaultStep::kBeforeCounts ||
-                                      step == FaultStep::kBeforeDispatch ||
-                                      step == FaultStep::kBeforeCombine;
-        const bool needs_a_call = kind == FaultKind::kLeaves || is_agreed(kind);
-        // Without a plan the culprit has nothing to go on with.
-        const bool has_no_plan = kind == FaultKind::kSkips && step == FaultStep::kBeforeCounts;
-        if ((needs_a_call && !is_between_calls) || has_no_plan) continue;
+        if (!can_happen(kind, step)) continue;
         cases.push_back({.strategy = strategy, .kind = kind, .step = step, .culprit = culprit});
       }
     }
@@ -250,7 +263,10 @@ FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanosec
     Group group(base.communicator().subgroup(everybody), options);
     try {
       run_step(group, fault.strategy, injector);
-      outcome.findings.emplace_back("the step ended without an error");
+      // Who leaves out the inside of the last call has made all its calls.
+      if (!is_culprit || is_agreed(fault)) {
+        outcome.findings.emplace_back("the step ended without an error");
+      }
     } catch (const Error& error) {
       outcome.latency = Clock::now() - injector.reached();
       if (!is_culprit) judge_error(fault, error, outcome);
@@ -260,7 +276,7 @@ FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanosec
     } catch (const Injector::Leaving&) {
       outcome.message = "left";
     }
-    if (!is_culprit || is_agreed(fault.kind)) {
+    if (!is_culprit || is_agreed(fault)) {
       judge_recovery(group, fault, outcome);
     } else {
       group.leave(outcome.message);

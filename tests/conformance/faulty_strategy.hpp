@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "crossdock/strategy.hpp"
+#include "crossdock/forwarding_strategy.hpp"
 
 namespace crossdock::conformance {
 
@@ -23,52 +23,47 @@ struct Faults {
   AfterRoutes after_gather_routes{};
 };
 
-class FaultyStrategy : public Strategy {
+class FaultyStrategy : public ForwardingStrategy {
  public:
   FaultyStrategy(std::unique_ptr<Strategy> inner, Faults faults)
-      : inner_(std::move(inner)), faults_(std::move(faults)) {}
-
-  std::string_view name() const override { return inner_->name(); }
-
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    return inner_->prepare(exchange);
-  }
+      : ForwardingStrategy(std::move(inner)), faults_(std::move(faults)) {}
 
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
     if (faults_.scatter) {
-      faults_.scatter(*inner_, exchange, parts);
+      faults_.scatter(inner(), exchange, parts);
     } else {
-      inner_->scatter(exchange, parts);
+      inner().scatter(exchange, parts);
     }
     if (faults_.after_scatter) faults_.after_scatter(exchange, parts);
   }
 
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    Strategy::scatter_chunks(exchange, parts, chunks, arrived);  // faults of scatter are in it
+  }
+
   void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    if (faults_.sum) return faults_.sum(*inner_, exchange, args);
-    inner_->gather_sum(exchange, args);
+    if (faults_.sum) return faults_.sum(inner(), exchange, args);
+    inner().gather_sum(exchange, args);
   }
 
   void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    if (faults_.partial_sum) return faults_.partial_sum(*inner_, exchange, args);
-    inner_->gather_partial_sums(exchange, args);
+    if (faults_.partial_sum) return faults_.partial_sum(inner(), exchange, args);
+    inner().gather_partial_sums(exchange, args);
   }
 
   void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) override {
-    inner_->scatter_routes(exchange, routes, rows);
+    inner().scatter_routes(exchange, routes, rows);
     if (faults_.after_scatter_routes) faults_.after_scatter_routes(exchange, rows);
   }
 
   void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes) override {
-    inner_->gather_routes(exchange, rows, routes);
+    inner().gather_routes(exchange, rows, routes);
     if (faults_.after_gather_routes) faults_.after_gather_routes(exchange, routes);
   }
 
-  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
-    return inner_->allocate_rows(exchange, dtype, shape);
-  }
-
  private:
-  std::unique_ptr<Strategy> inner_;
   Faults faults_;
 };
 

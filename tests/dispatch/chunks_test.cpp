@@ -5,7 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "crossdock/strategy.hpp"
+#include "crossdock/forwarding_strategy.hpp"
 #include "dispatch/random_case.hpp"
 
 namespace crossdock {
@@ -115,24 +115,14 @@ TEST(DispatchChunks, HaveTheirRowsWhenTheyAreAnnounced) {
 }
 
 // A strategy that knows of no chunks.
-class Plain : public Strategy {
+class Plain : public ForwardingStrategy {
  public:
-  std::string_view name() const override { return "plain"; }
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    return inner_->prepare(exchange);
+  Plain() : ForwardingStrategy(make_strategy("alltoall")) {}
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    Strategy::scatter_chunks(exchange, parts, chunks, arrived);
   }
-  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    inner_->scatter(exchange, parts);
-  }
-  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    inner_->gather_sum(exchange, args);
-  }
-  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    inner_->gather_partial_sums(exchange, args);
-  }
-
- private:
-  std::unique_ptr<Strategy> inner_ = make_strategy("alltoall");
 };
 
 TEST(DispatchChunks, OfAStrategyThatKnowsOfNoneAllComeAtTheEnd) {

@@ -4,6 +4,7 @@
 
 #include <new>
 
+#include "crossdock/forwarding_strategy.hpp"
 #include "layer/layer_cases.hpp"
 
 namespace crossdock {
@@ -136,31 +137,18 @@ TEST(MoeLayerRefusal, ARecomputationOnSomeRanksOnly) {
 }
 
 // A strategy that has no memory for the experts' result on one rank.
-class WithoutMemory : public Strategy {
+class WithoutMemory : public ForwardingStrategy {
  public:
-  explicit WithoutMemory(bool is_short) : is_short_(is_short) {}
-  std::string_view name() const override { return "without_memory"; }
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    return other_->prepare(exchange);
-  }
-  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    other_->scatter(exchange, parts);
-  }
-  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    other_->gather_sum(exchange, args);
-  }
-  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    other_->gather_partial_sums(exchange, args);
-  }
+  explicit WithoutMemory(bool is_short)
+      : ForwardingStrategy(make_strategy("alltoall")), is_short_(is_short) {}
   OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
     if (is_short_ && std::string_view(exchange.operation) == "allocate_rows")
       throw std::bad_alloc();
-    return Strategy::allocate_rows(exchange, dtype, shape);
+    return inner().allocate_rows(exchange, dtype, shape);
   }
 
  private:
   bool is_short_;
-  std::unique_ptr<Strategy> other_ = make_strategy("alltoall");
 };
 
 TEST(MoeLayerFailure, BetweenDispatchAndCombineReleasesThePeers) {

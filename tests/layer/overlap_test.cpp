@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#include "crossdock/forwarding_strategy.hpp"
 #include "layer/overlap_cases.hpp"
 
 namespace crossdock {
@@ -93,37 +94,20 @@ TEST(Overlap, MustBeAlikeOnAllRanks) {
 }
 
 // Lets `between` in after the first chunk of a dispatch that has arrived at this rank.
-class Interrupted : public Strategy {
+class Interrupted : public ForwardingStrategy {
  public:
   Interrupted(std::string_view name, std::function<void()> between)
-      : inner_(make_strategy(name)), between_(std::move(between)) {}
-  std::string_view name() const override { return inner_->name(); }
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    return inner_->prepare(exchange);
-  }
-  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    inner_->scatter(exchange, parts);
-  }
+      : ForwardingStrategy(make_strategy(name)), between_(std::move(between)) {}
   void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
-    inner_->scatter_chunks(exchange, parts, chunks, [&](size_t i) {
+    inner().scatter_chunks(exchange, parts, chunks, [&](size_t i) {
       arrived(i);
       if (i == 0) between_();
     });
   }
-  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    inner_->gather_sum(exchange, args);
-  }
-  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    inner_->gather_partial_sums(exchange, args);
-  }
-  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
-    return inner_->allocate_rows(exchange, dtype, shape);
-  }
 
  private:
-  std::unique_ptr<Strategy> inner_;
   std::function<void()> between_;
 };
 
