@@ -3,7 +3,7 @@ JOBS ?= $(shell nproc)
 DEMO ?= build/release/crossdock run --preset qwen3-30b-a3b --ranks 4
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint format bench cuda test-cuda install clean help
+.PHONY: all demo test test-quick test-sanitizers lint format bench cuda cuda-release test-cuda install clean help
 
 all:  ## install what is missing, build library, command, tests and examples
 	tools/setup.sh build test
@@ -49,6 +49,10 @@ bench:  ## build the command and run the default benchmarks
 cuda:  ## compile library, command and tests for GPUs (needs nvcc, no GPU)
 	cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS) --target cuda_tests crossdock_cli
+
+cuda-release:  ## before a release: compile the library for every GPU generation it is for
+	cmake --preset cuda-release
+	cmake --build --preset cuda-release -j $(JOBS) --target crossdock_library
 
 test-cuda: cuda  ## on a machine with a GPU: run the tests labelled cuda
 	ctest --preset cuda -L cuda

@@ -6,6 +6,7 @@
 #include "commands.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/mpi.hpp"
+#include "launched_job.hpp"
 #include "machine.hpp"
 #include "mpi_launch.hpp"
 
@@ -58,19 +59,11 @@ std::vector<Case> select(const bench::Selection& selection) {
 
 // This process is one of the ranks.
 int run_as_rank(const BenchArgs& args) {
-  if (std::ranges::find(args.communicators, "threads") != args.communicators.end()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "communicator threads runs without mpirun; under it the processes are the ranks");
-  }
   MpiOptions options{.ranks_per_node = args.ranks_per_node};
   if (args.max_in_flight > 0) options.max_in_flight = args.max_in_flight;
   Group group(make_mpi_communicator(options));
-  if (args.ranks > 0 && args.ranks != group.size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "--ranks must be the number of processes of mpirun, or be left out: got " +
-                    std::to_string(args.ranks) + " with " + std::to_string(group.size()) +
-                    " processes");
-  }
+  check_against_job(group.size(), args.communicators,
+                    args.ranks > 0 ? std::vector<int>{args.ranks} : std::vector<int>{});
   const auto cases = select({.scenarios = args.scenarios,
                              .strategies = args.strategies,
                              .communicators = {"mpi"},
@@ -79,11 +72,15 @@ int run_as_rank(const BenchArgs& args) {
   for (const Case& one : cases) {
     if (one.communicator != "mpi") {
       if (args.scenarios.empty()) continue;
-      throw Error(ErrorCode::kInvalidArgument,
-                  "scenario " + one.scenario.name + " has one rank; run it without mpirun");
+      throw ArgumentError("scenario " + one.scenario.name + " has one rank; run it without mpirun");
     }
-    const Result result = bench::run_case(one, group, run_options(args));
-    if (group.rank() == 0) report.add(one.scenario, result);
+    try {
+      const Result result = bench::run_case(one, group, run_options(args));
+      if (group.rank() == 0) report.add(one.scenario, result);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCapacity || group.rank() == 0) throw;
+      return 1;  // all ranks agreed that memory is short; rank 0 says so
+    }
   }
   if (group.rank() == 0) report.finish();
   return 0;

@@ -7,10 +7,15 @@
 #include <vector>
 
 /// One function per command. Each returns the exit status: 0, or 1 for a failure it has reported.
-/// Status 2 is for command-line arguments and belongs to main.cpp.
+/// Status 2 is for command-line arguments and belongs to main.cpp. Each argument by itself is known
+/// (names) or in its range (numbers): command_line.cpp sees to that.
 namespace crossdock::cli {
 
-/// Arguments that are well-formed each, but cannot be together; main.cpp makes it status 2.
+constexpr int kMaxRanks = 1024;                   // that the commands start
+constexpr int64_t kMaxTokens = int64_t{1} << 31;  // of `run`, given in all or per rank
+
+/// Arguments that are well-formed each, but cannot be together; main.cpp makes it status 2. Under
+/// mpirun every process throws the same.
 struct ArgumentError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -108,8 +108,7 @@ int run_run(const RunArgs& args) {
     if (prints) return print(args, job, result);
     return !result.check || result.check->passed ? 0 : 1;
   } catch (const ArgumentError&) {
-    if (prints) throw;
-    return 2;
+    throw;
   } catch (const std::bad_alloc&) {
     if (prints) print_error(args, "there is not enough memory for this layer; take a smaller one");
     return 1;

@@ -5,14 +5,13 @@
 
 #include "crossdock/crossdock.hpp"
 #include "crossdock/model_presets.hpp"
+#include "launched_job.hpp"
 
 namespace crossdock::cli {
 namespace {
 
 constexpr int kDefaultRanks = 4;
-constexpr int kMaxRanks = 1024;
 constexpr int64_t kDefaultTokens = 512;           // per rank
-constexpr int64_t kMaxTokens = int64_t{1} << 31;  // given in all or per rank
 constexpr int64_t kQuickParameters = 48'000'000;  // of a preset that was scaled without being told
 
 template <typename... Parts>
@@ -57,28 +56,23 @@ int64_t quick_scale(const ModelPreset& model) {
 }
 
 void apply_preset(const RunArgs& args, RunJob& job) {
-  const ModelPreset* model = nullptr;
-  try {
-    model = &find_model(args.preset);
-  } catch (const Error& error) {
-    throw ArgumentError(std::string("--preset: ") + error.what());
+  const ModelPreset& model = find_model(args.preset);
+  const int64_t scale = args.scale ? *args.scale : quick_scale(model);
+  if (!divides(scale, model)) {
+    refuse("--scale must divide the widths of ", model.name, " (", model.width, ", ", model.inner,
+           "), got ", scale);
   }
-  const int64_t scale = args.scale ? *args.scale : quick_scale(*model);
-  if (scale < 1 || !divides(scale, *model)) {
-    refuse("--scale must divide the widths of ", model->name, " (", model->width, ", ",
-           model->inner, "), got ", scale);
-  }
-  job.preset = model->name;
-  job.layer.router.width = model->width / scale;
-  job.layer.experts.inner = model->inner / scale;
-  job.layer.shared_inner = model->shared_inner / scale;
-  job.layer.router.num_experts = model->num_experts;
-  job.layer.router.top_k = model->top_k;
-  apply_model(*model, job);
+  job.preset = model.name;
+  job.layer.router.width = model.width / scale;
+  job.layer.experts.inner = model.inner / scale;
+  job.layer.shared_inner = model.shared_inner / scale;
+  job.layer.router.num_experts = model.num_experts;
+  job.layer.router.top_k = model.top_k;
+  apply_model(model, job);
   if (scale == 1) return;
   std::ostringstream words;
-  words << "widths divided by " << scale << ": " << model->width << " to " << job.layer.router.width
-        << ", " << model->inner << " to " << job.layer.experts.inner;
+  words << "widths divided by " << scale << ": " << model.width << " to " << job.layer.router.width
+        << ", " << model.inner << " to " << job.layer.experts.inner;
   job.scaling = words.str();
 }
 
@@ -91,17 +85,11 @@ void apply_sizes(const RunArgs& args, RunJob& job) {
     router.top_k = 4;
     job.layer.experts.inner = 256;
   }
-  const auto apply = [](const char* name, const std::optional<int64_t>& given, int64_t least,
-                        int64_t& size) {
-    if (!given) return;
-    if (*given < least) refuse(name, " must be at least ", least, ", got ", *given);
-    size = *given;
-  };
-  apply("--width", args.width, 1, router.width);
-  apply("--inner", args.inner, 1, job.layer.experts.inner);
-  apply("--shared-inner", args.shared_inner, 0, job.layer.shared_inner);
-  apply("--experts", args.experts, 1, router.num_experts);
-  apply("--top-k", args.top_k, 1, router.top_k);
+  router.width = args.width.value_or(router.width);
+  router.num_experts = args.experts.value_or(router.num_experts);
+  router.top_k = args.top_k.value_or(router.top_k);
+  job.layer.experts.inner = args.inner.value_or(job.layer.experts.inner);
+  job.layer.shared_inner = args.shared_inner.value_or(job.layer.shared_inner);
   if (router.top_k > router.num_experts) {
     refuse("--experts (", router.num_experts, ") must be at least --top-k (", router.top_k, ")");
   }
@@ -113,10 +101,6 @@ void apply_sizes(const RunArgs& args, RunJob& job) {
 
 void apply_tokens(const RunArgs& args, RunJob& job) {
   if (args.tokens && args.tokens_total) refuse("give --tokens or --tokens-total, not both");
-  const int64_t given = args.tokens ? *args.tokens : args.tokens_total.value_or(0);
-  if (given < 0 || given > kMaxTokens) {
-    refuse("the number of tokens must be from 0 to ", kMaxTokens, ", got ", given);
-  }
   const int64_t per_rank = args.tokens.value_or(kDefaultTokens);
   job.tokens_total = args.tokens_total.value_or(per_rank * job.num_ranks);
 }
@@ -124,48 +108,25 @@ void apply_tokens(const RunArgs& args, RunJob& job) {
 void apply_engine(const RunArgs& args, int num_processes, RunJob& job) {
   const bool launched = num_processes > 0;
   job.engine = !args.communicator.empty() ? args.communicator : launched ? "mpi" : "threads";
-  if (launched && job.engine == "threads") {
-    refuse("under mpirun the processes are the ranks; for threads run the command by itself");
+  if (launched) {
+    check_against_job(num_processes, {job.engine},
+                      args.ranks ? std::vector<int>{*args.ranks} : std::vector<int>{});
   }
   job.num_ranks = launched ? num_processes : args.ranks.value_or(kDefaultRanks);
-  if (launched && args.ranks && *args.ranks != num_processes) {
-    refuse("--ranks (", *args.ranks, ") must be the number of processes, ", num_processes,
-           "; leave it out under mpirun");
-  }
-  if (job.num_ranks < 1 || job.num_ranks > kMaxRanks) {
-    refuse("--ranks must be from 1 to ", kMaxRanks, ", got ", job.num_ranks);
-  }
-  if (args.ranks_per_node < 0) {
-    refuse("--ranks-per-node must not be negative, got ", args.ranks_per_node);
-  }
   if ((args.max_in_flight != 0 || args.chunk_bytes != 0) && job.engine != "mpi") {
     refuse("--max-in-flight and --chunk-bytes are about requests of the mpi engine");
   }
-  if (args.max_in_flight != 0 && args.max_in_flight < 2) {
-    refuse("--max-in-flight must be at least 2 (one request each way), got ", args.max_in_flight);
-  }
-  if (args.chunk_bytes < 0) refuse("--chunk-bytes must be at least 1, got ", args.chunk_bytes);
   job.ranks_per_node = args.ranks_per_node;
 }
 
 void apply_numbers(const RunArgs& args, RunJob& job) {
-  try {
-    job.layer.experts.dtype = parse_dtype(args.dtype);
-    if (!args.activation.empty()) {
-      job.layer.experts.activation = parse_activation(args.activation);
-    }
-    if (args.strategy != "auto") make_strategy(args.strategy);
-  } catch (const Error& error) {
-    throw ArgumentError(error.what());
-  }
-  if (!is_summable(job.dtype())) refuse("--dtype must be fp64, fp32, bf16 or fp16");
+  job.layer.experts.dtype = parse_dtype(args.dtype);
+  if (!args.activation.empty()) job.layer.experts.activation = parse_activation(args.activation);
   if (!is_gated(job.layer.experts.activation)) job.layer.experts.interleaved = false;
   job.layer.strategy = args.strategy;
   job.layer.experts.weights_in =
       args.weights_in == "experts" ? WeightsIn::kExperts : WeightsIn::kCombine;
-  if (args.overlap < 1) refuse("--overlap must be at least 1, got ", args.overlap);
   job.layer.overlap_chunks = args.overlap;
-  if (args.steps < 1) refuse("--steps must be at least 1, got ", args.steps);
 }
 
 }  // namespace

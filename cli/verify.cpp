@@ -6,6 +6,7 @@
 #include "commands.hpp"
 #include "crossdock/crossdock.hpp"
 #include "json_writer.hpp"
+#include "launched_job.hpp"
 #include "machine.hpp"
 #include "mpi_launch.hpp"
 #include "progress_line.hpp"
@@ -74,16 +75,7 @@ std::vector<VerifyCell> cells_of(const VerifyArgs& args) {
 // This process is one of the ranks.
 std::vector<VerifyResult> verify_as_rank(const VerifyArgs& args, Group& group,
                                          const std::vector<Check>& checks) {
-  if (!args.ranks.empty() && args.ranks != std::vector<int>{group.size()}) {
-    throw ArgumentError("--ranks must be the number of processes, " + std::to_string(group.size()) +
-                        ", or be left out under mpirun");
-  }
-  if (std::find(args.communicators.begin(), args.communicators.end(), "threads") !=
-      args.communicators.end()) {
-    throw ArgumentError(
-        "under mpirun the processes are the ranks; for threads run the command "
-        "by itself");
-  }
+  check_against_job(group.size(), args.communicators, args.ranks);
   const ProgressLine line;
   std::vector<VerifyResult> results;
   for (const std::string& strategy : args.strategies.empty() ? strategy_names() : args.strategies) {

@@ -77,8 +77,8 @@ TEST(Bench, ReportsWhatItDoesNotKnow) {
       {"--scenario cpu-huge", "scenario must be one of"},
       {"--strategy teleport", "strategy must be one of"},
       {"--communicator pigeons", "communicator must be one of"},
-      {"--ranks-per-node -1", "-1 not in range 0 to"},
-      {"--max-in-flight 1", "1 not in range 2 to"},
+      {"--ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
+      {"--max-in-flight 1", "--max-in-flight must be at least 2, got 1"},
   };
   for (const auto& [arguments, words] : known) {
     const CommandResult result = run_command(std::string("bench ") + arguments);

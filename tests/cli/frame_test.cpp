@@ -46,6 +46,31 @@ TEST(Command, RejectsBadArgumentsWithStatusTwo) {
   }
 }
 
+// mpirun ends the job as soon as one process has failed; the words must be out by then.
+TEST(Command, SaysOnceUnderMpirunWhatIsWrongWithItsArguments) {
+  const std::string mpirun = CROSSDOCK_MPIRUN;
+  if (mpirun.empty()) GTEST_SKIP() << "MPI is not in this build";
+  const std::vector<std::pair<const char*, const char*>> known = {
+      {"frobnicate", "unknown command or option \"frobnicate\""},
+      {"run --frob", "unknown option or argument \"--frob\""},
+      {"run --ranks 2", "--ranks must be the number of processes, 3"},
+      {"bench --scenario no-such", "scenario must be one of"},
+      {"bench --communicator threads", "for threads run the command by itself"},
+      {"verify --case no_such", "no check fits"},
+      {"verify --ranks 2", "--ranks must be the number of processes, 3"},
+  };
+  for (const auto& [arguments, words] : known) {
+    const CommandResult result =
+        run_program(mpirun + " --allow-run-as-root --oversubscribe --mca btl_tcp_if_include lo" +
+                    " -np 3 " CROSSDOCK_COMMAND " " + arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_THAT(result.out, IsEmpty()) << arguments;
+    const size_t first = result.err.find(words);
+    ASSERT_NE(first, std::string::npos) << arguments << "\n" << result.err;
+    EXPECT_EQ(result.err.find(words, first + 1), std::string::npos) << result.err;
+  }
+}
+
 TEST(Command, FailsWhereItsOutputCannotBeWritten) {
   const std::vector<std::string> known = {
       "--help",

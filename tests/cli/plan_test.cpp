@@ -116,7 +116,10 @@ TEST(Plan, RejectsBadArgumentsWithStatusTwo) {
       {"plan --model qwen3-30b-a3b --seq 5 --tokens 5", "not both"},
       {"plan --model teleport --seq 5", "teleport"},
       {"plan --model qwen3-30b-a3b --seq 5 --fabric string", "string"},
-      {"plan --model qwen3-30b-a3b --seq five", "--seq"},
+      {"plan --model qwen3-30b-a3b --seq five", "--seq must be a whole number, got \"five\""},
+      {"plan --model qwen3-30b-a3b --seq -4", "--seq must be at least 1, got -4"},
+      {"plan --model qwen3-30b-a3b --seq 5 --nodes 0", "--nodes must be at least 1, got 0"},
+      {"plan --model qwen3-30b-a3b --seq 5 --zipf much", "--zipf must be a number, got \"much\""},
   };
   for (const auto& [arguments, word] : known) {
     const CommandResult result = run_command(arguments);

@@ -198,14 +198,20 @@ TEST(Run, RejectsBadArgumentsWithStatusTwo) {
       {"run --tokens 9223372036854775807", "tokens must be from 0 to 2147483648"},
       {"run --experts 2 --top-k 3", "--experts (2) must be at least --top-k (3)"},
       {"run --width 0", "--width must be at least 1, got 0"},
-      {"run --strategy teleport", "teleport"},
+      {"run --strategy teleport",
+       "--strategy must be one of allgather, alltoall, direct, hierarchical, auto; got "
+       "\"teleport\""},
       {"run --dtype fp8_e4m3", "fp8_e4m3"},
       {"run --ranks 0", "--ranks must be from 1 to 1024, got 0"},
       {"run --ranks 100000", "--ranks must be from 1 to 1024, got 100000"},
       {"run --steps 0", "--steps must be at least 1"},
       {"run --communicator mpi --max-in-flight 1", "--max-in-flight must be at least 2"},
-      {"run --max-in-flight 3", "--max-in-flight"},
-      {"run --width many", "--width"},
+      {"run --max-in-flight 3", "requests of the mpi engine"},
+      {"run --chunk-bytes 0", "--chunk-bytes must be at least 1, got 0"},
+      {"run --width many", "--width must be a whole number, got \"many\""},
+      {"run --tokens 99999999999999999999", "got 99999999999999999999"},
+      {"run --seed -1", "--seed must be at least 0, got -1"},
+      {"run --preset", "--preset needs a value"},
   };
   for (const auto& [arguments, words] : known) {
     const CommandResult result = run_command(arguments);

@@ -84,7 +84,7 @@ TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
       {"verify --ranks 0", "--ranks"},
       {"verify --case no_such_thing", "no check fits"},
       {"verify --communicator pigeons", "pigeons"},
-      {"verify --ranks-per-node -1", "-1 not in range 0 to"},
+      {"verify --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"verify --faults --case no_such_thing", "no fault fits"},
       {"verify --faults --ranks 3", "--faults runs on 4 ranks"},
       {"verify --faults --case killed --communicator threads", "only MPI processes can be killed"},

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include "commands.hpp"
+
+namespace crossdock::cli {
+
+/// What was typed after `crossdock`: help to print, or a complaint, or else the command to run with
+/// its arguments.
+struct CommandLine {
+  std::string command;    // "run", "verify", ...; empty if none was named
+  std::string help;       // or version; printed in place of running the command
+  std::string complaint;  // what is wrong with the arguments
+  RunArgs run{};
+  VerifyArgs verify{};
+  EvalArgs eval{};
+  PlanArgs plan{};
+  BenchArgs bench{};
+  InfoArgs info{};
+};
+
+CommandLine read_command_line(int argc, const char* const* argv);
+
+}  // namespace crossdock::cli

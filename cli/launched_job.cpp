@@ -1,0 +1,33 @@
+#include "launched_job.hpp"
+
+#include <algorithm>
+
+#include "commands.hpp"
+#include "crossdock/error.hpp"
+#include "crossdock/mpi.hpp"
+
+namespace crossdock::cli {
+
+bool speaks_for_job() {
+  if (!mpi_is_built() || !mpi_is_launched()) return true;
+  try {
+    // Once MPI is initialised, the processes wait for each other at exit.
+    return make_mpi_communicator({.setup_deadline = std::chrono::seconds(10)})->rank() == 0;
+  } catch (const Error&) {
+    return true;  // the others are elsewhere; better said twice than not at all
+  }
+}
+
+void check_against_job(int num_processes, const std::vector<std::string>& communicators,
+                       const std::vector<int>& ranks) {
+  if (std::ranges::find(communicators, "threads") != communicators.end()) {
+    throw ArgumentError(
+        "under mpirun the processes are the ranks; for threads run the command by itself");
+  }
+  if (!ranks.empty() && ranks != std::vector<int>{num_processes}) {
+    throw ArgumentError("--ranks must be the number of processes, " +
+                        std::to_string(num_processes) + ", or be left out under mpirun");
+  }
+}
+
+}  // namespace crossdock::cli
