@@ -114,7 +114,8 @@ class Dispatcher {
   /// Throws if the name given was unknown.
   const Strategy& strategy() const;
 
-  /// For later calls with tensors on a device.
+  /// For later calls with tensors on a device. A new stream waits for what the dispatcher has in
+  /// the one before, which must still be there.
   void set_device_options(const DeviceOptions& options);
   /// Throws what a device has reported since the last call, if anything. Does not wait for it, and
   /// is not collective.
@@ -163,7 +164,8 @@ class Dispatcher {
 
  private:
   template <typename Result>
-  Pending<Result> begin(const Plan& plan, const std::function<Result()>& call);
+  Pending<Result> begin(const char* operation, const Plan& plan,
+                        const std::function<Result()>& call);
   template <typename Result>
   Result finish_call(Pending<Result>& pending);
   Plan plan_routes(const std::function<LocalRoutes()>& read_routes);

@@ -6,11 +6,11 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
-#include "crossdock/fp8.hpp"
 #include "crossdock/strategy_cost.hpp"
 #include "dispatch/capacity.hpp"
 #include "dispatch/config_check.hpp"
 #include "dispatch/device_path.hpp"
+#include "dispatch/dispatch_args.hpp"
 #include "dispatch/expert_chunks.hpp"
 #include "dispatch/plan_builder.hpp"
 #include "ops/sum_rows.hpp"
@@ -56,17 +56,6 @@ RowPart row_part(const ConstTensorView& tokens, const TensorView& rows) {
   return {.tokens = static_cast<const std::byte*>(tokens.data),
           .rows = static_cast<std::byte*>(rows.data),
           .row_bytes = rows.row_bytes()};
-}
-
-void check_scales(const DispatchArgs& args, int64_t T, int64_t D) {
-  if (!args.scales.given()) {
-    CROSSDOCK_CHECK(!args.row_scales.given(), "row_scales needs scales");
-    return;
-  }
-  CROSSDOCK_CHECK(args.x.dtype == DType::kF8E4M3, "scales go with fp8_e4m3 tokens only, x is ",
-                  name_of(args.x.dtype));
-  const int64_t group = fp8_group_size(args.scales.dtype);
-  check_tensor("scales", args.scales, {T, (D + group - 1) / group});
 }
 
 }  // namespace
@@ -223,8 +212,9 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
     check_tensor("x", args.x, {plan.num_tokens(), config_->width});
     CROSSDOCK_CHECK(is_summable(args.x.dtype) || args.x.dtype == DType::kF8E4M3,
                     "x must be fp64, fp32, bf16, fp16 or fp8_e4m3, got ", name_of(args.x.dtype));
-    check_scales(args, plan.num_tokens(), config_->width);
-    CROSSDOCK_CHECK(args.num_chunks >= 1, "num_chunks must be at least 1, got ", args.num_chunks);
+    if (const auto scales_shape = check_args(args, plan.num_tokens(), config_->width)) {
+      check_tensor("scales", args.scales, *scales_shape);
+    }
     const Shape shape{R, config_->width};
     if (args.rows.given()) {
       check_tensor("rows", args.rows, args.x.dtype, shape);
@@ -242,12 +232,7 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
       result.row_weights = group_.pool().take(plan.data().weight_dtype, {R});
     }
   });
-  const uint64_t sequence =
-      agree("dispatch", plan,
-            concat("dtype=", name_of(args.x.dtype),
-                   ";scales=", args.scales.given() ? name_of(args.scales.dtype) : "none",
-                   ";row_weights=", args.with_row_weights, ";num_chunks=", args.num_chunks),
-            refusal);
+  const uint64_t sequence = agree("dispatch", plan, call_text(args), refusal);
   const EventRecorder::Scope scope(group_.recorder(), "dispatch", sequence,
                                    plan.data().num_sent() * parts[0].row_bytes);
   run_agreed(group_, [&] {

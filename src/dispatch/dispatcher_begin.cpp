@@ -1,15 +1,18 @@
 #include <utility>
 
+#include "comm/agreed_failure.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "dispatch/device_path.hpp"
 
 namespace crossdock {
 
 template <typename Result>
-Pending<Result> Dispatcher::begin(const Plan& plan, const std::function<Result()>& call) {
+Pending<Result> Dispatcher::begin(const char* operation, const Plan& plan,
+                                  const std::function<Result()>& call) {
   const bool is_aside = device_path_ && plan.device_data();
   if (!is_aside) return {.result = call(), .done = nullptr};
-  device_path_->begin_aside();
+  const std::optional<Error> refusal = refusal_of([&] { device_path_->begin_aside(); });
+  if (refusal) agree(operation, plan, {}, refusal);  // throws on all ranks
   Pending<Result> pending;
   try {
     pending.result = call();
@@ -28,12 +31,12 @@ Result Dispatcher::finish_call(Pending<Result>& pending) {
 }
 
 Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const DispatchArgs& args) {
-  return begin<DispatchResult>(plan, [&] { return dispatch(plan, args); });
+  return begin<DispatchResult>("dispatch", plan, [&] { return dispatch(plan, args); });
 }
 
 Pending<OwnedTensor> Dispatcher::begin_combine(const Plan& plan, ConstTensorView y,
                                                TensorView out) {
-  return begin<OwnedTensor>(plan, [&] { return combine(plan, y, out); });
+  return begin<OwnedTensor>("combine", plan, [&] { return combine(plan, y, out); });
 }
 
 DispatchResult Dispatcher::finish(Pending<DispatchResult> pending) {

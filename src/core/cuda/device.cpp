@@ -10,6 +10,11 @@ DeviceGuard::DeviceGuard(int device) {
   if (previous_ != device) CROSSDOCK_CUDA(cudaSetDevice(device));
 }
 
+DeviceGuard::DeviceGuard(int device, std::nothrow_t) noexcept {
+  if (cudaGetDevice(&previous_) != cudaSuccess) previous_ = device;
+  if (previous_ != device) cudaSetDevice(device);
+}
+
 DeviceGuard::~DeviceGuard() {
   cudaSetDevice(previous_);
 }

@@ -72,8 +72,8 @@ struct DevicePool::State {
     free_blocks.emplace(block_bytes, std::move(block));
   }
 
-  // Takes the block out of circulation: it is freed, but while a graph is being recorded only when
-  // the pool goes.
+  // Takes the block out of circulation: it is freed, but where nothing tells when its stream is
+  // done with it (a graph is being recorded, say) only when the pool goes.
   void retire(int64_t block_bytes, Block& block, bool keep) {
     const std::lock_guard lock(mutex);
     used_blocks.erase(static_cast<const std::byte*>(block.memory.get()));
@@ -110,21 +110,23 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
   block.stream = stream;
   state_->hand_out(block_bytes, block);
   auto* data = static_cast<std::byte*>(block.memory.get());
-  std::shared_ptr<void> owner(data, [block = std::move(block), block_bytes, captured,
-                                     pool = std::weak_ptr<State>(state_)](void*) mutable {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaStreamIsCapturing(block.stream, &capture);
-    const bool recording = capture != cudaStreamCaptureStatusNone;
-    const bool ordered =
-        !recording && cudaEventRecord(block.released->get(), block.stream) == cudaSuccess;
-    const std::shared_ptr<State> state = pool.lock();
-    if (!state) return;
-    if (captured || !ordered) {
-      state->retire(block_bytes, block, recording);
-    } else {
-      state->give_back(block_bytes, std::move(block));
-    }
-  });
+  std::shared_ptr<void> owner(
+      data, [block = std::move(block), block_bytes, captured, device = where.index,
+             pool = std::weak_ptr<State>(state_)](void*) mutable {
+        const DeviceGuard guard(device, std::nothrow);  // the stream may be a device's default one
+        cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+        cudaStreamIsCapturing(block.stream, &capture);
+        const bool recording = capture != cudaStreamCaptureStatusNone;
+        const bool ordered =
+            !recording && cudaEventRecord(block.released->get(), block.stream) == cudaSuccess;
+        const std::shared_ptr<State> state = pool.lock();
+        if (!state) return;
+        if (captured || !ordered) {
+          state->retire(block_bytes, block, /*keep=*/!ordered);
+        } else {
+          state->give_back(block_bytes, std::move(block));
+        }
+      });
   return {std::move(owner), data, num_bytes, where};
 }
 

@@ -7,6 +7,7 @@
 #include "core/cuda/device.hpp"
 #include "dispatch/cuda/host_routing.hpp"
 #include "dispatch/cuda/input_check.hpp"
+#include "dispatch/dispatch_args.hpp"
 
 namespace crossdock::cuda {
 
@@ -20,7 +21,7 @@ uint64_t CudaPath::run(Call call, const std::function<ReadyCall()>& make_ready) 
   const DeviceGuard guard(rank_.device());
   ReadyCall ready;
   std::optional<Error> refusal = refusal_of([&] {
-    rank_.raise_faults();
+    rank_.check_usable();
     if (call.plan != nullptr) rank_.check_plan(*call.plan);
     ready = make_ready();
   });
@@ -51,10 +52,7 @@ CudaPath::TakenRows CudaPath::take_rows(const Plan& plan, DType dtype) {
 
 DispatchResult CudaPath::dispatch(const Plan& plan, const DispatchArgs& args) {
   DispatchResult result;
-  std::string text = concat("dtype=", name_of(args.x.dtype),
-                            ";scales=", args.scales.given() ? name_of(args.scales.dtype) : "none",
-                            ";row_weights=", args.with_row_weights);
-  run({.operation = "dispatch", .plan = &plan, .text = std::move(text)}, [&] {
+  run({.operation = "dispatch", .plan = &plan, .text = call_text(args)}, [&] {
     check_tokens(rank_, args, plan.num_tokens());
     const int64_t R = plan.capacity_rows();
     const Shape shape{R, rank_.config().width};

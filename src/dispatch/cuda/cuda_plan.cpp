@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -43,7 +44,9 @@ int64_t carve(const CudaPlanInputs& inputs, std::byte* memory, DevicePlan& plan)
 
 // To host memory. The copy follows the wait: one that waits for kernels, which may wait for other
 // ranks, could keep those from launching theirs.
-void copy_out(void* to, const void* from, size_t num_bytes, cudaStream_t stream) {
+void copy_out(void* to, const void* from, size_t num_bytes, const CudaPlan& plan) {
+  const DeviceGuard guard(plan.device().index);
+  const cudaStream_t stream = plan.inputs().stream;
   CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
   CROSSDOCK_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, stream));
   CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
@@ -89,7 +92,7 @@ CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanDat
 int64_t CudaPlan::num_rows() const {
   if (!num_rows_ || inputs_.is_captured) {
     int64_t rows = 0;
-    copy_out(&rows, arrays_.rows_per_rank + inputs_.rank, sizeof(rows), inputs_.stream);
+    copy_out(&rows, arrays_.rows_per_rank + inputs_.rank, sizeof(rows), *this);
     num_rows_ = rows;
   }
   return *num_rows_;
@@ -113,7 +116,7 @@ ConstTensorView CudaPlan::weights() const {
 std::span<const int64_t> CudaPlan::dropped() const {
   if (dropped_.empty() || inputs_.is_captured) {
     dropped_.resize(static_cast<size_t>(inputs_.shape.E));
-    copy_out(dropped_.data(), arrays_.dropped, dropped_.size() * sizeof(int64_t), inputs_.stream);
+    copy_out(dropped_.data(), arrays_.dropped, dropped_.size() * sizeof(int64_t), *this);
   }
   return dropped_;
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
@@ -37,7 +38,7 @@ Buffer upload_placement(const DispatchConfig& config, int P, DeviceArena& arena)
   return buffer;
 }
 
-int check_device(int device) {
+int existing_device(int device) {
   int count = 0;
   CROSSDOCK_CUDA(cudaGetDeviceCount(&count));
   CROSSDOCK_CHECK(device >= 0 && device < count, "the tensors are on GPU ", device,
@@ -49,7 +50,7 @@ int check_device(int device) {
 
 CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
     : context_(std::move(context)),
-      device_(check_device(device)),
+      device_(existing_device(device)),
       peers_(context_.group.communicator(), device),
       pool_(DeviceArena::make(device, peers_.needs_export())),
       waits_(waits) {
@@ -118,11 +119,29 @@ cudaStream_t CudaRank::stream() const {
   return lane().stream ? lane().stream->get() : callers_stream();
 }
 
+void CudaRank::set_options(const DeviceOptions& options) {
+  const DeviceGuard guard(device_);
+  const cudaStream_t before = callers_stream();
+  options_ = options;
+  const cudaStream_t after = callers_stream();
+  // Kernels of a channel run one after the other. Between a graph and what runs now there is no
+  // order to keep.
+  if (after == before || !has_queued_ || is_capturing(before) || is_capturing(after)) return;
+  const OwnedEvent here(device_);
+  here.record(before);
+  here.make_wait(after);
+}
+
 void CudaRank::begin_aside() {
   const DeviceGuard guard(device_);
   if (!aside_) {
-    aside_ = make_lane();
-    aside_->stream = lease_stream(device_);
+    // Taking memory and a stream may wait for the device, where a peer's kernel may be waiting for
+    // one that is not launched yet. When this rank's kernels have ended, all are.
+    if (!is_capturing(callers_stream())) CROSSDOCK_CUDA(cudaStreamSynchronize(callers_stream()));
+    const RelaxedCapture relaxed;
+    Lane lane = make_lane();
+    lane.stream = lease_stream(device_);
+    aside_ = std::move(lane);
   }
   const OwnedEvent here(device_);
   here.record(callers_stream());
@@ -132,13 +151,14 @@ void CudaRank::begin_aside() {
 
 std::shared_ptr<const void> CudaRank::end_aside() {
   const DeviceGuard guard(device_);
+  is_aside_ = false;
   auto done = std::make_shared<OwnedEvent>(device_);
   done->record(aside_->stream->get());
-  is_aside_ = false;
   return done;
 }
 
 void CudaRank::finish(const std::shared_ptr<const void>& done) const {
+  const DeviceGuard guard(device_);
   if (done) static_cast<const OwnedEvent*>(done.get())->make_wait(callers_stream());
 }
 
@@ -150,7 +170,8 @@ cudaStream_t CudaRank::callers_stream() const {
 }
 
 bool CudaRank::fits_with_peers() const {
-  return max_sms() > 0 && num_sharing_ * max_sms() <= num_sms(device_);
+  const int num_lanes = aside_ ? 2 : 1;
+  return max_sms() > 0 && num_lanes * num_sharing_ * max_sms() <= num_sms(device_);
 }
 
 PeerSignals CudaRank::near_signals() const {
@@ -187,14 +208,18 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
   return inputs;
 }
 
+void CudaRank::check_device(const char* name, const ConstTensorView& tensor) const {
+  CROSSDOCK_CHECK(tensor.device == where(), name, " must be on GPU ", device_,
+                  ", as the first routing was; it is ",
+                  tensor.device.is_cpu() ? std::string("in host memory")
+                                         : concat("on GPU ", tensor.device.index));
+}
+
 void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
                             const Shape& shape) const {
   CROSSDOCK_CHECK(tensor.shape == shape, name, " must be ", shape.to_string(), ", got ",
                   describe(tensor));
-  CROSSDOCK_CHECK(tensor.device == where(), name, " must be on GPU ", device_,
-                  ", as the routing is; it is ",
-                  tensor.device.is_cpu() ? std::string("in host memory")
-                                         : concat("on GPU ", tensor.device.index));
+  check_device(name, tensor);
   CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
                   shape.to_string(), " must have memory, got a null pointer");
 }
@@ -240,10 +265,11 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
   std::memcpy(body.data(), &own, sizeof(own));
   std::memcpy(body.data() + sizeof(own), meeting.handles.data(), body.size() - sizeof(own));
   const bool has_plan = meeting.plan != nullptr && meeting.plan->valid();
+  const uint64_t subject = has_plan ? meeting.plan->id() : 0;
   Agreement agreement;
   try {
     agreement = group().agree({.operation = meeting.operation,
-                               .subject = has_plan ? meeting.plan->id() : 0,
+                               .subject = subject,
                                .config = std::move(meeting.call_text),
                                .body = body,
                                .rejection = meeting.refusal ? &*meeting.refusal : nullptr});
@@ -268,20 +294,29 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
                 handles.size() * sizeof(MemoryHandle));
     met.handles.push_back(std::move(handles));
   }
-  if (!lane().is_connected) connect(met);
+  if (!lane().is_connected) connect(meeting.operation, subject, met);
+  has_queued_ = has_queued_ || !is_aside_;
   return met;
 }
 
-void CudaRank::connect(const Met& met) {
-  num_sharing_ = 1;
-  std::vector<std::byte*> mailboxes;
-  for (int p = 0; p < group().size(); ++p) {
-    const MemoryHandle& handle = met.handles[static_cast<size_t>(p)].back();
-    mailboxes.push_back(peers_.reaches(p) ? peers_.reach(p, handle) : nullptr);
-    const bool shares_gpu = handle.device == device_ && handle.is_shared == 0;
-    if (p != group().rank() && shares_gpu) ++num_sharing_;
-  }
-  lane().channel->connect(mailboxes);
+// Reaching memory for the first time may wait for the device, so the ranks meet again before any of
+// them launches a kernel that waits for the others.
+void CudaRank::connect(const char* operation, uint64_t subject, const Met& met) {
+  const std::optional<Error> refusal = refusal_of([&] {
+    num_sharing_ = 1;
+    std::vector<std::byte*> mailboxes;
+    for (int p = 0; p < group().size(); ++p) {
+      const MemoryHandle& handle = met.handles[static_cast<size_t>(p)].back();
+      mailboxes.push_back(peers_.reaches(p) ? peers_.reach(p, handle) : nullptr);
+      const bool shares_gpu = handle.device == device_ && handle.is_shared == 0;
+      if (p != group().rank() && shares_gpu) ++num_sharing_;
+    }
+    lane().channel->connect(mailboxes);
+  });
+  group().agree({.operation = operation,
+                 .subject = subject,
+                 .under_way = true,
+                 .rejection = refusal ? &*refusal : nullptr});
   lane().is_connected = true;
 }
 
@@ -311,6 +346,14 @@ void CudaRank::fetch(const ShownMemory& shown) const {
   if (!shown.lease) return;
   CROSSDOCK_CUDA(cudaMemcpyAsync(shown.wanted, shown.data, static_cast<size_t>(shown.num_bytes),
                                  cudaMemcpyDeviceToDevice, stream()));
+}
+
+void CudaRank::check_usable() {
+  raise_faults();
+  CROSSDOCK_CHECK(options_.max_sms >= 0, "max_sms must be 0 (all) or more, got ", options_.max_sms);
+  CROSSDOCK_CHECK(options_.nccl_comm == context_.options.nccl_comm,
+                  "nccl_comm must be given before the first plan, and stay; make another "
+                  "dispatcher for another communicator");
 }
 
 void CudaRank::raise_faults() {

@@ -42,11 +42,13 @@ class CudaRank {
   Group& group() const { return context_.group; }
   int device() const { return device_; }
   Device where() const { return {.kind = DeviceKind::kCuda, .index = device_}; }
-  void set_options(const DeviceOptions& options) { options_ = options; }
+  /// Another stream than before waits for what this rank has in that one.
+  void set_options(const DeviceOptions& options);
   cudaStream_t stream() const;
   int max_sms() const { return options_.max_sms; }
   /// Whether kernels on max_sms multiprocessors may wait for their peers with all their blocks:
-  /// those of all ranks on this GPU fit together. Processes take turns anyway.
+  /// those of all ranks on this GPU fit together, also where each has one aside. Processes take
+  /// turns anyway.
   bool fits_with_peers() const;
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return num_sharing_; }
@@ -68,6 +70,7 @@ class CudaRank {
   CudaPlanInputs plan_inputs(int64_t T) const;
 
   // Tensors. The checks throw Error(kInvalidArgument) that names the tensor.
+  void check_device(const char* name, const ConstTensorView& tensor) const;
   void check_tensor(const char* name, const ConstTensorView& tensor, const Shape& shape) const;
   void check_plan(const Plan& plan) const;
   OwnedTensor take(DType dtype, Shape shape);
@@ -112,6 +115,8 @@ class CudaRank {
 
   /// Throws what the device has reported, if anything. Does not wait.
   void raise_faults();
+  /// The same, or what is wrong with the options: ahead of every call.
+  void check_usable();
 
  private:
   /// What kernels that run one after the other share.
@@ -131,7 +136,7 @@ class CudaRank {
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
   std::vector<Lane*> lanes();
   cudaStream_t callers_stream() const;
-  void connect(const Met& met);
+  void connect(const char* operation, uint64_t subject, const Met& met);
 
   DevicePathContext context_;
   int device_;
@@ -142,6 +147,7 @@ class CudaRank {
   Lane main_;
   std::optional<Lane> aside_;  // made when first needed
   bool is_aside_ = false;
+  bool has_queued_ = false;             // into the caller's stream
   int num_sharing_ = 1;                 // ranks of this process on this GPU
   std::shared_ptr<const void> tables_;  // what shape_ points to
   PlanShape shape_{};                   // without what depends on T

@@ -21,12 +21,12 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
                  const MakeDeviceData& make_device_data) {
   HostRouting host;
   const std::optional<Error> refusal = refusal_of([&] {
-    rank.raise_faults();
+    rank.check_usable();
     check_not_captured(rank.stream());
     CROSSDOCK_CHECK(routing.weights.dtype == DType::kF32, "weights on a GPU must be fp32, got ",
                     name_of(routing.weights.dtype));
     CROSSDOCK_CUDA(cudaStreamSynchronize(rank.stream()));  // copies must not wait for kernels
-    host = HostRouting(routing, rank.stream());
+    host = HostRouting(routing, rank);
   });
   if (refusal) {
     rank.group().agree({.operation = "plan", .rejection = &*refusal});  // throws on all ranks
@@ -39,31 +39,33 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
 
 }  // namespace
 
-ConstTensorView HostRouting::copy(const ConstTensorView& tensor, Buffer& buffer,
-                                  cudaStream_t stream) {
-  if (!tensor.given() || tensor.device.is_cpu()) return tensor;
+ConstTensorView HostRouting::copy(const char* name, const ConstTensorView& tensor, Buffer& buffer,
+                                  const CudaRank& rank) {
+  if (!tensor.given()) return tensor;
+  rank.check_device(name, tensor);
   if (tensor.data == nullptr) return {nullptr, tensor.dtype, tensor.shape};  // refused later
   buffer = Buffer(tensor.num_bytes());
   if (tensor.num_bytes() > 0) {
     CROSSDOCK_CUDA(cudaMemcpyAsync(buffer.data(), tensor.data,
                                    static_cast<size_t>(tensor.num_bytes()), cudaMemcpyDeviceToHost,
-                                   stream));
+                                   rank.stream()));
   }
   return {buffer.data(), tensor.dtype, tensor.shape};
 }
 
-HostRouting::HostRouting(const Routing& routing, cudaStream_t stream) {
-  routes_ = copy(routing.expert_ids, route_bytes_, stream);
-  weights_ = copy(routing.weights, weight_bytes_, stream);
-  mask_ = copy(routing.mask, mask_bytes_, stream);
-  CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
-}
+HostRouting::HostRouting(const Routing& routing, const CudaRank& rank)
+    : HostRouting("expert_ids", routing.expert_ids, routing.weights, routing.mask, rank) {}
 
-HostRouting::HostRouting(const DenseRouting& routing, cudaStream_t stream) {
-  routes_ = copy(routing.map, route_bytes_, stream);
-  weights_ = copy(routing.weights, weight_bytes_, stream);
-  mask_ = copy(routing.mask, mask_bytes_, stream);
-  CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+HostRouting::HostRouting(const DenseRouting& routing, const CudaRank& rank)
+    : HostRouting("map", routing.map, routing.weights, routing.mask, rank) {}
+
+HostRouting::HostRouting(const char* routes_name, const ConstTensorView& routes,
+                         const ConstTensorView& weights, const ConstTensorView& mask,
+                         const CudaRank& rank) {
+  routes_ = copy(routes_name, routes, route_bytes_, rank);
+  weights_ = copy("weights", weights, weight_bytes_, rank);
+  mask_ = copy("mask", mask, mask_bytes_, rank);
+  CROSSDOCK_CUDA(cudaStreamSynchronize(rank.stream()));
 }
 
 Routing HostRouting::routing() const {

@@ -16,14 +16,17 @@ namespace crossdock::cuda {
 class HostRouting {
  public:
   HostRouting() = default;
-  HostRouting(const Routing& routing, cudaStream_t stream);
-  HostRouting(const DenseRouting& routing, cudaStream_t stream);
+  HostRouting(const Routing& routing, const CudaRank& rank);
+  HostRouting(const DenseRouting& routing, const CudaRank& rank);
 
   Routing routing() const;
   DenseRouting dense_routing() const;
 
  private:
-  ConstTensorView copy(const ConstTensorView& tensor, Buffer& buffer, cudaStream_t stream);
+  HostRouting(const char* routes_name, const ConstTensorView& routes,
+              const ConstTensorView& weights, const ConstTensorView& mask, const CudaRank& rank);
+  static ConstTensorView copy(const char* name, const ConstTensorView& tensor, Buffer& buffer,
+                              const CudaRank& rank);
 
   Buffer route_bytes_;
   Buffer weight_bytes_;

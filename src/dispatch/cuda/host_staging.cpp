@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
@@ -61,8 +62,10 @@ class StagedPlan final : public DevicePlanData {
   Shape weights_shape_;
 };
 
+// A plan of another dispatcher goes on as it is: the device path refuses it.
 const Plan& device_plan(const Plan& plan) {
-  return static_cast<const StagedPlan&>(*plan.device_data()).device_plan();
+  const auto* staged = dynamic_cast<const StagedPlan*>(plan.device_data().get());
+  return staged != nullptr ? staged->device_plan() : plan;
 }
 
 Shape with_rows(const Shape& shape, int64_t num_rows) {
@@ -89,10 +92,19 @@ void HostStaging::set_options(const DeviceOptions& options) {
 
 // A tensor that is not as it must be goes on as it is: the device path names what is wrong.
 OwnedTensor HostStaging::upload(const ConstTensorView& tensor) {
-  OwnedTensor copy;
-  if (!tensor.given()) return copy;
-  const Buffer buffer = pool_.take(tensor.num_bytes(), stream_->get());
-  copy = {.view = buffer.view(tensor.dtype, tensor.shape), .owner = buffer.owner()};
+  return tensor.given() ? upload_as(tensor.shape, tensor) : OwnedTensor{};
+}
+
+// The device's tensors of rows have as many as its plan may have.
+OwnedTensor HostStaging::upload_rows(const Plan& plan, const ConstTensorView& rows) {
+  if (!rows.given() || rows.num_rows() != plan.num_rows()) return upload(rows);
+  return upload_as(with_rows(rows.shape, device_plan(plan).capacity_rows()), rows);
+}
+
+// `shape` has room for the tensor.
+OwnedTensor HostStaging::upload_as(const Shape& shape, const ConstTensorView& tensor) {
+  const Buffer buffer = pool_.take(shape.num_elements() * size_of(tensor.dtype), stream_->get());
+  OwnedTensor copy{.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
   if (tensor.data == nullptr) {
     copy.view.data = nullptr;
   } else if (tensor.num_bytes() > 0) {
@@ -101,19 +113,6 @@ OwnedTensor HostStaging::upload(const ConstTensorView& tensor) {
                                    stream_->get()));
   }
   return copy;
-}
-
-// The device's tensors of rows have as many as its plan may have.
-OwnedTensor HostStaging::upload_rows(const Plan& plan, const ConstTensorView& rows) {
-  const int64_t capacity = device_plan(plan).capacity_rows();
-  if (rows.num_rows() != plan.num_rows() || rows.shape.rank() == 0) return upload(rows);
-  const Shape shape = with_rows(rows.shape, capacity);
-  const Buffer buffer = pool_.take(shape.num_elements() * size_of(rows.dtype), stream_->get());
-  if (rows.num_bytes() > 0) {
-    CROSSDOCK_CUDA(cudaMemcpyAsync(buffer.data(), rows.data, static_cast<size_t>(rows.num_bytes()),
-                                   cudaMemcpyHostToDevice, stream_->get()));
-  }
-  return {.view = buffer.view(rows.dtype, shape), .owner = buffer.owner()};
 }
 
 OwnedTensor HostStaging::download(const ConstTensorView& tensor, int64_t num_rows,
@@ -135,72 +134,118 @@ OwnedTensor HostStaging::download(const ConstTensorView& tensor, int64_t num_row
   return copy;
 }
 
+void HostStaging::copy_in(const char* operation, const Plan* plan,
+                          const std::function<void()>& uploads) {
+  const std::optional<Error> refusal = refusal_of(uploads);
+  if (!refusal) return;
+  group_.agree({.operation = operation,
+                .subject = plan != nullptr ? plan->id() : 0,
+                .rejection = &*refusal});
+}
+
 Plan HostStaging::finish(const Plan& device_plan) {
-  auto staged = std::make_shared<const StagedPlan>(device_plan, stream_);
+  std::shared_ptr<const StagedPlan> staged;
+  run_agreed(group_, [&] { staged = std::make_shared<const StagedPlan>(device_plan, stream_); });
   path_->check();  // the device is done: a refused routing is known on all ranks
   return device_plan.with_device_data(std::move(staged));
 }
 
 Plan HostStaging::plan(const Routing& routing, const PlanOnHost& plan_on_host) {
-  const OwnedTensor expert_ids = upload(routing.expert_ids);
-  const OwnedTensor weights = upload(routing.weights);
-  const OwnedTensor mask = upload(routing.mask);
+  OwnedTensor expert_ids;
+  OwnedTensor weights;
+  OwnedTensor mask;
+  copy_in("plan", nullptr, [&] {
+    expert_ids = upload(routing.expert_ids);
+    weights = upload(routing.weights);
+    mask = upload(routing.mask);
+  });
   return finish(path_->plan(Routing{expert_ids.view, weights.view, mask.view}, plan_on_host));
 }
 
 Plan HostStaging::plan(const DenseRouting& routing, const PlanDenseOnHost& plan_on_host) {
-  const OwnedTensor map = upload(routing.map);
-  const OwnedTensor weights = upload(routing.weights);
-  const OwnedTensor mask = upload(routing.mask);
+  OwnedTensor map;
+  OwnedTensor weights;
+  OwnedTensor mask;
+  copy_in("plan", nullptr, [&] {
+    map = upload(routing.map);
+    weights = upload(routing.weights);
+    mask = upload(routing.mask);
+  });
   return finish(path_->plan(DenseRouting{map.view, weights.view, mask.view}, plan_on_host));
 }
 
 DispatchResult HostStaging::dispatch(const Plan& plan, const DispatchArgs& args) {
-  const OwnedTensor x = upload(args.x);
-  const OwnedTensor scales = upload(args.scales);
-  const OwnedTensor rows = upload_rows(plan, args.rows);
-  const OwnedTensor row_scales = upload_rows(plan, args.row_scales);
+  OwnedTensor x;
+  OwnedTensor scales;
+  OwnedTensor rows;
+  OwnedTensor row_scales;
+  copy_in("dispatch", &plan, [&] {
+    x = upload(args.x);
+    scales = upload(args.scales);
+    rows = upload_rows(plan, args.rows);
+    row_scales = upload_rows(plan, args.row_scales);
+  });
   const DispatchResult moved =
       path_->dispatch(device_plan(plan), {.x = x.view,
                                           .scales = scales.view,
                                           .rows = rows.view,
                                           .row_scales = row_scales.view,
-                                          .with_row_weights = args.with_row_weights});
-  const int64_t R = plan.num_rows();
+                                          .with_row_weights = args.with_row_weights,
+                                          .num_chunks = args.num_chunks});
   DispatchResult result;
-  result.rows = download(moved.rows.view, R, args.rows);
-  if (args.scales.given()) {
-    result.row_scales = download(moved.row_scales.view, R, args.row_scales);
-  }
-  if (args.with_row_weights) result.row_weights = download(moved.row_weights.view, R, {});
+  run_agreed(group_, [&] {
+    const int64_t R = plan.num_rows();
+    result.rows = download(moved.rows.view, R, args.rows);
+    if (args.scales.given()) {
+      result.row_scales = download(moved.row_scales.view, R, args.row_scales);
+    }
+    if (args.with_row_weights) result.row_weights = download(moved.row_weights.view, R, {});
+  });
   return result;
 }
 
 OwnedTensor HostStaging::sum_rows(const char* operation, const Plan& plan,
                                   const GatherSumArgs& args) {
-  const OwnedTensor rows = upload_rows(plan, args.rows);
-  const OwnedTensor out = upload(args.out);
+  OwnedTensor rows;
+  OwnedTensor out;
+  copy_in(operation, &plan, [&] {
+    rows = upload_rows(plan, args.rows);
+    out = upload(args.out);
+  });
   const ConstTensorView weights =
       args.weights.given() ? device_plan(plan).weights() : ConstTensorView{};
   const OwnedTensor sum = path_->sum_rows(operation, device_plan(plan),
                                           {.rows = rows.view, .weights = weights, .out = out.view});
-  return download(sum.view, plan.num_tokens(), args.out);
+  OwnedTensor result;
+  run_agreed(group_, [&] { result = download(sum.view, plan.num_tokens(), args.out); });
+  return result;
 }
 
 CombineBackwardResult HostStaging::combine_backward(const Plan& plan, ConstTensorView grad_out,
                                                     ConstTensorView y) {
-  const OwnedTensor gradient = upload(grad_out);
-  const OwnedTensor rows = upload_rows(plan, y);
+  OwnedTensor gradient;
+  OwnedTensor rows;
+  copy_in("combine_backward", &plan, [&] {
+    gradient = upload(grad_out);
+    rows = upload_rows(plan, y);
+  });
   const CombineBackwardResult moved =
       path_->combine_backward(device_plan(plan), gradient.view, rows.view);
-  return {.grad_rows = download(moved.grad_rows.view, plan.num_rows(), {}),
-          .grad_weights = download(moved.grad_weights.view, plan.num_tokens(), {})};
+  CombineBackwardResult result;
+  run_agreed(group_, [&] {
+    result.grad_rows = download(moved.grad_rows.view, plan.num_rows(), {});
+    result.grad_weights = download(moved.grad_weights.view, plan.num_tokens(), {});
+  });
+  return result;
 }
 
 OwnedTensor HostStaging::collect_routes(const Plan& plan, ConstTensorView rows) {
-  const OwnedTensor values = upload_rows(plan, rows);
+  OwnedTensor values;
+  copy_in("collect_routes", &plan, [&] { values = upload_rows(plan, rows); });
   const OwnedTensor routes = path_->collect_routes(device_plan(plan), values.view);
-  return download(routes.view, plan.num_tokens(), {});
+  OwnedTensor result;
+  run_agreed(group_, [&] { result = download(routes.view, plan.num_tokens(), {}); });
+  return result;
 }
 
 OwnedTensor HostStaging::allocate_rows(const Plan& plan, DType dtype) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "core/cuda/device_pool.hpp"
@@ -31,8 +32,12 @@ class HostStaging final : public DevicePath {
   void check() override { path_->check(); }
 
  private:
+  /// Copies of a call's inputs, made ahead of it. A rank that fails in this refuses the call of
+  /// all.
+  void copy_in(const char* operation, const Plan* plan, const std::function<void()>& uploads);
   OwnedTensor upload(const ConstTensorView& tensor);
   OwnedTensor upload_rows(const Plan& plan, const ConstTensorView& rows);
+  OwnedTensor upload_as(const Shape& shape, const ConstTensorView& tensor);
   OwnedTensor download(const ConstTensorView& tensor, int64_t num_rows, const TensorView& given);
   Plan finish(const Plan& device_plan);
 

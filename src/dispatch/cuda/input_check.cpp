@@ -1,7 +1,7 @@
 #include "dispatch/cuda/input_check.hpp"
 
 #include "core/check.hpp"
-#include "crossdock/fp8.hpp"
+#include "dispatch/dispatch_args.hpp"
 
 namespace crossdock::cuda {
 
@@ -11,14 +11,9 @@ void check_tokens(const CudaRank& rank, const DispatchArgs& args, int64_t T) {
   CROSSDOCK_CHECK(
       (is_summable(args.x.dtype) && args.x.dtype != DType::kF64) || args.x.dtype == DType::kF8E4M3,
       "x on a GPU must be fp32, bf16, fp16 or fp8_e4m3, got ", name_of(args.x.dtype));
-  if (!args.scales.given()) {
-    CROSSDOCK_CHECK(!args.row_scales.given(), "row_scales needs scales");
-    return;
+  if (const auto scales_shape = check_args(args, T, D)) {
+    rank.check_tensor("scales", args.scales, *scales_shape);
   }
-  CROSSDOCK_CHECK(args.x.dtype == DType::kF8E4M3, "scales go with fp8_e4m3 tokens only, x is ",
-                  name_of(args.x.dtype));
-  const int64_t group = fp8_group_size(args.scales.dtype);
-  rank.check_tensor("scales", args.scales, {T, (D + group - 1) / group});
 }
 
 void check_rows_dtype(const char* name, const ConstTensorView& rows) {

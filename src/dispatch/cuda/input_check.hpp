@@ -7,7 +7,7 @@ namespace crossdock::cuda {
 // Checks of what a caller gave for a plan on the GPU; each throws Error(kInvalidArgument) that
 // names the tensor.
 
-/// x and scales of a dispatch.
+/// What is given to a dispatch, except for outputs.
 void check_tokens(const CudaRank& rank, const DispatchArgs& args, int64_t T);
 
 /// Rows that can be summed on the GPU.

@@ -1,0 +1,26 @@
+#include "dispatch/dispatch_args.hpp"
+
+#include "core/check.hpp"
+#include "crossdock/fp8.hpp"
+
+namespace crossdock {
+
+std::string call_text(const DispatchArgs& args) {
+  return concat("dtype=", name_of(args.x.dtype),
+                ";scales=", args.scales.given() ? name_of(args.scales.dtype) : "none",
+                ";row_weights=", args.with_row_weights, ";num_chunks=", args.num_chunks);
+}
+
+std::optional<Shape> check_args(const DispatchArgs& args, int64_t T, int64_t D) {
+  CROSSDOCK_CHECK(args.num_chunks >= 1, "num_chunks must be at least 1, got ", args.num_chunks);
+  if (!args.scales.given()) {
+    CROSSDOCK_CHECK(!args.row_scales.given(), "row_scales needs scales");
+    return std::nullopt;
+  }
+  CROSSDOCK_CHECK(args.x.dtype == DType::kF8E4M3, "scales go with fp8_e4m3 tokens only, x is ",
+                  name_of(args.x.dtype));
+  const int64_t group = fp8_group_size(args.scales.dtype);
+  return Shape{T, (D + group - 1) / group};
+}
+
+}  // namespace crossdock
