@@ -34,7 +34,7 @@ MemoryHandle PeerMemory::show(const void* data, const MemoryBlock& block) const 
   handle.device = -1;
   if (data == nullptr) return handle;
   handle.device = device_;
-  handle.base = reinterpret_cast<uint64_t>(block.base);
+  handle.base = block.base;
   handle.offset = static_cast<const std::byte*>(data) - block.base;
   if (needs_export_) {
     handle.is_shared = 1;
@@ -47,7 +47,7 @@ std::byte* PeerMemory::reach(int peer, const MemoryHandle& handle) {
   if (handle.device < 0) return nullptr;
   if (peer == rank_ || handle.is_shared == 0) {
     if (reached_devices_.insert(handle.device).second) enable_peer_access(device_, handle.device);
-    return reinterpret_cast<std::byte*>(handle.base) + handle.offset;
+    return handle.base + handle.offset;
   }
   const auto [found, is_new] = mappings_.try_emplace(
       std::string(reinterpret_cast<const char*>(&handle.exported), sizeof(handle.exported)),

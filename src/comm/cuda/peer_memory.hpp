@@ -17,7 +17,7 @@ namespace crossdock::cuda {
 struct MemoryHandle {
   int32_t device = -1;          // of the owner; -1: no memory
   int32_t is_shared = 0;        // the rest is valid in other processes
-  uint64_t base = 0;            // of the allocation, in the owner's address space
+  std::byte* base = nullptr;    // of the allocation, in the owner's address space
   int64_t offset = 0;           // of the memory within it
   cudaIpcMemHandle_t exported;  // of the allocation
 };

@@ -54,7 +54,7 @@ struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
 
   static __host__ __device__ int64_t num_bytes(int P, int64_t max_words) {
-    return kFlagBytes + 2 * P * max_words * static_cast<int64_t>(sizeof(uint64_t));
+    return kFlagBytes + int64_t{2} * P * max_words * static_cast<int64_t>(sizeof(uint64_t));
   }
   static __host__ __device__ int64_t flag_offset(int source) {
     return source * static_cast<int64_t>(sizeof(uint64_t));

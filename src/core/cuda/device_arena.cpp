@@ -54,8 +54,8 @@ cudaMemPool_t make_pool(int device) {
 std::shared_ptr<DeviceArena> DeviceArena::make(int device, bool is_exported) {
   if (is_exported) return std::shared_ptr<DeviceArena>(new DeviceArena(device, true));
   // Never destroyed: memory may outlive static objects.
-  static auto* const mutex = new std::mutex;
-  static auto* const arenas = new std::map<int, std::shared_ptr<DeviceArena>>;
+  static auto* mutex = new std::mutex;
+  static auto* arenas = new std::map<int, std::shared_ptr<DeviceArena>>;
   const std::lock_guard lock(*mutex);
   std::shared_ptr<DeviceArena>& arena = (*arenas)[device];
   if (!arena) arena.reset(new DeviceArena(device, false));

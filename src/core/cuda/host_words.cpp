@@ -21,7 +21,7 @@ struct Words {
 
 // Never destroyed: leases may outlive static objects, and the memory goes with the process.
 Words& words() {
-  static auto* const instance = new Words;
+  static auto* instance = new Words;
   return *instance;
 }
 

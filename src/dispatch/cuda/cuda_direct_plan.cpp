@@ -110,7 +110,8 @@ Plan CudaDirect::plan(const Routing& routing, const PlanOnHost& plan_on_host) {
     return ready;
   });
   if (!max_rows) rank_.raise_faults();  // the same on all ranks
-  return {host_part(rank_, arrays->inputs().T, id), nullptr, std::move(arrays)};
+  const int64_t T = arrays->inputs().T;
+  return {host_part(rank_, T, id), nullptr, std::move(arrays)};
 }
 
 }  // namespace crossdock::cuda

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
@@ -44,6 +45,13 @@ int existing_device(int device) {
   CROSSDOCK_CHECK(device >= 0 && device < count, "the tensors are on GPU ", device,
                   ", this process has ", count);
   return device;
+}
+
+void keep_for_ever(std::shared_ptr<const void> memory) {
+  static std::mutex mutex;
+  static auto* kept = new std::vector<std::shared_ptr<const void>>;  // never freed: the point
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(memory));
 }
 
 }  // namespace
@@ -106,10 +114,8 @@ CudaRank::~CudaRank() {
   if (!is_poisoned) return;
   if (peers_.needs_export()) {
     // Freeing what another process has mapped and uses would end its context.
-    new std::shared_ptr<const void>(pool_.memory());
-    for (const Lane* lane : lanes()) {
-      new std::shared_ptr<const void>(lane->channel->mailbox().owner());
-    }
+    keep_for_ever(pool_.memory());
+    for (const Lane* lane : lanes()) keep_for_ever(lane->channel->mailbox().owner());
   } else {
     group().communicator().keep_alive(pool_.memory());
   }

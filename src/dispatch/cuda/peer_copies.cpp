@@ -14,7 +14,7 @@ class PeerCopies final : public RowTransport {
     launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
     for (size_t i = 0; i < transfers.size(); ++i) {
       const RowTransfer& transfer = transfers[i];
-      const std::byte* sent[kMaxPeers];
+      const std::byte* sent[kMaxPeers] = {};
       rank_.reach(met, first_entry + i, sent);
       for (int p = 0; p < P; ++p) {
         const RowTraffic::Part& part = transfer.traffic.parts[static_cast<size_t>(p)];
