@@ -5,59 +5,34 @@
 
 #include <thread>
 
-#include "crossdock/cuda.hpp"
 #include "dispatch/cuda_step.hpp"
 
 namespace crossdock {
 namespace {
 
-class CudaFaults : public testing::Test {
- protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
-  }
-};
+using CudaFaults = CudaTest;
 
 DispatchConfig config_with_room(int64_t max_rows) {
   return {.num_experts = 6, .top_k = 2, .width = 16, .max_rows = max_rows};
 }
 
-// The error that a call throws, if it throws one.
-template <typename Body>
-std::optional<Error> error_of(const Body& body) {
-  try {
-    body();
-    return std::nullopt;
-  } catch (const Error& error) {
-    return error;
-  }
-}
-
 // Runs a step that the device refuses; the error comes at the next call, alike on all ranks.
 void expect_refusal(const DispatchCase& bad, const DispatchCase& good, ErrorCode code,
                     const std::string& text) {
-  run_ranks(
-      static_cast<int>(bad.ranks.size()),
-      [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
-        const StepBytes wanted = cpu_step(group, good, DType::kF32);
-        const RankStream stream;
-        const DeviceTensors bad_tensors(tensors_of(bad.config, bad.ranks[r], DType::kF32), stream);
-        const DeviceTensors tensors(tensors_of(good.config, good.ranks[r], DType::kF32), stream);
-        Dispatcher dispatcher(group, bad.config, "direct");
-        dispatcher.set_device_options({.stream = stream.view()});
-        const Plan plan = dispatcher.plan(bad_tensors.routing());
-        if (group.rank() == 0) stream.synchronize();  // the others may not know yet
-        const std::optional<Error> error =
-            error_of([&] { dispatcher.dispatch(plan, {.x = bad_tensors.x.view}); });
-        ASSERT_TRUE(error.has_value());
-        EXPECT_EQ(error->code(), code);
-        EXPECT_NE(std::string(error->what()).find(text), std::string::npos) << error->what();
-        const QueuedStep next(dispatcher, tensors);
-        EXPECT_EQ(next.wait(stream).out, wanted.out);
-        dispatcher.check();
-      },
-      short_deadlines());
+  run_on_gpu(good, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    const auto r = static_cast<size_t>(rank.group.rank());
+    const DeviceTensors bad_tensors(tensors_of(bad.config, bad.ranks[r], DType::kF32), rank.stream);
+    const Plan plan = rank.dispatcher.plan(bad_tensors.routing());
+    if (rank.group.rank() == 0) rank.stream.synchronize();  // the others may not know yet
+    const std::optional<Error> error =
+        error_of([&] { rank.dispatcher.dispatch(plan, {.x = bad_tensors.x.view}); });
+    ASSERT_TRUE(error.has_value());
+    EXPECT_EQ(error->code(), code);
+    EXPECT_NE(std::string(error->what()).find(text), std::string::npos) << error->what();
+    const QueuedStep next(rank.dispatcher, rank.tensors);
+    EXPECT_EQ(next.wait(rank.stream).out, wanted.out);
+    rank.dispatcher.check();
+  });
 }
 
 TEST_F(CudaFaults, AnIdOutOfRangeIsNamedOnAllRanks) {
@@ -109,28 +84,23 @@ void expect_late_rank_is_named(const LateCall& late) {
   try_ranks(
       2,
       [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
-        const RankStream stream;
-        const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
-                                    stream);
-        Dispatcher dispatcher(group, the_case.config, "direct");
-        dispatcher.set_device_options({.stream = stream.view(), .max_sms = late.max_sms});
-        const Plan plan = dispatcher.plan(tensors.routing());
-        const OwnedTensor rows = dispatcher.allocate_rows(plan, DType::kF32);
-        stream.synchronize();
+        GpuRank rank(group, the_case, {.options = {.max_sms = late.max_sms}});
+        const Plan plan = rank.plan();
+        const OwnedTensor rows = rank.dispatcher.allocate_rows(plan, DType::kF32);
+        rank.stream.synchronize();
         const auto begin = std::chrono::steady_clock::now();
         if (group.rank() == 1) {
           const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::seconds(3)); };
-          cuda_ok(cudaLaunchHostFunc(stream.get(), sleep, nullptr));
+          cuda_ok(cudaLaunchHostFunc(rank.stream.get(), sleep, nullptr));
         }
         if (late.is_combine) {
-          dispatcher.combine(plan, rows.view);
+          rank.dispatcher.combine(plan, rows.view);
         } else {
-          dispatcher.dispatch(plan, {.x = tensors.x.view, .with_row_weights = true});
+          rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view, .with_row_weights = true});
         }
-        stream.synchronize();
+        rank.stream.synchronize();
         if (group.rank() != 0) return;
-        const std::optional<Error> error = error_of([&] { dispatcher.check(); });
+        const std::optional<Error> error = error_of([&] { rank.dispatcher.check(); });
         ASSERT_TRUE(error.has_value());
         EXPECT_EQ(error->code(), ErrorCode::kTimeout);
         EXPECT_EQ(error->context().culprit, 1);
@@ -144,20 +114,10 @@ void expect_late_rank_is_named(const LateCall& late) {
 // New ranks work: the CUDA context is alive.
 void expect_new_ranks_work() {
   const DispatchCase the_case = random_case(config_with_room(100), {9, 7}, 43);
-  run_ranks(
-      2,
-      [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
-        const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
-        const RankStream stream;
-        const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
-                                    stream);
-        Dispatcher dispatcher(group, the_case.config, "direct");
-        dispatcher.set_device_options({.stream = stream.view()});
-        const QueuedStep step(dispatcher, tensors);
-        EXPECT_EQ(step.wait(stream).out, wanted.out);
-      },
-      short_deadlines());
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    const QueuedStep step(rank.dispatcher, rank.tensors);
+    EXPECT_EQ(step.wait(rank.stream).out, wanted.out);
+  });
 }
 
 TEST_F(CudaFaults, ARankWhoseGpuDoesNotComeIsNamedWithinTheDeadline) {

@@ -1,46 +1,57 @@
 // A step captured once and replayed with other routings.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "crossdock/cuda.hpp"
+#include <utility>
+
 #include "dispatch/cuda_step.hpp"
 
 namespace crossdock {
 namespace {
 
-class CudaGraph : public testing::Test {
- protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
-  }
-};
+using ::testing::HasSubstr;
+using CudaGraph = CudaTest;
 
+/// What one rank queued, as a graph. Making it is collective: a graph that is launched waits for
+/// those of the other ranks, and making one may wait for the device.
 class CapturedGraph {
  public:
   template <typename Body>
-  CapturedGraph(const RankStream& stream, const Body& body) {
-    cuda_ok(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+  CapturedGraph(const GpuRank& rank, const Body& body) : stream_(rank.stream.get()) {
+    cuda_ok(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     body();
     cudaGraph_t graph = nullptr;
-    cuda_ok(cudaStreamEndCapture(stream.get(), &graph));
+    cuda_ok(cudaStreamEndCapture(stream_, &graph));
     cuda_ok(cudaGraphInstantiate(&executable_, graph, 0));
     cuda_ok(cudaGraphDestroy(graph));
+    cuda_ok(cudaGraphUpload(executable_, stream_));
+    rank.stream.synchronize();
+    rank.group.agree({.operation = "captured"});
   }
   ~CapturedGraph() { cudaGraphExecDestroy(executable_); }
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;
 
-  void launch(const RankStream& stream) const {
-    cuda_ok(cudaGraphLaunch(executable_, stream.get()));
-  }
+  void launch() const { cuda_ok(cudaGraphLaunch(executable_, stream_)); }
 
  private:
+  cudaStream_t stream_;
   cudaGraphExec_t executable_ = nullptr;
 };
 
 void copy_into(const OwnedTensor& to, const ConstTensorView& host, const RankStream& stream) {
   cuda_ok(cudaMemcpyAsync(to.view.data, host.data, static_cast<size_t>(host.num_bytes()),
                           cudaMemcpyHostToDevice, stream.get()));
+}
+
+/// Another rank input in the same memory.
+void copy_into(const DeviceTensors& to, const RankTensors& host, const RankStream& stream) {
+  copy_into(to.x, host.x.view, stream);
+  copy_into(to.grad_out, host.grad_out.view, stream);
+  copy_into(to.expert_ids, host.expert_ids.view, stream);
+  copy_into(to.weights, host.weights.view, stream);
+  copy_into(to.mask, host.mask.view, stream);
 }
 
 // The same tokens per rank, other routes: random ones, none on rank 1, all to one expert.
@@ -59,86 +70,123 @@ std::vector<DispatchCase> routings(const DispatchConfig& config, const std::vect
   return cases;
 }
 
+// Captures a Step and replays it with every routing, twice; `expect` compares what it left.
+template <typename Step, typename Expect>
+void replay(const std::vector<DispatchCase>& cases, const GpuSetting& setting,
+            const Expect& expect) {
+  run_on_gpu(cases[0], setting, [&](GpuRank& rank, const StepBytes& /*of the first*/) {
+    std::vector<StepBytes> wanted;
+    for (const DispatchCase& one : cases) {
+      wanted.push_back(cpu_step(rank.group, one, setting.dtype));
+    }
+    { const Step warm(rank.dispatcher, rank.tensors); }
+    std::optional<Step> queued;
+    const CapturedGraph graph(rank, [&] { queued.emplace(rank.dispatcher, rank.tensors); });
+    const auto r = static_cast<size_t>(rank.group.rank());
+    for (size_t i = 0; i < 2 * cases.size(); ++i) {
+      const size_t which = i % cases.size();
+      SCOPED_TRACE(which);
+      const RankTensors host =
+          tensors_of(cases[which].config, cases[which].ranks[r], setting.dtype);
+      copy_into(rank.tensors, host, rank.stream);
+      graph.launch();
+      expect(*queued, rank.stream, wanted[which]);
+    }
+    rank.dispatcher.check();
+  });
+}
+
 TEST_F(CudaGraph, ReplayedWithOtherRoutingsGivesTheBitsOfTheCpu) {
   const DispatchConfig config{
       .num_experts = 9, .top_k = 2, .width = 72, .alignment = 8, .max_rows = 400};
   const std::vector<DispatchCase> cases = routings(config, {30, 50, 0, 41});
-  run_ranks(
-      4,
-      [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
-        std::vector<StepBytes> wanted;
-        for (const DispatchCase& one : cases) {
-          wanted.push_back(cpu_step(group, one, DType::kBF16));
-        }
-        const RankStream stream;
-        const DeviceTensors tensors(tensors_of(config, cases[0].ranks[r], DType::kBF16), stream);
-        Dispatcher dispatcher(group, config, "direct");
-        dispatcher.set_device_options({.stream = stream.view()});
-        { const QueuedStep warm(dispatcher, tensors); }
-        std::optional<QueuedStep> queued;
-        const CapturedGraph graph(stream, [&] { queued.emplace(dispatcher, tensors); });
-        for (size_t i = 0; i < 2 * cases.size(); ++i) {
-          const size_t which = i % cases.size();
-          const RankTensors host = tensors_of(config, cases[which].ranks[r], DType::kBF16);
-          copy_into(tensors.x, host.x.view, stream);
-          copy_into(tensors.grad_out, host.grad_out.view, stream);
-          copy_into(tensors.expert_ids, host.expert_ids.view, stream);
-          copy_into(tensors.weights, host.weights.view, stream);
-          copy_into(tensors.mask, host.mask.view, stream);
-          graph.launch(stream);
-          const StepBytes got = queued->wait(stream);
-          EXPECT_EQ(got.rows, wanted[which].rows) << which;
-          EXPECT_EQ(got.row_weights, wanted[which].row_weights) << which;
-          EXPECT_EQ(got.out, wanted[which].out) << which;
-          EXPECT_EQ(got.grad_x, wanted[which].grad_x) << which;
-          EXPECT_EQ(got.grad_rows, wanted[which].grad_rows) << which;
-          EXPECT_EQ(got.grad_weights, wanted[which].grad_weights) << which;
-        }
-        dispatcher.check();
-      },
-      short_deadlines());
+  for (const int max_sms : {0, 20}) {  // kernels that await their peers themselves, too
+    replay<QueuedStep>(cases, {.dtype = DType::kBF16, .options = {.max_sms = max_sms}},
+                       [](const QueuedStep& queued, const RankStream& stream,
+                          const StepBytes& wanted) { expect_same(queued.wait(stream), wanted); });
+  }
+}
+
+// A dispatch and a combine of one plan, each begun before another call and finished after it.
+struct BegunStep {
+  Plan plan;
+  DispatchResult begun;
+  DispatchResult beside;
+  OwnedTensor out;
+  OwnedTensor grad_x;
+
+  BegunStep(Dispatcher& dispatcher, const DeviceTensors& tensors)
+      : plan(dispatcher.plan(tensors.routing())) {
+    Pending<DispatchResult> dispatched = dispatcher.begin_dispatch(plan, {.x = tensors.x.view});
+    beside = dispatcher.dispatch(plan, {.x = tensors.x.view});
+    begun = dispatcher.finish(std::move(dispatched));
+    Pending<OwnedTensor> combined = dispatcher.begin_combine(plan, begun.rows.view);
+    grad_x = dispatcher.dispatch_backward(plan, beside.rows.view);
+    out = dispatcher.finish(std::move(combined));
+  }
+};
+
+TEST_F(CudaGraph, WithCallsThatBeginBesideOthersGivesTheBitsOfTheCpu) {
+  const DispatchConfig config{.num_experts = 9, .top_k = 2, .width = 72, .max_rows = 400};
+  replay<BegunStep>(routings(config, {30, 50}), {.dtype = DType::kBF16},
+                    [](const BegunStep& queued, const RankStream& stream, const StepBytes& wanted) {
+                      stream.synchronize();
+                      const int64_t R = queued.plan.num_rows();
+                      EXPECT_EQ(to_host(queued.begun.rows.view, R, stream), wanted.rows);
+                      EXPECT_EQ(to_host(queued.beside.rows.view, R, stream), wanted.rows);
+                      EXPECT_EQ(to_host(queued.out.view, stream), wanted.out);
+                      EXPECT_EQ(to_host(queued.grad_x.view, stream), wanted.grad_x);
+                    });
 }
 
 TEST_F(CudaGraph, ARefusedRoutingIsZerosAndAnErrorAtTheNextCheck) {
   const DispatchConfig config{.num_experts = 6, .top_k = 2, .width = 16, .max_rows = 100};
   const DispatchCase the_case = random_case(config, {12, 12}, 30);
-  run_ranks(
-      2,
-      [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
-        const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
-        const RankStream stream;
-        const RankTensors host = tensors_of(config, the_case.ranks[r], DType::kF32);
-        const DeviceTensors tensors(host, stream);
-        Dispatcher dispatcher(group, config, "direct");
-        dispatcher.set_device_options({.stream = stream.view()});
-        { const QueuedStep warm(dispatcher, tensors); }
-        std::optional<QueuedStep> queued;
-        const CapturedGraph graph(stream, [&] { queued.emplace(dispatcher, tensors); });
-        const int32_t bad_id = 77;
-        if (group.rank() == 1) {
-          cuda_ok(cudaMemcpyAsync(static_cast<int32_t*>(tensors.expert_ids.view.data) + 5, &bad_id,
-                                  sizeof(bad_id), cudaMemcpyHostToDevice, stream.get()));
-        }
-        graph.launch(stream);
-        const StepBytes refused = queued->wait(stream);
-        EXPECT_EQ(refused.out, std::vector<std::byte>(refused.out.size()));
-        EXPECT_TRUE(refused.rows.empty());
-        try {
-          dispatcher.check();
-          ADD_FAILURE() << "no error came";
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-          EXPECT_EQ(std::string(error.what()),
-                    "rank 1: token 2, slot 1: expert id 77 must be in [0, 6), or -1 for no route");
-        }
-        copy_into(tensors.expert_ids, host.expert_ids.view, stream);
-        graph.launch(stream);
-        EXPECT_EQ(queued->wait(stream).out, wanted.out);
-        dispatcher.check();
-      },
-      short_deadlines());
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    const auto r = static_cast<size_t>(rank.group.rank());
+    const RankTensors host = tensors_of(config, the_case.ranks[r], DType::kF32);
+    { const QueuedStep warm(rank.dispatcher, rank.tensors); }
+    std::optional<QueuedStep> queued;
+    const CapturedGraph graph(rank, [&] { queued.emplace(rank.dispatcher, rank.tensors); });
+    const int32_t bad_id = 77;
+    if (rank.group.rank() == 1) {
+      cuda_ok(cudaMemcpyAsync(static_cast<int32_t*>(rank.tensors.expert_ids.view.data) + 5, &bad_id,
+                              sizeof(bad_id), cudaMemcpyHostToDevice, rank.stream.get()));
+    }
+    graph.launch();
+    const StepBytes refused = queued->wait(rank.stream);
+    EXPECT_EQ(refused.out, std::vector<std::byte>(refused.out.size()));
+    EXPECT_TRUE(refused.rows.empty());
+    const std::optional<Error> error = error_of([&] { rank.dispatcher.check(); });
+    ASSERT_TRUE(error.has_value());
+    EXPECT_EQ(error->code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(std::string(error->what()),
+              "rank 1: token 2, slot 1: expert id 77 must be in [0, 6), or -1 for no route");
+    copy_into(rank.tensors.expert_ids, host.expert_ids.view, rank.stream);
+    graph.launch();
+    EXPECT_EQ(queued->wait(rank.stream).out, wanted.out);
+    rank.dispatcher.check();
+  });
+}
+
+TEST_F(CudaGraph, APlanThatMakesTheHostWaitIsRefused) {
+  const DispatchCase the_case =
+      random_case({.num_experts = 6, .top_k = 2, .width = 16}, {12, 12}, 31);
+  const std::pair<const char*, const char*> expected[] = {{"direct", "needs max_rows"},
+                                                          {"alltoall", "made on the host"}};
+  for (const auto& [strategy, text] : expected) {
+    run_on_gpu(the_case, {.strategy = strategy}, [&](GpuRank& rank, const StepBytes& wanted) {
+      { const QueuedStep warm(rank.dispatcher, rank.tensors); }
+      rank.stream.synchronize();
+      cuda_ok(cudaStreamBeginCapture(rank.stream.get(), cudaStreamCaptureModeThreadLocal));
+      EXPECT_THAT(message_of([&] { rank.plan(); }), HasSubstr(text));
+      cudaGraph_t nothing = nullptr;
+      cuda_ok(cudaStreamEndCapture(rank.stream.get(), &nothing));
+      cuda_ok(cudaGraphDestroy(nothing));
+      const QueuedStep next(rank.dispatcher, rank.tensors);
+      EXPECT_EQ(next.wait(rank.stream).out, wanted.out);
+    });
+  }
 }
 
 }  // namespace

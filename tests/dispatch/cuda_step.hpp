@@ -1,5 +1,9 @@
 #pragma once
 
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "crossdock/dispatcher.hpp"
@@ -17,6 +21,30 @@ struct StepBytes {
   std::vector<std::byte> grad_rows;
   std::vector<std::byte> grad_weights;
 };
+
+inline void expect_same(const StepBytes& got, const StepBytes& wanted) {
+  EXPECT_EQ(got.rows, wanted.rows);
+  EXPECT_EQ(got.row_weights, wanted.row_weights);
+  EXPECT_EQ(got.out, wanted.out);
+  EXPECT_EQ(got.grad_x, wanted.grad_x);
+  EXPECT_EQ(got.grad_rows, wanted.grad_rows);
+  EXPECT_EQ(got.grad_weights, wanted.grad_weights);  // sums of small integers: exact
+}
+
+/// The error that a call throws, if it throws one.
+inline std::optional<Error> error_of(const std::function<void()>& call) {
+  try {
+    call();
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+inline std::string message_of(const std::function<void()>& call) {
+  const std::optional<Error> error = error_of(call);
+  return error ? error->what() : "nothing was thrown";
+}
 
 /// One step on the CPU: dispatch, combine of the rows, and both backwards.
 inline StepBytes cpu_step(Group& group, const DispatchCase& the_case, DType dtype) {
@@ -84,5 +112,46 @@ struct QueuedStep {
             .grad_weights = to_host(backward.grad_weights.view, stream)};
   }
 };
+
+/// How ranks work on the GPU.
+struct GpuSetting {
+  DType dtype = DType::kF32;
+  DeviceOptions options{};  // the stream is each rank's own
+  std::string strategy = "direct";
+};
+
+/// One rank on the GPU: its stream, its tensors and a dispatcher that works in the stream.
+struct GpuRank {
+  Group& group;
+  RankStream stream;
+  DeviceTensors tensors;
+  Dispatcher dispatcher;
+
+  GpuRank(Group& group_in, const DispatchCase& the_case, const GpuSetting& setting)
+      : group(group_in),
+        tensors(tensors_of(the_case.config, the_case.ranks[static_cast<size_t>(group.rank())],
+                           setting.dtype),
+                stream),
+        dispatcher(group, the_case.config, setting.strategy) {
+    DeviceOptions options = setting.options;
+    options.stream = stream.view();
+    dispatcher.set_device_options(options);
+  }
+
+  Plan plan() { return dispatcher.plan(tensors.routing()); }
+};
+
+/// Runs body(rank, wanted) for every rank of a case, on one GPU; `wanted` is the CPU's step.
+inline void run_on_gpu(const DispatchCase& the_case, const GpuSetting& setting,
+                       const std::function<void(GpuRank&, const StepBytes& wanted)>& body) {
+  run_ranks(
+      static_cast<int>(the_case.ranks.size()),
+      [&](Group& group) {
+        const StepBytes wanted = cpu_step(group, the_case, setting.dtype);
+        GpuRank rank(group, the_case, setting);
+        body(rank, wanted);
+      },
+      short_deadlines());
+}
 
 }  // namespace crossdock

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <gtest/gtest.h>
 
 #include <cstring>
 #include <memory>
@@ -10,9 +11,18 @@
 #include <vector>
 
 #include "crossdock/buffer.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {
+
+/// A test that is skipped where there is no GPU.
+class CudaTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
+  }
+};
 
 /// Throws what a CUDA call says.
 inline void cuda_ok(cudaError_t status) {
