@@ -1,151 +1,122 @@
 #include "bench/scenario.hpp"
 
 #include <algorithm>
+#include <deque>
+#include <utility>
 
 #include "crossdock/error.hpp"
 
 namespace crossdock::bench {
 namespace {
 
-std::vector<Scenario> make_scenarios() {
-  std::vector<Scenario> list = {
-      {.name = "cpu-large",
-       .purpose = "plan, dispatch and combine of large rows: memory traffic decides",
-       .tokens = 4096,
-       .width = 2048,
-       .top_k = 8,
-       .experts = 64,
-       .is_default = true},
-      {.name = "anchor-mpi-pack",
-       .purpose = "cpu-large by pack, MPI_Alltoallv, regroup: what one writes in an hour",
-       .tokens = 4096,
-       .width = 2048,
-       .top_k = 8,
-       .experts = 64,
-       .only_strategy = std::string(kAnchorName)},
-      {.name = "cpu-medium",
-       .purpose = "fewer tokens and routes, a width that is no power of two",
-       .tokens = 2048,
-       .width = 2880,
-       .top_k = 4,
-       .experts = 32,
-       .is_default = true},
-      {.name = "cpu-many-ranks",
-       .purpose = "8 ranks, 128 experts",
-       .ranks = 8,
-       .tokens = 2048,
-       .width = 2048,
-       .top_k = 8,
-       .experts = 128},
-      {.name = "cpu-bf16",
-       .purpose = "cpu-large in bf16: half the bytes, sums in fp32",
-       .tokens = 4096,
-       .width = 2048,
-       .top_k = 8,
-       .experts = 64,
-       .dtype = DType::kBF16},
-      {.name = "backward",
-       .purpose = "cpu-medium with combine_backward and dispatch_backward",
-       .tokens = 2048,
-       .width = 2880,
-       .top_k = 4,
-       .experts = 32,
-       .backward = true},
-      {.name = "decode",
-       .purpose = "a few tokens per rank: latency decides",
-       .tokens = 16,
-       .width = 2048,
-       .top_k = 8,
-       .experts = 64,
-       .is_default = true},
-      {.name = "experts-gemm",
-       .purpose = "Experts at 256 rows each beside plain BLAS calls on the same products",
-       .kind = ScenarioKind::kExperts,
-       .ranks = 1,
-       .tokens = 2048,
-       .width = 2048,
-       .top_k = 1,
-       .experts = 8,
-       .inner = 768,
-       .is_default = true},
-      {.name = "layer",
-       .purpose = "a whole layer, forward and backward, router and experts included",
-       .kind = ScenarioKind::kLayer,
-       .tokens = 512,
-       .width = 1024,
-       .top_k = 8,
-       .experts = 64,
-       .inner = 384,
-       .is_default = true},
-      {.name = "layer-overlap",
-       .purpose = "layer with dispatch in 4 chunks, experts at work meanwhile",
-       .kind = ScenarioKind::kLayer,
-       .tokens = 512,
-       .width = 1024,
-       .top_k = 8,
-       .experts = 64,
-       .inner = 384,
-       .overlap_chunks = 4},
-  };
-  for (const Scenario& s : {Scenario{.name = "h200-deepseek",
-                           .purpose = "DeepSeek-V3's layer on 8 ranks",
-                           .ranks = 8,
-                           .tokens = 4096,
-                           .width = 7168,
-                           .top_k = 8,
-                           .experts = 256},
-                            Scenario{.name = "h200-qwen3",
-                            .purpose = "Qwen3-30B-A3B's layer on 8 ranks",
-                            .ranks = 8,
-                            .tokens = 8192,
-                            .width = 2048,
-                            .top_k = 8,
-                            .experts = 128},
-                            Scenario{.name = "h200-gptoss",
-                            .purpose = "gpt-oss-20b's layer on 4 ranks",
-                            .ranks = 4,
-                            .tokens = 4096,
-                            .width = 2880,
-                            .top_k = 4,
-                            .experts = 32,
-                            .max_sms = 32},
-                            Scenario{.name = "h200-decode",
-                            .purpose = "128 tokens of DeepSeek-V3's layer on 8 ranks",
-                            .ranks = 8,
-                            .tokens = 128,
-                            .width = 7168,
-                            .top_k = 8,
-                            .experts = 256}}) {
-    list.push_back(s);
-    list.back().purpose += ", all on one GPU";
-    list.back().kind = ScenarioKind::kCudaMove;
-    list.back().dtype = DType::kBF16;
-    list.back().backward = true;
+struct Size {
+  int ranks;        // P
+  int64_t tokens;   // T, of every rank
+  int64_t width;    // D
+  int64_t top_k;    // K
+  int64_t experts;  // E
+};
+
+constexpr Size kLarge{4, 4096, 2048, 8, 64};
+constexpr Size kMedium{4, 2048, 2880, 4, 32};
+constexpr Size kNarrow{4, 16384, 256, 8, 64};
+
+class ScenarioList {
+ public:
+  /// The new one, to say what else it is.
+  Scenario& add(std::string name, std::string purpose, const Size& size) {
+    return list_.emplace_back(Scenario{.name = std::move(name),
+                                       .purpose = std::move(purpose),
+                                       .ranks = size.ranks,
+                                       .tokens = size.tokens,
+                                       .width = size.width,
+                                       .top_k = size.top_k,
+                                       .experts = size.experts});
   }
-  const Scenario narrow{.tokens = 16384, .width = 256, .top_k = 8, .experts = 64};
+  std::vector<Scenario> take() { return {list_.begin(), list_.end()}; }
+
+ private:
+  std::deque<Scenario> list_;  // which does not move what is in it
+};
+
+void add_moves(ScenarioList& list) {
+  list.add("cpu-large", "plan, dispatch and combine of large rows: memory traffic decides", kLarge)
+      .is_default = true;
+  list.add("anchor-mpi-pack",
+           "cpu-large by pack, MPI_Alltoallv, regroup: what one writes in an hour", kLarge)
+      .only_strategy = kAnchorName;
+  list.add("cpu-medium", "fewer tokens and routes, a width that is no power of two", kMedium)
+      .is_default = true;
+  list.add("cpu-many-ranks", "8 ranks, 128 experts", {8, 2048, 2048, 8, 128});
+  list.add("cpu-bf16", "cpu-large in bf16: half the bytes, sums in fp32", kLarge).dtype =
+      DType::kBF16;
+  list.add("backward", "cpu-medium with combine_backward and dispatch_backward", kMedium).backward =
+      true;
+  list.add("decode", "a few tokens per rank: latency decides", {4, 16, 2048, 8, 64}).is_default =
+      true;
+}
+
+void add_experts_and_layers(ScenarioList& list) {
+  Scenario& experts = list.add(
+      "experts-gemm", "Experts at 256 rows each beside plain BLAS calls on the same products",
+      {1, 2048, 2048, 1, 8});
+  experts.kind = ScenarioKind::kExperts;
+  experts.inner = 768;
+  experts.is_default = true;
+  const Size small{4, 512, 1024, 8, 64};
+  Scenario& layer =
+      list.add("layer", "a whole layer, forward and backward, router and experts included", small);
+  layer.is_default = true;
+  Scenario& overlap = list.add("layer-overlap",
+                               "layer with dispatch in 4 chunks, experts at work meanwhile", small);
+  overlap.overlap_chunks = 4;
+  for (Scenario* each : {&layer, &overlap}) {
+    each->kind = ScenarioKind::kLayer;
+    each->inner = 384;
+  }
+}
+
+void add_gpu_moves(ScenarioList& list) {
+  const auto add = [&](const char* name, const std::string& layer, const Size& size) -> Scenario& {
+    Scenario& s = list.add(name, layer + ", all on one GPU", size);
+    s.kind = ScenarioKind::kCudaMove;
+    s.dtype = DType::kBF16;
+    s.backward = true;
+    return s;
+  };
+  add("h200-deepseek", "DeepSeek-V3's layer on 8 ranks", {8, 4096, 7168, 8, 256});
+  add("h200-qwen3", "Qwen3-30B-A3B's layer on 8 ranks", {8, 8192, 2048, 8, 128});
+  add("h200-gptoss", "gpt-oss-20b's layer on 4 ranks", {4, 4096, 2880, 4, 32}).max_sms = 32;
+  add("h200-decode", "128 tokens of DeepSeek-V3's layer on 8 ranks", {8, 128, 7168, 8, 256});
+}
+
+void add_scales(ScenarioList& list) {
   for (const int64_t T : {4096, 16384, 65536}) {
-    Scenario s = narrow;
-    s.name = "scale-t" + std::to_string(T);
-    s.purpose = "narrow rows: cost over the number of tokens";
-    s.tokens = T;
-    list.push_back(s);
+    Size size = kNarrow;
+    size.tokens = T;
+    list.add("scale-t" + std::to_string(T), "narrow rows: cost over the number of tokens", size);
   }
   for (const int P : {1, 2, 8, 16}) {
-    Scenario s = narrow;
-    s.name = "scale-p" + std::to_string(P);
-    s.purpose = "narrow rows: cost over the number of ranks, 65536 tokens in all";
-    s.ranks = P;
-    s.tokens = 65536 / P;
-    list.push_back(s);
+    Size size = kNarrow;
+    size.ranks = P;
+    size.tokens = 65536 / P;
+    list.add("scale-p" + std::to_string(P),
+             "narrow rows: cost over the number of ranks, 65536 tokens in all", size);
   }
   for (const int64_t E : {16, 256, 1024}) {
-    Scenario s = narrow;
-    s.name = "scale-e" + std::to_string(E);
-    s.purpose = "narrow rows: cost over the number of experts";
-    s.experts = E;
-    list.push_back(s);
+    Size size = kNarrow;
+    size.experts = E;
+    list.add("scale-e" + std::to_string(E), "narrow rows: cost over the number of experts", size);
   }
-  return list;
+}
+
+std::vector<Scenario> make_scenarios() {
+  ScenarioList list;
+  add_moves(list);
+  add_experts_and_layers(list);
+  add_gpu_moves(list);
+  add_scales(list);
+  return list.take();
 }
 
 bool fits(std::string_view pattern, std::string_view name) {
