@@ -6,16 +6,12 @@
 
 #include <gtest/gtest.h>
 
-#include <sstream>
 #include <string>
-#include <tuple>
 
 #include "conformance/expect_conformance.hpp"
 
 namespace crossdock::conformance {
 namespace {
-
-using StrategyAndRanks = std::tuple<std::string, Ranks>;
 
 class CudaRanks : public testing::TestWithParam<StrategyAndRanks> {
  protected:
@@ -32,21 +28,7 @@ TEST_P(CudaRanks, GiveTheReferencesResults) {
 
 TEST_P(CudaRanks, GiveTheBitsOfTheCpu) {
   const auto& [name, ranks] = GetParam();
-  run_ranks(ranks.size,
-            [&](Group& group) {
-              const uint64_t hash =
-                  output_hash(group, [&] { return on_cuda(make_strategy(name)); });
-              if (hash != kKnownOutputHash) throw Error(ErrorCode::kInternal, "another hash");
-            },
-            {.ranks_per_node = ranks.per_node, .group = test_deadlines()});
-}
-
-std::string name_of_case(const testing::TestParamInfo<StrategyAndRanks>& info) {
-  const auto& [name, ranks] = info.param;
-  std::ostringstream text;
-  text << name << "_" << ranks.size << "_ranks";
-  if (ranks.per_node > 0) text << "_" << ranks.per_node << "_per_node";
-  return text.str();
+  expect_known_bits(ranks, [&] { return on_cuda(make_strategy(name)); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "crossdock/conformance.hpp"
@@ -43,6 +45,17 @@ struct Ranks {
   int per_node = 0;  // 0: all on one node
 };
 
+using StrategyAndRanks = std::tuple<std::string, Ranks>;
+
+/// "direct_4_ranks_2_per_node"
+inline std::string name_of_case(const testing::TestParamInfo<StrategyAndRanks>& info) {
+  const auto& [name, ranks] = info.param;
+  std::ostringstream text;
+  text << name << "_" << ranks.size << "_ranks";
+  if (ranks.per_node > 0) text << "_" << ranks.per_node << "_per_node";
+  return text.str();
+}
+
 /// Runs the checks on thread ranks; returns what failed on any of them.
 inline std::vector<Failure> failures_on_threads(const Ranks& ranks, const StrategyFactory& strategy,
                                                 const std::vector<Check>& checks) {
@@ -55,6 +68,16 @@ inline std::vector<Failure> failures_on_threads(const Ranks& ranks, const Strate
   };
   run_ranks(ranks.size, body, {.ranks_per_node = ranks.per_node, .group = test_deadlines()});
   return failures;
+}
+
+/// All thread ranks get the output that is known.
+inline void expect_known_bits(const Ranks& ranks, const StrategyFactory& strategy) {
+  std::vector<uint64_t> hashes(static_cast<size_t>(ranks.size));
+  const auto body = [&](Group& group) {
+    hashes[static_cast<size_t>(group.rank())] = output_hash(group, strategy);
+  };
+  run_ranks(ranks.size, body, {.ranks_per_node = ranks.per_node, .group = test_deadlines()});
+  EXPECT_EQ(hashes, std::vector<uint64_t>(hashes.size(), kKnownOutputHash));
 }
 
 }  // namespace crossdock::conformance

@@ -2,23 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <sstream>
 #include <string>
 
 #include "conformance/expect_conformance.hpp"
 
 namespace crossdock::conformance {
 namespace {
-
-using StrategyAndRanks = std::tuple<std::string, Ranks>;
-
-std::string name_of_case(const testing::TestParamInfo<StrategyAndRanks>& info) {
-  const auto& [name, ranks] = info.param;
-  std::ostringstream text;
-  text << name << "_" << ranks.size << "_ranks";
-  if (ranks.per_node > 0) text << "_" << ranks.per_node << "_per_node";
-  return text.str();
-}
 
 void expect_conformance(const StrategyAndRanks& param, const std::vector<Check>& checks) {
   expect_no_failures(failures_on_threads(
@@ -54,14 +43,8 @@ TEST(SameBits, OnOneFourAndSevenThreadRanks) {
   EXPECT_EQ(expected_output_hash(), kKnownOutputHash);
   for (const std::string& name : strategy_names()) {
     for (const int num_ranks : {1, 4, 7}) {
-      std::vector<uint64_t> hashes(static_cast<size_t>(num_ranks));
-      run_ranks(num_ranks,
-                [&](Group& group) {
-                  hashes[static_cast<size_t>(group.rank())] =
-                      output_hash(group, [&] { return make_strategy(name); });
-                },
-                {.group = test_deadlines()});
-      for (const uint64_t hash : hashes) EXPECT_EQ(hash, kKnownOutputHash) << name;
+      SCOPED_TRACE(name);
+      expect_known_bits({num_ranks}, [&] { return make_strategy(name); });
     }
   }
 }

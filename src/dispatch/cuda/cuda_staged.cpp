@@ -52,7 +52,7 @@ std::shared_ptr<const DevicePlanData> CudaStaged::upload(const Plan& host_plan) 
         exchange_arrival_tokens({rank_.group(), host_plan, host_plan.id(), "plan", {}});
   }
   auto arrays = std::make_shared<StagedArrays>(rank_, host_plan.data(), arrival_tokens);
-  if (relays_tokens_) arrays->set_relay(std::make_unique<RelayPlan>(rank_, host_plan));
+  if (relays_tokens_) arrays->set_relay(make_relay_plan(rank_, host_plan));
   return arrays;
 }
 
@@ -62,47 +62,47 @@ CudaStaged::Journey CudaStaged::tokens_to_rows(const Plan& plan, const ConstTens
                   .row_bytes = rows.row_bytes()};
   if (relays_tokens_) {
     journey.relay = staged_plan(plan).relay();
-    journey.traffic = &journey.relay->copies();
-    journey.from_index = journey.relay->copy_tokens();
+    journey.traffic = &journey.relay->copies;
+    journey.from_index = journey.relay->copy_tokens;
     journey.num_tokens = plan.num_tokens();
     journey.rows = rows.data;
     journey.rows_bytes = rows.num_bytes();
     return journey;
   }
   const ExchangePlan& exchange = staged_plan(plan).exchange();
-  journey.traffic = gathers_tokens_ ? &exchange.tokens() : &exchange.out();
-  journey.from_index = exchange.sent_tokens();
+  journey.traffic = gathers_tokens_ ? &exchange.tokens : &exchange.out;
+  journey.from_index = exchange.sent_tokens;
   journey.is_packed = !gathers_tokens_;
   journey.to = static_cast<std::byte*>(rows.data);
-  journey.to_index = exchange.arrival_rows();
-  journey.arrival_index = gathers_tokens_ ? exchange.arrival_tokens() : nullptr;
-  journey.num_landing = exchange.out().num_received;
+  journey.to_index = exchange.arrival_rows;
+  journey.arrival_index = gathers_tokens_ ? exchange.arrival_tokens : nullptr;
+  journey.num_landing = exchange.out.num_received;
   return journey;
 }
 
 CudaStaged::Journey CudaStaged::routes_to_rows(const Plan& plan, const ConstTensorView& routes,
                                                const TensorView& rows) const {
   const ExchangePlan& exchange = staged_plan(plan).exchange();
-  return {.traffic = &exchange.out(),
+  return {.traffic = &exchange.out,
           .from = static_cast<const std::byte*>(routes.data),
-          .from_index = exchange.sent_routes(),
+          .from_index = exchange.sent_routes,
           .to = static_cast<std::byte*>(rows.data),
-          .to_index = exchange.arrival_rows(),
-          .num_landing = exchange.out().num_received,
+          .to_index = exchange.arrival_rows,
+          .num_landing = exchange.out.num_received,
           .row_bytes = rows.row_bytes()};
 }
 
 // The arrivals stay where they arrive.
 CudaStaged::Journey CudaStaged::rows_home(const Plan& plan, const ConstTensorView& rows) const {
   const ExchangePlan& exchange = staged_plan(plan).exchange();
-  Journey journey{.traffic = &exchange.home(),
+  Journey journey{.traffic = &exchange.home,
                   .from = static_cast<const std::byte*>(rows.data),
-                  .from_index = exchange.arrival_rows(),
+                  .from_index = exchange.arrival_rows,
                   .row_bytes = rows.row_bytes()};
   if (relays_tokens_ && rows.shape.rank() == 2) {  // single numbers take the plain way
     journey.relay = staged_plan(plan).relay();
-    journey.traffic = &journey.relay->far_home();
-    journey.from_index = journey.relay->far_rows();
+    journey.traffic = &journey.relay->far_home;
+    journey.from_index = journey.relay->far_rows;
     journey.is_read = true;
     journey.rows = rows.data;
     journey.rows_bytes = rows.num_bytes();
@@ -181,13 +181,13 @@ void CudaStaged::forward(const CudaRank::Met& met, const Journey& journey) {
   put.parts[0].row_bytes = journey.row_bytes;
   rank_.reach_near(met, journey.rows_entry, put.parts[0].rows);
   launch_barrier(rank_.near_signals(), Operation::kDispatch, stream);
-  put.targets = relay.near_targets();
+  put.targets = relay.near_targets;
   put.T = journey.num_tokens;
   put.parts[0].tokens = journey.from;
   put.signals = rank_.signals_alone();
   launch_put(put, rank_.max_sms(), stream);
-  put.targets = relay.copy_targets();
-  put.T = relay.num_copies_received();
+  put.targets = relay.copy_targets;
+  put.T = relay.copies.num_received;
   put.parts[0].tokens = bytes(journey.arrived);
   put.signals = rank_.near_signals();
   launch_put(put, rank_.max_sms(), stream);
@@ -205,7 +205,7 @@ void CudaStaged::sum(const CudaRank::Met& met, const Journey& journey, PullSumAr
     args.rows[0] = bytes(journey.arrived);
     args.signals = rank_.signals_alone();
   } else {
-    args.targets = journey.relay->sum_targets();
+    args.targets = journey.relay->sum_targets;
     rank_.reach_near(met, journey.rows_entry, args.rows);
     args.rows[rank_.group().size()] = bytes(journey.arrived);
     args.signals = rank_.near_signals();

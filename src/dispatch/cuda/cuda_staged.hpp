@@ -2,7 +2,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "dispatch/cuda/cuda_path.hpp"
@@ -17,17 +19,17 @@ class StagedArrays final : public CudaPlan {
  public:
   StagedArrays(CudaRank& rank, const PlanData& data, std::span<const int64_t> arrival_tokens)
       : CudaPlan(rank.pool(), rank.plan_inputs(data.T), data),
-        exchange_(rank.pool(), data, arrival_tokens, rank.stream()) {}
+        exchange_(make_exchange_plan(rank.pool(), data, arrival_tokens, rank.stream())) {}
 
   const ExchangePlan& exchange() const { return exchange_; }
 
-  void set_relay(std::unique_ptr<const RelayPlan> relay) { relay_ = std::move(relay); }
+  void set_relay(RelayPlan relay) { relay_ = std::move(relay); }
   /// Null where tokens are not relayed.
-  const RelayPlan* relay() const { return relay_.get(); }
+  const RelayPlan* relay() const { return relay_ ? &*relay_ : nullptr; }
 
  private:
   ExchangePlan exchange_;
-  std::unique_ptr<const RelayPlan> relay_;
+  std::optional<RelayPlan> relay_;
 };
 
 /// REQUIRES: a CudaStaged made the plan.

@@ -28,7 +28,7 @@ ReadyCall CudaStaged::ready_sum(const Plan& plan, const GatherSumArgs& args) {
                [this, &plan, args](const CudaRank::Met& met, std::span<const Journey> journeys) {
                  travel(met, journeys);
                  PullSumArgs pull = sum_args(plan, args);
-                 pull.targets = staged_plan(plan).exchange().sum_targets();
+                 pull.targets = staged_plan(plan).exchange().sum_targets;
                  sum(met, journeys[0], pull);
                });
 }
@@ -57,7 +57,7 @@ ReadyCall CudaStaged::ready_gradients(const Plan& plan, const GradientTensors& t
 void CudaStaged::make_gradients(const Plan& plan, const GradientTensors& tensors,
                                 const GradientRows& rows) const {
   PushGradientsArgs push{};
-  push.targets = staged_plan(plan).exchange().row_targets();
+  push.targets = staged_plan(plan).exchange().row_targets;
   push.weights = static_cast<const float*>(rows.weights.view.data);
   push.T = plan.capacity_rows();
   push.K = 1;
@@ -89,7 +89,7 @@ void CudaStaged::bring_home(const Plan& plan, const Journey& journey, const Tens
   launch_move_rows({.from = static_cast<const std::byte*>(journey.arrived.view.data),
                     .from_index = nullptr,
                     .to = static_cast<std::byte*>(routes.data),
-                    .to_index = staged_plan(plan).exchange().sent_routes(),
+                    .to_index = staged_plan(plan).exchange().sent_routes,
                     .num_rows = journey.traffic->num_received,
                     .row_bytes = journey.row_bytes},
                    rank_.stream());

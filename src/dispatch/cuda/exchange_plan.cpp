@@ -72,9 +72,12 @@ int64_t rows_between(const PlanData& data, int source, int destination) {
   return rows;
 }
 
-ExchangePlan::ExchangePlan(DevicePool& pool, const PlanData& data,
-                           std::span<const int64_t> arrival_tokens, cudaStream_t stream)
-    : out_(make_out(data)), home_(make_home(data)), tokens_(make_tokens(data)) {
+ExchangePlan make_exchange_plan(DevicePool& pool, const PlanData& data,
+                                std::span<const int64_t> arrival_tokens, cudaStream_t stream) {
+  ExchangePlan plan;
+  plan.out = make_out(data);
+  plan.home = make_home(data);
+  plan.tokens = make_tokens(data);
   std::vector<int64_t> sent_tokens;
   for (const int64_t route : data.sent_routes) sent_tokens.push_back(route / data.K);
   std::vector<int64_t> rows(index(data.num_received()));
@@ -83,7 +86,7 @@ ExchangePlan::ExchangePlan(DevicePool& pool, const PlanData& data,
     for (int64_t i = 0; i < block.count; ++i) {
       rows[index(block.arrival + i)] = block.row + i;
       if (!tokens.empty()) {
-        tokens[index(block.arrival + i)] += tokens_.parts[index(block.source)].recv_begin;
+        tokens[index(block.arrival + i)] += plan.tokens.parts[index(block.source)].recv_begin;
       }
     }
   }
@@ -96,13 +99,14 @@ ExchangePlan::ExchangePlan(DevicePool& pool, const PlanData& data,
     row_targets.push_back({0, static_cast<int32_t>(row)});
   }
   PackedArrays arrays;
-  arrays.add(data.sent_routes, sent_routes_);
-  arrays.add(sent_tokens, sent_tokens_);
-  arrays.add(rows, arrival_rows_);
-  arrays.add(tokens, arrival_tokens_);
-  arrays.add(sum_targets, sum_targets_);
-  arrays.add(row_targets, row_targets_);
-  memory_ = arrays.upload(pool, stream);
+  arrays.add(data.sent_routes, plan.sent_routes);
+  arrays.add(sent_tokens, plan.sent_tokens);
+  arrays.add(rows, plan.arrival_rows);
+  arrays.add(tokens, plan.arrival_tokens);
+  arrays.add(sum_targets, plan.sum_targets);
+  arrays.add(row_targets, plan.row_targets);
+  plan.memory = arrays.upload(pool, stream);
+  return plan;
 }
 
 }  // namespace crossdock::cuda

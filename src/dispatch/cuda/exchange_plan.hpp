@@ -36,38 +36,25 @@ RowTraffic make_traffic(std::span<const int64_t> send_offsets,
 /// Rows from rank `source` to rank `destination`.
 int64_t rows_between(const PlanData& data, int source, int destination);
 
-/// What alltoall and allgather need of a plan that the host has made: index arrays on the device,
-/// sizes on the host.
-class ExchangePlan {
- public:
-  /// arrival_tokens: token of each arrival as its source counts, for allgather; else empty. Waits
-  /// for the device.
-  ExchangePlan(DevicePool& pool, const PlanData& data, std::span<const int64_t> arrival_tokens,
-               cudaStream_t stream);
+/// What alltoall and allgather need of a plan that the host has made: sizes on the host, index
+/// arrays on the device.
+struct ExchangePlan {
+  RowTraffic out;     // tokens to experts
+  RowTraffic home;    // rows to their sources
+  RowTraffic tokens;  // all tokens to all ranks
 
-  const RowTraffic& out() const { return out_; }        // tokens to experts
-  const RowTraffic& home() const { return home_; }      // rows to their sources
-  const RowTraffic& tokens() const { return tokens_; }  // all tokens to all ranks
-
-  // Device arrays.
-  const int64_t* sent_routes() const { return sent_routes_; }        // [S] t * K + k
-  const int64_t* sent_tokens() const { return sent_tokens_; }        // [S] t
-  const int64_t* arrival_rows() const { return arrival_rows_; }      // [received] row
-  const int64_t* arrival_tokens() const { return arrival_tokens_; }  // [received] among all tokens
-  const RouteTarget* sum_targets() const { return sum_targets_; }    // [T, K] place among the sent
-  const RouteTarget* row_targets() const { return row_targets_; }    // [R] each row itself
-
- private:
-  RowTraffic out_;
-  RowTraffic home_;
-  RowTraffic tokens_;
-  Buffer memory_;
-  const int64_t* sent_routes_ = nullptr;
-  const int64_t* sent_tokens_ = nullptr;
-  const int64_t* arrival_rows_ = nullptr;
-  const int64_t* arrival_tokens_ = nullptr;
-  const RouteTarget* sum_targets_ = nullptr;
-  const RouteTarget* row_targets_ = nullptr;
+  Buffer memory;                             // of the arrays
+  const int64_t* sent_routes = nullptr;      // [S] t * K + k
+  const int64_t* sent_tokens = nullptr;      // [S] t
+  const int64_t* arrival_rows = nullptr;     // [received] row
+  const int64_t* arrival_tokens = nullptr;   // [received] among all tokens
+  const RouteTarget* sum_targets = nullptr;  // [T, K] place among the sent
+  const RouteTarget* row_targets = nullptr;  // [R] each row itself
 };
+
+/// arrival_tokens: token of each arrival as its source counts, for allgather; else empty. Waits for
+/// the device.
+ExchangePlan make_exchange_plan(DevicePool& pool, const PlanData& data,
+                                std::span<const int64_t> arrival_tokens, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

@@ -150,28 +150,26 @@ Plan HostStaging::finish(const Plan& device_plan) {
   return device_plan.with_device_data(std::move(staged));
 }
 
-Plan HostStaging::plan(const Routing& routing, const PlanOnHost& plan_on_host) {
-  OwnedTensor expert_ids;
+template <typename AnyRouting>
+Plan HostStaging::plan_copy(const ConstTensorView& routes, const AnyRouting& routing,
+                            const std::function<Plan(const AnyRouting&)>& plan_on_host) {
+  OwnedTensor routes_there;
   OwnedTensor weights;
   OwnedTensor mask;
   copy_in("plan", nullptr, [&] {
-    expert_ids = upload(routing.expert_ids);
+    routes_there = upload(routes);
     weights = upload(routing.weights);
     mask = upload(routing.mask);
   });
-  return finish(path_->plan(Routing{expert_ids.view, weights.view, mask.view}, plan_on_host));
+  return finish(path_->plan(AnyRouting{routes_there.view, weights.view, mask.view}, plan_on_host));
+}
+
+Plan HostStaging::plan(const Routing& routing, const PlanOnHost& plan_on_host) {
+  return plan_copy(routing.expert_ids, routing, plan_on_host);
 }
 
 Plan HostStaging::plan(const DenseRouting& routing, const PlanDenseOnHost& plan_on_host) {
-  OwnedTensor map;
-  OwnedTensor weights;
-  OwnedTensor mask;
-  copy_in("plan", nullptr, [&] {
-    map = upload(routing.map);
-    weights = upload(routing.weights);
-    mask = upload(routing.mask);
-  });
-  return finish(path_->plan(DenseRouting{map.view, weights.view, mask.view}, plan_on_host));
+  return plan_copy(routing.map, routing, plan_on_host);
 }
 
 DispatchResult HostStaging::dispatch(const Plan& plan, const DispatchArgs& args) {

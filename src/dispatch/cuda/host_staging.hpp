@@ -39,6 +39,9 @@ class HostStaging final : public DevicePath {
   OwnedTensor upload_rows(const Plan& plan, const ConstTensorView& rows);
   OwnedTensor upload_as(const Shape& shape, const ConstTensorView& tensor);
   OwnedTensor download(const ConstTensorView& tensor, int64_t num_rows, const TensorView& given);
+  template <typename AnyRouting>
+  Plan plan_copy(const ConstTensorView& routes, const AnyRouting& routing,
+                 const std::function<Plan(const AnyRouting&)>& plan_on_host);
   Plan finish(const Plan& device_plan);
 
   Group& group_;

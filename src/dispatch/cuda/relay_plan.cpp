@@ -104,19 +104,21 @@ std::vector<int64_t> make_far_rows(const PlanData& data, const CudaRank& rank) {
 
 }  // namespace
 
-RelayPlan::RelayPlan(CudaRank& rank, const Plan& plan) {
+RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   const PlanData& data = plan.data();
   const Relay& relay = relay_of(plan);
-  copies_ = make_copies(rank.group(), plan, relay);
-  far_home_ = make_far_home(data, rank.group().topology().node_of_rank);
-  const RouteTargets targets = make_targets(data, rank, far_home_);
+  RelayPlan made;
+  made.copies = make_copies(rank.group(), plan, relay);
+  made.far_home = make_far_home(data, rank.group().topology().node_of_rank);
+  const RouteTargets targets = make_targets(data, rank, made.far_home);
   PackedArrays arrays;
-  arrays.add(relay.copy_tokens, copy_tokens_);
-  arrays.add(targets.near, near_targets_);
-  arrays.add(make_copy_targets(relay, data.K), copy_targets_);
-  arrays.add(make_far_rows(data, rank), far_rows_);
-  arrays.add(targets.sums, sum_targets_);
-  memory_ = arrays.upload(rank.pool(), rank.stream());
+  arrays.add(relay.copy_tokens, made.copy_tokens);
+  arrays.add(targets.near, made.near_targets);
+  arrays.add(make_copy_targets(relay, data.K), made.copy_targets);
+  arrays.add(make_far_rows(data, rank), made.far_rows);
+  arrays.add(targets.sums, made.sum_targets);
+  made.memory = arrays.upload(rank.pool(), rank.stream());
+  return made;
 }
 
 }  // namespace crossdock::cuda
