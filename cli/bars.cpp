@@ -16,8 +16,8 @@ constexpr std::array<std::string_view, 9> kHigh = {" ", "▁", "▂", "▃", "�
 std::string bar(double part, int width) {
   const int eighths = std::clamp(static_cast<int>(std::lround(part * 8 * width)), 0, 8 * width);
   std::string text;
-  for (int i = 0; i < width; ++i) {
-    text += kLong[static_cast<size_t>(std::clamp(eighths - 8 * i, 0, 8))];
+  for (int left = eighths; left > 0; left -= 8) {
+    text += kLong[static_cast<size_t>(std::min(left, 8))];
   }
   return text;
 }

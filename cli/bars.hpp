@@ -6,8 +6,8 @@
 
 namespace crossdock::cli {
 
-/// A horizontal bar of blocks, `part` of `width` characters long, in eighths of a character; padded
-/// with blanks. part in [0, 1].
+/// A horizontal bar of blocks, `part` of `width` characters long, in eighths of a character. part
+/// in [0, 1].
 std::string bar(double part, int width);
 
 /// One character per value, as high as its part of the largest; `per_line` in a line, lines after

@@ -22,7 +22,7 @@ std::string sizes_of(const Scenario& s) {
        << s.experts;
   if (s.inner > 0) text << " F" << s.inner;
   text << " " << name_of(s.dtype);
-  if (s.max_sms > 0) text << ", " << s.max_sms << " multiprocessors a rank";
+  if (s.max_sms > 0) text << ", " << s.max_sms << " SMs";
   return text.str();
 }
 
@@ -44,7 +44,7 @@ void print_scenarios(std::ostream& out, const std::vector<Scenario>& scenarios) 
         << (s.is_default ? " *" : "") << "\n";
   }
   out << "\n* run when no scenario is named. P ranks, T tokens per rank, D width, K experts per "
-         "token of E, F inner width.\n";
+         "token of E, F inner width; SMs: multiprocessors of a rank.\n";
 }
 
 std::string to_json(const std::vector<Scenario>& scenarios) {

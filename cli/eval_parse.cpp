@@ -360,11 +360,12 @@ EvalCase parse_case(const std::string& text) {
   if (object.has("ranks_per_node")) {
     parsed.ranks_per_node = static_cast<int>(object.integer("ranks_per_node", 1, kMaxRanks));
   }
-  parsed.dtype = parse_dtype(object.text("dtype", "fp32"));
-  if (!is_summable(parsed.dtype)) {
-    reject("dtype must be fp64, fp32, bf16 or fp16, as rows are summed; got ",
+  const std::string dtype = object.text("dtype", "fp32");
+  if (dtype != "fp64" && dtype != "fp32" && dtype != "bf16" && dtype != "fp16") {
+    reject("dtype must be \"fp64\", \"fp32\", \"bf16\" or \"fp16\", as rows are summed; got ",
            shown(object.at("dtype")));
   }
+  parsed.dtype = parse_dtype(dtype);
   const std::string weights_in = object.text("weights_in", "combine");
   if (weights_in != "combine" && weights_in != "experts") {
     reject("weights_in must be \"combine\" or \"experts\"; got ", shown(object.at("weights_in")));

@@ -89,7 +89,7 @@ class TextPlan {
     }
     out_ << "\n"
          << plan_.num_ranks << " ranks on " << job.nodes << (job.nodes == 1 ? " node" : " nodes")
-         << "; " << plan_.group_ranks << " exchange rows, on " << plan_.group_nodes
+         << "; an expert group has " << plan_.group_ranks << " on " << plan_.group_nodes
          << (plan_.group_nodes == 1 ? " node" : " nodes") << "; fabric " << job.fabric.name << "\n"
          << routing.most_experts << (routing.most_experts == 1 ? " expert" : " experts")
          << " per rank";

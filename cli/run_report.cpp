@@ -111,7 +111,7 @@ class TextReport {
     text_ << "  forward " << time_text(result_.forward_us);
     if (job_.with_backward) text_ << ", backward " << time_text(result_.backward_us);
     text_ << ": medians of " << job_.num_steps << (job_.num_steps == 1 ? " step" : " steps")
-          << ", of the slowest rank\n";
+          << ", every line of the rank that was slowest there\n";
     text_ << "  messages of the engine: " << bytes_text(result_.traffic.bytes_within_node)
           << " within nodes, " << bytes_text(result_.traffic.bytes_between_nodes)
           << " between nodes";
@@ -131,9 +131,9 @@ class TextReport {
           << imbalance(result_.rows_per_rank) << " x the mean\n";
     for (size_t rank = 0; rank < result_.rows_per_rank.size(); ++rank) {
       const int64_t rows = result_.rows_per_rank[rank];
-      text_ << "  " << std::setw(4) << rank << "  "
+      text_ << "  " << std::setw(4) << rank << std::setw(10) << rows << "  "
             << paint("36", bar(static_cast<double>(rows) / static_cast<double>(most), kBarWidth))
-            << "  " << rows << "\n";
+            << "\n";
     }
     text_ << paint("1", "  rows per expert") << ", largest " << imbalance(result_.rows_per_expert)
           << " x the mean (" << *std::ranges::min_element(result_.rows_per_expert) << " to "

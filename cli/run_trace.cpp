@@ -1,7 +1,9 @@
 #include "run_trace.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <vector>
@@ -95,7 +97,8 @@ std::string temporary_name(const std::string& file) {
 }
 
 Error cannot_write(const std::string& file) {
-  return {ErrorCode::kInvalidArgument, "cannot write the trace to " + file};
+  return {ErrorCode::kInvalidArgument,
+          "cannot write the trace to " + file + ": " + std::strerror(errno)};
 }
 
 std::optional<Error> try_write(const std::string& file, const std::string& text) {
@@ -104,8 +107,9 @@ std::optional<Error> try_write(const std::string& file, const std::string& text)
   out << text;
   out.close();
   if (!out || std::rename(temporary.c_str(), file.c_str()) != 0) {
+    Error error = cannot_write(file);
     std::remove(temporary.c_str());
-    return cannot_write(file);
+    return error;
   }
   return std::nullopt;
 }
@@ -114,6 +118,7 @@ std::optional<Error> try_write(const std::string& file, const std::string& text)
 
 void check_trace_file(const std::string& file) {
   const std::string temporary = temporary_name(file);
+  if (std::filesystem::is_directory(file)) errno = EISDIR;
   if (std::filesystem::is_directory(file) || !std::ofstream(temporary)) throw cannot_write(file);
   std::remove(temporary.c_str());
 }

@@ -18,7 +18,7 @@ class MovedRanks {
   // Whether the check of any rank fails after `tamper`.
   bool is_refused(const std::function<void(Mover&)>& tamper) const {
     const auto thrown = try_ranks(2, [&](Group& group) {
-      std::vector<float> x(5 * 6);
+      std::vector<float> x(size_t{5} * 6);
       for (int64_t t = 0; t < 5; ++t) workload_.token(group.rank(), t, &x[size_t(t) * 6]);
       const auto mover = make_library_mover(
           {.workload = workload_, .group = group, .x = {x.data(), {5, 6}}, .grad_out = {}},

@@ -53,7 +53,8 @@ TEST(Scenarios, AreFoundByNameAndByBeginning) {
 TEST(Scenarios, CpuLargeHasItsSizes) {
   const Scenario s = find_scenarios({"cpu-large"})[0];
   EXPECT_EQ(s.ranks, 4);
-  EXPECT_EQ(s.token_bytes() + s.row_bytes(), (4096 * 2048 + 4096 * 8 * 2048) * 4 * int64_t{4});
+  EXPECT_EQ(s.token_bytes() + s.row_bytes(),
+            (int64_t{4096} * 2048 + int64_t{4096} * 8 * 2048) * 4 * 4);
 }
 
 TEST(Selection, CrossesStrategiesAndCommunicators) {

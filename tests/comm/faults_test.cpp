@@ -192,9 +192,9 @@ TEST(Faults, TheRankThatAllWaitForInTheEndIsNamed) {
           if (group.rank() == culprit) stall();
           std::vector<int64_t> send_offsets(static_cast<size_t>(size) + 1, 0);
           std::vector<int64_t> recv_offsets(static_cast<size_t>(size) + 1, 0);
-          const auto c = static_cast<size_t>(culprit);
           if (group.rank() == culprit) std::fill(send_offsets.begin() + 1, send_offsets.end(), 10);
-          if (group.rank() == 0) std::fill(recv_offsets.begin() + c + 1, recv_offsets.end(), 10);
+          if (group.rank() == 0)
+            std::fill(recv_offsets.begin() + culprit + 1, recv_offsets.end(), 10);
           const Buffer memory(10);
           const SharedBytes bytes{memory.data(), 10, memory.owner()};
           group.all_to_all_v(bytes, send_offsets, bytes, recv_offsets,
