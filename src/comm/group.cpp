@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/agreed_failure.hpp"
 #include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
 #include "comm/flight_report.hpp"
@@ -85,8 +86,9 @@ void guard(Group& group, const WaitContext& wait, const Exchange& exchange) {
   } catch (const Error& error) {
     group.fail(error);
     throw;
-  } catch (const std::exception& error) {
-    const Error cause(ErrorCode::kInternal, error.what(), {-1, wait.sequence, wait.operation});
+  } catch (...) {
+    const Error error = current_error();
+    const Error cause(error.code(), error.what(), {group.rank(), wait.sequence, wait.operation});
     group.fail(cause);
     throw cause;
   }

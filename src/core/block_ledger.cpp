@@ -41,4 +41,10 @@ void BlockLedger::give_back(int64_t block_bytes, int64_t wanted_bytes) {
   free_.insert(block_bytes);
 }
 
+void BlockLedger::cancel(int64_t block_bytes, int64_t wanted_bytes) {
+  needed_ -= wanted_bytes;
+  in_use_ -= block_bytes;
+  held_ -= block_bytes;
+}
+
 }  // namespace crossdock

@@ -31,6 +31,8 @@ class BlockLedger {
   Grant take(int64_t wanted_bytes, BlockUse use);
   /// REQUIRES: what a take granted and wanted.
   void give_back(int64_t block_bytes, int64_t wanted_bytes);
+  /// There was no memory for a new block. REQUIRES: likewise.
+  void cancel(int64_t block_bytes, int64_t wanted_bytes);
 
   int64_t bytes_in_use() const { return in_use_; }  // of blocks
   int64_t bytes_held() const { return held_; }

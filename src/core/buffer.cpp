@@ -88,7 +88,13 @@ Buffer BufferPool::take(int64_t num_bytes, BlockUse use) {
     for (const int64_t bytes : grant.dropped) dropped.push_back(state_->remove_free(bytes));
   }
   dropped.clear();
-  if (!block) block = allocate_host(grant.block_bytes);
+  try {
+    if (!block) block = allocate_host(grant.block_bytes);
+  } catch (const std::bad_alloc&) {
+    const std::lock_guard lock(state_->mutex);
+    state_->ledger.cancel(grant.block_bytes, wanted_bytes);
+    throw;
+  }
   auto* data = static_cast<std::byte*>(block.get());
   // The last owner gives the block back; if the pool is gone, the block goes with its owner.
   std::shared_ptr<void> owner(data, [block, block_bytes = grant.block_bytes, wanted_bytes,

@@ -1,6 +1,7 @@
 #include "layer/layer_config.hpp"
 
 #include <algorithm>
+#include <iomanip>
 
 #include "core/check.hpp"
 #include "crossdock/strategy_cost.hpp"
@@ -44,7 +45,7 @@ MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group) {
 std::string config_text(const MoeLayerConfig& config) {
   const RouterConfig& router = config.router;
   const ExpertsConfig& experts = config.experts;
-  return concat("num_experts=", router.num_experts, ";top_k=", router.top_k,
+  return concat(std::setprecision(17), "num_experts=", router.num_experts, ";top_k=", router.top_k,
                 ";width=", router.width, ";dtype=", name_of(experts.dtype),
                 ";score=", name_of(router.score), ";groups=", router.num_groups, "/",
                 router.group_top_k, "/", static_cast<int>(router.group_score),

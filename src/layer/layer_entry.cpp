@@ -102,10 +102,12 @@ void MoeLayer::count(const MoeForwardArgs& args, const Agreement& agreement,
   if (args.total_sequences > 0) decision.total_sequences = args.total_sequences;
 
   if (counting_group_ != nullptr && counting_group_ != &group_) {
-    const std::vector<int64_t> packed = pack(own);
-    const Agreement counted =
-        counting_group_->agree({.operation = "count", .body = std::as_bytes(std::span(packed))});
-    decision.statistics = sum(unpack_all(counted, counting_group_->size()));
+    run_agreed(group_, [&] {  // others of this group may be counted elsewhere, and wait
+      const std::vector<int64_t> packed = pack(own);
+      const Agreement counted =
+          counting_group_->agree({.operation = "count", .body = std::as_bytes(std::span(packed))});
+      decision.statistics = sum(unpack_all(counted, counting_group_->size()));
+    });
   } else if (config_.router.aux_loss_scope == BalanceScope::kSequence && !counting_group_) {
     decision.statistics = own;
   } else {

@@ -182,6 +182,21 @@ TEST(Subgroup, ExchangesAmongItsMembersOnly) {
   }
 }
 
+TEST(Subgroup, TwoOfTheSameMembersMayBeMadeBeforeEitherIsUsed) {
+  const int size = group_sizes().back();
+  std::vector<int> everybody(static_cast<size_t>(size));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  run_healthy_group(size, [&](Group& group) {
+    if (group.rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const auto first = group.subgroup(everybody);
+    const auto second = group.subgroup(everybody);
+    for (Group* one : {second.get(), first.get()}) {
+      exchange_all_to_all(
+          *one, [](int from, int to) { return 10 + from + 20 * to; }, 0);
+    }
+  });
+}
+
 TEST(Subgroup, RejectsMembersThatMakeNoGroup) {
   if (group_sizes().back() < 2) GTEST_SKIP() << "needs two ranks";
   run_healthy_group(group_sizes().back(), [](Group& group) {

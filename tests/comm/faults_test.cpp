@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "comm/engine.hpp"
 
@@ -180,6 +181,35 @@ TEST(Faults, ARankThatStallsAfterTheRendezvousIsNamed) {
                                 .operation = "dispatch",
                                 .text = "waited 0.5 s for rank " + std::to_string(culprit)});
   });
+}
+
+TEST(Faults, ARankThatStallsBeforeARendezvousInsideACallIsNamedSoon) {
+  const int size = group_sizes().size() == 1 ? group_sizes().front() : 2;
+  const auto outcomes =
+      run_group(size,
+                [&](Group& group) {
+                  group.agree({.operation = "dispatch"});
+                  if (group.rank() == size / 2) stall();
+                  group.agree({.operation = "dispatch", .under_way = true});
+                },
+                {.arrival_deadline = kAmple, .progress_deadline = kShort, .recorded_events = 0});
+  expect_all_blame(outcomes, {.culprit = size / 2,
+                              .code = ErrorCode::kTimeout,
+                              .sequence = 2,
+                              .operation = "dispatch",
+                              .text = "waited 0.5 s for rank " + std::to_string(size / 2)});
+}
+
+TEST(Faults, ARankMayComeToACallLaterThanTheProgressDeadline) {
+  const int size = group_sizes().size() == 1 ? group_sizes().front() : 2;
+  const auto outcomes =
+      run_group(size,
+                [&](Group& group) {
+                  if (group.rank() == size / 2) std::this_thread::sleep_for(2 * kShort);
+                  group.agree({.operation = "dispatch"});
+                },
+                {.arrival_deadline = kAmple, .progress_deadline = kShort, .recorded_events = 0});
+  for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.threw) << outcome.message;
 }
 
 TEST(Faults, TheRankThatAllWaitForInTheEndIsNamed) {

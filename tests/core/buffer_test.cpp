@@ -4,9 +4,11 @@
 
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 
 #include "crossdock/error.hpp"
+#include "support/missing_memory.hpp"
 
 namespace crossdock {
 namespace {
@@ -80,6 +82,19 @@ TEST(BufferPool, ScratchTakesAnyBlockThatIsFree) {
   const std::byte* large = pool.take(1 << 20).data();
   EXPECT_EQ(pool.take_scratch(4096).data(), large);
   EXPECT_EQ(pool.bytes_held(), 1 << 20);
+}
+
+TEST(BufferPool, CountsNothingForMemoryThatCouldNotBeHad) {
+  BufferPool pool;
+  const Buffer held = pool.take(1 << 16);
+  {
+    const MissingMemory missing(3 << 16);
+    EXPECT_THROW(pool.take(3 << 16), std::bad_alloc);
+  }
+  EXPECT_EQ(pool.bytes_in_use(), 1 << 16);
+  EXPECT_EQ(pool.bytes_held(), 1 << 16);
+  const Buffer after = pool.take(3 << 16);
+  EXPECT_EQ(pool.bytes_held(), 4 << 16);
 }
 
 TEST(BufferPool, BuffersOutliveThePool) {

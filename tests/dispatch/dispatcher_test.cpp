@@ -173,6 +173,18 @@ TEST_P(EveryStrategy, PartialSumsOfExactValuesAreExact) {
   }
 }
 
+TEST_P(EveryStrategy, PartialSumsKnowTokensWithoutRoutesFromTheirNeighbours) {
+  // All routes go to one expert; the last token of one rank and the first of the next have none.
+  const std::vector<int64_t> tokens(static_cast<size_t>(GetParam().P), 2);
+  auto test_case =
+      random_case({.num_experts = 1, .top_k = 1, .width = 3, .partial_sums = true}, tokens, 6);
+  for (size_t r = 0; r < test_case.ranks.size(); ++r) {
+    test_case.ranks[r].expert_ids =
+        r % 2 == 0 ? std::vector<int64_t>{0, -1} : std::vector<int64_t>{-1, 0};
+  }
+  expect_right_on_ranks(test_case, DType::kF32);
+}
+
 TEST_P(EveryStrategy, LargeRowsGoThroughStreamingStores) {
   expect_right_on_ranks(
       random_case({.num_experts = 4, .top_k = 2, .width = 50001}, uneven_tokens(), 5), DType::kF32);

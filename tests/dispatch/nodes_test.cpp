@@ -1,5 +1,7 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -171,6 +173,101 @@ TEST_P(Nodes, PartialSumsPerRankHaveTheBitsOfAlltoallPartialSums) {
   for (size_t r = 0; r < expected.size(); ++r) {
     expect_same_bits(actual[r].out, expected[r].out);
     expect_same_bits(actual[r].grad_x, expected[r].grad_x);
+  }
+}
+
+// A peer reads the rows where they lie, and may be at it long after the others.
+TEST(NodesMemory, RowsMayBeOverwrittenAsSoonAsTheirCombineReturns) {
+  constexpr int64_t kTokens = 2000;
+  constexpr int64_t kWideRow = 1024;
+  const DispatchConfig config{.num_experts = 2,
+                              .top_k = 1,
+                              .width = kWideRow,
+                              .capacity = {},
+                              .placement = {},
+                              .max_rows = {}};
+  for (const std::string& strategy : strategy_names()) {
+    run_ranks(2, [&](Group& group) {
+      // Rank 0 has all rows and rank 1 all tokens.
+      const int64_t T = group.rank() == 0 ? 0 : kTokens;
+      Dispatcher dispatcher(group, config, strategy);
+      const std::vector<int32_t> ids(static_cast<size_t>(T), 0);
+      const std::vector<float> weights(static_cast<size_t>(T), 1.0f);
+      const Plan plan = dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {T, 1}),
+                                                .weights = ConstTensorView(weights.data(), {T, 1}),
+                                                .mask = {}});
+      for (const bool backward : {false, true}) {
+        const OwnedTensor y = dispatcher.allocate_rows(plan, DType::kF32);
+        std::fill(y.view.as<float>().begin(), y.view.as<float>().end(), 1.0f);
+        const OwnedTensor out = backward ? dispatcher.dispatch_backward(plan, y.view)
+                                         : dispatcher.combine(plan, y.view);
+        std::fill(y.view.as<float>().begin(), y.view.as<float>().end(), -1.0f);
+        const std::span<const float> values = out.view.as<float>();
+        EXPECT_EQ(std::count(values.begin(), values.end(), 1.0f), std::ssize(values)) << strategy;
+      }
+    });
+  }
+}
+
+TEST(NodesMemory, StagingBytesMustBeAlike) {
+  for (const char* strategy : {"direct", "hierarchical"}) {
+    run_ranks(4,
+              [&](Group& group) {
+                GroupOptions options = group.options();
+                if (group.rank() == 3) options.staging_bytes /= 2;
+                Group own(group.communicator().subgroup(std::vector<int>{0, 1, 2, 3}), options);
+                const RankInput input = make_input(group.rank());
+                Dispatcher dispatcher(own,
+                                      {.num_experts = kExperts,
+                                       .top_k = kTopK,
+                                       .width = kWidth,
+                                       .capacity = {},
+                                       .placement = {},
+                                       .max_rows = {}},
+                                      strategy);
+                std::string message = "nothing was thrown";
+                try {
+                  dispatcher.plan(
+                      Routing{.expert_ids = ConstTensorView(input.ids.data(), {input.T, kTopK}),
+                              .weights = ConstTensorView(input.weights.data(), {input.T, kTopK}),
+                              .mask = {}});
+                } catch (const Error& error) {
+                  message = error.what();
+                  EXPECT_EQ(error.context().culprit, 3);
+                }
+                EXPECT_THAT(message, testing::HasSubstr("rank 3 has staging_bytes="));
+              },
+              {.ranks_per_node = 2});
+  }
+}
+
+TEST(PartialSums, OfFp64HaveFp64Weights) {
+  for (const std::string& strategy : strategy_names()) {
+    run_ranks(4,
+              [&](Group& group) {
+                Dispatcher dispatcher(group,
+                                      {.num_experts = 4,
+                                       .top_k = 2,
+                                       .width = 1,
+                                       .capacity = {},
+                                       .placement = {},
+                                       .partial_sums = true},
+                                      strategy);
+                const int32_t far = (group.rank() + 2) % 4;  // on the other node
+                const std::vector<int32_t> ids = {far, -1, group.rank(), -1};
+                const std::vector<double> weights = {0.1, 0, 1.0 / 3.0, 0};
+                const std::vector<double> x = {1.0, 1.0};
+                const Plan plan =
+                    dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {2, 2}),
+                                            .weights = ConstTensorView(weights.data(), {2, 2}),
+                                            .mask = {}});
+                const DispatchResult sent =
+                    dispatcher.dispatch(plan, {.x = ConstTensorView(x.data(), {2, 1})});
+                const OwnedTensor out = dispatcher.combine(plan, sent.rows.view);
+                EXPECT_EQ(out.view.as<double>()[0], 0.1) << strategy;
+                EXPECT_EQ(out.view.as<double>()[1], 1.0 / 3.0) << strategy;
+              },
+              {.ranks_per_node = 2});
   }
 }
 

@@ -133,6 +133,14 @@ TEST(Routes, ADenseMapHasItsSlotsInAscendingExpertOrder) {
   EXPECT_EQ(routes.expert_ids, (Ids{1, 3, -1, -1, 0, -1}));
   EXPECT_EQ(weights_of(routes), (Weights{1, 2, 0, 0, 3, 0}));
 
+  const bool mask[] = {false, false, true};
+  const auto masked = read_routes(
+      DenseRouting{.map = {map, {3, 4}}, .weights = {weights.data(), {3, 4}}, .mask = {mask, {3}}},
+      kFourExperts, pool);
+  EXPECT_EQ(masked.expert_ids, (Ids{1, 3, -1, -1, -1, -1}));
+  EXPECT_EQ(masked.counts, (Counts{0, 1, 0, 1}));
+  EXPECT_EQ(weights_of(masked), (Weights{1, 2, 0, 0, 0, 0}));
+
   const bool full[] = {true, true, true, false};
   const Weights ones(4, 1.0F);
   EXPECT_EQ(message_of([&] {

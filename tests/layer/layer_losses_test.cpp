@@ -1,10 +1,15 @@
 // Over which ranks and sequences the losses are counted, and what the router is told.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <chrono>
 
 #include "layer/layer_cases.hpp"
 
 namespace crossdock {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr int kRanks = 4;
 
@@ -88,6 +93,52 @@ TEST(MoeLayerLosses, RoutesAreCountedOverTheGroupThatIsStated) {
     EXPECT_NEAR(decision.losses.aux, wanted.aux, 1e-12);
     EXPECT_NEAR(decision.losses.z, wanted.z, 1e-12);
   });
+}
+
+TEST(MoeLayerLosses, TheCallerMayStateHowManySequencesThereAre) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kSequence);
+  run_ranks(kRanks, [&](Group& group) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    MoeForwardArgs args = forward_args(parameters, tokens);
+    const MoeDecision counted = layer.forward(args).saved.decision;
+    EXPECT_EQ(counted.total_sequences, 3);  // one rank has no token
+    args.total_sequences = 6;               // they go on at ranks of other groups
+    const MoeDecision stated = layer.forward(args).saved.decision;
+    EXPECT_EQ(stated.total_sequences, 6);
+    EXPECT_NEAR(2 * stated.losses.aux, counted.losses.aux, 1e-15);
+  });
+}
+
+TEST(MoeLayerLosses, ACountThatCannotBeMadeIsAnErrorOfTheWholeGroup) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kSequence);
+  run_ranks(
+      kRanks,
+      [&](Group& group) {
+        const int first = group.rank() / 2 * 2;
+        const std::unique_ptr<Group> counting = group.subgroup(std::vector<int>{first, first + 1});
+        MoeLayer layer(group, layer_case.config,
+                       {.strategy = nullptr, .pool = nullptr, .counting_group = counting.get()});
+        const RankParameters parameters(layer_case, group, 0.0);
+        const RankTokens tokens(layer_case, group.rank());
+        const OwnedTensor ids = reference::to_tensor(
+            DType::kI32, {tokens.x.view.num_rows()},
+            std::vector<double>(static_cast<size_t>(tokens.x.view.num_rows()), 0.0));
+        MoeForwardArgs args = forward_args(parameters, tokens);
+        args.sequence_ids = ids.view;
+        args.num_sequences = group.rank() == 1 ? 3 : 2;
+        std::string message = "nothing was thrown";
+        try {
+          layer.forward(args);
+        } catch (const Error& error) {
+          message = error.what();
+        }
+        EXPECT_THAT(message, HasSubstr("statistics can be added if they are of the same"))
+            << "rank " << group.rank();
+        EXPECT_TRUE(group.is_poisoned()) << "rank " << group.rank();
+      },
+      {.group = {.arrival_deadline = std::chrono::seconds(20)}});
 }
 
 TEST(MoeLayerLosses, LoadIsThatOfAllRanksBeforeDrops) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <new>
+#include <utility>
 
 #include "crossdock/forwarding_strategy.hpp"
 #include "layer/layer_cases.hpp"
@@ -59,12 +60,39 @@ TEST(MoeLayerRefusal, ExpertsOfTheWrongShape) {
                  });
 }
 
-TEST(MoeLayerRefusal, ADifferentConfiguration) {
-  expect_refusal("activation", [](Group& group, const LayerCase& layer_case) {
-    LayerCase other = layer_case;
-    if (group.rank() == kCulprit) other.config.experts.activation = Activation::kGeglu;
-    run_layer(group, other);
-  });
+TEST(MoeLayerRefusal, EverySettingMustBeAlikeOnAllRanks) {
+  using Change = std::function<void(MoeLayerConfig&)>;
+  const std::vector<std::pair<std::string, Change>> settings = {
+      {"num_experts=7", [](MoeLayerConfig& c) { c.router.num_experts = 7; }},
+      {"top_k=1", [](MoeLayerConfig& c) { c.router.top_k = 1; }},
+      {"width=9", [](MoeLayerConfig& c) { c.router.width = 9; }},
+      {"dtype=fp32", [](MoeLayerConfig& c) { c.experts.dtype = DType::kF32; }},
+      {"score=sigmoid", [](MoeLayerConfig& c) { c.router.score = Score::kSigmoid; }},
+      {"groups=2/1/0", [](MoeLayerConfig& c) { c.router.num_groups = 2; }},
+      {"groups=1/1/1", [](MoeLayerConfig& c) { c.router.group_score = GroupScore::kTop2; }},
+      {"normalise=1", [](MoeLayerConfig& c) { c.router.normalise = true; }},
+      {"scaling=1.0000000000009", [](MoeLayerConfig& c) { c.router.scaling += 0x1p-40; }},
+      {"aux_loss=0.5/0", [](MoeLayerConfig& c) { c.router.aux_loss_coeff = 0.5; }},
+      {"aux_loss=0/2",
+       [](MoeLayerConfig& c) { c.router.aux_loss_scope = BalanceScope::kGlobalBatch; }},
+      {"z_loss=0.5", [](MoeLayerConfig& c) { c.router.z_loss_coeff = 0.5; }},
+      {"jitter=0.25", [](MoeLayerConfig& c) { c.router.jitter = 0.25; }},
+      {"force_balance=1", [](MoeLayerConfig& c) { c.router.force_balance = true; }},
+      {"inner=6", [](MoeLayerConfig& c) { c.experts.inner = 6; }},
+      {"activation=geglu", [](MoeLayerConfig& c) { c.experts.activation = Activation::kGeglu; }},
+      {"interleaved=1", [](MoeLayerConfig& c) { c.experts.interleaved = true; }},
+      {"limit=7.5", [](MoeLayerConfig& c) { c.experts.limit = 7.5; }},
+      {"weights_in=1", [](MoeLayerConfig& c) { c.experts.weights_in = WeightsIn::kExperts; }},
+      {"shared_inner=3", [](MoeLayerConfig& c) { c.shared_inner = 3; }},
+      {"overlap_chunks=2", [](MoeLayerConfig& c) { c.overlap_chunks = 2; }},
+      {"alignment=8", [](MoeLayerConfig& c) { c.dispatch.alignment = 8; }}};
+  for (const auto& [words, change] : settings) {
+    expect_refusal("rank 1 has " + words, [&](Group& group, const LayerCase&) {
+      LayerCaseOptions options = list_layer_cases(kRanks)[0].options;
+      if (group.rank() == kCulprit) change(options.config);
+      run_layer(group, make_case(options));
+    });
+  }
 }
 
 TEST(MoeLayerRefusal, AConfigurationThatCannotBe) {
@@ -134,6 +162,20 @@ TEST(MoeLayerRefusal, ARecomputationOnSomeRanksOnly) {
         const MoeDecision* decision = group.rank() == kCulprit ? nullptr : &first.saved.decision;
         layer.forward({.weights = parameters.weights(), .x = tokens.x.view, .decision = decision});
       });
+}
+
+TEST(MoeLayerRefusal, ADecisionAboutOtherTokens) {
+  expect_refusal("decision is about 6 tokens, x has 5", [](Group& group,
+                                                           const LayerCase& layer_case) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    const MoeForwardResult first =
+        layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+    const int64_t T = group.rank() == kCulprit ? 5 : 6;
+    const ConstTensorView x(tokens.x.view.data, DType::kF64, {T, layer_case.config.router.width});
+    layer.forward({.weights = parameters.weights(), .x = x, .decision = &first.saved.decision});
+  });
 }
 
 // A strategy that has no memory for the experts' result on one rank.

@@ -59,6 +59,10 @@ TEST(Planner, ShowsTheJobThatDiesOfItsQueueElsewhere) {
 TEST(Planner, TheLargestTokenCountOfTheSchemeFitsAndOneMoreDoesNot) {
   EXPECT_TRUE(plan_job(job_of("qwen3-30b-a3b", 21844)).dispatch_queue.fits);
   EXPECT_FALSE(plan_job(job_of("qwen3-30b-a3b", 21845)).dispatch_queue.fits);
+  JobDescription full = job_of("qwen3-30b-a3b", 100);
+  full.fabric.send_queue_depth = 301;
+  EXPECT_EQ(plan_job(full).dispatch_queue.entries, 301);
+  EXPECT_TRUE(plan_job(full).dispatch_queue.fits);
 }
 
 // Per token of 2 nodes x 4 ranks, K8 E64; C(32,8)/C(64,8) and C(56,8)/C(64,8) by hand.

@@ -1,0 +1,148 @@
+// Memory that runs out while one rank computes, beside an exchange or between two: all ranks end in
+// the same error, and the others go on without that rank.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+
+#include "layer/layer_cases.hpp"
+#include "support/missing_memory.hpp"
+
+namespace crossdock {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;
+constexpr int kCulprit = 1;
+constexpr int64_t kInner = 640;
+constexpr int64_t kSharedInner = 1000;
+constexpr int64_t kValueBytes = 8;  // fp64
+
+// The culprit has most experts and a token less than the others, so that it alone asks for buffers
+// of certain sizes.
+LayerCase make_uneven_case(const std::string& strategy, int64_t overlap_chunks) {
+  LayerCaseOptions options = list_layer_cases(kRanks)[0].options;
+  options.config.strategy = strategy;
+  options.config.overlap_chunks = overlap_chunks;
+  options.config.experts.inner = kInner;
+  options.config.shared_inner = kSharedInner;
+  options.config.dispatch.placement = {1, 0, 1, 1, 2, 1};
+  options.tokens_per_rank = {6, 5, 6};
+  return make_case(options);
+}
+
+enum class Pass { kForward, kBackward };
+
+// In this pass the culprit lacks memory for `num_values` of what it computes with.
+struct Shortage {
+  Pass pass;
+  int64_t num_values;
+};
+
+void run_short_of_memory(Group& group, const LayerCase& layer_case, const Shortage& shortage) {
+  MoeLayer layer(group, layer_case.config);
+  const RankParameters parameters(layer_case, group, 0.0);
+  const RankTokens tokens(layer_case, group.rank());
+  std::optional<MissingMemory> missing;
+  const auto begin = [&](Pass pass) {
+    group.agree({.operation = "begin", .config = {}, .body = {}});  // nobody is in the other pass
+    if (pass == shortage.pass && group.rank() == kCulprit) {
+      missing.emplace(shortage.num_values * kValueBytes);
+    }
+    group.agree({.operation = "begin", .config = {}, .body = {}});
+  };
+  begin(Pass::kForward);
+  MoeForwardResult forward =
+      layer.forward({.weights = parameters.weights(), .x = tokens.x.view, .mask = {}});
+  begin(Pass::kBackward);
+  layer.backward({.weights = parameters.weights(),
+                  .x = tokens.x.view,
+                  .grad_out = tokens.grad_out.view,
+                  .saved = &forward.saved,
+                  .grads = parameters.grads()});
+}
+
+void expect_others_go_on(Group& group) {
+  if (group.rank() == kCulprit) return;
+  const std::unique_ptr<Group> others = group.subgroup(std::vector<int>{0, 2});
+  const LayerCase layer_case = make_case(list_layer_cases(2)[0].options);
+  const RankResult result = run_layer(*others, layer_case);
+  EXPECT_EQ(find_difference(result, run_reference(layer_case)[static_cast<size_t>(others->rank())],
+                            1e-11),
+            "");
+}
+
+void expect_same_error_everywhere(const LayerCase& layer_case, const Shortage& shortage) {
+  std::vector<std::string> messages(kRanks, "nothing was thrown");
+  run_ranks(kRanks,
+            [&](Group& group) {
+              std::string& message = messages[static_cast<size_t>(group.rank())];
+              try {
+                run_short_of_memory(group, layer_case, shortage);
+              } catch (const Error& error) {
+                message = error.what();
+                EXPECT_EQ(error.context().culprit, kCulprit) << message;
+              }
+              EXPECT_TRUE(group.is_poisoned()) << message;
+              expect_others_go_on(group);
+            },
+            {.group = {.arrival_deadline = std::chrono::seconds(20),
+                       .progress_deadline = std::chrono::seconds(20)}});
+  EXPECT_GT(MissingMemory::num_refused(), 0) << "the test must be about a buffer that is needed";
+  for (const std::string& message : messages) {
+    EXPECT_THAT(message, HasSubstr("not enough memory"));
+    const size_t place = message.find("not enough memory");
+    EXPECT_EQ(message.substr(place), messages[0].substr(messages[0].find("not enough memory")));
+  }
+}
+
+// Rows that arrive at each rank.
+std::vector<int64_t> count_rows(const LayerCase& layer_case) {
+  std::vector<int64_t> rows(kRanks);
+  run_ranks(kRanks, [&](Group& group) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    const MoeForwardResult result =
+        layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+    rows[static_cast<size_t>(group.rank())] = result.saved.decision.plan.num_rows();
+  });
+  return rows;
+}
+
+void expect_same_error_with_every_strategy(Pass pass, int64_t values_of_shared) {
+  const std::vector<int64_t> rows = count_rows(make_uneven_case("alltoall", 1));
+  for (const int rank : {0, 2}) {
+    ASSERT_NE(2 * rows[static_cast<size_t>(rank)], rows[kCulprit]) << "other tokens are needed";
+    ASSERT_NE(rows[static_cast<size_t>(rank)], rows[kCulprit]) << "other tokens are needed";
+  }
+  const int64_t values = values_of_shared > 0 ? values_of_shared : rows[kCulprit] * kInner;
+  for (const std::string& strategy : strategy_names()) {
+    for (const int64_t overlap_chunks : {1, 2, 4}) {
+      SCOPED_TRACE(strategy + ", " + std::to_string(overlap_chunks) + " chunks");
+      expect_same_error_everywhere(make_uneven_case(strategy, overlap_chunks),
+                                   {.pass = pass, .num_values = values});
+    }
+  }
+}
+
+TEST(MoeLayerMemory, MissingForTheExpertsOfAForwardIsTheSameErrorEverywhere) {
+  expect_same_error_with_every_strategy(Pass::kForward, 0);
+}
+
+TEST(MoeLayerMemory, MissingForTheExpertsOfABackwardIsTheSameErrorEverywhere) {
+  expect_same_error_with_every_strategy(Pass::kBackward, 0);
+}
+
+TEST(MoeLayerMemory, MissingForTheSharedExpertsOfAForwardIsTheSameErrorEverywhere) {
+  expect_same_error_with_every_strategy(Pass::kForward, 5 * kSharedInner);  // the activation
+}
+
+TEST(MoeLayerMemory, MissingForTheSharedExpertsOfABackwardIsTheSameErrorEverywhere) {
+  expect_same_error_with_every_strategy(Pass::kBackward, 5 * 2 * kSharedInner);  // grad of hidden
+}
+
+}  // namespace
+}  // namespace crossdock

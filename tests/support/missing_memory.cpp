@@ -1,0 +1,40 @@
+#include "support/missing_memory.hpp"
+
+#include <atomic>
+#include <cstdlib>
+
+namespace crossdock {
+namespace {
+
+constexpr int64_t kPageBytes = 4096;
+
+std::atomic<size_t> missing_bytes = 0;  // 0: nothing is missing
+std::atomic<int64_t> refused = 0;
+
+}  // namespace
+
+MissingMemory::MissingMemory(int64_t buffer_bytes) {
+  refused = 0;
+  missing_bytes = static_cast<size_t>((buffer_bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
+}
+
+MissingMemory::~MissingMemory() {
+  missing_bytes = 0;
+}
+
+int64_t MissingMemory::num_refused() {
+  return refused;
+}
+
+}  // namespace crossdock
+
+// Stands in for that of the C library, in this program alone.
+extern "C" void* aligned_alloc(size_t alignment, size_t num_bytes) noexcept {
+  const size_t missing = crossdock::missing_bytes;
+  if (missing > 0 && num_bytes == missing) {
+    ++crossdock::refused;
+    return nullptr;
+  }
+  void* memory = nullptr;
+  return posix_memalign(&memory, alignment, num_bytes) == 0 ? memory : nullptr;
+}
