@@ -78,6 +78,7 @@ template <typename Result>
 struct Pending {
   Result result;                     // not to be used before finish
   std::shared_ptr<const void> done;  // what finish waits for; internal
+  Plan plan{};                       // in use until then; internal
 };
 
 /// Carries tokens to the ranks that own their experts, and the results back, forward and backward.

@@ -13,14 +13,14 @@ Pending<Result> Dispatcher::begin(const char* operation, const Plan& plan,
   if (!is_aside) return {.result = call(), .done = nullptr};
   const std::optional<Error> refusal = refusal_of([&] { device_path_->begin_aside(); });
   if (refusal) agree(operation, plan, {}, refusal);  // throws on all ranks
-  Pending<Result> pending;
+  Pending<Result> pending{.result = {}, .done = nullptr, .plan = plan};
   try {
     pending.result = call();
   } catch (...) {
     device_path_->finish(device_path_->end_aside());
     throw;
   }
-  pending.done = device_path_->end_aside();
+  run_agreed(group_, [&] { pending.done = device_path_->end_aside(); });
   return pending;
 }
 

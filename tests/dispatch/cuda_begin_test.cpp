@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "dispatch/cuda_step.hpp"
@@ -49,6 +50,25 @@ TEST_F(CudaBegin, GivesTheBitsOfTheCpuWhereCallsBeginBeforeOthersEnd) {
       dispatcher.check();
     });
   }
+}
+
+// The next plan must not get the memory of one that a begun call still reads.
+TEST_F(CudaBegin, KeepsAPlanThatItsCallerHasLetGo) {
+  DispatchConfig config = small_config();
+  config.max_rows = 400;
+  const DispatchCase the_case = random_case(config, {50, 30}, 17);
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    for (int step = 0; step < 4; ++step) {
+      std::optional<Plan> plan = rank.plan();
+      Pending<DispatchResult> pending =
+          rank.dispatcher.begin_dispatch(*plan, {.x = rank.tensors.x.view});
+      plan.reset();
+      const Plan other = rank.plan();
+      const DispatchResult moved = rank.dispatcher.finish(std::move(pending));
+      EXPECT_EQ(to_host(moved.rows.view, other.num_rows(), rank.stream), wanted.rows);
+    }
+    rank.dispatcher.check();
+  });
 }
 
 // Rank 1 comes late to a dispatch: its stream fills memory first. What rank 0 queues after it

@@ -52,6 +52,26 @@ TEST_F(CudaFaults, ARepeatedIdIsNamedOnAllRanks) {
   expect_refusal(bad, good, ErrorCode::kInvalidArgument, "rank 0: token 4, slot 1: expert id 3");
 }
 
+// The call that finds out is one that begins beside the stream in which the plan was made.
+TEST_F(CudaFaults, ABegunCallReportsABadRoutingOnce) {
+  const DispatchCase good = random_case(config_with_room(100), {9, 7, 8}, 44);
+  run_on_gpu(good, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    RankTensors host =
+        tensors_of(good.config, good.ranks[static_cast<size_t>(rank.group.rank())], DType::kF32);
+    if (rank.group.rank() == 1) host.expert_ids.view.as<int32_t>()[0] = 6;
+    const DeviceTensors bad(host, rank.stream);
+    const DispatchArgs args{.x = rank.tensors.x.view};
+    rank.dispatcher.finish(rank.dispatcher.begin_dispatch(rank.plan(), args));  // sets up
+    const Plan plan = rank.dispatcher.plan(bad.routing());
+    if (rank.group.rank() == 0) rank.stream.synchronize();  // the others may not know yet
+    const std::string message = message_of([&] { rank.dispatcher.begin_dispatch(plan, args); });
+    EXPECT_NE(message.find("rank 1: token 0, slot 0: expert id 6"), std::string::npos) << message;
+    const QueuedStep next(rank.dispatcher, rank.tensors);
+    EXPECT_EQ(next.wait(rank.stream).out, wanted.out);
+    rank.dispatcher.check();
+  });
+}
+
 TEST_F(CudaFaults, ACapacityTooSmallSaysWhatIsNeeded) {
   DispatchCase good = random_case(config_with_room(12), {6, 6}, 42);
   for (reference::RankInput& rank : good.ranks) {

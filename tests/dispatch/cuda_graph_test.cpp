@@ -169,6 +169,22 @@ TEST_F(CudaGraph, ARefusedRoutingIsZerosAndAnErrorAtTheNextCheck) {
   });
 }
 
+TEST_F(CudaGraph, TheNumberOfRowsIsNotToldDuringTheCapture) {
+  const DispatchCase the_case =
+      random_case({.num_experts = 6, .top_k = 2, .width = 16, .max_rows = 100}, {12, 12}, 32);
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    { const QueuedStep warm(rank.dispatcher, rank.tensors); }
+    std::optional<QueuedStep> queued;
+    const CapturedGraph graph(rank, [&] {
+      queued.emplace(rank.dispatcher, rank.tensors);
+      EXPECT_EQ(queued->plan.capacity_rows(), 100);
+      EXPECT_THAT(message_of([&] { queued->plan.num_rows(); }), HasSubstr("capacity_rows"));
+    });
+    graph.launch();
+    expect_same(queued->wait(rank.stream), wanted);
+  });
+}
+
 TEST_F(CudaGraph, APlanThatMakesTheHostWaitIsRefused) {
   const DispatchCase the_case =
       random_case({.num_experts = 6, .top_k = 2, .width = 16}, {12, 12}, 31);

@@ -16,18 +16,28 @@
 
 namespace crossdock {
 
+/// Throws what a CUDA call says.
+inline void cuda_ok(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
 /// A test that is skipped where there is no GPU.
 class CudaTest : public testing::Test {
  protected:
   void SetUp() override {
     if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
+    keep_freed_memory();
+  }
+
+ private:
+  /// Else every wait for a stream gives memory back to the driver, while ranks wait for each other.
+  static void keep_freed_memory() {
+    cudaMemPool_t pool = nullptr;
+    uint64_t all = UINT64_MAX;
+    cuda_ok(cudaDeviceGetDefaultMemPool(&pool, 0));
+    cuda_ok(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
   }
 };
-
-/// Throws what a CUDA call says.
-inline void cuda_ok(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
 
 /// A stream of GPU 0 for one rank. Streams are used again: with more of them than the GPU has
 /// queues, some share one and wait for each other in it.
@@ -91,6 +101,8 @@ inline OwnedTensor to_device(const ConstTensorView& host, const RankStream& stre
 inline std::vector<std::byte> to_host(const ConstTensorView& tensor, int64_t num_rows,
                                       const RankStream& stream) {
   std::vector<std::byte> bytes(static_cast<size_t>(num_rows * tensor.row_bytes()));
+  stream
+      .synchronize();  // a copy that waits for kernels could keep other ranks from launching theirs
   cuda_ok(cudaMemcpyAsync(bytes.data(), tensor.data, bytes.size(), cudaMemcpyDeviceToHost,
                           stream.get()));
   stream.synchronize();

@@ -47,6 +47,9 @@ int64_t carve(const CudaPlanInputs& inputs, std::byte* memory, DevicePlan& plan)
 void copy_out(void* to, const void* from, size_t num_bytes, const CudaPlan& plan) {
   const DeviceGuard guard(plan.device().index);
   const cudaStream_t stream = plan.inputs().stream;
+  CROSSDOCK_CHECK(!is_capturing(stream),
+                  "num_rows and dropped of a plan wait for the device, which a graph that is being "
+                  "captured cannot; use capacity_rows, or ask after a replay");
   CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
   CROSSDOCK_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, stream));
   CROSSDOCK_CUDA(cudaStreamSynchronize(stream));

@@ -104,6 +104,7 @@ std::vector<CudaRank::Lane*> CudaRank::lanes() {
 }
 
 CudaRank::~CudaRank() {
+  const DeviceGuard guard(device_, std::nothrow);
   // Peers may still be writing after a failure, and kernels of this rank may be waiting for them.
   const bool is_poisoned = group().is_poisoned();
   for (const Lane* lane : lanes()) {
@@ -284,8 +285,10 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
     // report; a rank whose device had not come so far would report it again.
     if (!group().is_poisoned() && !is_capturing(stream())) {
       cudaStreamSynchronize(stream());
-      const std::optional<Fault> fault = lane().channel->fault();
-      if (fault && !is_fatal(*fault)) lane().channel->clear_fault();
+      for (const Lane* lane : lanes()) {
+        const std::optional<Fault> fault = lane->channel->fault();
+        if (fault && !is_fatal(*fault)) lane->channel->clear_fault();
+      }
     }
     throw;
   }
