@@ -3,16 +3,14 @@
 
     tools/bench_gpu.py [--repeat 31] [--command build/cuda/crossdock] [--write] [SCENARIO...]
 
---write puts it between the two markers of docs/benchmarks.md instead. Results are checked bit by bit.
+--write puts it into docs/benchmarks.md instead. Results are checked bit by bit.
 """
-import argparse
 import datetime
 import json
-import pathlib
 import subprocess
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- gpu figures -->\n", "<!-- end of gpu figures -->\n"
+import benchmarks_page
+
 SCENARIOS = ("h200-deepseek", "h200-qwen3", "h200-gptoss", "h200-decode")
 # Ratios that must be reached on an H200; of decode, microseconds.
 LARGE = {"dispatch": 1.15, "plan+dispatch": 1.30, "combine": 1.08, "dispatch_backward": 1.10, "combine_backward": 1.20}
@@ -59,29 +57,14 @@ def describe(entry):
 
 
 def report(arguments):
-    scenarios = arguments.scenarios or SCENARIOS
     line = [arguments.command, "bench", "--device", "cuda", "--repeat", str(arguments.repeat)]
-    line += [word for scenario in scenarios for word in ("--scenario", scenario)]
+    line += [word for scenario in arguments.scenarios for word in ("--scenario", scenario)]
     result = subprocess.run([*line, "--json"], stdout=subprocess.PIPE, text=True, check=True)
     entries = json.loads(result.stdout)
     lines = [f"{datetime.date.today().isoformat()}, {gpu()}: `{' '.join(line)}`", ""]
     return "\n".join([*lines, *map(describe, entries), "", *table(entries), ""])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="default: " + " ".join(SCENARIOS))
-    parser.add_argument("--repeat", type=int, default=31)
-    parser.add_argument("--command", default="build/cuda/crossdock")
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    text = report(arguments)
-    if not arguments.write:
-        print(text)
-        return
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + text + rest[rest.index(END):])
-
-
 if __name__ == "__main__":
-    main()
+    benchmarks_page.main(__doc__, scenarios=SCENARIOS, command="build/cuda/crossdock", repeat=31, marker="gpu figures",
+                         report=report)

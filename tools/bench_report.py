@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Runs benchmarks and writes their tables into docs/benchmarks.md, with date, machine and command.
+"""Runs benchmarks of the CPU and prints their tables, with date, machine and command.
 
-    tools/bench_report.py [--repeat 7] [--command build/release/crossdock] [--print] [SCENARIO...]
+    tools/bench_report.py [--repeat 7] [--command build/release/crossdock] [--write] [SCENARIO...]
 
-Each scenario is a run of its own. The text between the two markers of the page is replaced; --print prints instead.
+Each scenario is a run of its own. --write puts the tables into docs/benchmarks.md instead.
 Figures from a machine that does other work too are worth nothing: the load before each run is in the text.
 """
-import argparse
 import datetime
 import json
 import os
@@ -15,8 +14,8 @@ import platform
 import subprocess
 import sys
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+import benchmarks_page
+
 SCENARIOS = ("cpu-large", "cpu-medium", "cpu-many-ranks", "decode", "backward", "experts-gemm", "layer", "scale-*")
 
 
@@ -67,7 +66,7 @@ def run(command, scenario, repeat):
 
 def report(arguments):
     lines = [f"{datetime.date.today().isoformat()}, {machine()}.", ""]
-    for scenario in arguments.scenarios or SCENARIOS:
+    for scenario in arguments.scenarios:
         print(f"bench_report: {scenario}", file=sys.stderr, flush=True)
         line, load, entries = run(arguments.command, scenario, arguments.repeat)
         lines += [f"`{line}` (load before it: {load:.1f})", ""]
@@ -77,21 +76,6 @@ def report(arguments):
     return "\n".join(lines)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="default: " + " ".join(SCENARIOS))
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--command", default="build/release/crossdock")
-    parser.add_argument("--print", action="store_true")
-    arguments = parser.parse_args()
-    text = report(arguments)
-    if arguments.print:
-        print(text)
-        return
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + text + rest[rest.index(END):])
-
-
 if __name__ == "__main__":
-    main()
+    benchmarks_page.main(__doc__, scenarios=SCENARIOS, command="build/release/crossdock", repeat=7, marker="figures",
+                         report=report)

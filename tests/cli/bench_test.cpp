@@ -73,18 +73,13 @@ TEST(Bench, StartsMpiRanksByItself) {
 }
 
 TEST(Bench, ReportsWhatItDoesNotKnow) {
-  const std::vector<std::pair<const char*, const char*>> known = {
-      {"--scenario cpu-huge", "scenario must be one of"},
-      {"--strategy teleport", "strategy must be one of"},
-      {"--communicator pigeons", "communicator must be one of"},
-      {"--ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
-      {"--max-in-flight 1", "--max-in-flight must be at least 2, got 1"},
-  };
-  for (const auto& [arguments, words] : known) {
-    const CommandResult result = run_command(std::string("bench ") + arguments);
-    EXPECT_EQ(result.status, 2) << arguments;
-    EXPECT_THAT(result.err, HasSubstr(words)) << arguments;
-  }
+  expect_bad_arguments({
+      {"bench --scenario cpu-huge", "scenario must be one of"},
+      {"bench --strategy teleport", "strategy must be one of"},
+      {"bench --communicator pigeons", "communicator must be one of"},
+      {"bench --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
+      {"bench --max-in-flight 1", "--max-in-flight must be at least 2, got 1"},
+  });
 }
 
 }  // namespace

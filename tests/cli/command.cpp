@@ -1,5 +1,6 @@
 #include "cli/command.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,6 +34,16 @@ CommandResult run_program(const std::string& program, const std::string& input) 
 
 CommandResult run_command(const std::string& arguments, const std::string& input) {
   return run_program(std::string(CROSSDOCK_COMMAND) + " " + arguments, input);
+}
+
+void expect_bad_arguments(const std::vector<std::pair<std::string, std::string>>& known) {
+  for (const auto& [arguments, words] : known) {
+    const CommandResult result = run_command(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_THAT(result.out, testing::IsEmpty()) << arguments;
+    EXPECT_THAT(result.err, testing::HasSubstr(words)) << arguments;
+    EXPECT_THAT(result.err, testing::HasSubstr("--help")) << arguments;
+  }
 }
 
 std::string read_project_file(const std::string& path) {

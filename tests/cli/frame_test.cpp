@@ -28,7 +28,7 @@ TEST(Command, HelpsWithExamples) {
 }
 
 TEST(Command, RejectsBadArgumentsWithStatusTwo) {
-  const std::vector<std::pair<const char*, const char*>> known = {
+  expect_bad_arguments({
       {"", "a command is required"},
       {"frobnicate", "\"frobnicate\""},
       {"--frobnicate", "--frobnicate"},
@@ -36,14 +36,7 @@ TEST(Command, RejectsBadArgumentsWithStatusTwo) {
       {"eval --frob case.json", "--frob"},
       {"eval one.json two.json", "two.json"},
       {"info extra", "extra"},
-  };
-  for (const auto& [arguments, word] : known) {
-    const CommandResult result = run_command(arguments);
-    EXPECT_EQ(result.status, 2) << arguments;
-    EXPECT_THAT(result.out, IsEmpty()) << arguments;
-    EXPECT_THAT(result.err, HasSubstr(word)) << arguments;
-    EXPECT_THAT(result.err, HasSubstr("--help")) << arguments;
-  }
+  });
 }
 
 // mpirun ends the job as soon as one process has failed; the words must be out by then.

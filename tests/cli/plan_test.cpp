@@ -110,7 +110,7 @@ TEST(Plan, AnImpossibleJobNamesTheLimitAndTheLargestLegalValue) {
 }
 
 TEST(Plan, RejectsBadArgumentsWithStatusTwo) {
-  const std::vector<std::pair<const char*, const char*>> known = {
+  expect_bad_arguments({
       {"plan --tokens 5", "--model"},
       {"plan --model qwen3-30b-a3b", "--seq"},
       {"plan --model qwen3-30b-a3b --seq 5 --tokens 5", "not both"},
@@ -120,13 +120,7 @@ TEST(Plan, RejectsBadArgumentsWithStatusTwo) {
       {"plan --model qwen3-30b-a3b --seq -4", "--seq must be at least 1, got -4"},
       {"plan --model qwen3-30b-a3b --seq 5 --nodes 0", "--nodes must be at least 1, got 0"},
       {"plan --model qwen3-30b-a3b --seq 5 --zipf much", "--zipf must be a number, got \"much\""},
-  };
-  for (const auto& [arguments, word] : known) {
-    const CommandResult result = run_command(arguments);
-    EXPECT_EQ(result.status, 2) << arguments;
-    EXPECT_THAT(result.out, IsEmpty()) << arguments;
-    EXPECT_THAT(result.err, HasSubstr(word)) << arguments;
-  }
+  });
 }
 
 // A layer that runs holds what the planner says; its routes are nearly even.

@@ -189,7 +189,7 @@ TEST(Run, RunsForwardAloneAndWithoutCheck) {
 }
 
 TEST(Run, RejectsBadArgumentsWithStatusTwo) {
-  const std::vector<std::pair<const char*, const char*>> known = {
+  expect_bad_arguments({
       {"run --preset gpt-5", "gpt-5"},
       {"run --preset mixtral-8x7b --scale 5", "--scale must divide the widths of mixtral-8x7b"},
       {"run --scale 2", "--scale goes with --preset"},
@@ -212,14 +212,7 @@ TEST(Run, RejectsBadArgumentsWithStatusTwo) {
       {"run --tokens 99999999999999999999", "got 99999999999999999999"},
       {"run --seed -1", "--seed must be at least 0, got -1"},
       {"run --preset", "--preset needs a value"},
-  };
-  for (const auto& [arguments, words] : known) {
-    const CommandResult result = run_command(arguments);
-    EXPECT_EQ(result.status, 2) << arguments;
-    EXPECT_THAT(result.out, IsEmpty()) << arguments;
-    EXPECT_THAT(result.err, HasSubstr(words)) << arguments;
-    EXPECT_THAT(result.err, HasSubstr("crossdock run --help")) << arguments;
-  }
+  });
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ TEST(Verify, ListsFaultsByPartOrPattern) {
 }
 
 TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
-  const std::vector<std::pair<const char*, const char*>> known = {
+  expect_bad_arguments({
       {"verify --strategy teleport", "teleport"},
       {"verify --ranks 0", "--ranks"},
       {"verify --case no_such_thing", "no check fits"},
@@ -88,12 +88,7 @@ TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
       {"verify --faults --case no_such_thing", "no fault fits"},
       {"verify --faults --ranks 3", "--faults runs on 4 ranks"},
       {"verify --faults --case killed --communicator threads", "only MPI processes can be killed"},
-  };
-  for (const auto& [arguments, words] : known) {
-    const CommandResult result = run_command(arguments);
-    EXPECT_EQ(result.status, 2) << arguments;
-    EXPECT_THAT(result.err, HasSubstr(words)) << arguments;
-  }
+  });
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "crossdock/error.hpp"
-#include "dispatch/capacity.hpp"
 #include "dispatch/config_check.hpp"
+#include "dispatch/kept_routes.hpp"
 #include "dispatch/plan_builder.hpp"
 
 namespace crossdock {
@@ -14,25 +14,13 @@ namespace {
 using Ids = std::vector<int32_t>;
 using Counts = std::vector<int64_t>;
 
-LocalRoutes read(const DispatchConfig& config, const Ids& ids) {
-  BufferPool pool;
-  const int64_t T = static_cast<int64_t>(ids.size()) / config.top_k;
-  const std::vector<float> weights(ids.size(), 1.0F);
-  LocalRoutes routes = read_routes(Routing{.expert_ids = {ids.data(), {T, config.top_k}},
-                                           .weights = {weights.data(), {T, config.top_k}},
-                                           .mask = {}},
-                                   config, pool);
-  drop_beyond_capacity(config, routes);
-  return routes;
-}
-
 // The plans of all ranks, from their ids [P][T, K].
 std::vector<PlanData> plan_all(const DispatchConfig& config, const std::vector<Ids>& ids) {
   check_config(config, static_cast<int>(ids.size()));
   const auto shared = std::make_shared<const DispatchConfig>(config);
   std::vector<Counts> packed;
   packed.reserve(ids.size());
-  for (const Ids& rank_ids : ids) packed.push_back(pack_counts(read(config, rank_ids)));
+  for (const Ids& rank_ids : ids) packed.push_back(pack_counts(read_kept_routes(config, rank_ids)));
   std::vector<PlanData> plans;
   for (size_t rank = 0; rank < ids.size(); ++rank) {
     plans.push_back(build_plan({.config = shared,
@@ -40,7 +28,7 @@ std::vector<PlanData> plan_all(const DispatchConfig& config, const std::vector<I
                                 .rank = static_cast<int>(rank),
                                 .id = 1,
                                 .packed_counts = {packed.begin(), packed.end()}},
-                               read(config, ids[rank])));
+                               read_kept_routes(config, ids[rank])));
   }
   return plans;
 }

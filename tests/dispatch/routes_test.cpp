@@ -8,6 +8,7 @@
 #include "crossdock/error.hpp"
 #include "dispatch/capacity.hpp"
 #include "dispatch/config_check.hpp"
+#include "dispatch/kept_routes.hpp"
 #include "dispatch/local_routes.hpp"
 
 namespace crossdock {
@@ -30,18 +31,6 @@ std::string message_of(const std::function<void()>& body) {
   return "nothing thrown";
 }
 
-LocalRoutes read(const DispatchConfig& config, const Ids& ids, Weights weights = {}) {
-  BufferPool pool;
-  const int64_t T = static_cast<int64_t>(ids.size()) / config.top_k;
-  if (weights.empty()) weights.assign(ids.size(), 1.0F);
-  LocalRoutes routes = read_routes(Routing{.expert_ids = {ids.data(), {T, config.top_k}},
-                                           .weights = {weights.data(), {T, config.top_k}},
-                                           .mask = {}},
-                                   config, pool);
-  drop_beyond_capacity(config, routes);
-  return routes;
-}
-
 template <typename Weight = float>
 std::vector<Weight> weights_of(const LocalRoutes& routes) {
   const auto* first = reinterpret_cast<const Weight*>(routes.weights.data());
@@ -52,40 +41,40 @@ const DispatchConfig kFourExperts{.num_experts = 4, .top_k = 2, .width = 1};
 
 TEST(Routes, BadIdsAndWeightsNameTokenAndSlot) {
   EXPECT_EQ(message_of([] {
-              read(kFourExperts, {0, 1, 2, 4});
+              read_kept_routes(kFourExperts, {0, 1, 2, 4});
             }),
             "token 1, slot 1: expert id 4 must be in [0, 4), or -1 for no route");
   EXPECT_EQ(message_of([] {
-              read(kFourExperts, {0, -2});
+              read_kept_routes(kFourExperts, {0, -2});
             }),
             "token 0, slot 1: expert id -2 must be in [0, 4), or -1 for no route");
   EXPECT_EQ(message_of([] {
-              read(kFourExperts, {0, 1, 3, 3});
+              read_kept_routes(kFourExperts, {0, 1, 3, 3});
             }),
             "token 1, slot 1: expert id 3 is in slot 0 already; a token may name an expert once");
   EXPECT_EQ(message_of([] {
-              read(kFourExperts, {0, 1, 2, 3}, {1, 1, -kInfinity, 1});
+              read_kept_routes(kFourExperts, {0, 1, 2, 3}, {1, 1, -kInfinity, 1});
             }),
             "token 1, slot 0: weight must be finite, got -Infinity; nonfinite = propagate lets it "
             "pass");
   EXPECT_EQ(message_of([] {
-              read(kFourExperts, {0, 1}, {1, kNaN});
+              read_kept_routes(kFourExperts, {0, 1}, {1, kNaN});
             }),
             "token 0, slot 1: weight must be finite, got NaN; nonfinite = propagate lets it pass");
 }
 
 TEST(Routes, AnIdMayReturnInTheNextToken) {
-  EXPECT_EQ(read(kFourExperts, {0, 1, 1, 0}).counts, (Counts{2, 2, 0, 0}));
+  EXPECT_EQ(read_kept_routes(kFourExperts, {0, 1, 1, 0}).counts, (Counts{2, 2, 0, 0}));
 }
 
 TEST(Routes, NonFiniteWeightsPassWhenAskedFor) {
   DispatchConfig config = kFourExperts;
   config.nonfinite = NonFinite::kPropagate;
-  EXPECT_EQ(weights_of(read(config, {0, 1}, {kInfinity, 2}))[0], kInfinity);
+  EXPECT_EQ(weights_of(read_kept_routes(config, {0, 1}, {kInfinity, 2}))[0], kInfinity);
 }
 
 TEST(Routes, WeightsWithoutARouteAreNotLookedAt) {
-  EXPECT_EQ(weights_of(read(kFourExperts, {0, -1}, {1.0F, kNaN})), (Weights{1, 0}));
+  EXPECT_EQ(weights_of(read_kept_routes(kFourExperts, {0, -1}, {1.0F, kNaN})), (Weights{1, 0}));
   BufferPool pool;
   const std::vector<int64_t> ids = {99, 99, 1, 2};  // the first token is masked
   const std::vector<double> weights = {kNaN, kNaN, 0.25, 0.0};
@@ -167,7 +156,8 @@ DispatchConfig two_experts(DropPolicy policy) {
 }
 
 TEST(Capacity, PositionKeepsTheFirst) {
-  const auto routes = read(two_experts(DropPolicy::kPosition), {1, 1, 1, 0}, {.1F, .2F, .3F, .4F});
+  const auto routes =
+      read_kept_routes(two_experts(DropPolicy::kPosition), {1, 1, 1, 0}, {.1F, .2F, .3F, .4F});
   EXPECT_EQ(routes.expert_ids, (Ids{1, 1, -1, 0}));
   EXPECT_EQ(routes.dropped, (Counts{0, 1}));
   EXPECT_EQ(routes.counts, (Counts{1, 2}));
@@ -176,25 +166,30 @@ TEST(Capacity, PositionKeepsTheFirst) {
 
 TEST(Capacity, WeightKeepsTheLargestAndTiesGoToTheFirst) {
   const DispatchConfig config = two_experts(DropPolicy::kWeight);
-  EXPECT_EQ(read(config, {1, 1, 1, 0}, {.1F, .2F, .3F, .4F}).expert_ids, (Ids{-1, 1, 1, 0}));
-  EXPECT_EQ(read(config, {1, 1, 1, 1}, {.5F, .2F, .5F, .5F}).expert_ids, (Ids{1, -1, 1, -1}));
-  EXPECT_EQ(read(config, {1, 1, 1, 1}, {.5F, .5F, .5F, .9F}).expert_ids, (Ids{1, -1, -1, 1}));
-  EXPECT_EQ(read(config, {0, 1, 1, 1}, {.5F, .0F, -.0F, .1F}).expert_ids, (Ids{0, 1, -1, 1}));
+  EXPECT_EQ(read_kept_routes(config, {1, 1, 1, 0}, {.1F, .2F, .3F, .4F}).expert_ids,
+            (Ids{-1, 1, 1, 0}));
+  EXPECT_EQ(read_kept_routes(config, {1, 1, 1, 1}, {.5F, .2F, .5F, .5F}).expert_ids,
+            (Ids{1, -1, 1, -1}));
+  EXPECT_EQ(read_kept_routes(config, {1, 1, 1, 1}, {.5F, .5F, .5F, .9F}).expert_ids,
+            (Ids{1, -1, -1, 1}));
+  EXPECT_EQ(read_kept_routes(config, {0, 1, 1, 1}, {.5F, .0F, -.0F, .1F}).expert_ids,
+            (Ids{0, 1, -1, 1}));
 }
 
 TEST(Capacity, WeightPolicyKeepsNaNsVisible) {
   DispatchConfig config = two_experts(DropPolicy::kWeight);
   config.nonfinite = NonFinite::kPropagate;
-  EXPECT_EQ(read(config, {1, 1, 1, 1}, {.5F, kNaN, .9F, .7F}).expert_ids, (Ids{-1, 1, 1, -1}));
+  EXPECT_EQ(read_kept_routes(config, {1, 1, 1, 1}, {.5F, kNaN, .9F, .7F}).expert_ids,
+            (Ids{-1, 1, 1, -1}));
 }
 
 TEST(Capacity, PaddedSegmentsTakeNoMoreTokensThanConfigured) {
   DispatchConfig config = two_experts(DropPolicy::kPosition);
   config.capacity->pad_to_capacity = true;
   config.capacity->max_tokens = 4;
-  EXPECT_EQ(read(config, {0, 0}).expert_ids, (Ids{0, 0}));  // C = 2 whatever T is
+  EXPECT_EQ(read_kept_routes(config, {0, 0}).expert_ids, (Ids{0, 0}));  // C = 2 whatever T is
   EXPECT_EQ(message_of([&] {
-              read(config, {0, 0, 0, 0, 0});
+              read_kept_routes(config, {0, 0, 0, 0, 0});
             }),
             "T is 5, must be at most max_tokens (4) with pad_to_capacity");
 }

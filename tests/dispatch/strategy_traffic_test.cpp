@@ -48,21 +48,24 @@ struct TopologyCase {
 
 class StrategyTraffic : public testing::TestWithParam<TopologyCase> {};
 
+Routes routes_on(const TopologyCase& topology, bool partial_sums) {
+  return random_routes({.num_experts = 13,
+                        .top_k = 5,
+                        .width = kWidth,
+                        .alignment = 8,
+                        .capacity = {},
+                        .placement = {},
+                        .partial_sums = partial_sums},
+                       Topology::uniform(topology.num_ranks, topology.ranks_per_node), 90,
+                       /*holes=*/true);
+}
+
 TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
-  const auto [num_ranks, ranks_per_node] = GetParam();
   for (const bool partial_sums : {false, true}) {
-    const Routes routes = random_routes({.num_experts = 13,
-                                         .top_k = 5,
-                                         .width = kWidth,
-                                         .alignment = 8,
-                                         .capacity = {},
-                                         .placement = {},
-                                         .partial_sums = partial_sums},
-                                        Topology::uniform(num_ranks, ranks_per_node), 90,
-                                        /*holes=*/true);
+    const Routes routes = routes_on(GetParam(), partial_sums);
     const RouteSums sums = count(routes);
     for (const auto& [name, kind] : kAllKinds) {
-      const std::vector<Sent> sent = run_payload(routes, ranks_per_node, name);
+      const std::vector<Sent> sent = run_payload(routes, GetParam().ranks_per_node, name);
       const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
       const LinkFlow back = flow_of(
           kind, partial_sums ? Movement::kPartialSums : Movement::kCombine, sums, routes.topology);
@@ -77,20 +80,12 @@ TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
 }
 
 TEST_P(StrategyTraffic, IsTheSameInChunks) {
-  const auto [num_ranks, ranks_per_node] = GetParam();
-  const Routes routes = random_routes({.num_experts = 13,
-                                       .top_k = 5,
-                                       .width = kWidth,
-                                       .alignment = 8,
-                                       .capacity = {},
-                                       .placement = {},
-                                       .partial_sums = false},
-                                      Topology::uniform(num_ranks, ranks_per_node), 90,
-                                      /*holes=*/true);
+  const Routes routes = routes_on(GetParam(), /*partial_sums=*/false);
   const RouteSums sums = count(routes);
   for (const auto& [name, kind] : kAllKinds) {
     for (const int64_t num_chunks : {2, 5}) {
-      const std::vector<Sent> sent = run_payload(routes, ranks_per_node, name, num_chunks);
+      const std::vector<Sent> sent =
+          run_payload(routes, GetParam().ranks_per_node, name, num_chunks);
       const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
       for (size_t rank = 0; rank < sent.size(); ++rank) {
         SCOPED_TRACE(std::string(name) + ", rank " + std::to_string(rank));

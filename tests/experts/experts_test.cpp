@@ -8,6 +8,7 @@
 
 #include "crossdock/error.hpp"
 #include "experts/expert_case.hpp"
+#include "support/slope.hpp"
 
 namespace crossdock {
 namespace {
@@ -183,17 +184,11 @@ double loss(const ExpertCase& test) {
 
 void expect_slopes(ExpertCase& test, const char* name, std::vector<double>& values,
                    const std::vector<double>& gradient) {
-  const double step = 1e-5;
   ASSERT_EQ(values.size(), gradient.size()) << name;
   for (size_t i = 0; i < values.size(); i += 3) {
     if (std::isnan(values[i])) continue;
-    const double before = values[i];
-    values[i] = before + step;
-    const double up = loss(test);
-    values[i] = before - step;
-    const double down = loss(test);
-    values[i] = before;
-    ASSERT_NEAR(gradient[i], (up - down) / (2 * step), 1e-7) << name << " at " << i;
+    const double slope = slope_of(values[i], 1e-5, [&] { return loss(test); });
+    ASSERT_NEAR(gradient[i], slope, 1e-7) << name << " at " << i;
   }
 }
 

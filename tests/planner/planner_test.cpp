@@ -201,32 +201,30 @@ TEST(Planner, ACapacityDropsRoutesAndTheirTraffic) {
 }
 
 TEST(Planner, NamesTheLimitTheValueAndTheLargestLegalOne) {
-  JobDescription job = job_of("qwen3-30b-a3b", 1024);
-  job.engine.max_in_flight = 70000;
-  EXPECT_THAT(refusal_of(job), AllOf(HasSubstr("max_in_flight is 70000"), HasSubstr("65535"),
-                                     HasSubstr("h100-nvlink-400g")));
-  job = job_of("qwen3-30b-a3b", 1024);
-  job.ep = 12;
-  EXPECT_THAT(refusal_of(job), AllOf(HasSubstr("ep (12)"), HasSubstr("16 ranks"),
-                                     HasSubstr("largest ep below that does is 8")));
-  job = job_of("qwen3-30b-a3b", 1024);
-  job.pp = 5;
-  EXPECT_THAT(refusal_of(job), AllOf(HasSubstr("pp (5)"), HasSubstr("is 4")));
-  job = job_of("qwen3-30b-a3b", 1024);
-  job.tp = 3;
-  EXPECT_THAT(refusal_of(job), AllOf(HasSubstr("tp (3)"), HasSubstr("16 ranks")));
-  job = job_of("qwen3-30b-a3b", 1024);
-  job.nodes = 10000;
-  EXPECT_THAT(refusal_of(job), AllOf(HasSubstr("nodes (10000)"), HasSubstr("65536"),
-                                     HasSubstr("largest number of nodes is 8192")));
-  job = job_of("qwen3-30b-a3b", 1024);
-  job.top_k = 129;
-  EXPECT_THAT(refusal_of(job), AllOf(HasSubstr("num_experts (128)"), HasSubstr("top_k (129)")));
-  job = job_of("qwen3-30b-a3b", 1024);
-  job.zipf = 11;
-  EXPECT_THAT(refusal_of(job), AllOf(HasSubstr("zipf must be in [0, 10]"), HasSubstr("11")));
-  job = job_of("qwen3-30b-a3b", -1);
-  EXPECT_THAT(refusal_of(job), HasSubstr("tokens must be from 0"));
+  const auto refusal_with = [](const auto& change) {
+    JobDescription job = job_of("qwen3-30b-a3b", 1024);
+    change(job);
+    return refusal_of(job);
+  };
+  using Job = JobDescription;
+  EXPECT_THAT(refusal_with([](Job& job) { job.engine.max_in_flight = 70000; }),
+              AllOf(HasSubstr("max_in_flight is 70000"), HasSubstr("65535"),
+                    HasSubstr("h100-nvlink-400g")));
+  EXPECT_THAT(refusal_with([](Job& job) { job.ep = 12; }),
+              AllOf(HasSubstr("ep (12)"), HasSubstr("16 ranks"),
+                    HasSubstr("largest ep below that does is 8")));
+  EXPECT_THAT(refusal_with([](Job& job) { job.pp = 5; }),
+              AllOf(HasSubstr("pp (5)"), HasSubstr("is 4")));
+  EXPECT_THAT(refusal_with([](Job& job) { job.tp = 3; }),
+              AllOf(HasSubstr("tp (3)"), HasSubstr("16 ranks")));
+  EXPECT_THAT(refusal_with([](Job& job) { job.nodes = 10000; }),
+              AllOf(HasSubstr("nodes (10000)"), HasSubstr("65536"),
+                    HasSubstr("largest number of nodes is 8192")));
+  EXPECT_THAT(refusal_with([](Job& job) { job.top_k = 129; }),
+              AllOf(HasSubstr("num_experts (128)"), HasSubstr("top_k (129)")));
+  EXPECT_THAT(refusal_with([](Job& job) { job.zipf = 11; }),
+              AllOf(HasSubstr("zipf must be in [0, 10]"), HasSubstr("11")));
+  EXPECT_THAT(refusal_with([](Job& job) { job.tokens = -1; }), HasSubstr("tokens must be from 0"));
 }
 
 TEST(Planner, WhatDoesNotFitTheMemoryNamesTheLargestTokenCountThatDoes) {

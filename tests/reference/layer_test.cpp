@@ -5,6 +5,7 @@
 #include <random>
 
 #include "crossdock/reference.hpp"
+#include "support/slope.hpp"
 
 namespace crossdock::reference {
 namespace {
@@ -56,16 +57,10 @@ double loss_of(const LayerInput& input) {
 
 void expect_slopes(LayerInput& input, std::vector<double>& values, const std::vector<double>& grads,
                    const char* name) {
-  constexpr double kStep = 1e-5;
   ASSERT_EQ(values.size(), grads.size()) << name;
   for (size_t i = 0; i < values.size(); ++i) {
-    const double kept = values[i];
-    values[i] = kept + kStep;
-    const double above = loss_of(input);
-    values[i] = kept - kStep;
-    const double below = loss_of(input);
-    values[i] = kept;
-    EXPECT_NEAR(grads[i], (above - below) / (2 * kStep), 1e-7) << name << " " << i;
+    const double slope = slope_of(values[i], 1e-5, [&] { return loss_of(input); });
+    EXPECT_NEAR(grads[i], slope, 1e-7) << name << " " << i;
   }
 }
 

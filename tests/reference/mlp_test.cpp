@@ -6,6 +6,7 @@
 #include <random>
 
 #include "crossdock/reference.hpp"
+#include "support/slope.hpp"
 
 namespace crossdock::reference {
 namespace {
@@ -29,17 +30,9 @@ MlpWeights random_expert(std::mt19937& random, const MlpConfig& config) {
 
 // The derivative of `loss` by each of `values`, by central differences.
 std::vector<double> differences(std::vector<double>& values, const std::function<double()>& loss) {
-  constexpr double kStep = 1e-5;
   std::vector<double> slopes;
-  for (double& value : values) {
-    const double kept = value;
-    value = kept + kStep;
-    const double above = loss();
-    value = kept - kStep;
-    const double below = loss();
-    value = kept;
-    slopes.push_back((above - below) / (2 * kStep));
-  }
+  slopes.reserve(values.size());
+  for (double& value : values) slopes.push_back(slope_of(value, 1e-5, loss));
   return slopes;
 }
 

@@ -6,6 +6,7 @@
 
 #include "crossdock/router.hpp"
 #include "router/router_case.hpp"
+#include "support/slope.hpp"
 
 namespace crossdock {
 namespace {
@@ -152,15 +153,9 @@ double objective(const reference::RouterInput& input, double jitter) {
 
 void expect_slopes(reference::RouterInput& input, double jitter, const char* name,
                    std::vector<double>& values, const std::vector<double>& gradient) {
-  const double step = 1e-6;
   for (size_t i = 0; i < values.size(); ++i) {
-    const double before = values[i];
-    values[i] = before + step;
-    const double up = objective(input, jitter);
-    values[i] = before - step;
-    const double down = objective(input, jitter);
-    values[i] = before;
-    ASSERT_NEAR(gradient[i], (up - down) / (2 * step), 1e-8) << name << " at " << i;
+    const double slope = slope_of(values[i], 1e-6, [&] { return objective(input, jitter); });
+    ASSERT_NEAR(gradient[i], slope, 1e-8) << name << " at " << i;
   }
 }
 

@@ -1,0 +1,17 @@
+#pragma once
+
+namespace crossdock {
+
+/// The slope of `loss()` by `value`, by central differences; `value` is as before afterwards.
+template <typename Loss>
+double slope_of(double& value, double step, const Loss& loss) {
+  const double kept = value;
+  value = kept + step;
+  const double above = loss();
+  value = kept - step;
+  const double below = loss();
+  value = kept;
+  return (above - below) / (2 * step);
+}
+
+}  // namespace crossdock
