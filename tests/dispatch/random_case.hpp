@@ -35,7 +35,8 @@ inline reference::RankInput random_rank(const DispatchConfig& config, int rank, 
   std::uniform_int_distribution<int> any_value(-8, 8);
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t d = 0; d < config.width; ++d) {
-      input.x.push_back(d == 0 ? static_cast<double>(rank * 16 + t % 16) : any_value(random));
+      input.x.push_back(d == 0 ? static_cast<double>(int64_t{16} * rank + t % 16)
+                               : any_value(random));
       input.grad_out.push_back(any_value(random));
     }
     std::vector<int64_t> ids;

@@ -22,7 +22,7 @@ cudaMemLocation on_device(int device) {
   return location;
 }
 
-// Free memory that a pool keeps instead of giving it back to the driver.
+// Free memory that a pool keeps instead of giving it back to the driver. It begins with as much.
 constexpr uint64_t kKeptBytes = uint64_t{64} << 20;
 
 cudaMemPool_t make_pool(int device) {
@@ -49,6 +49,18 @@ cudaMemPool_t make_pool(int device) {
   return pool;
 }
 
+// Small allocations then do not make the pool grow while kernels wait for each other. Where there
+// is no room for it, allocations will tell.
+void reserve(cudaMemPool_t pool, cudaStream_t stream) {
+  void* memory = nullptr;
+  if (cudaMallocFromPoolAsync(&memory, kKeptBytes, pool, stream) == cudaSuccess) {
+    CROSSDOCK_CUDA(cudaFreeAsync(memory, stream));
+    CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+  } else {
+    cudaGetLastError();
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<DeviceArena> DeviceArena::make(int device, bool is_exported) {
@@ -64,7 +76,11 @@ std::shared_ptr<DeviceArena> DeviceArena::make(int device, bool is_exported) {
 
 DeviceArena::DeviceArena(int device, bool is_exported)
     : device_(device), is_exported_(is_exported), stream_(device) {
-  if (!is_exported_) pool_ = make_pool(device);
+  if (is_exported_) return;
+  const DeviceGuard guard(device);
+  const RelaxedCapture relaxed;
+  pool_ = make_pool(device);
+  reserve(pool_, stream());
 }
 
 std::shared_ptr<void> DeviceArena::allocate(int64_t num_bytes,

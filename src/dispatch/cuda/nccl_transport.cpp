@@ -3,6 +3,9 @@
 
 #if CROSSDOCK_HAS_NCCL
 #include <nccl.h>
+
+#include <chrono>
+#include <thread>
 #endif
 
 namespace crossdock::cuda {
@@ -16,43 +19,87 @@ void check_nccl(ncclResult_t status, const char* call) {
   throw Error(ErrorCode::kCommunication, concat(call, ": ", ncclGetErrorString(status)));
 }
 
+/// Calls from its making to end() are one operation. A group that is left open by an error would
+/// swallow what the thread gives to NCCL later.
+class NcclGroup {
+ public:
+  NcclGroup() { check_nccl(ncclGroupStart(), "ncclGroupStart"); }
+  ~NcclGroup() {
+    if (is_open_) ncclGroupEnd();
+  }
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+
+  ncclResult_t end() {
+    is_open_ = false;
+    return ncclGroupEnd();
+  }
+
+ private:
+  bool is_open_ = true;
+};
+
 class NcclTransport final : public RowTransport {
  public:
   NcclTransport(CudaRank& rank, ncclComm_t comm) : rank_(rank), comm_(comm) {
     int size = 0;
     int own = 0;
+    int device = 0;
     check_nccl(ncclCommCount(comm, &size), "ncclCommCount");
     check_nccl(ncclCommUserRank(comm, &own), "ncclCommUserRank");
+    check_nccl(ncclCommCuDevice(comm, &device), "ncclCommCuDevice");
     CROSSDOCK_CHECK(size == rank.group().size() && own == rank.group().rank(),
                     "the NCCL communicator must have the group's ranks: it has rank ", own, " of ",
                     size, ", the group rank ", rank.group().rank(), " of ", rank.group().size());
+    CROSSDOCK_CHECK(device == rank.device(), "the NCCL communicator must be on GPU ", rank.device(),
+                    ", as the routing is; it is on GPU ", device);
   }
 
   void run(const CudaRank::Met& /*met*/, size_t /*first_entry*/,
            std::span<const RowTransfer> transfers) override {
-    check_nccl(ncclGroupStart(), "ncclGroupStart");
+    NcclGroup group;
     for (const RowTransfer& transfer : transfers) {
-      for (int p = 0; p < rank_.group().size(); ++p) {
-        const RowTraffic::Part& part = transfer.traffic.parts[static_cast<size_t>(p)];
-        const auto bytes = [&](int64_t rows) {
-          return static_cast<size_t>(rows * transfer.row_bytes);
-        };
-        if (part.send_count > 0) {
-          check_nccl(ncclSend(transfer.send + bytes(part.send_begin), bytes(part.send_count),
-                              ncclUint8, p, comm_, rank_.stream()),
-                     "ncclSend");
-        }
-        if (part.recv_count > 0) {
-          check_nccl(ncclRecv(transfer.recv + bytes(part.recv_begin), bytes(part.recv_count),
-                              ncclUint8, p, comm_, rank_.stream()),
-                     "ncclRecv");
-        }
-      }
+      for (int p = 0; p < rank_.group().size(); ++p) queue(transfer, p);
     }
-    check_nccl(ncclGroupEnd(), "ncclGroupEnd");
+    await(group.end());
   }
 
  private:
+  void queue(const RowTransfer& transfer, int peer) {
+    const RowTraffic::Part& part = transfer.traffic.parts[static_cast<size_t>(peer)];
+    const auto bytes = [&](int64_t rows) { return static_cast<size_t>(rows * transfer.row_bytes); };
+    if (part.send_count > 0) {
+      check_queued(ncclSend(transfer.send + bytes(part.send_begin), bytes(part.send_count),
+                            ncclUint8, peer, comm_, rank_.stream()),
+                   "ncclSend");
+    }
+    if (part.recv_count > 0) {
+      check_queued(ncclRecv(transfer.recv + bytes(part.recv_begin), bytes(part.recv_count),
+                            ncclUint8, peer, comm_, rank_.stream()),
+                   "ncclRecv");
+    }
+  }
+
+  // A communicator that does not block may say that a call is under way.
+  static void check_queued(ncclResult_t status, const char* call) {
+    if (status != ncclInProgress) check_nccl(status, call);
+  }
+
+  void await(ncclResult_t status) {
+    const auto deadline =
+        std::chrono::steady_clock::now() + *rank_.group().options().progress_deadline;
+    while (status == ncclInProgress) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        throw Error(ErrorCode::kTimeout,
+                    "NCCL did not queue an exchange within the progress deadline; are all ranks of "
+                    "its communicator there?");
+      }
+      std::this_thread::yield();
+      check_nccl(ncclCommGetAsyncError(comm_, &status), "ncclCommGetAsyncError");
+    }
+    check_nccl(status, "ncclGroupEnd");
+  }
+
   CudaRank& rank_;
   ncclComm_t comm_;
 };
