@@ -2,6 +2,7 @@
 
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/cuda/load_kernels.hpp"
 #include "core/cuda/stream.hpp"
 #include "crossdock/dtype.hpp"
 #include "ops/fp8_rows.hpp"
@@ -35,6 +36,10 @@ void launch(const Fp8ToBf16Args& a) {
 }
 
 }  // namespace
+
+void load_fp8_rows() {
+  cuda::load_kernels(fp8_to_bf16_kernel<float>, fp8_to_bf16_kernel<E8M0>);
+}
 
 void fp8_to_bf16_on_device(const Fp8ToBf16Args& args) {
   const cuda::DeviceGuard guard(args.rows.device.index);

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "core/cuda/device.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
 #include "dispatch/cuda/put.hpp"
 #include "dispatch/cuda/route_values.hpp"
@@ -10,14 +9,7 @@
 namespace crossdock::cuda {
 
 CudaDirect::CudaDirect(DevicePathContext context, int device)
-    : CudaPath(std::move(context), device, Waits::kForAll) {
-  const DeviceGuard guard(device);
-  load_plan();
-  load_put();
-  load_pull_sum();
-  load_push_gradients();
-  load_route_values();
-}
+    : CudaPath(std::move(context), device, Waits::kForAll) {}
 
 // The plan's own rows if they are still there and fit.
 CudaPath::TakenRows CudaDirect::take_rows(const Plan& plan, DType dtype) {

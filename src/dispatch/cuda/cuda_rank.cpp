@@ -13,8 +13,14 @@
 #include "core/tensor_check.hpp"
 #include "dispatch/capacity.hpp"
 #include "dispatch/cuda/fault_error.hpp"
+#include "dispatch/cuda/move_rows.hpp"
 #include "dispatch/cuda/pad_rows.hpp"
+#include "dispatch/cuda/pull_sum.hpp"
+#include "dispatch/cuda/push_gradients.hpp"
+#include "dispatch/cuda/put.hpp"
+#include "dispatch/cuda/route_values.hpp"
 #include "dispatch/placement.hpp"
+#include "ops/fp8_rows.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -54,6 +60,20 @@ void keep_for_ever(std::shared_ptr<const void> memory) {
   kept->push_back(std::move(memory));
 }
 
+// All kernels that a call may need, whatever this dispatcher does: the device may have to be idle
+// to load one, where kernels of another dispatcher may be waiting for a rank that has not launched.
+void load_all_kernels() {
+  load_barrier();
+  load_plan();
+  load_put();
+  load_pull_sum();
+  load_push_gradients();
+  load_route_values();
+  load_move_rows();
+  load_pad_rows();
+  ops::load_fp8_rows();
+}
+
 }  // namespace
 
 CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
@@ -64,8 +84,7 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
       waits_(waits) {
   if (waits == Waits::kForAll) peers_.check_reach();
   const DeviceGuard guard(device_);
-  load_barrier();
-  load_pad_rows();
+  load_all_kernels();
   const int P = group().size();
   const int64_t E = config().num_experts;
   main_ = make_lane();

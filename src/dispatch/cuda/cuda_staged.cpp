@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "core/cuda/device.hpp"
 #include "dispatch/allgather.hpp"
 #include "dispatch/cuda/move_rows.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
@@ -38,11 +37,6 @@ CudaStaged::CudaStaged(const DevicePathContext& context, int device, void* nccl_
   CROSSDOCK_CHECK(!relays_tokens_ || rank_.group().size() < kMaxPeers, "between nodes at most ",
                   kMaxPeers - 1, " ranks can have their tokens relayed on GPUs, got ",
                   rank_.group().size(), "; use alltoall");
-  const DeviceGuard guard(device);
-  load_move_rows();
-  load_pull_sum();
-  load_push_gradients();
-  load_put();
 }
 
 std::shared_ptr<const DevicePlanData> CudaStaged::upload(const Plan& host_plan) {

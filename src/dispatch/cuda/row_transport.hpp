@@ -30,7 +30,7 @@ class RowTransport {
                    std::span<const RowTransfer> transfers) = 0;
 };
 
-/// Every rank copies what is for it out of its peers' memory. REQUIRES load_move_rows before.
+/// Every rank copies what is for it out of its peers' memory.
 std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank);
 
 /// Grouped ncclSend and ncclRecv on `nccl_comm`, an ncclComm_t whose ranks are the group's. Throws
