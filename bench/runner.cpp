@@ -121,6 +121,7 @@ std::vector<Case> select_cases(const Selection& selection) {
     if (selection.ranks > 0 && scenario.kind != ScenarioKind::kExperts) {
       scenario.ranks = selection.ranks;
     }
+    if (selection.max_sms) scenario.max_sms = *selection.max_sms;
     for (Case& one : cases_of(scenario, selection, communicators)) cases.push_back(std::move(one));
   }
   if (cases.empty()) {

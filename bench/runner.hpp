@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct Selection {
   std::vector<std::string> strategies{};
   std::vector<std::string> communicators{};  // "threads", "mpi"
   int ranks = 0;                             // instead of the scenario's own; 0: its own
+  std::optional<int> max_sms{};              // of each rank on a GPU, instead of the scenario's
 };
 
 /// One line of the result.

@@ -126,7 +126,8 @@ int run_bench(const BenchArgs& args) {
   const std::vector<Case> cases = select({.scenarios = scenarios,
                                           .strategies = args.strategies,
                                           .communicators = communicators,
-                                          .ranks = args.ranks});
+                                          .ranks = args.ranks,
+                                          .max_sms = args.max_sms});
   for (const Case& one : cases) {
     if (one.communicator != "mpi") {
       report.add(one.scenario, bench::run_case(one, run_options(args)));

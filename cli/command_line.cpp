@@ -308,6 +308,10 @@ void add_bench(CLI::App& app, BenchArgs& args) {
       ->add_option("--max-in-flight", args.max_in_flight,
                    "Requests in flight at a rank, with mpi (128)")
       ->check(whole_number(2, kInt));
+  bench
+      ->add_option("--max-sms", args.max_sms,
+                   "Multiprocessors of a rank at most, with cuda; 0: all (the scenario's)")
+      ->check(whole_number(0, kInt));
   bench->add_option("--repeat", args.repeat, "Timed repetitions")
       ->check(whole_number(1, kInt))
       ->capture_default_str();

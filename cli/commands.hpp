@@ -42,6 +42,7 @@ struct BenchArgs {
   int ranks = 0;                             // 0: the scenario's
   int ranks_per_node = 0;                    // 0: as the engine reports
   int max_in_flight = 0;                     // with mpi; 0: its default
+  std::optional<int> max_sms{};              // of a rank, with cuda; not given: the scenario's
   int repeat = 7;
   int warm_up = 2;
 };

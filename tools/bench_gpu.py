@@ -40,7 +40,7 @@ def table(entries):
     lines = ["| scenario | step | MB | median µs | least | largest | floor µs | ratio | at most |", "|---" * 9 + "|"]
     for entry in entries:
         for name, step in entry["steps"].items():
-            floor = f"{time_us(step['copy_us'])} | {step['ratio']:.2f}" if name != "plan" else "|"
+            floor = f"{time_us(step['copy_us'])} | {step['ratio']:.2f}" if name not in ("nothing", "plan") else "|"
             lines.append(f"| {entry['scenario']} | {name} | {step['bytes'] / 1e6:.1f} | {time_us(step['median_us'])} "
                          f"| {time_us(step['min_us'])} | {time_us(step['max_us'])} | {floor} "
                          f"| {goal_of(entry['scenario'], name)} |")

@@ -64,7 +64,7 @@ void CudaDirect::queue_put(const CudaRank::Met& met, const Plan& plan, const Dis
   for (const Landing& landing : landings) {
     rank_.zero_pads(arrays, landing.shown.data, landing.row_bytes);
   }
-  put.awaits_peers = met.needs_barrier && rank_.fits_with_peers();
+  put.awaits_peers = met.needs_barrier && met.has_waiting_room;
   if (met.needs_barrier && !put.awaits_peers) {
     launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
   }
@@ -81,7 +81,7 @@ ReadyCall CudaDirect::ready_sum(const Plan& plan, const GatherSumArgs& args) {
     pull.signals = rank_.signals();
     rank_.reach(met, 0, pull.rows);
     pull.num_sharing = rank_.num_sharing();
-    pull.awaits_peers = rank_.fits_with_peers();
+    pull.awaits_peers = met.has_waiting_room;
     if (!pull.awaits_peers) {
       launch_barrier(rank_.signals(), Operation::kCombine, rank_.stream());
     }

@@ -10,6 +10,7 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
+#include "core/cuda/waiting_room.hpp"
 #include "core/tensor_check.hpp"
 #include "dispatch/capacity.hpp"
 #include "dispatch/cuda/fault_error.hpp"
@@ -29,6 +30,7 @@ namespace {
 struct MeetingHeader {
   int64_t num_handles;
   int64_t needs_barrier;
+  int64_t has_waiting_room;
 };
 
 // Owner, experts by owner and owner offsets, one after the other on the device.
@@ -195,9 +197,12 @@ cudaStream_t CudaRank::callers_stream() const {
   return shares_queue ? cudaStreamPerThread : handle_of(options_.stream);
 }
 
-bool CudaRank::fits_with_peers() const {
-  const int num_lanes = aside_ ? 2 : 1;
-  return max_sms() > 0 && num_lanes * num_sharing_ * max_sms() <= num_sms(device_);
+bool CudaRank::has_waiting_room() {
+  if (max_sms() <= 0) return false;
+  const uint64_t stream_id = id_of(stream());
+  std::shared_ptr<const void>& room = waiting_rooms_[{stream_id, max_sms()}];
+  if (!room) room = WaitingRoom::of(device_).take(stream_id, max_sms());
+  return room != nullptr;
 }
 
 PeerSignals CudaRank::near_signals() const {
@@ -286,7 +291,8 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
     meeting.handles.push_back(peers_.show(mailbox.data(), {mailbox.data(), mailbox.num_bytes()}));
   }
   const MeetingHeader own{.num_handles = std::ssize(meeting.handles),
-                          .needs_barrier = meeting.needs_barrier};
+                          .needs_barrier = meeting.needs_barrier,
+                          .has_waiting_room = has_waiting_room()};
   std::vector<std::byte> body(sizeof(own) + meeting.handles.size() * sizeof(MemoryHandle));
   std::memcpy(body.data(), &own, sizeof(own));
   std::memcpy(body.data() + sizeof(own), meeting.handles.data(), body.size() - sizeof(own));
@@ -311,12 +317,14 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
     }
     throw;
   }
-  Met met{.sequence = agreement.sequence, .needs_barrier = false, .handles = {}};
+  Met met;
+  met.sequence = agreement.sequence;
   for (int p = 0; p < group().size(); ++p) {
     const std::span<const std::byte> bytes = agreement.body(p);
     MeetingHeader header{};
     std::memcpy(&header, bytes.data(), sizeof(header));
     met.needs_barrier = met.needs_barrier || header.needs_barrier != 0;
+    met.has_waiting_room = met.has_waiting_room && header.has_waiting_room != 0;
     std::vector<MemoryHandle> handles(static_cast<size_t>(header.num_handles));
     std::memcpy(handles.data(), bytes.data() + sizeof(header),
                 handles.size() * sizeof(MemoryHandle));

@@ -2,10 +2,12 @@
 
 #include <cuda_runtime.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/cuda/peer_channel.hpp"
@@ -46,10 +48,6 @@ class CudaRank {
   void set_options(const DeviceOptions& options);
   cudaStream_t stream() const;
   int max_sms() const { return options_.max_sms; }
-  /// Whether kernels on max_sms multiprocessors may wait for their peers with all their blocks:
-  /// those of all ranks on this GPU fit together, also where each has one aside. Processes take
-  /// turns anyway.
-  bool fits_with_peers() const;
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return num_sharing_; }
   DevicePool& pool() { return pool_; }
@@ -92,6 +90,7 @@ class CudaRank {
   struct Met {
     uint64_t sequence = 0;
     bool needs_barrier = false;                      // any rank's
+    bool has_waiting_room = true;                    // every rank's, for kernels on max_sms
     std::vector<std::vector<MemoryHandle>> handles;  // [P]
   };
   Met meet(Meeting meeting);
@@ -136,6 +135,7 @@ class CudaRank {
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
   std::vector<Lane*> lanes();
   cudaStream_t callers_stream() const;
+  bool has_waiting_room();
   void connect(const char* operation, uint64_t subject, const Met& met);
 
   DevicePathContext context_;
@@ -147,7 +147,9 @@ class CudaRank {
   Lane main_;
   std::optional<Lane> aside_;  // made when first needed
   bool is_aside_ = false;
-  bool has_queued_ = false;             // into the caller's stream
+  bool has_queued_ = false;  // into the caller's stream
+  // By stream and multiprocessors; null where there was none.
+  std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;
   int num_sharing_ = 1;                 // ranks of this process on this GPU
   std::shared_ptr<const void> tables_;  // what shape_ points to
   PlanShape shape_{};                   // without what depends on T

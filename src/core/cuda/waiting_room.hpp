@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+namespace crossdock::cuda {
+
+/// The multiprocessors of one device, for kernels that wait for kernels of other ranks with all
+/// their blocks. They keep their room meanwhile, and those of several streams may do so at a time:
+/// if they did not fit together, some could keep out the ones they wait for. Thread-safe.
+class WaitingRoom {
+ public:
+  explicit WaitingRoom(int num_sms) : num_sms_(num_sms) {}
+  WaitingRoom(const WaitingRoom&) = delete;
+  WaitingRoom& operator=(const WaitingRoom&) = delete;
+
+  /// The device's, for all ranks of this process.
+  static WaitingRoom& of(int device);
+
+  /// Room for the kernels of a stream on `sms` multiprocessors, as long as it is held; null if not
+  /// so many are left. Kernels of one stream run one after the other, so they share their room.
+  /// REQUIRES: they have ended when it is given back, and this object lives until then.
+  std::shared_ptr<const void> take(uint64_t stream_id, int sms);
+
+ private:
+  int num_taken() const;
+
+  int num_sms_;
+  std::mutex mutex_;
+  std::map<uint64_t, std::multiset<int>> of_streams_;  // what was taken
+};
+
+/// A number that no other stream of this process has; also of a thread's own stream.
+uint64_t id_of(cudaStream_t stream);
+
+}  // namespace crossdock::cuda

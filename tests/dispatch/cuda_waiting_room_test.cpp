@@ -1,0 +1,62 @@
+// Kernels that wait with all their blocks, in more streams than there is room for.
+
+#include <gtest/gtest.h>
+
+#include "core/cuda/device.hpp"
+#include "core/cuda/waiting_room.hpp"
+#include "crossdock/cuda.hpp"
+#include "dispatch/cuda_step.hpp"
+
+namespace crossdock {
+namespace {
+
+TEST(CudaWaitingRoom, IsSharedByTheTakersOfAStreamAndDividedAmongStreams) {
+  cuda::WaitingRoom room(10);
+  const auto first = room.take(/*stream_id=*/1, 6);
+  const auto of_same_stream = room.take(1, 4);
+  EXPECT_NE(first, nullptr);
+  EXPECT_NE(of_same_stream, nullptr);
+  EXPECT_EQ(room.take(2, 5), nullptr);
+  EXPECT_NE(room.take(2, 4), nullptr);
+}
+
+TEST(CudaWaitingRoom, IsFreeAgainWhenGivenBack) {
+  cuda::WaitingRoom room(10);
+  auto large = room.take(1, 10);
+  const auto small = room.take(1, 3);
+  EXPECT_EQ(room.take(2, 7), nullptr);
+  large.reset();
+  EXPECT_NE(room.take(2, 7), nullptr);
+  EXPECT_EQ(room.take(2, 8), nullptr);
+}
+
+// Two dispatchers of each rank, in two streams, and the rooms of one of them fill the GPU.
+TEST(CudaWaitingRoom, KernelsOfTwoDispatchersDoNotKeepEachOtherOut) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
+  const DispatchConfig config{.num_experts = 11, .top_k = 3, .width = 40, .max_rows = 3600};
+  const DispatchCase the_case = random_case(config, {700, 500}, 17);
+  const int num_sms = cuda::num_sms(0);
+  run_ranks(
+      2,
+      [&](Group& group) {
+        const auto r = static_cast<size_t>(group.rank());
+        const StepBytes wanted = cpu_step(group, the_case, DType::kBF16);
+        const RankStream streams[2];
+        const RankTensors host = tensors_of(config, the_case.ranks[r], DType::kBF16);
+        const DeviceTensors tensors[2] = {{host, streams[0]}, {host, streams[1]}};
+        Dispatcher dispatchers[2] = {{group, config, "direct"}, {group, config, "direct"}};
+        for (int i = 0; i < 2; ++i) {
+          dispatchers[i].set_device_options({.stream = streams[i].view(), .max_sms = num_sms / 2});
+        }
+        for (int step = 0; step < 10; ++step) {
+          const QueuedStep first(dispatchers[0], tensors[0]);
+          const QueuedStep second(dispatchers[1], tensors[1]);
+          EXPECT_EQ(first.wait(streams[0]).out, wanted.out);
+          EXPECT_EQ(second.wait(streams[1]).out, wanted.out);
+        }
+      },
+      short_deadlines());
+}
+
+}  // namespace
+}  // namespace crossdock
