@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
+#include <vector>
+
+#include "crossdock/group.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -24,6 +28,7 @@ class StillCommunicator final : public Communicator {
   std::unique_ptr<Communicator> subgroup(std::span<const int>) override { return nullptr; }
   const Topology& topology() const override { return topology_; }
   bool shares_address_space() const override { return shares_; }
+  int64_t max_bytes_in_flight() const override { return 1000; }
   void keep_alive(const std::shared_ptr<const void>& memory) override { kept_.push_back(memory); }
 
  private:
@@ -105,6 +110,16 @@ TEST_P(Window, MemoryOutlivesThePoolUntilTheCommunicatorLetsItGo) {
   const Buffer other(12288);    // would get the memory if it was free
   std::memset(other.data(), 9, 12288);
   EXPECT_EQ(data[9999], std::byte{7});
+}
+
+TEST(GroupOptions, StagingIsNoMoreThanTheEngineCanHaveInFlight) {
+  const auto staging_of = [](int64_t staging_bytes) {
+    GroupOptions options;
+    options.staging_bytes = staging_bytes;
+    return Group(std::make_unique<StillCommunicator>(0, true), options).options().staging_bytes;
+  };
+  EXPECT_EQ(staging_of(5000), 1000);
+  EXPECT_EQ(staging_of(500), 500);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, Window, testing::Values(true));

@@ -35,10 +35,12 @@ LayerCase make_uneven_case(const std::string& strategy, int64_t overlap_chunks) 
 
 enum class Pass { kForward, kBackward };
 
-// In this pass the culprit lacks memory for `num_values` of what it computes with.
+// In this pass the culprit lacks memory for `num_values` of what it computes with; it has it for
+// the first `num_granted` times.
 struct Shortage {
   Pass pass;
   int64_t num_values;
+  int64_t num_granted = 0;
 };
 
 void run_short_of_memory(Group& group, const LayerCase& layer_case, const Shortage& shortage) {
@@ -49,7 +51,7 @@ void run_short_of_memory(Group& group, const LayerCase& layer_case, const Shorta
   const auto begin = [&](Pass pass) {
     group.agree({.operation = "begin", .config = {}, .body = {}});  // nobody is in the other pass
     if (pass == shortage.pass && group.rank() == kCulprit) {
-      missing.emplace(shortage.num_values * kValueBytes);
+      missing.emplace(shortage.num_values * kValueBytes, shortage.num_granted);
     }
     group.agree({.operation = "begin", .config = {}, .body = {}});
   };
@@ -112,36 +114,46 @@ std::vector<int64_t> count_rows(const LayerCase& layer_case) {
   return rows;
 }
 
-void expect_same_error_with_every_strategy(Pass pass, int64_t values_of_shared) {
-  const std::vector<int64_t> rows = count_rows(make_uneven_case("alltoall", 1));
-  for (const int rank : {0, 2}) {
-    ASSERT_NE(2 * rows[static_cast<size_t>(rank)], rows[kCulprit]) << "other tokens are needed";
-    ASSERT_NE(rows[static_cast<size_t>(rank)], rows[kCulprit]) << "other tokens are needed";
-  }
-  const int64_t values = values_of_shared > 0 ? values_of_shared : rows[kCulprit] * kInner;
+void expect_same_error_with_every_strategy(const Shortage& shortage) {
   for (const std::string& strategy : strategy_names()) {
     for (const int64_t overlap_chunks : {1, 2, 4}) {
       SCOPED_TRACE(strategy + ", " + std::to_string(overlap_chunks) + " chunks");
-      expect_same_error_everywhere(make_uneven_case(strategy, overlap_chunks),
-                                   {.pass = pass, .num_values = values});
+      expect_same_error_everywhere(make_uneven_case(strategy, overlap_chunks), shortage);
     }
   }
 }
 
+// The activation of the culprit's rows, [R, F]: a size that no other rank asks for.
+int64_t count_activations() {
+  const std::vector<int64_t> rows = count_rows(make_uneven_case("alltoall", 1));
+  for (const int rank : {0, 2}) {
+    const int64_t others = rows[static_cast<size_t>(rank)];
+    EXPECT_TRUE(others != rows[kCulprit] && 2 * others != rows[kCulprit]) << "use other tokens";
+  }
+  return rows[kCulprit] * kInner;
+}
+
 TEST(MoeLayerMemory, MissingForTheExpertsOfAForwardIsTheSameErrorEverywhere) {
-  expect_same_error_with_every_strategy(Pass::kForward, 0);
+  expect_same_error_with_every_strategy(
+      {.pass = Pass::kForward, .num_values = count_activations()});
 }
 
 TEST(MoeLayerMemory, MissingForTheExpertsOfABackwardIsTheSameErrorEverywhere) {
-  expect_same_error_with_every_strategy(Pass::kBackward, 0);
+  // First for what is kept for the weight gradients, then for what is computed beside the exchange.
+  for (const int64_t num_granted : {0, 1}) {
+    expect_same_error_with_every_strategy(
+        {.pass = Pass::kBackward, .num_values = count_activations(), .num_granted = num_granted});
+  }
 }
 
 TEST(MoeLayerMemory, MissingForTheSharedExpertsOfAForwardIsTheSameErrorEverywhere) {
-  expect_same_error_with_every_strategy(Pass::kForward, 5 * kSharedInner);  // the activation
+  expect_same_error_with_every_strategy(  // the activation
+      {.pass = Pass::kForward, .num_values = 5 * kSharedInner});
 }
 
 TEST(MoeLayerMemory, MissingForTheSharedExpertsOfABackwardIsTheSameErrorEverywhere) {
-  expect_same_error_with_every_strategy(Pass::kBackward, 5 * 2 * kSharedInner);  // grad of hidden
+  expect_same_error_with_every_strategy(  // the gradient of the hidden rows
+      {.pass = Pass::kBackward, .num_values = 5 * 2 * kSharedInner});
 }
 
 }  // namespace

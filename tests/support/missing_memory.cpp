@@ -1,5 +1,6 @@
 #include "support/missing_memory.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 
@@ -9,12 +10,14 @@ namespace {
 constexpr int64_t kPageBytes = 4096;
 
 std::atomic<size_t> missing_bytes = 0;  // 0: nothing is missing
-std::atomic<int64_t> refused = 0;
+std::atomic<int64_t> asked = 0;
+std::atomic<int64_t> granted = 0;  // the first so many
 
 }  // namespace
 
-MissingMemory::MissingMemory(int64_t buffer_bytes) {
-  refused = 0;
+MissingMemory::MissingMemory(int64_t buffer_bytes, int64_t num_granted) {
+  asked = 0;
+  granted = num_granted;
   missing_bytes = static_cast<size_t>((buffer_bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
 }
 
@@ -23,7 +26,7 @@ MissingMemory::~MissingMemory() {
 }
 
 int64_t MissingMemory::num_refused() {
-  return refused;
+  return std::max<int64_t>(0, asked - granted);
 }
 
 }  // namespace crossdock
@@ -31,8 +34,7 @@ int64_t MissingMemory::num_refused() {
 // Stands in for that of the C library, in this program alone.
 extern "C" void* aligned_alloc(size_t alignment, size_t num_bytes) noexcept {
   const size_t missing = crossdock::missing_bytes;
-  if (missing > 0 && num_bytes == missing) {
-    ++crossdock::refused;
+  if (missing > 0 && num_bytes == missing && crossdock::asked++ >= crossdock::granted) {
     return nullptr;
   }
   void* memory = nullptr;
