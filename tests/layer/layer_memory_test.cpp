@@ -153,7 +153,7 @@ TEST(MoeLayerMemory, MissingForTheSharedExpertsOfAForwardIsTheSameErrorEverywher
 
 TEST(MoeLayerMemory, MissingForTheSharedExpertsOfABackwardIsTheSameErrorEverywhere) {
   expect_same_error_with_every_strategy(  // the gradient of the hidden rows
-      {.pass = Pass::kBackward, .num_values = 5 * 2 * kSharedInner});
+      {.pass = Pass::kBackward, .num_values = 10 * kSharedInner});
 }
 
 }  // namespace

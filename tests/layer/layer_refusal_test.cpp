@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <new>
-#include <utility>
 
 #include "crossdock/forwarding_strategy.hpp"
 #include "layer/layer_cases.hpp"
@@ -61,8 +60,11 @@ TEST(MoeLayerRefusal, ExpertsOfTheWrongShape) {
 }
 
 TEST(MoeLayerRefusal, EverySettingMustBeAlikeOnAllRanks) {
-  using Change = std::function<void(MoeLayerConfig&)>;
-  const std::vector<std::pair<std::string, Change>> settings = {
+  struct Setting {
+    std::string words;
+    std::function<void(MoeLayerConfig&)> change;
+  };
+  const std::vector<Setting> settings = {
       {"num_experts=7", [](MoeLayerConfig& c) { c.router.num_experts = 7; }},
       {"top_k=1", [](MoeLayerConfig& c) { c.router.top_k = 1; }},
       {"width=9", [](MoeLayerConfig& c) { c.router.width = 9; }},
@@ -86,10 +88,10 @@ TEST(MoeLayerRefusal, EverySettingMustBeAlikeOnAllRanks) {
       {"shared_inner=3", [](MoeLayerConfig& c) { c.shared_inner = 3; }},
       {"overlap_chunks=2", [](MoeLayerConfig& c) { c.overlap_chunks = 2; }},
       {"alignment=8", [](MoeLayerConfig& c) { c.dispatch.alignment = 8; }}};
-  for (const auto& [words, change] : settings) {
-    expect_refusal("rank 1 has " + words, [&](Group& group, const LayerCase&) {
+  for (const Setting& setting : settings) {
+    expect_refusal("rank 1 has " + setting.words, [&](Group& group, const LayerCase&) {
       LayerCaseOptions options = list_layer_cases(kRanks)[0].options;
-      if (group.rank() == kCulprit) change(options.config);
+      if (group.rank() == kCulprit) setting.change(options.config);
       run_layer(group, make_case(options));
     });
   }
