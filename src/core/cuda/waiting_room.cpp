@@ -1,6 +1,5 @@
 #include "core/cuda/waiting_room.hpp"
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {
@@ -34,9 +33,9 @@ int WaitingRoom::num_taken() const {
 }
 
 uint64_t id_of(cudaStream_t stream) {
-  unsigned long long id = 0;
-  CROSSDOCK_CUDA(cudaStreamGetId(stream, &id));
-  return id;
+  static thread_local char of_thread;
+  if (stream == cudaStreamPerThread) return reinterpret_cast<uint64_t>(&of_thread);
+  return reinterpret_cast<uint64_t>(stream);
 }
 
 }  // namespace crossdock::cuda

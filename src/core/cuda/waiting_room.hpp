@@ -35,7 +35,8 @@ class WaitingRoom {
   std::map<uint64_t, std::multiset<int>> of_streams_;  // what was taken
 };
 
-/// A number that no other stream of this process has; also of a thread's own stream.
+/// A number that no other stream of this process has; each thread's own stream has another. Also
+/// while the stream is captured, where the driver does not tell its number.
 uint64_t id_of(cudaStream_t stream);
 
 }  // namespace crossdock::cuda
