@@ -4,7 +4,6 @@
 #include "core/cuda/device.hpp"
 #include "core/tensor_check.hpp"
 #include "dispatch/cuda/cuda_direct.hpp"
-#include "dispatch/placement.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -43,10 +42,9 @@ std::shared_ptr<PlanData> host_part(const CudaRank& rank, int64_t T, uint64_t id
   data->rank = rank.group().rank();
   data->id = id;
   data->config = rank.context().config;
-  Placement placement = make_placement(rank.config(), data->P);
-  data->owner = std::move(placement.owner);
-  data->experts_by_owner = std::move(placement.experts_by_owner);
-  data->owner_offsets = std::move(placement.owner_offsets);
+  data->owner = rank.placement().owner;
+  data->experts_by_owner = rank.placement().experts_by_owner;
+  data->owner_offsets = rank.placement().owner_offsets;
   return data;
 }
 

@@ -20,7 +20,6 @@
 #include "dispatch/cuda/push_gradients.hpp"
 #include "dispatch/cuda/put.hpp"
 #include "dispatch/cuda/route_values.hpp"
-#include "dispatch/placement.hpp"
 #include "ops/fp8_rows.hpp"
 
 namespace crossdock::cuda {
@@ -34,8 +33,7 @@ struct MeetingHeader {
 };
 
 // Owner, experts by owner and owner offsets, one after the other on the device.
-Buffer upload_placement(const DispatchConfig& config, int P, DeviceArena& arena) {
-  const Placement placement = make_placement(config, P);
+Buffer upload(const Placement& placement, DeviceArena& arena) {
   std::vector<int32_t> tables = placement.owner;
   tables.insert(tables.end(), placement.experts_by_owner.begin(), placement.experts_by_owner.end());
   tables.insert(tables.end(), placement.owner_offsets.begin(), placement.owner_offsets.end());
@@ -83,14 +81,14 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
       device_(existing_device(device)),
       peers_(context_.group.communicator(), device),
       pool_(DeviceArena::make(device, peers_.needs_export())),
-      waits_(waits) {
+      waits_(waits),
+      placement_(make_placement(config(), group().size())) {
   if (waits == Waits::kForAll) peers_.check_reach();
   const DeviceGuard guard(device_);
   load_all_kernels();
-  const int P = group().size();
   const int64_t E = config().num_experts;
   main_ = make_lane();
-  const Buffer tables = upload_placement(config(), P, pool_.arena());
+  const Buffer tables = upload(placement_, pool_.arena());
   tables_ = tables.owner();
   const auto* owner = reinterpret_cast<const int32_t*>(tables.data());
   shape_ = {
@@ -228,9 +226,8 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
                         .tables = tables_,
                         .stream = stream(),
                         .is_captured = is_capturing(stream())};
-  const Placement placement = make_placement(config(), inputs.P);
   const auto r = static_cast<size_t>(inputs.rank);
-  inputs.num_local = placement.owner_offsets[r + 1] - placement.owner_offsets[r];
+  inputs.num_local = placement_.owner_offsets[r + 1] - placement_.owner_offsets[r];
   if (config().capacity) {
     const int64_t counted = shape_.pad_to_capacity ? config().capacity->max_tokens : T;
     inputs.shape.capacity =

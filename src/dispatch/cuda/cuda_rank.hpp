@@ -16,6 +16,7 @@
 #include "core/cuda/stream.hpp"
 #include "dispatch/cuda/cuda_plan.hpp"
 #include "dispatch/device_path.hpp"
+#include "dispatch/placement.hpp"
 
 namespace crossdock::cuda {
 
@@ -64,6 +65,7 @@ class CudaRank {
   std::shared_ptr<const void> end_aside();
   void finish(const std::shared_ptr<const void>& done) const;
 
+  const Placement& placement() const { return placement_; }
   /// What plans of T tokens are made of.
   CudaPlanInputs plan_inputs(int64_t T) const;
 
@@ -150,8 +152,9 @@ class CudaRank {
   bool has_queued_ = false;  // into the caller's stream
   // By stream and multiprocessors; null where there was none.
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;
-  int num_sharing_ = 1;                 // ranks of this process on this GPU
-  std::shared_ptr<const void> tables_;  // what shape_ points to
+  int num_sharing_ = 1;  // ranks of this process on this GPU
+  Placement placement_;
+  std::shared_ptr<const void> tables_;  // placement_ on the device, what shape_ points to
   PlanShape shape_{};                   // without what depends on T
 };
 
