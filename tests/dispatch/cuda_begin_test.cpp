@@ -21,7 +21,8 @@ DispatchConfig small_config() {
 TEST_F(CudaBegin, GivesTheBitsOfTheCpuWhereCallsBeginBeforeOthersEnd) {
   const DispatchCase first = random_case(small_config(), {50, 0, 30}, 11);
   const DispatchCase second = random_case(small_config(), {20, 40, 9}, 12);
-  // All multiprocessors; kernels that await their peers in both streams; in neither.
+  // All multiprocessors; kernels of both streams await their peers themselves; there is room for
+  // those of one only.
   for (const int max_sms : {0, 20, 40}) {
     const GpuSetting setting{.dtype = DType::kBF16, .options = {.max_sms = max_sms}};
     run_on_gpu(first, setting, [&](GpuRank& rank, const StepBytes& wanted_first) {
