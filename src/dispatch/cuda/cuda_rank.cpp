@@ -396,7 +396,8 @@ void CudaRank::raise_faults() {
     const Error error = to_error(*fault, {.rank = group().rank(),
                                           .P = group().size(),
                                           .shape = shape_,
-                                          .deadline_ns = lane->channel->signals().deadline_ns});
+                                          .deadline_ns = lane->channel->signals().deadline_ns,
+                                          .shares_gpu = num_sharing_ > 1});
     if (is_fatal(*fault)) {
       group().fail(error);
     } else {

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 
 #include "core/check.hpp"
 
@@ -28,6 +29,12 @@ std::string print_weight(int64_t bits) {
   const float weight = std::bit_cast<float>(static_cast<uint32_t>(bits));
   if (std::isnan(weight)) return "NaN";
   return weight > 0 ? "Infinity" : "-Infinity";
+}
+
+// With too few hardware queues the work of a rank may lie behind a kernel that waits for it.
+std::string queue_hint() {
+  if (std::getenv("CUDA_DEVICE_MAX_CONNECTIONS") != nullptr) return "";
+  return " Ranks that share a GPU need a hardware queue each: set CUDA_DEVICE_MAX_CONNECTIONS=32";
 }
 
 std::string flaw_text(const Fault& fault, FaultCode code, const FaultReader& reader) {
@@ -63,7 +70,7 @@ Error to_error(const Fault& fault, const FaultReader& reader) {
       return {ErrorCode::kTimeout,
               concat(me, ": its GPU waited ", static_cast<double>(reader.deadline_ns) * 1e-9,
                      " s for rank ", fault.culprit, " (", context.operation, ", wait ", fault.epoch,
-                     "); is it running the same step?"),
+                     "); is it running the same step?", reader.shares_gpu ? queue_hint() : ""),
               context};
     case FaultCode::kPeerFailed:
       return {ErrorCode::kPeerFailed,

@@ -15,6 +15,7 @@ struct FaultReader {
   int P;
   PlanShape shape;
   int64_t deadline_ns;
+  bool shares_gpu;  // with other ranks of this process
 };
 Error to_error(const Fault& fault, const FaultReader& reader);
 

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
@@ -187,20 +186,8 @@ void load_pull_sum() {
 }
 
 void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream) {
-  switch (args.dtype) {
-    case DType::kF32:
-      launch_for_width<float>(args, sms, stream);
-      break;
-    case DType::kBF16:
-      launch_for_width<BF16>(args, sms, stream);
-      break;
-    case DType::kF16:
-      launch_for_width<F16>(args, sms, stream);
-      break;
-    default:
-      CROSSDOCK_CHECK(false, "rows summed on the GPU must be fp32, bf16 or fp16, got ",
-                      name_of(args.dtype));
-  }
+  with_element(args.dtype,
+               [&]<typename Element>(Element) { launch_for_width<Element>(args, sms, stream); });
 }
 
 }  // namespace crossdock::cuda

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
@@ -138,20 +137,8 @@ void load_push_gradients() {
 
 void launch_push_gradients(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
   if (sms == 0) sms = num_sms(current_device());
-  switch (args.dtype) {
-    case DType::kF32:
-      launch_for_width<float>(args, sms, stream);
-      break;
-    case DType::kBF16:
-      launch_for_width<BF16>(args, sms, stream);
-      break;
-    case DType::kF16:
-      launch_for_width<F16>(args, sms, stream);
-      break;
-    default:
-      CROSSDOCK_CHECK(false, "gradients on the GPU must be fp32, bf16 or fp16, got ",
-                      name_of(args.dtype));
-  }
+  with_element(args.dtype,
+               [&]<typename Element>(Element) { launch_for_width<Element>(args, sms, stream); });
 }
 
 }  // namespace crossdock::cuda

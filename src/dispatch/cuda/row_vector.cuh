@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/check.hpp"
 #include "crossdock/dtype.hpp"
 
 namespace crossdock::cuda {
@@ -18,6 +19,22 @@ struct alignas(sizeof(Element) * kCount) RowVector {
 /// Elements in 16 bytes.
 template <typename Element>
 inline constexpr int kWide = 16 / static_cast<int>(sizeof(Element));
+
+/// Calls `use` with a value of the type that elements of rows which are computed with have.
+template <typename Use>
+void with_element(DType dtype, const Use& use) {
+  switch (dtype) {
+    case DType::kF32:
+      return use(float{});
+    case DType::kBF16:
+      return use(BF16{});
+    case DType::kF16:
+      return use(F16{});
+    default:
+      CROSSDOCK_CHECK(false, "rows on the GPU must be fp32, bf16 or fp16 to be computed with, got ",
+                      name_of(dtype));
+  }
+}
 
 // Loads that are used once: they leave no trace in the L1 cache.
 template <typename Vector>
