@@ -18,17 +18,19 @@ class CudaRanks : public testing::TestWithParam<StrategyAndRanks> {
   void SetUp() override {
     if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
   }
+
+  static Ranks ranks() { return std::get<1>(GetParam()); }
+  static std::unique_ptr<Strategy> strategy_on_cuda() {
+    return on_cuda(make_strategy(std::get<0>(GetParam())));
+  }
 };
 
 TEST_P(CudaRanks, GiveTheReferencesResults) {
-  const auto& [name, ranks] = GetParam();
-  expect_no_failures(failures_on_threads(
-      ranks, [&] { return on_cuda(make_strategy(name)); }, list_checks()));
+  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
 }
 
 TEST_P(CudaRanks, GiveTheBitsOfTheCpu) {
-  const auto& [name, ranks] = GetParam();
-  expect_known_bits(ranks, [&] { return on_cuda(make_strategy(name)); });
+  expect_known_bits(ranks(), strategy_on_cuda);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,
