@@ -85,14 +85,44 @@ TEST(Refusal, AnUnknownStrategyNamesTheKnownOnes) {
   EXPECT_NE(message.find("got \"teleport\""), std::string::npos);
 }
 
-TEST(Refusal, DifferentConfigurationsAreNamed) {
+TEST(Refusal, EverySettingMustBeAlikeOnAllRanks) {
+  struct Setting {
+    std::string words;
+    std::function<void(DispatchConfig&)> change;
+  };
+  const std::vector<Setting> settings = {
+      {"num_experts=5", [](DispatchConfig& c) { c.num_experts = 5; }},
+      {"width=4", [](DispatchConfig& c) { c.width = 4; }},
+      {"alignment=8", [](DispatchConfig& c) { c.alignment = 8; }},
+      {"capacity_factor=2.0000000000009", [](DispatchConfig& c) { c.capacity->factor += 0x1p-40; }},
+      {"capacity_factor=none", [](DispatchConfig& c) { c.capacity.reset(); }},
+      {"drop_policy=weight", [](DispatchConfig& c) { c.capacity->policy = DropPolicy::kWeight; }},
+      {"pad_to_capacity=0", [](DispatchConfig& c) { c.capacity->pad_to_capacity = false; }},
+      {"max_tokens=3", [](DispatchConfig& c) { c.capacity->max_tokens = 3; }},
+      {"placement=0,1,2,2",
+       [](DispatchConfig& c) {
+         c.placement = {0, 1, 2, 2};
+       }},
+      {"partial_sums=1", [](DispatchConfig& c) { c.partial_sums = true; }},
+      {"nonfinite=propagate", [](DispatchConfig& c) { c.nonfinite = NonFinite::kPropagate; }},
+      {"max_rows=101", [](DispatchConfig& c) { c.max_rows = 101; }}};
+  for (const Setting& setting : settings) {
+    const auto message = agreed_message(ErrorCode::kMismatch, [&](Group& group) {
+      DispatchConfig config = kConfig;
+      config.capacity = {
+          .factor = 2, .policy = DropPolicy::kPosition, .pad_to_capacity = true, .max_tokens = 2};
+      config.max_rows = 100;
+      if (group.rank() == 2) setting.change(config);
+      Dispatcher dispatcher(group, config, "alltoall");
+      dispatcher.plan(Tokens().routing());
+    });
+    EXPECT_NE(message.find("rank 2 has " + setting.words), std::string::npos) << message;
+  }
   const auto message = agreed_message(ErrorCode::kMismatch, [](Group& group) {
-    DispatchConfig config = kConfig;
-    if (group.rank() == 2) config.alignment = 8;
-    Dispatcher dispatcher(group, config, "alltoall");
+    Dispatcher dispatcher(group, kConfig, group.rank() == 2 ? "direct" : "alltoall");
     dispatcher.plan(Tokens().routing());
   });
-  EXPECT_NE(message.find("alignment"), std::string::npos) << message;
+  EXPECT_NE(message.find("rank 2 has strategy=direct"), std::string::npos) << message;
 }
 
 TEST(Refusal, TooManyRowsAreAnAgreedErrorWithTheSizeNeeded) {
