@@ -65,6 +65,18 @@ TEST(ThreadPool, PassesAnExceptionOnAndStaysUsable) {
   EXPECT_EQ(runs, 10);
 }
 
+TEST(ThreadPool, LeavesOutWhatHasNotBegunWhenABodyThrows) {
+  ThreadPool pool(2);
+  std::atomic<int> runs = 0;
+  const auto fails = [&](int64_t i) {
+    if (i == 0) throw std::runtime_error("the first");
+    ++runs;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  EXPECT_THROW(pool.parallel_for(5000, fails), std::runtime_error);
+  EXPECT_LT(runs, 4999);
+}
+
 TEST(ThreadPool, RunsInPlaceInsideABody) {
   ThreadPool pool(2);
   std::atomic<int> runs = 0;

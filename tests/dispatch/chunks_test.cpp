@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -34,6 +35,23 @@ struct Setting {
   bool own_memory = false;  // rows are the caller's
   DType dtype = DType::kF32;
 };
+
+// What the last dispatch recorded for its chunks is what it recorded for itself.
+void expect_bytes_of_all_chunks(const EventRecorder& recorder) {
+  const auto is = [](const Event& event, std::string_view phase) {
+    return std::string_view(event.operation) == "dispatch" && event.phase == phase;
+  };
+  const std::vector<Event> events = recorder.events();
+  Event last;
+  for (const Event& event : events) {
+    if (is(event, "") && event.sequence > last.sequence) last = event;
+  }
+  int64_t bytes_of_chunks = 0;
+  for (const Event& event : events) {
+    if (is(event, "chunk") && event.sequence == last.sequence) bytes_of_chunks += event.bytes;
+  }
+  EXPECT_EQ(bytes_of_chunks, last.bytes);
+}
 
 // Rows, scales and weights of a chunk are those of a dispatch in one piece when on_chunk is called;
 // the chunks are called in order and hold all experts.
@@ -81,6 +99,9 @@ void expect_rows_of_every_chunk(const Setting& setting, int64_t num_chunks) {
         };
         const DispatchResult result = dispatcher.dispatch(plan, args);
         EXPECT_EQ(next_expert, plan.num_local_experts());
+        if (num_chunks > 1 && config.num_experts > group.size()) {
+          expect_bytes_of_all_chunks(group.recorder());
+        }
         EXPECT_EQ(bytes_of(result.rows.view, 0, plan.num_rows()),
                   bytes_of(whole.rows.view, 0, plan.num_rows()));
       },

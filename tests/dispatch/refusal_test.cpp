@@ -162,6 +162,25 @@ TEST(Refusal, AWrongTensorOnOneRankIsTheSameErrorOnAll) {
   EXPECT_EQ(message, "rank 0: weights must be fp64 with rows of fp64; the plan was made with fp32");
 }
 
+TEST(Refusal, AWrongDtypeOfABackwardIsTheSameErrorOnAll) {
+  auto message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    const Tokens tokens;
+    const Plan plan = dispatcher.plan(tokens.routing());
+    const auto y = dispatcher.allocate_rows(plan, group.rank() == 1 ? DType::kBF16 : DType::kF32);
+    dispatcher.combine_backward(plan, tokens.view(), y.view);
+  });
+  EXPECT_EQ(message, "rank 1: y and grad_out must have one dtype, got bf16 and fp32");
+  message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
+    const Plan plan = dispatcher.plan(Tokens().routing());
+    const std::vector<float> rows(static_cast<size_t>(plan.num_rows()));
+    const DType dtype = group.rank() == 1 ? DType::kBF16 : DType::kF32;
+    dispatcher.collect_routes(plan, {rows.data(), dtype, {plan.num_rows()}});
+  });
+  EXPECT_EQ(message, "rank 1: rows must be fp32 or fp64, got bf16");
+}
+
 TEST(Refusal, ADtypeOfOneRankAloneIsAMismatch) {
   const auto message = agreed_message(ErrorCode::kMismatch, [](Group& group) {
     Dispatcher dispatcher(group, kConfig, "alltoall");

@@ -221,6 +221,9 @@ TEST(Config, RulesAreNamedWithTheirNumbers) {
   EXPECT_NE(message(bad).find("pad_to_capacity needs max_tokens"), std::string::npos);
   bad.capacity = Capacity{.factor = 1e300, .pad_to_capacity = true, .max_tokens = 5};
   EXPECT_NE(message(bad).find("more than can be counted"), std::string::npos);
+  bad = good;
+  bad.max_rows = -1;
+  EXPECT_EQ(message(bad), "max_rows must not be negative, got -1");
 }
 
 }  // namespace
