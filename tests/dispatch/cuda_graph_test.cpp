@@ -76,6 +76,7 @@ void replay(const std::vector<DispatchCase>& cases, const GpuSetting& setting,
             const Expect& expect) {
   run_on_gpu(cases[0], setting, [&](GpuRank& rank, const StepBytes& /*of the first*/) {
     std::vector<StepBytes> wanted;
+    wanted.reserve(cases.size());
     for (const DispatchCase& one : cases) {
       wanted.push_back(cpu_step(rank.group, one, setting.dtype));
     }
