@@ -5,7 +5,10 @@
 ///   Group       the ranks that exchange rows: threads (threads.hpp) or MPI processes (mpi.hpp)
 ///   MoeLayer    a whole layer: router, dispatch, experts, combine, and backward
 ///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
-///   Strategy    how rows travel: "allgather", "alltoall", ...
+///   Plan        one routing, agreed by all ranks; where every row goes
+///   Router      scores, top-k and losses of one rank's tokens; of use without a layer too
+///   Experts     a grouped MLP over the rows of a plan; likewise
+///   Strategy    how rows travel: "allgather", "alltoall", ... or your own
 ///
 /// Start with examples/01_single_process.cpp. What judges instead of working has its own headers:
 /// conformance.hpp and faults.hpp for strategies and engines, reference.hpp and

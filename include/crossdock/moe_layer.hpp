@@ -69,8 +69,7 @@ struct MoeSaved {
   DispatchResult sent{};  // rows [R, D]
   ExpertsSaved experts{};
   ExpertsSaved shared{};
-  DispatchResult
-      grad_y{};  // after a backward with delay_dw: grad_out of the rows [R, D], row weights
+  DispatchResult grad_y{};  // after a backward with delay_dw: grad_out at the rows [R, D]
 };
 
 struct MoeForwardArgs {
@@ -159,12 +158,12 @@ class MoeLayer {
   void check(const MoeForwardArgs& args) const;
   void check(const MoeBackwardArgs& args) const;
   MoeDecision decide(const MoeForwardArgs& args);
-  void count(const MoeForwardArgs& args, const Agreement& agreement, MoeDecision& decision);
+  void add_up_losses(const MoeForwardArgs& args, const Agreement& agreement, MoeDecision& decision);
   void agree_on_backward(const MoeBackwardArgs& args);
   void finish_backward(const MoeBackwardArgs& args);
   OwnedTensor forward_shared(const MoeForwardArgs& args, MoeSaved& saved);
   OwnedTensor backward_shared(const MoeBackwardArgs& args);
-  bool overlaps() const;
+  bool overlaps_shared() const;
 
   Group& group_;
   MoeLayerConfig config_;

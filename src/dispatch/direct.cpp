@@ -14,6 +14,9 @@
 #include "ops/copy_rows.hpp"
 #include "ops/sum_rows.hpp"
 
+// Ranks of this rank's node are near: their memory is loaded and stored directly. All others are
+// far: copies go to a gateway in rounds (relay.hpp), which is the destination itself with "direct"
+// and one rank of its node with "hierarchical". docs/strategies.md has the steps.
 namespace crossdock {
 namespace {
 

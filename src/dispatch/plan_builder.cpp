@@ -165,6 +165,7 @@ PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk) {
   part.source_starts = plan.source_starts;
   part.rows_per_rank = plan.rows_per_rank;
   part.weight_dtype = plan.weight_dtype;
+  // The same memory, which the plan keeps alive.
   part.weights = Buffer(std::const_pointer_cast<void>(plan.weights.owner()), plan.weights.data(),
                         plan.weights.num_bytes(), plan.weights.device());
   part.dropped.assign(index(plan.E), 0);

@@ -34,11 +34,11 @@ PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk);
 /// all ranks, as all know all counts.
 void check_max_rows(const PlanData& plan);
 
-/// Rows of this rank that hold no token: (first, count) of each gap. With `count` 0 left out.
 struct RowRange {
   int64_t first = 0;
   int64_t count = 0;
 };
+/// The gaps between the rows of this rank that hold a token, ascending; none is empty.
 std::vector<RowRange> pad_rows(const PlanData& plan);
 
 }  // namespace crossdock

@@ -81,13 +81,14 @@ MoeDecision MoeLayer::decide(const MoeForwardArgs& args) {
        .body = std::as_bytes(std::span(packed)),
        .rejection = refusal ? &*refusal : nullptr});
   if (args.decision != nullptr) return decision;
-  count(args, agreement, decision);
+  add_up_losses(args, agreement, decision);
   decision.plan = dispatcher_->plan(decision.router->routing());
   return decision;
 }
 
-void MoeLayer::count(const MoeForwardArgs& args, const Agreement& agreement,
-                     MoeDecision& decision) {
+// Loads and losses of the group, from the statistics that came with the agreement.
+void MoeLayer::add_up_losses(const MoeForwardArgs& args, const Agreement& agreement,
+                             MoeDecision& decision) {
   const RouterStatistics& own = decision.router->statistics;
   const std::vector<RouterStatistics> ranks = unpack_all(agreement, group_.size());
   decision.load.assign(static_cast<size_t>(config_.router.num_experts), 0);

@@ -25,10 +25,10 @@ void compute(Group& group, const char* operation, const Work& work) {
   });
 }
 
-// Does `local` while `exchange` uses the group, on a thread of its own if it may and there is one;
-// otherwise after it.
+// Runs `exchange`, which uses the group, and beside it `local`, which does not: on a thread of its
+// own if `in_parallel` and there is one, otherwise afterwards.
 template <typename Local, typename Exchange>
-void overlap(Group& group, bool in_parallel, const Local& local, const Exchange& exchange) {
+void run_both(Group& group, bool in_parallel, const Local& local, const Exchange& exchange) {
   const auto policy = in_parallel ? std::launch::async | std::launch::deferred  // if no thread
                                   : std::launch::deferred;
   std::future<void> done = std::async(policy, local);
@@ -67,13 +67,15 @@ void MoeLayer::build(MoeLayerOptions& options) {
 MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
   MoeForwardResult result;
   MoeSaved& saved = result.saved;
-  saved.decision = decide(args);
+  saved.decision = decide(args);  // the router decides, the plan counts
   const Plan& plan = saved.decision.plan;
   const bool weights_in_experts = config_.experts.weights_in == WeightsIn::kExperts;
 
+  // Rows move out, all at once or in chunks; the experts compute with those that have landed, and
+  // the shared experts, which need no rows, beside it.
   OwnedTensor shared_y;  // [T, D]
   OwnedTensor y;         // [R, D]
-  ChunkPipeline experts(config_.overlap_chunks > 1);
+  ChunkPipeline pipeline(config_.overlap_chunks > 1);
   const auto on_chunk = [&](const DispatchResult& sent, const DispatchChunk& chunk) {
     const bool is_first = !y.view.given();
     if (is_first) y = dispatcher_->allocate_rows(plan, args.x.dtype);
@@ -83,20 +85,22 @@ MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
                                   .row_weights = sent.row_weights.view,
                                   .y = y.view};
     if (is_first) saved.experts = experts_->begin_forward(rows);
-    experts.add([this, &saved, rows, sent, chunk] {  // `sent` keeps the rows, whatever happens
+    pipeline.add([this, &saved, rows, sent, chunk] {  // `sent` keeps the rows, whatever happens
       const EventRecorder::Scope scope(group_.recorder(), "experts", 0);
       experts_->forward_part(rows, saved.experts, {chunk.first_expert, chunk.last_expert});
     });
   };
-  overlap(
-      group_, overlaps(), [&] { shared_y = forward_shared(args, saved); },
+  run_both(
+      group_, overlaps_shared(), [&] { shared_y = forward_shared(args, saved); },
       [&] {
         saved.sent = dispatcher_->dispatch(plan, {.x = args.x,
                                                   .with_row_weights = weights_in_experts,
                                                   .num_chunks = config_.overlap_chunks,
                                                   .on_chunk = on_chunk});
       });
-  run_agreed(group_, [&] { experts.finish(); });
+  run_agreed(group_, [&] { pipeline.finish(); });
+
+  // The results move back.
   result.out = weights_in_experts ? dispatcher_->combine_unweighted(plan, y.view, args.out)
                                   : dispatcher_->combine(plan, y.view, args.out);
   if (shared_) compute(group_, "add_shared", [&] { shared_->add(shared_y.view, result.out.view); });
@@ -114,7 +118,7 @@ OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
   OwnedTensor grad_rows;         // [R, D]
   OwnedTensor grad_row_weights;  // [R]
   ExpertsBackwardDxArgs dx;
-  ChunkPipeline experts(config_.overlap_chunks > 1);
+  ChunkPipeline pipeline(config_.overlap_chunks > 1);
   const auto on_chunk = [&](const DispatchResult& sent, const DispatchChunk& chunk) {
     if (!grad_rows.view.given()) {
       grad_rows = dispatcher_->allocate_rows(plan, args.x.dtype);
@@ -130,13 +134,13 @@ OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
             .keep_for_dw = args.delay_dw || any_given(args.grads.experts)};
       experts_->begin_backward_dx(dx);
     }
-    experts.add([this, &dx, sent, chunk] {  // `sent` keeps the rows, whatever happens
+    pipeline.add([this, &dx, sent, chunk] {  // `sent` keeps the rows, whatever happens
       const EventRecorder::Scope scope(group_.recorder(), "experts_dx", 0);
       experts_->backward_dx_part(dx, {chunk.first_expert, chunk.last_expert});
     });
   };
-  overlap(
-      group_, overlaps(), [&] { shared_grad_x = backward_shared(args); },
+  run_both(
+      group_, overlaps_shared(), [&] { shared_grad_x = backward_shared(args); },
       [&] {
         saved.grad_y = dispatcher_->dispatch(plan, {.x = args.grad_out,
                                                     .with_row_weights = true,
@@ -144,9 +148,11 @@ OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
                                                     .on_chunk = on_chunk});
       });
   run_agreed(group_, [&] {
-    experts.finish();
+    pipeline.finish();
     experts_->finish_backward_dx(dx);
   });
+
+  // Backward of the dispatch; what the experts know of the weights goes home to the router.
   OwnedTensor grad_x = dispatcher_->dispatch_backward(plan, grad_rows.view, args.grad_x);
   const OwnedTensor grad_weights = dispatcher_->collect_routes(plan, grad_row_weights.view);
   compute(group_, "router_backward", [&] {
@@ -204,7 +210,7 @@ void MoeLayer::finish_backward(const MoeBackwardArgs& args) {
   saved = {.decision = std::move(saved.decision)};
 }
 
-bool MoeLayer::overlaps() const {
+bool MoeLayer::overlaps_shared() const {
   return shared_ != nullptr && config_.overlap_shared;
 }
 

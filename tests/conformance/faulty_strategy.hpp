@@ -41,8 +41,8 @@ class FaultyStrategy : public ForwardingStrategy {
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
     // Over scatter, whose faults are then in it; not over the inner strategy's own chunks.
-    Strategy::scatter_chunks(exchange, parts, chunks,
-                             arrived);  // NOLINT(bugprone-parent-virtual-call)
+    // NOLINTNEXTLINE(bugprone-parent-virtual-call)
+    Strategy::scatter_chunks(exchange, parts, chunks, arrived);
   }
 
   void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {

@@ -67,7 +67,8 @@ void expect_rows_of_every_chunk(const Setting& setting, int64_t num_chunks) {
             tensors_of(config, setting.input.ranks[static_cast<size_t>(group.rank())], DType::kF32);
         const bool is_fp8 = setting.dtype == DType::kF8E4M3;
         const int64_t T = tensors.x.view.num_rows();
-        const std::vector<float> scales(static_cast<size_t>(T), 0.5f + group.rank());
+        const std::vector<float> scales(static_cast<size_t>(T),
+                                        0.5f + static_cast<float>(group.rank()));
         const Plan plan = dispatcher.plan(tensors.routing());
         DispatchArgs args{.x = tensors.x.view, .with_row_weights = true};
         if (is_fp8) {  // any bits will do
@@ -142,6 +143,7 @@ class Plain : public ForwardingStrategy {
   void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
+    // What a strategy inherits. NOLINTNEXTLINE(bugprone-parent-virtual-call)
     Strategy::scatter_chunks(exchange, parts, chunks, arrived);
   }
 };
