@@ -44,6 +44,15 @@ TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForManyTokensAndOddWidths) {
   expect_bits_of_the_cpu(random_case(config, {700, 900}, 4), {.dtype = DType::kF32});
 }
 
+// Their counts need more of a block's memory than kernels have without asking; above 8192 the host
+// plans.
+TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForThousandsOfExperts) {
+  for (const int64_t E : {1707, 5000, 8192, 9000}) {
+    const DispatchConfig config{.num_experts = E, .top_k = 4, .width = 24};
+    expect_bits_of_the_cpu(random_case(config, {900, 0, 40}, 6), {.dtype = DType::kBF16});
+  }
+}
+
 TEST_F(CudaDispatcher, GivesTheSameBitsOnFewMultiprocessors) {
   expect_bits_of_the_cpu(random_case(small_config(), {500, 300}, 5),
                          {.dtype = DType::kBF16, .options = {.max_sms = 2}});

@@ -2,6 +2,7 @@
 
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/device_plan.hpp"
@@ -159,6 +160,14 @@ int64_t plan_words(int64_t E) {
 
 void load_plan() {
   load_kernels(count_kernel<int32_t>, count_kernel<int64_t>, place_kernel);
+  int most = 0;
+  CROSSDOCK_CUDA(
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()));
+  const int bytes = std::min(most, static_cast<int>(SegmentMemory::num_bytes(kMaxExperts)));
+  for (auto* kernel : {count_kernel<int32_t>, count_kernel<int64_t>}) {
+    CROSSDOCK_CUDA(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  }
 }
 
 void launch_plan(const PlanArgs& args, cudaStream_t stream) {
@@ -173,10 +182,6 @@ void launch_plan(const PlanArgs& args, cudaStream_t stream) {
                                           SegmentMemory::num_bytes(E));
   const int num_blocks = plan_blocks(args.routing.T, args.shape.K);
   auto* kernel = args.routing.ids_are_64_bit ? count_kernel<int64_t> : count_kernel<int32_t>;
-  if (bytes > kCountBytes) {
-    CROSSDOCK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(bytes)));
-  }
   kernel<<<num_blocks, num_warps * 32, static_cast<size_t>(bytes), stream>>>(args);
   CROSSDOCK_CUDA(cudaGetLastError());
   if (num_blocks == 1) return;

@@ -65,7 +65,7 @@ __device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t first,
 // A warp takes pieces of tokens in turn; a lane sums vectors of all K rows, so many at a time that
 // 8 loads are in flight. kMore: K is larger than kBatch.
 template <typename Element, int kCount, int kBatch, bool kMore>
-__global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
+__global__ void __launch_bounds__(kWarps * 32, kMore ? kBlocksPerSm - 1 : kBlocksPerSm)
     pull_sum_kernel(const __grid_constant__ PullSumArgs args, int pieces, int piece_vectors) {
   using Vector = RowVector<Element, kCount>;
   constexpr int kUnroll = kMore || kBatch == 8 ? 1 : 2;
