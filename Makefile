@@ -1,5 +1,6 @@
 # Thin wrappers over the CMake presets: everything here can be typed by hand.
 JOBS ?= $(shell nproc)
+NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 DEMO ?= build/release/crossdock run --preset qwen3-30b-a3b --ranks 4
 
 .DEFAULT_GOAL := all
@@ -19,7 +20,7 @@ demo:  ## install the least, build the command, run a layer on 4 ranks, checked
 test: all  ## build and run every test
 	ctest --preset release -j $(JOBS)
 
-test-quick: all  ## the unit tests alone, under a minute
+test-quick: all  ## the unit tests alone
 	ctest --preset release -j $(JOBS) -L unit
 
 test-sanitizers: test-asan test-tsan  ## library and quick tests under ASan + UBSan, then TSan
@@ -31,9 +32,10 @@ test-asan test-tsan: test-%:
 	cmake --build --preset $* -j $(JOBS) --target quick_tests
 	ctest --preset $* -j $(JOBS) -L unit
 
-lint:  ## format, clang-tidy, layers
+lint:  ## format, clang-tidy (CUDA host sources too where there is nvcc), layers
 	tools/setup.sh build test lint
 	cmake --preset release
+	$(if $(NVCC),cmake --preset cuda)
 	tools/lint.py --jobs $(JOBS)
 
 format:  ## rewrite the sources in the project's format
