@@ -1,6 +1,6 @@
 // A whole MoE layer on MPI processes, trained for a few steps:
 //
-//   mpirun -np 4 example_02_mpi
+//   mpirun -np 4 build/release/examples/example_02_mpi
 //
 // Each process has its own tokens and its share of the experts. The layer finds the other processes
 // through the group; nothing else of MPI is seen.

@@ -2,6 +2,7 @@
 //
 // Expert e multiplies its rows by a number s_e. So out = sum over k of w_k s_(expert k) x, and with
 // the loss <out, 1> all gradients are known.
+#include <atomic>
 #include <cmath>
 #include <crossdock/crossdock.hpp>
 #include <cstdio>
@@ -16,6 +17,16 @@ constexpr int64_t K = 2;  // experts per token
 
 float scale_of(int64_t expert) {
   return 1.0f + static_cast<float>(expert);
+}
+
+// Expert by expert, rows [R, D] -> result [R, D]. `first`: the expert of segment 0.
+void scale_rows(const Segments& segments, int64_t first, const TensorView& rows,
+                const TensorView& result) {
+  for (int64_t e = 0; e < segments.num_segments; ++e) {
+    for (int64_t i = segments.starts[e] * D; i < segments.starts[e + 1] * D; ++i) {
+      result.as<float>()[i] = scale_of(first + e) * rows.as<float>()[i];
+    }
+  }
 }
 
 bool near(float a, float b) {
@@ -51,12 +62,7 @@ bool run_rank(Group& group) {
                                      .weights = {tokens.weights.data(), {T, K}}});
   const DispatchResult sent = dispatcher.dispatch(plan, {.x = {tokens.x.data(), {T, D}}});
   const OwnedTensor y = dispatcher.allocate_rows(plan, DType::kF32);
-  const Segments segments = plan.segments();
-  for (int64_t e = 0; e < segments.num_segments; ++e) {
-    for (int64_t i = segments.starts[e] * D; i < segments.starts[e + 1] * D; ++i) {
-      y.view.as<float>()[i] = scale_of(first + e) * sent.rows.view.as<float>()[i];
-    }
-  }
+  scale_rows(plan.segments(), first, sent.rows.view, y.view);
   const OwnedTensor out = dispatcher.combine(plan, y.view);
 
   // Backward: of the combine, of your experts, of the dispatch.
@@ -64,11 +70,7 @@ bool run_rank(Group& group) {
   const CombineBackwardResult back =
       dispatcher.combine_backward(plan, {grad_out.data(), {T, D}}, y.view);
   const OwnedTensor grad_rows = dispatcher.allocate_rows(plan, DType::kF32);
-  for (int64_t e = 0; e < segments.num_segments; ++e) {
-    for (int64_t i = segments.starts[e] * D; i < segments.starts[e + 1] * D; ++i) {
-      grad_rows.view.as<float>()[i] = scale_of(first + e) * back.grad_rows.view.as<float>()[i];
-    }
-  }
+  scale_rows(plan.segments(), first, back.grad_rows.view, grad_rows.view);
   const OwnedTensor grad_x = dispatcher.dispatch_backward(plan, grad_rows.view);
 
   bool right = true;
@@ -92,7 +94,7 @@ bool run_rank(Group& group) {
 }  // namespace
 
 int main() {
-  bool all_right = true;
+  std::atomic<bool> all_right = true;
   run_ranks(4, [&](Group& group) {
     if (!run_rank(group)) all_right = false;
   });
