@@ -1,6 +1,8 @@
 """What the tools that measure have in common: their arguments, and the page their tables go to."""
 import argparse
 import pathlib
+import subprocess
+import sys
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
@@ -14,7 +16,10 @@ def main(doc, *, scenarios, command, repeat, marker, report):
     parser.add_argument("--write", action="store_true", help=f"write into {PAGE.name} in place of printing")
     arguments = parser.parse_args()
     arguments.scenarios = arguments.scenarios or scenarios
-    text = report(arguments)
+    try:
+        text = report(arguments)
+    except (OSError, subprocess.CalledProcessError) as error:  # the command is missing, or has said why it failed
+        sys.exit(f"{parser.prog}: {error}")
     if not arguments.write:
         print(text)
         return

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Nodes on one machine: network namespaces with hostnames of their own, joined by two bridges, and MPI between them.
 
-    testbed.py 2,1,1 build/release/crossdock run --strategy hierarchical    # two ranks on the first of three nodes
+    tests/nodes/testbed.py 2,1,1 build/release/crossdock run --strategy hierarchical    # two ranks on the first of three nodes
 
 All of it lives in one unnamed network, mount and process namespace, which the kernel removes with the process that made
 it, however that ends: nothing has to be cleaned up, and nothing can be left.
@@ -10,6 +10,7 @@ it, however that ends: nothing has to be cleaned up, and nothing can be left.
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -160,6 +161,8 @@ class Testbed:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", sys.argv[1]):
+        sys.exit("usage: testbed.py RANKS,RANKS,... COMMAND [ARGUMENT...]      (ranks of each node, what they run)")
     enter_or_skip()
     ranks = [int(part) for part in sys.argv[1].split(",")]
     started = Testbed(len(ranks)).start(ranks, sys.argv[2:])
