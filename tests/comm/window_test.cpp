@@ -63,6 +63,15 @@ TEST_P(Window, ForeignMemoryHasNoHandle) {
   std::byte foreign{};
   EXPECT_FALSE(owner.find(&foreign, 1));
   EXPECT_EQ(owner.find(nullptr, 0)->block, 0U);
+  const Buffer lease = owner.take(4096);
+  EXPECT_TRUE(owner.find(lease.data() + 1, 4095));
+  EXPECT_FALSE(owner.find(lease.data() + 1, 4096));
+}
+
+TEST_P(Window, ALargeBlockIsNotWastedOnASmallLease) {
+  owner.take(10 * 4096);
+  owner.take(4096);
+  EXPECT_EQ(owner.bytes_held(), 11 * 4096);
 }
 
 TEST_P(Window, AReleasedBlockIsHandedOutAgain) {

@@ -58,6 +58,7 @@ TEST(DType, EveryFp8DecodesByDefinitionAndComesBack) {
   }
   EXPECT_EQ(to_float(to_f8e4m3(1e9f)), 448.0f);
   EXPECT_EQ(to_float(to_f8e4m3(-1e9f)), -448.0f);
+  EXPECT_EQ(to_float(to_f8e4m3(470.0f)), 448.0f);  // nearest to the place of NaN
 }
 
 // Nearest even by search among the neighbours, for any encoder of 16-bit floats.

@@ -104,6 +104,29 @@ TEST(Auto, IsResolvedAlikeOnAllRanks) {
   }
 }
 
+TEST(ChooseStrategy, TakesTheMoreUsualOfTwoThatAreAsGood) {
+  const CostInputs inputs = inputs_of(Topology::uniform(16, 8));
+  std::vector<StrategyCost> costs = estimate_costs(inputs).strategies;
+  const auto choose_at = [&](double time_of_hierarchical) {
+    for (StrategyCost& cost : costs) {
+      cost.step_serial_s = cost.name == "hierarchical" ? time_of_hierarchical : 1.0;
+    }
+    return choose_strategy(inputs, costs).name;
+  };
+  EXPECT_EQ(choose_at(0.99), "direct");
+  EXPECT_EQ(choose_at(0.97), "hierarchical");
+}
+
+// Two ranks with half of the experts each, and all experts chosen: every token goes to both.
+TEST(StrategyRequests, AreTheSendsAndReceivesOfARank) {
+  CostInputs inputs = inputs_of(Topology::uniform(2, 1), 1000);
+  inputs.config.top_k = inputs.config.num_experts = 2;
+  inputs.engine.chunk_bytes = 1000 * inputs.config.width * 2 / 4;  // bf16, in four messages
+  for (const StrategyCost& cost : estimate_costs(inputs).strategies) {
+    EXPECT_EQ(cost.dispatch.requests, 4 + 4) << cost.name;
+  }
+}
+
 // What the ranks disagree on is named, not the strategies that follow from it.
 TEST(Auto, ADifferentConfigurationIsNamedAsSuch) {
   const auto errors = try_ranks(

@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/check.hpp"
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/forwarding_strategy.hpp"
 #include "crossdock/threads.hpp"
 #include "dispatch/random_case.hpp"
 
@@ -148,6 +150,13 @@ TEST(Refusal, AWrongTensorOnOneRankIsTheSameErrorOnAll) {
   EXPECT_EQ(message, "rank 2: x must be [2, 3], got [3, 2] fp32");
   message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
     Dispatcher dispatcher(group, kConfig, "alltoall");
+    const Tokens tokens;
+    const Plan plan = dispatcher.plan(tokens.routing());
+    dispatcher.dispatch(plan, {.x = {tokens.x.data(), DType::kI32, {2, 3}}});
+  });
+  EXPECT_EQ(message, "rank 0: x must be fp64, fp32, bf16, fp16 or fp8_e4m3, got int32");
+  message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
+    Dispatcher dispatcher(group, kConfig, "alltoall");
     const Plan plan = dispatcher.plan(Tokens().routing());
     const auto y = dispatcher.allocate_rows(plan, DType::kF8E4M3);
     dispatcher.combine(plan, y.view);
@@ -220,39 +229,100 @@ TEST(Refusal, RanksAtDifferentPlansAreAMismatch) {
   EXPECT_NE(message, "nothing thrown");
 }
 
-// Agrees like all others and then fails on one rank.
-class FailsOnRankOne : public Strategy {
- public:
-  std::string_view name() const override { return "fails"; }
-  void scatter(const Exchange& exchange, std::span<const RowPart> /*parts*/) override {
-    if (exchange.plan.data().rank == 1) throw std::bad_alloc();
-    const std::vector<int64_t> offsets(kRanks + 1, 0);
-    exchange.group.all_to_all_v({}, offsets, {}, offsets,
-                                exchange.group.wait_context("dispatch", exchange.sequence));
-  }
-  void gather_sum(const Exchange& /*exchange*/, const GatherSumArgs& /*args*/) override {}
-  void gather_partial_sums(const Exchange& /*exchange*/, const GatherSumArgs& /*args*/) override {}
+// Agrees like all others and then fails on one rank, in this member for this operation.
+struct Failure {
+  std::string_view member;
+  std::string_view operation;
+  bool partial_sums = false;
 };
 
-TEST(Refusal, AFailureAfterTheAgreementReleasesThePeersAndPoisonsTheGroup) {
-  std::vector<std::string> messages(kRanks);
-  try_ranks(
-      kRanks,
-      [&](Group& group) {
-        Dispatcher dispatcher(group, kConfig, std::make_unique<FailsOnRankOne>());
-        const Tokens tokens;
-        const Plan plan = dispatcher.plan(tokens.routing());
-        try {
-          dispatcher.dispatch(plan, {.x = tokens.view()});
-        } catch (const Error& error) {
-          messages[static_cast<size_t>(group.rank())] = error.what();
-          EXPECT_TRUE(group.is_poisoned());
-          EXPECT_THROW(dispatcher.plan(tokens.routing()), Error);
-        }
-      },
-      short_deadlines());
-  for (const std::string& message : messages) {
-    EXPECT_NE(message.find("not enough memory"), std::string::npos) << message;
+class FailsOnRankOne : public ForwardingStrategy {
+ public:
+  FailsOnRankOne(const std::string& name, const Failure& failure)
+      : ForwardingStrategy(make_strategy(name)), failure_(failure) {}
+
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    pass("prepare", exchange);
+    return inner().prepare(exchange);
+  }
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    pass("scatter", exchange);
+    inner().scatter(exchange, parts);
+  }
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    pass("gather_sum", exchange);
+    inner().gather_sum(exchange, args);
+  }
+  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    pass("gather_partial_sums", exchange);
+    inner().gather_partial_sums(exchange, args);
+  }
+  void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) override {
+    pass("scatter_routes", exchange);
+    inner().scatter_routes(exchange, routes, rows);
+  }
+  void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes) override {
+    pass("gather_routes", exchange);
+    inner().gather_routes(exchange, rows, routes);
+  }
+
+ private:
+  void pass(std::string_view member, const Exchange& exchange) const {
+    const bool is_due = member == failure_.member && exchange.operation == failure_.operation;
+    if (is_due && exchange.group.rank() == 1) throw std::bad_alloc();
+  }
+
+  Failure failure_;
+};
+
+void run_all_calls(Dispatcher& dispatcher) {
+  const Tokens tokens;
+  const Plan plan = dispatcher.plan(tokens.routing());
+  const DispatchResult sent =
+      dispatcher.dispatch(plan, {.x = tokens.view(), .with_row_weights = true});
+  dispatcher.combine(plan, sent.rows.view);
+  dispatcher.combine_backward(plan, tokens.view(), sent.rows.view);
+  dispatcher.dispatch_backward(plan, sent.rows.view);
+  dispatcher.collect_routes(plan, sent.row_weights.view);
+}
+
+TEST(Refusal, AFailureInsideACallReleasesThePeersAndPoisonsTheGroup) {
+  const std::vector<Failure> failures = {
+      {"prepare", "plan"},
+      {"scatter", "dispatch"},
+      {"scatter_routes", "dispatch"},
+      {"gather_sum", "combine"},
+      {"gather_partial_sums", "combine", true},
+      {"scatter", "combine_backward"},
+      {"scatter_routes", "combine_backward"},
+      {"gather_routes", "combine_backward"},
+      {"gather_sum", "dispatch_backward"},
+      {"gather_routes", "collect_routes"},
+  };
+  for (const std::string& strategy : strategy_names()) {
+    for (const Failure& failure : failures) {
+      SCOPED_TRACE(concat(strategy, ", ", failure.member, " in ", failure.operation));
+      run_ranks(
+          kRanks,
+          [&](Group& group) {
+            DispatchConfig config = kConfig;
+            config.partial_sums = failure.partial_sums;
+            Dispatcher dispatcher(group, config,
+                                  std::make_unique<FailsOnRankOne>(strategy, failure));
+            std::string message = "nothing thrown";
+            try {
+              run_all_calls(dispatcher);
+            } catch (const Error& error) {
+              message = error.what();
+              EXPECT_EQ(error.context().culprit, 1) << message;
+              EXPECT_EQ(error.context().operation, failure.operation) << message;
+            }
+            EXPECT_NE(message.find("not enough memory"), std::string::npos) << message;
+            EXPECT_TRUE(group.is_poisoned());
+            EXPECT_THROW(dispatcher.plan(Tokens().routing()), Error);
+          },
+          short_deadlines());
+    }
   }
 }
 

@@ -285,22 +285,32 @@ TEST(Experts, OneSegmentIsADenseMlp) {
 
 TEST(Experts, SaveOnlyTheHiddenRowsAndNothingWithRecompute) {
   for (const bool recompute : {false, true}) {
-    const Experts experts({.num_local_experts = 1, .width = 4, .inner = 3, .recompute = recompute});
-    const std::vector<float> x(2 * 4, 1.0F);
-    const std::vector<float> w1(6 * 4, 0.5F);
-    const std::vector<float> w2(4 * 3, 0.5F);
-    std::vector<float> y(2 * 4);
-    const OneSegment all(2);
-    const ExpertsSaved saved =
-        experts.forward({.weights = {{w1.data(), {1, 6, 4}}, {w2.data(), {1, 4, 3}}, {}, {}},
-                         .rows = {x.data(), {2, 4}},
-                         .segments = all.view(),
-                         .row_weights = {},
-                         .y = {y.data(), {2, 4}}});
-    if (recompute) {
-      EXPECT_EQ(saved.num_bytes(), 0);
-    } else {
-      EXPECT_GE(saved.num_bytes(), 2 * 6 * 4);
+    for (const bool keep_for_dw : {false, true}) {
+      const Experts experts(
+          {.num_local_experts = 1, .width = 4, .inner = 3, .recompute = recompute});
+      const std::vector<float> x(2 * 4, 1.0F);
+      const std::vector<float> w1(6 * 4, 0.5F);
+      const std::vector<float> w2(4 * 3, 0.5F);
+      const ExpertWeights weights{{w1.data(), {1, 6, 4}}, {w2.data(), {1, 4, 3}}, {}, {}};
+      std::vector<float> y(2 * 4);
+      std::vector<float> grad_rows(2 * 4);
+      const OneSegment all(2);
+      ExpertsSaved saved = experts.forward({.weights = weights,
+                                            .rows = {x.data(), {2, 4}},
+                                            .segments = all.view(),
+                                            .row_weights = {},
+                                            .y = {y.data(), {2, 4}}});
+      EXPECT_EQ(saved.num_bytes(), recompute ? 0 : 2 * 6 * 4);
+      experts.backward_dx({.weights = weights,
+                           .rows = {x.data(), {2, 4}},
+                           .segments = all.view(),
+                           .row_weights = {},
+                           .grad_y = {y.data(), {2, 4}},
+                           .saved = &saved,
+                           .grad_rows = {grad_rows.data(), {2, 4}},
+                           .grad_row_weights = {},
+                           .keep_for_dw = keep_for_dw});
+      EXPECT_EQ(saved.num_bytes(), keep_for_dw ? 2 * (6 + 3) * 4 : 0);
     }
   }
 }
@@ -337,6 +347,14 @@ TEST(Experts, SayWhatIsWrongWithAnInput) {
   EXPECT_THAT(message(), testing::HasSubstr("w1 must be [1, 6, 4] fp32, got [1, 4, 6] fp32"));
   args.weights.w1 = {};
   EXPECT_THAT(message(), testing::HasSubstr("w1 must be [1, 6, 4] fp32, got nothing"));
+
+  const Experts none({.num_local_experts = 2, .width = 4, .inner = 3});
+  const int64_t starts[] = {0, 1, 2};
+  const int64_t counts[] = {2, 1};
+  args.segments = {.starts = starts, .counts = counts, .num_segments = 2, .device = {}};
+  EXPECT_THAT([&] { none.forward(args); },
+              testing::ThrowsMessage<Error>(testing::HasSubstr(
+                  "segment 1 must start at row 2 or later with no negative count, got start 1")));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <numeric>
 
 #include "layer/layer_cases.hpp"
 
@@ -139,6 +140,56 @@ TEST(MoeLayerLosses, ACountThatCannotBeMadeIsAnErrorOfTheWholeGroup) {
         EXPECT_TRUE(group.is_poisoned()) << "rank " << group.rank();
       },
       {.group = {.arrival_deadline = std::chrono::seconds(20)}});
+}
+
+TEST(MoeLayerLosses, TheirGradientsMayBeScaled) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
+  run_ranks(kRanks, [&](Group& group) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    const auto grad_gate = [&](double grad_losses) {
+      MoeForwardResult result = layer.forward(forward_args(parameters, tokens));
+      layer.backward({.weights = parameters.weights(),
+                      .x = tokens.x.view,
+                      .grad_out = tokens.grad_out.view,
+                      .saved = &result.saved,
+                      .grads = parameters.grads(),
+                      .grad_losses = grad_losses});
+      return reference::to_values(parameters.grads().gate);
+    };
+    const std::vector<double> none = grad_gate(0.0);
+    const std::vector<double> one = grad_gate(1.0);
+    const std::vector<double> three = grad_gate(3.0);
+    for (size_t i = 0; i < none.size(); ++i) {
+      ASSERT_NEAR(three[i] - none[i], 3 * (one[i] - none[i]), 1e-12);
+    }
+    const int64_t T = tokens.x.view.num_rows();
+    EXPECT_EQ(one == none, T == 0) << "rank " << group.rank();
+  });
+}
+
+TEST(MoeLayerLosses, JitterBelongsToTheSeedAndTheTokens) {
+  LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
+  layer_case.config.router.jitter = 0.5;
+  run_ranks(kRanks, [&](Group& group) {
+    MoeLayer layer(group, layer_case.config);
+    const RankParameters parameters(layer_case, group, 0.0);
+    const RankTokens tokens(layer_case, group.rank());
+    const int64_t T = tokens.x.view.num_rows();
+    const auto losses = [&](uint64_t seed, int64_t first_token) {
+      std::vector<int64_t> ids(static_cast<size_t>(T));
+      std::iota(ids.begin(), ids.end(), first_token);
+      MoeForwardArgs args = forward_args(parameters, tokens);
+      args.jitter_seed = seed;
+      args.token_ids = ConstTensorView(ids.data(), {T});
+      return layer.forward(args).saved.decision.losses.z;
+    };
+    const double z = losses(1, 0);
+    EXPECT_EQ(losses(1, 0), z);
+    EXPECT_EQ(losses(2, 0) == z, T == 0);
+    EXPECT_EQ(losses(1, 100) == z, T == 0);
+  });
 }
 
 TEST(MoeLayerLosses, LoadIsThatOfAllRanksBeforeDrops) {

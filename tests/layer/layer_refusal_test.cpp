@@ -152,6 +152,23 @@ TEST(MoeLayerRefusal, ASecondBackwardOfOneForward) {
                  });
 }
 
+TEST(MoeLayerRefusal, ABackwardOfAnotherForward) {
+  expect_refusal("rank 1 is at layer_backward of plan",
+                 [](Group& group, const LayerCase& layer_case) {
+                   MoeLayer layer(group, layer_case.config);
+                   const RankParameters parameters(layer_case, group, 0.0);
+                   const RankTokens tokens(layer_case, group.rank());
+                   const MoeForwardArgs args{.weights = parameters.weights(), .x = tokens.x.view};
+                   MoeForwardResult first = layer.forward(args);
+                   MoeForwardResult second = layer.forward(args);
+                   layer.backward({.weights = parameters.weights(),
+                                   .x = tokens.x.view,
+                                   .grad_out = tokens.grad_out.view,
+                                   .saved = group.rank() == kCulprit ? &first.saved : &second.saved,
+                                   .grads = parameters.grads()});
+                 });
+}
+
 TEST(MoeLayerRefusal, ARecomputationOnSomeRanksOnly) {
   expect_refusal(
       "rank 1 is at route while the others are at route of plan",

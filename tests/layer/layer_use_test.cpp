@@ -111,6 +111,35 @@ TEST(MoeLayerUse, DelayedWeightGradientsAreTheSame) {
   });
 }
 
+TEST(MoeLayerUse, EachGradientMayBeAskedForAlone) {
+  using Member = TensorView ExpertGradients::*;
+  on_every_strategy(
+      masked_case(), [](Group& group, const LayerCase& layer_case, const RankResult& wanted) {
+        Stage stage(group, layer_case, -5.0);
+        for (const Member member : {&ExpertGradients::w1, &ExpertGradients::w2,
+                                    &ExpertGradients::b1, &ExpertGradients::b2}) {
+          MoeLayerGradients one;
+          one.experts.*member = stage.parameters.grads().experts.*member;
+          one.shared.*member = stage.parameters.grads().shared.*member;
+          MoeForwardResult result = stage.forward();
+          stage.layer.backward({.weights = stage.parameters.weights(),
+                                .x = stage.tokens.x.view,
+                                .grad_out = stage.tokens.grad_out.view,
+                                .saved = &result.saved,
+                                .grads = one});
+        }
+        MoeForwardResult result = stage.forward();  // the gate's, and out and grad_x
+        const OwnedTensor grad_x =
+            stage.layer.backward({.weights = stage.parameters.weights(),
+                                  .x = stage.tokens.x.view,
+                                  .grad_out = stage.tokens.grad_out.view,
+                                  .saved = &result.saved,
+                                  .grads = {.gate = stage.parameters.grads().gate,
+                                            .gate_bias = stage.parameters.grads().gate_bias}});
+        EXPECT_EQ(find_difference(stage.result(result, grad_x), wanted, 1e-11), "");
+      });
+}
+
 TEST(MoeLayerUse, GradientsAccumulate) {
   on_every_strategy(masked_case(),
                     [](Group& group, const LayerCase& layer_case, const RankResult& wanted) {
