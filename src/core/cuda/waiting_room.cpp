@@ -6,8 +6,8 @@ namespace crossdock::cuda {
 
 WaitingRoom& WaitingRoom::of(int device) {
   // Never destroyed: rooms may be given back by static objects.
-  static auto* const mutex = new std::mutex;
-  static auto* const rooms = new std::map<int, WaitingRoom>;
+  static auto* mutex = new std::mutex;
+  static auto* rooms = new std::map<int, WaitingRoom>;
   const std::lock_guard lock(*mutex);
   return rooms->try_emplace(device, num_sms(device)).first->second;
 }
