@@ -11,6 +11,7 @@ import argparse
 import concurrent.futures
 import hashlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -81,23 +82,30 @@ def tidy_key(entry, salt):
 
 
 def run_tidy(entry):
-    command = ["clang-tidy", "--quiet", "-p", str(entry["build"]), "--extra-arg=-Wno-error"]
+    command = ["clang-tidy", "--quiet", "-p", str(CACHE), "--extra-arg=-Wno-error"]
     command += [f"--checks={checks_of(entry)}", entry["file"]]
     start = time.monotonic()
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return entry, result, time.monotonic() - start
 
 
-def tidy_entries(builds, only):
-    """Every source once, as the first of the builds that has it compiles it."""
+def tidy_entries(builds):
+    """Every source once, as the first target of the first build that has it compiles it."""
     names = {str(ROOT / name): name for name in sources() if name.endswith(".cpp")}
     by_name = {}
     for build in builds:
         for entry in json.loads((build / "compile_commands.json").read_text()):
-            name = names.get(entry["file"])
-            if name and (not only or name.startswith(tuple(only))):
-                by_name.setdefault(name, {**entry, "name": name, "build": build})
+            if name := names.get(entry["file"]):
+                by_name.setdefault(name, {**entry, "name": name})
     return [by_name[name] for name in sorted(by_name)]
+
+
+def write_commands(entries):
+    """For clang-tidy, which would otherwise read a source once for every target that has it."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    part = CACHE / f"compile_commands.{os.getpid()}.part"
+    part.write_text(json.dumps([{key: e[key] for key in ("directory", "command", "file")} for e in entries], indent=1))
+    part.replace(CACHE / "compile_commands.json")
 
 
 def check_tidy(release, cuda, only, jobs):
@@ -107,10 +115,11 @@ def check_tidy(release, cuda, only, jobs):
     has_cuda = (cuda / "compile_commands.json").exists()
     if not has_cuda:
         print("tidy: CUDA sources are left out, as `cmake --preset cuda` was not run")
-    CACHE.mkdir(parents=True, exist_ok=True)
     salt = output_of("clang-tidy", "--version").encode()
     salt += (ROOT / ".clang-tidy").read_bytes()
-    entries = tidy_entries([release, cuda] if has_cuda else [release], only)
+    entries = tidy_entries([release, cuda] if has_cuda else [release])
+    write_commands(entries)
+    entries = [e for e in entries if not only or e["name"].startswith(tuple(only))]
     keys = {e["file"]: tidy_key(e, salt) for e in entries}
     todo = [e for e in entries if not (CACHE / keys[e["file"]]).exists()]
     failed = 0
