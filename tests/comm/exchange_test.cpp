@@ -1,6 +1,7 @@
 // What the two exchanges move, on every engine.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <thread>
 
@@ -149,6 +150,41 @@ TEST(Exchanges, CountWhatLeavesTheRank) {
     EXPECT_EQ(after.bytes_within_node - before.bytes_within_node, 1010 * (size - 1));
     EXPECT_EQ(after.bytes_between_nodes, before.bytes_between_nodes);
   });
+}
+
+// Every rank sends 10 bytes to every rank; `expected` is what a rank expects of another one.
+std::vector<Outcome> exchange_expecting(int size, const SizeOf& expected) {
+  return run_group(
+      size,
+      [&](Group& group) {
+        const auto send_offsets = offsets_of(size, [](int) { return 10; });
+        const auto recv_offsets =
+            offsets_of(size, [&](int from) { return expected(from, group.rank()); });
+        const Buffer send(send_offsets.back());
+        const Buffer recv(recv_offsets.back());
+        std::fill_n(send.data(), send.num_bytes(), std::byte{1});
+        group.all_to_all_v(shared(send), send_offsets, shared(recv), recv_offsets,
+                           group.wait_context("exchange", 1));
+      },
+      ample_deadlines());
+}
+
+TEST(Exchanges, OfOtherSizesThanExpectedAreAnError) {
+  for (const int size : group_sizes()) {
+    for (const Outcome& outcome : exchange_expecting(size, [](int from, int to) {  // of itself
+           return from == to ? 20 : 10;
+         })) {
+      EXPECT_TRUE(outcome.threw);
+      EXPECT_EQ(outcome.code, ErrorCode::kInternal) << outcome.message;
+    }
+    if (size == 1) continue;
+    const auto outcomes = exchange_expecting(size, [](int from, int to) {  // of the rank before
+      return from == 0 && to == 1 ? 20 : 10;
+    });
+    EXPECT_TRUE(outcomes[1].threw);
+    EXPECT_EQ(outcomes[1].culprit, 0) << outcomes[1].message;
+    EXPECT_NE(outcomes[1].message.find("10 bytes"), std::string::npos) << outcomes[1].message;
+  }
 }
 
 TEST(Exchanges, GoOnAtOnceWhenThePeersLeaveAfterwards) {
