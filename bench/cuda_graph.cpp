@@ -65,10 +65,10 @@ cudaGraphExec_t RankStreams::capture(Group& group, const std::function<void()>& 
   }
   meet(group);
   if (rank != 0) return nullptr;
+  check_cuda(cudaEventRecordWithFlags(end_, own, cudaEventRecordExternal), "cudaEventRecord");
   for (size_t r = 1; r < joined_.size(); ++r) {
     check_cuda(cudaStreamWaitEvent(own, joined_[r], 0), "cudaStreamWaitEvent");
   }
-  check_cuda(cudaEventRecordWithFlags(end_, own, cudaEventRecordExternal), "cudaEventRecord");
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaStreamEndCapture(own, &graph), "cudaStreamEndCapture");

@@ -13,10 +13,10 @@
 
 namespace crossdock::bench {
 
-/// One stream per rank, and the events that tie them into one graph and time it from inside: from
-/// before the first rank's work to after the last one's, without the launch of the graph. All ranks
-/// stand at a gate when the clock starts, and opening it counts. Shared by the threads of all
-/// ranks.
+/// One stream per rank, and the events that tie them into one graph and time it from inside,
+/// without its launch: all ranks stand at a gate when the clock starts, and opening it counts; it
+/// stops at the end of rank 0's work, of which a barrier is the last, so all ranks' work is done
+/// (but for a plan alone, which has no such end). Shared by the threads of all ranks.
 class RankStreams {
  public:
   explicit RankStreams(int num_ranks);

@@ -10,8 +10,16 @@ namespace crossdock::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kBlocksPerSm = 6;         // that fit
+constexpr int kBlocksPerSm = 6;         // that fit, of most kernels
 constexpr int kLastingBlocksPerSm = 4;  // where a number of multiprocessors is given
+
+// How many vectors of each row a lane has in flight, and how many blocks must fit with what that
+// needs of registers. Measured: where K is small, more vectors are worth fewer blocks.
+template <int kBatch, bool kMore>
+struct Depth {
+  static constexpr int kUnroll = kMore || kBatch == 8 ? 1 : kBatch == 4 ? 3 : 2;
+  static constexpr int kBlocks = kMore ? 5 : kBatch == 4 ? 4 : kBlocksPerSm;
+};
 
 // The rows of up to kBatch slots of one token; null where there is no kept route.
 template <typename Vector, int kBatch>
@@ -62,13 +70,13 @@ __device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t first,
   }
 }
 
-// A warp takes pieces of tokens in turn; a lane sums vectors of all K rows, so many at a time that
-// 8 loads are in flight. kMore: K is larger than kBatch.
+// A warp takes pieces of tokens in turn; a lane sums vectors of all K rows. kMore: K is larger than
+// kBatch.
 template <typename Element, int kCount, int kBatch, bool kMore>
-__global__ void __launch_bounds__(kWarps * 32, kMore ? kBlocksPerSm - 1 : kBlocksPerSm)
+__global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
     pull_sum_kernel(const __grid_constant__ PullSumArgs args, int pieces, int piece_vectors) {
   using Vector = RowVector<Element, kCount>;
-  constexpr int kUnroll = kMore || kBatch == 8 ? 1 : 2;
+  constexpr int kUnroll = Depth<kBatch, kMore>::kUnroll;
   wait_for_kernel_before();
   if (args.awaits_peers) peer_arrival(args.signals, Operation::kCombine);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -97,7 +105,7 @@ __global__ void __launch_bounds__(kWarps * 32, kMore ? kBlocksPerSm - 1 : kBlock
         Vector result;
 #pragma unroll
         for (int j = 0; j < kCount; ++j) result.elements[j] = narrow<Element>(sums[u][j]);
-        store_once(out + first + u * 32, result);
+        out[first + u * 32] = result;  // may stay in the cache: it is what is read next
       }
     }
   }
