@@ -1,8 +1,6 @@
 #include "command_line.hpp"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <limits>
 #include <sstream>
 
 #include "crossdock/activation.hpp"
@@ -10,6 +8,7 @@
 #include "crossdock/fabric.hpp"
 #include "crossdock/model_presets.hpp"
 #include "crossdock/strategy.hpp"
+#include "option_checks.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -75,46 +74,6 @@ Examples:
   crossdock verify --dtype bf16 --case 'routing/skewed/*'
   crossdock verify --faults --strategy direct --case stalls
   mpirun -np 4 crossdock verify --quick)";
-
-// Numbers that fit into an int or an int64_t; such a limit is not worth words.
-constexpr int64_t kInt = std::numeric_limits<int>::max();
-constexpr int64_t kLong = std::numeric_limits<int64_t>::max();
-
-CLI::Validator whole_number(int64_t least, int64_t largest) {
-  const auto complaint = [=](const std::string& text) -> std::string {
-    int64_t value = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, failure] = std::from_chars(text.data(), end, value);
-    if (stop != end || failure == std::errc::invalid_argument) {
-      return "must be a whole number, got \"" + text + "\"";
-    }
-    const bool fits = failure == std::errc{} && value >= least && value <= largest;
-    if (fits) return "";
-    const bool is_small = failure == std::errc{} ? value < least : text.front() == '-';
-    if (is_small && (largest == kInt || largest == kLong)) {
-      return "must be at least " + std::to_string(least) + ", got " + text;
-    }
-    return "must be from " + std::to_string(least) + " to " + std::to_string(largest) + ", got " +
-           text;
-  };
-  return {complaint, "", ""};
-}
-
-CLI::Validator number() {
-  const auto complaint = [](const std::string& text) {
-    double value = 0;
-    return CLI::detail::lexical_cast(text, value) ? "" : "must be a number, got \"" + text + "\"";
-  };
-  return {complaint, "", ""};
-}
-
-CLI::Validator one_of(const std::vector<std::string>& names) {
-  const auto complaint = [=](const std::string& text) -> std::string {
-    if (std::find(names.begin(), names.end(), text) != names.end()) return "";
-    return "must be one of " + CLI::detail::join(names, ", ") + "; got \"" + text + "\"";
-  };
-  return {complaint, "{" + CLI::detail::join(names, ",") + "}", ""};
-}
 
 template <typename Presets>
 std::vector<std::string> names_of(const Presets& presets) {
