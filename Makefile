@@ -20,7 +20,7 @@ demo:  ## install the least, build the command, run a layer on 4 ranks, checked
 test: all  ## build and run every test
 	ctest --preset release -j $(JOBS)
 
-test-quick: all  ## the unit tests alone
+test-quick: all  ## the unit tests alone, under a minute
 	ctest --preset release -j $(JOBS) -L unit
 
 test-sanitizers: test-asan test-tsan  ## library and quick tests under ASan + UBSan, then TSan
