@@ -273,6 +273,13 @@ TEST(Faults, APoisonedGroupThrowsTheSameErrorEverAfter) {
           EXPECT_TRUE(group.is_poisoned());
           EXPECT_EQ(outcome_of([&] { step(group, "plan"); }).message, first);
           EXPECT_EQ(outcome_of([&] { group.check(); }).message, first);
+          const std::vector<int64_t> nothing(static_cast<size_t>(size) + 1, 0);
+          const WaitContext wait = group.wait_context("plan", 1);
+          const auto exchange = [&] { group.all_to_all_v({}, nothing, {}, nothing, wait); };
+          EXPECT_EQ(outcome_of(exchange).message, first);
+          EXPECT_EQ(outcome_of([&] { group.all_gather_v({}, {}, nothing, wait); }).message, first);
+          group.fail(Error(ErrorCode::kInternal, "another cause"));
+          EXPECT_EQ(outcome_of([&] { group.check(); }).message, first);
         },
         ample_deadlines());
   });
