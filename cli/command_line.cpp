@@ -318,6 +318,10 @@ std::string describe(const CLI::ParseError& error, bool has_command, const std::
 
 }  // namespace
 
+bool CommandLine::wants_json() const {
+  return run.json || verify.json || plan.json || bench.json || info.json;
+}
+
 CommandLine read_command_line(int argc, const char* const* argv) {
   CLI::App app(
       "Expert parallelism for Mixture-of-Experts models: tokens to their experts and back.",

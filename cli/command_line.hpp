@@ -18,6 +18,8 @@ struct CommandLine {
   PlanArgs plan{};
   BenchArgs bench{};
   InfoArgs info{};
+
+  bool wants_json() const;
 };
 
 CommandLine read_command_line(int argc, const char* const* argv);

@@ -102,14 +102,6 @@ int print(const std::string& json, int status) {
   return status;
 }
 
-int print_error(const char* message) {
-  JsonWriter writer(0);
-  writer.begin_object();
-  writer.field("error", message);
-  writer.end_object();
-  return print(writer.text(), 1);
-}
-
 }  // namespace
 
 int run_eval(const EvalArgs& args) {
@@ -123,9 +115,9 @@ int run_eval(const EvalArgs& args) {
     std::cerr << report.summary << "\n";
     return status;
   } catch (const std::bad_alloc&) {
-    return print_error("not enough memory for this case");
+    return print(error_json("not enough memory for this case"), 1);
   } catch (const std::exception& e) {
-    return print_error(e.what());
+    return print(error_json(e.what()), 1);
   }
 }
 

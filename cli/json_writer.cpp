@@ -120,4 +120,12 @@ void JsonWriter::quote(std::string_view text) {
   text_ += '"';
 }
 
+std::string error_json(std::string_view message) {
+  JsonWriter writer(0);
+  writer.begin_object();
+  writer.field("error", message);
+  writer.end_object();
+  return writer.text();
+}
+
 }  // namespace crossdock::cli

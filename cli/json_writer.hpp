@@ -61,4 +61,7 @@ class JsonWriter {
   std::string text_;
 };
 
+/// What a command prints in place of its results when it fails: {"error": message}.
+std::string error_json(std::string_view message);
+
 }  // namespace crossdock::cli

@@ -3,6 +3,8 @@
 #include <iostream>
 
 #include "command_line.hpp"
+#include "crossdock/mpi.hpp"
+#include "json_writer.hpp"
 #include "launched_job.hpp"
 
 namespace crossdock::cli {
@@ -10,7 +12,14 @@ namespace {
 
 constexpr int kBadArguments = 2;
 
+// What one process does alone, however many mpirun has started.
+bool is_for_one(const CommandLine& line) {
+  return line.command == "eval" || line.command == "plan" || line.command == "info" ||
+         line.bench.list || line.verify.list;
+}
+
 int run_command(const CommandLine& line) {
+  if (is_for_one(line) && !speaks_for_job()) return 0;
   if (line.command == "run") return run_run(line.run);
   if (line.command == "verify") {
     return line.verify.faults ? run_verify_faults(line.verify) : run_verify(line.verify);
@@ -40,8 +49,10 @@ int run(const CommandLine& line, const std::string& name) {
 
 int main(int argc, char** argv) {
   std::string name = "crossdock";
+  bool wants_json = false;
   try {
     const crossdock::cli::CommandLine line = crossdock::cli::read_command_line(argc, argv);
+    wants_json = line.wants_json() && !crossdock::mpi_is_launched();
     if (!line.command.empty()) name += " " + line.command;
     const int status = crossdock::cli::run(line, name);
     if (status == 0 && (!std::cout.flush() || std::fflush(stdout) != 0)) {
@@ -50,7 +61,11 @@ int main(int argc, char** argv) {
     }
     return status;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
+    if (wants_json) {
+      std::cout << crossdock::cli::error_json(error.what()) << std::endl;
+    } else {
+      std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
+    }
     return 1;
   }
 }

@@ -1,10 +1,8 @@
 #include <iostream>
 
 #include "commands.hpp"
-#include "crossdock/error.hpp"
 #include "crossdock/model_presets.hpp"
 #include "crossdock/planner.hpp"
-#include "json_writer.hpp"
 #include "plan_report.hpp"
 
 namespace crossdock::cli {
@@ -69,23 +67,13 @@ PlanHeading describe(const PlanArgs& args) {
 
 int run_plan(const PlanArgs& args) {
   const PlanHeading heading = describe(args);
-  try {
-    const JobPlan plan = plan_job(heading.job);
-    if (args.json) {
-      std::cout << plan_json(heading, plan) << "\n";
-    } else {
-      std::cout << plan_text(heading, plan);
-    }
-    return 0;
-  } catch (const Error& error) {
-    if (!args.json) throw;
-    JsonWriter writer;
-    writer.begin_object();
-    writer.field("error", error.what());
-    writer.end_object();
-    std::cout << writer.text() << "\n";
-    return 1;
+  const JobPlan plan = plan_job(heading.job);
+  if (args.json) {
+    std::cout << plan_json(heading, plan) << "\n";
+  } else {
+    std::cout << plan_text(heading, plan);
   }
+  return 0;
 }
 
 }  // namespace crossdock::cli

@@ -80,11 +80,7 @@ void print_error(const RunArgs& args, const char* message) {
     std::cerr << "crossdock run: " << message << "\n";
     return;
   }
-  JsonWriter writer(0);
-  writer.begin_object();
-  writer.field("error", message);
-  writer.end_object();
-  std::cout << writer.text() << "\n" << std::flush;
+  std::cout << error_json(message) << "\n" << std::flush;
 }
 
 }  // namespace

@@ -72,6 +72,17 @@ TEST(Bench, StartsMpiRanksByItself) {
   EXPECT_EQ(results.at(1).at("strategy"), "anchor-mpi-pack");
 }
 
+TEST(Bench, SaysInJsonWhyItFailed) {
+  const std::string line = "bench --scenario cpu-large --ranks 1000 --communicator threads";
+  const CommandResult in_json = run_command(line + " --json");
+  EXPECT_EQ(in_json.status, 1);
+  EXPECT_THAT(json::parse(in_json.out).at("error").get<std::string>(), HasSubstr("GiB on 1000"));
+  EXPECT_EQ(in_json.err, "");
+  const CommandResult in_words = run_command(line);
+  EXPECT_EQ(in_words.status, 1);
+  EXPECT_THAT(in_words.err, HasSubstr("GiB on 1000"));
+}
+
 TEST(Bench, ReportsWhatItDoesNotKnow) {
   expect_bad_arguments({
       {"bench --scenario cpu-huge", "scenario must be one of"},

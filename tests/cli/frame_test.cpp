@@ -39,10 +39,29 @@ TEST(Command, RejectsBadArgumentsWithStatusTwo) {
   });
 }
 
+CommandResult run_on_three_processes(const std::string& arguments) {
+  return run_program(std::string(CROSSDOCK_MPIRUN) +
+                     " --allow-run-as-root --oversubscribe --mca btl_tcp_if_include lo"
+                     " -np 3 " CROSSDOCK_COMMAND " " +
+                     arguments);
+}
+
+bool has_mpirun() {
+  return !std::string(CROSSDOCK_MPIRUN).empty();
+}
+
+TEST(Command, PrintsOnceUnderMpirunWhatOneProcessDoes) {
+  if (!has_mpirun()) GTEST_SKIP() << "MPI is not in this build";
+  for (const char* arguments : {"bench --list", "plan --model mixtral-8x7b --seq 128"}) {
+    const CommandResult result = run_on_three_processes(arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(result.out, run_command(arguments).out);
+  }
+}
+
 // mpirun ends the job as soon as one process has failed; the words must be out by then.
 TEST(Command, SaysOnceUnderMpirunWhatIsWrongWithItsArguments) {
-  const std::string mpirun = CROSSDOCK_MPIRUN;
-  if (mpirun.empty()) GTEST_SKIP() << "MPI is not in this build";
+  if (!has_mpirun()) GTEST_SKIP() << "MPI is not in this build";
   const std::vector<std::pair<const char*, const char*>> known = {
       {"frobnicate", "unknown command or option \"frobnicate\""},
       {"run --frob", "unknown option or argument \"--frob\""},
@@ -53,9 +72,7 @@ TEST(Command, SaysOnceUnderMpirunWhatIsWrongWithItsArguments) {
       {"verify --ranks 2", "--ranks must be the number of processes, 3"},
   };
   for (const auto& [arguments, words] : known) {
-    const CommandResult result =
-        run_program(mpirun + " --allow-run-as-root --oversubscribe --mca btl_tcp_if_include lo" +
-                    " -np 3 " CROSSDOCK_COMMAND " " + arguments);
+    const CommandResult result = run_on_three_processes(arguments);
     EXPECT_EQ(result.status, 2) << arguments;
     EXPECT_THAT(result.out, IsEmpty()) << arguments;
     const size_t first = result.err.find(words);
