@@ -7,6 +7,7 @@ All of it lives in one unnamed network, mount and process namespace, which the k
 it, however that ends: nothing has to be cleaned up, and nothing can be left.
 """
 
+import argparse
 import ctypes
 import json
 import os
@@ -160,12 +161,25 @@ class Testbed:
             subprocess.run(command, capture_output=True)
 
 
+def ranks_of_nodes(text):
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"must be the ranks of each node, such as 2,1,1, got {text}")
+    return [int(part) for part in text.split(",")]
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", sys.argv[1]):
-        sys.exit("usage: testbed.py RANKS,RANKS,... COMMAND [ARGUMENT...]      (ranks of each node, what they run)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", help="of every node's cable, such as 1gbit; default: what the machine does")
+    parser.add_argument("ranks", type=ranks_of_nodes, metavar="RANKS,RANKS,...", help="of each node")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what they run, with its arguments")
+    arguments = parser.parse_args()
+    if not arguments.command:
+        parser.error("COMMAND is missing: what the ranks run")
     enter_or_skip()
-    ranks = [int(part) for part in sys.argv[1].split(",")]
-    started = Testbed(len(ranks)).start(ranks, sys.argv[2:])
+    bed = Testbed(len(arguments.ranks))
+    if arguments.rate and not all(bed.slow_down(i, arguments.rate) for i in range(bed.num_nodes)):
+        sys.exit(f"--rate {arguments.rate}: tc cannot do that here")
+    started = bed.start(arguments.ranks, arguments.command)
     result = started.wait()
     print(started.output, end="")
     print(started.errors, end="", file=sys.stderr)
