@@ -27,6 +27,12 @@ std::string mpi_note() {
                           : "start ranks with " + launcher;
 }
 
+std::string cuda_note() {
+  const int count = cuda_device_count();
+  if (count == 0) return "no GPU here: " + cuda_missing_reason();
+  return std::to_string(count) + (count == 1 ? " GPU here" : " GPUs here");
+}
+
 std::vector<Part> list_parts(const BuildDescription& build, const Machine& machine) {
   std::vector<Part> parts = {
       {"threads", true, true,
@@ -37,6 +43,10 @@ std::vector<Part> list_parts(const BuildDescription& build, const Machine& machi
     if (feature.name == "mpi" && feature.is_built) {
       part.works = mpi_is_launched() || !find_program("mpirun").empty();
       part.note += "; " + mpi_note();
+    }
+    if (feature.name == "cuda" && feature.is_built) {
+      part.works = cuda_device_count() > 0;
+      part.note += "; " + cuda_note();
     }
     parts.push_back(std::move(part));
   }

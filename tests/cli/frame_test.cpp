@@ -5,6 +5,7 @@
 
 #include "cli/command.hpp"
 #include "crossdock/build.hpp"
+#include "crossdock/cuda.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -113,7 +114,11 @@ TEST(Info, PrintsJson) {
   EXPECT_EQ(json["parts"][0]["name"], "threads");
   EXPECT_EQ(json["parts"][0]["works"], true);
   EXPECT_GT(json["machine"]["cores"], 0);
-  for (const auto& part : json["parts"]) EXPECT_FALSE(part["note"].get<std::string>().empty());
+  for (const auto& part : json["parts"]) {
+    EXPECT_FALSE(part["note"].get<std::string>().empty());
+    if (part["name"] != "cuda") continue;
+    EXPECT_EQ(part["works"], cuda_device_count() > 0);
+  }
 }
 
 }  // namespace
