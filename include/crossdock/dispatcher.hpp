@@ -25,9 +25,9 @@ struct DeviceOptions {
   /// All work goes there, in order. Default: the device's default stream; for ranks that are
   /// threads of one process each thread's own (cudaStreamPerThread).
   Stream stream{};
-  /// Multiprocessors that a call uses at most; 0: all. Where those of all ranks and streams of this
-  /// process fit on their GPU together, calls are one kernel instead of two, which waits for its
-  /// peers with all its blocks.
+  /// Multiprocessors that a call uses at most; 0: all. Where those of all ranks of this process fit
+  /// on their GPU together (in more streams than one per rank, on three quarters of it), calls are
+  /// one kernel instead of two, which waits for its peers with all its blocks.
   int max_sms = 0;
   /// An ncclComm_t with the group's ranks: alltoall and allgather then exchange through it, direct
   /// and hierarchical what goes between nodes. Without it ranks copy from each other's memory.

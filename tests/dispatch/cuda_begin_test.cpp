@@ -23,7 +23,7 @@ TEST_F(CudaBegin, GivesTheBitsOfTheCpuWhereCallsBeginBeforeOthersEnd) {
   const DispatchCase second = random_case(small_config(), {20, 40, 9}, 12);
   // All multiprocessors; kernels of both streams await their peers themselves; there is room for
   // those of one only.
-  for (const int max_sms : {0, 20, 40}) {
+  for (const int max_sms : {0, 16, 40}) {
     const GpuSetting setting{.dtype = DType::kBF16, .options = {.max_sms = max_sms}};
     run_on_gpu(first, setting, [&](GpuRank& rank, const StepBytes& wanted_first) {
       const auto r = static_cast<size_t>(rank.group.rank());

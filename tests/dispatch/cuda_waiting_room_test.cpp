@@ -12,22 +12,34 @@ namespace {
 
 TEST(CudaWaitingRoom, IsSharedByTheTakersOfAStreamAndDividedAmongStreams) {
   cuda::WaitingRoom room(10);
-  const auto first = room.take(/*stream_id=*/1, 6);
-  const auto of_same_stream = room.take(1, 4);
+  const auto first = room.take({.stream_id = 1, .sms = 6, .num_streams = 2});
+  const auto of_same_stream = room.take({.stream_id = 1, .sms = 4, .num_streams = 2});
   EXPECT_NE(first, nullptr);
   EXPECT_NE(of_same_stream, nullptr);
-  EXPECT_EQ(room.take(2, 5), nullptr);
-  EXPECT_NE(room.take(2, 4), nullptr);
+  EXPECT_EQ(room.take({.stream_id = 2, .sms = 5, .num_streams = 2}), nullptr);
+  EXPECT_NE(room.take({.stream_id = 2, .sms = 4, .num_streams = 2}), nullptr);
 }
 
 TEST(CudaWaitingRoom, IsFreeAgainWhenGivenBack) {
   cuda::WaitingRoom room(10);
-  auto large = room.take(1, 10);
-  const auto small = room.take(1, 3);
-  EXPECT_EQ(room.take(2, 7), nullptr);
+  auto large = room.take({.stream_id = 1, .sms = 10, .num_streams = 2});
+  const auto small = room.take({.stream_id = 1, .sms = 3, .num_streams = 2});
+  EXPECT_EQ(room.take({.stream_id = 2, .sms = 7, .num_streams = 2}), nullptr);
   large.reset();
-  EXPECT_NE(room.take(2, 7), nullptr);
-  EXPECT_EQ(room.take(2, 8), nullptr);
+  EXPECT_NE(room.take({.stream_id = 2, .sms = 7, .num_streams = 2}), nullptr);
+  EXPECT_EQ(room.take({.stream_id = 2, .sms = 8, .num_streams = 2}), nullptr);
+}
+
+TEST(CudaWaitingRoom, HasThreeQuartersForKernelsOfDifferentCalls) {
+  cuda::WaitingRoom room(100);
+  const auto first = room.take({.stream_id = 1, .sms = 25, .num_streams = 2});
+  const auto second = room.take({.stream_id = 2, .sms = 25, .num_streams = 2});
+  EXPECT_EQ(room.take({.stream_id = 3, .sms = 26, .num_streams = 2}), nullptr);
+  auto of_another_call = room.take({.stream_id = 3, .sms = 25, .num_streams = 2});
+  EXPECT_NE(of_another_call, nullptr);
+  EXPECT_EQ(room.take({.stream_id = 2, .sms = 75, .num_streams = 2}), nullptr);
+  of_another_call.reset();  // its stream no longer counts
+  EXPECT_NE(room.take({.stream_id = 2, .sms = 75, .num_streams = 2}), nullptr);
 }
 
 // Two dispatchers of each rank, in two streams, and the rooms of one of them fill the GPU.

@@ -12,24 +12,29 @@ WaitingRoom& WaitingRoom::of(int device) {
   return rooms->try_emplace(device, num_sms(device)).first->second;
 }
 
-std::shared_ptr<const void> WaitingRoom::take(uint64_t stream_id, int sms) {
+std::shared_ptr<const void> WaitingRoom::take(const Request& request) {
   const std::lock_guard lock(mutex_);
-  const auto taken = of_streams_[stream_id].insert(sms);
-  const auto give_back = [this, stream_id, taken](const void*) {
-    const std::lock_guard again(mutex_);
-    of_streams_[stream_id].erase(taken);
+  const auto remove = [this, stream_id = request.stream_id](auto taken) {
+    std::multiset<int>& of_stream = of_streams_[stream_id];
+    of_stream.erase(taken);
+    if (of_stream.empty()) of_streams_.erase(stream_id);
   };
-  if (num_taken() > num_sms_) {
-    of_streams_[stream_id].erase(taken);
+  const auto taken = of_streams_[request.stream_id].insert(request.sms);
+  if (!fits(request.num_streams)) {
+    remove(taken);
     return nullptr;
   }
-  return {this, give_back};
+  return {this, [this, remove, taken](const void*) {
+            const std::lock_guard again(mutex_);
+            remove(taken);
+          }};
 }
 
-int WaitingRoom::num_taken() const {
+bool WaitingRoom::fits(int num_streams) const {
   int sum = 0;
-  for (const auto& [stream, taken] : of_streams_) sum += taken.empty() ? 0 : *taken.rbegin();
-  return sum;
+  for (const auto& [stream, taken] : of_streams_) sum += *taken.rbegin();
+  const bool is_one_call = std::ssize(of_streams_) <= num_streams;
+  return sum <= (is_one_call ? num_sms_ : num_sms_ * 3 / 4);
 }
 
 uint64_t id_of(cudaStream_t stream) {

@@ -22,13 +22,20 @@ class WaitingRoom {
   /// The device's, for all ranks of this process.
   static WaitingRoom& of(int device);
 
-  /// Room for the kernels of a stream on `sms` multiprocessors, as long as it is held; null if not
-  /// so many are left. Kernels of one stream run one after the other, so they share their room.
-  /// REQUIRES: they have ended when it is given back, and this object lives until then.
-  std::shared_ptr<const void> take(uint64_t stream_id, int sms);
+  struct Request {
+    uint64_t stream_id;
+    int sms;          // multiprocessors
+    int num_streams;  // in which the kernels of one call wait for each other on this device
+  };
+  /// Room for the kernels of a stream, as long as it is held; null if so much is not left. Kernels
+  /// of one stream run one after the other, so they share their room. Kernels of different calls,
+  /// in more streams than one call has, get three quarters of the device: their blocks differ in
+  /// size, up to a quarter of a multiprocessor, and less than that may be left over everywhere.
+  /// REQUIRES: the kernels have ended when it is given back, and this object lives until then.
+  std::shared_ptr<const void> take(const Request& request);
 
  private:
-  int num_taken() const;
+  bool fits(int num_streams) const;
 
   int num_sms_;
   std::mutex mutex_;

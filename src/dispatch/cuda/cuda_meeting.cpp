@@ -26,7 +26,10 @@ bool CudaRank::has_waiting_room() {
   if (max_sms() <= 0) return false;
   const uint64_t stream_id = id_of(stream());
   std::shared_ptr<const void>& room = waiting_rooms_[{stream_id, max_sms()}];
-  if (!room) room = WaitingRoom::of(device_).take(stream_id, max_sms());
+  if (!room) {
+    room = WaitingRoom::of(device_).take(
+        {.stream_id = stream_id, .sms = max_sms(), .num_streams = num_sharing_});
+  }
   return room != nullptr;
 }
 
