@@ -39,8 +39,11 @@ void MpiTransfers::enqueue(Queue& queue, int peer, int64_t num_bytes) {
 bool MpiTransfers::advance() {
   const int receive_window = options_.max_in_flight / 2;
   const int send_window = options_.max_in_flight - receive_window;
-  while (!receives_.empty() && receives_.num_in_flight < receive_window) post(receives_, false);
+  // Sends first: a receive may answer a message that is there already, and its peer then fills the
+  // way back with data. Announcements of sends behind that answer would wait for the data to pass,
+  // and what goes to and fro would take turns on the link.
   while (!sends_.empty() && sends_.num_in_flight < send_window) post(sends_, true);
+  while (!receives_.empty() && receives_.num_in_flight < receive_window) post(receives_, false);
   return take_completed();
 }
 
