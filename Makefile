@@ -51,10 +51,12 @@ bench:  ## build the command and run the default benchmarks
 cuda:  ## compile library, command and tests for GPUs (needs nvcc, no GPU)
 	cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS) --target cuda_tests crossdock_cli
+	tools/check_ptx.py build/cuda/libcrossdock.a
 
 cuda-release:  ## before a release: compile the library for every GPU generation it is for
 	cmake --preset cuda-release
 	cmake --build --preset cuda-release -j $(JOBS) --target crossdock_library
+	tools/check_ptx.py build/cuda-release/libcrossdock.a
 
 test-cuda: cuda  ## on a machine with a GPU: run the tests labelled cuda
 	ctest --preset cuda -L cuda

@@ -20,7 +20,7 @@ if(CROSSDOCK_WITH_CUDA)
     find_program(CMAKE_CUDA_COMPILER nvcc PATHS /usr/local/cuda/bin)
   endif()
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90a)
+    set(CMAKE_CUDA_ARCHITECTURES 90a-real 90-virtual)
   endif()
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 13 has C++20

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Checks that GPUs newer than those a library was compiled for can run its kernels.
+
+    tools/check_ptx.py build/cuda/libcrossdock.a
+
+Machine code runs on one generation of GPUs; on later ones the driver compiles PTX, unless that is PTX of one
+architecture alone (sm_90a, sm_100f). So every group of kernels must have portable PTX at least as new as its newest
+machine code.
+"""
+import struct
+import sys
+
+# What nvcc puts into .nv_fatbin: a header, then entries of PTX or machine code, each with a header of its own.
+MAGIC = struct.pack("<I", 0xBA55ED50)
+HEADER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of the entries
+ENTRY = struct.Struct("<HHIQ12xI8xQ")  # kind, version, bytes of this header, bytes of the content, architecture, flags
+PTX, MACHINE_CODE = 1, 2
+ONE_ARCHITECTURE = 0x300000  # flags: PTX of sm_XXa or sm_XXf
+
+
+def read_entries(data, begin):
+    """Yields (kind, architecture, is_portable) of the group of kernels at `begin`."""
+    _, _, header_bytes, content_bytes = HEADER.unpack_from(data, begin)
+    at = begin + header_bytes
+    end = at + content_bytes
+    while at < end:
+        kind, _, header_bytes, content_bytes, architecture, flags = ENTRY.unpack_from(data, at)
+        if header_bytes < ENTRY.size:
+            raise ValueError(f"byte {at}: unknown layout of kernels")
+        yield kind, architecture, flags & ONE_ARCHITECTURE == 0
+        at += header_bytes + content_bytes
+
+
+def flaws(data):
+    found = []
+    groups = 0
+    begin = data.find(MAGIC)
+    while begin >= 0:
+        entries = list(read_entries(data, begin))
+        code = max((arch for kind, arch, _ in entries if kind == MACHINE_CODE), default=0)
+        ptx = max((arch for kind, arch, is_portable in entries if kind == PTX and is_portable), default=0)
+        groups += 1
+        if ptx == 0:
+            found.append(f"kernels at byte {begin}: machine code for sm_{code}, no portable PTX")
+        elif ptx < code:
+            found.append(f"kernels at byte {begin}: machine code for sm_{code}, portable PTX only of compute_{ptx}")
+        begin = data.find(MAGIC, begin + 1)
+    if groups == 0:
+        found.append("no kernels")
+    return found, groups
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    path = sys.argv[1]
+    with open(path, "rb") as file:
+        found, groups = flaws(file.read())
+    for flaw in found:
+        print(f"{path}: {flaw}")
+    if found:
+        sys.exit("Later GPUs cannot run this library well: add an architecture like 90-virtual to "
+                 "CMAKE_CUDA_ARCHITECTURES.")
+    print(f"{path}: {groups} groups of kernels, all with portable PTX for later GPUs")
+
+
+if __name__ == "__main__":
+    main()
