@@ -1,9 +1,19 @@
 #include "core/cuda/device.hpp"
 
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 
 namespace crossdock::cuda {
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+std::atomic<int64_t> shared_memory_limit = kNoLimit;
+
+}  // namespace
 
 DeviceGuard::DeviceGuard(int device) {
   CROSSDOCK_CUDA(cudaGetDevice(&previous_));
@@ -29,6 +39,20 @@ int num_sms(int device) {
   int count = 0;
   CROSSDOCK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
   return count;
+}
+
+int64_t shared_memory_per_block(int device) {
+  int bytes = 0;
+  CROSSDOCK_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return std::min<int64_t>(bytes, shared_memory_limit);
+}
+
+SharedMemoryLimit::SharedMemoryLimit(int64_t bytes) {
+  shared_memory_limit = bytes;
+}
+
+SharedMemoryLimit::~SharedMemoryLimit() {
+  shared_memory_limit = kNoLimit;
 }
 
 void enable_peer_access(int device, int peer) {

@@ -27,6 +27,18 @@ int current_device();
 /// Multiprocessors of a device.
 int num_sms(int device);
 
+/// Bytes of shared memory that a block on a device may have.
+int64_t shared_memory_per_block(int device);
+
+/// For tests: until the end of the scope no device has more shared memory per block than this.
+class SharedMemoryLimit {
+ public:
+  explicit SharedMemoryLimit(int64_t bytes);
+  ~SharedMemoryLimit();
+  SharedMemoryLimit(const SharedMemoryLimit&) = delete;
+  SharedMemoryLimit& operator=(const SharedMemoryLimit&) = delete;
+};
+
 /// Lets kernels on `device` use memory of `peer`; nothing to do if they are one.
 /// Throws Error(kUnsupported) if the two cannot reach each other.
 void enable_peer_access(int device, int peer);

@@ -4,6 +4,7 @@
 #include "core/cuda/device.hpp"
 #include "core/tensor_check.hpp"
 #include "dispatch/cuda/cuda_direct.hpp"
+#include "dispatch/cuda/plan_limits.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -69,11 +70,12 @@ PlanArgs plan_args(const Routing& routing, const CudaPlan& plan, const TensorVie
 
 }  // namespace
 
-// Drops by weight need a selection per expert, which the host makes.
+// Drops by weight need a selection per expert, which the host makes; so do more experts than the
+// GPU has shared memory for.
 bool CudaDirect::plans_on_device() const {
   const DispatchConfig& config = rank_.config();
   return (!config.capacity || config.capacity->policy == DropPolicy::kPosition) &&
-         config.num_experts <= kMaxExperts;
+         fits_device_plan(config.num_experts, shared_memory_per_block(rank_.device()));
 }
 
 std::shared_ptr<const DevicePlanData> CudaDirect::upload(const Plan& host_plan) {

@@ -69,11 +69,9 @@ struct PlanArgs {
 int plan_blocks(int64_t T, int32_t K);
 /// Words that a rank sends to each peer.
 int64_t plan_words(int64_t E);
-/// Experts that fit into the memory of one block.
-inline constexpr int32_t kMaxExperts = 8192;
-
 /// Collective. Counts, exchanges counts with all ranks and places every route. A bad routing on any
 /// rank, or more rows than max_rows anywhere, is recorded as the same fault on all ranks.
+/// REQUIRES: fits_device_plan.
 void load_plan();  // before the first launch
 void launch_plan(const PlanArgs& args, cudaStream_t stream);
 

@@ -7,6 +7,7 @@
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/device_plan.hpp"
 #include "dispatch/cuda/plan_exchange.cuh"
+#include "dispatch/cuda/plan_limits.hpp"
 
 // A stable counting sort over all ranks. Every block counts a range of tokens, every warp of it a
 // part of that range in (token, slot) order; the last block of each rank exchanges the counts with
@@ -160,11 +161,12 @@ int64_t plan_words(int64_t E) {
 
 void load_plan() {
   load_kernels(count_kernel<int32_t>, count_kernel<int64_t>, place_kernel);
-  int most = 0;
-  CROSSDOCK_CUDA(
-      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()));
-  const int bytes = std::min(most, static_cast<int>(SegmentMemory::num_bytes(kMaxExperts)));
+  const int64_t most = shared_memory_per_block(current_device()) - kPlanFixedBytes;
+  const auto bytes = static_cast<int>(std::min(most, segment_bytes(kMaxExperts)));
   for (auto* kernel : {count_kernel<int32_t>, count_kernel<int64_t>}) {
+    cudaFuncAttributes attributes{};
+    CROSSDOCK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+    CROSSDOCK_ASSERT(static_cast<int64_t>(attributes.sharedSizeBytes) <= kPlanFixedBytes);
     CROSSDOCK_CUDA(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   }
@@ -172,14 +174,13 @@ void load_plan() {
 
 void launch_plan(const PlanArgs& args, cudaStream_t stream) {
   const int32_t E = args.shape.E;
-  CROSSDOCK_CHECK(E <= kMaxExperts, "a plan on the GPU takes at most ", kMaxExperts,
-                  " experts, got ", E);
+  CROSSDOCK_ASSERT(E <= kMaxExperts);
   CROSSDOCK_ASSERT(args.signals.max_words >= plan_words(E));
   const int64_t fitting = kCountBytes / (E * static_cast<int64_t>(sizeof(uint32_t)));
   int num_warps = kMostPlanWarps;
   while (num_warps > 1 && num_warps > fitting) num_warps /= 2;
-  const int64_t bytes = std::max<int64_t>(num_warps * E * static_cast<int64_t>(sizeof(uint32_t)),
-                                          SegmentMemory::num_bytes(E));
+  const int64_t bytes =
+      std::max<int64_t>(num_warps * E * static_cast<int64_t>(sizeof(uint32_t)), segment_bytes(E));
   const int num_blocks = plan_blocks(args.routing.T, args.shape.K);
   auto* kernel = args.routing.ids_are_64_bit ? count_kernel<int64_t> : count_kernel<int32_t>;
   kernel<<<num_blocks, num_warps * 32, static_cast<size_t>(bytes), stream>>>(args);

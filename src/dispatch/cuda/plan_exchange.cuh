@@ -13,7 +13,7 @@ inline constexpr int kMostPlanWarps = 32;
 /// What a rank sends ahead of its counts.
 enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, kHeaderWords };
 
-/// Shared memory of the exchanging block.
+/// Shared memory of the exchanging block, segment_bytes(E) of it.
 struct SegmentMemory {
   int64_t* sums;      // [E + 1] aligned rows of all experts before, in the order of by_owner
   int32_t* used;      // [E] rows of expert e that Segments counts
@@ -21,10 +21,6 @@ struct SegmentMemory {
   int32_t* by_owner;  // [E] copies of what PlanShape points to
   int32_t* owner;     // [E]
 
-  static __host__ __device__ int64_t num_bytes(int64_t E) {
-    return (E + 1) * static_cast<int64_t>(sizeof(int64_t)) +
-           4 * E * static_cast<int64_t>(sizeof(int32_t));
-  }
   static __device__ SegmentMemory carve(int64_t* memory, int32_t E) {
     auto* after = reinterpret_cast<int32_t*>(memory + E + 1);
     return {memory, after, after + E, after + 2 * E, after + 3 * E};
