@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "dispatch/cuda_step.hpp"
 
 namespace crossdock {
@@ -88,64 +86,6 @@ TEST_F(CudaFaults, ACapacityTooSmallSaysWhatIsNeeded) {
   }
   expect_refusal(bad, good, ErrorCode::kCapacity,
                  "rank 0 would receive 24 rows, more than max_rows (12)");
-}
-
-// A rank whose stream sleeps before the dispatch or the combine of a step.
-struct LateCall {
-  bool is_combine = false;
-  int max_sms = 0;
-};
-
-// The other rank's error names it, within the deadline.
-void expect_late_rank_is_named(const LateCall& late) {
-  const DispatchCase the_case = random_case(config_with_room(100), {9, 7}, 43);
-  ThreadOptions options = short_deadlines();
-  options.group.arrival_deadline = std::chrono::seconds(1);
-  try_ranks(
-      2,
-      [&](Group& group) {
-        GpuRank rank(group, the_case, {.options = {.max_sms = late.max_sms}});
-        const Plan plan = rank.plan();
-        const OwnedTensor rows = rank.dispatcher.allocate_rows(plan, DType::kF32);
-        rank.stream.synchronize();
-        const auto begin = std::chrono::steady_clock::now();
-        if (group.rank() == 1) {
-          const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::seconds(3)); };
-          cuda_ok(cudaLaunchHostFunc(rank.stream.get(), sleep, nullptr));
-        }
-        if (late.is_combine) {
-          rank.dispatcher.combine(plan, rows.view);
-        } else {
-          rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view, .with_row_weights = true});
-        }
-        rank.stream.synchronize();
-        if (group.rank() != 0) return;
-        const std::optional<Error> error = error_of([&] { rank.dispatcher.check(); });
-        ASSERT_TRUE(error.has_value());
-        EXPECT_EQ(error->code(), ErrorCode::kTimeout);
-        EXPECT_EQ(error->context().culprit, 1);
-        EXPECT_NE(std::string(error->what()).find("rank 1"), std::string::npos) << error->what();
-        EXPECT_TRUE(group.is_poisoned());
-        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
-      },
-      options);
-}
-
-// New ranks work: the CUDA context is alive.
-void expect_new_ranks_work() {
-  const DispatchCase the_case = random_case(config_with_room(100), {9, 7}, 43);
-  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
-    const QueuedStep step(rank.dispatcher, rank.tensors);
-    EXPECT_EQ(step.wait(rank.stream).out, wanted.out);
-  });
-}
-
-TEST_F(CudaFaults, ARankWhoseGpuDoesNotComeIsNamedWithinTheDeadline) {
-  for (const LateCall& late :
-       {LateCall{}, LateCall{.is_combine = true}, LateCall{.is_combine = true, .max_sms = 20}}) {
-    expect_late_rank_is_named(late);
-    expect_new_ranks_work();
-  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "dispatch/cuda_captured_graph.hpp"
 #include "dispatch/cuda_step.hpp"
 
 namespace crossdock {
@@ -12,33 +13,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using CudaGraph = CudaTest;
-
-/// What one rank queued, as a graph. Making it is collective: a graph that is launched waits for
-/// those of the other ranks, and making one may wait for the device.
-class CapturedGraph {
- public:
-  template <typename Body>
-  CapturedGraph(const GpuRank& rank, const Body& body) : stream_(rank.stream.get()) {
-    cuda_ok(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    body();
-    cudaGraph_t graph = nullptr;
-    cuda_ok(cudaStreamEndCapture(stream_, &graph));
-    cuda_ok(cudaGraphInstantiate(&executable_, graph, 0));
-    cuda_ok(cudaGraphDestroy(graph));
-    cuda_ok(cudaGraphUpload(executable_, stream_));
-    rank.stream.synchronize();
-    rank.group.agree({.operation = "captured"});
-  }
-  ~CapturedGraph() { cudaGraphExecDestroy(executable_); }
-  CapturedGraph(const CapturedGraph&) = delete;
-  CapturedGraph& operator=(const CapturedGraph&) = delete;
-
-  void launch() const { cuda_ok(cudaGraphLaunch(executable_, stream_)); }
-
- private:
-  cudaStream_t stream_;
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 void copy_into(const OwnedTensor& to, const ConstTensorView& host, const RankStream& stream) {
   cuda_ok(cudaMemcpyAsync(to.view.data, host.data, static_cast<size_t>(host.num_bytes()),

@@ -36,7 +36,15 @@ struct Fault {
 };
 
 /// What a rank waits for, for messages.
-enum class Operation : uint32_t { kPlan, kDispatch, kCombine, kCombineBackward, kRouteValues };
+enum class Operation : uint32_t {
+  kPlan,
+  kDispatch,
+  kCombine,
+  kCombineUnweighted,
+  kDispatchBackward,
+  kCombineBackward,
+  kRouteValues,
+};
 
 /// A rank's own words, in its device memory; used by one kernel at a time.
 struct SignalState {
@@ -146,7 +154,7 @@ __device__ inline void record_fault(const PeerSignals& signals, const Fault& fau
   atomicExch(&signals.state->fault_lock, 0u);
 }
 
-/// Ends the channel: later kernels of this rank do nothing and tell their peers.
+/// Ends the channel: later kernels of this rank use no peer's memory but its mailbox, to tell it.
 __device__ inline void poison(const PeerSignals& signals, FaultCode code, int culprit,
                               Operation operation, uint32_t epoch) {
   record_fault(signals, {.code = static_cast<uint32_t>(code),
@@ -158,8 +166,13 @@ __device__ inline void poison(const PeerSignals& signals, FaultCode code, int cu
   atomicCAS(&signals.state->poison, 0u, static_cast<uint32_t>(code));
 }
 
+/// Whether the channel has ended. Bodies of kernels ask before they use a peer's memory, where they
+/// also load which memory that is: then asking takes no time of its own.
+__device__ inline bool is_poisoned(const SignalState& state) {
+  return *static_cast<const volatile uint32_t*>(&state.poison) != 0;
+}
 __device__ inline bool is_poisoned(const PeerSignals& signals) {
-  return *static_cast<volatile uint32_t*>(&signals.state->poison) != 0;
+  return is_poisoned(*signals.state);
 }
 
 /// A word that carries its epoch in the low half.
@@ -202,10 +215,11 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
 /// wait for different others in turn must do so as often. Called by all threads of one
 /// block per rank, which must come after the other blocks of its kernel (see last_block); so ranks
 /// that share a GPU need one free block each, not all of them at once. after_arrival: the kernel
-/// began with peer_arrival.
-__device__ inline void peer_barrier(const PeerSignals& signals, Operation operation,
+/// began with peer_arrival. Returns false if the channel had ended before the call: the kernel's
+/// outputs must then be zeroed.
+__device__ inline bool peer_barrier(const PeerSignals& signals, Operation operation,
                                     bool after_arrival = false) {
-  if (signals.P == 0) return;
+  if (signals.P == 0) return !is_poisoned(signals);
   const uint32_t epoch = signals.state->barrier_epoch + (after_arrival ? 2 : 1);
   const bool dead = is_poisoned(signals);
   __syncthreads();
@@ -213,6 +227,7 @@ __device__ inline void peer_barrier(const PeerSignals& signals, Operation operat
   if (!dead) await_flags(signals, operation, epoch);
   __syncthreads();
   if (threadIdx.x == 0) signals.state->barrier_epoch = epoch;
+  return !dead;
 }
 
 /// The same at the begin of a kernel, by all its blocks, in place of a kernel with a barrier before

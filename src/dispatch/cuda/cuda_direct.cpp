@@ -48,6 +48,7 @@ void CudaDirect::queue_put(const CudaRank::Met& met, const Plan& plan, const Dis
   put.T = plan.num_tokens();
   put.K = arrays.shape().K;
   put.signals = rank_.signals();
+  put.operation = Operation::kDispatch;
   const auto add_part = [&](const ConstTensorView& tokens) {
     const auto entry = static_cast<size_t>(put.num_parts);
     PutPart& part = put.parts[put.num_parts++];
@@ -66,24 +67,24 @@ void CudaDirect::queue_put(const CudaRank::Met& met, const Plan& plan, const Dis
   }
   put.awaits_peers = met.needs_barrier && met.has_waiting_room;
   if (met.needs_barrier && !put.awaits_peers) {
-    launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
+    launch_barrier(rank_.signals(), put.operation, rank_.stream());
   }
   launch_put(put, rank_.max_sms(), rank_.stream());
   for (const Landing& landing : landings) rank_.fetch(landing.shown);
 }
 
-ReadyCall CudaDirect::ready_sum(const Plan& plan, const GatherSumArgs& args) {
+ReadyCall CudaDirect::ready_sum(Operation operation, const Plan& plan, const GatherSumArgs& args) {
   ShownMemory shown = rank_.show(args.rows.data, args.rows.num_bytes(), /*with_contents=*/true);
   ReadyCall ready{.handles = {shown.handle}};
-  ready.queue = [this, &plan, args, shown = std::move(shown)](const CudaRank::Met& met) {
-    PullSumArgs pull = sum_args(plan, args);
+  ready.queue = [this, operation, &plan, args, shown = std::move(shown)](const CudaRank::Met& met) {
+    PullSumArgs pull = sum_args(operation, plan, args);
     pull.targets = device_plan(plan).arrays().targets;
     pull.signals = rank_.signals();
     rank_.reach(met, 0, pull.rows);
     pull.num_sharing = rank_.num_sharing();
     pull.awaits_peers = met.has_waiting_room;
     if (!pull.awaits_peers) {
-      launch_barrier(rank_.signals(), Operation::kCombine, rank_.stream());
+      launch_barrier(rank_.signals(), operation, rank_.stream());
     }
     launch_pull_sum(pull, rank_.max_sms(), rank_.stream());
   };

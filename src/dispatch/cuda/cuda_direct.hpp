@@ -22,7 +22,7 @@ class CudaDirect final : public CudaPath {
   TakenRows take_rows(const Plan& plan, DType dtype) override;
   ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
                            const DispatchResult& result) override;
-  ReadyCall ready_sum(const Plan& plan, const GatherSumArgs& args) override;
+  ReadyCall ready_sum(Operation operation, const Plan& plan, const GatherSumArgs& args) override;
   ReadyCall ready_gradients(const Plan& plan, const GradientTensors& tensors) override;
   ReadyCall ready_routes(const Plan& plan, const ConstTensorView& rows,
                          const TensorView& routes) override;

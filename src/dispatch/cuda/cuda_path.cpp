@@ -5,6 +5,7 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
+#include "dispatch/cuda/fault_error.hpp"
 #include "dispatch/cuda/host_routing.hpp"
 #include "dispatch/cuda/input_check.hpp"
 #include "dispatch/dispatch_args.hpp"
@@ -81,7 +82,8 @@ OwnedTensor CudaPath::sum_rows(const char* operation, const Plan& plan, const Ga
     rank_.check_tensor("rows", args.rows, {plan.capacity_rows(), D});
     check_rows_dtype("rows", args.rows);
     out = rank_.output_or_new("out", args.out, args.rows.dtype, {plan.num_tokens(), D});
-    return ready_sum(plan, {.rows = args.rows, .weights = args.weights, .out = out.view});
+    return ready_sum(operation_of_sum(operation), plan,
+                     {.rows = args.rows, .weights = args.weights, .out = out.view});
   });
   return out;
 }
@@ -120,7 +122,8 @@ OwnedTensor CudaPath::allocate_rows(const Plan& plan, DType dtype) {
   return rank_.take(dtype, {plan.capacity_rows(), rank_.config().width});
 }
 
-PullSumArgs CudaPath::sum_args(const Plan& plan, const GatherSumArgs& args) const {
+PullSumArgs CudaPath::sum_args(Operation operation, const Plan& plan,
+                               const GatherSumArgs& args) const {
   const CudaPlan& arrays = device_plan(plan);
   PullSumArgs sum{};
   sum.weights = args.weights.given() ? arrays.arrays().weights : nullptr;
@@ -129,6 +132,7 @@ PullSumArgs CudaPath::sum_args(const Plan& plan, const GatherSumArgs& args) cons
   sum.D = static_cast<int32_t>(rank_.config().width);
   sum.dtype = args.rows.dtype;
   sum.out = static_cast<std::byte*>(args.out.data);
+  sum.operation = operation;
   return sum;
 }
 

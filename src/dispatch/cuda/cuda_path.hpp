@@ -63,7 +63,7 @@ class CudaPath : public DevicePath {
   // work is queued.
   virtual ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
                                    const DispatchResult& result) = 0;
-  virtual ReadyCall ready_sum(const Plan& plan, const GatherSumArgs& args) = 0;
+  virtual ReadyCall ready_sum(Operation operation, const Plan& plan, const GatherSumArgs& args) = 0;
   virtual ReadyCall ready_gradients(const Plan& plan, const GradientTensors& tensors) = 0;
   virtual ReadyCall ready_routes(const Plan& plan, const ConstTensorView& rows,
                                  const TensorView& routes) = 0;
@@ -77,7 +77,7 @@ class CudaPath : public DevicePath {
   uint64_t run(Call call, const std::function<ReadyCall()>& make_ready);
 
   /// The part of a sum that does not depend on where rows are.
-  PullSumArgs sum_args(const Plan& plan, const GatherSumArgs& args) const;
+  PullSumArgs sum_args(Operation operation, const Plan& plan, const GatherSumArgs& args) const;
 
   CudaRank rank_;
 };

@@ -135,7 +135,8 @@ ReadyCall CudaStaged::ready(std::vector<Journey> journeys, QueueJourneys queue) 
   return call;
 }
 
-void CudaStaged::travel(const CudaRank::Met& met, std::span<const Journey> journeys) {
+void CudaStaged::travel(const CudaRank::Met& met, Operation operation,
+                        std::span<const Journey> journeys) {
   std::vector<RowTransfer> transfers;
   for (const Journey& journey : journeys) {
     if (journey.is_packed) {
@@ -150,11 +151,12 @@ void CudaStaged::travel(const CudaRank::Met& met, std::span<const Journey> journ
     transfers.push_back({.traffic = *journey.traffic,
                          .send = journey.shown.data,
                          .recv = bytes(journey.arrived),
-                         .row_bytes = journey.row_bytes});
+                         .row_bytes = journey.row_bytes,
+                         .operation = operation});
   }
   transport_->run(met, journeys[0].entry, transfers);
   for (const Journey& journey : journeys) {
-    if (journey.relay != nullptr && !journey.is_read) forward(met, journey);
+    if (journey.relay != nullptr && !journey.is_read) forward(met, operation, journey);
     launch_move_rows({.from = bytes(journey.arrived),
                       .from_index = journey.arrival_index,
                       .to = journey.to,
@@ -166,7 +168,7 @@ void CudaStaged::travel(const CudaRank::Met& met, std::span<const Journey> journ
 }
 
 // This rank's tokens, and the copies that arrived, into the rows of this node.
-void CudaStaged::forward(const CudaRank::Met& met, const Journey& journey) {
+void CudaStaged::forward(const CudaRank::Met& met, Operation operation, const Journey& journey) {
   const cudaStream_t stream = rank_.stream();
   const RelayPlan& relay = *journey.relay;
   PutArgs put{};
@@ -174,7 +176,8 @@ void CudaStaged::forward(const CudaRank::Met& met, const Journey& journey) {
   put.num_parts = 1;
   put.parts[0].row_bytes = journey.row_bytes;
   rank_.reach_near(met, journey.rows_entry, put.parts[0].rows);
-  launch_barrier(rank_.near_signals(), Operation::kDispatch, stream);
+  put.operation = operation;
+  launch_barrier(rank_.near_signals(), operation, stream);
   put.targets = relay.near_targets;
   put.T = journey.num_tokens;
   put.parts[0].tokens = journey.from;
@@ -203,7 +206,7 @@ void CudaStaged::sum(const CudaRank::Met& met, const Journey& journey, PullSumAr
     rank_.reach_near(met, journey.rows_entry, args.rows);
     args.rows[rank_.group().size()] = bytes(journey.arrived);
     args.signals = rank_.near_signals();
-    launch_barrier(args.signals, Operation::kCombine, rank_.stream());
+    launch_barrier(args.signals, args.operation, rank_.stream());
   }
   launch_pull_sum(args, rank_.max_sms(), rank_.stream());
 }

@@ -78,7 +78,7 @@ class CudaStaged final : public CudaPath {
   std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan) override;
   ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
                            const DispatchResult& result) override;
-  ReadyCall ready_sum(const Plan& plan, const GatherSumArgs& args) override;
+  ReadyCall ready_sum(Operation operation, const Plan& plan, const GatherSumArgs& args) override;
   ReadyCall ready_gradients(const Plan& plan, const GradientTensors& tensors) override;
   ReadyCall ready_routes(const Plan& plan, const ConstTensorView& rows,
                          const TensorView& routes) override;
@@ -98,8 +98,8 @@ class CudaStaged final : public CudaPath {
   void prepare(Journey& journey);
 
   /// Journeys of a meeting that follow each other.
-  void travel(const CudaRank::Met& met, std::span<const Journey> journeys);
-  void forward(const CudaRank::Met& met, const Journey& journey);
+  void travel(const CudaRank::Met& met, Operation operation, std::span<const Journey> journeys);
+  void forward(const CudaRank::Met& met, Operation operation, const Journey& journey);
   /// Zeroes the pad rows where a journey's rows land.
   void zero_pads(const Plan& plan, const Journey& journey) const;
   void sum(const CudaRank::Met& met, const Journey& journey, PullSumArgs& args);

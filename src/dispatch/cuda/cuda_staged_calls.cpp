@@ -19,18 +19,19 @@ ReadyCall CudaStaged::ready_dispatch(const Plan& plan, const DispatchArgs& args,
   return ready(std::move(journeys),
                [this, &plan](const CudaRank::Met& met, std::span<const Journey> journeys) {
                  for (const Journey& journey : journeys) zero_pads(plan, journey);
-                 travel(met, journeys);
+                 travel(met, Operation::kDispatch, journeys);
                });
 }
 
-ReadyCall CudaStaged::ready_sum(const Plan& plan, const GatherSumArgs& args) {
-  return ready({rows_home(plan, args.rows)},
-               [this, &plan, args](const CudaRank::Met& met, std::span<const Journey> journeys) {
-                 travel(met, journeys);
-                 PullSumArgs pull = sum_args(plan, args);
-                 pull.targets = staged_plan(plan).exchange().sum_targets;
-                 sum(met, journeys[0], pull);
-               });
+ReadyCall CudaStaged::ready_sum(Operation operation, const Plan& plan, const GatherSumArgs& args) {
+  return ready(
+      {rows_home(plan, args.rows)},
+      [this, operation, &plan, args](const CudaRank::Met& met, std::span<const Journey> journeys) {
+        travel(met, operation, journeys);
+        PullSumArgs pull = sum_args(operation, plan, args);
+        pull.targets = staged_plan(plan).exchange().sum_targets;
+        sum(met, journeys[0], pull);
+      });
 }
 
 // grad_out and the weights go to the rows, gradients are made there, and those of the weights come
@@ -47,9 +48,9 @@ ReadyCall CudaStaged::ready_gradients(const Plan& plan, const GradientTensors& t
       [this, &plan, tensors, rows](const CudaRank::Met& met, std::span<const Journey> journeys) {
         const std::span<const Journey> out = journeys.first(2);
         for (const Journey& journey : out) zero_pads(plan, journey);
-        travel(met, out);
+        travel(met, Operation::kCombineBackward, out);
         make_gradients(plan, tensors, rows);
-        travel(met, journeys.last(1));
+        travel(met, Operation::kCombineBackward, journeys.last(1));
         bring_home(plan, journeys.back(), tensors.grad_weights);
       });
 }
@@ -75,7 +76,7 @@ ReadyCall CudaStaged::ready_routes(const Plan& plan, const ConstTensorView& rows
                                    const TensorView& routes) {
   return ready({rows_home(plan, rows)},
                [this, &plan, routes](const CudaRank::Met& met, std::span<const Journey> journeys) {
-                 travel(met, journeys);
+                 travel(met, Operation::kRouteValues, journeys);
                  bring_home(plan, journeys[0], routes);
                });
 }

@@ -17,6 +17,10 @@ const char* name_of(Operation operation) {
       return "dispatch";
     case Operation::kCombine:
       return "combine";
+    case Operation::kCombineUnweighted:
+      return "combine_unweighted";
+    case Operation::kDispatchBackward:
+      return "dispatch_backward";
     case Operation::kCombineBackward:
       return "combine_backward";
     case Operation::kRouteValues:
@@ -57,6 +61,13 @@ std::string flaw_text(const Fault& fault, FaultCode code, const FaultReader& rea
 bool is_fatal(const Fault& fault) {
   const auto code = static_cast<FaultCode>(fault.code);
   return code == FaultCode::kTimeout || code == FaultCode::kPeerFailed;
+}
+
+Operation operation_of_sum(std::string_view name) {
+  for (const Operation operation : {Operation::kCombineUnweighted, Operation::kDispatchBackward}) {
+    if (name == name_of(operation)) return operation;
+  }
+  return Operation::kCombine;
 }
 
 Error to_error(const Fault& fault, const FaultReader& reader) {

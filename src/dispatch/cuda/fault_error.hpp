@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include "comm/cuda/peer_signals.cuh"
 #include "crossdock/error.hpp"
 #include "dispatch/cuda/device_plan.hpp"
@@ -8,6 +10,9 @@ namespace crossdock::cuda {
 
 /// Whether the fault ended the channel; otherwise an input was refused and work goes on.
 bool is_fatal(const Fault& fault);
+
+/// The operation of a call that sums rows: combine, combine_unweighted or dispatch_backward.
+Operation operation_of_sum(std::string_view name);
 
 /// What the device found, in the words the host uses for the same. `rank` is this rank, of P.
 struct FaultReader {

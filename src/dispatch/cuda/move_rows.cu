@@ -9,9 +9,10 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A warp takes rows in turn; a lane moves vectors of a row.
+// A warp takes rows in turn; a lane moves vectors of a row, or zeroes.
 template <typename Vector>
 __global__ void move_rows_kernel(const MoveRowsArgs args) {
+  const bool has_rows = args.signals == nullptr || !is_poisoned(*args.signals);
   const int64_t vectors = args.row_bytes / static_cast<int64_t>(sizeof(Vector));
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
@@ -22,7 +23,7 @@ __global__ void move_rows_kernel(const MoveRowsArgs args) {
     const auto* from = reinterpret_cast<const Vector*>(args.from + source * args.row_bytes);
     auto* to = reinterpret_cast<Vector*>(args.to + target * args.row_bytes);
 #pragma unroll 4
-    for (int64_t at = lane; at < vectors; at += 32) to[at] = from[at];
+    for (int64_t at = lane; at < vectors; at += 32) to[at] = has_rows ? from[at] : Vector{};
   }
 }
 

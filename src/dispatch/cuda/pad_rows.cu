@@ -1,20 +1,13 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/pad_rows.hpp"
+#include "dispatch/cuda/zero_rows.cuh"
 
 namespace crossdock::cuda {
 namespace {
 
 __device__ void zero_rows(const PadRowsArgs& args, int64_t begin, int64_t end) {
-  std::byte* from = args.rows + begin * args.row_bytes;
-  const int64_t bytes = (end - begin) * args.row_bytes;
-  if ((reinterpret_cast<uint64_t>(args.rows) | static_cast<uint64_t>(args.row_bytes)) % 16 == 0) {
-    for (int64_t i = threadIdx.x; i < bytes / 16; i += blockDim.x) {
-      reinterpret_cast<uint4*>(from)[i] = make_uint4(0, 0, 0, 0);
-    }
-  } else {
-    for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) from[i] = std::byte{0};
-  }
+  zero_bytes(args.rows + begin * args.row_bytes, (end - begin) * args.row_bytes);
 }
 
 // A block takes one local expert and, with pad_to_capacity, one source rank.

@@ -13,7 +13,8 @@ class PeerCopies final : public RowTransport {
   void run(const CudaRank::Met& met, size_t first_entry,
            std::span<const RowTransfer> transfers) override {
     const int P = rank_.group().size();
-    launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
+    const Operation operation = transfers[0].operation;
+    launch_barrier(rank_.signals(), operation, rank_.stream());
     for (size_t i = 0; i < transfers.size(); ++i) {
       const RowTransfer& transfer = transfers[i];
       const std::byte* sent[kMaxPeers] = {};
@@ -25,11 +26,12 @@ class PeerCopies final : public RowTransport {
                           .to = transfer.recv + part.recv_begin * transfer.row_bytes,
                           .to_index = nullptr,
                           .num_rows = part.recv_count,
-                          .row_bytes = transfer.row_bytes},
+                          .row_bytes = transfer.row_bytes,
+                          .signals = rank_.signals().state},
                          rank_.stream());
       }
     }
-    launch_barrier(rank_.signals(), Operation::kDispatch, rank_.stream());
+    launch_barrier(rank_.signals(), operation, rank_.stream());
   }
 
  private:

@@ -5,6 +5,7 @@
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/pull_sum.hpp"
 #include "dispatch/cuda/row_vector.cuh"
+#include "dispatch/cuda/zero_rows.cuh"
 
 namespace crossdock::cuda {
 namespace {
@@ -21,14 +22,15 @@ struct Depth {
   static constexpr int kBlocks = kMore ? 5 : kBatch == 4 ? 4 : kBlocksPerSm;
 };
 
-// The rows of up to kBatch slots of one token; null where there is no kept route.
+// The rows of up to kBatch slots of one token; null where there is no kept route, and without
+// peers.
 template <typename Vector, int kBatch>
 struct SlotBatch {
   const Vector* rows[kBatch];
   float weights[kBatch];
 
-  __device__ void read(const PullSumArgs& args, int64_t row_vectors, int64_t token,
-                       int first_slot) {
+  __device__ void read(const PullSumArgs& args, int64_t row_vectors, int64_t token, int first_slot,
+                       bool has_peers) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       rows[i] = nullptr;
@@ -36,7 +38,7 @@ struct SlotBatch {
       if (first_slot + i >= args.K) continue;
       const int64_t route = token * args.K + first_slot + i;
       const RouteTarget target = args.targets[route];
-      if (target.rank < 0) continue;
+      if (target.rank < 0 || !has_peers) continue;
       rows[i] = reinterpret_cast<const Vector*>(args.rows[target.rank]) + target.row * row_vectors;
       if (args.weights != nullptr) weights[i] = args.weights[route];
     }
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
   using Vector = RowVector<Element, kCount>;
   constexpr int kUnroll = Depth<kBatch, kMore>::kUnroll;
   wait_for_kernel_before();
-  if (args.awaits_peers) peer_arrival(args.signals, Operation::kCombine);
+  if (args.awaits_peers) peer_arrival(args.signals, args.operation);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row_vectors = args.D / kCount;
   const int64_t num_tasks = args.T * pieces;
@@ -89,14 +91,15 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
     const int64_t begin = (task - token * pieces) * piece_vectors;
     const int64_t end = min(begin + piece_vectors, row_vectors);
     auto* out = reinterpret_cast<Vector*>(args.out) + token * row_vectors;
+    const bool has_peers = !is_poisoned(args.signals);
     SlotBatch<Vector, kBatch> slots;
-    slots.read(args, row_vectors, token, 0);
+    slots.read(args, row_vectors, token, 0, has_peers);
     for (int64_t first = begin + lane; first < end; first += 32 * kUnroll) {
       float sums[kUnroll][kCount] = {};
       add_slots(slots, first, end, sums);
       for (int slot = kBatch; kMore && slot < args.K; slot += kBatch) {
         SlotBatch<Vector, kBatch> more;
-        more.read(args, row_vectors, token, slot);
+        more.read(args, row_vectors, token, slot, has_peers);
         add_slots(more, first, end, sums);
       }
 #pragma unroll
@@ -109,8 +112,9 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
       }
     }
   }
-  if (last_block(args.signals, /*writes_to_peers=*/false)) {
-    peer_barrier(args.signals, Operation::kCombine, args.awaits_peers);
+  if (last_block(args.signals, /*writes_to_peers=*/false) &&
+      !peer_barrier(args.signals, args.operation, args.awaits_peers)) {
+    zero_bytes(args.out, args.T * args.D * static_cast<int64_t>(sizeof(Element)));
   }
 }
 

@@ -23,13 +23,14 @@ struct PullSumArgs {
   const std::byte* rows[kMaxPeers];  // [R, D] of every rank; null where no target is
   std::byte* out;                    // [T, D]
   PeerSignals signals;
-  int num_sharing;    // ranks whose kernels of this call share the GPU
-  bool awaits_peers;  // first; all ranks' blocks fit on their GPU together
+  Operation operation;  // for messages
+  int num_sharing;      // ranks whose kernels of this call share the GPU
+  bool awaits_peers;    // first; all ranks' blocks fit on their GPU together
 };
 
 /// Collective; all ranks have read their rows when it ends. REQUIRES: all ranks' rows are written,
-/// or are at the kernel's place in their streams where it awaits them.
-/// `sms`: multiprocessors to use at most; 0: all.
+/// or are at the kernel's place in their streams where it awaits them. If a rank has not arrived,
+/// no rows are read and out is zero. `sms`: multiprocessors to use at most; 0: all.
 void load_pull_sum();  // before the first launch
 void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream);
 

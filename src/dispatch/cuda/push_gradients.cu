@@ -5,6 +5,7 @@
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
 #include "dispatch/cuda/row_vector.cuh"
+#include "dispatch/cuda/zero_rows.cuh"
 
 namespace crossdock::cuda {
 namespace {
@@ -20,6 +21,7 @@ __device__ float warp_sum(float value) {
 }
 
 // One token and up to kBatch of its slots: reads grad_out and y, writes grad_rows, sums products.
+// Without peers every slot is one without a kept route.
 template <typename Element, int kCount, int kBatch>
 __device__ void push_slots(const PushGradientsArgs& args, int64_t token, int first_slot) {
   using Vector = RowVector<Element, kCount>;
@@ -30,13 +32,14 @@ __device__ void push_slots(const PushGradientsArgs& args, int64_t token, int fir
   Vector* grad_rows[kBatch];
   float weights[kBatch];
   float sums[kBatch] = {};
+  const bool has_peers = !is_poisoned(args.signals);
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     y[i] = nullptr;
     if (first_slot + i >= args.K) continue;
     const int64_t route = token * args.K + first_slot + i;
     const RouteTarget target = args.targets[route];
-    if (target.rank < 0) continue;
+    if (target.rank < 0 || !has_peers) continue;
     y[i] = reinterpret_cast<const Vector*>(args.y[target.rank]) + target.row * row_vectors;
     grad_rows[i] =
         reinterpret_cast<Vector*>(args.grad_rows[target.rank]) + target.row * row_vectors;
@@ -94,7 +97,11 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
       push_slots<Element, kCount, kBatch>(args, token, slot);
     }
   }
-  if (last_block(args.signals)) peer_barrier(args.signals, Operation::kCombineBackward);
+  if (last_block(args.signals) && !peer_barrier(args.signals, Operation::kCombineBackward)) {
+    const int own = args.signals.P == 0 ? 0 : args.signals.rank;
+    zero_own_rows(args.targets, args.T * args.K, own, args.grad_rows[own],
+                  args.D * static_cast<int64_t>(sizeof(Element)));
+  }
 }
 
 template <typename Element, int kCount>

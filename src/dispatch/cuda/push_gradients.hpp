@@ -29,7 +29,9 @@ struct PushGradientsArgs {
 };
 
 /// Collective; all ranks are done when it ends. REQUIRES: all ranks' y are written and their
-/// grad_rows are free to be written. `sms`: multiprocessors to use at most; 0: all.
+/// grad_rows are free to be written. If a rank has not arrived, no peer's memory is used;
+/// grad_weights are zero, and so are the grad_rows that this rank owes itself. `sms`:
+/// multiprocessors to use at most; 0: all.
 void load_push_gradients();  // before the first launch
 void launch_push_gradients(const PushGradientsArgs& args, int sms, cudaStream_t stream);
 

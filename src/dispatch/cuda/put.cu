@@ -3,6 +3,7 @@
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/put.hpp"
+#include "dispatch/cuda/zero_rows.cuh"
 
 // Writing dominates, and scattered rows are written fastest when each is written at once: a block
 // holds a whole token in registers and stores it row by row, with streaming stores (they leave the
@@ -66,20 +67,35 @@ __device__ void copy_row(const PutPart& part, int64_t token, const RouteTarget* 
   }
 }
 
+// What this rank would have put into its own rows, by one block.
+__device__ void zero_own_parts(const PutArgs& args) {
+  const int own = args.signals.rank;
+  const int64_t num_routes = args.T * args.K;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const PutPart& part = args.parts[i];
+    zero_own_rows(args.targets, num_routes, own, part.rows[own], part.row_bytes);
+  }
+  if (args.weights == nullptr) return;
+  auto* row_weights = reinterpret_cast<std::byte*>(args.row_weights[own]);
+  zero_own_rows(args.targets, num_routes, own, row_weights, sizeof(float));
+}
+
 // A block takes tokens in turn; a thread moves vectors of a row. Vector divides every part's rows.
+// Without its peers the kernel puts nothing.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     put_kernel(const __grid_constant__ PutArgs args, int64_t burst) {
   __shared__ RouteTarget targets[kSlotsAtOnce];
   wait_for_kernel_before();
-  if (args.awaits_peers) peer_arrival(args.signals, Operation::kDispatch);
+  if (args.awaits_peers) peer_arrival(args.signals, args.operation);
   for (int64_t token = blockIdx.x; token < args.T; token += gridDim.x) {
     read_ahead(args, burst, token);
     for (int first = 0; first < args.K; first += kSlotsAtOnce) {
       const int slots = min(args.K - first, kSlotsAtOnce);
       const int64_t route = token * args.K + first + threadIdx.x;
       if (static_cast<int>(threadIdx.x) < slots) {
-        const RouteTarget target = args.targets[route];
+        RouteTarget target = args.targets[route];
+        if (is_poisoned(args.signals)) target.rank = -1;
         targets[threadIdx.x] = target;
         if (args.weights != nullptr && target.rank >= 0) {
           args.row_weights[target.rank][target.row] = args.weights[route];
@@ -92,8 +108,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       __syncthreads();
     }
   }
-  if (last_block(args.signals)) {
-    peer_barrier(args.signals, Operation::kDispatch, args.awaits_peers);
+  if (last_block(args.signals) && !peer_barrier(args.signals, args.operation, args.awaits_peers)) {
+    zero_own_parts(args);
   }
 }
 

@@ -26,13 +26,14 @@ struct PutArgs {
   const float* weights;           // [T, K], or null: no row weights wanted
   float* row_weights[kMaxPeers];  // [R] of every rank
   PeerSignals signals;
-  bool awaits_peers;  // first; all ranks' blocks fit on their GPU together
+  Operation operation;  // for messages
+  bool awaits_peers;    // first; all ranks' blocks fit on their GPU together
 };
 
 /// rows[row] of rank `rank` = tokens[t] for every route's target, and all ranks have done so.
 /// Collective. REQUIRES: all ranks' rows are free to be written, or are so at the kernel's place in
-/// their streams where it awaits them. `sms`: multiprocessors to use at
-/// most; 0: all.
+/// their streams where it awaits them. If a rank has not arrived, nothing is put, and the rows that
+/// this rank owes itself are zero. `sms`: multiprocessors to use at most; 0: all.
 void load_put();  // before the first launch
 void launch_put(const PutArgs& args, int sms, cudaStream_t stream);
 

@@ -12,14 +12,16 @@ constexpr int kThreads = 256;
 // A thread takes routes in turn.
 template <bool kScatter>
 __global__ void route_values_kernel(const __grid_constant__ RouteValuesArgs args) {
+  const bool has_peers = !is_poisoned(args.signals);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t route = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
        route < args.num_routes; route += stride) {
     const RouteTarget target = args.targets[route];
-    if (kScatter && target.rank >= 0) {
+    const bool has_row = target.rank >= 0 && has_peers;
+    if (kScatter && has_row) {
       args.rows[target.rank][target.row] = args.routes[route];
     } else if (!kScatter) {
-      args.routes[route] = target.rank >= 0 ? args.rows[target.rank][target.row] : 0.0f;
+      args.routes[route] = has_row ? args.rows[target.rank][target.row] : 0.0f;
     }
   }
   if (last_block(args.signals)) peer_barrier(args.signals, Operation::kRouteValues);

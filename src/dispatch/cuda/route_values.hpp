@@ -23,7 +23,8 @@ void load_route_values();  // before the first launch
 /// rows[target of (t, k)] = routes[t, k]. Collective, as launch_put.
 void launch_scatter_routes(const RouteValuesArgs& args, cudaStream_t stream);
 
-/// routes[t, k] = rows[target of (t, k)], 0 without one. Collective, as launch_pull_sum.
+/// routes[t, k] = rows[target of (t, k)], 0 without one or if a rank has not arrived. Collective,
+/// as launch_pull_sum.
 void launch_gather_routes(const RouteValuesArgs& args, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

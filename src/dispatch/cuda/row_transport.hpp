@@ -16,6 +16,7 @@ struct RowTransfer {
   const std::byte* send;  // [num_sent, row_bytes]
   std::byte* recv;        // [num_received, row_bytes]
   int64_t row_bytes;
+  Operation operation;  // for messages
 };
 
 /// How rows that were packed for other ranks get to them. All members are collective.
