@@ -233,5 +233,39 @@ TEST_F(CudaLateRank, IsNamedWithTheCallThatWaitedForIt) {
   }
 }
 
+// A routing is refused in one replay, and rank 1 is late in the next, before anybody has asked.
+TEST_F(CudaLateRank, IsReportedAlsoWhereARefusedRoutingWasNotReadYet) {
+  const DispatchCase the_case = late_case();
+  Gate late;
+  run_ranks(
+      2,
+      [&](Group& group) {
+        GpuRank rank(group, the_case, {});
+        { const QueuedStep warm(rank.dispatcher, rank.tensors); }
+        std::optional<QueuedStep> queued;
+        const CapturedGraph graph(rank, [&] { queued.emplace(rank.dispatcher, rank.tensors); });
+        const int32_t bad_id = 77;
+        if (group.rank() == 1) {
+          cuda_ok(cudaMemcpyAsync(rank.tensors.expert_ids.view.data, &bad_id, sizeof(bad_id),
+                                  cudaMemcpyHostToDevice, rank.stream.get()));
+        }
+        graph.launch();
+        rank.stream.synchronize();
+        group.agree({.operation = "refused"});
+        if (group.rank() == 1) {
+          late.hold(rank.stream);
+          graph.launch();
+          rank.stream.synchronize();
+          expect_failure(rank, ErrorCode::kPeerFailed, "dispatch");
+        } else {
+          const GateOpener opener(late);
+          graph.launch();
+          rank.stream.synchronize();
+          expect_failure(rank, ErrorCode::kTimeout, "plan");
+        }
+      },
+      deadline_of_two_seconds());
+}
+
 }  // namespace
 }  // namespace crossdock

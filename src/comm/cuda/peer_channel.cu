@@ -24,11 +24,11 @@ PeerChannel::PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOp
   CROSSDOCK_CHECK(size <= kMaxPeers, "at most ", kMaxPeers,
                   " ranks can reach each other's GPU memory, got ", size,
                   "; use hierarchical or alltoall");
-  static_assert(sizeof(Fault) <= kHostWordBytes);
+  static_assert(sizeof(FaultBoard) <= kHostWordBytes);
   const int64_t bytes = Mailbox::num_bytes(size, options.max_words);
   mailbox_ = allocate_device(arena, bytes);
   state_ = allocate_device(arena, sizeof(SignalState));
-  fault_ = lease_host_words();
+  faults_ = lease_host_words();
   const SignalState fresh;
   CROSSDOCK_CUDA(cudaMemsetAsync(mailbox_.data(), 0, static_cast<size_t>(bytes), arena.stream()));
   CROSSDOCK_CUDA(cudaMemcpyAsync(state_.data(), &fresh, sizeof(fresh), cudaMemcpyHostToDevice,
@@ -39,7 +39,7 @@ PeerChannel::PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOp
   signals_.max_words = options.max_words;
   signals_.deadline_ns = options.deadline.count();
   signals_.state = reinterpret_cast<SignalState*>(state_.data());
-  signals_.fault = reinterpret_cast<Fault*>(fault_.data());
+  signals_.faults = reinterpret_cast<FaultBoard*>(faults_.data());
 }
 
 void PeerChannel::connect(std::span<std::byte* const> mailboxes) {
@@ -48,19 +48,20 @@ void PeerChannel::connect(std::span<std::byte* const> mailboxes) {
 }
 
 std::optional<Fault> PeerChannel::fault() const {
-  const volatile Fault* fault = signals_.fault;
-  const uint32_t code = fault->code;
-  if (code == 0) return std::nullopt;
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return *signals_.fault;
+  for (const Fault* fault : {&signals_.faults->fatal, &signals_.faults->refused}) {
+    if (static_cast<const volatile Fault*>(fault)->code == 0) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return *fault;
+  }
+  return std::nullopt;
 }
 
 void PeerChannel::clear_fault() {
-  std::atomic_ref(signals_.fault->code).store(0, std::memory_order_release);
+  std::atomic_ref(signals_.faults->refused.code).store(0, std::memory_order_release);
 }
 
 void PeerChannel::abandon() {
-  std::atomic_ref(signals_.fault->abandon).store(1, std::memory_order_release);
+  std::atomic_ref(signals_.faults->abandon).store(1, std::memory_order_release);
 }
 
 void load_barrier() {

@@ -33,9 +33,9 @@ class PeerChannel {
   void connect(std::span<std::byte* const> mailboxes);
   const PeerSignals& signals() const { return signals_; }
 
-  /// What the device has recorded, if anything; does not wait for the device.
+  /// What the device has recorded, if anything, a fatal fault first; does not wait for the device.
   std::optional<Fault> fault() const;
-  /// Forgets a fault that did not end the channel, so that the next one is recorded.
+  /// Forgets the fault that did not end the channel, so that the next one is recorded.
   void clear_fault();
   /// Ends the waits of this rank's kernels, now and later: nobody will come.
   void abandon();
@@ -43,7 +43,7 @@ class PeerChannel {
  private:
   Buffer mailbox_;
   Buffer state_;
-  Buffer fault_;
+  Buffer faults_;
   PeerSignals signals_{};
 };
 

@@ -24,7 +24,7 @@ enum class FaultCode : uint32_t {
   kTooManyRows,      // more rows at `culprit` than max_rows
 };
 
-/// What went wrong first, in host memory that the device writes. `code` is written last.
+/// Something that went wrong on the device. `code` is written last.
 struct Fault {
   uint32_t code = 0;       // FaultCode
   int32_t culprit = 0;     // rank
@@ -32,7 +32,20 @@ struct Fault {
   uint32_t epoch = 0;      // number of the wait in its channel
   int64_t route = 0;       // t * K + k at the culprit; or the rows needed (kTooManyRows)
   int64_t value = 0;       // the expert id that came, or the bits of the weight
-  uint32_t abandon = 0;    // written by the host: waits are over, nobody will come
+};
+
+/// Whether a fault ends its channel; the others end one step.
+__host__ __device__ inline bool is_fatal(const Fault& fault) {
+  return fault.code == static_cast<uint32_t>(FaultCode::kTimeout) ||
+         fault.code == static_cast<uint32_t>(FaultCode::kPeerFailed);
+}
+
+/// What a rank's device reports to its host, in host memory: the first fault of each kind since the
+/// host took the last one. A fatal fault has a place of its own, so that it is never lost.
+struct FaultBoard {
+  Fault refused;
+  Fault fatal;
+  uint32_t abandon = 0;  // written by the host: waits are over, nobody will come
 };
 
 /// What a rank waits for, for messages.
@@ -82,7 +95,7 @@ struct PeerSignals {
   int64_t max_words;              // per rank and exchange
   int64_t deadline_ns;            // of one wait
   SignalState* state;             // own
-  Fault* fault;                   // own, host memory
+  FaultBoard* faults;             // own, host memory
   std::byte* mailbox[kMaxPeers];  // of every rank; null for ranks that are not waited for
 };
 
@@ -127,7 +140,7 @@ class Patience {
     if (static_cast<int64_t>(now - begin_) > signals_.deadline_ns) return true;
     if (tries_ < 4096) return false;
     __nanosleep(200);
-    return *static_cast<volatile uint32_t*>(&signals_.fault->abandon) != 0;
+    return *static_cast<volatile uint32_t*>(&signals_.faults->abandon) != 0;
   }
 
  private:
@@ -136,10 +149,10 @@ class Patience {
   uint32_t tries_ = 0;
 };
 
-/// Writes the fault for the host, unless one is there that the host has not taken yet. Atomics do
-/// not work on host memory, so the lock is in the device's.
+/// Writes the fault for the host, unless one of its kind is there that the host has not taken yet.
+/// Atomics do not work on host memory, so the lock is in the device's.
 __device__ inline void record_fault(const PeerSignals& signals, const Fault& fault) {
-  volatile Fault* host = signals.fault;
+  volatile Fault* host = is_fatal(fault) ? &signals.faults->fatal : &signals.faults->refused;
   if (atomicCAS(&signals.state->fault_lock, 0u, 1u) != 0u) return;
   if (host->code == 0) {
     host->culprit = fault.culprit;

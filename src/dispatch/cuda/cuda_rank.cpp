@@ -273,21 +273,26 @@ void CudaRank::check_usable() {
 }
 
 void CudaRank::raise_faults() {
-  for (const Lane* lane : lanes()) {
-    const std::optional<Fault> fault = lane->channel->fault();
-    if (!fault) continue;
-    const Error error = to_error(*fault, {.rank = group().rank(),
-                                          .P = group().size(),
-                                          .shape = shape_,
-                                          .deadline_ns = lane->channel->signals().deadline_ns,
-                                          .shares_gpu = num_sharing_ > 1});
-    if (is_fatal(*fault)) {
-      group().fail(error);
-    } else {
-      lane->channel->clear_fault();
+  for (const bool fatal : {true, false}) {
+    for (const Lane* lane : lanes()) {
+      const std::optional<Fault> fault = lane->channel->fault();
+      if (fault && is_fatal(*fault) == fatal) raise(*lane, *fault);
     }
-    throw error;
   }
+}
+
+void CudaRank::raise(const Lane& lane, const Fault& fault) {
+  const Error error = to_error(fault, {.rank = group().rank(),
+                                       .P = group().size(),
+                                       .shape = shape_,
+                                       .deadline_ns = lane.channel->signals().deadline_ns,
+                                       .shares_gpu = num_sharing_ > 1});
+  if (is_fatal(fault)) {
+    group().fail(error);
+  } else {
+    lane.channel->clear_fault();
+  }
+  throw error;
 }
 
 }  // namespace crossdock::cuda

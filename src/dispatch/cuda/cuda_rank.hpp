@@ -114,7 +114,7 @@ class CudaRank {
   /// After peers have written: what is in a lease goes where it was wanted.
   void fetch(const ShownMemory& shown) const;
 
-  /// Throws what the device has reported, if anything. Does not wait.
+  /// Throws what the device has reported, if anything, a fatal fault first. Does not wait.
   void raise_faults();
   /// The same, or what is wrong with the options: ahead of every call.
   void check_usable();
@@ -133,6 +133,7 @@ class CudaRank {
     pointer = reinterpret_cast<Pointer>(peers_.reach(peer, handle));
   }
   Lane make_lane();
+  [[noreturn]] void raise(const Lane& lane, const Fault& fault);
   Lane& lane() { return is_aside_ ? *aside_ : main_; }
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
   std::vector<Lane*> lanes();

@@ -58,11 +58,6 @@ std::string flaw_text(const Fault& fault, FaultCode code, const FaultReader& rea
 
 }  // namespace
 
-bool is_fatal(const Fault& fault) {
-  const auto code = static_cast<FaultCode>(fault.code);
-  return code == FaultCode::kTimeout || code == FaultCode::kPeerFailed;
-}
-
 Operation operation_of_sum(std::string_view name) {
   for (const Operation operation : {Operation::kCombineUnweighted, Operation::kDispatchBackward}) {
     if (name == name_of(operation)) return operation;

@@ -8,9 +8,6 @@
 
 namespace crossdock::cuda {
 
-/// Whether the fault ended the channel; otherwise an input was refused and work goes on.
-bool is_fatal(const Fault& fault);
-
 /// The operation of a call that sums rows: combine, combine_unweighted or dispatch_backward.
 Operation operation_of_sum(std::string_view name);
 
