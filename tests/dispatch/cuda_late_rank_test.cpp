@@ -267,5 +267,42 @@ TEST_F(CudaLateRank, IsReportedAlsoWhereARefusedRoutingWasNotReadYet) {
       deadline_of_two_seconds());
 }
 
+// The plan is not in the graph, so a replay of the dispatch alone must await rank 1, which has not
+// yet read what the replay before brought.
+TEST_F(CudaLateRank, KeepsItsRowsWhenADispatchIsReplayedWithoutItsPlan) {
+  const DispatchCase the_case = late_case();
+  Gate late;
+  Gate launched;
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    const RankStream reader;
+    const DispatchArgs args{.x = rank.tensors.x.view};
+    rank.dispatcher.dispatch(rank.plan(), args);  // the next plan brings rows for such a dispatch
+    const Plan plan = rank.plan();
+    const int64_t R = plan.num_rows();
+    DispatchResult moved;
+    const CapturedGraph graph(rank, [&] { moved = rank.dispatcher.dispatch(plan, args); });
+    graph.launch();
+    EXPECT_EQ(to_host(moved.rows.view, R, rank.stream), wanted.rows);
+    rank.group.agree({.operation = "replayed"});
+    if (rank.group.rank() == 0) {
+      const GateOpener opener(launched);
+      fill(rank.tensors.x.view, rank.stream);
+      graph.launch();
+    } else {
+      const GateOpener opener(late);
+      late.hold(rank.stream);
+      graph.launch();
+      EXPECT_TRUE(launched.wait());
+      for (int i = 0; i < 20; ++i) {
+        ASSERT_EQ(to_host(moved.rows.view, R, reader), wanted.rows);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+    }
+    rank.stream.synchronize();
+    EXPECT_NE(to_host(moved.rows.view, R, rank.stream), wanted.rows);
+    rank.dispatcher.check();
+  });
+}
+
 }  // namespace
 }  // namespace crossdock

@@ -78,6 +78,13 @@ bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+uint64_t capture_id(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  CROSSDOCK_CUDA(cudaStreamGetCaptureInfo(stream, &status, &id));
+  return status == cudaStreamCaptureStatusNone ? 0 : id;
+}
+
 RelaxedCapture::RelaxedCapture()
     : is_relaxed_(cudaThreadExchangeStreamCaptureMode(&previous_) == cudaSuccess) {}
 

@@ -46,6 +46,10 @@ void enable_peer_access(int device, int peer);
 /// Whether work given to this stream now goes into a graph instead of being run.
 bool is_capturing(cudaStream_t stream);
 
+/// A number of the capture that this stream is part of, no other capture's; 0 if it is not
+/// captured.
+uint64_t capture_id(cudaStream_t stream);
+
 /// Until the end of the scope, calls that a graph capture on another thread or stream would forbid
 /// (allocation) are allowed to this thread.
 class RelaxedCapture {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/cuda/device.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
 #include "dispatch/cuda/put.hpp"
 #include "dispatch/cuda/route_values.hpp"
@@ -18,7 +19,10 @@ CudaPath::TakenRows CudaDirect::take_rows(const Plan& plan, DType dtype) {
   const int64_t num_bytes = shape.num_elements() * size_of(dtype);
   if (num_bytes == 0 || arrays.landing_bytes() < num_bytes) return CudaPath::take_rows(plan, dtype);
   const Buffer landing = arrays.take_landing();
-  return {.rows = {.view = landing.view(dtype, shape), .owner = landing.owner()}, .is_free = true};
+  // A graph without the plan does not exchange it anew before it writes the rows again.
+  const bool is_free = arrays.inputs().capture_id == capture_id(rank_.stream());
+  return {.rows = {.view = landing.view(dtype, shape), .owner = landing.owner()},
+          .is_free = is_free};
 }
 
 ReadyCall CudaDirect::ready_dispatch(const Plan& plan, const DispatchArgs& args,

@@ -93,7 +93,7 @@ CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanDat
 }
 
 int64_t CudaPlan::num_rows() const {
-  if (!num_rows_ || inputs_.is_captured) {
+  if (!num_rows_ || inputs_.capture_id != 0) {
     int64_t rows = 0;
     copy_out(&rows, arrays_.rows_per_rank + inputs_.rank, sizeof(rows), *this);
     num_rows_ = rows;
@@ -117,7 +117,7 @@ ConstTensorView CudaPlan::weights() const {
 }
 
 std::span<const int64_t> CudaPlan::dropped() const {
-  if (dropped_.empty() || inputs_.is_captured) {
+  if (dropped_.empty() || inputs_.capture_id != 0) {
     dropped_.resize(static_cast<size_t>(inputs_.shape.E));
     copy_out(dropped_.data(), arrays_.dropped, dropped_.size() * sizeof(int64_t), *this);
   }

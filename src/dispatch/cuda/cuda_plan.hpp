@@ -22,7 +22,7 @@ struct CudaPlanInputs {
   PlanShape shape{};                   // of the dispatcher; its tables outlive the plan
   std::shared_ptr<const void> tables;  // keeps them
   cudaStream_t stream = nullptr;
-  bool is_captured = false;  // a graph fills the arrays anew at every replay
+  uint64_t capture_id = 0;  // of the graph that fills the arrays anew at every replay; 0: none
 };
 
 /// A plan's arrays on one device, and what the host knows of them.

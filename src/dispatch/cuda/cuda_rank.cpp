@@ -207,7 +207,7 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
                         .shape = shape_,
                         .tables = tables_,
                         .stream = stream(),
-                        .is_captured = is_capturing(stream())};
+                        .capture_id = capture_id(stream())};
   const auto r = static_cast<size_t>(inputs.rank);
   inputs.num_local = placement_.owner_offsets[r + 1] - placement_.owner_offsets[r];
   if (config().capacity) {
