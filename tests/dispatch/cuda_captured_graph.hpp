@@ -11,11 +11,16 @@ namespace crossdock {
 class CapturedGraph {
  public:
   template <typename Body>
-  CapturedGraph(const GpuRank& rank, const Body& body) : stream_(rank.stream.get()) {
-    cuda_ok(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  CapturedGraph(const GpuRank& rank, const Body& body,
+                cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
+      : stream_(rank.stream.get()) {
+    // In global mode a capture forbids the other ranks what they do before and after it.
+    rank.group.agree({.operation = "capture"});
+    cuda_ok(cudaStreamBeginCapture(stream_, mode));
     body();
     cudaGraph_t graph = nullptr;
     cuda_ok(cudaStreamEndCapture(stream_, &graph));
+    rank.group.agree({.operation = "capture"});
     cuda_ok(cudaGraphInstantiate(&executable_, graph, 0));
     cuda_ok(cudaGraphDestroy(graph));
     cuda_ok(cudaGraphUpload(executable_, stream_));

@@ -26,6 +26,9 @@ void PeerMemory::check_reach() const {
 }
 
 PeerMemory::~PeerMemory() {
+  if (mappings_.empty()) return;
+  const DeviceGuard guard(device_, std::nothrow);
+  const RelaxedCapture relaxed;
   for (const auto& [key, base] : mappings_) cudaIpcCloseMemHandle(base);
 }
 
@@ -53,7 +56,7 @@ std::byte* PeerMemory::reach(int peer, const MemoryHandle& handle) {
       std::string(reinterpret_cast<const char*>(&handle.exported), sizeof(handle.exported)),
       nullptr);
   if (is_new) {
-    const DeviceGuard guard(device_);
+    const CallGuard guard(device_);
     const cudaError_t status =
         cudaIpcOpenMemHandle(&found->second, handle.exported, cudaIpcMemLazyEnablePeerAccess);
     if (status != cudaSuccess) mappings_.erase(found);

@@ -50,8 +50,9 @@ bool is_capturing(cudaStream_t stream);
 /// captured.
 uint64_t capture_id(cudaStream_t stream);
 
-/// Until the end of the scope, calls that a graph capture on another thread or stream would forbid
-/// (allocation) are allowed to this thread.
+/// Until the end of the scope this thread may make calls that a graph capture, its own or another
+/// thread's, would otherwise forbid and be invalidated by: allocation, mapping, waiting for streams
+/// that are not captured.
 class RelaxedCapture {
  public:
   RelaxedCapture();
@@ -62,6 +63,17 @@ class RelaxedCapture {
  private:
   cudaStreamCaptureMode previous_ = cudaStreamCaptureModeRelaxed;
   bool is_relaxed_;  // not where the process is ending
+};
+
+/// Every call of a user that reaches the CUDA runtime begins with one: the device is current, and a
+/// capture under way anywhere in the process (PyTorch captures in global mode) does not matter.
+class CallGuard {
+ public:
+  explicit CallGuard(int device) : device_(device) {}
+
+ private:
+  DeviceGuard device_;
+  RelaxedCapture relaxed_;
 };
 
 }  // namespace crossdock::cuda

@@ -77,8 +77,7 @@ std::shared_ptr<DeviceArena> DeviceArena::make(int device, bool is_exported) {
 DeviceArena::DeviceArena(int device, bool is_exported)
     : device_(device), is_exported_(is_exported), stream_(device) {
   if (is_exported_) return;
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
+  const CallGuard guard(device);
   pool_ = make_pool(device);
   reserve(pool_, stream());
 }
@@ -86,8 +85,7 @@ DeviceArena::DeviceArena(int device, bool is_exported)
 std::shared_ptr<void> DeviceArena::allocate(int64_t num_bytes,
                                             std::shared_ptr<OwnedEvent> last_use) {
   CROSSDOCK_CHECK(num_bytes > 0, "an allocation must have a size, got ", num_bytes);
-  const DeviceGuard guard(device_);
-  const RelaxedCapture relaxed;
+  const CallGuard guard(device_);
   void* memory = nullptr;
   if (is_exported_) {
     const int64_t rounded = (num_bytes + kExportUnit - 1) / kExportUnit * kExportUnit;
@@ -105,6 +103,7 @@ std::shared_ptr<void> DeviceArena::allocate(int64_t num_bytes,
 
 void DeviceArena::free(void* memory, const std::shared_ptr<OwnedEvent>& last_use) {
   if (is_exported_) {
+    const RelaxedCapture relaxed;
     cudaFree(memory);
     return;
   }

@@ -44,11 +44,12 @@ std::shared_ptr<const OwnedStream> lease_stream(int device) {
 }
 
 OwnedStream::OwnedStream(int device) {
-  const DeviceGuard guard(device);
+  const CallGuard guard(device);
   CROSSDOCK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 
 OwnedStream::~OwnedStream() {
+  const RelaxedCapture relaxed;
   cudaStreamDestroy(stream_);
 }
 

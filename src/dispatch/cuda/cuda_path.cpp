@@ -19,7 +19,7 @@ CudaPath::CudaPath(DevicePathContext context, int device, Waits waits)
 }
 
 uint64_t CudaPath::run(Call call, const std::function<ReadyCall()>& make_ready) {
-  const DeviceGuard guard(rank_.device());
+  const CallGuard guard(rank_.device());
   ReadyCall ready;
   std::optional<Error> refusal = refusal_of([&] {
     rank_.check_usable();
@@ -38,12 +38,12 @@ uint64_t CudaPath::run(Call call, const std::function<ReadyCall()>& make_ready) 
 }
 
 Plan CudaPath::plan(const Routing& routing, const PlanOnHost& plan) {
-  const DeviceGuard guard(rank_.device());
+  const CallGuard guard(rank_.device());
   return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
 }
 
 Plan CudaPath::plan(const DenseRouting& routing, const PlanDenseOnHost& plan) {
-  const DeviceGuard guard(rank_.device());
+  const CallGuard guard(rank_.device());
   return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
 }
 
@@ -118,7 +118,7 @@ OwnedTensor CudaPath::collect_routes(const Plan& plan, ConstTensorView rows) {
 }
 
 OwnedTensor CudaPath::allocate_rows(const Plan& plan, DType dtype) {
-  const DeviceGuard guard(rank_.device());
+  const CallGuard guard(rank_.device());
   return rank_.take(dtype, {plan.capacity_rows(), rank_.config().width});
 }
 

@@ -45,7 +45,7 @@ int64_t carve(const CudaPlanInputs& inputs, std::byte* memory, DevicePlan& plan)
 // To host memory. The copy follows the wait: one that waits for kernels, which may wait for other
 // ranks, could keep those from launching theirs.
 void copy_out(void* to, const void* from, size_t num_bytes, const CudaPlan& plan) {
-  const DeviceGuard guard(plan.device().index);
+  const CallGuard guard(plan.device().index);
   const cudaStream_t stream = plan.inputs().stream;
   CROSSDOCK_CHECK(!is_capturing(stream),
                   "num_rows and dropped of a plan wait for the device, which a graph that is being "

@@ -74,7 +74,7 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
       waits_(waits),
       placement_(make_placement(config(), group().size())) {
   if (waits == Waits::kForAll) peers_.check_reach();
-  const DeviceGuard guard(device_);
+  const CallGuard guard(device_);
   load_all_kernels();
   const int64_t E = config().num_experts;
   main_ = make_lane();
@@ -114,6 +114,7 @@ std::vector<CudaRank::Lane*> CudaRank::lanes() {
 
 CudaRank::~CudaRank() {
   const DeviceGuard guard(device_, std::nothrow);
+  const RelaxedCapture relaxed;
   // Peers may still be writing after a failure, and kernels of this rank may be waiting for them.
   const bool is_poisoned = group().is_poisoned();
   for (const Lane* lane : lanes()) {
@@ -136,7 +137,7 @@ cudaStream_t CudaRank::stream() const {
 }
 
 void CudaRank::set_options(const DeviceOptions& options) {
-  const DeviceGuard guard(device_);
+  const CallGuard guard(device_);
   const cudaStream_t before = callers_stream();
   options_ = options;
   const cudaStream_t after = callers_stream();
@@ -149,12 +150,11 @@ void CudaRank::set_options(const DeviceOptions& options) {
 }
 
 void CudaRank::begin_aside() {
-  const DeviceGuard guard(device_);
+  const CallGuard guard(device_);
   if (!aside_) {
     // Taking memory and a stream may wait for the device, where a peer's kernel may be waiting for
     // one that is not launched yet. When this rank's kernels have ended, all are.
     if (!is_capturing(callers_stream())) CROSSDOCK_CUDA(cudaStreamSynchronize(callers_stream()));
-    const RelaxedCapture relaxed;
     Lane lane = make_lane();
     lane.stream = lease_stream(device_);
     aside_ = std::move(lane);
@@ -166,7 +166,7 @@ void CudaRank::begin_aside() {
 }
 
 std::shared_ptr<const void> CudaRank::end_aside() {
-  const DeviceGuard guard(device_);
+  const CallGuard guard(device_);
   is_aside_ = false;
   auto done = std::make_shared<OwnedEvent>(device_);
   done->record(aside_->stream->get());
@@ -174,7 +174,7 @@ std::shared_ptr<const void> CudaRank::end_aside() {
 }
 
 void CudaRank::finish(const std::shared_ptr<const void>& done) const {
-  const DeviceGuard guard(device_);
+  const CallGuard guard(device_);
   if (done) static_cast<const OwnedEvent*>(done.get())->make_wait(callers_stream());
 }
 

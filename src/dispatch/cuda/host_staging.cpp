@@ -16,6 +16,7 @@ class StagedPlan final : public DevicePlanData {
  public:
   StagedPlan(Plan device_plan, std::shared_ptr<const OwnedStream> owned_stream)
       : stream_(std::move(owned_stream)), device_plan_(std::move(device_plan)) {
+    const RelaxedCapture relaxed;
     const cudaStream_t stream = stream_->get();
     const Segments segments = device_plan_.segments();
     const ConstTensorView weights = device_plan_.weights();
@@ -103,6 +104,7 @@ OwnedTensor HostStaging::upload_rows(const Plan& plan, const ConstTensorView& ro
 
 // `shape` has room for the tensor.
 OwnedTensor HostStaging::upload_as(const Shape& shape, const ConstTensorView& tensor) {
+  const RelaxedCapture relaxed;
   const Buffer buffer = pool_.take(shape.num_elements() * size_of(tensor.dtype), stream_->get());
   OwnedTensor copy{.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
   if (tensor.data == nullptr) {
@@ -117,6 +119,7 @@ OwnedTensor HostStaging::upload_as(const Shape& shape, const ConstTensorView& te
 
 OwnedTensor HostStaging::download(const ConstTensorView& tensor, int64_t num_rows,
                                   const TensorView& given) {
+  const RelaxedCapture relaxed;
   OwnedTensor copy{.view = given, .owner = nullptr};
   const Shape shape = with_rows(tensor.shape, num_rows);
   if (!given.given()) {
