@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 
 #include "dispatch/cuda_tensors.hpp"
@@ -47,6 +48,28 @@ class GateOpener {
 
  private:
   Gate& gate_;
+};
+
+/// Holds up what is queued in a stream after it, until it is opened or destroyed.
+class StreamGate {
+ public:
+  explicit StreamGate(cudaStream_t stream) : gate_(std::make_shared<Gate>()) {
+    cuda_ok(cudaLaunchHostFunc(stream, wait, new std::shared_ptr<Gate>(gate_)));
+  }
+  ~StreamGate() { open(); }
+  StreamGate(const StreamGate&) = delete;
+  StreamGate& operator=(const StreamGate&) = delete;
+
+  void open() { gate_->open(); }
+
+ private:
+  static void wait(void* argument) {
+    const std::unique_ptr<std::shared_ptr<Gate>> gate(
+        static_cast<std::shared_ptr<Gate>*>(argument));
+    (*gate)->wait();
+  }
+
+  std::shared_ptr<Gate> gate_;
 };
 
 }  // namespace crossdock

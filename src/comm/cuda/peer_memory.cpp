@@ -1,5 +1,7 @@
 #include "comm/cuda/peer_memory.hpp"
 
+#include <utility>
+
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
@@ -52,9 +54,8 @@ std::byte* PeerMemory::reach(int peer, const MemoryHandle& handle) {
     if (reached_devices_.insert(handle.device).second) enable_peer_access(device_, handle.device);
     return handle.base + handle.offset;
   }
-  const auto [found, is_new] = mappings_.try_emplace(
-      std::string(reinterpret_cast<const char*>(&handle.exported), sizeof(handle.exported)),
-      nullptr);
+  std::string bytes(reinterpret_cast<const char*>(&handle.exported), sizeof(handle.exported));
+  const auto [found, is_new] = mappings_.try_emplace({peer, std::move(bytes)}, nullptr);
   if (is_new) {
     const CallGuard guard(device_);
     const cudaError_t status =

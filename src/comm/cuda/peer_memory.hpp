@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "core/cuda/device_pool.hpp"
 #include "crossdock/communicator.hpp"
@@ -58,8 +59,10 @@ class PeerMemory {
   Topology topology_;
   int rank_;
   int device_;
-  std::set<int> reached_devices_;          // whose memory kernels on device_ may use
-  std::map<std::string, void*> mappings_;  // bytes of the exported handle -> base here
+  std::set<int> reached_devices_;  // whose memory kernels on device_ may use
+  // (rank, bytes of the exported handle) -> base here. Owners do not free what they have exported
+  // (see DeviceArena), so a handle means the same memory for ever.
+  std::map<std::pair<int, std::string>, void*> mappings_;
 };
 
 }  // namespace crossdock::cuda

@@ -1,5 +1,6 @@
 #include "core/cuda/device_arena.hpp"
 
+#include <limits>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -64,13 +65,12 @@ void reserve(cudaMemPool_t pool, cudaStream_t stream) {
 }  // namespace
 
 std::shared_ptr<DeviceArena> DeviceArena::make(int device, bool is_exported) {
-  if (is_exported) return std::shared_ptr<DeviceArena>(new DeviceArena(device, true));
   // Never destroyed: memory may outlive static objects.
   static auto* mutex = new std::mutex;
-  static auto* arenas = new std::map<int, std::shared_ptr<DeviceArena>>;
+  static auto* arenas = new std::map<std::pair<int, bool>, std::shared_ptr<DeviceArena>>;
   const std::lock_guard lock(*mutex);
-  std::shared_ptr<DeviceArena>& arena = (*arenas)[device];
-  if (!arena) arena.reset(new DeviceArena(device, false));
+  std::shared_ptr<DeviceArena>& arena = (*arenas)[{device, is_exported}];
+  if (!arena) arena.reset(new DeviceArena(device, is_exported));
   return arena;
 }
 
@@ -86,40 +86,68 @@ std::shared_ptr<void> DeviceArena::allocate(int64_t num_bytes,
                                             std::shared_ptr<OwnedEvent> last_use) {
   CROSSDOCK_CHECK(num_bytes > 0, "an allocation must have a size, got ", num_bytes);
   const CallGuard guard(device_);
-  void* memory = nullptr;
+  MemoryBlock block{.base = nullptr, .num_bytes = num_bytes};
   if (is_exported_) {
-    const int64_t rounded = (num_bytes + kExportUnit - 1) / kExportUnit * kExportUnit;
-    CROSSDOCK_CUDA(cudaMalloc(&memory, static_cast<size_t>(rounded)));
+    block = take_exported((num_bytes + kExportUnit - 1) / kExportUnit * kExportUnit);
   } else {
     free_unused();
+    void* memory = nullptr;
     CROSSDOCK_CUDA(
         cudaMallocFromPoolAsync(&memory, static_cast<size_t>(num_bytes), pool_, stream()));
     CROSSDOCK_CUDA(cudaStreamSynchronize(stream()));
+    block.base = static_cast<std::byte*>(memory);
   }
-  return {memory, [self = shared_from_this(), last_use = std::move(last_use)](void* pointer) {
-            self->free(pointer, last_use);
+  return {block.base, [self = shared_from_this(), block, last_use = std::move(last_use)](void*) {
+            self->free(block, last_use);
           }};
 }
 
-void DeviceArena::free(void* memory, const std::shared_ptr<OwnedEvent>& last_use) {
-  if (is_exported_) {
-    const RelaxedCapture relaxed;
-    cudaFree(memory);
-    return;
+MemoryBlock DeviceArena::take_exported(int64_t num_bytes) {
+  if (const MemoryBlock block = take_unused(num_bytes, 2 * num_bytes); block.base != nullptr) {
+    return block;
   }
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(num_bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    const MemoryBlock larger = take_unused(num_bytes, std::numeric_limits<int64_t>::max());
+    if (larger.base != nullptr) {
+      cudaGetLastError();  // there was memory after all
+      return larger;
+    }
+  }
+  CROSSDOCK_CUDA(status);
+  return {.base = static_cast<std::byte*>(memory), .num_bytes = num_bytes};
+}
+
+MemoryBlock DeviceArena::take_unused(int64_t least_bytes, int64_t most_bytes) {
+  const std::lock_guard lock(mutex_);
+  auto best = unused_.end();
+  for (auto it = unused_.begin(); it != unused_.end(); ++it) {
+    const int64_t num_bytes = it->block.num_bytes;
+    if (num_bytes < least_bytes || num_bytes > most_bytes) continue;
+    if (best != unused_.end() && num_bytes >= best->block.num_bytes) continue;
+    if (it->is_done()) best = it;
+  }
+  if (best == unused_.end()) return {};
+  const MemoryBlock block = best->block;
+  unused_.erase(best);
+  return block;
+}
+
+void DeviceArena::free(const MemoryBlock& block, const std::shared_ptr<OwnedEvent>& last_use) {
   {
     const std::lock_guard lock(mutex_);
-    unused_.push_back({.memory = memory, .last_use = last_use});
+    unused_.push_back({.block = block, .last_use = last_use});
   }
-  free_unused();
+  if (!is_exported_) free_unused();
 }
 
 void DeviceArena::free_unused() {
   const RelaxedCapture relaxed;
   const std::lock_guard lock(mutex_);
-  std::erase_if(unused_, [&](const Unused& block) {
-    if (block.last_use && !block.last_use->has_passed()) return false;
-    cudaFreeAsync(block.memory, stream());
+  std::erase_if(unused_, [&](const Unused& unused) {
+    if (!unused.is_done()) return false;
+    cudaFreeAsync(unused.block.base, stream());
     return true;
   });
 }

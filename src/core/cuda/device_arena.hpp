@@ -18,17 +18,22 @@ struct MemoryBlock {
   int64_t num_bytes = 0;
 };
 
-/// Device memory from the driver, and back to it.
+/// Device memory from the driver.
 ///
 /// Kernels of several ranks of one process may be waiting for each other, and the driver must not
 /// wait for them while it holds what a launch needs. So memory is allocated and freed in the order
 /// of a stream of the arena's own, which never waits for the device: streams share hardware queues,
 /// and what waits in one could hold up the rank that it waits for. Memory that other processes map
-/// cannot come that way; a process with such memory holds one rank. Thread-safe.
+/// cannot come that way; a process with such memory holds one rank.
+///
+/// Memory that other processes map never goes back to the driver: a peer may keep its mapping, and
+/// freeing the memory under it is undefined. It is handed out again in this process instead, so an
+/// address and its inter-process handle mean the same memory until the process ends, and no mapping
+/// becomes stale. Thread-safe.
 class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
  public:
-  /// is_exported: other processes will map the memory (CUDA IPC). Without it the arena is the one
-  /// that all ranks of this process have on the device: streams and pools are costly.
+  /// The one arena of this process on the device, for all its ranks: streams and pools are costly.
+  /// is_exported: the one for memory that other processes will map (CUDA IPC).
   static std::shared_ptr<DeviceArena> make(int device, bool is_exported);
   DeviceArena(const DeviceArena&) = delete;
   DeviceArena& operator=(const DeviceArena&) = delete;
@@ -44,7 +49,11 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
 
  private:
   DeviceArena(int device, bool is_exported);
-  void free(void* memory, const std::shared_ptr<OwnedEvent>& last_use);
+  MemoryBlock take_exported(int64_t num_bytes);
+  /// The smallest unused block of a size in [least_bytes, most_bytes]; an empty one if there is
+  /// none.
+  MemoryBlock take_unused(int64_t least_bytes, int64_t most_bytes);
+  void free(const MemoryBlock& block, const std::shared_ptr<OwnedEvent>& last_use);
   void free_unused();
 
   int device_;
@@ -53,11 +62,12 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   cudaMemPool_t pool_ = nullptr;  // null if exported
 
   struct Unused {
-    void* memory;
+    MemoryBlock block;
     std::shared_ptr<OwnedEvent> last_use;
+    bool is_done() const { return !last_use || last_use->has_passed(); }
   };
   std::mutex mutex_;
-  std::vector<Unused> unused_;  // not freed yet: the device was not done with them
+  std::vector<Unused> unused_;  // if exported: to hand out again; else: in use by the device still
 };
 
 /// Memory that lives as long as its user; steps take from a DevicePool.

@@ -37,14 +37,16 @@ struct DevicePool::State {
   int64_t bytes_free = 0;
 
   // The smallest free block that fits without wasting more than half of it, one of this stream
-  // first; an empty one if there is none.
-  Block find(int64_t& block_bytes, cudaStream_t stream) {
+  // first; an empty one if there is none. A graph cannot wait for what was queued before it, so
+  // for a graph the block must be free already.
+  Block find(int64_t& block_bytes, cudaStream_t stream, bool captured) {
     const std::lock_guard lock(mutex);
     const auto begin = free_blocks.lower_bound(block_bytes);
     const auto end = free_blocks.upper_bound(2 * block_bytes);
-    auto found = begin;
+    auto found = captured ? end : begin;
     for (auto it = begin; it != end; ++it) {
-      if (it->second.stream != stream) continue;
+      const Block& block = it->second;
+      if (captured ? !block.released->has_passed() : block.stream != stream) continue;
       found = it;
       break;
     }
@@ -72,13 +74,13 @@ struct DevicePool::State {
     free_blocks.emplace(block_bytes, std::move(block));
   }
 
-  // Takes the block out of circulation: it is freed, but where nothing tells when its stream is
-  // done with it (a graph is being recorded, say) only when the pool goes.
-  void retire(int64_t block_bytes, Block& block, bool keep) {
+  // Takes the block out of circulation until the pool goes: nothing tells when its stream is done
+  // with it (a graph is being recorded, say).
+  void retire(int64_t block_bytes, Block block) {
     const std::lock_guard lock(mutex);
     used_blocks.erase(static_cast<const std::byte*>(block.memory.get()));
     bytes_in_use -= block_bytes;
-    if (keep) retired.push_back(std::move(block));
+    retired.push_back(std::move(block));
   }
 
   std::vector<Block> retired;
@@ -98,35 +100,35 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
   CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
   const Device where{.kind = DeviceKind::kCuda, .index = state_->arena->device()};
   if (num_bytes == 0) return {nullptr, nullptr, 0, where};
+  const RelaxedCapture relaxed;
   int64_t block_bytes = round_up(num_bytes);
   const bool captured = is_capturing(stream);
-  Block block = captured ? Block{} : state_->find(block_bytes, stream);
+  Block block = state_->find(block_bytes, stream, captured);
   if (!block.memory) {
     block.released = std::make_shared<OwnedEvent>(state_->arena->device());
     block.memory = state_->arena->allocate(block_bytes, block.released);
-  } else if (block.stream != stream) {
+  } else if (!captured && block.stream != stream) {
     block.released->make_wait(stream);
   }
   block.stream = stream;
   state_->hand_out(block_bytes, block);
   auto* data = static_cast<std::byte*>(block.memory.get());
-  std::shared_ptr<void> owner(
-      data, [block = std::move(block), block_bytes, captured, device = where.index,
-             pool = std::weak_ptr<State>(state_)](void*) mutable {
-        const DeviceGuard guard(device, std::nothrow);  // the stream may be a device's default one
-        cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-        cudaStreamIsCapturing(block.stream, &capture);
-        const bool recording = capture != cudaStreamCaptureStatusNone;
-        const bool ordered =
-            !recording && cudaEventRecord(block.released->get(), block.stream) == cudaSuccess;
-        const std::shared_ptr<State> state = pool.lock();
-        if (!state) return;
-        if (captured || !ordered) {
-          state->retire(block_bytes, block, /*keep=*/!ordered);
-        } else {
-          state->give_back(block_bytes, std::move(block));
-        }
-      });
+  std::shared_ptr<void> owner(data, [block = std::move(block), block_bytes, device = where.index,
+                                     pool = std::weak_ptr<State>(state_)](void*) mutable {
+    const DeviceGuard guard(device, std::nothrow);  // the stream may be a device's default one
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaStreamIsCapturing(block.stream, &capture);
+    const bool recording = capture != cudaStreamCaptureStatusNone;
+    const bool ordered =
+        !recording && cudaEventRecord(block.released->get(), block.stream) == cudaSuccess;
+    const std::shared_ptr<State> state = pool.lock();
+    if (!state) return;
+    if (ordered) {
+      state->give_back(block_bytes, std::move(block));
+    } else {
+      state->retire(block_bytes, std::move(block));
+    }
+  });
   return {std::move(owner), data, num_bytes, where};
 }
 

@@ -116,15 +116,17 @@ CudaRank::~CudaRank() {
   const DeviceGuard guard(device_, std::nothrow);
   const RelaxedCapture relaxed;
   // Peers may still be writing after a failure, and kernels of this rank may be waiting for them.
-  const bool is_poisoned = group().is_poisoned();
+  bool is_broken = group().is_poisoned();
   for (const Lane* lane : lanes()) {
-    if (is_poisoned) lane->channel->abandon();
+    if (is_broken) lane->channel->abandon();
     // What this object owns is in use until then.
     cudaStreamSynchronize(lane->stream ? lane->stream->get() : callers_stream());
+    const std::optional<Fault> fault = lane->channel->fault();  // no call may have reported it yet
+    is_broken = is_broken || (fault && is_fatal(*fault));
   }
-  if (!is_poisoned) return;
+  if (!is_broken) return;
   if (peers_.needs_export()) {
-    // Freeing what another process has mapped and uses would end its context.
+    // Neither freed nor handed out again: another process may still be writing there.
     keep_for_ever(pool_.memory());
     for (const Lane* lane : lanes()) keep_for_ever(lane->channel->mailbox().owner());
   } else {
