@@ -5,10 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "dispatch/cuda_step.hpp"
-
-#if CROSSDOCK_HAS_NCCL
-#include <nccl.h>
-#endif
+#include "dispatch/lone_communicator.hpp"
 
 namespace crossdock {
 namespace {
@@ -23,24 +20,6 @@ DispatchCase case_of(const std::vector<int64_t>& tokens_per_rank) {
 const char* const kStrategies[] = {"alltoall", "allgather"};
 
 #if CROSSDOCK_HAS_NCCL
-
-/// A communicator of one rank on GPU 0.
-class LoneCommunicator {
- public:
-  LoneCommunicator() {
-    const int device = 0;
-    const ncclResult_t status = ncclCommInitAll(&comm_, 1, &device);
-    if (status != ncclSuccess) throw std::runtime_error(ncclGetErrorString(status));
-  }
-  ~LoneCommunicator() { ncclCommDestroy(comm_); }
-  LoneCommunicator(const LoneCommunicator&) = delete;
-  LoneCommunicator& operator=(const LoneCommunicator&) = delete;
-
-  ncclComm_t get() const { return comm_; }
-
- private:
-  ncclComm_t comm_ = nullptr;
-};
 
 TEST_F(CudaNccl, BringsTheRowsOfOneRankHome) {
   const LoneCommunicator comm;

@@ -23,6 +23,8 @@ struct ChannelOptions {
 /// rank's mailbox; kernels get signals(). Kernels of one channel run one after the other.
 class PeerChannel {
  public:
+  /// For `size` ranks that reach each other's memory, of which this is number `rank`.
+  /// REQUIRES: size <= kMaxPeers.
   PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOptions& options);
   PeerChannel(const PeerChannel&) = delete;
   PeerChannel& operator=(const PeerChannel&) = delete;

@@ -33,9 +33,6 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  /// Whether kernels of this rank can use memory of rank `peer`. Ranks that are threads of one
-  /// process can, also where they play ranks of several nodes.
-  bool reaches(int peer) const { return shares_address_space_ || is_near(peer); }
   /// Whether rank `peer` is on this rank's node.
   bool is_near(int peer) const;
 

@@ -91,7 +91,7 @@ void CudaRank::connect(const char* operation, uint64_t subject, const Met& met) 
     std::vector<std::byte*> mailboxes;
     for (int p = 0; p < group().size(); ++p) {
       const MemoryHandle& handle = met.handles[static_cast<size_t>(p)].back();
-      mailboxes.push_back(peers_.reaches(p) ? peers_.reach(p, handle) : nullptr);
+      if (channel_ranks_.slot_of(p) >= 0) mailboxes.push_back(peers_.reach(p, handle));
       const bool shares_gpu = handle.device == device_ && handle.is_shared == 0;
       if (p != group().rank() && shares_gpu) ++num_sharing_;
     }

@@ -72,8 +72,10 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
       peers_(context_.group.communicator(), device),
       pool_(DeviceArena::make(device, peers_.needs_export())),
       waits_(waits),
+      channel_ranks_(group().topology(), group().rank(), waits),
       placement_(make_placement(config(), group().size())) {
   if (waits == Waits::kForAll) peers_.check_reach();
+  check_channel_size(context_.strategy_name, group().topology(), channel_ranks_, waits, kMaxPeers);
   const CallGuard guard(device_);
   load_all_kernels();
   const int64_t E = config().num_experts;
@@ -97,7 +99,7 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
 CudaRank::Lane CudaRank::make_lane() {
   Lane lane;
   lane.channel = std::make_unique<PeerChannel>(
-      group().rank(), group().size(), pool_.arena(),
+      channel_ranks_.slot_of(group().rank()), channel_ranks_.size(), pool_.arena(),
       ChannelOptions{.max_words = plan_words(config().num_experts),
                      .deadline = *group().options().arrival_deadline});
   lane.is_connected = waits_ == Waits::kForNobody;
@@ -190,7 +192,7 @@ cudaStream_t CudaRank::callers_stream() const {
 PeerSignals CudaRank::near_signals() const {
   PeerSignals near = signals();
   for (int p = 0; p < near.P; ++p) {
-    if (!is_near(p)) near.mailbox[p] = nullptr;
+    if (!is_near(channel_ranks_.rank_at(p))) near.mailbox[p] = nullptr;
   }
   return near;
 }
@@ -283,7 +285,8 @@ void CudaRank::raise_faults() {
   }
 }
 
-void CudaRank::raise(const Lane& lane, const Fault& fault) {
+void CudaRank::raise(const Lane& lane, Fault fault) {
+  fault.culprit = channel_ranks_.rank_at(fault.culprit);
   const Error error = to_error(fault, {.rank = group().rank(),
                                        .P = group().size(),
                                        .shape = shape_,

@@ -14,6 +14,7 @@
 #include "comm/cuda/peer_memory.hpp"
 #include "core/cuda/device_pool.hpp"
 #include "core/cuda/stream.hpp"
+#include "dispatch/cuda/channel_ranks.hpp"
 #include "dispatch/cuda/cuda_plan.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/placement.hpp"
@@ -28,9 +29,6 @@ struct ShownMemory {
   int64_t num_bytes = 0;
   std::shared_ptr<const void> lease;  // of a copy that stands in for memory out of their reach
 };
-
-/// Whom kernels of a rank wait for on the device: these must be in reach.
-enum class Waits { kForNobody, kForNode, kForAll };
 
 /// One rank's side of a dispatcher on a GPU: its memory, its signals, and how it meets the others.
 class CudaRank {
@@ -58,6 +56,8 @@ class CudaRank {
   /// The same for kernels that work for this rank alone.
   PeerSignals signals_alone() const;
   bool is_near(int peer) const { return peers_.is_near(peer); }
+  /// The ranks of this rank's channels. Targets in kernels that wait are slots among them.
+  const ChannelRanks& channel_ranks() const { return channel_ranks_; }
 
   /// Work goes into a stream of its own, with signals of its own, from here to end_aside (see
   /// DevicePath).
@@ -99,16 +99,17 @@ class CudaRank {
 
   /// For peers to use: memory itself, or a lease in its place where they cannot reach it.
   ShownMemory show(const void* data, int64_t num_bytes, bool with_contents);
-  /// Entry `entry` of every rank's handles, for kernels of this rank.
+  /// Entry `entry` of every rank's handles, for kernels of this rank. REQUIRES: kernels wait for
+  /// all ranks.
   template <typename Pointer>
   void reach(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
     for (int p = 0; p < group().size(); ++p) reach_one(met, entry, p, pointers[p]);
   }
-  /// The same of the ranks of this node; those of the others are left as they are.
+  /// The same by slot, for the ranks of this node only. REQUIRES: kernels wait for them.
   template <typename Pointer>
   void reach_near(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
     for (int p = 0; p < group().size(); ++p) {
-      if (is_near(p)) reach_one(met, entry, p, pointers[p]);
+      if (is_near(p)) reach_one(met, entry, p, pointers[channel_ranks_.slot_of(p)]);
     }
   }
   /// After peers have written: what is in a lease goes where it was wanted.
@@ -133,7 +134,7 @@ class CudaRank {
     pointer = reinterpret_cast<Pointer>(peers_.reach(peer, handle));
   }
   Lane make_lane();
-  [[noreturn]] void raise(const Lane& lane, const Fault& fault);
+  [[noreturn]] void raise(const Lane& lane, Fault fault);
   Lane& lane() { return is_aside_ ? *aside_ : main_; }
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
   std::vector<Lane*> lanes();
@@ -147,6 +148,7 @@ class CudaRank {
   PeerMemory peers_;
   DevicePool pool_;
   Waits waits_;
+  ChannelRanks channel_ranks_;
   Lane main_;
   std::optional<Lane> aside_;  // made when first needed
   bool is_aside_ = false;

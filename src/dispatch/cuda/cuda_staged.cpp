@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "core/check.hpp"
 #include "dispatch/allgather.hpp"
 #include "dispatch/cuda/move_rows.hpp"
 #include "dispatch/cuda/push_gradients.hpp"
@@ -16,9 +15,8 @@ bool is_relaying(const std::string& strategy) {
   return strategy == "direct" || strategy == "hierarchical";
 }
 
-// NCCL waits by itself.
-Waits waits_of(const DevicePathContext& context, const void* nccl_comm) {
-  if (nccl_comm == nullptr) return Waits::kForAll;
+// Where the transport waits for peers itself, as NCCL does.
+Waits waits_beside_transport(const DevicePathContext& context) {
   return is_relaying(context.strategy_name) ? Waits::kForNode : Waits::kForNobody;
 }
 
@@ -29,15 +27,23 @@ std::byte* bytes(const OwnedTensor& tensor) {
 }  // namespace
 
 CudaStaged::CudaStaged(const DevicePathContext& context, int device, void* nccl_comm)
-    : CudaPath(context, device, waits_of(context, nccl_comm)),
-      transport_(nccl_comm != nullptr ? make_nccl_transport(rank_, nccl_comm)
-                                      : make_peer_copies(rank_)),
+    : CudaStaged(context, device,
+                 nccl_comm != nullptr ? waits_beside_transport(context) : Waits::kForAll,
+                 [nccl_comm](CudaRank& rank) {
+                   return nccl_comm != nullptr ? make_nccl_transport(rank, nccl_comm)
+                                               : make_peer_copies(rank);
+                 }) {}
+
+CudaStaged::CudaStaged(const DevicePathContext& context, int device,
+                       const MakeTransport& make_transport)
+    : CudaStaged(context, device, waits_beside_transport(context), make_transport) {}
+
+CudaStaged::CudaStaged(const DevicePathContext& context, int device, Waits waits,
+                       const MakeTransport& make_transport)
+    : CudaPath(context, device, waits),
+      transport_(make_transport(rank_)),
       gathers_tokens_(rank_.context().strategy_name == "allgather"),
-      relays_tokens_(is_relaying(rank_.context().strategy_name)) {
-  CROSSDOCK_CHECK(!relays_tokens_ || rank_.group().size() < kMaxPeers, "between nodes at most ",
-                  kMaxPeers - 1, " ranks can have their tokens relayed on GPUs, got ",
-                  rank_.group().size(), "; use alltoall");
-}
+      relays_tokens_(is_relaying(rank_.context().strategy_name)) {}
 
 std::shared_ptr<const DevicePlanData> CudaStaged::upload(const Plan& host_plan) {
   std::vector<int64_t> arrival_tokens;
@@ -204,7 +210,7 @@ void CudaStaged::sum(const CudaRank::Met& met, const Journey& journey, PullSumAr
   } else {
     args.targets = journey.relay->sum_targets;
     rank_.reach_near(met, journey.rows_entry, args.rows);
-    args.rows[rank_.group().size()] = bytes(journey.arrived);
+    args.rows[rank_.channel_ranks().size()] = bytes(journey.arrived);
     args.signals = rank_.near_signals();
     launch_barrier(args.signals, args.operation, rank_.stream());
   }

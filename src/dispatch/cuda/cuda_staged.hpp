@@ -46,7 +46,14 @@ class CudaStaged final : public CudaPath {
   /// nccl_comm: null, or an ncclComm_t to exchange through instead of peers' memory.
   CudaStaged(const DevicePathContext& context, int device, void* nccl_comm);
 
+  /// Exchanges through a transport that waits for its peers itself, as NCCL does.
+  using MakeTransport = std::function<std::unique_ptr<RowTransport>(CudaRank& rank)>;
+  CudaStaged(const DevicePathContext& context, int device, const MakeTransport& make_transport);
+
  private:
+  CudaStaged(const DevicePathContext& context, int device, Waits waits,
+             const MakeTransport& make_transport);
+
   /// Something that travels: from[from_index[i]] is packed as the i-th, and the i-th arrival
   /// becomes to[to_index[i]], taken from among the arrivals by arrival_index. Null indices count
   /// up.

@@ -59,6 +59,7 @@ struct RouteTargets {
 // A route of this node is where it lies; one of another node comes home to the far_home place of
 // its owner's part.
 RouteTargets make_targets(const PlanData& data, const CudaRank& rank, const RowTraffic& far_home) {
+  const ChannelRanks& slots = rank.channel_ranks();
   RouteTargets targets;
   targets.near.assign(data.expert_ids.size(), {-1, -1});
   targets.sums = targets.near;
@@ -66,26 +67,27 @@ RouteTargets make_targets(const PlanData& data, const CudaRank& rank, const RowT
     if (data.expert_ids[i] < 0) continue;
     const int owner = data.owner[index(data.expert_ids[i])];
     if (rank.is_near(owner)) {
-      targets.near[i] = {owner, static_cast<int32_t>(data.final_rows[i])};
+      targets.near[i] = {slots.slot_of(owner), static_cast<int32_t>(data.final_rows[i])};
       targets.sums[i] = targets.near[i];
     } else {
       const int64_t place = far_home.parts[index(owner)].recv_begin + data.send_positions[i] -
                             data.send_offsets[index(owner)];
-      targets.sums[i] = {data.P, static_cast<int32_t>(place)};
+      targets.sums[i] = {slots.size(), static_cast<int32_t>(place)};
     }
   }
   return targets;
 }
 
 // [copies received, K]: the rows on this node where a copy ends.
-std::vector<RouteTarget> make_copy_targets(const Relay& relay, int64_t K) {
+std::vector<RouteTarget> make_copy_targets(const Relay& relay, int64_t K,
+                                           const ChannelRanks& slots) {
   const int64_t num_copies = relay.arrival_offsets.back();
   std::vector<RouteTarget> targets(index(num_copies * K), {-1, -1});
   for (int64_t copy = 0; copy < num_copies; ++copy) {
     const int64_t first = relay.target_offsets[index(copy)];
     for (int64_t i = first; i < relay.target_offsets[index(copy) + 1]; ++i) {
       const RelayTarget& target = relay.targets[index(i)];
-      targets[index(copy * K + i - first)] = {static_cast<int32_t>(target.rank),
+      targets[index(copy * K + i - first)] = {slots.slot_of(static_cast<int>(target.rank)),
                                               static_cast<int32_t>(target.row)};
     }
   }
@@ -114,7 +116,7 @@ RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   PackedArrays arrays;
   arrays.add(relay.copy_tokens, made.copy_tokens);
   arrays.add(targets.near, made.near_targets);
-  arrays.add(make_copy_targets(relay, data.K), made.copy_targets);
+  arrays.add(make_copy_targets(relay, data.K, rank.channel_ranks()), made.copy_targets);
   arrays.add(make_far_rows(data, rank), made.far_rows);
   arrays.add(targets.sums, made.sum_targets);
   made.memory = arrays.upload(rank.pool(), rank.stream());

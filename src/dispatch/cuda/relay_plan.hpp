@@ -14,12 +14,13 @@ struct RelayPlan {
   RowTraffic copies;    // tokens to gateways
   RowTraffic far_home;  // rows to sources on other nodes
 
-  Buffer memory;                              // of the arrays
-  const int64_t* copy_tokens = nullptr;       // [copies sent] t
+  Buffer memory;                         // of the arrays
+  const int64_t* copy_tokens = nullptr;  // [copies sent] t
+  // The `rank` of these targets is a slot of the channel.
   const RouteTarget* near_targets = nullptr;  // [T, K] on this node
   const RouteTarget* copy_targets = nullptr;  // [copies received, K]
   const int64_t* far_rows = nullptr;          // [rows sent home] row here
-  const RouteTarget* sum_targets = nullptr;   // [T, K]; rank P: came home
+  const RouteTarget* sum_targets = nullptr;   // [T, K]; slot behind the last: came home
 };
 
 /// `plan` was made on the host by one of the two strategies. Collective; waits for the device.

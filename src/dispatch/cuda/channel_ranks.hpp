@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "crossdock/communicator.hpp"
+
+namespace crossdock::cuda {
+
+/// Whose kernels a rank's kernels wait for on the device. Those ranks must be reachable.
+enum class Waits { kForNobody, kForNode, kForAll };
+
+/// The ranks that share one peer channel, in ascending order. A rank's index among them is its
+/// slot; kernels see slots only. The rank itself always has one.
+class ChannelRanks {
+ public:
+  ChannelRanks(const Topology& topology, int rank, Waits waits);
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int rank_at(int slot) const { return ranks_[static_cast<size_t>(slot)]; }
+  /// -1 for a rank outside the channel.
+  int slot_of(int rank) const { return slots_[static_cast<size_t>(rank)]; }
+
+ private:
+  std::vector<int> ranks_;  // [size]
+  std::vector<int> slots_;  // [P]
+};
+
+/// Throws Error(kInvalidArgument) if `strategy` needs a channel of more than max_peers ranks; the
+/// message says what works instead.
+void check_channel_size(const std::string& strategy, const Topology& topology,
+                        const ChannelRanks& ranks, Waits waits, int max_peers);
+
+}  // namespace crossdock::cuda
