@@ -114,7 +114,7 @@ void expect_untouched_peers(const GpuSetting& setting) {
         if (group.rank() == 1) of_late_rank = calls->landings();
         group.agree({.operation = "filled"});
         if (group.rank() == 1) {
-          late.hold(rank.stream);
+          late.hold(rank.stream.get());
           graph.launch();
           rank.stream.synchronize();
           expect_failure(rank, ErrorCode::kPeerFailed, "dispatch");
@@ -198,7 +198,7 @@ void expect_late_rank_is_named(const LateCall& call) {
         if (group.rank() == 1) rows_of_late_rank = rows.view;
         group.agree({.operation = "filled"});
         if (group.rank() == 1) {
-          late.hold(rank.stream);
+          late.hold(rank.stream.get());
           queue(rank, call, plan, rows.view, out.view);
           rank.stream.synchronize();
           expect_failure(rank, ErrorCode::kPeerFailed, call.operation);
@@ -253,7 +253,7 @@ TEST_F(CudaLateRank, IsReportedAlsoWhereARefusedRoutingWasNotReadYet) {
         rank.stream.synchronize();
         group.agree({.operation = "refused"});
         if (group.rank() == 1) {
-          late.hold(rank.stream);
+          late.hold(rank.stream.get());
           graph.launch();
           rank.stream.synchronize();
           expect_failure(rank, ErrorCode::kPeerFailed, "dispatch");
@@ -290,7 +290,7 @@ TEST_F(CudaLateRank, KeepsItsRowsWhenADispatchIsReplayedWithoutItsPlan) {
       graph.launch();
     } else {
       const GateOpener opener(late);
-      late.hold(rank.stream);
+      late.hold(rank.stream.get());
       graph.launch();
       EXPECT_TRUE(launched.wait());
       for (int i = 0; i < 20; ++i) {

@@ -50,6 +50,9 @@ class PeerMemory {
   /// allocation on first sight; the mapping lasts as long as this object.
   std::byte* reach(int peer, const MemoryHandle& handle);
 
+  /// The mappings outlast this object: kernels may be using them.
+  void leave_mapped() { mappings_.clear(); }
+
  private:
   bool needs_export_;
   bool shares_address_space_;

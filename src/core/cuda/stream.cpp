@@ -1,5 +1,6 @@
 #include "core/cuda/stream.hpp"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -28,12 +29,14 @@ std::shared_ptr<const OwnedStream> lease_stream(int device) {
   FreeStreams& all = free_streams();
   const std::lock_guard lock(all.mutex);
   std::vector<std::unique_ptr<OwnedStream>>& free = all.of_device[device];
+  const auto idle = std::find_if(free.rbegin(), free.rend(),
+                                 [](const auto& candidate) { return candidate->is_idle(); });
   std::unique_ptr<OwnedStream> stream;
-  if (free.empty()) {
+  if (idle == free.rend()) {
     stream = std::make_unique<OwnedStream>(device);
   } else {
-    stream = std::move(free.back());
-    free.pop_back();
+    stream = std::move(*idle);
+    free.erase(std::next(idle).base());
   }
   const auto give_back = [device](const OwnedStream* used) {
     FreeStreams& owner = free_streams();
@@ -53,8 +56,11 @@ OwnedStream::~OwnedStream() {
   cudaStreamDestroy(stream_);
 }
 
-void OwnedStream::synchronize() const {
-  CROSSDOCK_CUDA(cudaStreamSynchronize(stream_));
+bool OwnedStream::is_idle() const {
+  const RelaxedCapture relaxed;
+  const cudaError_t status = cudaStreamQuery(stream_);
+  if (status != cudaSuccess) cudaGetLastError();  // "not ready" is no error
+  return status == cudaSuccess;
 }
 
 OwnedEvent::OwnedEvent(int device) {

@@ -22,15 +22,17 @@ class OwnedStream {
 
   cudaStream_t get() const { return stream_; }
   Stream view() const { return {stream_}; }
-  void synchronize() const;
+  /// Whether all its work is done. Does not wait.
+  bool is_idle() const;
 
  private:
   cudaStream_t stream_ = nullptr;
 };
 
 /// A stream of one device that does not wait for the default stream, from among those that nobody
-/// uses any more; given back with the last owner. REQUIRES: its work is done by then. Streams that
-/// come and go would in time share hardware queues with others, and wait for them there.
+/// uses any more; given back with the last owner. One whose work is not done by then stays out of
+/// use until it is. Streams that come and go would in time share hardware queues with others, and
+/// wait for them there.
 std::shared_ptr<const OwnedStream> lease_stream(int device);
 
 /// A point in a stream, without a time.

@@ -57,7 +57,7 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
     // If the reason was a routing that the device refused, it is on all ranks, and this was its
     // report; a rank whose device had not come so far would report it again.
     if (!group().is_poisoned() && !is_capturing(stream())) {
-      cudaStreamSynchronize(stream());
+      watch_->try_await(stream());  // if it does not end, the next call says so
       for (const Lane* lane : lanes()) {
         const std::optional<Fault> fault = lane->channel->fault();
         if (fault && !is_fatal(*fault)) lane->channel->clear_fault();
@@ -66,6 +66,7 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
     throw;
   }
   Met met;
+  met.operation = meeting.operation;
   met.sequence = agreement.sequence;
   for (int p = 0; p < group().size(); ++p) {
     const std::span<const std::byte> bytes = agreement.body(p);

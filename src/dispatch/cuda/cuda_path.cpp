@@ -119,6 +119,7 @@ OwnedTensor CudaPath::collect_routes(const Plan& plan, ConstTensorView rows) {
 
 OwnedTensor CudaPath::allocate_rows(const Plan& plan, DType dtype) {
   const CallGuard guard(rank_.device());
+  rank_.group().check();  // a late peer may still write memory that a failed call has given back
   return rank_.take(dtype, {plan.capacity_rows(), rank_.config().width});
 }
 

@@ -45,6 +45,8 @@ class CudaPath : public DevicePath {
   std::shared_ptr<const void> end_aside() final { return rank_.end_aside(); }
   void finish(const std::shared_ptr<const void>& done) final { rank_.finish(done); }
   void check() final { rank_.raise_faults(); }
+  /// For waits for the stream of set_options.
+  StreamWatch& watch() const { return rank_.watch(); }
 
  protected:
   CudaPath(DevicePathContext context, int device, Waits waits);

@@ -50,9 +50,9 @@ void copy_out(void* to, const void* from, size_t num_bytes, const CudaPlan& plan
   CROSSDOCK_CHECK(!is_capturing(stream),
                   "num_rows and dropped of a plan wait for the device, which a graph that is being "
                   "captured cannot; use capacity_rows, or ask after a replay");
-  CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+  plan.inputs().watch->await(stream);
   CROSSDOCK_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, stream));
-  CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+  plan.inputs().watch->await(stream);
 }
 
 template <typename T>
@@ -86,7 +86,7 @@ CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanDat
   copy_in(arrays_.local_counts, data.local_counts, stream);
   copy_in(arrays_.rows_per_rank, data.rows_per_rank, stream);
   copy_in(arrays_.dropped, data.dropped, stream);
-  CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+  inputs_.watch->await(stream);
   num_rows_ = data.num_rows();
   capacity_rows_ = data.num_rows();
   dropped_ = data.dropped;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device_pool.hpp"
 #include "crossdock/plan.hpp"
 #include "dispatch/cuda/device_plan.hpp"
@@ -22,6 +23,7 @@ struct CudaPlanInputs {
   PlanShape shape{};                   // of the dispatcher; its tables outlive the plan
   std::shared_ptr<const void> tables;  // keeps them
   cudaStream_t stream = nullptr;
+  std::shared_ptr<StreamWatch> watch;  // of the stream
   uint64_t capture_id = 0;  // of the graph that fills the arrays anew at every replay; 0: none
 };
 
@@ -31,7 +33,8 @@ class CudaPlan : public DevicePlanData {
   /// Memory for the arrays, contents unspecified.
   CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs);
 
-  /// With the arrays of a plan that was made on the host. Waits for the device.
+  /// With the arrays of a plan that was made on the host. Waits for the device, at most as long as
+  /// the watch does.
   CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanData& data);
 
   const DevicePlan& arrays() const { return arrays_; }

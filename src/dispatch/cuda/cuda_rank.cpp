@@ -71,6 +71,12 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
       device_(existing_device(device)),
       peers_(context_.group.communicator(), device),
       pool_(DeviceArena::make(device, peers_.needs_export())),
+      watch_(std::make_shared<StreamWatch>(
+          StreamWatch::Options{.rank = group().rank(),
+                               .size = group().size(),
+                               .device = device,
+                               .arrival_deadline = *group().options().arrival_deadline,
+                               .progress_deadline = *group().options().progress_deadline})),
       waits_(waits),
       channel_ranks_(group().topology(), group().rank(), waits),
       placement_(make_placement(config(), group().size())) {
@@ -98,7 +104,7 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
 
 CudaRank::Lane CudaRank::make_lane() {
   Lane lane;
-  lane.channel = std::make_unique<PeerChannel>(
+  lane.channel = std::make_shared<PeerChannel>(
       channel_ranks_.slot_of(group().rank()), channel_ranks_.size(), pool_.arena(),
       ChannelOptions{.max_words = plan_words(config().num_experts),
                      .deadline = *group().options().arrival_deadline});
@@ -117,23 +123,50 @@ std::vector<CudaRank::Lane*> CudaRank::lanes() {
 CudaRank::~CudaRank() {
   const DeviceGuard guard(device_, std::nothrow);
   const RelaxedCapture relaxed;
-  // Peers may still be writing after a failure, and kernels of this rank may be waiting for them.
+  bool is_done = true;
   bool is_broken = group().is_poisoned();
   for (const Lane* lane : lanes()) {
-    if (is_broken) lane->channel->abandon();
-    // What this object owns is in use until then.
-    cudaStreamSynchronize(lane->stream ? lane->stream->get() : callers_stream());
+    is_done = ends_in_time(*lane) && is_done;
     const std::optional<Fault> fault = lane->channel->fault();  // no call may have reported it yet
-    is_broken = is_broken || (fault && is_fatal(*fault));
+    is_broken = is_broken || group().is_poisoned() || (fault && is_fatal(*fault));
   }
-  if (!is_broken) return;
-  if (peers_.needs_export()) {
-    // Neither freed nor handed out again: another process may still be writing there.
-    keep_for_ever(pool_.memory());
-    for (const Lane* lane : lanes()) keep_for_ever(lane->channel->mailbox().owner());
-  } else {
+  if (!is_done) peers_.leave_mapped();
+  // After a failure peers may still be writing. Memory that another process has mapped is neither
+  // freed nor handed out again; and cudaFree waits for the device, which may never be done.
+  if (!is_done || (is_broken && peers_.needs_export())) {
+    keep_memory_for_ever();
+  } else if (is_broken) {
     group().communicator().keep_alive(pool_.memory());
   }
+}
+
+// Whether nothing of a lane runs any more. If it does not end in time, the group fails.
+bool CudaRank::ends_in_time(const Lane& lane) noexcept {
+  const bool is_poisoned = group().is_poisoned();
+  if (is_poisoned) lane.channel->abandon();  // ends the waits of this rank's kernels
+  const cudaStream_t stream = lane.stream ? lane.stream->get() : callers_stream();
+  const std::optional<Error> error =
+      is_poisoned ? watch_->try_await(stream, *group().options().progress_deadline)
+                  : watch_->try_await(stream);
+  if (!error || error->code() == ErrorCode::kCuda) return true;  // kCuda: the context is lost
+  group().fail(*error);
+  lane.channel->abandon();
+  return false;
+}
+
+void CudaRank::keep_memory_for_ever() noexcept {
+  keep_for_ever(pool_.memory());
+  keep_for_ever(tables_);
+  for (const Lane* lane : lanes()) keep_for_ever(lane->channel);
+  for (const auto& [request, room] : waiting_rooms_) keep_for_ever(room);
+}
+
+void CudaRank::await(cudaStream_t stream) const {
+  const std::optional<Error> error = watch_->try_await(stream);
+  if (!error) return;
+  if (error->code() == ErrorCode::kCuda) throw *error;
+  group().fail(*error);
+  group().check();
 }
 
 cudaStream_t CudaRank::stream() const {
@@ -158,7 +191,7 @@ void CudaRank::begin_aside() {
   if (!aside_) {
     // Taking memory and a stream may wait for the device, where a peer's kernel may be waiting for
     // one that is not launched yet. When this rank's kernels have ended, all are.
-    if (!is_capturing(callers_stream())) CROSSDOCK_CUDA(cudaStreamSynchronize(callers_stream()));
+    if (!is_capturing(callers_stream())) await(callers_stream());
     Lane lane = make_lane();
     lane.stream = lease_stream(device_);
     aside_ = std::move(lane);
@@ -211,6 +244,7 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
                         .shape = shape_,
                         .tables = tables_,
                         .stream = stream(),
+                        .watch = watch_,
                         .capture_id = capture_id(stream())};
   const auto r = static_cast<size_t>(inputs.rank);
   inputs.num_local = placement_.owner_offsets[r + 1] - placement_.owner_offsets[r];
@@ -269,6 +303,7 @@ void CudaRank::zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_byte
 }
 
 void CudaRank::check_usable() {
+  group().check();
   raise_faults();
   CROSSDOCK_CHECK(options_.max_sms >= 0, "max_sms must be 0 (all) or more, got ", options_.max_sms);
   CROSSDOCK_CHECK(options_.nccl_comm == context_.options.nccl_comm,
@@ -282,6 +317,10 @@ void CudaRank::raise_faults() {
       const std::optional<Fault> fault = lane->channel->fault();
       if (fault && is_fatal(*fault) == fatal) raise(*lane, *fault);
     }
+  }
+  if (const std::optional<Error> error = watch_->fault()) {
+    group().fail(*error);
+    group().check();
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/peer_memory.hpp"
+#include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device_pool.hpp"
 #include "core/cuda/stream.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
@@ -34,6 +35,8 @@ struct ShownMemory {
 class CudaRank {
  public:
   CudaRank(DevicePathContext context, int device, Waits waits);
+  /// Waits for this rank's streams, since they use what it owns, but not longer than the deadlines:
+  /// what is in use then is never freed, and the group fails.
   ~CudaRank();
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
@@ -46,6 +49,9 @@ class CudaRank {
   /// Another stream than before waits for what this rank has in that one.
   void set_options(const DeviceOptions& options);
   cudaStream_t stream() const;
+  StreamWatch& watch() const { return *watch_; }
+  /// Waits for stream(). If it does not end in time, the group fails and throws.
+  void await_stream() const { await(stream()); }
   int max_sms() const { return options_.max_sms; }
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return num_sharing_; }
@@ -90,6 +96,7 @@ class CudaRank {
     std::optional<Error> refusal;       // what this rank found wrong
   };
   struct Met {
+    const char* operation = "";
     uint64_t sequence = 0;
     bool needs_barrier = false;                      // any rank's
     bool has_waiting_room = true;                    // every rank's, for kernels on max_sms
@@ -115,7 +122,8 @@ class CudaRank {
   /// After peers have written: what is in a lease goes where it was wanted.
   void fetch(const ShownMemory& shown) const;
 
-  /// Throws what the device has reported, if anything, a fatal fault first. Does not wait.
+  /// Throws what the device has reported, if anything, a fatal fault first, or what the watch has
+  /// found. Does not wait.
   void raise_faults();
   /// The same, or what is wrong with the options: ahead of every call.
   void check_usable();
@@ -123,7 +131,7 @@ class CudaRank {
  private:
   /// What kernels that run one after the other share.
   struct Lane {
-    std::unique_ptr<PeerChannel> channel;
+    std::shared_ptr<PeerChannel> channel;
     bool is_connected = false;                  // or need not be
     std::shared_ptr<const OwnedStream> stream;  // null: the caller's
   };
@@ -139,6 +147,9 @@ class CudaRank {
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
   std::vector<Lane*> lanes();
   cudaStream_t callers_stream() const;
+  void await(cudaStream_t stream) const;
+  bool ends_in_time(const Lane& lane) noexcept;
+  void keep_memory_for_ever() noexcept;
   bool has_waiting_room();
   void connect(const char* operation, uint64_t subject, const Met& met);
 
@@ -147,6 +158,7 @@ class CudaRank {
   DeviceOptions options_;
   PeerMemory peers_;
   DevicePool pool_;
+  std::shared_ptr<StreamWatch> watch_;
   Waits waits_;
   ChannelRanks channel_ranks_;
   Lane main_;

@@ -19,7 +19,8 @@ class StagedArrays final : public CudaPlan {
  public:
   StagedArrays(CudaRank& rank, const PlanData& data, std::span<const int64_t> arrival_tokens)
       : CudaPlan(rank.pool(), rank.plan_inputs(data.T), data),
-        exchange_(make_exchange_plan(rank.pool(), data, arrival_tokens, rank.stream())) {}
+        exchange_(
+            make_exchange_plan(rank.pool(), data, arrival_tokens, rank.stream(), rank.watch())) {}
 
   const ExchangePlan& exchange() const { return exchange_; }
 

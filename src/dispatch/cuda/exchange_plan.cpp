@@ -73,7 +73,8 @@ int64_t rows_between(const PlanData& data, int source, int destination) {
 }
 
 ExchangePlan make_exchange_plan(DevicePool& pool, const PlanData& data,
-                                std::span<const int64_t> arrival_tokens, cudaStream_t stream) {
+                                std::span<const int64_t> arrival_tokens, cudaStream_t stream,
+                                StreamWatch& watch) {
   ExchangePlan plan;
   plan.out = make_out(data);
   plan.home = make_home(data);
@@ -105,7 +106,7 @@ ExchangePlan make_exchange_plan(DevicePool& pool, const PlanData& data,
   arrays.add(tokens, plan.arrival_tokens);
   arrays.add(sum_targets, plan.sum_targets);
   arrays.add(row_targets, plan.row_targets);
-  plan.memory = arrays.upload(pool, stream);
+  plan.memory = arrays.upload(pool, stream, watch);
   return plan;
 }
 

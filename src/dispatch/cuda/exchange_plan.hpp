@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device_pool.hpp"
 #include "crossdock/plan.hpp"
 #include "dispatch/cuda/device_plan.hpp"
@@ -55,6 +56,7 @@ struct ExchangePlan {
 /// arrival_tokens: token of each arrival as its source counts, for allgather; else empty. Waits for
 /// the device.
 ExchangePlan make_exchange_plan(DevicePool& pool, const PlanData& data,
-                                std::span<const int64_t> arrival_tokens, cudaStream_t stream);
+                                std::span<const int64_t> arrival_tokens, cudaStream_t stream,
+                                StreamWatch& watch);
 
 }  // namespace crossdock::cuda

@@ -25,7 +25,7 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
     check_not_captured(rank.stream());
     CROSSDOCK_CHECK(routing.weights.dtype == DType::kF32, "weights on a GPU must be fp32, got ",
                     name_of(routing.weights.dtype));
-    CROSSDOCK_CUDA(cudaStreamSynchronize(rank.stream()));  // copies must not wait for kernels
+    rank.await_stream();  // copies must not wait for kernels
     host = HostRouting(routing, rank);
   });
   if (refusal) {
@@ -65,7 +65,7 @@ HostRouting::HostRouting(const char* routes_name, const ConstTensorView& routes,
   routes_ = copy(routes_name, routes, route_bytes_, rank);
   weights_ = copy("weights", weights, weight_bytes_, rank);
   mask_ = copy("mask", mask, mask_bytes_, rank);
-  CROSSDOCK_CUDA(cudaStreamSynchronize(rank.stream()));
+  rank.await_stream();
 }
 
 Routing HostRouting::routing() const {

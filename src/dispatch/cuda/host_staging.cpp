@@ -14,7 +14,7 @@ namespace {
 /// What the host is shown of a plan on the device: copies of its arrays.
 class StagedPlan final : public DevicePlanData {
  public:
-  StagedPlan(Plan device_plan, std::shared_ptr<const OwnedStream> owned_stream)
+  StagedPlan(Plan device_plan, std::shared_ptr<const OwnedStream> owned_stream, StreamWatch& watch)
       : stream_(std::move(owned_stream)), device_plan_(std::move(device_plan)) {
     const RelaxedCapture relaxed;
     const cudaStream_t stream = stream_->get();
@@ -23,11 +23,11 @@ class StagedPlan final : public DevicePlanData {
     starts_.resize(static_cast<size_t>(segments.num_segments + 1));
     counts_.resize(static_cast<size_t>(segments.num_segments));
     weights_.resize(static_cast<size_t>(weights.num_elements()));
-    CROSSDOCK_CUDA(cudaStreamSynchronize(stream));  // see download
+    watch.await(stream);  // see download
     copy_out(starts_, segments.starts, stream);
     copy_out(counts_, segments.counts, stream);
     copy_out(weights_, weights.data, stream);
-    CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+    watch.await(stream);
     dropped_.assign(device_plan_.dropped().begin(), device_plan_.dropped().end());
     weights_shape_ = weights.shape;
   }
@@ -64,7 +64,7 @@ class StagedPlan final : public DevicePlanData {
 };
 
 // A plan of another dispatcher goes on as it is: the device path refuses it.
-const Plan& device_plan(const Plan& plan) {
+const Plan& plan_on_device(const Plan& plan) {
   const auto* staged = dynamic_cast<const StagedPlan*>(plan.device_data().get());
   return staged != nullptr ? staged->device_plan() : plan;
 }
@@ -75,7 +75,7 @@ Shape with_rows(const Shape& shape, int64_t num_rows) {
 
 }  // namespace
 
-HostStaging::HostStaging(std::unique_ptr<DevicePath> path, Group& group, int device)
+HostStaging::HostStaging(std::unique_ptr<CudaPath> path, Group& group, int device)
     : group_(group),
       stream_(lease_stream(device)),
       pool_(DeviceArena::make(device, /*is_exported=*/false)),
@@ -99,7 +99,7 @@ OwnedTensor HostStaging::upload(const ConstTensorView& tensor) {
 // The device's tensors of rows have as many as its plan may have.
 OwnedTensor HostStaging::upload_rows(const Plan& plan, const ConstTensorView& rows) {
   if (!rows.given() || rows.num_rows() != plan.num_rows()) return upload(rows);
-  return upload_as(with_rows(rows.shape, device_plan(plan).capacity_rows()), rows);
+  return upload_as(with_rows(rows.shape, plan_on_device(plan).capacity_rows()), rows);
 }
 
 // `shape` has room for the tensor.
@@ -127,19 +127,22 @@ OwnedTensor HostStaging::download(const ConstTensorView& tensor, int64_t num_row
     copy = {.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
   }
   // A copy that waits for kernels, which wait for other ranks, could keep those from launching.
-  CROSSDOCK_CUDA(cudaStreamSynchronize(stream_->get()));
+  path_->watch().await(stream_->get());
   if (copy.view.num_bytes() > 0) {
     CROSSDOCK_CUDA(cudaMemcpyAsync(copy.view.data, tensor.data,
                                    static_cast<size_t>(copy.view.num_bytes()),
                                    cudaMemcpyDeviceToHost, stream_->get()));
   }
-  CROSSDOCK_CUDA(cudaStreamSynchronize(stream_->get()));
+  path_->watch().await(stream_->get());
   return copy;
 }
 
 void HostStaging::copy_in(const char* operation, const Plan* plan,
                           const std::function<void()>& uploads) {
-  const std::optional<Error> refusal = refusal_of(uploads);
+  const std::optional<Error> refusal = refusal_of([&] {
+    group_.check();  // behind a failed call a copy could wait for ever
+    uploads();
+  });
   if (!refusal) return;
   group_.agree({.operation = operation,
                 .subject = plan != nullptr ? plan->id() : 0,
@@ -148,7 +151,9 @@ void HostStaging::copy_in(const char* operation, const Plan* plan,
 
 Plan HostStaging::finish(const Plan& device_plan) {
   std::shared_ptr<const StagedPlan> staged;
-  run_agreed(group_, [&] { staged = std::make_shared<const StagedPlan>(device_plan, stream_); });
+  run_agreed(group_, [&] {
+    staged = std::make_shared<const StagedPlan>(device_plan, stream_, path_->watch());
+  });
   path_->check();  // the device is done: a refused routing is known on all ranks
   return device_plan.with_device_data(std::move(staged));
 }
@@ -187,12 +192,12 @@ DispatchResult HostStaging::dispatch(const Plan& plan, const DispatchArgs& args)
     row_scales = upload_rows(plan, args.row_scales);
   });
   const DispatchResult moved =
-      path_->dispatch(device_plan(plan), {.x = x.view,
-                                          .scales = scales.view,
-                                          .rows = rows.view,
-                                          .row_scales = row_scales.view,
-                                          .with_row_weights = args.with_row_weights,
-                                          .num_chunks = args.num_chunks});
+      path_->dispatch(plan_on_device(plan), {.x = x.view,
+                                             .scales = scales.view,
+                                             .rows = rows.view,
+                                             .row_scales = row_scales.view,
+                                             .with_row_weights = args.with_row_weights,
+                                             .num_chunks = args.num_chunks});
   DispatchResult result;
   run_agreed(group_, [&] {
     const int64_t R = plan.num_rows();
@@ -214,8 +219,8 @@ OwnedTensor HostStaging::sum_rows(const char* operation, const Plan& plan,
     out = upload(args.out);
   });
   const ConstTensorView weights =
-      args.weights.given() ? device_plan(plan).weights() : ConstTensorView{};
-  const OwnedTensor sum = path_->sum_rows(operation, device_plan(plan),
+      args.weights.given() ? plan_on_device(plan).weights() : ConstTensorView{};
+  const OwnedTensor sum = path_->sum_rows(operation, plan_on_device(plan),
                                           {.rows = rows.view, .weights = weights, .out = out.view});
   OwnedTensor result;
   run_agreed(group_, [&] { result = download(sum.view, plan.num_tokens(), args.out); });
@@ -231,7 +236,7 @@ CombineBackwardResult HostStaging::combine_backward(const Plan& plan, ConstTenso
     rows = upload_rows(plan, y);
   });
   const CombineBackwardResult moved =
-      path_->combine_backward(device_plan(plan), gradient.view, rows.view);
+      path_->combine_backward(plan_on_device(plan), gradient.view, rows.view);
   CombineBackwardResult result;
   run_agreed(group_, [&] {
     result.grad_rows = download(moved.grad_rows.view, plan.num_rows(), {});
@@ -243,7 +248,7 @@ CombineBackwardResult HostStaging::combine_backward(const Plan& plan, ConstTenso
 OwnedTensor HostStaging::collect_routes(const Plan& plan, ConstTensorView rows) {
   OwnedTensor values;
   copy_in("collect_routes", &plan, [&] { values = upload_rows(plan, rows); });
-  const OwnedTensor routes = path_->collect_routes(device_plan(plan), values.view);
+  const OwnedTensor routes = path_->collect_routes(plan_on_device(plan), values.view);
   OwnedTensor result;
   run_agreed(group_, [&] { result = download(routes.view, plan.num_tokens(), {}); });
   return result;

@@ -5,7 +5,7 @@
 
 #include "core/cuda/device_pool.hpp"
 #include "core/cuda/stream.hpp"
-#include "dispatch/device_path.hpp"
+#include "dispatch/cuda/cuda_path.hpp"
 
 namespace crossdock::cuda {
 
@@ -13,7 +13,7 @@ namespace crossdock::cuda {
 /// results back. For checking GPU results with programs that know host memory only.
 class HostStaging final : public DevicePath {
  public:
-  HostStaging(std::unique_ptr<DevicePath> path, Group& group, int device);
+  HostStaging(std::unique_ptr<CudaPath> path, Group& group, int device);
   ~HostStaging() override;
 
   /// The stream is the staging's own; the rest counts.
@@ -47,7 +47,7 @@ class HostStaging final : public DevicePath {
   Group& group_;
   std::shared_ptr<const OwnedStream> stream_;  // plans keep it too
   DevicePool pool_;
-  std::unique_ptr<DevicePath> path_;
+  std::unique_ptr<CudaPath> path_;
 };
 
 }  // namespace crossdock::cuda

@@ -7,8 +7,9 @@
 #include "dispatch/device_path.hpp"
 
 namespace crossdock {
+namespace {
 
-std::unique_ptr<DevicePath> make_device_path(DevicePathContext context, Device device) {
+std::unique_ptr<cuda::CudaPath> make_cuda_path(DevicePathContext context, Device device) {
   const std::string name = context.strategy_name;
   void* const nccl_comm = context.options.nccl_comm;
   const bool is_direct = name == "direct" || name == "hierarchical";
@@ -21,9 +22,15 @@ std::unique_ptr<DevicePath> make_device_path(DevicePathContext context, Device d
   throw Error(ErrorCode::kUnsupported, concat("strategy \"", name, "\" has no GPU side"));
 }
 
+}  // namespace
+
+std::unique_ptr<DevicePath> make_device_path(DevicePathContext context, Device device) {
+  return make_cuda_path(std::move(context), device);
+}
+
 std::unique_ptr<DevicePath> make_staged_path(DevicePathContext context, Device device) {
   Group& group = context.group;
-  return std::make_unique<cuda::HostStaging>(make_device_path(std::move(context), device), group,
+  return std::make_unique<cuda::HostStaging>(make_cuda_path(std::move(context), device), group,
                                              device.index);
 }
 

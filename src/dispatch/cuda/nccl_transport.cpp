@@ -19,6 +19,15 @@ void check_nccl(ncclResult_t status, const char* call) {
   throw Error(ErrorCode::kCommunication, concat(call, ": ", ncclGetErrorString(status)));
 }
 
+// What has failed in the background, or "".
+std::string async_error(ncclComm_t comm) {
+  ncclResult_t status = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm, &status);
+  if (asked != ncclSuccess) status = asked;
+  const bool is_well = status == ncclSuccess || status == ncclInProgress;
+  return is_well ? "" : ncclGetErrorString(status);
+}
+
 /// Calls from its making to end() are one operation. A group that is left open by an error would
 /// swallow what the thread gives to NCCL later.
 class NcclGroup {
@@ -53,15 +62,22 @@ class NcclTransport final : public RowTransport {
                     size, ", the group rank ", rank.group().rank(), " of ", rank.group().size());
     CROSSDOCK_CHECK(device == rank.device(), "the NCCL communicator must be on GPU ", rank.device(),
                     ", as the routing is; it is on GPU ", device);
+    rank.watch().set_probe([comm] { return async_error(comm); });
   }
+  ~NcclTransport() override { rank_.watch().set_probe({}); }
+  NcclTransport(const NcclTransport&) = delete;
+  NcclTransport& operator=(const NcclTransport&) = delete;
 
-  void run(const CudaRank::Met& /*met*/, size_t /*first_entry*/,
+  // The communicator is the caller's: it is never aborted here, whatever happens.
+  void run(const CudaRank::Met& met, size_t /*first_entry*/,
            std::span<const RowTransfer> transfers) override {
+    rank_.watch().begin_exchange(rank_.stream(), met.operation, met.sequence);
     NcclGroup group;
     for (const RowTransfer& transfer : transfers) {
       for (int p = 0; p < rank_.group().size(); ++p) queue(transfer, p);
     }
     await(group.end());
+    rank_.watch().end_exchange(rank_.stream());
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device_pool.hpp"
 
@@ -28,13 +29,13 @@ class PackedArrays {
     });
   }
 
-  /// Waits for the device.
-  Buffer upload(DevicePool& pool, cudaStream_t stream) const {
+  /// Waits for the device, at most as long as the watch does.
+  Buffer upload(DevicePool& pool, cudaStream_t stream, StreamWatch& watch) const {
     Buffer memory = pool.take(std::ssize(bytes_), stream);
     if (!bytes_.empty()) {
       CROSSDOCK_CUDA(cudaMemcpyAsync(memory.data(), bytes_.data(), bytes_.size(),
                                      cudaMemcpyHostToDevice, stream));
-      CROSSDOCK_CUDA(cudaStreamSynchronize(stream));
+      watch.await(stream);
     }
     for (const auto& set_place : settings_) set_place(memory.data());
     return memory;

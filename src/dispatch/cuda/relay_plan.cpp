@@ -119,7 +119,7 @@ RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   arrays.add(make_copy_targets(relay, data.K, rank.channel_ranks()), made.copy_targets);
   arrays.add(make_far_rows(data, rank), made.far_rows);
   arrays.add(targets.sums, made.sum_targets);
-  made.memory = arrays.upload(rank.pool(), rank.stream());
+  made.memory = arrays.upload(rank.pool(), rank.stream(), rank.watch());
   return made;
 }
 

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/cuda/stream.hpp"
+#include "crossdock/error.hpp"
+
+namespace crossdock::cuda {
+
+/// Waits of the host for one rank's streams. Every wait ends.
+///
+/// Kernels of this library end by themselves when a peer does not come; NCCL's do not. A transport
+/// therefore announces its exchanges here: one that does not end within the progress deadline,
+/// counted from when the host first sees that the stream has reached it, is an error. What is
+/// queued in a stream besides (the caller's work, kernels that wait for peers) has both deadlines
+/// together. Plans keep the watch, so it may outlive the group. Thread-safe.
+class StreamWatch {
+ public:
+  struct Options {
+    int rank = 0;
+    int size = 1;  // P
+    int device = 0;
+    std::chrono::nanoseconds arrival_deadline{};
+    std::chrono::nanoseconds progress_deadline{};
+  };
+  explicit StreamWatch(const Options& options);
+
+  /// Around the queueing of an exchange. An exchange that is captured in a graph is not watched.
+  void begin_exchange(cudaStream_t stream, const char* operation, uint64_t sequence);
+  void end_exchange(cudaStream_t stream);
+
+  /// What is asked for errors while exchanges are pending: returns what has failed, or "".
+  void set_probe(std::function<std::string()> probe);
+
+  /// The error of an exchange that has failed or takes too long. Stays once it is there. Does not
+  /// wait.
+  std::optional<Error> fault();
+
+  /// Waits until the stream has done all its work. Returns what kept it from that: the fault,
+  /// kTimeout after `limit` (not given: both deadlines together), or kCuda.
+  std::optional<Error> try_await(cudaStream_t stream,
+                                 std::optional<std::chrono::nanoseconds> limit = {});
+  /// The same, thrown.
+  void await(cudaStream_t stream);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Exchange {
+    std::unique_ptr<OwnedEvent> begin;
+    std::unique_ptr<OwnedEvent> end;  // null: still being queued
+    const char* operation = "";
+    uint64_t sequence = 0;
+    std::optional<Clock::time_point> reached{};  // when `begin` was first seen to have passed
+  };
+
+  std::unique_ptr<OwnedEvent> take_event();
+  Error failed(const Exchange& exchange, const std::string& reason) const;
+  Error late(const Exchange& exchange) const;
+  Error held_up(std::chrono::nanoseconds waited) const;
+
+  Options options_;
+  std::mutex mutex_;
+  std::deque<Exchange> pending_;
+  std::vector<std::unique_ptr<OwnedEvent>> spare_events_;
+  std::function<std::string()> probe_;
+  std::optional<Error> fault_;
+};
+
+}  // namespace crossdock::cuda
