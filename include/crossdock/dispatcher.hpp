@@ -23,7 +23,7 @@ class DevicePath;    // the same calls for tensors on a device; internal
 /// How a dispatcher works on a device. Ranks need not have it alike.
 struct DeviceOptions {
   /// All work goes there, in order. Default: the device's default stream; for ranks that are
-  /// threads of one process each thread's own (cudaStreamPerThread).
+  /// threads of one process the calling thread's own (cudaStreamPerThread; see docs/gpu.md).
   Stream stream{};
   /// Multiprocessors that a call uses at most; 0: all. Where those of all ranks of this process fit
   /// on their GPU together (in more streams than one per rank, on three quarters of it), calls are

@@ -1,12 +1,14 @@
 #include "core/cuda/device_pool.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/cuda/callers_stream.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
@@ -24,12 +26,14 @@ struct Block {
   std::shared_ptr<void> memory;
   std::shared_ptr<OwnedEvent> released;  // recorded in `stream` at the last release
   cudaStream_t stream = nullptr;
+  bool follows_threads = false;  // see DevicePool::follow_threads
 };
 
 }  // namespace
 
 struct DevicePool::State {
   std::shared_ptr<DeviceArena> arena;
+  std::atomic<bool> follows_threads = false;
   mutable std::mutex mutex;
   std::multimap<int64_t, Block> free_blocks;
   std::map<const std::byte*, int64_t> used_blocks;  // base -> bytes
@@ -98,6 +102,7 @@ DeviceArena& DevicePool::arena() const {
 
 Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
   CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
+  CROSSDOCK_ASSERT(stream != cudaStreamPerThread);
   const Device where{.kind = DeviceKind::kCuda, .index = state_->arena->device()};
   if (num_bytes == 0) return {nullptr, nullptr, 0, where};
   const RelaxedCapture relaxed;
@@ -111,6 +116,7 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
     block.released->make_wait(stream);
   }
   block.stream = stream;
+  block.follows_threads = state_->follows_threads;
   state_->hand_out(block_bytes, block);
   auto* data = static_cast<std::byte*>(block.memory.get());
   std::shared_ptr<void> owner(data, [block = std::move(block), block_bytes, device = where.index,
@@ -120,7 +126,8 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
     cudaStreamIsCapturing(block.stream, &capture);
     const bool recording = capture != cudaStreamCaptureStatusNone;
     const bool ordered =
-        !recording && cudaEventRecord(block.released->get(), block.stream) == cudaSuccess;
+        !recording && (!block.follows_threads || wait_for_thread(block.stream, *block.released)) &&
+        cudaEventRecord(block.released->get(), block.stream) == cudaSuccess;
     const std::shared_ptr<State> state = pool.lock();
     if (!state) return;
     if (ordered) {
@@ -130,6 +137,10 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
     }
   });
   return {std::move(owner), data, num_bytes, where};
+}
+
+void DevicePool::follow_threads(bool are_followed) {
+  state_->follows_threads = are_followed;
 }
 
 std::shared_ptr<const void> DevicePool::memory() const {

@@ -16,7 +16,8 @@ namespace crossdock::cuda {
 ///
 /// A buffer is taken for the work of one stream. When it is released, the next taker of the same
 /// stream gets it at once; a taker of another stream gets it too, and its stream then waits for the
-/// work that was queued at the release. REQUIRES: the stream lives until its buffers are released.
+/// work that was queued at the release. REQUIRES: the stream lives until its buffers are released,
+/// and is not cudaStreamPerThread, which is another stream where another thread releases them.
 /// Memory taken while the stream is captured must be kept until the last replay of the graph has
 /// finished.
 class DevicePool {
@@ -28,6 +29,10 @@ class DevicePool {
 
   DeviceArena& arena() const;
   Buffer take(int64_t num_bytes, cudaStream_t stream);
+
+  /// Buffers taken from now on are used in the threads' own streams, for which the stream of `take`
+  /// stands in (see CallersStream): it waits for that of the thread that releases a buffer.
+  void follow_threads(bool are_followed);
 
   /// The allocation of memory that this pool has handed out; nothing for other memory.
   std::optional<MemoryBlock> find(const void* data) const;

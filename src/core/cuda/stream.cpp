@@ -14,7 +14,8 @@ namespace {
 
 struct FreeStreams {
   std::mutex mutex;
-  std::map<int, std::vector<std::unique_ptr<OwnedStream>>> of_device;
+  // By device and waits_for_default.
+  std::map<std::pair<int, bool>, std::vector<std::unique_ptr<OwnedStream>>> of_kind;
 };
 
 // Never destroyed: leases may outlive static objects.
@@ -25,30 +26,32 @@ FreeStreams& free_streams() {
 
 }  // namespace
 
-std::shared_ptr<const OwnedStream> lease_stream(int device) {
+std::shared_ptr<const OwnedStream> lease_stream(int device, bool waits_for_default) {
   FreeStreams& all = free_streams();
   const std::lock_guard lock(all.mutex);
-  std::vector<std::unique_ptr<OwnedStream>>& free = all.of_device[device];
+  const std::pair kind(device, waits_for_default);
+  std::vector<std::unique_ptr<OwnedStream>>& free = all.of_kind[kind];
   const auto idle = std::find_if(free.rbegin(), free.rend(),
                                  [](const auto& candidate) { return candidate->is_idle(); });
   std::unique_ptr<OwnedStream> stream;
   if (idle == free.rend()) {
-    stream = std::make_unique<OwnedStream>(device);
+    stream = std::make_unique<OwnedStream>(device, waits_for_default);
   } else {
     stream = std::move(*idle);
     free.erase(std::next(idle).base());
   }
-  const auto give_back = [device](const OwnedStream* used) {
+  const auto give_back = [kind](const OwnedStream* used) {
     FreeStreams& owner = free_streams();
     const std::lock_guard again(owner.mutex);
-    owner.of_device[device].emplace_back(const_cast<OwnedStream*>(used));
+    owner.of_kind[kind].emplace_back(const_cast<OwnedStream*>(used));
   };
   return {stream.release(), give_back};
 }
 
-OwnedStream::OwnedStream(int device) {
+OwnedStream::OwnedStream(int device, bool waits_for_default) {
   const CallGuard guard(device);
-  CROSSDOCK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  const unsigned flags = waits_for_default ? cudaStreamDefault : cudaStreamNonBlocking;
+  CROSSDOCK_CUDA(cudaStreamCreateWithFlags(&stream_, flags));
 }
 
 OwnedStream::~OwnedStream() {

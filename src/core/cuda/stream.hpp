@@ -12,10 +12,11 @@ inline cudaStream_t handle_of(Stream stream) {
   return static_cast<cudaStream_t>(stream.handle);
 }
 
-/// A stream of one device that does not wait for the default stream.
+/// A stream of one device. It neither waits for the device's default stream nor makes that wait,
+/// unless waits_for_default is set.
 class OwnedStream {
  public:
-  explicit OwnedStream(int device);
+  explicit OwnedStream(int device, bool waits_for_default = false);
   ~OwnedStream();
   OwnedStream(const OwnedStream&) = delete;
   OwnedStream& operator=(const OwnedStream&) = delete;
@@ -29,11 +30,10 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// A stream of one device that does not wait for the default stream, from among those that nobody
-/// uses any more; given back with the last owner. One whose work is not done by then stays out of
-/// use until it is. Streams that come and go would in time share hardware queues with others, and
-/// wait for them there.
-std::shared_ptr<const OwnedStream> lease_stream(int device);
+/// A stream of one device, from among those that nobody uses any more; given back with the last
+/// owner. One whose work is not done by then stays out of use until it is. Streams that come and go
+/// would in time share hardware queues with others, and wait for them there.
+std::shared_ptr<const OwnedStream> lease_stream(int device, bool waits_for_default = false);
 
 /// A point in a stream, without a time.
 class OwnedEvent {

@@ -38,8 +38,6 @@ bool WaitingRoom::fits(int num_streams) const {
 }
 
 uint64_t id_of(cudaStream_t stream) {
-  static thread_local char of_thread;
-  if (stream == cudaStreamPerThread) return reinterpret_cast<uint64_t>(&of_thread);
   return reinterpret_cast<uint64_t>(stream);
 }
 

@@ -42,8 +42,8 @@ class WaitingRoom {
   std::map<uint64_t, std::multiset<int>> of_streams_;  // what was taken
 };
 
-/// A number that no other stream of this process has; each thread's own stream has another. Also
-/// while the stream is captured, where the driver does not tell its number.
+/// A number that no other stream of the device has. Also while the stream is captured, where the
+/// driver does not tell its number. REQUIRES: not cudaStreamPerThread, which is many streams.
 uint64_t id_of(cudaStream_t stream);
 
 }  // namespace crossdock::cuda

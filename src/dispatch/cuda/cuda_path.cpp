@@ -19,10 +19,11 @@ CudaPath::CudaPath(DevicePathContext context, int device, Waits waits)
 }
 
 uint64_t CudaPath::run(Call call, const std::function<ReadyCall()>& make_ready) {
-  const CallGuard guard(rank_.device());
+  const CudaRank::CallScope scope(rank_);
   ReadyCall ready;
   std::optional<Error> refusal = refusal_of([&] {
     rank_.check_usable();
+    rank_.follow_caller();
     if (call.plan != nullptr) rank_.check_plan(*call.plan);
     ready = make_ready();
   });
@@ -32,18 +33,18 @@ uint64_t CudaPath::run(Call call, const std::function<ReadyCall()>& make_ready) 
                                         .handles = std::move(ready.handles),
                                         .needs_barrier = ready.needs_barrier,
                                         .refusal = std::move(refusal)});
-  const EventRecorder::Scope scope(rank_.group().recorder(), call.operation, met.sequence);
+  const EventRecorder::Scope recorded(rank_.group().recorder(), call.operation, met.sequence);
   run_agreed(rank_.group(), [&] { ready.queue(met); });
   return met.sequence;
 }
 
 Plan CudaPath::plan(const Routing& routing, const PlanOnHost& plan) {
-  const CallGuard guard(rank_.device());
+  const CudaRank::CallScope scope(rank_);
   return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
 }
 
 Plan CudaPath::plan(const DenseRouting& routing, const PlanDenseOnHost& plan) {
-  const CallGuard guard(rank_.device());
+  const CudaRank::CallScope scope(rank_);
   return plan_on_host(rank_, routing, plan, [&](const Plan& made) { return upload(made); });
 }
 
@@ -118,8 +119,9 @@ OwnedTensor CudaPath::collect_routes(const Plan& plan, ConstTensorView rows) {
 }
 
 OwnedTensor CudaPath::allocate_rows(const Plan& plan, DType dtype) {
-  const CallGuard guard(rank_.device());
+  const CudaRank::CallScope scope(rank_);
   rank_.group().check();  // a late peer may still write memory that a failed call has given back
+  rank_.follow_caller();
   return rank_.take(dtype, {plan.capacity_rows(), rank_.config().width});
 }
 

@@ -24,6 +24,7 @@ struct CudaPlanInputs {
   std::shared_ptr<const void> tables;  // keeps them
   cudaStream_t stream = nullptr;
   std::shared_ptr<StreamWatch> watch;  // of the stream
+  bool is_per_thread = false;          // the stream stands in for the threads' own (CallersStream)
   uint64_t capture_id = 0;  // of the graph that fills the arrays anew at every replay; 0: none
 };
 

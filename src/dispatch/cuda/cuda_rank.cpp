@@ -69,6 +69,7 @@ void load_all_kernels() {
 CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
     : context_(std::move(context)),
       device_(existing_device(device)),
+      callers_(device_),
       peers_(context_.group.communicator(), device),
       pool_(DeviceArena::make(device, peers_.needs_export())),
       watch_(std::make_shared<StreamWatch>(
@@ -176,7 +177,15 @@ cudaStream_t CudaRank::stream() const {
 void CudaRank::set_options(const DeviceOptions& options) {
   const CallGuard guard(device_);
   const cudaStream_t before = callers_stream();
+  const cudaStream_t wanted = wanted_stream(options);
+  // Taking a stream that stands in for the threads' own may wait for the device (see begin_aside).
+  const bool takes_stream = wanted == cudaStreamPerThread && !callers_.is_per_thread();
+  if (takes_stream && has_queued_ && !is_capturing(before)) {
+    CROSSDOCK_CUDA(cudaStreamSynchronize(before));
+  }
   options_ = options;
+  callers_.set(wanted);
+  pool_.follow_threads(callers_.is_per_thread());
   const cudaStream_t after = callers_stream();
   // Kernels of a channel run one after the other. Between a graph and what runs now there is no
   // order to keep.
@@ -188,6 +197,7 @@ void CudaRank::set_options(const DeviceOptions& options) {
 
 void CudaRank::begin_aside() {
   const CallGuard guard(device_);
+  follow_caller();
   if (!aside_) {
     // Taking memory and a stream may wait for the device, where a peer's kernel may be waiting for
     // one that is not launched yet. When this rank's kernels have ended, all are.
@@ -211,15 +221,17 @@ std::shared_ptr<const void> CudaRank::end_aside() {
 }
 
 void CudaRank::finish(const std::shared_ptr<const void>& done) const {
-  const CallGuard guard(device_);
+  const CallScope scope(*this);
   if (done) static_cast<const OwnedEvent*>(done.get())->make_wait(callers_stream());
 }
 
-cudaStream_t CudaRank::callers_stream() const {
+cudaStream_t CudaRank::wanted_stream(const DeviceOptions& options) const {
+  const cudaStream_t given = handle_of(options.stream);
+  const bool is_default = given == nullptr || given == cudaStreamLegacy;
   // In one queue the kernels of several ranks would wait for each other forever.
-  const bool shares_queue = options_.stream.handle == nullptr && group().size() > 1 &&
-                            group().communicator().shares_address_space();
-  return shares_queue ? cudaStreamPerThread : handle_of(options_.stream);
+  const bool shares_queue =
+      is_default && group().size() > 1 && group().communicator().shares_address_space();
+  return shares_queue ? cudaStreamPerThread : given;
 }
 
 PeerSignals CudaRank::near_signals() const {
@@ -245,6 +257,7 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
                         .tables = tables_,
                         .stream = stream(),
                         .watch = watch_,
+                        .is_per_thread = callers_.is_per_thread(),
                         .capture_id = capture_id(stream())};
   const auto r = static_cast<size_t>(inputs.rank);
   inputs.num_local = placement_.owner_offsets[r + 1] - placement_.owner_offsets[r];

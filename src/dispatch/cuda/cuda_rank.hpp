@@ -13,6 +13,8 @@
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/peer_memory.hpp"
 #include "comm/cuda/stream_watch.hpp"
+#include "core/cuda/callers_stream.hpp"
+#include "core/cuda/device.hpp"
 #include "core/cuda/device_pool.hpp"
 #include "core/cuda/stream.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
@@ -40,6 +42,23 @@ class CudaRank {
   ~CudaRank();
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
+
+  /// Surrounds every call. If the caller's stream is the calling thread's own, what the thread
+  /// queues there afterwards comes after the call.
+  class CallScope {
+   public:
+    explicit CallScope(const CudaRank& rank) : guard_(rank.device()), callers_(rank.callers_) {}
+    ~CallScope() { callers_.lead_thread(); }
+    CallScope(const CallScope&) = delete;
+    CallScope& operator=(const CallScope&) = delete;
+
+   private:
+    CallGuard guard_;
+    const CallersStream& callers_;
+  };
+  /// In that case the call comes after what the thread has queued there. Inside a CallScope, before
+  /// anything that depends on the stream.
+  void follow_caller() const { callers_.follow_thread(); }
 
   const DevicePathContext& context() const { return context_; }
   const DispatchConfig& config() const { return *context_.config; }
@@ -146,7 +165,9 @@ class CudaRank {
   Lane& lane() { return is_aside_ ? *aside_ : main_; }
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
   std::vector<Lane*> lanes();
-  cudaStream_t callers_stream() const;
+  cudaStream_t callers_stream() const { return callers_.get(); }
+  /// The stream of the options, or cudaStreamPerThread.
+  cudaStream_t wanted_stream(const DeviceOptions& options) const;
   void await(cudaStream_t stream) const;
   bool ends_in_time(const Lane& lane) noexcept;
   void keep_memory_for_ever() noexcept;
@@ -156,6 +177,7 @@ class CudaRank {
   DevicePathContext context_;
   int device_;
   DeviceOptions options_;
+  CallersStream callers_;
   PeerMemory peers_;
   DevicePool pool_;
   std::shared_ptr<StreamWatch> watch_;

@@ -22,6 +22,7 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
   HostRouting host;
   const std::optional<Error> refusal = refusal_of([&] {
     rank.check_usable();
+    rank.follow_caller();
     check_not_captured(rank.stream());
     CROSSDOCK_CHECK(routing.weights.dtype == DType::kF32, "weights on a GPU must be fp32, got ",
                     name_of(routing.weights.dtype));
