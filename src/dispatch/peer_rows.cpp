@@ -6,11 +6,6 @@
 #include "ops/copy_rows.hpp"
 
 namespace crossdock {
-namespace {
-
-constexpr const char* kForeignCopy = "copy of foreign rows";
-
-}  // namespace
 
 ShownRows::ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes)
     : wanted_(rows), data_(rows) {

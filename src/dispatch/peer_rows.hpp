@@ -10,6 +10,9 @@
 
 namespace crossdock {
 
+/// Phase of the event of a copy of foreign memory.
+inline constexpr const char* kForeignCopy = "copy of foreign rows";
+
 /// Rows of this rank that the ranks of its node reach. Foreign memory, which they do not reach, is
 /// stood in for by a lease of the same size; the copy this costs is recorded as an event.
 class ShownRows {

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/cuda/device_pool.hpp"
 #include "crossdock/communicator.hpp"
@@ -42,6 +43,14 @@ class PeerMemory {
   /// Whether peers can only reach memory that Crossdock allocated.
   bool needs_export() const { return needs_export_; }
 
+  /// The devices on which ranks run kernels that use this rank's memory. Until they are known, all
+  /// devices of this process count.
+  void set_peer_devices(std::vector<int> devices);
+
+  /// Whether peers need a copy of memory that Crossdock did not allocate, because their devices
+  /// cannot reach it.
+  bool needs_copy(const void* data) const;
+
   /// A handle for memory at `data`, part of the allocation `block`. Null data has the handle of no
   /// memory.
   MemoryHandle show(const void* data, const MemoryBlock& block) const;
@@ -59,10 +68,22 @@ class PeerMemory {
   Topology topology_;
   int rank_;
   int device_;
+  bool is_pretended_;              // see PeersOnOtherGpus
+  std::vector<int> peer_devices_;  // may name a device more than once
   std::set<int> reached_devices_;  // whose memory kernels on device_ may use
   // (rank, bytes of the exported handle) -> base here. Owners do not free what they have exported
   // (see DeviceArena), so a handle means the same memory for ever.
   std::map<std::pair<int, std::string>, void*> mappings_;
+};
+
+/// For tests on a machine with one GPU: to a PeerMemory made while one of these lives, its peers
+/// count as kernels of another GPU, to which nobody gave access to anything.
+class PeersOnOtherGpus {
+ public:
+  PeersOnOtherGpus();
+  ~PeersOnOtherGpus();
+  PeersOnOtherGpus(const PeersOnOtherGpus&) = delete;
+  PeersOnOtherGpus& operator=(const PeersOnOtherGpus&) = delete;
 };
 
 }  // namespace crossdock::cuda

@@ -90,13 +90,16 @@ void CudaRank::connect(const char* operation, uint64_t subject, const Met& met) 
   const std::optional<Error> refusal = refusal_of([&] {
     num_sharing_ = 1;
     std::vector<std::byte*> mailboxes;
+    std::vector<int> devices;
     for (int p = 0; p < group().size(); ++p) {
       const MemoryHandle& handle = met.handles[static_cast<size_t>(p)].back();
       if (channel_ranks_.slot_of(p) >= 0) mailboxes.push_back(peers_.reach(p, handle));
+      if (peers_.reaches(p)) devices.push_back(handle.device);
       const bool shares_gpu = handle.device == device_ && handle.is_shared == 0;
       if (p != group().rank() && shares_gpu) ++num_sharing_;
     }
     lane().channel->connect(mailboxes);
+    peers_.set_peer_devices(std::move(devices));
   });
   group().agree({.operation = operation,
                  .subject = subject,
@@ -112,7 +115,8 @@ ShownMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_conten
   shown.wanted = shown.data;
   shown.num_bytes = num_bytes;
   std::optional<MemoryBlock> block = pool_.find(data);
-  if (!block && peers_.needs_export() && data != nullptr) {
+  if (!block && data != nullptr && peers_.needs_copy(data)) {
+    copied_bytes_ += num_bytes;
     const Buffer copy = pool_.take(num_bytes, stream());
     shown.lease = copy.owner();
     shown.data = copy.data();

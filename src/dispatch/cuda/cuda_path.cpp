@@ -9,6 +9,7 @@
 #include "dispatch/cuda/host_routing.hpp"
 #include "dispatch/cuda/input_check.hpp"
 #include "dispatch/dispatch_args.hpp"
+#include "dispatch/peer_rows.hpp"
 
 namespace crossdock::cuda {
 
@@ -21,6 +22,7 @@ CudaPath::CudaPath(DevicePathContext context, int device, Waits waits)
 uint64_t CudaPath::run(Call call, const std::function<ReadyCall()>& make_ready) {
   const CudaRank::CallScope scope(rank_);
   ReadyCall ready;
+  rank_.take_copied_bytes();  // of a call that was refused
   std::optional<Error> refusal = refusal_of([&] {
     rank_.check_usable();
     rank_.follow_caller();
@@ -34,6 +36,10 @@ uint64_t CudaPath::run(Call call, const std::function<ReadyCall()>& make_ready) 
                                         .needs_barrier = ready.needs_barrier,
                                         .refusal = std::move(refusal)});
   const EventRecorder::Scope recorded(rank_.group().recorder(), call.operation, met.sequence);
+  if (const int64_t bytes = rank_.take_copied_bytes(); bytes > 0) {
+    const EventRecorder::Scope copied(rank_.group().recorder(), call.operation, met.sequence, bytes,
+                                      kForeignCopy);
+  }
   run_agreed(rank_.group(), [&] { ready.queue(met); });
   return met.sequence;
 }

@@ -83,6 +83,7 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
       placement_(make_placement(config(), group().size())) {
   if (waits == Waits::kForAll) peers_.check_reach();
   check_channel_size(context_.strategy_name, group().topology(), channel_ranks_, waits, kMaxPeers);
+  if (waits == Waits::kForNobody) peers_.set_peer_devices({});
   const CallGuard guard(device_);
   load_all_kernels();
   const int64_t E = config().num_experts;

@@ -125,6 +125,8 @@ class CudaRank {
 
   /// For peers to use: memory itself, or a lease in its place where they cannot reach it.
   ShownMemory show(const void* data, int64_t num_bytes, bool with_contents);
+  /// Bytes of such leases since it was last asked.
+  int64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   /// Entry `entry` of every rank's handles, for kernels of this rank. REQUIRES: kernels wait for
   /// all ranks.
   template <typename Pointer>
@@ -186,6 +188,7 @@ class CudaRank {
   Lane main_;
   std::optional<Lane> aside_;  // made when first needed
   bool is_aside_ = false;
+  int64_t copied_bytes_ = 0;
   bool has_queued_ = false;  // into the caller's stream
   // By stream and multiprocessors; null where there was none.
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "comm/cuda/memory_reach.hpp"
+
+namespace crossdock::cuda {
+
+/// How the memory at `data` was allocated; kGranted where the driver does not know it.
+MemoryKind kind_of(const void* data);
+
+/// Whether the owner of memory of kind kGranted gave `device` access to read and write it.
+bool has_access(int device, const void* data);
+
+}  // namespace crossdock::cuda
