@@ -9,22 +9,30 @@
 #include <string_view>
 
 #include "core/check.hpp"
+#include "core/utf8.hpp"
 
 namespace crossdock::comm {
 namespace {
 
+// Bytes that are not UTF-8, as of a file name in a message or of a text that was cut, become
+// U+FFFD.
 std::string quoted(std::string_view text) {
   std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
+  while (!text.empty()) {
+    const size_t length = utf8_length(text);
+    const char c = text[0];
+    if (length == 0) {
+      result += "\xef\xbf\xbd";
+    } else if (c == '"' || c == '\\') {
       result.append(1, '\\').append(1, c);
     } else if (static_cast<unsigned char>(c) < 0x20) {
       std::array<char, 8> escape{};
       std::snprintf(escape.data(), escape.size(), "\\u%04x", static_cast<unsigned>(c));
       result += escape.data();
     } else {
-      result += c;
+      result.append(text.substr(0, length));
     }
+    text.remove_prefix(length == 0 ? 1 : length);
   }
   return result.append("\"");
 }

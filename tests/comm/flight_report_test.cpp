@@ -76,6 +76,37 @@ TEST(FlightReport, HasTheLineOfARankThatLeftWithoutAWord) {
   std::remove(file.c_str());
 }
 
+// The message of a failed open, say, holds the file's name, whatever its bytes are.
+TEST(FlightReport, IsUtf8WhateverTheMessageIs) {
+  const std::string file = testing::TempDir() + "flight_report_utf8_" + std::to_string(getpid());
+  std::remove(file.c_str());
+  const ThreadOptions options{
+      .ranks_per_node = 0,
+      .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}};
+  try_ranks(
+      2,
+      [](Group& group) {
+        group.agree({.operation = "plan"});
+        if (group.rank() == 1) {
+          throw std::runtime_error(
+              "good <\xc3\xa9\xe2\x82\xac\xf0\x9f\x9a\x9a> latin-1 <\xe9> overlong <\xc0\xaf> half "
+              "a "
+              "pair <\xed\xa0\x80> too large <\xf4\x90\x80\x80> cut <\xe2\x82");
+        }
+        group.agree({.operation = "dispatch"});
+      },
+      options);
+  const std::vector<std::string> lines = lines_of(file);
+  ASSERT_EQ(lines.size(), 2u);
+  const std::string bad = "\xef\xbf\xbd";  // U+FFFD, one for each byte
+  for (const std::string& line : lines) {
+    EXPECT_THAT(line, HasSubstr("good <\xc3\xa9\xe2\x82\xac\xf0\x9f\x9a\x9a> latin-1 <" + bad +
+                                "> overlong <" + bad + bad + "> half a pair <" + bad + bad + bad +
+                                "> too large <" + bad + bad + bad + bad + "> cut <" + bad + bad));
+  }
+  std::remove(file.c_str());
+}
+
 TEST(FlightReport, AnUnwritableFileChangesNothing) {
   const ThreadOptions options{
       .ranks_per_node = 0,
