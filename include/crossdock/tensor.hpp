@@ -42,7 +42,7 @@ class Shape {
 
   int rank() const { return rank_; }
   int64_t operator[](int i) const { return dims_[static_cast<size_t>(i)]; }
-  int64_t num_elements() const;
+  int64_t num_elements() const;   // throws Error(kInvalidArgument) beyond 2^63 - 1
   std::string to_string() const;  // "[3, 4]"
   friend bool operator==(const Shape&, const Shape&) = default;
 
@@ -81,15 +81,11 @@ struct BasicTensorView {
 
   bool given() const { return shape.rank() > 0; }
   int64_t num_elements() const { return shape.num_elements(); }
-  int64_t num_bytes() const { return num_elements() * size_of(dtype); }
+  int64_t num_bytes() const;
   /// Size of the first dimension.
   int64_t num_rows() const { return shape.rank() > 0 ? shape[0] : 0; }
   /// Bytes of one index of the first dimension, also when there are no rows.
-  int64_t row_bytes() const {
-    int64_t elements = 1;
-    for (int i = 1; i < shape.rank(); ++i) elements *= shape[i];
-    return elements * size_of(dtype);
-  }
+  int64_t row_bytes() const;
 
   /// The memory as T; the dtype must be T's. Host memory only, as nothing else can be read here.
   template <typename T>

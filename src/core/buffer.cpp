@@ -11,6 +11,7 @@
 
 #include "core/block_ledger.hpp"
 #include "core/check.hpp"
+#include "core/sizes.hpp"
 
 namespace crossdock {
 namespace {
@@ -22,6 +23,7 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 // Large blocks ask for huge pages: rows are written in scattered order, and with small pages a
 // large part of the time goes into page faults and address translation.
 std::shared_ptr<void> allocate_host(int64_t num_bytes) {
+  if (num_bytes > kMaxBytes) throw std::bad_alloc();
   const auto wanted = static_cast<size_t>(num_bytes);
   const size_t alignment = wanted >= kHugePageBytes ? kHugePageBytes : kAlignment;
   const size_t rounded = (wanted + alignment - 1) & ~(alignment - 1);
@@ -77,6 +79,7 @@ Buffer BufferPool::take_scratch(int64_t num_bytes) {
 Buffer BufferPool::take(int64_t num_bytes, BlockUse use) {
   CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
   if (num_bytes == 0) return {};
+  if (num_bytes > kMaxBytes) throw std::bad_alloc();
   const int64_t wanted_bytes = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::shared_ptr<void> block;
   std::vector<std::shared_ptr<void>> dropped;  // freed outside the lock
@@ -109,7 +112,7 @@ Buffer BufferPool::take(int64_t num_bytes, BlockUse use) {
 }
 
 OwnedTensor BufferPool::take(DType dtype, Shape shape) {
-  const Buffer buffer = take(shape.num_elements() * size_of(dtype));
+  const Buffer buffer = take(TensorView(nullptr, dtype, shape).num_bytes());
   return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
 }
 

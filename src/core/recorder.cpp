@@ -8,6 +8,8 @@
 namespace crossdock {
 namespace {
 
+constexpr int64_t kMaxEvents = int64_t{1} << 30;
+
 // Longer names are cut; the last character stays 0.
 template <size_t kSize>
 void set_name(char (&name)[kSize], const char* text) {  // NOLINT: as Event has them
@@ -22,7 +24,8 @@ void EventPeers::add(int rank) {
 }
 
 EventRecorder::EventRecorder(int64_t capacity, bool is_shared) {
-  CROSSDOCK_CHECK(capacity >= 0, "a recorder's capacity must not be negative, got ", capacity);
+  CROSSDOCK_CHECK(capacity >= 0 && capacity <= kMaxEvents, "a recorder must hold from 0 to ",
+                  kMaxEvents, " events, got ", capacity);
   if (capacity > 0) ring_ = std::make_unique<EventRing>(capacity, is_shared);
 }
 

@@ -72,8 +72,9 @@ void drop_by_weight(int64_t capacity, LocalRoutes& routes) {
 }  // namespace
 
 int64_t capacity_rows(const DispatchConfig& config, int64_t num_tokens) {
-  const double routes_per_expert =
-      static_cast<double>(num_tokens * config.top_k) / static_cast<double>(config.num_experts);
+  const double routes_per_expert = static_cast<double>(num_tokens) *
+                                   static_cast<double>(config.top_k) /
+                                   static_cast<double>(config.num_experts);
   const double rows = std::ceil(routes_per_expert * config.capacity->factor);
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
   return rows < static_cast<double>(kMost) ? static_cast<int64_t>(rows) : kMost;

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/check.hpp"
+#include "core/sizes.hpp"
 #include "dispatch/capacity.hpp"
 
 namespace crossdock {
@@ -15,6 +16,8 @@ namespace {
 
 // Counts of all experts are kept for every rank; more experts than this is a slip of the pen.
 constexpr int64_t kMaxExperts = int64_t{1} << 20;
+// A wider token is a slip of the pen too.
+constexpr int64_t kMaxWidth = std::numeric_limits<int32_t>::max();
 constexpr std::array<int64_t, 7> kAlignments = {1, 8, 16, 32, 64, 128, 256};
 
 void check_capacity(const DispatchConfig& config, int num_ranks) {
@@ -27,13 +30,17 @@ void check_capacity(const DispatchConfig& config, int num_ranks) {
                   "it must be at least 1, got ",
                   capacity.max_tokens);
   const int64_t rows = capacity_rows(config, capacity.max_tokens);
-  const int64_t largest = std::numeric_limits<int64_t>::max() / 1024 / num_ranks;
-  CROSSDOCK_CHECK(rows <= largest / config.num_experts, "capacity factor ", capacity.factor,
-                  " with max_tokens ", capacity.max_tokens, " asks for ", rows,
-                  " rows per expert and rank, more than can be counted");
+  CROSSDOCK_CHECK(are_countable({rows + config.alignment, config.num_experts, num_ranks}, config),
+                  "capacity factor ", capacity.factor, " with max_tokens ", capacity.max_tokens,
+                  " asks for ", rows, " rows per expert and rank, more than can be counted");
 }
 
 }  // namespace
+
+bool are_countable(std::initializer_list<int64_t> num_rows, const DispatchConfig& config) {
+  const auto rows = product_within(kMaxBytes, num_rows);
+  return rows && product_within(kMaxBytes, {*rows, config.width, int64_t{sizeof(double)}});
+}
 
 void check_config(const DispatchConfig& config, int num_ranks) {
   CROSSDOCK_CHECK(config.num_experts >= 1 && config.num_experts <= kMaxExperts,
@@ -41,7 +48,8 @@ void check_config(const DispatchConfig& config, int num_ranks) {
   CROSSDOCK_CHECK(config.top_k >= 1, "top_k must be at least 1, got ", config.top_k);
   CROSSDOCK_CHECK(config.top_k <= config.num_experts, "num_experts (", config.num_experts,
                   ") must be at least top_k (", config.top_k, ")");
-  CROSSDOCK_CHECK(config.width >= 1, "width must be at least 1, got ", config.width);
+  CROSSDOCK_CHECK(config.width >= 1 && config.width <= kMaxWidth, "width must be in [1, ",
+                  kMaxWidth, "], got ", config.width);
   CROSSDOCK_CHECK(
       std::find(kAlignments.begin(), kAlignments.end(), config.alignment) != kAlignments.end(),
       "alignment must be 1, 8, 16, 32, 64, 128 or 256, got ", config.alignment);
@@ -59,6 +67,9 @@ void check_config(const DispatchConfig& config, int num_ranks) {
   }
   CROSSDOCK_CHECK(!config.max_rows || *config.max_rows >= 0, "max_rows must not be negative, got ",
                   config.max_rows.value_or(0));
+  CROSSDOCK_CHECK(are_countable({config.max_rows.value_or(0)}, config), "max_rows (",
+                  config.max_rows.value_or(0), ") rows of width ", config.width,
+                  " are more than can be counted");
 }
 
 std::string config_text(const DispatchConfig& config, std::string_view strategy_name) {

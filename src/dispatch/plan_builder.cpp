@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "dispatch/capacity.hpp"
+#include "dispatch/config_check.hpp"
 #include "dispatch/placement.hpp"
 
 namespace crossdock {
@@ -192,6 +193,11 @@ PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk) {
 }
 
 void check_max_rows(const PlanData& plan) {
+  int64_t total = 0;  // of rows sent or received anywhere
+  for (const int64_t rows : plan.rows_per_rank) total += rows;
+  for (const int64_t tokens : plan.tokens_per_rank) total += tokens * plan.config->top_k;
+  CROSSDOCK_CHECK(are_countable({total}, *plan.config), "a plan of ", total, " rows of width ",
+                  plan.config->width, " is more than can be counted");
   if (!plan.config->max_rows) return;
   const auto most = std::max_element(plan.rows_per_rank.begin(), plan.rows_per_rank.end());
   if (*most <= *plan.config->max_rows) return;

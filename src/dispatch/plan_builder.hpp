@@ -30,8 +30,9 @@ PlanData build_plan(const PlanInputs& inputs, LocalRoutes routes);
 /// where they are. Without Segments.
 PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk);
 
-/// Throws Error(kCapacity) if any rank would receive more than config.max_rows: the same error on
-/// all ranks, as all know all counts.
+/// Throws Error(kCapacity) if any rank would receive more than config.max_rows, or
+/// Error(kInvalidArgument) if the bytes of all rows cannot be counted: the same error on all ranks,
+/// as all know all counts.
 void check_max_rows(const PlanData& plan);
 
 struct RowRange {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -95,6 +96,16 @@ TEST(BufferPool, CountsNothingForMemoryThatCouldNotBeHad) {
   EXPECT_EQ(pool.bytes_held(), 1 << 16);
   const Buffer after = pool.take(3 << 16);
   EXPECT_EQ(pool.bytes_held(), 4 << 16);
+}
+
+TEST(BufferPool, RefusesWhatNoMemoryCanHold) {
+  BufferPool pool;
+  for (const int64_t num_bytes : {std::numeric_limits<int64_t>::max(), int64_t{1} << 62}) {
+    EXPECT_THROW(pool.take(num_bytes), std::bad_alloc);
+    EXPECT_THROW(Buffer{num_bytes}, std::bad_alloc);
+  }
+  EXPECT_EQ(pool.bytes_held(), 0);
+  EXPECT_THROW(pool.take(DType::kF32, {int64_t{1} << 40, int64_t{1} << 40}), Error);
 }
 
 TEST(BufferPool, BuffersOutliveThePool) {

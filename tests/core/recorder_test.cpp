@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "core/event_ring.hpp"
+#include "crossdock/error.hpp"
 
 namespace crossdock {
 namespace {
@@ -89,6 +90,11 @@ TEST(EventRecorder, OffRecordsNothing) {
   { const EventRecorder::Scope scope(recorder, "plan", 1); }
   EXPECT_FALSE(recorder.is_on());
   EXPECT_TRUE(recorder.events().empty());
+}
+
+TEST(EventRecorder, RefusesMoreEventsThanCanBeCounted) {
+  EXPECT_THROW(EventRecorder(-1), Error);
+  EXPECT_THROW(EventRecorder(int64_t{1} << 62), Error);
 }
 
 }  // namespace

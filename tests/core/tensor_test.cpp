@@ -41,6 +41,15 @@ TEST(Tensor, SizesBeyond31BitsDoNotWrap) {
   EXPECT_EQ(huge.num_bytes(), int64_t{1} << 42);
 }
 
+TEST(Tensor, SizesThatCannotBeCountedAreRefused) {
+  constexpr int64_t kHuge = int64_t{1} << 62;
+  EXPECT_THROW(Shape({kHuge, 4}).num_elements(), Error);
+  EXPECT_THROW(TensorView(nullptr, DType::kF32, {kHuge}).num_bytes(), Error);
+  EXPECT_THROW(TensorView(nullptr, DType::kF32, {0, kHuge}).row_bytes(), Error);
+  EXPECT_EQ(Shape({kHuge, kHuge, 0}).num_elements(), 0);
+  EXPECT_EQ(TensorView(nullptr, DType::kU8, {2, kHuge}).row_bytes(), kHuge);
+}
+
 TEST(Segments, NumRowsIsTheEndOfTheLastSegmentAndZeroWithoutExperts) {
   const std::vector<int64_t> starts = {0, 8, 8, 24};
   const std::vector<int64_t> counts = {5, 0, 11};

@@ -150,5 +150,16 @@ TEST(Plan, TooManyRowsNameTheRankAndTheSizeNeeded) {
   }
 }
 
+TEST(Plan, RowsWhoseBytesCannotBeCountedAreRefused) {
+  PlanData plan;
+  plan.config = std::make_shared<const DispatchConfig>(
+      DispatchConfig{.num_experts = 4, .top_k = 2, .width = 1 << 30});
+  plan.rows_per_rank = {1 << 20, 1 << 20};
+  plan.tokens_per_rank = {1 << 19, 1 << 19};
+  EXPECT_NO_THROW(check_max_rows(plan));
+  plan.rows_per_rank[1] = int64_t{1} << 32;
+  EXPECT_THROW(check_max_rows(plan), Error);
+}
+
 }  // namespace
 }  // namespace crossdock

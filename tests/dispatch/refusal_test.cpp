@@ -127,6 +127,43 @@ TEST(Refusal, EverySettingMustBeAlikeOnAllRanks) {
   EXPECT_NE(message.find("rank 2 has strategy=direct"), std::string::npos) << message;
 }
 
+TEST(Refusal, SizesThatCannotBeCountedAreRefusedByAll) {
+  struct Setting {
+    std::string message;
+    std::function<void(DispatchConfig&)> change;
+  };
+  static constexpr int64_t kHuge = int64_t{1} << 62;
+  const auto pads = [](int64_t max_tokens) {
+    return Capacity{.factor = 2,
+                    .policy = DropPolicy::kPosition,
+                    .pad_to_capacity = true,
+                    .max_tokens = max_tokens};
+  };
+  const std::vector<Setting> settings = {
+      {"width must be in [1, 2147483647], got 4611686018427387904",
+       [](DispatchConfig& c) { c.width = kHuge; }},
+      {"max_rows (4611686018427387904) rows of width 3 are more than can be counted",
+       [](DispatchConfig& c) { c.max_rows = kHuge; }},
+      {"asks for 4611686018427387903 rows per expert and rank, more than can be counted",
+       [&](DispatchConfig& c) { c.capacity = pads(kHuge); }},
+      {"asks for 1099511627776 rows per expert and rank, more than can be counted",
+       [&](DispatchConfig& c) {
+         c.capacity = pads(int64_t{1} << 40);
+         c.width = 1 << 20;
+       }}};
+  for (const Setting& setting : settings) {
+    for (const char* strategy : {"direct", "alltoall"}) {
+      const auto message = agreed_message(ErrorCode::kInvalidArgument, [&](Group& group) {
+        DispatchConfig config = kConfig;
+        setting.change(config);
+        Dispatcher dispatcher(group, config, strategy);
+        dispatcher.plan(Tokens().routing());
+      });
+      EXPECT_NE(message.find(setting.message), std::string::npos) << message;
+    }
+  }
+}
+
 TEST(Refusal, TooManyRowsAreAnAgreedErrorWithTheSizeNeeded) {
   const auto message = agreed_message(ErrorCode::kCapacity, [](Group& group) {
     DispatchConfig config = kConfig;

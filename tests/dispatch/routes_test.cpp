@@ -205,7 +205,7 @@ TEST(Config, RulesAreNamedWithTheirNumbers) {
   EXPECT_EQ(message(bad), "num_experts (4) must be at least top_k (12)");
   bad = good;
   bad.width = 0;
-  EXPECT_EQ(message(bad), "width must be at least 1, got 0");
+  EXPECT_EQ(message(bad), "width must be in [1, 2147483647], got 0");
   bad = good;
   bad.alignment = 24;
   EXPECT_EQ(message(bad), "alignment must be 1, 8, 16, 32, 64, 128 or 256, got 24");
