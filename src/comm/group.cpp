@@ -179,7 +179,7 @@ Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
     options_.staging_bytes = std::min(options_.staging_bytes, limit);
   }
   if (!options_.threads) options_.threads = default_threads(*communicator_);
-  windows_ = std::make_unique<comm::WindowPool>(*communicator_);
+  windows_ = std::make_unique<comm::WindowPool>(*communicator_, [this] { check(); });
 }
 
 Group::~Group() {

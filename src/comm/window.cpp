@@ -6,15 +6,23 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/sizes.hpp"
 
 namespace crossdock::comm {
 namespace {
 
 constexpr int64_t kPageBytes = 4096;
+
+// More than this cannot be had, and the kernel would look for it until it ends processes.
+int64_t memory_of_this_machine() {
+  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
 
 [[noreturn]] void throw_errno(const std::string& what, const char* hint) {
   throw Error(ErrorCode::kCommunication, concat(what, ": ", std::strerror(errno), "; ", hint));
@@ -86,8 +94,8 @@ struct WindowPool::State {
   std::vector<std::shared_ptr<Block>> blocks;
 };
 
-WindowPool::WindowPool(Communicator& communicator)
-    : communicator_(communicator), state_(std::make_shared<State>()) {}
+WindowPool::WindowPool(Communicator& communicator, std::function<void()> check)
+    : communicator_(communicator), check_(std::move(check)), state_(std::make_shared<State>()) {}
 
 WindowPool::~WindowPool() = default;
 
@@ -105,7 +113,7 @@ void WindowPool::allocate(Block& block, int64_t num_bytes) {
   const int descriptor =
       is_new ? memfd_create("crossdock-window", MFD_CLOEXEC) : block.mapping->descriptor();
   if (descriptor < 0) throw_errno("cannot make a memory file", "memfd_create must be allowed");
-  if (posix_fallocate(descriptor, 0, num_bytes) != 0) {
+  if (num_bytes > memory_of_this_machine() || posix_fallocate(descriptor, 0, num_bytes) != 0) {
     if (is_new) close(descriptor);
     throw Error(ErrorCode::kCommunication, concat("cannot get ", num_bytes,
                                                   " bytes of shared memory for a peer window; free "
@@ -122,7 +130,9 @@ void WindowPool::allocate(Block& block, int64_t num_bytes) {
 
 Buffer WindowPool::take(int64_t num_bytes) {
   CROSSDOCK_CHECK(num_bytes >= 0, "a window's size must not be negative, got ", num_bytes);
+  check_();
   if (num_bytes == 0) return {};
+  if (num_bytes > kMaxBytes) throw std::bad_alloc();
   const int64_t wanted = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::shared_ptr<Block> found;
   std::shared_ptr<Block> nearly;  // the largest that is up to half too small

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,12 +33,14 @@ struct WindowHandle {
 /// never moves a live lease; peers map a block when its handle first reaches them, and again when
 /// it has grown, so handles must travel in a rendezvous, in which a rank that could not grow
 /// refuses. Who releases a lease must know that no peer uses it any more (the end of
-/// a dispatch or combine says so). After a fault nobody knows that: the blocks are then never
-/// handed out again, as a poisoned group makes no further calls, and a peer that still writes holds
-/// its own mapping (processes) or finds the memory kept by the communicator (threads).
+/// a dispatch or combine says so). After a fault nobody knows that: take() then throws, so that no
+/// block is handed out again or enlarged, and a peer that still writes holds its own mapping
+/// (processes) or finds the memory kept by the communicator (threads).
 class WindowPool {
  public:
-  explicit WindowPool(Communicator& communicator);
+  /// `check` throws the error that broke the group, if any; before any memory is taken.
+  explicit WindowPool(
+      Communicator& communicator, std::function<void()> check = [] {});
   ~WindowPool();
   WindowPool(const WindowPool&) = delete;
   WindowPool& operator=(const WindowPool&) = delete;
@@ -64,6 +67,7 @@ class WindowPool {
   void allocate(Block& block, int64_t num_bytes);
 
   Communicator& communicator_;
+  std::function<void()> check_;
   std::shared_ptr<State> state_;
   std::map<std::pair<int, uint64_t>, std::unique_ptr<Mapping>> peer_blocks_;
 };

@@ -72,6 +72,7 @@ OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad
 
 CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensorView grad_out,
                                                    ConstTensorView y) {
+  group_.check();  // before any memory is taken, as in dispatch
   if (device_path_ && plan.device_data()) return device_path_->combine_backward(plan, grad_out, y);
   CombineBackwardResult result;
   OwnedTensor row_weights;

@@ -13,6 +13,7 @@
 namespace crossdock {
 
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {
+  group_.check();  // before any memory is taken: peers may still use what a failed call had
   if (device_path_ && plan.device_data()) {
     DispatchResult queued = device_path_->dispatch(plan, args);
     run_agreed(group_, [&] {
@@ -88,6 +89,7 @@ void Dispatcher::move_out(const Exchange& exchange, std::span<const RowPart> par
 }
 
 OwnedTensor Dispatcher::allocate_rows(const Plan& plan, DType dtype) {
+  group_.check();
   check_plan(plan);
   if (device_path_ && plan.device_data()) return device_path_->allocate_rows(plan, dtype);
   return strategy_->allocate_rows({group_, plan, 0, "allocate_rows", {}}, dtype,

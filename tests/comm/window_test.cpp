@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -49,6 +50,13 @@ class Window : public testing::TestWithParam<bool> {
     return peer.reach(0, *owner.find(lease.data(), lease.num_bytes()));
   }
 };
+
+TEST_P(Window, RefusesWhatNoMemoryCanHold) {
+  for (const int64_t num_bytes : {std::numeric_limits<int64_t>::max(), int64_t{1} << 62}) {
+    EXPECT_ANY_THROW(owner.take(num_bytes));
+  }
+  EXPECT_EQ(owner.bytes_held(), 0);
+}
 
 TEST_P(Window, APeerReachesWhatTheOwnerHolds) {
   const Buffer lease = owner.take(10000);
