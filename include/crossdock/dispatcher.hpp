@@ -56,10 +56,11 @@ struct DispatchArgs {
   /// the first while the others travel. At least 1, alike on all ranks. Not more than the experts
   /// of the rank that has most; one on a device, where the stream has the order.
   int64_t num_chunks = 1;
-  /// Called after each chunk, in the order of the experts, on the thread of the dispatch, as often
-  /// on every rank. The result is the one that dispatch returns, with all row weights and these
-  /// rows filled. Peers wait meanwhile: hand work to another thread, which must not use the group.
-  /// An exception fails the dispatch on all ranks.
+  /// Called after each chunk, in the order of the experts, on the thread of the dispatch, equally
+  /// often on every rank: given on all ranks or on none. The result is the one that dispatch
+  /// returns, with all row weights and these rows filled. Peers wait meanwhile: hand work to
+  /// another thread, which must not use the group. An exception, also after the last chunk, fails
+  /// the dispatch on all ranks.
   std::function<void(const DispatchResult&, const DispatchChunk&)> on_chunk{};
 };
 

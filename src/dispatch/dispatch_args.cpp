@@ -8,7 +8,8 @@ namespace crossdock {
 std::string call_text(const DispatchArgs& args) {
   return concat("dtype=", name_of(args.x.dtype),
                 ";scales=", args.scales.given() ? name_of(args.scales.dtype) : "none",
-                ";row_weights=", args.with_row_weights, ";num_chunks=", args.num_chunks);
+                ";row_weights=", args.with_row_weights, ";num_chunks=", args.num_chunks,
+                ";on_chunk=", args.on_chunk != nullptr);
 }
 
 std::optional<Shape> check_args(const DispatchArgs& args, int64_t T, int64_t D) {

@@ -16,8 +16,10 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
   group_.check();  // before any memory is taken: peers may still use what a failed call had
   if (device_path_ && plan.device_data()) {
     DispatchResult queued = device_path_->dispatch(plan, args);
+    if (!args.on_chunk) return queued;
     run_agreed(group_, [&] {
-      if (args.on_chunk) args.on_chunk(queued, {0, plan.num_local_experts()});
+      args.on_chunk(queued, {0, plan.num_local_experts()});
+      agree("dispatch", plan, {}, std::nullopt);
     });
     return queued;
   }
@@ -55,6 +57,8 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
                                    plan.data().num_sent() * parts[0].row_bytes);
   run_agreed(group_, [&] {
     move_out({group_, plan, sequence, "dispatch", {}}, parts, args, result);
+    // So that what the last on_chunk throws is everybody's. It may take longer than data to move.
+    if (args.on_chunk) agree("dispatch", plan, {}, std::nullopt);
   });
   return result;
 }

@@ -217,5 +217,56 @@ TEST(DispatchChunks, AnExceptionOfOnChunkIsTheSameErrorEverywhere) {
   }
 }
 
+// Peers have all they need by then; they learn of it in the same call all the same.
+TEST(DispatchChunks, AnExceptionAfterTheLastExchangeIsTheSameErrorEverywhere) {
+  const DispatchCase input = random_case(config_of(9, 1), {5, 9, 4}, 3);
+  for (const std::string& strategy : strategy_names()) {
+    for (const int64_t num_chunks : {1, 3}) {
+      SCOPED_TRACE(strategy + ", " + std::to_string(num_chunks) + " chunks");
+      run_ranks(
+          3,
+          [&](Group& group) {
+            Dispatcher dispatcher(group, input.config, strategy);
+            const RankTensors tensors = tensors_of(
+                input.config, input.ranks[static_cast<size_t>(group.rank())], DType::kF32);
+            const Plan plan = dispatcher.plan(tensors.routing());
+            const auto on_chunk = [&](const DispatchResult&, const DispatchChunk& chunk) {
+              const bool is_last = chunk.last_expert == plan.num_local_experts();
+              if (group.rank() == 1 && is_last) throw std::runtime_error("a fault");
+            };
+            try {
+              dispatcher.dispatch(
+                  plan, {.x = tensors.x.view, .num_chunks = num_chunks, .on_chunk = on_chunk});
+              ADD_FAILURE() << "rank " << group.rank() << " got no error";
+            } catch (const Error& error) {
+              EXPECT_THAT(error.what(), HasSubstr("a fault"));
+              EXPECT_EQ(error.context().culprit, 1);
+              EXPECT_STREQ(error.context().operation, "dispatch");
+            }
+            EXPECT_TRUE(group.is_poisoned());
+          },
+          short_deadlines());
+    }
+  }
+}
+
+TEST(DispatchChunks, AreWatchedOnAllRanksOrOnNone) {
+  const DispatchCase input = random_case(config_of(9, 1), {5, 9, 4}, 3);
+  run_ranks(
+      3,
+      [&](Group& group) {
+        Dispatcher dispatcher(group, input.config, "alltoall");
+        const RankTensors tensors =
+            tensors_of(input.config, input.ranks[static_cast<size_t>(group.rank())], DType::kF32);
+        const Plan plan = dispatcher.plan(tensors.routing());
+        DispatchArgs args{.x = tensors.x.view};
+        if (group.rank() == 2) args.on_chunk = [](const DispatchResult&, const DispatchChunk&) {};
+        EXPECT_THAT(message_of([&] { dispatcher.dispatch(plan, args); }),
+                    HasSubstr("rank 2 has on_chunk=1 where rank 0 has on_chunk=0"));
+        EXPECT_FALSE(group.is_poisoned());
+      },
+      short_deadlines());
+}
+
 }  // namespace
 }  // namespace crossdock

@@ -197,7 +197,8 @@ DispatchResult HostStaging::dispatch(const Plan& plan, const DispatchArgs& args)
                                              .rows = rows.view,
                                              .row_scales = row_scales.view,
                                              .with_row_weights = args.with_row_weights,
-                                             .num_chunks = args.num_chunks});
+                                             .num_chunks = args.num_chunks,
+                                             .on_chunk = args.on_chunk});  // for the agreement
   DispatchResult result;
   run_agreed(group_, [&] {
     const int64_t R = plan.num_rows();
