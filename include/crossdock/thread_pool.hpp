@@ -28,7 +28,8 @@ class ThreadPool {
 
   /// Runs body(i) for every i in [0, count), in any order, and returns when all are done. The first
   /// exception is passed on; what has not begun by then is left out. Inside a body it runs in
-  /// place.
+  /// place. A body may use groups and run_ranks; it must not wait by other means for threads that
+  /// use this pool.
   void parallel_for(int64_t count, const std::function<void(int64_t)>& body,
                     Turn turn = Turn::kInOrder);
 
@@ -36,6 +37,7 @@ class ThreadPool {
   static std::shared_ptr<ThreadPool> process_wide();
 
  private:
+  friend class PoolWait;
   struct State;
   int num_threads_;
   std::unique_ptr<State> state_;

@@ -11,6 +11,7 @@
 #include "comm/rendezvous.hpp"
 #include "comm/window.hpp"
 #include "core/check.hpp"
+#include "core/pool_wait.hpp"
 
 namespace crossdock {
 namespace {
@@ -81,6 +82,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 template <typename Exchange>
 void guard(Group& group, const WaitContext& wait, const Exchange& exchange) {
   group.check();
+  const PoolWait waiting;  // peers may need the pool whose worker this is
   try {
     exchange();
   } catch (const Error& error) {

@@ -9,14 +9,14 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/pool_wait.hpp"
 
 namespace crossdock {
 namespace {
-
-thread_local bool is_worker = false;
 
 int num_cores() {
   cpu_set_t allowed;
@@ -49,27 +49,31 @@ struct Job {
 }  // namespace
 
 struct ThreadPool::State {
+  inline static thread_local State* of_this_thread = nullptr;  // set on the workers of a pool
+
   std::mutex mutex;
   std::condition_variable work;
   std::deque<Job*> jobs;  // with bodies that have not begun, the next first
   bool is_stopping = false;
   std::vector<std::thread> workers;
+  size_t num_waiting = 0;  // workers in a PoolWait
+
+  bool all_workers_wait() const { return num_waiting == workers.size(); }
 
   void work_until_stopped() {
-    is_worker = true;
+    of_this_thread = this;
     std::unique_lock lock(mutex);
     for (;;) {
       work.wait(lock, [this] { return is_stopping || !jobs.empty(); });
       if (jobs.empty()) return;
-      run_one(lock);
+      run_one(*jobs.front(), lock);
     }
   }
 
-  // Runs a body of the next job. The lock is held on entry and on return.
-  void run_one(std::unique_lock<std::mutex>& lock) {
-    Job& job = *jobs.front();
+  // Runs the next body of a job. The lock is held on entry and on return.
+  void run_one(Job& job, std::unique_lock<std::mutex>& lock) {
     const int64_t index = job.num_begun++;
-    if (job.num_begun == job.count) jobs.pop_front();
+    if (job.num_begun == job.count) std::erase(jobs, &job);
     lock.unlock();
     std::exception_ptr error;
     try {
@@ -108,7 +112,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body, Turn turn) {
-  if (num_threads_ == 1 || count <= 1 || is_worker) {
+  if (num_threads_ == 1 || count <= 1 || State::of_this_thread != nullptr) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
@@ -120,8 +124,30 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>&
     state_->jobs.push_back(&job);
   }
   state_->work.notify_all();
-  job.done.wait(lock, [&job] { return job.num_done == job.count; });
+  while (job.num_done < job.count) {
+    const bool nobody_else_will = state_->all_workers_wait() && job.num_begun < job.count;
+    if (nobody_else_will) {
+      state_->run_one(job, lock);
+    } else {
+      job.done.wait(lock);
+    }
+  }
   if (job.error) std::rethrow_exception(job.error);
+}
+
+PoolWait::PoolWait() : pool_(std::exchange(ThreadPool::State::of_this_thread, nullptr)) {
+  if (pool_ == nullptr) return;
+  const std::lock_guard lock(pool_->mutex);
+  ++pool_->num_waiting;
+  if (!pool_->all_workers_wait()) return;
+  for (Job* job : pool_->jobs) job->done.notify_one();
+}
+
+PoolWait::~PoolWait() {
+  if (pool_ == nullptr) return;
+  const std::lock_guard lock(pool_->mutex);
+  --pool_->num_waiting;
+  ThreadPool::State::of_this_thread = pool_;
 }
 
 std::shared_ptr<ThreadPool> ThreadPool::process_wide() {

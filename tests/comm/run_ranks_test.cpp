@@ -2,6 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <thread>
 
 #include "crossdock/threads.hpp"
 
@@ -90,6 +96,63 @@ TEST(ThreadRanks, KeepMemoryUntilTheLastHasLeft) {
   EXPECT_FALSE(watched.expired());
   communicators[1]->leave("done");
   EXPECT_TRUE(watched.expired());
+}
+
+// Ends the process if `work` hangs: threads that wait for each other can be neither joined nor
+// left.
+void run_watched(const std::function<void()>& work) {
+  auto done = std::async(std::launch::async, work);
+  if (done.wait_for(std::chrono::seconds(60)) != std::future_status::ready) {
+    std::fputs("hangs\n", stderr);
+    std::_Exit(1);
+  }
+  done.get();
+}
+
+TEST(ThreadRanks, MayRunInsideABodyOfTheirPool) {
+  for (const auto& pool : {ThreadPool::process_wide(), std::make_shared<ThreadPool>(3)}) {
+    std::atomic<int64_t> runs = 0;
+    const int64_t count = 2 * pool->num_threads() + 1;
+    run_watched([&] {
+      pool->parallel_for(count, [&](int64_t) {
+        run_ranks(2,
+                  [&](Group& group) {
+                    group.threads()->parallel_for(5, [&](int64_t) { ++runs; });
+                    group.agree({.operation = "meet"});
+                    group.threads()->parallel_for(5, [&](int64_t) { ++runs; });
+                  },
+                  {.ranks_per_node = 0, .group = {.threads = pool}});
+      });
+    });
+    EXPECT_EQ(runs, count * 2 * 10);
+  }
+}
+
+TEST(ThreadRanks, OnWorkersOfAPoolWaitForRanksThatNeedIt) {
+  const auto pool = std::make_shared<ThreadPool>(2);
+  std::vector<std::unique_ptr<Group>> groups;
+  for (auto& communicator : make_thread_communicators(4)) {
+    groups.push_back(std::make_unique<Group>(
+        std::move(communicator),
+        GroupOptions{.arrival_deadline = std::chrono::seconds(20), .threads = pool}));
+  }
+  std::atomic<int> num_on_workers = 0;
+  std::atomic<int> runs = 0;
+  std::vector<std::jthread> others;
+  others.reserve(2);
+  for (size_t rank = 2; rank < 4; ++rank) {
+    others.emplace_back([&, rank] {
+      while (num_on_workers < 2) std::this_thread::yield();
+      pool->parallel_for(4, [&](int64_t) { ++runs; });
+      EXPECT_NO_THROW(groups[rank]->agree({.operation = "meet"}));
+    });
+  }
+  EXPECT_NO_THROW(pool->parallel_for(2, [&](int64_t rank) {
+    ++num_on_workers;
+    groups[static_cast<size_t>(rank)]->agree({.operation = "meet"});
+  }));
+  others.clear();
+  EXPECT_EQ(runs, 8);
 }
 
 TEST(ThreadRanks, ReportSizesThatDoNotMatch) {
