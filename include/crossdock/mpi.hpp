@@ -33,6 +33,9 @@ bool mpi_is_launched();
 /// failed. If somebody is missing then, MPI is not finalised; the exit code stays the caller's, and
 /// mpirun reports this process unless it runs with --enable-recovery.
 ///
+/// What a communicator takes from MPI goes back once all its ranks have left it without a failure,
+/// when the next one is made.
+///
 /// MPI itself has no deadlines: making communicators and subgroups blocks in it, on a thread that
 /// is given up after setup_deadline with an Error (kTimeout); MPI_Init, and MPI without
 /// MPI_THREAD_MULTIPLE, block without one. A process on the same machine that dies is noticed

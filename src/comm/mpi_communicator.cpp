@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/exchange_arguments.hpp"
+#include "comm/mpi_closing.hpp"
 #include "comm/mpi_environment.hpp"
 #include "core/check.hpp"
 
@@ -35,7 +36,11 @@ void pause(std::chrono::nanoseconds idle) {
 
 MpiCommunicator::MpiCommunicator(MPI_Comm data, MPI_Comm control, MpiMembers members,
                                  const MpiOptions& options)
-    : data_(data), control_(control), members_(std::move(members)), options_(options) {
+    : data_(data),
+      control_communicator_(control),
+      control_(std::make_unique<MpiControl>(control)),
+      members_(std::move(members)),
+      options_(options) {
   MPI_Comm_rank(data_, &rank_);
   MPI_Comm_size(data_, &size_);
   left_.resize(static_cast<size_t>(size_));
@@ -47,6 +52,22 @@ MpiCommunicator::MpiCommunicator(MPI_Comm data, MPI_Comm control, MpiMembers mem
 
 MpiCommunicator::~MpiCommunicator() {
   leave_quietly(kPlainLeave);
+  try {
+    close();
+  } catch (const std::exception&) {
+    // The communicators then stay.
+  }
+}
+
+void MpiCommunicator::close() {
+  if (!mpi_is_running() || failure_ || num_exchanges_ != num_completed_) return;
+  const ControlMessage own = left_message({}, num_completed_ + 1, num_exchanges_);
+  left_[static_cast<size_t>(rank_)] = own;
+  free_when_all_have_left({.data = data_,
+                           .control = control_communicator_,
+                           .channel = std::move(control_),
+                           .left = std::move(left_),
+                           .own_goodbye = own});
 }
 
 void MpiCommunicator::leave_quietly(std::string_view reason) noexcept {
@@ -59,7 +80,7 @@ void MpiCommunicator::leave_quietly(std::string_view reason) noexcept {
 
 void MpiCommunicator::leave(std::string_view reason) {
   if (!mpi_is_running() || has_left_.exchange(true)) return;
-  control_.say_goodbye(left_message(reason, num_completed_ + 1));
+  control_->say_goodbye(left_message(reason, num_completed_ + 1, num_exchanges_));
 }
 
 void MpiCommunicator::abort(const Error& cause) {
@@ -69,7 +90,7 @@ void MpiCommunicator::abort(const Error& cause) {
 void MpiCommunicator::tell_failure(Failure failure) {
   failure_ = std::move(failure);
   note_mpi_failure();
-  control_.send_to_all_others(abort_message(*failure_));
+  control_->send_to_all_others(abort_message(*failure_));
 }
 
 void MpiCommunicator::fail(Failure failure) {
@@ -146,7 +167,8 @@ void MpiCommunicator::exchange(std::vector<MpiLane> lanes,
 
 void MpiCommunicator::complete(Waiting& waiting) {
   // What was said while this rank was elsewhere comes first.
-  control_.poll([&](int sender, const ControlMessage& message) { hear(sender, message, waiting); });
+  control_->poll(
+      [&](int sender, const ControlMessage& message) { hear(sender, message, waiting); });
   throw_if_failed();
   while (true) {
     const bool moved = waiting.transfers.advance();
@@ -162,7 +184,8 @@ void MpiCommunicator::complete(Waiting& waiting) {
 }
 
 void MpiCommunicator::look_for_trouble(Waiting& waiting) {
-  control_.poll([&](int sender, const ControlMessage& message) { hear(sender, message, waiting); });
+  control_->poll(
+      [&](int sender, const ControlMessage& message) { hear(sender, message, waiting); });
   throw_if_failed();
   for (int peer = 0; peer < size_; ++peer) {
     const auto& goodbye = left_[static_cast<size_t>(peer)];
@@ -177,7 +200,7 @@ void MpiCommunicator::look_for_trouble(Waiting& waiting) {
     waiting.inquiry.emplace(MpiInquiry::Self{.rank = rank_,
                                              .exchange = num_exchanges_,
                                              .pending = waiting.transfers.pending_peers()},
-                            control_);
+                            *control_);
   } else if (waiting.inquiry->is_over()) {
     judge(waiting, *waited);
   }
@@ -240,7 +263,7 @@ void MpiCommunicator::answer(int peer, const Waiting& waiting) {
     if (message.num_pending == static_cast<int32_t>(ControlMessage::kMaxPending)) break;
     message.pending[static_cast<size_t>(message.num_pending++)] = pending;
   }
-  control_.send(peer, message);
+  control_->send(peer, message);
 }
 
 }  // namespace crossdock::comm

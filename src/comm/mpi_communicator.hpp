@@ -31,8 +31,8 @@ struct MpiMembers {
 /// deadline has passed.
 class MpiCommunicator final : public Communicator {
  public:
-  /// Takes over both communicators; they are never freed, because that is collective and a
-  /// destructor must not be.
+  /// Takes over both communicators. They are freed after all ranks have left them in good order
+  /// (mpi_closing.hpp); those of a failed engine are left as they are.
   MpiCommunicator(MPI_Comm data, MPI_Comm control, MpiMembers members, const MpiOptions& options);
   ~MpiCommunicator() override;
   MpiCommunicator(const MpiCommunicator&) = delete;
@@ -77,16 +77,18 @@ class MpiCommunicator final : public Communicator {
   void tell_failure(Failure failure);
   void throw_if_failed() const;
   void leave_quietly(std::string_view reason) noexcept;
+  void close();
 
   const MPI_Comm data_;
-  MpiControl control_;
+  const MPI_Comm control_communicator_;
+  std::unique_ptr<MpiControl> control_;  // set until the end
   const MpiMembers members_;
   const MpiOptions options_;
   int rank_ = 0;
   int size_ = 0;
   std::vector<bool> is_watched_;                     // [P] processes whose end can be seen
   std::vector<std::optional<ControlMessage>> left_;  // [P] goodbyes
-  uint64_t num_exchanges_ = 0;                       // begun
+  std::atomic<uint64_t> num_exchanges_ = 0;          // begun
   std::atomic<uint64_t> num_completed_ = 0;
   std::atomic<bool> has_left_ = false;
   std::optional<Failure> failure_;

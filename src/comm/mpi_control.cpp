@@ -40,10 +40,11 @@ Failure failure_from(const ControlMessage& abort_message) {
           .text = abort_message.text.data()};
 }
 
-ControlMessage left_message(std::string_view reason, uint64_t exchange) {
+ControlMessage left_message(std::string_view reason, uint64_t exchange, uint64_t num_begun) {
   ControlMessage message;
   message.kind = ControlMessage::Kind::kLeft;
   message.exchange = exchange;
+  message.num_begun = num_begun;
   set_text(message.text, reason);
   return message;
 }

@@ -19,7 +19,7 @@ namespace crossdock::comm {
 struct ControlMessage {
   enum class Kind : int32_t {
     kAbort,     // the sender gave up: code, culprit, reporter, sequence, operation, text
-    kLeft,      // the sender takes part in no exchange from `exchange` on: text is the reason
+    kLeft,      // the sender takes part in no exchange from `exchange` on: num_begun, text (why)
     kQuestion,  // are you waiting, and for whom?
     kWaiting    // the answer: exchange, sequence, operation, pending
   };
@@ -31,6 +31,7 @@ struct ControlMessage {
   int32_t reporter = -1;
   uint64_t exchange = 0;
   uint64_t sequence = 0;
+  uint64_t num_begun = 0;  // exchanges that the sender has begun
   int32_t num_pending = 0;
   std::array<int32_t, kMaxPending> pending{};  // the lowest ranks that the sender waits for
   std::array<char, 24> operation{};            // ends with 0, as does text
@@ -43,7 +44,7 @@ struct ControlMessage {
 
 ControlMessage abort_message(const Failure& failure);
 Failure failure_from(const ControlMessage& abort_message);
-ControlMessage left_message(std::string_view reason, uint64_t exchange);
+ControlMessage left_message(std::string_view reason, uint64_t exchange, uint64_t num_begun);
 
 /// The channel for control messages of one communicator. Never waits.
 class MpiControl {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/deadlines.hpp"
+#include "comm/mpi_closing.hpp"
 #include "comm/mpi_patience.hpp"
 #include "core/check.hpp"
 
@@ -40,7 +41,9 @@ bool all_processes_come_to_exit() {
 }
 
 void finalize_at_exit() {
-  if (mpi_is_running() && !is_stuck && all_processes_come_to_exit()) MPI_Finalize();
+  if (!mpi_is_running() || is_stuck || !all_processes_come_to_exit()) return;
+  give_up_closing();
+  MPI_Finalize();
 }
 
 void initialize() {

@@ -6,6 +6,7 @@
 
 #include "comm/deadlines.hpp"
 #include "comm/exchange_arguments.hpp"
+#include "comm/mpi_closing.hpp"
 #include "comm/mpi_communicator.hpp"
 #include "comm/mpi_environment.hpp"
 #include "comm/mpi_patience.hpp"
@@ -100,6 +101,7 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOpti
   return put_together(
       run_patiently<MpiParts>(
           [original, ranks_per_node = options.ranks_per_node] {
+            free_closed_communicators();
             const MPI_Comm data = duplicate(original);
             return MpiParts{data, duplicate(data), look_around(data, ranks_per_node)};
           },
@@ -119,6 +121,7 @@ std::unique_ptr<Communicator> MpiCommunicator::subgroup(std::span<const int> mem
       run_patiently<MpiParts>(
           [parent = data_, chosen = std::vector<int>(members.begin(), members.end()),
            part = std::move(part)] {
+            free_closed_communicators();
             const MPI_Comm data = communicator_of(parent, chosen);
             return MpiParts{data, duplicate(data), part};
           },
