@@ -169,7 +169,7 @@ void print_table(const json& results) {
   const auto num_passed = std::count_if(results.begin(), results.end(),
                                         [](const json& one) { return one["passed"].get<bool>(); });
   std::printf(
-      "%td of %zu faults: every survivor named rank %d and the step, and went on without "
+      "%td of %zu faults: every survivor named rank %d and the call, and went on without "
       "it\n",
       num_passed, results.size(), kCulprit);
 }

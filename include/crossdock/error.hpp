@@ -8,7 +8,7 @@ namespace crossdock {
 
 enum class ErrorCode {
   kInvalidArgument,  // an input breaks a rule; agreed by all ranks, the group stays usable
-  kMismatch,       // the ranks do not do the same thing (configuration, step); agreed, group usable
+  kMismatch,       // the ranks do not do the same thing (configuration, call); agreed, group usable
   kUnsupported,    // not built in, or not possible on this machine
   kCapacity,       // more rows than the caller gave room for; the message holds the size needed
   kPeerFailed,     // a rank left, threw or died; the group is poisoned

@@ -62,7 +62,7 @@ struct FaultOutcome {
 };
 
 /// Runs a case on a group of its own, made of all ranks of `base`, with deadlines of `deadline`. A
-/// survivor must get an error with the culprit in its context and the step in its operation; it
+/// survivor must get an error with the culprit in its context and the call in its operation; it
 /// then makes a group of the survivors, whose results must be right although the culprit may still
 /// be at work. `base` stays usable, unless the culprit was killed. Collective over `base`.
 FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanoseconds deadline);

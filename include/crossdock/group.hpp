@@ -76,7 +76,7 @@ struct GroupMemory {
 /// The P ranks that exchange rows, seen from one of them: a communicator made safe.
 ///
 /// Every collective begins with agree(), a numbered rendezvous, so that a bad input, a different
-/// configuration or a rank at another step is the same error on all ranks before anything moved,
+/// configuration or a rank at another call is the same error on all ranks before anything moved,
 /// and the group stays usable. A rank that does not come, fails or leaves is an error that names
 /// it; the group is then poisoned: every later call throws that error, until a new group is made of
 /// the survivors with subgroup(). Used by one thread at a time, by any thread. The destructor is
@@ -123,7 +123,7 @@ class Group {
                     const WaitContext& wait);
 
   /// Poisons the group and tells the peers. For failures after an agreement, when peers may already
-  /// be waiting for this rank's data. An error without a step gets that of the last rendezvous.
+  /// be waiting for this rank's data. An error without a call gets that of the last rendezvous.
   /// Does nothing if the group is poisoned already.
   void fail(const Error& cause) noexcept;
 

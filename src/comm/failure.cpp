@@ -9,12 +9,12 @@
 namespace crossdock::comm {
 
 Failure late_failure(const LateRank& late, const WaitContext& wait) {
-  const std::string step = concat(wait.operation, " (step ", wait.sequence, ")");
+  const std::string call = concat(wait.operation, " (call ", wait.sequence, ")");
   const std::string missed = late.has_arrived
-                                 ? concat(" for data from rank ", late.culprit, " in ", step,
+                                 ? concat(" for data from rank ", late.culprit, " in ", call,
                                           " without progress; is it stuck, or the link to it?")
-                                 : concat(" for rank ", late.culprit, " to arrive at ", step,
-                                          "; is it running the same step?");
+                                 : concat(" for rank ", late.culprit, " to arrive at ", call,
+                                          "; is it making the same calls?");
   return {.code = ErrorCode::kTimeout,
           .culprit = late.culprit,
           .reporter = late.reporter,
@@ -30,7 +30,7 @@ Failure left_failure(int culprit, std::string_view reason, const WaitContext& wa
           .sequence = wait.sequence,
           .operation = wait.operation,
           .text = concat("rank ", culprit, " left the group (", reason, ") before ", wait.operation,
-                         " (step ", wait.sequence, ")")};
+                         " (call ", wait.sequence, ")")};
 }
 
 Failure failure_from(const Error& cause, int rank) {

@@ -217,8 +217,8 @@ Agreement Group::agree(const Proposal& proposal) {
   peer_events_->open(headers, *communicator_);
 
   // From here on all ranks see the same headers and come to the same end.
-  if (const auto odd = comm::find_other_step(headers)) {
-    throw Error(ErrorCode::kMismatch, comm::describe_other_step(headers, *odd),
+  if (const auto odd = comm::find_other_call(headers)) {
+    throw Error(ErrorCode::kMismatch, comm::describe_other_call(headers, *odd),
                 {odd->culprit, wait.sequence, wait.operation});
   }
   const int refusing = comm::find_refusal(headers);
@@ -259,7 +259,7 @@ void Group::fail(const Error& cause) noexcept {
     poison_ = *cause.context().operation != '\0'
                   ? cause
                   : Error(cause.code(),
-                          concat(cause.what(), " (in ", last_operation_, ", step ",
+                          concat(cause.what(), " (in ", last_operation_, ", call ",
                                  next_sequence_ - 1, ")"),
                           {.culprit = rank(),
                            .sequence = next_sequence_ - 1,

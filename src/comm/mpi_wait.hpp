@@ -47,7 +47,7 @@ class MpiInquiry {
   bool is_over() const;
 
   /// The culprit: of those that the rank furthest behind waits for, the lowest that did not answer;
-  /// else any that did not; else, when all wait for each other, the one furthest behind. The step
+  /// else any that did not; else, when all wait for each other, the one furthest behind. The call
   /// is where it was first missed.
   struct Verdict {
     int culprit = -1;

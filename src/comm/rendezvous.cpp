@@ -34,11 +34,11 @@ std::optional<Disagreement> find_wrong_side(std::span<const RendezvousHeader> he
                       .num_wrong = static_cast<int>(std::ssize(headers) - size_of_side(*right))};
 }
 
-// "dispatch of plan 11", with the step where that is what differs.
-std::string place_of(const RendezvousHeader& header, bool with_step) {
+// "dispatch of plan 11", with the number of the call where that is what differs.
+std::string place_of(const RendezvousHeader& header, bool with_call) {
   std::string text = header.operation;
   if (header.subject != 0) text += concat(" of plan ", header.subject);
-  if (with_step) text += concat(" at step ", header.sequence);
+  if (with_call) text += concat(" at call ", header.sequence);
   return text;
 }
 
@@ -102,7 +102,7 @@ RendezvousHeader make_header(const Proposal& proposal, uint64_t sequence) {
   return header;
 }
 
-std::optional<Disagreement> find_other_step(std::span<const RendezvousHeader> headers) {
+std::optional<Disagreement> find_other_call(std::span<const RendezvousHeader> headers) {
   return find_wrong_side(headers, [](const RendezvousHeader& a, const RendezvousHeader& b) {
     return a.magic == b.magic && a.sequence == b.sequence && a.subject == b.subject &&
            std::strncmp(a.operation, b.operation, sizeof a.operation) == 0;
@@ -121,7 +121,7 @@ int find_refusal(std::span<const RendezvousHeader> headers) {
   return refusing == headers.end() ? -1 : static_cast<int>(refusing - headers.begin());
 }
 
-std::string describe_other_step(std::span<const RendezvousHeader> headers,
+std::string describe_other_call(std::span<const RendezvousHeader> headers,
                                 const Disagreement& odd) {
   const RendezvousHeader& wrong = headers[static_cast<size_t>(odd.culprit)];
   const RendezvousHeader& right = headers[static_cast<size_t>(odd.reference)];
@@ -133,7 +133,7 @@ std::string describe_other_step(std::span<const RendezvousHeader> headers,
   const bool others_agree = odd.num_wrong == 1 && headers.size() > 2;
   return concat("rank ", odd.culprit, " is at ", place_of(wrong, other_sequence), " while ",
                 others_agree ? "the others are" : concat("rank ", odd.reference, " is"), " at ",
-                place_of(right, false), " (step ", right.sequence,
+                place_of(right, false), " (call ", right.sequence,
                 "); every rank must make the same calls in the same order");
 }
 

@@ -42,7 +42,7 @@ struct Disagreement {
 };
 
 /// Ranks at another operation, subject or sequence.
-std::optional<Disagreement> find_other_step(std::span<const RendezvousHeader> headers);
+std::optional<Disagreement> find_other_call(std::span<const RendezvousHeader> headers);
 
 /// Ranks with another configuration.
 std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> headers);
@@ -50,8 +50,8 @@ std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> 
 /// The lowest rank that refuses, or -1.
 int find_refusal(std::span<const RendezvousHeader> headers);
 
-/// "rank 1 is at combine of plan 11 while the others are at dispatch of plan 11 (step 12); ..."
-std::string describe_other_step(std::span<const RendezvousHeader> headers, const Disagreement& odd);
+/// "rank 1 is at combine of plan 11 while the others are at dispatch of plan 11 (call 12); ..."
+std::string describe_other_call(std::span<const RendezvousHeader> headers, const Disagreement& odd);
 
 /// "rank 3 has top_k=4 where rank 0 has top_k=8; ..."
 std::string describe_other_config(const Disagreement& odd, std::string_view culprit_config,

@@ -153,7 +153,7 @@ TEST(Agree, NamesTheRankAtAnotherOperation) {
          .culprit = 1,
          .message = std::string("rank 1 is at combine of plan 11 while ") +
                     (size == 2 ? "rank 0 is" : "the others are") +
-                    " at dispatch of plan 11 (step 1); every rank must make the same calls in "
+                    " at dispatch of plan 11 (call 1); every rank must make the same calls in "
                     "the same order"});
   }
 }
@@ -167,7 +167,7 @@ TEST(Agree, NamesTheRankWithAnotherPlan) {
       {.code = ErrorCode::kMismatch,
        .culprit = 2,
        .message = "rank 2 is at dispatch of plan 12 while the others are at dispatch of plan 11 "
-                  "(step 1); every rank must make the same calls in the same order"});
+                  "(call 1); every rank must make the same calls in the same order"});
 }
 
 TEST(Agree, IsRecordedOnce) {

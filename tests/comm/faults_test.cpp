@@ -1,5 +1,5 @@
 // A rank that throws, returns, stalls or gives up: every other rank ends in an error that names it
-// and the step, and the survivors can go on. On every engine.
+// and the call, and the survivors can go on. On every engine.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -98,7 +98,7 @@ TEST(Faults, ARankThatThrowsIsNamedWithItsReason) {
                       .sequence = 3,
                       .operation = "combine",
                       .text = "rank " + std::to_string(culprit) +
-                              " left the group (it threw: boom) before combine (step 3)"});
+                              " left the group (it threw: boom) before combine (call 3)"});
   });
 }
 
@@ -136,7 +136,7 @@ TEST(Faults, ARankThatReturnsEarlyIsNamed) {
                                 .code = ErrorCode::kPeerFailed,
                                 .sequence = 2,
                                 .operation = "dispatch",
-                                .text = "left the group (it returned) before dispatch (step 2)"});
+                                .text = "left the group (it returned) before dispatch (call 2)"});
   });
 }
 
@@ -155,8 +155,8 @@ TEST(Faults, ARankThatStallsIsNamedAndLearnsIt) {
                                 .sequence = 2,
                                 .operation = "dispatch",
                                 .text = "waited 0.5 s for rank " + std::to_string(culprit) +
-                                        " to arrive at dispatch (step 2); is it running the same "
-                                        "step?"});
+                                        " to arrive at dispatch (call 2); is it making the same "
+                                        "calls?"});
     const Outcome& late = outcomes[static_cast<size_t>(culprit)];
     EXPECT_TRUE(late.threw);
     EXPECT_EQ(late.culprit, culprit);

@@ -17,7 +17,7 @@ using namespace crossdock;  // NOLINT: a program of its own
 
 constexpr int kCulprit = 1;
 
-/// What rank 1 does at step 3. Returns whether main shall return.
+/// What rank 1 does at call 3. Returns whether main shall return.
 bool commit_fault(std::string_view fault) {
   if (fault == "kill") raise(SIGKILL);
   if (fault == "exit") std::exit(0);

@@ -77,7 +77,7 @@ TEST(MpiProcess, AKilledRankIsNamedAndTheSurvivorsGoOn) {
                                                                 "moment"),
                                   HasSubstr(std::string(rank) + " goes on")));
   }
-  EXPECT_THAT(job.output, AllOf(HasSubstr("has ended) before combine (step 3)"),
+  EXPECT_THAT(job.output, AllOf(HasSubstr("has ended) before combine (call 3)"),
                                 Not(HasSubstr("a long time"))));
 }
 

@@ -19,7 +19,7 @@ std::string difference(const std::string& culprit, const std::string& reference)
 TEST(Rendezvous, EqualHeadersAgree) {
   const std::vector<RendezvousHeader> headers(
       3, header_of({.operation = "plan", .config = "a=1;b=2"}));
-  EXPECT_FALSE(find_other_step(headers));
+  EXPECT_FALSE(find_other_call(headers));
   EXPECT_FALSE(find_other_config(headers));
   EXPECT_EQ(find_refusal(headers), -1);
 }
@@ -51,8 +51,8 @@ TEST(Rendezvous, SeveralRanksElsewhereAreComparedWithOneThatIsRight) {
   const auto here = header_of({.operation = "dispatch", .subject = 11});
   const auto there = header_of({.operation = "combine", .subject = 11});
   const std::vector<RendezvousHeader> headers = {here, there, here, there, here};
-  EXPECT_EQ(describe_other_step(headers, *find_other_step(headers)),
-            "rank 1 is at combine of plan 11 while rank 0 is at dispatch of plan 11 (step 12); "
+  EXPECT_EQ(describe_other_call(headers, *find_other_call(headers)),
+            "rank 1 is at combine of plan 11 while rank 0 is at dispatch of plan 11 (call 12); "
             "every rank must make the same calls in the same order");
 }
 
@@ -60,15 +60,15 @@ TEST(Rendezvous, ARankAtAnotherStepIsNamedWithItsStep) {
   const std::vector<RendezvousHeader> headers = {header_of({.operation = "plan"}, 4),
                                                  header_of({.operation = "plan"}, 4),
                                                  header_of({.operation = "plan"}, 3)};
-  EXPECT_EQ(describe_other_step(headers, *find_other_step(headers)),
-            "rank 2 is at plan at step 3 while the others are at plan (step 4); every rank must "
+  EXPECT_EQ(describe_other_call(headers, *find_other_call(headers)),
+            "rank 2 is at plan at call 3 while the others are at plan (call 4); every rank must "
             "make the same calls in the same order");
 }
 
 TEST(Rendezvous, AnotherVersionIsSaidToBeOne) {
   std::vector<RendezvousHeader> headers(2, header_of({.operation = "plan"}));
   headers[1].magic = 7;
-  EXPECT_EQ(describe_other_step(headers, *find_other_step(headers)),
+  EXPECT_EQ(describe_other_call(headers, *find_other_call(headers)),
             "rank 1 and rank 0 run different versions of Crossdock; all ranks must run the same "
             "build");
 }

@@ -76,7 +76,7 @@ Error to_error(const Fault& fault, const FaultReader& reader) {
       return {ErrorCode::kTimeout,
               concat(me, ": its GPU waited ", static_cast<double>(reader.deadline_ns) * 1e-9,
                      " s for rank ", fault.culprit, " (", context.operation, ", wait ", fault.epoch,
-                     "); is it running the same step?", reader.shares_gpu ? queue_hint() : ""),
+                     "); is it making the same calls?", reader.shares_gpu ? queue_hint() : ""),
               context};
     case FaultCode::kPeerFailed:
       return {ErrorCode::kPeerFailed,
