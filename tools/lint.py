@@ -3,17 +3,22 @@
 
 clang-tidy reads every .cpp that a build compiles: the release build, and the CUDA build where it is configured, whose
 host sources are plain C++ with the headers of CUDA (what nvcc compiles, .cu, it cannot read). Tests get fewer checks, see
-NOT_FOR_TESTS: the static analyzer takes half to four fifths of the time. A file takes 3 to 18 s, so a clean result is
-remembered under build/lint/: the key is a hash of the file, of every project header it reaches, of its compile command,
-of the checks and of clang-tidy's version.
+NOT_FOR_TESTS; the static analyzer is for --full.
+
+Of the 3 to 10 s that a file takes, most go into the headers that it includes. So files of a folder are read together, as
+one source that includes them, where their names do not clash; if anything is found there, each is read by itself. A
+clean result is remembered under build/lint/: the key is a hash of the file, of every project header it reaches, of its
+compile command, of the checks and of clang-tidy's version.
 """
 import argparse
 import concurrent.futures
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -24,8 +29,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "lint"
 FOLDERS = ("include", "src", "cli", "tests", "examples", "bench", "python")
 SUFFIXES = (".hpp", ".h", ".cpp", ".c", ".cuh", ".cu")
-# Slow; and what matters for speed and for large sizes, which tests have not.
-NOT_FOR_TESTS = ("clang-analyzer-*", "performance-*", "bugprone-implicit-widening-of-multiplication-result")
+ANALYZER = "clang-analyzer-*"
+# What matters for speed and for large sizes, which tests have not; and the analyzer, which is slow.
+NOT_FOR_TESTS = (ANALYZER, "performance-*", "bugprone-implicit-widening-of-multiplication-result")
+PRECOMPILED = re.compile(r" -Winvalid-pch| -include \S+/cmake_pch\.hxx| -fpch-preprocess")  # of another compiler
+BATCH = 24  # files that are read together at most
 INCLUDE = re.compile(rb'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 
 
@@ -69,21 +77,92 @@ def closure(source, dirs):
     return sorted(seen)
 
 
-def checks_of(entry):
+def checks_of(entry, full):
     """Added to those of .clang-tidy."""
-    return ",".join(f"-{name}" for name in NOT_FOR_TESTS) if entry["name"].startswith("tests/") else ""
+    left_out = NOT_FOR_TESTS if entry["name"].startswith("tests/") else () if full else (ANALYZER,)
+    return ",".join(f"-{name}" for name in left_out)
 
 
 def tidy_key(entry, salt):
-    digest = hashlib.sha256(salt + checks_of(entry).encode() + entry["command"].encode())
+    digest = hashlib.sha256(salt + entry["checks"].encode() + entry["command"].encode())
     for path in closure(pathlib.Path(entry["file"]), include_dirs(entry["command"])):
         digest.update(str(path).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
+def flags_of(entry):
+    """The words of its compile command without those that name the source and the object."""
+    words = shlex.split(entry["command"])
+    at_output = words.index("-o")
+    return [word for word in words[:at_output] + words[at_output + 2:] if word not in ("-c", entry["file"])]
+
+
+def split_flags(entry):
+    """Those that say what a source finds, and those that say how it is compiled."""
+    finds, compiled = [], []
+    words = iter(flags_of(entry))
+    for word in words:
+        if word == "-isystem":
+            finds.append(f"-isystem{next(words)}")
+        else:
+            (finds if word.startswith(("-I", "-D", "-isystem")) else compiled).append(word)
+    return finds, compiled
+
+
+def batch_of(entries):
+    """One entry that stands for all."""
+    if len(entries) == 1:
+        return {**entries[0], "members": entries}
+    first = entries[0]
+    finds = dict.fromkeys(flag for entry in entries for flag in split_flags(entry)[0])
+    name = hashlib.sha256("".join(entry["file"] for entry in entries).encode()).hexdigest()[:16]
+    source = CACHE / f"batch_{name}.cpp"
+    lines = [f'#include "{entry["file"]}"  // NOLINT(bugprone-suspicious-include)\n' for entry in entries]
+    source.write_text("".join(lines))
+    command = [*split_flags(first)[1], *finds, "-o", "batch.o", "-c", str(source)]
+    return {**first, "file": str(source), "command": shlex.join(command), "members": entries}
+
+
+def clashing(batch):
+    """The members that do not compile beside those before them; never the first."""
+    others = batch["members"][1:]
+    if not others:
+        return []
+    words = [*flags_of(batch), "-fsyntax-only", "-w", batch["file"]]
+    result = subprocess.run(words, cwd=batch["directory"], capture_output=True, text=True)
+    if result.returncode == 0:
+        return []
+    where = set(re.findall(r"^(\S+?):\d+:\d+: (?:fatal )?error", result.stderr, re.M))
+    return [entry for entry in others if entry["file"] in where] or others
+
+
+def compatible_batches(entries):
+    """The entries, which are compiled alike, in batches that compile."""
+    batches = []
+    while entries:
+        batch, rest = batch_of(entries[:BATCH]), entries[BATCH:]
+        while apart := clashing(batch):
+            rest = apart + rest
+            batch = batch_of([entry for entry in batch["members"] if entry not in apart])
+        batches.append(batch)
+        entries = rest
+    return batches
+
+
+def groups_of(entries):
+    """Those that may share a batch: of one folder, compiled alike, with the same checks and not with the analyzer."""
+    groups = {}
+    for entry in entries:
+        alone = entry["name"] if ANALYZER not in entry["checks"] else ""
+        features = [flag for flag in split_flags(entry)[0] if flag.startswith("-DCROSSDOCK_HAS_")]
+        key = (str(pathlib.Path(entry["name"]).parent), *features, *split_flags(entry)[1], alone)
+        groups.setdefault(key, []).append(entry)
+    return list(groups.values())
+
+
 def run_tidy(entry):
     command = ["clang-tidy", "--quiet", "-p", str(CACHE), "--extra-arg=-Wno-error"]
-    command += [f"--checks={checks_of(entry)}", entry["file"]]
+    command += [f"--checks={entry['checks']}", entry["file"]]
     start = time.monotonic()
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return entry, result, time.monotonic() - start
@@ -96,19 +175,28 @@ def tidy_entries(builds):
     for build in builds:
         for entry in json.loads((build / "compile_commands.json").read_text()):
             if name := names.get(entry["file"]):
-                by_name.setdefault(name, {**entry, "name": name})
+                command = PRECOMPILED.sub("", entry["command"])
+                by_name.setdefault(name, {**entry, "name": name, "command": command})
     return [by_name[name] for name in sorted(by_name)]
 
 
 def write_commands(entries):
     """For clang-tidy, which would otherwise read a source once for every target that has it."""
-    CACHE.mkdir(parents=True, exist_ok=True)
     part = CACHE / f"compile_commands.{os.getpid()}.part"
     part.write_text(json.dumps([{key: e[key] for key in ("directory", "command", "file")} for e in entries], indent=1))
     part.replace(CACHE / "compile_commands.json")
 
 
-def check_tidy(release, cuda, only, jobs):
+def tidy_batch(batch):
+    """(entry, result, seconds) of each member."""
+    entry, result, seconds = run_tidy(batch)
+    members = batch["members"]
+    if len(members) == 1 or result.returncode != 0:
+        return [(entry, result, seconds)] if len(members) == 1 else [run_tidy(member) for member in members]
+    return [(member, result, seconds / len(members)) for member in members]
+
+
+def check_tidy(release, cuda, options):
     if not (release / "compile_commands.json").exists():
         print(f"tidy: {release}/compile_commands.json is missing, run `cmake --preset release`")
         return False
@@ -118,16 +206,20 @@ def check_tidy(release, cuda, only, jobs):
     salt = output_of("clang-tidy", "--version").encode()
     salt += (ROOT / ".clang-tidy").read_bytes()
     entries = tidy_entries([release, cuda] if has_cuda else [release])
-    write_commands(entries)
-    entries = [e for e in entries if not only or e["name"].startswith(tuple(only))]
+    entries = [e for e in entries if not options.only or e["name"].startswith(tuple(options.only))]
+    for entry in entries:
+        entry["checks"] = checks_of(entry, options.full)
     keys = {e["file"]: tidy_key(e, salt) for e in entries}
     todo = [e for e in entries if not (CACHE / keys[e["file"]]).exists()]
+    CACHE.mkdir(parents=True, exist_ok=True)
     failed = 0
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for entry, result, seconds in pool.map(run_tidy, todo):
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        batches = [batch for group in pool.map(compatible_batches, groups_of(todo)) for batch in group]
+        write_commands([*todo, *(batch for batch in batches if len(batch["members"]) > 1)])
+        for entry, result, seconds in itertools.chain.from_iterable(pool.map(tidy_batch, batches)):
             if result.returncode == 0:
                 (CACHE / keys[entry["file"]]).write_text(f"{entry['name']}\n")
-                print(f"tidy: {entry['name']} ok ({seconds:.0f} s)", flush=True)
+                print(f"tidy: {entry['name']} ok ({seconds:.1f} s)", flush=True)
             else:
                 failed += 1
                 print(f"tidy: {entry['name']} failed\n{result.stdout or result.stderr}", flush=True)
@@ -145,6 +237,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="layers, format or tidy; default: all of them")
     parser.add_argument("--fix", action="store_true", help="let format rewrite the files")
+    parser.add_argument("--full", action="store_true", help="clang-tidy: with the static analyzer, not for tests")
     parser.add_argument("--only", action="append", metavar="PATH", help="clang-tidy: files that begin with this")
     parser.add_argument("--jobs", type=int, default=2, help="of clang-tidy, at the same time")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release", help="the release build")
@@ -153,7 +246,7 @@ def main():
     run = {
         "layers": run_layers,
         "format": lambda: check_format(args.fix),
-        "tidy": lambda: check_tidy(args.build.resolve(), args.cuda_build.resolve(), args.only, args.jobs),
+        "tidy": lambda: check_tidy(args.build.resolve(), args.cuda_build.resolve(), args),
     }
     for name in set(args.checks) - set(run):
         parser.error(f"CHECK must be one of {', '.join(run)}, got {name}")
