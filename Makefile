@@ -23,7 +23,7 @@ test: all  ## build and run every test
 test-quick: all  ## the unit tests alone, under a minute
 	ctest --preset release -j $(JOBS) -L unit
 
-test-sanitizers: test-asan test-tsan  ## library and quick tests under ASan + UBSan, then TSan
+test-sanitizers: test-asan test-tsan  ## quick tests under ASan + UBSan, then those with threads under TSan
 
 .PHONY: test-asan test-tsan
 test-asan test-tsan: test-%:
