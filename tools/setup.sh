@@ -6,7 +6,7 @@
 set -euo pipefail
 
 build="g++ cmake ninja-build libcli11-dev nlohmann-json3-dev"
-test="libgmock-dev librapidcheck-dev libopenmpi-dev openmpi-bin libopenblas-dev iproute2 python3"
+test="ccache libgmock-dev librapidcheck-dev libopenmpi-dev openmpi-bin libopenblas-dev iproute2 python3"
 lint="clang-format clang-tidy python3"
 bench="libopenmpi-dev openmpi-bin libopenblas-dev"  # to compare with
 
@@ -29,7 +29,7 @@ if ! command -v apt-get >/dev/null; then
 fi
 
 # A tool counts as there wherever it came from; a library is there if its package is.
-declare -A command_of=([g++]=g++ [cmake]=cmake [ninja-build]=ninja [openmpi-bin]=mpirun [iproute2]=ip
+declare -A command_of=([g++]=g++ [ccache]=ccache [cmake]=cmake [ninja-build]=ninja [openmpi-bin]=mpirun [iproute2]=ip
   [clang-format]=clang-format [clang-tidy]=clang-tidy [python3]=python3)
 missing=()
 for package in "${wanted[@]}"; do
