@@ -40,7 +40,7 @@ def why_not():
     trial = "mount -t tmpfs none /run && mkdir /run/netns && ip netns add node0 && ip netns exec node0 unshare --uts --pid " \
             "--fork --mount-proc hostname node0 && ip link add switch0 type bridge && " \
             "ip link add data0 type veth peer name data netns node0"
-    result = subprocess.run([*namespace_command(), "sh", "-c", trial], capture_output=True, text=True, timeout=30)
+    result = subprocess.run([*namespace_command(), "sh", "-c", trial], capture_output=True, text=True, timeout=300)
     return None if result.returncode == 0 else "no rights to make namespaces: " + result.stderr.strip()
 
 
@@ -86,7 +86,7 @@ class Job:
     def __init__(self, ranks_per_node, command, environment):
         hosts = ",".join(f"node{i}:{ranks}" for i, ranks in enumerate(ranks_per_node))
         settings = {"plm_rsh_agent": HERE / "enter_node.sh", "oob_tcp_if_include": "mgmt", "pml": "ob1",
-                    "btl": "self,vader,tcp", "btl_tcp_if_include": "data"}
+                    "btl": "self,vader,tcp", "btl_tcp_if_include": "data", "mpi_yield_when_idle": 1}
         launch = ["mpirun", "--allow-run-as-root", "--leave-session-attached", "--enable-recovery", "--bind-to", "none",
                   "--host", hosts, "-np", str(sum(ranks_per_node))]
         for name, value in settings.items():
@@ -154,6 +154,12 @@ class Testbed:
         there = ["tc", "qdisc", "replace", "dev", f"data{node}", *limit]
         back = ["tc", "-n", f"node{node}", "qdisc", "replace", "dev", "data", *limit]
         return all(subprocess.run(c, capture_output=True).returncode == 0 for c in (there, back))
+
+    def held_back(self, node):
+        """How often the limit of slow_down() made a packet wait that left the node."""
+        words = subprocess.run(["tc", "-n", f"node{node}", "-s", "qdisc", "show", "dev", "data"], check=True,
+                               capture_output=True, text=True).stdout
+        return int(re.search(r"overlimits (\d+)", words)[1])
 
     def full_speed(self, node):
         for command in (["tc", "qdisc", "del", "dev", f"data{node}", "root"],
