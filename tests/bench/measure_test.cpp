@@ -42,14 +42,15 @@ TEST(Measure, LeavesOutTheWarmUp) {
   const auto results = measure_on_ranks(
       [](const Group&) -> std::vector<Step> {
         auto runs = std::make_shared<int>(0);
-        return {{.name = "slow at first", .bytes = 8, .run = [runs] {
-                   if (++*runs <= 2) std::this_thread::sleep_for(milliseconds(200));
+        return {{.name = "fast at first", .bytes = 8, .run = [runs] {
+                   if (++*runs > 2) std::this_thread::sleep_for(milliseconds(40));
                  }}};
       },
       {.warm_up = 2, .timed = 3});
-  EXPECT_LT(results[0].median_us, 200e3);
+  EXPECT_GE(results[0].min_us, 40e3);
 }
 
+// No memory moves a terabyte per second; a copy of another step's bytes would seem to.
 TEST(Measure, MeasuresACopyOfTheBytesOfEveryStep) {
   const auto results = measure_on_ranks(
       [](const Group&) -> std::vector<Step> {
@@ -59,11 +60,11 @@ TEST(Measure, MeasuresACopyOfTheBytesOfEveryStep) {
       {.warm_up = 1, .timed = 5});
   ASSERT_EQ(results.size(), 2U);
   EXPECT_GT(results[0].copy_us, 0.0);
-  EXPECT_GT(results[1].copy_us, results[0].copy_us);
+  EXPECT_GT(results[1].copy_us, (1 << 27) / 1e6);
   EXPECT_EQ(results[1].bytes, 1 << 27);
   EXPECT_DOUBLE_EQ(results[1].ratio(), results[1].median_us / results[1].copy_us);
   EXPECT_EQ(results[0].traffic_us, 0.0);  // it does not say what it writes
-  EXPECT_GT(results[1].traffic_us, results[0].copy_us);
+  EXPECT_GT(results[1].traffic_us, (1 << 27) / 1e6);
   EXPECT_DOUBLE_EQ(results[1].traffic_ratio(), results[1].median_us / results[1].traffic_us);
 }
 
