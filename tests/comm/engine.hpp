@@ -37,7 +37,7 @@ void stall();
 
 /// A deadline that no healthy test needs, and one that a test waits for.
 inline constexpr std::chrono::seconds kAmple{60};
-inline constexpr std::chrono::milliseconds kShort{500};
+inline constexpr std::chrono::milliseconds kShort{1000};
 
 inline GroupOptions ample_deadlines() {
   return {.arrival_deadline = kAmple, .progress_deadline = kAmple, .recorded_events = 64};

@@ -154,7 +154,7 @@ TEST(Faults, ARankThatStallsIsNamedAndLearnsIt) {
                                 .code = ErrorCode::kTimeout,
                                 .sequence = 2,
                                 .operation = "dispatch",
-                                .text = "waited 0.5 s for rank " + std::to_string(culprit) +
+                                .text = "waited 1 s for rank " + std::to_string(culprit) +
                                         " to arrive at dispatch (call 2); is it making the same "
                                         "calls?"});
     const Outcome& late = outcomes[static_cast<size_t>(culprit)];
@@ -179,7 +179,7 @@ TEST(Faults, ARankThatStallsAfterTheRendezvousIsNamed) {
                                 .code = ErrorCode::kTimeout,
                                 .sequence = 1,
                                 .operation = "dispatch",
-                                .text = "waited 0.5 s for rank " + std::to_string(culprit)});
+                                .text = "waited 1 s for rank " + std::to_string(culprit)});
   });
 }
 
@@ -197,7 +197,7 @@ TEST(Faults, ARankThatStallsBeforeARendezvousInsideACallIsNamedSoon) {
                               .code = ErrorCode::kTimeout,
                               .sequence = 2,
                               .operation = "dispatch",
-                              .text = "waited 0.5 s for rank " + std::to_string(size / 2)});
+                              .text = "waited 1 s for rank " + std::to_string(size / 2)});
 }
 
 TEST(Faults, ARankMayComeToACallLaterThanTheProgressDeadline) {

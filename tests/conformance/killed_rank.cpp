@@ -11,7 +11,7 @@
 int main(int argc, char** argv) {
   using namespace crossdock;
   if (argc != 3) return 2;
-  const std::chrono::seconds patience(30);
+  const std::chrono::seconds patience(120);
   Group group(make_mpi_communicator(),
               {.arrival_deadline = patience, .progress_deadline = patience});
   const conformance::FaultCase fault{

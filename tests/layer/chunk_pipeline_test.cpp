@@ -79,7 +79,7 @@ TEST(ChunkPipeline, WaitsForWhatHasBegunAndLeavesOutTheRestWhenItsOwnerFails) {
     std::promise<void> first_began;
     pipeline.add([&] {
       first_began.set_value();
-      std::this_thread::sleep_for(milliseconds(50));
+      std::this_thread::sleep_for(milliseconds(500));
       first_done = true;
     });
     first_began.get_future().wait();
