@@ -18,4 +18,18 @@ constexpr double epsilon_of(DType dtype) {
   }
 }
 
+/// The smallest positive value; of the same.
+constexpr double denormal_spacing_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return 0x1p-1074;
+    case DType::kF32:
+      return 0x1p-149;
+    case DType::kF16:
+      return 0x1p-24;
+    default:
+      return 0x1p-133;
+  }
+}
+
 }  // namespace crossdock::cli

@@ -1,16 +1,29 @@
 #include "eval_check.hpp"
 
 #include <cmath>
+#include <functional>
 #include <sstream>
 
 #include "epsilon.hpp"
+#include "input_noise.hpp"
 
 namespace crossdock::cli {
 namespace {
 
 using reference::LayerInput;
 using reference::LayerOutput;
+using reference::MlpWeights;
 using reference::PerRank;
+
+// How far a result may be off.
+struct Allowance {
+  double tolerance = 0;       // times the scale
+  std::vector<double> scale;  // entry by entry
+  double floor = 0;           // the rounding of values too small for the dtype
+  DType dtype = DType::kF32;  // of the result
+  /// Entry by entry what rounding may move the result by; asked only if the rest does not suffice.
+  std::function<std::vector<double>()> spread{};
+};
 
 // Collects what was compared and the first difference.
 class Checker {
@@ -29,16 +42,25 @@ class Checker {
           std::vector<double>(wanted.begin(), wanted.end()));
   }
 
-  // |got - wanted| at most tolerance * scale, entry by entry; what is not finite must be equal.
+  // |got - wanted| as allowed, entry by entry; what is not finite must be equal, or too large for
+  // the dtype.
   void near(const std::string& name, const std::vector<double>& got,
-            const std::vector<double>& wanted, const std::vector<double>& scale, double tolerance) {
+            const std::vector<double>& wanted, const Allowance& allowance) {
     if (!same_size(name, got.size(), wanted.size())) return;
-    for (size_t i = 0; i < got.size(); ++i) {
+    std::vector<double> spread;
+    for (size_t i = 0; i < got.size() && passed(); ++i) {
       const bool both_nan = std::isnan(got[i]) && std::isnan(wanted[i]);
       if (both_nan || got[i] == wanted[i]) continue;
+      double allowed = allowance.tolerance * allowance.scale[i] + allowance.floor;
+      const double outermost = wanted[i] + std::copysign(allowed, wanted[i]);
+      if (std::isinf(got[i]) && got[i] == reference::round_to(allowance.dtype, outermost)) continue;
       const double error = std::abs(got[i] - wanted[i]);
-      if (!(error <= tolerance * scale[i])) return fail(name, static_cast<int64_t>(i), got, wanted);
-      if (scale[i] > 0) largest_error_ = std::max(largest_error_, error / scale[i]);
+      if (!(error <= allowed) && std::isfinite(error) && allowance.spread) {
+        if (spread.empty()) spread = allowance.spread();
+        allowed = std::max(allowed, spread[i]);
+      }
+      if (!(error <= allowed)) return fail(name, static_cast<int64_t>(i), got, wanted);
+      largest_error_ = std::max(largest_error_, allowance.tolerance * (error / allowed));
     }
   }
 
@@ -70,6 +92,17 @@ class Checker {
   double largest_error_ = 0.0;
 };
 
+// The case with the routes that were kept as its only ones, so that other weights drop no others.
+LayerInput with_kept_routes(LayerInput layer, const reference::Layout& layout) {
+  layer.config.capacity.reset();
+  for (size_t r = 0; r < layer.ranks.size(); ++r) {
+    for (size_t i = 0; i < layout.places[r].size(); ++i) {
+      if (!layout.places[r][i].is_kept()) layer.ranks[r].expert_ids[i] = -1;
+    }
+  }
+  return layer;
+}
+
 // The case with magnitudes in place of values: its sums bound the rounding of the real ones.
 LayerInput magnitudes(LayerInput layer) {
   const auto take = [](std::vector<double>& values) {
@@ -81,6 +114,40 @@ LayerInput magnitudes(LayerInput layer) {
     take(rank.grad_out);
   }
   return layer;
+}
+
+// Calls visit(values) with every array of the case.
+void for_each_array(LayerInput& layer, const auto& visit) {
+  for (reference::RankInput& rank : layer.ranks) {
+    visit(rank.x);
+    visit(rank.weights);
+    visit(rank.grad_out);
+  }
+  for (reference::MlpWeights& expert : layer.experts) {
+    visit(expert.w1);
+    visit(expert.w2);
+    visit(expert.b1);
+    visit(expert.b2);
+  }
+}
+
+// Results of the case with shaken inputs. All experts have biases there, which stand for the
+// rounding of inner values and of results. A quarter of the tolerance, as the spread sums up what
+// each input adds to it.
+std::vector<LayerOutput> shaken_results(LayerInput layer, double tolerance, double spacing) {
+  for (reference::MlpWeights& expert : layer.experts) {
+    expert.b1.resize(expert.w1.size() / static_cast<size_t>(layer.mlp.D));
+    expert.b2.resize(static_cast<size_t>(layer.mlp.D));
+  }
+  std::vector<LayerOutput> results;
+  for (uint64_t sample = 0; sample < InputNoise::kSamples; ++sample) {
+    const InputNoise noise{.relative = tolerance / 4, .absolute = spacing, .sample = sample};
+    LayerInput shaken = layer;
+    uint64_t stream = 0;
+    for_each_array(shaken, [&](std::vector<double>& values) { noise.shake(values, stream++); });
+    results.push_back(reference::run_layer(shaken));
+  }
+  return results;
 }
 
 // The largest magnitude everywhere.
@@ -127,32 +194,88 @@ void check_exact_sums(const EvalCase& eval_case, const EvalResult& result,
   }
 }
 
-void check_near_sums(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
+// Every expert returns its row: sums of magnitudes bound the rounding of sums.
+void check_near_rows(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
                      double tolerance, Checker& checker) {
-  const LayerOutput bound = reference::run_layer(magnitudes(eval_case.layer));
-  const bool identity = eval_case.layer.experts.empty();
+  const DispatchConfig& config = eval_case.layer.config;
+  const LayerOutput bound =
+      reference::run_layer(magnitudes(with_kept_routes(eval_case.layer, wanted.layout)));
+  const auto allow = [&](const std::vector<double>& scale, int64_t terms, DType dtype) {
+    return Allowance{.tolerance = tolerance,
+                     .scale = scale,
+                     .floor = static_cast<double>(terms) * denormal_spacing_of(dtype),
+                     .dtype = dtype};
+  };
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     const EvalRank& rank = result.ranks[r];
-    const auto scale = [&](const PerRank& sums, const PerRank& values) {
-      return identity ? sums[r] : flat_scale(values[r]);
-    };
-    checker.near(of_rank("out", r), rank.out, wanted.out[r], scale(bound.out, wanted.out),
-                 tolerance);
-    checker.near(of_rank("grad_x", r), rank.grad_x, wanted.grad_x[r],
-                 scale(bound.grad_x, wanted.grad_x), tolerance);
     checker.near(of_rank("grad_weights", r), rank.grad_weights, wanted.grad_weights[r],
-                 scale(bound.grad_weights, wanted.grad_weights), tolerance);
+                 allow(bound.grad_weights[r], config.width, eval_case.weight_dtype()));
+    if (!config.partial_sums) continue;  // check_exact_sums
+    const int64_t terms = config.top_k + 1;
+    checker.near(of_rank("out", r), rank.out, wanted.out[r],
+                 allow(bound.out[r], terms, eval_case.dtype));
+    checker.near(of_rank("grad_x", r), rank.grad_x, wanted.grad_x[r],
+                 allow(bound.grad_x[r], terms, eval_case.dtype));
+  }
+}
+
+// Of MLPs the largest value of a result is the scale of all; where terms cancel, the spread.
+void check_near_mlps(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
+                     double tolerance, Checker& checker) {
+  LayerInput layer = with_kept_routes(eval_case.layer, wanted.layout);
+  const double spacing = denormal_spacing_of(eval_case.dtype);
+  double largest_input = 1.0;
+  double terms = static_cast<double>(layer.config.width + layer.config.top_k + layer.mlp.F);
+  for_each_array(layer, [&](const std::vector<double>& values) {
+    for (const double scale : flat_scale(values)) largest_input = std::max(largest_input, scale);
+  });
+  for (const auto& rows : wanted.rows) terms += static_cast<double>(rows.size());
+  std::vector<LayerOutput> shaken;
+  using Member = std::function<const std::vector<double>&(const LayerOutput&)>;
+  const auto compare = [&](const std::string& name, const std::vector<double>& got, DType dtype,
+                           const Member& member) {
+    const std::vector<double>& values = member(wanted);
+    const auto spread = [&] {
+      if (shaken.empty()) shaken = shaken_results(layer, tolerance, spacing);
+      std::vector<double> widest;
+      for (const LayerOutput& output : shaken) widen_spread(values, member(output), widest);
+      return widest;
+    };
+    checker.near(name, got, values,
+                 {.tolerance = tolerance,
+                  .scale = flat_scale(values),
+                  .floor = spacing * terms * largest_input,
+                  .dtype = dtype,
+                  .spread = spread});
+  };
+  const DType sum_dtype = eval_case.weight_dtype();
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    const auto compare_rank = [&](const char* name, const std::vector<double>& got, DType dtype,
+                                  PerRank LayerOutput::*member) {
+      compare(
+          of_rank(name, r), got,
+          dtype, [&](const LayerOutput& output) -> const auto& { return (output.*member)[r]; });
+    };
+    compare_rank("out", result.ranks[r].out, eval_case.dtype, &LayerOutput::out);
+    compare_rank("grad_x", result.ranks[r].grad_x, eval_case.dtype, &LayerOutput::grad_x);
+    compare_rank("grad_weights", result.ranks[r].grad_weights, sum_dtype,
+                 &LayerOutput::grad_weights);
   }
   for (size_t e = 0; e < wanted.expert_grads.size(); ++e) {
-    const std::string name = " of expert " + std::to_string(e);
-    const auto compare = [&](const char* parameter, const std::vector<double>& got,
-                             const std::vector<double>& want) {
-      checker.near(parameter + name, got, want, flat_scale(want), tolerance);
+    const auto compare_grad = [&](const char* name, std::vector<double> MlpWeights::*member) {
+      if ((wanted.expert_grads[e].*member).empty() && (result.expert_grads[e].*member).empty()) {
+        return;
+      }
+      compare(
+          name + (" of expert " + std::to_string(e)), result.expert_grads[e].*member,
+          sum_dtype, [&](const LayerOutput& output) -> const auto& {
+            return output.expert_grads[e].*member;
+          });
     };
-    compare("grad_w1", result.expert_grads[e].w1, wanted.expert_grads[e].w1);
-    compare("grad_w2", result.expert_grads[e].w2, wanted.expert_grads[e].w2);
-    compare("grad_b1", result.expert_grads[e].b1, wanted.expert_grads[e].b1);
-    compare("grad_b2", result.expert_grads[e].b2, wanted.expert_grads[e].b2);
+    compare_grad("grad_w1", &MlpWeights::w1);
+    compare_grad("grad_w2", &MlpWeights::w2);
+    compare_grad("grad_b1", &MlpWeights::b1);
+    compare_grad("grad_b2", &MlpWeights::b2);
   }
 }
 
@@ -178,7 +301,8 @@ CheckReport check_result(const EvalCase& eval_case, const EvalResult& result) {
   const double terms = static_cast<double>(layer.config.width + layer.config.top_k + layer.mlp.F);
   const double tolerance = (identity ? 2.0 : 32.0) * epsilon_of(eval_case.dtype) +
                            terms * epsilon_of(eval_case.weight_dtype());
-  check_near_sums(eval_case, result, wanted, tolerance, checker);
+  const auto check_near = identity ? check_near_rows : check_near_mlps;
+  check_near(eval_case, result, wanted, tolerance, checker);
   const bool has_fixed_bits = identity && !layer.config.partial_sums;
   if (has_fixed_bits) check_exact_sums(eval_case, result, wanted, checker);
 

@@ -21,25 +21,33 @@ void add(const Values& term, Values& sum) {
 
 }  // namespace
 
-RunReference::RunReference(const RunJob& job, const RunValues& values)
-    : job_(job), values_(values) {
+RunReference::RunReference(const RunJob& job, const RunValues& values, const InputNoise& noise)
+    : job_(job), values_(values), noise_(noise) {
   const int64_t E = job.layer.router.num_experts;
   gate_ = matrix(Source::kGate, E, job.layer.router.width, job.dtype());
   if (job.with_biases) gate_bias_ = matrix(Source::kGateBias, E, 1, job.dtype());
   if (job.with_expert_bias) expert_bias_ = matrix(Source::kExpertBias, E, 1, job.sum_dtype());
 }
 
+Values RunReference::row(Source source, int64_t index, int64_t width, DType dtype) const {
+  Values values = values_.row(source, index, width, dtype);
+  if (noise_.relative > 0) {
+    noise_.shake(values, (static_cast<uint64_t>(source) << 40) + static_cast<uint64_t>(index));
+  }
+  return values;
+}
+
 Values RunReference::matrix(Source source, int64_t height, int64_t width, DType dtype) const {
   Values all;
   for (int64_t i = 0; i < height; ++i) {
-    const Values row = values_.row(source, i, width, dtype);
-    all.insert(all.end(), row.begin(), row.end());
+    const Values one = row(source, i, width, dtype);
+    all.insert(all.end(), one.begin(), one.end());
   }
   return all;
 }
 
 Values RunReference::token_row(Source source, int64_t index) const {
-  return values_.row(source, index, job_.layer.router.width, job_.dtype());
+  return row(source, index, job_.layer.router.width, job_.dtype());
 }
 
 MlpConfig RunReference::mlp_config(int64_t inner) const {
@@ -51,11 +59,11 @@ MlpWeights RunReference::mlp(const MlpSources& sources, int64_t index, int64_t i
   const int64_t D = job_.layer.router.width;
   const int64_t hidden = is_gated(job_.layer.experts.activation) ? 2 * inner : inner;
   MlpWeights weights;
-  weights.w1 = values_.row(sources.w1, index, hidden * D, job_.dtype());
-  weights.w2 = values_.row(sources.w2, index, D * inner, job_.dtype());
+  weights.w1 = row(sources.w1, index, hidden * D, job_.dtype());
+  weights.w2 = row(sources.w2, index, D * inner, job_.dtype());
   if (!job_.with_biases) return weights;
-  weights.b1 = values_.row(sources.b1, index, hidden, job_.dtype());
-  weights.b2 = values_.row(sources.b2, index, D, job_.dtype());
+  weights.b1 = row(sources.b1, index, hidden, job_.dtype());
+  weights.b2 = row(sources.b2, index, D, job_.dtype());
   return weights;
 }
 

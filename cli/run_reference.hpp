@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "crossdock/reference.hpp"
+#include "input_noise.hpp"
 #include "run_job.hpp"
 #include "run_values.hpp"
 
@@ -13,7 +14,7 @@ namespace crossdock::cli {
 /// from the ranks but the routes.
 class RunReference {
  public:
-  RunReference(const RunJob& job, const RunValues& values);
+  RunReference(const RunJob& job, const RunValues& values, const InputNoise& noise = {});
 
   struct Token {
     std::vector<double> chosen_weights;  // [K] of the experts that the reference would choose
@@ -48,11 +49,13 @@ class RunReference {
   };
   reference::MlpWeights mlp(const MlpSources& sources, int64_t index, int64_t inner) const;
   reference::MlpConfig mlp_config(int64_t inner) const;
+  std::vector<double> row(Source source, int64_t index, int64_t width, DType dtype) const;
   std::vector<double> matrix(Source source, int64_t height, int64_t width, DType dtype) const;
   std::vector<double> token_row(Source source, int64_t index) const;
 
   const RunJob& job_;
   const RunValues& values_;
+  InputNoise noise_;
   std::vector<double> gate_;         // [E, D]
   std::vector<double> gate_bias_;    // [E], or empty
   std::vector<double> expert_bias_;  // [E], or empty

@@ -43,14 +43,14 @@ Activated times_linear(const Activated& gate, double linear) {
   return {gate.value * linear, gate.by_gate * linear, gate.value};
 }
 
-// A clamped input passes its gradient on at the limit, not beyond it.
+// A clamped input passes its gradient on at the limit, not beyond it. NaN is not clamped.
 Activated clamped_swiglu(double gate, double linear, double limit) {
-  const bool gate_moves = gate <= limit;
-  const bool linear_moves = linear >= -limit && linear <= limit;
-  const Activated left = sigmoid_gate(std::min(gate, limit), 1.702);
-  Activated result = times_linear(left, std::min(std::max(linear, -limit), limit) + 1.0);
-  if (!gate_moves) result.by_gate = 0.0;
-  if (!linear_moves) result.by_linear = 0.0;
+  const bool gate_stops = gate > limit;
+  const bool linear_stops = linear < -limit || linear > limit;
+  Activated left = sigmoid_gate(gate_stops ? limit : gate, 1.702);
+  if (gate_stops) left.by_gate = 0.0;
+  Activated result = times_linear(left, (linear_stops ? std::copysign(limit, linear) : linear) + 1);
+  if (linear_stops) result.by_linear *= 0.0;
   return result;
 }
 
@@ -67,7 +67,7 @@ Activated activate(const MlpConfig& config, double gate, double linear) {
     case Activation::kGeluTanh:
       return gelu_tanh(gate);
     case Activation::kSquaredRelu: {
-      const double positive = gate > 0.0 ? gate : 0.0;
+      const double positive = gate < 0.0 ? 0.0 : gate;  // NaN stays
       return {positive * positive, 2.0 * positive, 0.0};
     }
   }

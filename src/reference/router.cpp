@@ -69,37 +69,25 @@ Row softmax(const Row& logits) {
   return result;
 }
 
-Dual log_sum_exp(const Row& logits) {
-  const double shift = largest(logits);
-  Dual total;
-  for (const Dual& logit : logits) total = total + exp(logit - shift);
-  return log(total) + shift;
+// The score of one expert by itself, of the sigmoid kinds.
+Dual score_of(Score kind, Dual logit) {
+  const Dual e = exp(logit * -1.0);
+  const Dual one{1.0, 0.0};
+  if (kind == Score::kSigmoid) return one / (e + 1.0);
+  // log(1 + exp(x)) = x + log(1 + exp(-x)); the form that does not overflow.
+  return logit.value > 0.0 ? sqrt(logit + log(e + 1.0)) : sqrt(log(exp(logit) + 1.0));
 }
 
 Row scores_of(Score kind, const Row& logits) {
   if (kind == Score::kSoftmax) return softmax(logits);
   if (kind == Score::kSoftmaxAfterTopK) return logits;
   Row result;
-  for (const Dual& logit : logits) {
-    const Dual e = exp(logit * -1.0);
-    const Dual one{1.0, 0.0};
-    if (kind == Score::kSigmoid) {
-      result.push_back(one / (e + 1.0));
-    } else {
-      // log(1 + exp(x)) = x + log(1 + exp(-x)); the form that does not overflow.
-      result.push_back(logit.value > 0.0 ? sqrt(logit + log(e + 1.0))
-                                         : sqrt(log(exp(logit) + 1.0)));
-    }
-  }
+  for (const Dual& logit : logits) result.push_back(score_of(kind, logit));
   return result;
 }
 
-// [K] weights of one token.
-Row weights_of(const RouterConfig& config, const Row& scores, const int64_t* ids) {
-  Row chosen;
-  for (int64_t k = 0; k < config.top_k; ++k) {
-    if (ids[k] >= 0) chosen.push_back(scores[static_cast<size_t>(ids[k])]);
-  }
+// [K] weights of one token, from the scores of the slots that have an expert.
+Row weights_of(const RouterConfig& config, Row chosen, const int64_t* ids) {
   if (!chosen.empty() && config.score == Score::kSoftmaxAfterTopK) chosen = softmax(chosen);
   if (config.normalises()) {
     const Dual total = sum(chosen) + 1e-20;
@@ -111,15 +99,6 @@ Row weights_of(const RouterConfig& config, const Row& scores, const int64_t* ids
     weights.push_back(ids[k] >= 0 ? chosen[next++] * config.scaling : Dual{});
   }
   return weights;
-}
-
-// [E] what the auxiliary loss sums for one token.
-Row shares_of(Score kind, const Row& logits) {
-  if (!is_sigmoid_kind(kind)) return softmax(logits);
-  Row scores = scores_of(kind, logits);
-  const Dual total = sum(scores) + 1e-20;
-  for (Dual& score : scores) score = score / total;
-  return scores;
 }
 
 // Positions in order of falling value, lower positions first among equals.
@@ -168,24 +147,62 @@ int64_t num_sequences_of(const RouterInput& input) {
   return input.config.aux_loss_scope == BalanceScope::kSequence ? input.num_sequences : 1;
 }
 
-// Logits of token t; the slope is 1 along logit `direction`.
-Row logits_of(const RouterInput& input, const RouterResult& result, int64_t t, int64_t direction) {
+// The logits of one token, and their sums. Along one logit the terms of that expert alone have a
+// slope, so a derivative takes the sums of the values as they are: K steps, not E.
+struct TokenLogits {
+  const double* values;  // [E]
+  double shift;          // the largest
+  double exps;           // sum of exp(logit - shift)
+  double shares;         // sum of what the auxiliary loss shares out: scores, or the same
+  double balance;        // the same, each times the routes to its expert
+};
+
+Dual share_of(Score kind, Dual logit, double shift) {
+  return is_sigmoid_kind(kind) ? score_of(kind, logit) : exp(logit - shift);
+}
+
+TokenLogits logits_of(const RouterInput& input, const RouterResult& result,
+                      const RouterCounts& counts, int64_t t) {
   const int64_t E = input.config.num_experts;
-  Row logits;
+  const double* values = result.logits.data() + t * E;
+  TokenLogits logits{values, *std::max_element(values, values + E), 0.0, 0.0, 0.0};
   for (int64_t e = 0; e < E; ++e) {
-    logits.push_back({result.logits[static_cast<size_t>(t * E + e)], e == direction ? 1.0 : 0.0});
+    const auto at = static_cast<size_t>(sequence_of(input, t) * E + e);
+    const double share = share_of(input.config.score, {values[e], 0.0}, logits.shift).value;
+    logits.exps += std::exp(values[e] - logits.shift);
+    logits.shares += share;
+    logits.balance += share * static_cast<double>(counts.routes_per_expert[at]);
   }
   return logits;
 }
 
-// What token t adds to the two losses.
+// [K] weights of one token, along logit `direction`.
+Row weights_along(const RouterConfig& config, const TokenLogits& logits, const int64_t* ids,
+                  int64_t direction) {
+  const auto logit = [&](int64_t e) { return Dual{logits.values[e], e == direction ? 1.0 : 0.0}; };
+  const Dual exps{logits.exps, exp(logit(direction) - logits.shift).slope};
+  Row chosen;
+  for (int64_t k = 0; k < config.top_k; ++k) {
+    if (ids[k] < 0) continue;
+    if (config.score == Score::kSoftmax) {
+      chosen.push_back(exp(logit(ids[k]) - logits.shift) / exps);
+    } else if (config.score == Score::kSoftmaxAfterTopK) {
+      chosen.push_back(logit(ids[k]));
+    } else {
+      chosen.push_back(score_of(config.score, logit(ids[k])));
+    }
+  }
+  return weights_of(config, chosen, ids);
+}
+
+// What token t adds to the two losses, along logit `direction`.
 struct TokenLoss {
   Dual aux;
   Dual z;
 };
 
 TokenLoss loss_of_token(const RouterInput& input, const RouterCounts& counts, int64_t t,
-                        const Row& logits) {
+                        const TokenLogits& logits, int64_t direction) {
   const RouterConfig& config = input.config;
   const auto b = static_cast<size_t>(sequence_of(input, t));
   const auto E = static_cast<double>(config.num_experts);
@@ -200,13 +217,13 @@ TokenLoss loss_of_token(const RouterInput& input, const RouterCounts& counts, in
   if (all_tokens == 0) {
     all_tokens = std::accumulate(counts.num_tokens.begin(), counts.num_tokens.end(), int64_t{0});
   }
-  Dual balance;
-  const Row shares = shares_of(config.score, logits);
-  for (size_t e = 0; e < shares.size(); ++e) {
-    const int64_t routes = counts.routes_per_expert[b * shares.size() + e];
-    balance = balance + shares[e] * static_cast<double>(routes);
-  }
-  const Dual lse = log_sum_exp(logits);
+  const Dual logit{logits.values[direction], 1.0};
+  const double share_slope = share_of(config.score, logit, logits.shift).slope;
+  const int64_t routes = counts.routes_per_expert[b * static_cast<size_t>(config.num_experts) +
+                                                  static_cast<size_t>(direction)];
+  const Dual shares{logits.shares + (is_sigmoid_kind(config.score) ? 1e-20 : 0.0), share_slope};
+  const Dual balance = Dual{logits.balance, share_slope * static_cast<double>(routes)} / shares;
+  const Dual lse = log({logits.exps, exp(logit - logits.shift).slope}) + logits.shift;
   return {balance * (config.aux_loss_coeff * E /
                      (static_cast<double>(config.top_k) * tokens * tokens *
                       static_cast<double>(sequences))),
@@ -236,7 +253,11 @@ RouterResult route(const RouterInput& input) {
       }
       result.logits[static_cast<size_t>(t * E + e)] = logit;
     }
-    const Row scores = scores_of(config.score, logits_of(input, result, t, -1));
+    Row logits;
+    for (int64_t e = 0; e < E; ++e) {
+      logits.push_back({result.logits[static_cast<size_t>(t * E + e)], 0.0});
+    }
+    const Row scores = scores_of(config.score, logits);
     int64_t* ids = result.expert_ids.data() + t * K;
     if (!input.forced_ids.empty()) {
       std::copy_n(input.forced_ids.begin() + t * K, K, ids);
@@ -251,7 +272,11 @@ RouterResult route(const RouterInput& input) {
       const std::vector<int64_t> chosen = choose(config, biased);
       std::copy(chosen.begin(), chosen.end(), ids);
     }
-    const Row weights = weights_of(config, scores, ids);
+    Row taken;
+    for (int64_t k = 0; k < K; ++k) {
+      if (ids[k] >= 0) taken.push_back(scores[static_cast<size_t>(ids[k])]);
+    }
+    const Row weights = weights_of(config, taken, ids);
     const int64_t b = sequence_of(input, t);
     ++result.counts.num_tokens[static_cast<size_t>(b)];
     for (int64_t k = 0; k < K; ++k) {
@@ -267,7 +292,7 @@ RouterLossValues router_losses(const RouterInput& input, const RouterResult& res
   RouterLossValues total;
   for (int64_t t = 0; t < input.T; ++t) {
     if (is_padding(input, t)) continue;
-    const TokenLoss loss = loss_of_token(input, counts, t, logits_of(input, result, t, -1));
+    const TokenLoss loss = loss_of_token(input, counts, t, logits_of(input, result, counts, t), 0);
     total.aux += loss.aux.value;
     total.z += loss.z.value;
   }
@@ -288,11 +313,10 @@ RouterGradients route_backward(const RouterInput& input, const RouterResult& res
   grads.gate_bias.assign(static_cast<size_t>(E), 0.0);
   for (int64_t t = 0; t < input.T; ++t) {
     if (is_padding(input, t)) continue;
+    const TokenLogits logits = logits_of(input, result, counts, t);
     for (int64_t e = 0; e < E; ++e) {
-      const Row logits = logits_of(input, result, t, e);
-      const Row weights =
-          weights_of(config, scores_of(config.score, logits), result.expert_ids.data() + t * K);
-      const TokenLoss loss = loss_of_token(input, counts, t, logits);
+      const Row weights = weights_along(config, logits, result.expert_ids.data() + t * K, e);
+      const TokenLoss loss = loss_of_token(input, counts, t, logits, e);
       double slope = grad_losses * (loss.aux.slope + loss.z.slope);
       for (int64_t k = 0; k < K; ++k) {
         slope +=

@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "epsilon.hpp"
+
 namespace crossdock::cli {
 namespace {
 
@@ -23,8 +27,8 @@ float& value_of(const TensorView& tensor, int64_t index) {
 }
 
 // Runs a step, lets one rank spoil what it has, and returns the verdict of rank 0.
-RunCheck check_spoiled(const std::function<void(RunTensors&, RunOutcome&)>& spoil) {
-  const RunJob job = small_job();
+RunCheck check_spoiled(const std::function<void(RunTensors&, RunOutcome&)>& spoil,
+                       const RunJob& job = small_job()) {
   RunCheck check;
   run_ranks(job.num_ranks, [&](Group& group) {
     const RunValues values(job);
@@ -86,6 +90,76 @@ TEST(RunCheck, SeesARouteThatIsNotTheBest) {
     ids[0] = ids[0] == 0 ? 31 : ids[0] - 1;
   });
   EXPECT_FALSE(check.passed);
+}
+
+// At width 1 terms cancel, and nothing beside a value tells how large they were.
+RunJob narrow_job(uint64_t seed, const std::string& dtype) {
+  RunArgs args;
+  args.width = 1;
+  args.inner = 8;
+  args.experts = 8;
+  args.top_k = 2;
+  args.ranks = 2;
+  args.tokens = 32;
+  args.seed = seed;
+  args.dtype = dtype;
+  return make_job(args, 0);
+}
+
+TEST(RunCheck, PassesWhatIsRightAtWidthOne) {
+  for (const char* dtype : {"fp64", "fp32", "bf16", "fp16"}) {
+    for (uint64_t seed = 1; seed <= 8; ++seed) {
+      const RunCheck check =
+          check_spoiled([](RunTensors&, RunOutcome&) {}, narrow_job(seed, dtype));
+      EXPECT_TRUE(check.passed) << dtype << " seed " << seed << ": " << check.failure;
+      EXPECT_EQ(check.num_tokens, 64);
+    }
+  }
+}
+
+// Values are about 1 in size, rounding is about 1e-7.
+TEST(RunCheck, SeesAWrongValueAtWidthOne) {
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    for (const int64_t token : {0, 21}) {
+      const auto spoil_out = [&](RunTensors&, RunOutcome& outcome) {
+        value_of(outcome.out.view, token) += 3e-4f;
+      };
+      EXPECT_THAT(check_spoiled(spoil_out, narrow_job(seed, "fp32")).failure,
+                  HasSubstr("rank 1: out of token " + std::to_string(32 + token)));
+      const auto spoil_grad = [&](RunTensors&, RunOutcome& outcome) {
+        value_of(outcome.grad_x.view, token) += 1e-3f;
+      };
+      EXPECT_THAT(check_spoiled(spoil_grad, narrow_job(seed, "fp32")).failure,
+                  HasSubstr("rank 1: grad_x of token " + std::to_string(32 + token)));
+    }
+  }
+}
+
+TEST(RunCheck, SeesWhatIsJustOutsideTheTolerance) {
+  const RunJob job = small_job();
+  const auto terms = static_cast<double>(job.layer.router.width + job.layer.experts.inner);
+  const double tolerance = (8 + 16 * std::sqrt(terms)) * epsilon_of(DType::kF32);
+  const auto spoil = [&](RunTensors&, RunOutcome& outcome) {
+    const std::span<float> token =
+        outcome.out.view.as<float>().first(static_cast<size_t>(job.layer.router.width));
+    float largest = 0;
+    for (const float value : token) largest = std::max(largest, std::abs(value));
+    token[3] += static_cast<float>(1.25 * tolerance) * largest;
+  };
+  EXPECT_THAT(check_spoiled(spoil).failure, HasSubstr("rank 1: out of token 20, value 3"));
+}
+
+// A minute where the reference takes E * E steps for a token.
+TEST(RunCheck, ChecksManyExperts) {
+  RunArgs args;
+  args.width = 2;
+  args.inner = 1;
+  args.experts = 20000;
+  args.ranks = 2;
+  args.tokens = 8;
+  const RunCheck check = check_spoiled([](RunTensors&, RunOutcome&) {}, make_job(args, 0));
+  EXPECT_TRUE(check.passed) << check.failure;
+  EXPECT_EQ(check.num_tokens, 16);
 }
 
 }  // namespace
