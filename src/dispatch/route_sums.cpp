@@ -13,6 +13,11 @@ size_t index(int64_t i) {
   return static_cast<size_t>(i);
 }
 
+// Of a sum and a part of it: what rounding makes negative is 0.
+double difference(double sum, double part) {
+  return std::max(0.0, sum - part);
+}
+
 struct NodeMap {
   std::vector<int64_t> node_sizes;  // [nodes]
   std::vector<int64_t> places;      // [P] place of a rank in its node
@@ -39,8 +44,8 @@ LinkFlow flow_from_equal_sources(const std::vector<double>& rows_to_rank, const 
     const size_t node = index(topology.node_of_rank[rank]);
     const auto node_size = static_cast<double>(nodes.node_sizes[node]);
     flow.kept[rank] = rows_to_rank[rank];
-    flow.sent_within[rank] = rows_to_node[node] - rows_to_rank[rank];
-    flow.sent_between[rank] = all - rows_to_node[node];
+    flow.sent_within[rank] = difference(rows_to_node[node], rows_to_rank[rank]);
+    flow.sent_between[rank] = difference(all, rows_to_node[node]);
     flow.received_within[rank] = (node_size - 1.0) * rows_to_rank[rank];
     flow.received_between[rank] = (static_cast<double>(P) - node_size) * rows_to_rank[rank];
   }
@@ -150,10 +155,10 @@ RouteSums expected_sums(const TokenSpread& spread, const Topology& topology, int
     const double routes_here = T * spread.routes_to_rank[rank];
     const double routes_to_node = sums.routes.kept[rank] + sums.routes.sent_within[rank];
     sums.reach_own_node.push_back(T * spread.reaches_node[node]);
-    sums.nodes.sent_between[rank] = T * (all_nodes - spread.reaches_node[node]);
+    sums.nodes.sent_between[rank] = T * difference(all_nodes, spread.reaches_node[node]);
     sums.nodes.received_between[rank] = T * sources[rank] * spread.reaches_node[node];
     sums.nodes.kept[rank] = sources[rank] * routes_here;
-    sums.nodes.sent_within[rank] = sources[rank] * (routes_to_node - routes_here);
+    sums.nodes.sent_within[rank] = sources[rank] * difference(routes_to_node, routes_here);
     sums.nodes.received_within[rank] = (far_sources - sources[rank]) * routes_here;
   }
   return sums;

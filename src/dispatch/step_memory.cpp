@@ -49,6 +49,11 @@ class WindowModel {
 
 class PoolModel {
  public:
+  /// No request is larger than `largest` bytes. The ledger counts bytes where a few times as many
+  /// can be counted, and larger units otherwise.
+  explicit PoolModel(double largest)
+      : unit_(std::exp2(std::max(0.0, std::ceil(std::log2(std::max(1.0, largest))) - 57.0))) {}
+
   BlockLedger::Grant take(double num_bytes, BlockUse use) {
     const auto wanted = pages(num_bytes);
     return wanted > 0 ? ledger_.take(wanted, use) : BlockLedger::Grant{};
@@ -56,12 +61,14 @@ class PoolModel {
   void give_back(const BlockLedger::Grant& grant, double num_bytes) {
     if (grant.block_bytes > 0) ledger_.give_back(grant.block_bytes, pages(num_bytes));
   }
-  double held() const { return static_cast<double>(ledger_.bytes_held()); }
+  double held() const { return static_cast<double>(ledger_.bytes_held()) * unit_; }
 
  private:
-  static int64_t pages(double num_bytes) {
-    return static_cast<int64_t>(std::ceil(std::max(0.0, num_bytes) / kPageBytes) * kPageBytes);
+  int64_t pages(double num_bytes) const {
+    const double rounded = std::ceil(std::max(0.0, num_bytes) / kPageBytes) * kPageBytes;
+    return static_cast<int64_t>(rounded / unit_);
   }
+  double unit_;
   BlockLedger ledger_;
 };
 
@@ -103,7 +110,8 @@ class StepTrace {
         P_(static_cast<double>(inputs.topology.node_of_rank.size())),
         E_(static_cast<double>(inputs.config.num_experts)),
         K_(static_cast<double>(inputs.config.top_k)),
-        has_far_ranks_(inputs.topology.num_nodes > 1) {}
+        has_far_ranks_(inputs.topology.num_nodes > 1),
+        pool_(largest_request()) {}
 
   // Forward and backward of a layer: the rows stay for backward, the experts' result does not; the
   // weights go to the rows in backward, and their gradients come back.
@@ -229,6 +237,14 @@ class StepTrace {
     sums.release();
     const Lease weights(pool_, (n_.sent - n_.far_sent) * share * kWeightBytes, BlockUse::kScratch);
     const Lease near(pool_, n_.near_sums * share * bytes_.partial, BlockUse::kScratch);
+  }
+
+  // At least as many bytes as any request has.
+  double largest_request() const {
+    const double rows = std::max({n_.padded, n_.received, n_.sent, n_.all_tokens, n_.tokens * K_,
+                                  n_.copies_received, n_.targets_received, n_.copies_sent});
+    const double row_bytes = std::max(bytes_.partial, kOriginBytes + kCopyBytes);
+    return 2 * rows * row_bytes + P_ * (E_ + 1) * std::max(kIndexBytes, kHeaderBytes);
   }
 
   // What a plan and its strategy keep in vectors; the terms that grow with T or P * E.

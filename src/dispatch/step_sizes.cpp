@@ -41,10 +41,10 @@ RowBytes row_bytes_of(const CostInputs& inputs) {
   const bool is_fp8 = inputs.dtype == DType::kF8E4M3;
   const DType result = is_fp8 ? DType::kBF16 : inputs.dtype;
   const DType partial = inputs.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  constexpr int64_t kScaled = 128;  // values per fp32 scale
-  const int64_t num_scales = (inputs.config.width + kScaled - 1) / kScaled;
+  constexpr double kScaled = 128;  // values per fp32 scale
+  const double num_scales = std::ceil(D / kScaled);
   return {.tokens = D * static_cast<double>(size_of(inputs.dtype)),
-          .scales = is_fp8 ? 4.0 * static_cast<double>(num_scales) : 0.0,
+          .scales = is_fp8 ? 4.0 * num_scales : 0.0,
           .results = D * static_cast<double>(size_of(result)),
           .partial = D * static_cast<double>(size_of(partial))};
 }

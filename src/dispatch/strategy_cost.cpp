@@ -5,9 +5,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/check.hpp"
 #include "dispatch/capacity.hpp"
-#include "dispatch/config_check.hpp"
+#include "dispatch/cost_check.hpp"
 #include "dispatch/placement.hpp"
 #include "dispatch/step_memory.hpp"
 #include "dispatch/step_sizes.hpp"
@@ -129,6 +128,7 @@ class CostModel {
 
   StrategyCost cost_of(const NamedKind& named) const;
   /// Whether some strategy's expected memory fits with so many tokens; they are the model's then.
+  /// With a capacity the routes that are kept stay those of the tokens that the model was made for.
   bool fits(int64_t tokens);
   OperationCost least_dispatch() const;
   RoutingEstimate routing() const;
@@ -280,7 +280,6 @@ StepMemory CostModel::memory(StrategyKind kind) const {
 
 bool CostModel::fits(int64_t tokens) {
   inputs_.tokens = tokens;
-  if (inputs_.config.capacity) *this = CostModel(inputs_);
   sums_ = expected_sums(spread_, inputs_.topology, tokens);
   const auto limit = static_cast<double>(inputs_.fabric.memory_bytes);
   return std::any_of(kKinds.begin(), kKinds.end(), [&](const NamedKind& named) {
@@ -314,7 +313,7 @@ OperationCost CostModel::least_dispatch() const {
   const double to_others = mean(sums_.ranks.sent_within) + mean(sums_.ranks.sent_between);
   const double row_bytes = bytes_.tokens + bytes_.scales;
   OperationCost cost;
-  cost.rows = {to_others - between, between};
+  cost.rows = {std::max(0.0, to_others - between), between};
   cost.bytes = {cost.rows.within_node * row_bytes, between * row_bytes};
   // Every rank must get its rows, and every node the copies for it, shared by its ranks.
   cost.most_bytes = cost.bytes;
@@ -333,25 +332,22 @@ OperationCost CostModel::least_dispatch() const {
   return cost;
 }
 
-void check_inputs(const CostInputs& inputs) {
-  const auto num_ranks = std::ssize(inputs.topology.node_of_rank);
-  CROSSDOCK_CHECK(num_ranks >= 1, "a group must have at least one rank, got ", num_ranks);
-  check_config(inputs.config, static_cast<int>(num_ranks));
-  CROSSDOCK_CHECK(inputs.tokens >= 0, "tokens must not be negative, got ", inputs.tokens);
-  CROSSDOCK_CHECK(inputs.zipf >= 0 && inputs.zipf <= kMaxZipf, "zipf must be in [0, ", kMaxZipf,
-                  "], got ", inputs.zipf);
-  const int64_t E = inputs.config.num_experts;
-  CROSSDOCK_CHECK(inputs.zipf == 0 || inputs.config.top_k <= kMaxSkewedSlots / E,
-                  "with zipf, top_k "
-                  "times num_experts must be at most ",
-                  kMaxSkewedSlots, ", got ", inputs.config.top_k, " times ", E,
-                  "; the largest top_k is ", kMaxSkewedSlots / E);
+// The largest number of tokens, up to `most`, that fits.
+int64_t search_fitting_tokens(CostModel& model, int64_t most) {
+  if (model.fits(most)) return most;
+  int64_t fitting = 0;
+  int64_t too_many = most;
+  while (too_many - fitting > 1) {
+    const int64_t tokens = fitting + (too_many - fitting) / 2;
+    (model.fits(tokens) ? fitting : too_many) = tokens;
+  }
+  return fitting;
 }
 
 }  // namespace
 
 CostEstimate estimate_costs(const CostInputs& inputs) {
-  check_inputs(inputs);
+  check_cost_inputs(inputs);
   const CostModel model(inputs);
   CostEstimate estimate;
   estimate.routing = model.routing();
@@ -362,16 +358,23 @@ CostEstimate estimate_costs(const CostInputs& inputs) {
 }
 
 int64_t largest_fitting_tokens(const CostInputs& inputs) {
-  check_inputs(inputs);
-  CostModel model(inputs);
-  if (model.fits(inputs.tokens)) return inputs.tokens;
-  int64_t fitting = 0;
-  int64_t too_many = inputs.tokens;
-  while (too_many - fitting > 1) {
-    const int64_t tokens = fitting + (too_many - fitting) / 2;
-    (model.fits(tokens) ? fitting : too_many) = tokens;
+  check_cost_inputs(inputs);
+  CostInputs tried = inputs;
+  CostModel model(tried);
+  tried.tokens = search_fitting_tokens(model, inputs.tokens);
+  if (!inputs.config.capacity || tried.tokens == inputs.tokens) return tried.tokens;
+  // With fewer tokens a capacity drops another share of the routes, with which the search is done
+  // again, until a number of tokens is found with its own share. The share hardly changes.
+  constexpr int kMaxPasses = 32;
+  int64_t largest = 0;
+  for (int pass = 0; pass < kMaxPasses; ++pass) {
+    model = CostModel(tried);
+    const int64_t found = search_fitting_tokens(model, inputs.tokens);
+    if (found >= tried.tokens) largest = std::max(largest, tried.tokens);
+    if (found == tried.tokens) break;
+    tried.tokens = found;
   }
-  return fitting;
+  return largest;
 }
 
 }  // namespace crossdock

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -55,29 +56,34 @@ class UniformDraw {
       const std::vector<double>& odds = odds_of_counts(sets.offsets[set + 1] - sets.offsets[set]);
       double miss = 0.0;
       for (size_t drawn = odds.size(); drawn-- > 0;) miss = miss * (1.0 - kept) + odds[drawn];
-      hits.push_back(1.0 - miss);
+      hits.push_back(std::max(0.0, 1.0 - miss));
     }
     return hits;
   }
 
  private:
-  // Probability of 0, 1, ... drawn experts of a set: hypergeometric, draw by draw.
+  // Probability of 0, 1, ... drawn experts of a set: hypergeometric. Terms are made from their
+  // neighbours, away from the largest, so that none overflows.
   const std::vector<double>& odds_of_counts(int64_t set_size) {
     const auto [entry, is_new] = odds_.try_emplace(set_size);
     std::vector<double>& odds = entry->second;
     if (!is_new) return odds;
-    const auto most = static_cast<size_t>(std::min(set_size, K_));
-    odds.assign(most + 1, 0.0);
-    odds[0] = 1.0;
-    for (int64_t i = 0; i < K_; ++i) {
-      for (size_t j = std::min(most, static_cast<size_t>(i) + 1) + 1; j-- > 0;) {
-        const auto drawn = static_cast<int64_t>(j);
-        const auto left = static_cast<double>(E_ - i);
-        const auto others = static_cast<double>(std::max<int64_t>(E_ - set_size - i + drawn, 0));
-        odds[j] *= others / left;
-        if (j > 0) odds[j] += odds[j - 1] * static_cast<double>(set_size - drawn + 1) / left;
-      }
-    }
+    const int64_t others = E_ - set_size;
+    const int64_t least = std::max<int64_t>(0, K_ - others);
+    const int64_t most = std::min(set_size, K_);
+    // odds[j + 1] / odds[j]
+    const auto ratio = [&](int64_t j) {
+      return static_cast<double>(set_size - j) / static_cast<double>(j + 1) *
+             (static_cast<double>(K_ - j) / static_cast<double>(others - K_ + j + 1));
+    };
+    const int64_t mode = std::clamp((set_size + 1) * (K_ + 1) / (E_ + 2), least, most);
+    odds.assign(static_cast<size_t>(most) + 1, 0.0);
+    const auto at = [&](int64_t j) -> double& { return odds[static_cast<size_t>(j)]; };
+    at(mode) = 1.0;
+    for (int64_t j = mode; j < most; ++j) at(j + 1) = at(j) * ratio(j);
+    for (int64_t j = mode; j > least; --j) at(j - 1) = at(j) / ratio(j - 1);
+    const double sum = std::accumulate(odds.begin(), odds.end(), 0.0);
+    for (double& one : odds) one /= sum;
     return odds;
   }
 
@@ -102,17 +108,22 @@ class Race {
         present_(rates_.size()),
         absent_(rates_.size()) {}
 
+  // Of the variable of the integral. The K-th arrival is a peak of width 1 / sqrt(K).
+  static double step_of(int64_t top_k) {
+    return std::min(0.1, 0.7 / std::sqrt(static_cast<double>(top_k)));
+  }
+  static constexpr double kFirst = -3.7;
+
   // kept: [E].
   std::vector<double> hits(const ExpertSets& all_sets, std::span<const double> kept) {
     std::vector<size_t> places;  // of the sets that have members
     const ExpertSets sets = without_empty(all_sets, places);
     // t = exp(x - exp(-x)) turns the integral into one over the whole line whose integrand falls
-    // off doubly exponentially on the left; equal steps then converge exponentially. The K-th
-    // arrival is a peak of width 1 / sqrt(K) in x.
-    const double step = std::min(0.1, 0.7 / std::sqrt(static_cast<double>(K_)));
+    // off doubly exponentially on the left; equal steps then converge exponentially.
+    const double step = step_of(static_cast<int64_t>(K_));
     std::vector<double> hits(all_sets.size(), 0.0);
     std::vector<double> density(sets.size());
-    for (double x = -3.7;; x += step) {
+    for (double x = kFirst;; x += step) {
       const double t = std::exp(x - std::exp(-x));
       const double weight = step * t * (1.0 + std::exp(-x));
       first_kept_arrivals(sets, t, kept, density);
@@ -246,18 +257,23 @@ std::vector<double> mean_kept(const std::vector<double>& hits, const Drops& drop
   return kept;
 }
 
+// Fewer where a race is long.
+int64_t num_sampled_places(int64_t num_experts, const TopKDraw& draw) {
+  const int64_t slots = draw.zipf > 0 ? draw.top_k * num_experts : 1;
+  return std::clamp<int64_t>((int64_t{1} << 17) / slots, 4, 64);
+}
+
 // The ways in which tokens keep their routes, [E] each, one as frequent as the other.
 std::vector<std::vector<double>> sample_kept(const std::vector<double>& hits,
                                              const std::vector<double>& routes,
                                              const TopKDraw& draw, const Drops& drops) {
   if (drops.policy == DropPolicy::kWeight) {  // nothing tells one token from another
     std::vector<double> kept = routes;
-    for (size_t e = 0; e < kept.size(); ++e) kept[e] = hits[e] > 0 ? kept[e] / hits[e] : 1.0;
+    for (size_t e = 0; e < kept.size(); ++e)
+      kept[e] = hits[e] > 0 ? std::min(1.0, kept[e] / hits[e]) : 1.0;
     return {kept};
   }
-  // Fewer places where a race is long.
-  const int64_t slots = draw.zipf > 0 ? draw.top_k * std::ssize(hits) : 1;
-  const int64_t num_places = std::clamp<int64_t>((int64_t{1} << 17) / slots, 4, 64);
+  const int64_t num_places = num_sampled_places(std::ssize(hits), draw);
   std::vector<std::vector<double>> samples;
   for (int64_t i = 0; i < num_places; ++i) {
     const double place = (static_cast<double>(i) + 0.5) / static_cast<double>(num_places);
@@ -273,6 +289,18 @@ void add_scaled(const std::vector<double>& term, double factor, std::vector<doub
 }
 
 }  // namespace
+
+double draw_steps(int64_t num_experts, const TopKDraw& draw, bool with_drops) {
+  if (draw.zipf == 0.0 || draw.top_k == num_experts) return 0;
+  const auto E = static_cast<double>(num_experts);
+  // The last expert, with a rate of E^-zipf or less, has arrived by then.
+  const double last = std::log(40.0) + (draw.zipf + 1) * std::log(E);
+  const double nodes = (last - Race::kFirst) / Race::step_of(draw.top_k);
+  const double races =
+      with_drops ? 1.0 + 2.0 * static_cast<double>(num_sampled_places(num_experts, draw)) : 3.0;
+  constexpr double kExponentials = 8;  // two of them for each expert and node
+  return nodes * races * E * (static_cast<double>(draw.top_k) + kExponentials);
+}
 
 TokenSpread expected_spread(const Placement& placement, const Topology& topology,
                             const TopKDraw& draw, const std::optional<Drops>& drops) {

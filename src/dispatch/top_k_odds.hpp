@@ -32,8 +32,13 @@ struct Drops {
 };
 
 inline constexpr double kMaxZipf = 10;
-/// Largest top_k * num_experts with zipf > 0, where every expert costs top_k steps per node of the
-/// quadrature.
+
+/// About how many multiplications expected_spread needs for its integrals: with zipf > 0 every
+/// expert costs top_k of them per node of the quadrature. 0 if it needs no integral.
+double draw_steps(int64_t num_experts, const TopKDraw& draw, bool with_drops);
+/// Some seconds.
+inline constexpr double kMaxDrawSteps = 1.3e9;
+/// Largest top_k * num_experts with zipf > 0, whatever the steps.
 inline constexpr int64_t kMaxSkewedSlots = int64_t{1} << 18;
 
 /// zipf = 0, all experts alike: exact, by the hypergeometric formula. zipf > 0: an integral over

@@ -14,26 +14,40 @@ namespace {
 // Rounding of the token count in the schemes whose queue grows with it.
 constexpr int64_t kRoundedTokens = 64;
 
+// A larger width, inner width or capacity factor is a slip of the pen.
+constexpr int64_t kMaxWidth = std::numeric_limits<int32_t>::max();
+constexpr double kMaxCapacityFactor = 1 << 20;
+
+void check_layer(const JobDescription& job) {
+  CROSSDOCK_CHECK(job.width >= 1 && job.width <= kMaxWidth, "width must be from 1 to ", kMaxWidth,
+                  ", got ", job.width);
+  CROSSDOCK_CHECK(job.inner >= 0 && job.inner <= kMaxWidth, "inner must be from 0 to ", kMaxWidth,
+                  ", got ", job.inner);
+  CROSSDOCK_CHECK(!job.capacity || *job.capacity <= kMaxCapacityFactor,
+                  "the capacity factor must be at most ", kMaxCapacityFactor, ", got ",
+                  job.capacity.value_or(0));
+}
+
+// Three matrices an expert.
+int64_t weight_bytes(const JobDescription& job, int64_t num_experts) {
+  const int64_t row_bytes = 3 * job.width * size_of(job.dtype);
+  const int64_t largest = std::numeric_limits<int64_t>::max() / num_experts / row_bytes;
+  CROSSDOCK_CHECK(job.inner <= largest, "inner (", job.inner, ") with width ", job.width, " and ",
+                  num_experts,
+                  " experts per rank gives more bytes of weights than can be counted; "
+                  "the largest inner is ",
+                  largest);
+  return num_experts * row_bytes * job.inner;
+}
+
 void check_fabric(const JobDescription& job) {
   const Fabric& fabric = job.fabric;
-  CROSSDOCK_CHECK(
-      fabric.within_node_rate > 0 && fabric.between_nodes_rate > 0 && fabric.memory_rate > 0,
-      "the rates of a fabric must be positive, got ", fabric.within_node_rate, ", ",
-      fabric.between_nodes_rate, " and ", fabric.memory_rate, " bytes per second");
   CROSSDOCK_CHECK(fabric.send_queue_depth >= 2, "the send-queue depth must be at least 2, got ",
                   fabric.send_queue_depth);
-  CROSSDOCK_CHECK(job.engine.max_in_flight >= 2,
-                  "max_in_flight must be at least 2 (one request "
-                  "each way), got ",
-                  job.engine.max_in_flight);
   CROSSDOCK_CHECK(job.engine.max_in_flight <= fabric.send_queue_depth, "max_in_flight is ",
                   job.engine.max_in_flight, ", more than the send queue of ", fabric.name,
                   " holds (", fabric.send_queue_depth, "); the largest max_in_flight is ",
                   fabric.send_queue_depth);
-  constexpr int64_t kMaxChunkBytes = std::numeric_limits<int>::max();
-  CROSSDOCK_CHECK(job.engine.chunk_bytes >= 1 && job.engine.chunk_bytes <= kMaxChunkBytes,
-                  "chunk_bytes must be from 1 to ", kMaxChunkBytes, ", got ",
-                  job.engine.chunk_bytes);
 }
 
 CostInputs cost_inputs(const JobDescription& job) {
@@ -86,7 +100,7 @@ void check_memory(const JobPlan& plan) {
 JobPlan plan_job(const JobDescription& job) {
   check_mesh(job);
   check_fabric(job);
-  CROSSDOCK_CHECK(job.inner >= 0, "inner must not be negative, got ", job.inner);
+  check_layer(job);
   JobPlan plan;
   plan.inputs = cost_inputs(job);
   plan.num_ranks = job.nodes * job.ranks_per_node;
@@ -95,8 +109,7 @@ JobPlan plan_job(const JobDescription& job) {
   plan.costs = estimate_costs(plan.inputs);
   if (job.capacity) plan.capacity_rows = capacity_rows(plan.inputs.config, plan.inputs.tokens);
   check_memory(plan);
-  plan.expert_weight_bytes =
-      plan.costs.routing.most_experts * 3 * job.width * job.inner * size_of(job.dtype);
+  plan.expert_weight_bytes = weight_bytes(job, plan.costs.routing.most_experts);
   plan.dispatch_queue = queue_need(3, plan.inputs.tokens, job.fabric.send_queue_depth);
   plan.combine_queue = queue_need(2, plan.inputs.tokens, job.fabric.send_queue_depth);
   plan.choice = choose_strategy(plan.inputs, plan.costs.strategies);
