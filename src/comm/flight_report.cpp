@@ -10,6 +10,7 @@
 
 #include "core/check.hpp"
 #include "core/utf8.hpp"
+#include "core/write_signals.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -84,7 +85,10 @@ std::string json_of(Group& group, const Line& line) {
 }
 
 void append(const std::string& file, const std::string& text) {
-  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  // Not blocking: a pipe that nobody reads must not hold up a rank that has failed.
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+  const WriteSignalBlock no_signals;
+  const int descriptor = open(file.c_str(), kFlags, 0644);
   if (descriptor < 0) return;
   // One write: lines of ranks that append at the same time stay whole.
   [[maybe_unused]] const ssize_t written = write(descriptor, text.data(), text.size());

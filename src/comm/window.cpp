@@ -13,6 +13,7 @@
 
 #include "core/check.hpp"
 #include "core/sizes.hpp"
+#include "core/write_signals.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -26,6 +27,12 @@ int64_t memory_of_this_machine() {
 
 [[noreturn]] void throw_errno(const std::string& what, const char* hint) {
   throw Error(ErrorCode::kCommunication, concat(what, ": ", std::strerror(errno), "; ", hint));
+}
+
+// 0, or the error.
+int reserve(int descriptor, int64_t num_bytes) {
+  const WriteSignalBlock no_signals;
+  return posix_fallocate(descriptor, 0, num_bytes);
 }
 
 }  // namespace
@@ -113,11 +120,15 @@ void WindowPool::allocate(Block& block, int64_t num_bytes) {
   const int descriptor =
       is_new ? memfd_create("crossdock-window", MFD_CLOEXEC) : block.mapping->descriptor();
   if (descriptor < 0) throw_errno("cannot make a memory file", "memfd_create must be allowed");
-  if (num_bytes > memory_of_this_machine() || posix_fallocate(descriptor, 0, num_bytes) != 0) {
+  const int failure =
+      num_bytes > memory_of_this_machine() ? ENOMEM : reserve(descriptor, num_bytes);
+  if (failure != 0) {
     if (is_new) close(descriptor);
-    throw Error(ErrorCode::kCommunication, concat("cannot get ", num_bytes,
-                                                  " bytes of shared memory for a peer window; free "
-                                                  "memory or use fewer tokens per step"));
+    throw Error(ErrorCode::kCommunication,
+                concat("cannot get ", num_bytes,
+                       " bytes of shared memory for a peer window: ", std::strerror(failure), "; ",
+                       failure == EFBIG ? "raise the limit on file sizes (ulimit -f)"
+                                        : "free memory or use fewer tokens per step"));
   }
   if (is_new) {
     block.mapping = std::make_unique<Mapping>(descriptor, num_bytes);

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/check.hpp"
+#include "core/write_signals.hpp"
 
 namespace crossdock {
 namespace {
@@ -47,6 +48,7 @@ EventRing::EventRing(int64_t capacity, bool is_shared)
       memory_(nullptr),
       num_bytes_(Memory::bytes(capacity)) {
   static_assert(std::is_trivially_copyable_v<Event>, "events are read by other processes");
+  const WriteSignalBlock no_signals;
   if (descriptor_ >= 0 && ftruncate(descriptor_, static_cast<off_t>(num_bytes_)) != 0) {
     close(descriptor_);
     descriptor_ = -1;  // then it is not shared

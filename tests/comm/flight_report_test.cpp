@@ -1,13 +1,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "crossdock/threads.hpp"
+#include "support/file_size_limit.hpp"
 
 namespace crossdock {
 namespace {
@@ -48,6 +51,37 @@ TEST(FlightReport, HasALineWithTheLastOperationsOfEveryRank) {
     EXPECT_EQ(line.find("\"culprit\":1,\"operation\":\"dispatch\"") == std::string::npos,
               is_culprits_own);
   }
+  std::remove(file.c_str());
+}
+
+// One rank of two fails; the report goes to `file`.
+void write_report(const std::string& file) {
+  const auto errors =
+      try_ranks(2,
+                [](Group& group) {
+                  if (group.rank() == 1) throw std::runtime_error("failed");
+                  group.agree({.operation = "plan", .config = {}, .body = {}});
+                },
+                {.ranks_per_node = 0,
+                 .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}});
+  EXPECT_EQ(std::count(errors.begin(), errors.end(), nullptr), 0);
+}
+
+TEST(FlightReport, DoesNotWaitForAReaderOfAPipe) {
+  const std::string file = testing::TempDir() + "report_pipe_" + std::to_string(getpid());
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  write_report(file);
+  EXPECT_TRUE(std::filesystem::is_fifo(file));
+  std::remove(file.c_str());
+}
+
+TEST(FlightReport, SurvivesALimitOnFileSizes) {
+  const std::string file = testing::TempDir() + "report_limit_" + std::to_string(getpid());
+  {
+    const test::FileSizeLimit limit(0);
+    write_report(file);
+  }
+  EXPECT_EQ(lines_of(file).size(), 0u);
   std::remove(file.c_str());
 }
 

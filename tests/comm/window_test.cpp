@@ -1,5 +1,6 @@
 #include "comm/window.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "crossdock/group.hpp"
+#include "support/file_size_limit.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -38,6 +40,23 @@ class StillCommunicator final : public Communicator {
   Topology topology_;
   std::vector<std::shared_ptr<const void>> kept_;
 };
+
+TEST(WindowOfProcesses, ALimitOnFileSizesIsAnError) {
+  StillCommunicator communicator(0, /*shares_address_space=*/false);
+  WindowPool pool(communicator);
+  {
+    const test::FileSizeLimit limit(65536);
+    EXPECT_NO_THROW(pool.take(65536));
+    try {
+      pool.take(1 << 20);
+      FAIL() << "a window larger than the limit";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCommunication);
+      EXPECT_THAT(error.what(), testing::HasSubstr("ulimit -f"));
+    }
+  }
+  EXPECT_EQ(pool.take(1 << 20).num_bytes(), 1 << 20) << "once the limit is raised";
+}
 
 class Window : public testing::TestWithParam<bool> {
  protected:

@@ -5,6 +5,7 @@
 
 #include "core/event_ring.hpp"
 #include "crossdock/error.hpp"
+#include "support/file_size_limit.hpp"
 
 namespace crossdock {
 namespace {
@@ -22,6 +23,14 @@ TEST(EventRecorder, RecordsOperationSequenceBytesBeginAndEnd) {
   EXPECT_EQ(event.sequence, 12u);
   EXPECT_EQ(event.bytes, 200);
   EXPECT_GE(event.end_ns, event.begin_ns);
+}
+
+TEST(EventRecorder, IsNotSharedWhereMemoryFilesMayNotGrow) {
+  const test::FileSizeLimit limit(4096);
+  EventRecorder recorder(1000, /*is_shared=*/true);
+  { const EventRecorder::Scope scope(recorder, "plan", 1); }
+  EXPECT_EQ(recorder.ring()->descriptor(), -1);
+  EXPECT_EQ(recorder.events().size(), 1u);
 }
 
 TEST(EventRecorder, KeepsTheLastEventsOldestFirst) {
