@@ -26,13 +26,15 @@ void write(JsonWriter& writer, std::string_view name, const OperationCost& cost)
   writer.end_object();
 }
 
-void write(JsonWriter& writer, std::string_view name, const MemoryNeed& need) {
+void write(JsonWriter& writer, std::string_view name, const MemoryNeed& need,
+           const Fabric& fabric) {
   writer.key(name);
   writer.begin_object();
   writer.field("window_bytes", need.window_bytes);
   writer.field("pool_bytes", need.pool_bytes);
   writer.field("plan_bytes", need.plan_bytes);
   writer.field("total_bytes", need.total());
+  writer.field("fits", fits(need, fabric));
   writer.end_object();
 }
 
@@ -47,7 +49,7 @@ void write(JsonWriter& writer, std::string_view name, const QueueNeed& need) {
   writer.end_object();
 }
 
-void write(JsonWriter& writer, const StrategyCost& cost) {
+void write(JsonWriter& writer, const StrategyCost& cost, const Fabric& fabric) {
   writer.begin_object();
   writer.field("name", cost.name);
   write(writer, "dispatch", cost.dispatch);
@@ -55,9 +57,11 @@ void write(JsonWriter& writer, const StrategyCost& cost) {
   write(writer, "partial_sums", cost.partial_sums);
   writer.key("memory");
   writer.begin_object();
-  write(writer, "expected", cost.memory.expected);
-  write(writer, "worst_case", cost.memory.worst_case);
-  if (cost.memory.with_capacity) write(writer, "with_capacity", *cost.memory.with_capacity);
+  write(writer, "expected", cost.memory.expected, fabric);
+  write(writer, "worst_case", cost.memory.worst_case, fabric);
+  if (cost.memory.with_capacity) {
+    write(writer, "with_capacity", *cost.memory.with_capacity, fabric);
+  }
   writer.end_object();
   writer.field("max_in_flight", cost.max_in_flight);
   writer.field("step_lower_bound_s", cost.step_lower_bound_s);
@@ -125,7 +129,9 @@ std::string plan_json(const PlanHeading& heading, const JobPlan& plan) {
   write_routing(writer, plan.costs.routing);
   writer.key("strategies");
   writer.begin_array();
-  for (const StrategyCost& cost : plan.costs.strategies) write(writer, cost);
+  for (const StrategyCost& cost : plan.costs.strategies) {
+    write(writer, cost, heading.job.fabric);
+  }
   writer.end_array();
   write(writer, "least_dispatch", plan.costs.least_dispatch);
   writer.key("send_queue");

@@ -170,7 +170,28 @@ class TextPlan {
       cells.push_back(std::to_string(cost.max_in_flight));
       row(cost.name, cells);
     }
+    write_excess("expected memory", [](const StepMemory& memory) { return memory.expected; });
+    if (has_capacity) {
+      write_excess("memory with capacity",
+                   [](const StepMemory& memory) { return *memory.with_capacity; });
+    }
+    write_excess("worst case", [](const StepMemory& memory) { return memory.worst_case; });
     out_ << "\n";
+  }
+
+  // Names the strategies whose need exceeds the memory of the fabric.
+  template <typename Need>
+  void write_excess(const char* what, const Need& need) {
+    const Fabric& fabric = heading_.job.fabric;
+    std::string names;
+    for (const StrategyCost& cost : plan_.costs.strategies) {
+      if (fits(need(cost.memory), fabric)) continue;
+      names.append(names.empty() ? "" : ", ").append(cost.name);
+    }
+    if (names.empty()) return;
+    out_ << "  ! the " << what << " of " << names << " exceeds the "
+         << bytes(static_cast<double>(fabric.memory_bytes)) << " of a rank of " << fabric.name
+         << "\n";
   }
 
   void write_scheme(const char* name, const QueueNeed& need) {
@@ -198,6 +219,10 @@ class TextPlan {
 };
 
 }  // namespace
+
+bool fits(const MemoryNeed& need, const Fabric& fabric) {
+  return fabric.memory_bytes == 0 || need.total() <= static_cast<double>(fabric.memory_bytes);
+}
 
 std::string plan_text(const PlanHeading& heading, const JobPlan& plan) {
   return TextPlan(heading, plan).text();

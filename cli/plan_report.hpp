@@ -12,6 +12,9 @@ struct PlanHeading {
   JobDescription job;
 };
 
+/// Whether a rank of the fabric has the memory; true if its memory is not known.
+bool fits(const MemoryNeed& need, const Fabric& fabric);
+
 std::string plan_text(const PlanHeading& heading, const JobPlan& plan);
 std::string plan_json(const PlanHeading& heading, const JobPlan& plan);
 

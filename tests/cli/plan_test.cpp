@@ -63,6 +63,20 @@ TEST(Plan, PrintsJson) {
   }
 }
 
+TEST(Plan, FlagsMemoryBeyondThatOfTheFabric) {
+  const std::string arguments = "plan --model qwen3-30b-a3b --tokens 65536 --nodes 2";
+  EXPECT_THAT(run_command(arguments).out,
+              HasSubstr("! the worst case of allgather, alltoall, direct, hierarchical exceeds the "
+                        "80.0 GB of a rank of h100-nvlink-400g"));
+  const json plan = json::parse(run_command(arguments + " --json").out, nullptr, false);
+  for (const json& strategy : plan["strategies"]) {
+    EXPECT_EQ(strategy["memory"]["expected"]["fits"], true);
+    EXPECT_EQ(strategy["memory"]["worst_case"]["fits"], false);
+  }
+  const std::string small = "plan --model qwen3-30b-a3b --tokens 64 --nodes 2";
+  EXPECT_THAT(run_command(small).out, testing::Not(HasSubstr("exceeds")));
+}
+
 TEST(Plan, ShowsWhatACapacityDrops) {
   const std::string arguments = "plan --model qwen3-30b-a3b --tokens 4096 --nodes 2 --capacity 1.0";
   const CommandResult result = run_command(arguments);
