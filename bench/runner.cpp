@@ -65,6 +65,10 @@ std::vector<Case> cases_of(const Scenario& scenario, const Selection& selection,
   return cases;
 }
 
+bool runs_on_gpu(const Case& one) {
+  return one.scenario.kind == ScenarioKind::kCudaMove;
+}
+
 // Rank 0 looks before anybody allocates; its refusal is everybody's.
 void agree_on_memory(const Scenario& scenario, Group& group) {
   std::optional<Error> refusal;
@@ -121,13 +125,21 @@ std::vector<Case> select_cases(const Selection& selection) {
     if (selection.ranks > 0 && scenario.kind != ScenarioKind::kExperts) {
       scenario.ranks = selection.ranks;
     }
-    if (selection.max_sms) scenario.max_sms = *selection.max_sms;
+    if (selection.max_sms && scenario.kind == ScenarioKind::kCudaMove) {
+      scenario.max_sms = *selection.max_sms;
+    }
     for (Case& one : cases_of(scenario, selection, communicators)) cases.push_back(std::move(one));
   }
   if (cases.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "no scenario fits this choice of strategies and communicators (anchor-mpi-pack "
                 "needs communicator mpi and an fp32 scenario without backward)");
+  }
+  if (selection.max_sms && std::ranges::none_of(cases, runs_on_gpu)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "--max-sms limits the multiprocessors of ranks on a GPU, and no chosen scenario runs "
+        "there; leave it out or choose scenarios of the GPU (h200-*)");
   }
   return cases;
 }

@@ -67,7 +67,8 @@ int run_as_rank(const BenchArgs& args) {
   const auto cases = select({.scenarios = args.scenarios,
                              .strategies = args.strategies,
                              .communicators = {"mpi"},
-                             .ranks = group.size()});
+                             .ranks = group.size(),
+                             .max_sms = args.max_sms});
   Report report(args.json);
   for (const Case& one : cases) {
     if (one.communicator != "mpi") {
