@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/check.hpp"
+#include "core/pointer.hpp"
 #include "core/tensor_check.hpp"
 #include "router/router_pass.hpp"
 
@@ -28,8 +29,9 @@ void check_config(const RouterConfig& config) {
   CROSSDOCK_CHECK(config.group_top_k >= 1 && config.group_top_k <= num_groups, "group_top_k (",
                   config.group_top_k, ") must be from 1 to num_groups (", num_groups, ")");
   if (config.group_top_k < num_groups) {
-    CROSSDOCK_CHECK(K % config.group_top_k == 0, "top_k (", K,
-                    ") must be a multiple of group_top_k (", config.group_top_k, ")");
+    CROSSDOCK_CHECK(config.group_score != GroupScore::kTopShare || K % config.group_top_k == 0,
+                    "top_k (", K, ") must be a multiple of group_top_k (", config.group_top_k,
+                    ") where group_score is kTopShare");
     CROSSDOCK_CHECK(config.group_top_k * (E / num_groups) >= K, "group_top_k (", config.group_top_k,
                     ") groups of ", E / num_groups, " experts must hold top_k (", K, ")");
   }
@@ -67,11 +69,21 @@ void check_sequences(const RouterConfig& config, const RouteArgs& args, int64_t 
 }
 
 template <typename Id>
-void check_forced_ids(std::span<const Id> ids, int64_t K, int64_t E) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    CROSSDOCK_CHECK(ids[i] >= -1 && ids[i] < E, "forced expert of token ",
-                    static_cast<int64_t>(i) / K, " slot ", static_cast<int64_t>(i) % K,
-                    " must be in [0, ", E, ") or -1, got ", ids[i]);
+void check_forced_ids(const RouterConfig& config, std::span<const Id> ids, const bool* mask) {
+  const int64_t K = config.top_k;
+  const int64_t E = config.num_experts;
+  std::vector<int64_t> last_token(static_cast<size_t>(E), -1);  // [E] that named the expert
+  for (int64_t i = 0; i < std::ssize(ids); ++i) {
+    const int64_t token = i / K;
+    if (mask != nullptr && mask[token]) continue;
+    const Id id = ids[static_cast<size_t>(i)];
+    CROSSDOCK_CHECK(id >= -1 && id < E, "forced expert of token ", token, " slot ", i % K,
+                    " must be in [0, ", E, ") or -1, got ", id);
+    if (id == -1) continue;
+    int64_t& last = last_token[static_cast<size_t>(id)];
+    CROSSDOCK_CHECK(last != token, "forced expert of token ", token, " slot ", i % K,
+                    " must differ from those of earlier slots, got ", id, " again");
+    last = token;
   }
 }
 
@@ -90,10 +102,11 @@ void check_route_args(const RouterConfig& config, const RouteArgs& args) {
   const bool is_wide = args.forced_ids.dtype == DType::kI64;
   check_tensor("forced_ids", args.forced_ids, is_wide ? DType::kI64 : DType::kI32,
                Shape{T, config.top_k});
+  const bool* mask = pointer<bool>(args.mask);
   if (is_wide) {
-    check_forced_ids(args.forced_ids.as<int64_t>(), config.top_k, config.num_experts);
+    check_forced_ids(config, args.forced_ids.as<int64_t>(), mask);
   } else {
-    check_forced_ids(args.forced_ids.as<int32_t>(), config.top_k, config.num_experts);
+    check_forced_ids(config, args.forced_ids.as<int32_t>(), mask);
   }
 }
 

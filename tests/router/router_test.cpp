@@ -177,6 +177,14 @@ TEST(Router, StaysWithinTheBestGroups) {
   EXPECT_THAT(RouterRun::ids(run.route()), ElementsAre(2, 3));
 }
 
+TEST(Router, ScoresGroupsByTheirBestTwoForAnyNumberOfGroups) {
+  RouterConfig config{.num_experts = 12, .top_k = 4, .width = 5, .dtype = DType::kF64};
+  config.num_groups = 6;
+  config.group_top_k = 3;  // does not divide top_k
+  config.group_score = GroupScore::kTop2;
+  expect_reference(make_router_input(config, 25));
+}
+
 TEST(Router, UsesTheExpertBiasForTheChoiceAlone) {
   auto input = with_logits(small_config(Score::kSigmoid), {2, 1, 0, -1});
   input.expert_bias = {0, 0, 0, 5};
@@ -349,6 +357,31 @@ TEST(Router, NamesTokenAndSlotOfABadForcedRoute) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("forced expert of token 1 slot 1"));
   }
+}
+
+TEST(Router, RefusesAForcedExpertThatATokenNamesTwice) {
+  auto input = make_router_input(small_config(), 3);
+  input.forced_ids = {-1, -1, 0, 1, 2, 2};
+  std::vector<int32_t> narrow(input.forced_ids.begin(), input.forced_ids.end());
+  const RouterRun run(input);
+  RouteArgs args = run.args;
+  for (const bool is_wide : {true, false}) {
+    if (!is_wide) args.forced_ids = {narrow.data(), {3, 2}};
+    try {
+      run.router().route(args);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("forced expert of token 2 slot 1 must differ from those "
+                                          "of earlier slots, got 2 again"));
+    }
+  }
+}
+
+TEST(Router, DoesNotLookAtForcedRoutesOfPadding) {
+  auto input = make_router_input(small_config(), 2);
+  input.forced_ids = {3, 1, 99, 99};
+  input.mask = {0, 1};
+  EXPECT_THAT(RouterRun::ids(RouterRun(input).route()), ElementsAre(3, 1, -1, -1));
 }
 
 }  // namespace
