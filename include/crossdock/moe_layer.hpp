@@ -52,11 +52,13 @@ struct MoeLayerGradients {
 /// another of the same tokens (recomputation) without router and plan.
 struct MoeDecision {
   std::shared_ptr<const RouterOutput> router;
-  RouterStatistics statistics;  // what the losses are counted over
-  int64_t total_sequences = 0;  // in the group
-  int64_t total_tokens = 0;     // in the group, without padding
+  /// What the auxiliary loss is counted over: the counting group's routes and tokens, and with
+  /// BalanceScope::kGlobalBatch those of `MoeForwardArgs::earlier`.
+  RouterStatistics statistics;
+  int64_t total_sequences = 0;  // in the counting group
+  int64_t total_tokens = 0;     // of this forward in the counting group, without padding
   std::vector<int64_t> load;    // [E] routes before any drop, summed over the group
-  RouterLosses losses;          // of this rank's tokens; the ranks' losses sum to the group's
+  RouterLosses losses;          // of this rank's tokens; they sum to those of the counting group
   Plan plan;
 
   LossCounts loss_counts() const { return {&statistics, total_sequences, total_tokens}; }
@@ -81,10 +83,18 @@ struct MoeForwardArgs {
   // For the router, all optional; see RouteArgs.
   ConstTensorView sequence_ids{};  // [T] int32
   int64_t num_sequences = 1;
-  int64_t total_sequences = 0;   // in the group; 0: each rank's are its own, and are summed
+  /// Sequences in the counting group, identical on its ranks. 0: they are counted. Without a stated
+  /// counting group, each rank's sequences are its own; with one, its ranks share the sequences and
+  /// number them identically, and a sequence counts once.
+  int64_t total_sequences = 0;
   ConstTensorView forced_ids{};  // [T, K]
   ConstTensorView token_ids{};   // [T] int64
   uint64_t jitter_seed = 0;
+
+  /// For BalanceScope::kGlobalBatch: the step's routes and tokens so far, which are added to those
+  /// of this forward. Give `decision.statistics` of the step's previous forward (it includes those
+  /// before it), identical on all ranks of the counting group; null at the first of a step.
+  const RouterStatistics* earlier = nullptr;
 
   /// Of an earlier forward of these tokens: the same routes, without router and plan.
   const MoeDecision* decision = nullptr;
@@ -119,8 +129,9 @@ struct MoeBackwardDwArgs {
 struct MoeLayerOptions {
   std::unique_ptr<Strategy> strategy{};  // your own; not given: the one the configuration names
   std::shared_ptr<ThreadPool> pool{};    // not given: the one of the group
-  /// The ranks over which the auxiliary loss counts routes; this rank must be among them. Not
-  /// given: the group of the layer; with BalanceScope::kSequence this rank alone.
+  /// The counting group: the ranks over which the losses count routes, tokens and sequences; this
+  /// rank must be among them. Not given: the group of the layer; with BalanceScope::kSequence each
+  /// rank counts the routes of its own sequences, and the loss is the mean over all of the group.
   Group* counting_group = nullptr;
 };
 
@@ -158,6 +169,11 @@ class MoeLayer {
   void check(const MoeForwardArgs& args) const;
   void check(const MoeBackwardArgs& args) const;
   MoeDecision decide(const MoeForwardArgs& args);
+  bool counts_apart() const;
+  bool counts_alone() const;
+  std::string counts_text(const MoeForwardArgs& args) const;
+  void pass_on_to_counting_group(const MoeForwardArgs& args, const Error& refusal);
+  RouterStatistics count_apart(const MoeForwardArgs& args, const RouterStatistics& own);
   void add_up_losses(const MoeForwardArgs& args, const Agreement& agreement, MoeDecision& decision);
   void agree_on_backward(const MoeBackwardArgs& args);
   void finish_backward(const MoeBackwardArgs& args);

@@ -30,6 +30,11 @@ struct RouterCounts {
   int64_t total_tokens = 0;                     // 0: the sum of num_tokens
 };
 
+/// What BalanceScope::kGlobalBatch counts for the last of a step's micro-batches, given the counts
+/// of every rank in each, [micro-batches][P]: the routes and tokens of all of them. total_tokens,
+/// for the z-loss, is the last one's.
+RouterCounts global_batch_counts(const std::vector<std::vector<RouterCounts>>& micro_batches);
+
 struct RouterResult {
   std::vector<double> logits = {};       // [T, E]; 0 in padding
   std::vector<int64_t> expert_ids = {};  // [T, K]; best first; -1 in padding

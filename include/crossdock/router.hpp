@@ -45,7 +45,7 @@ struct RouteArgs {
   ConstTensorView sequence_ids = {};
   int64_t num_sequences = 1;  // B
   /// [T, K] int32 or int64, optional: these routes instead of a choice (-1: none), e.g. the
-  /// expert_ids of an earlier step. Weights still come from the scores.
+  /// expert_ids of an earlier step. No id twice in a token. Weights still come from the scores.
   ConstTensorView forced_ids = {};
   uint64_t jitter_seed = 0;  // give another one every step
   ConstTensorView
@@ -72,12 +72,14 @@ struct RouterOutput {
 
 /// What the losses are counted over.
 struct LossCounts {
-  /// Summed over the group; null: this rank alone. The losses of the ranks sum to the group's.
+  /// Summed over the group; null: this rank alone. The losses of the ranks sum to the group's. With
+  /// BalanceScope::kGlobalBatch, also those of the step's earlier micro-batches; then give
+  /// `total_tokens`.
   const RouterStatistics* statistics = nullptr;
   /// Sequences in the group, for the mean of the per-sequence loss; 0: those with tokens in
   /// `statistics`.
   int64_t total_sequences = 0;
-  /// Tokens in the group, for the mean of the z-loss; 0: those in `statistics`.
+  /// Tokens of this micro-batch in the group, for the mean of the z-loss; 0: those in `statistics`.
   int64_t total_tokens = 0;
 };
 

@@ -29,16 +29,16 @@ Score parse_score(std::string_view name);
 
 /// Score of a group of experts, for the choice of groups.
 enum class GroupScore : uint8_t {
-  kTopShare,  // sum of its K / group_top_k best biased scores
+  kTopShare,  // sum of its K / group_top_k best biased scores; group_top_k must divide K
   kTop2       // sum of its 2 best
 };
 
 /// Over what the auxiliary loss balances. The formula is the same; what differs is over which
-/// tokens routes are counted (see RouterStatistics).
+/// tokens routes are counted (see RouterStatistics, and MoeForwardArgs::earlier).
 enum class BalanceScope : uint8_t {
   kBatch,       // the tokens of a micro-batch, on the ranks of a stated group
   kSequence,    // every sequence for itself; the mean over sequences
-  kGlobalBatch  // all tokens of a step, on all data-parallel ranks
+  kGlobalBatch  // as kBatch, with the routes and tokens of the step's earlier micro-batches
 };
 
 struct RouterConfig {

@@ -19,7 +19,7 @@ void MoeLayer::check(const MoeForwardArgs& args) const {
   if (args.out.given()) check_tensor("out", args.out, config_.experts.dtype, tokens);
   experts_->check(args.weights.experts);
   if (shared_) shared_->experts().check(args.weights.shared);
-  if (args.decision == nullptr) return;
+  if (args.decision == nullptr) return check_earlier(config_.router, args.earlier);
   CROSSDOCK_CHECK(args.decision->router != nullptr && args.decision->plan.valid(),
                   "decision must be that of an earlier forward, got an empty one");
   CROSSDOCK_CHECK(args.decision->plan.num_tokens() == tokens[0], "decision is about ",
@@ -73,17 +73,72 @@ MoeDecision MoeLayer::decide(const MoeForwardArgs& args) {
                         .token_ids = args.token_ids}));
     packed = pack(decision.router->statistics);
   });
-  const Agreement agreement = group_.agree(
-      {.operation = "route",
-       .subject =
-           args.decision != nullptr && args.decision->plan.valid() ? args.decision->plan.id() : 0,
-       .config = concat(config_text_, ";decision=", args.decision != nullptr),
-       .body = std::as_bytes(std::span(packed)),
-       .rejection = refusal ? &*refusal : nullptr});
-  if (args.decision != nullptr) return decision;
+  const bool is_new = args.decision == nullptr;
+  const bool counts_here = is_new && !counts_apart();
+  Agreement agreement;
+  try {
+    agreement = group_.agree(
+        {.operation = "route",
+         .subject = !is_new && args.decision->plan.valid() ? args.decision->plan.id() : 0,
+         .config =
+             concat(config_text_, ";decision=", !is_new, counts_here ? counts_text(args) : ""),
+         .body = std::as_bytes(std::span(packed)),
+         .rejection = refusal ? &*refusal : nullptr});
+  } catch (const Error& error) {
+    if (is_new && counts_apart()) pass_on_to_counting_group(args, error);
+    throw;
+  }
+  if (!is_new) return decision;
   add_up_losses(args, agreement, decision);
   decision.plan = dispatcher_->plan(decision.router->routing());
   return decision;
+}
+
+bool MoeLayer::counts_apart() const {
+  return counting_group_ != nullptr && counting_group_ != &group_;
+}
+
+// With BalanceScope::kSequence and no stated group, every rank counts its own sequences.
+bool MoeLayer::counts_alone() const {
+  return counting_group_ == nullptr && config_.router.aux_loss_scope == BalanceScope::kSequence;
+}
+
+// What must be identical on the ranks that count together.
+std::string MoeLayer::counts_text(const MoeForwardArgs& args) const {
+  const bool by_sequence = config_.router.aux_loss_scope == BalanceScope::kSequence;
+  std::string text;
+  if (by_sequence && !counts_alone()) text += concat(";num_sequences=", args.num_sequences);
+  if (by_sequence) text += concat(";total_sequences=", args.total_sequences);
+  const int64_t earlier = args.earlier != nullptr ? num_tokens(*args.earlier) : 0;
+  return text + concat(";earlier_tokens=", earlier);
+}
+
+// Ranks of other groups may count with this one and wait for it: a refusal of this group is theirs.
+// After a mismatch or a failure not all ranks of this group would come.
+void MoeLayer::pass_on_to_counting_group(const MoeForwardArgs& args, const Error& refusal) {
+  if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
+  refusal_of([&] {
+    counting_group_->agree(
+        {.operation = "count", .config = counts_text(args), .body = {}, .rejection = &refusal});
+  });
+}
+
+// The counts of the counting group. Others of this group may be counted elsewhere, so all ranks of
+// this group learn of a failure.
+RouterStatistics MoeLayer::count_apart(const MoeForwardArgs& args, const RouterStatistics& own) {
+  RouterStatistics counted;
+  const std::optional<Error> refusal = refusal_of([&] {
+    const std::vector<int64_t> packed = pack(own);
+    const Agreement agreement = counting_group_->agree({.operation = "count",
+                                                        .config = counts_text(args),
+                                                        .body = std::as_bytes(std::span(packed))});
+    counted = sum(unpack_all(agreement, counting_group_->size()));
+  });
+  group_.agree({.operation = "counted",
+                .config = {},
+                .body = {},
+                .rejection = refusal ? &*refusal : nullptr});
+  return counted;
 }
 
 // Loads and losses of the group, from the statistics that came with the agreement.
@@ -95,25 +150,16 @@ void MoeLayer::add_up_losses(const MoeForwardArgs& args, const Agreement& agreem
   for (const RouterStatistics& rank : ranks) {
     const std::vector<int64_t> load = rank.load();
     for (size_t e = 0; e < load.size(); ++e) decision.load[e] += load[e];
-    for (const int64_t tokens : rank.num_tokens) {
-      decision.total_tokens += tokens;
-      decision.total_sequences += tokens > 0 ? 1 : 0;
-    }
+  }
+  decision.statistics = counts_apart() ? count_apart(args, own) : counts_alone() ? own : sum(ranks);
+  const std::vector<RouterStatistics> counted =
+      counts_alone() ? ranks : std::vector<RouterStatistics>{decision.statistics};
+  for (const RouterStatistics& statistics : counted) {
+    decision.total_tokens += num_tokens(statistics);
+    decision.total_sequences += num_sequences_with_tokens(statistics);
   }
   if (args.total_sequences > 0) decision.total_sequences = args.total_sequences;
-
-  if (counting_group_ != nullptr && counting_group_ != &group_) {
-    run_agreed(group_, [&] {  // others of this group may be counted elsewhere, and wait
-      const std::vector<int64_t> packed = pack(own);
-      const Agreement counted =
-          counting_group_->agree({.operation = "count", .body = std::as_bytes(std::span(packed))});
-      decision.statistics = sum(unpack_all(counted, counting_group_->size()));
-    });
-  } else if (config_.router.aux_loss_scope == BalanceScope::kSequence && !counting_group_) {
-    decision.statistics = own;
-  } else {
-    decision.statistics = sum(ranks);
-  }
+  if (args.earlier != nullptr) decision.statistics.add(*args.earlier);
   run_agreed(group_,
              [&] { decision.losses = router_->losses(*decision.router, decision.loss_counts()); });
 }

@@ -1,6 +1,8 @@
 #include "layer/route_counts.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/check.hpp"
 
@@ -38,6 +40,26 @@ RouterStatistics sum(const std::vector<RouterStatistics>& statistics) {
   RouterStatistics total = statistics[0];
   for (size_t i = 1; i < statistics.size(); ++i) total.add(statistics[i]);
   return total;
+}
+
+int64_t num_tokens(const RouterStatistics& statistics) {
+  return std::accumulate(statistics.num_tokens.begin(), statistics.num_tokens.end(), int64_t{0});
+}
+
+int64_t num_sequences_with_tokens(const RouterStatistics& statistics) {
+  return std::count_if(statistics.num_tokens.begin(), statistics.num_tokens.end(),
+                       [](int64_t tokens) { return tokens > 0; });
+}
+
+void check_earlier(const RouterConfig& config, const RouterStatistics* earlier) {
+  if (earlier == nullptr) return;
+  CROSSDOCK_CHECK(config.aux_loss_scope == BalanceScope::kGlobalBatch,
+                  "earlier is for BalanceScope::kGlobalBatch; leave it out with other scopes");
+  CROSSDOCK_CHECK(earlier->num_sequences == 1 && std::ssize(earlier->num_tokens) == 1 &&
+                      std::ssize(earlier->routes_per_expert) == config.num_experts,
+                  "earlier must be the statistics of an earlier micro-batch of this layer: ",
+                  config.num_experts, " counts of routes and 1 of tokens, got ",
+                  earlier->routes_per_expert.size(), " and ", earlier->num_tokens.size());
 }
 
 }  // namespace crossdock

@@ -21,4 +21,11 @@ std::vector<RouterStatistics> unpack_all(const Agreement& agreement, int num_ran
 /// numbers of sequences.
 RouterStatistics sum(const std::vector<RouterStatistics>& statistics);
 
+int64_t num_tokens(const RouterStatistics& statistics);
+int64_t num_sequences_with_tokens(const RouterStatistics& statistics);
+
+/// Throws Error(kInvalidArgument) where `earlier`, if given, cannot be added to the counts of a
+/// router with this configuration (see MoeForwardArgs::earlier).
+void check_earlier(const RouterConfig& config, const RouterStatistics* earlier);
+
 }  // namespace crossdock

@@ -232,6 +232,22 @@ TokenLoss loss_of_token(const RouterInput& input, const RouterCounts& counts, in
 
 }  // namespace
 
+RouterCounts global_batch_counts(const std::vector<std::vector<RouterCounts>>& micro_batches) {
+  RouterCounts sum{.routes_per_expert = {}, .num_tokens = {0}};
+  for (const std::vector<RouterCounts>& ranks : micro_batches) {
+    sum.total_tokens = 0;
+    for (const RouterCounts& rank : ranks) {
+      sum.routes_per_expert.resize(rank.routes_per_expert.size());
+      for (size_t e = 0; e < rank.routes_per_expert.size(); ++e) {
+        sum.routes_per_expert[e] += rank.routes_per_expert[e];
+      }
+      sum.num_tokens[0] += rank.num_tokens[0];
+      sum.total_tokens += rank.num_tokens[0];
+    }
+  }
+  return sum;
+}
+
 RouterResult route(const RouterInput& input) {
   const RouterConfig& config = input.config;
   const int64_t E = config.num_experts;

@@ -86,8 +86,7 @@ TEST(MoeLayerLosses, RoutesAreCountedOverTheGroupThatIsStated) {
     for (size_t e = 0; e < counts.routes_per_expert.size(); ++e) {
       counts.routes_per_expert[e] += other.routes_per_expert[e];
     }
-    counts.num_tokens[0] += other.num_tokens[0];
-    counts.total_tokens = 18;
+    counts.num_tokens[0] += other.num_tokens[0];  // the mean of the z-loss is over them, too
     const reference::RouterInput input = router_input(layer_case, group.rank());
     const reference::RouterLossValues wanted =
         reference::router_losses(input, reference::route(input), counts);
@@ -112,34 +111,134 @@ TEST(MoeLayerLosses, TheCallerMayStateHowManySequencesThereAre) {
   });
 }
 
-TEST(MoeLayerLosses, ACountThatCannotBeMadeIsAnErrorOfTheWholeGroup) {
+// Expert groups of 2, and losses counted over all 4 ranks.
+TEST(MoeLayerLosses, OfSeveralGroupsThatAreCountedTogetherSumToTheWhole) {
+  LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
+  double aux[kRanks] = {};
+  double z[kRanks] = {};
+  run_ranks(kRanks, [&](Group& world) {
+    const int first = world.rank() / 2 * 2;
+    const std::unique_ptr<Group> group = world.subgroup(std::vector<int>{first, first + 1});
+    MoeLayer layer(*group, layer_case.config,
+                   {.strategy = nullptr, .pool = nullptr, .counting_group = &world});
+    const RankParameters parameters(layer_case, *group, 0.0);
+    const RankTokens tokens(layer_case, world.rank());
+    const MoeDecision decision = layer.forward(forward_args(parameters, tokens)).saved.decision;
+    EXPECT_EQ(decision.total_tokens, 18);
+    aux[world.rank()] = decision.losses.aux;
+    z[world.rank()] = decision.losses.z;
+  });
+  const LayerCase one = spread(layer_case, {18});
+  const reference::RouterInput input = router_input(one, 0);
+  const reference::RouterResult routes = reference::route(input);
+  const reference::RouterLossValues wanted = reference::router_losses(input, routes, routes.counts);
+  EXPECT_NEAR(std::accumulate(aux, aux + kRanks, 0.0), wanted.aux, 1e-12);
+  EXPECT_NEAR(std::accumulate(z, z + kRanks, 0.0), wanted.z, 1e-12);
+}
+
+// Every rank holds a part of each of 3 sequences, of which the last has no token.
+TEST(MoeLayerLosses, SequencesThatRanksShareAreCountedOnce) {
   const LayerCase layer_case = case_with_losses(BalanceScope::kSequence);
+  for (const bool over_pairs : {false, true}) {
+    double aux[kRanks] = {};
+    run_ranks(kRanks, [&](Group& group) {
+      const int first = group.rank() / 2 * 2;
+      const std::unique_ptr<Group> pair = group.subgroup(std::vector<int>{first, first + 1});
+      MoeLayer layer(group, layer_case.config,
+                     {.strategy = nullptr,
+                      .pool = nullptr,
+                      .counting_group = over_pairs ? pair.get() : &group});
+      const RankParameters parameters(layer_case, group, 0.0);
+      const RankTokens tokens(layer_case, group.rank());
+      const int64_t T = tokens.x.view.num_rows();
+      std::vector<int32_t> ids;
+      for (int64_t t = 0; t < T; ++t) ids.push_back(t % 2 == 0 ? 0 : 1);
+      MoeForwardArgs args = forward_args(parameters, tokens);
+      args.sequence_ids = ConstTensorView(ids.data(), {T});
+      args.num_sequences = 3;
+      const MoeDecision decision = layer.forward(args).saved.decision;
+      EXPECT_EQ(decision.total_sequences, 2);
+      aux[group.rank()] = decision.losses.aux;
+    });
+    const auto wanted = [&](std::vector<int> ranks) {
+      reference::RouterInput input = router_input(layer_case, ranks[0]);
+      input.T = 0;
+      input.x.clear();
+      input.num_sequences = 3;
+      for (const int rank : ranks) {
+        const reference::RouterInput part = router_input(layer_case, rank);
+        input.T += part.T;
+        input.x.insert(input.x.end(), part.x.begin(), part.x.end());
+        for (int64_t t = 0; t < part.T; ++t) input.sequence_ids.push_back(t % 2 == 0 ? 0 : 1);
+      }
+      const reference::RouterResult routes = reference::route(input);
+      return reference::router_losses(input, routes, routes.counts).aux;
+    };
+    if (over_pairs) {
+      EXPECT_NEAR(aux[0] + aux[1], wanted({0, 1}), 1e-12);
+      EXPECT_NEAR(aux[2] + aux[3], wanted({2, 3}), 1e-12);
+    } else {
+      EXPECT_NEAR(aux[0] + aux[1] + aux[2] + aux[3], wanted({0, 1, 2, 3}), 1e-12);
+    }
+  }
+}
+
+// `call` must be refused with `words` on all ranks, and leave the group usable.
+void expect_refused(Group& group, const std::string& words, const std::function<void()>& call) {
+  std::string message = "nothing was thrown";
+  try {
+    call();
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  EXPECT_THAT(message, HasSubstr(words)) << "rank " << group.rank();
+  EXPECT_FALSE(group.is_poisoned()) << "rank " << group.rank();
+}
+
+TEST(MoeLayerLosses, RanksThatShareSequencesMustHaveTheSameNumberOfThem) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kSequence);
+  for (const bool over_pairs : {false, true}) {
+    run_ranks(
+        kRanks,
+        [&](Group& group) {
+          const int first = group.rank() / 2 * 2;
+          const std::unique_ptr<Group> pair = group.subgroup(std::vector<int>{first, first + 1});
+          MoeLayer layer(group, layer_case.config,
+                         {.strategy = nullptr,
+                          .pool = nullptr,
+                          .counting_group = over_pairs ? pair.get() : &group});
+          const RankParameters parameters(layer_case, group, 0.0);
+          const RankTokens tokens(layer_case, group.rank());
+          const std::vector<int32_t> ids(static_cast<size_t>(tokens.x.view.num_rows()), 0);
+          MoeForwardArgs args = forward_args(parameters, tokens);
+          args.sequence_ids = ConstTensorView(ids.data(), {tokens.x.view.num_rows()});
+          args.num_sequences = group.rank() == 1 ? 3 : 2;
+          expect_refused(group, "rank 1 has num_sequences=3 where rank 0 has num_sequences=2",
+                         [&] { layer.forward(args); });
+          args.num_sequences = 2;
+          layer.forward(args);
+        },
+        {.group = {.arrival_deadline = std::chrono::seconds(60)}});
+  }
+}
+
+TEST(MoeLayerLosses, AnInputThatOneGroupRefusesReleasesThoseThatAreCountedWithIt) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
   run_ranks(
       kRanks,
-      [&](Group& group) {
-        const int first = group.rank() / 2 * 2;
-        const std::unique_ptr<Group> counting = group.subgroup(std::vector<int>{first, first + 1});
-        MoeLayer layer(group, layer_case.config,
-                       {.strategy = nullptr, .pool = nullptr, .counting_group = counting.get()});
-        const RankParameters parameters(layer_case, group, 0.0);
-        const RankTokens tokens(layer_case, group.rank());
-        const OwnedTensor ids = reference::to_tensor(
-            DType::kI32, {tokens.x.view.num_rows()},
-            std::vector<double>(static_cast<size_t>(tokens.x.view.num_rows()), 0.0));
+      [&](Group& world) {
+        const int first = world.rank() / 2 * 2;
+        const std::unique_ptr<Group> group = world.subgroup(std::vector<int>{first, first + 1});
+        MoeLayer layer(*group, layer_case.config,
+                       {.strategy = nullptr, .pool = nullptr, .counting_group = &world});
+        const RankParameters parameters(layer_case, *group, 0.0);
+        const RankTokens tokens(layer_case, world.rank());
         MoeForwardArgs args = forward_args(parameters, tokens);
-        args.sequence_ids = ids.view;
-        args.num_sequences = group.rank() == 1 ? 3 : 2;
-        std::string message = "nothing was thrown";
-        try {
-          layer.forward(args);
-        } catch (const Error& error) {
-          message = error.what();
-        }
-        EXPECT_THAT(message, HasSubstr("statistics can be added if they are of the same"))
-            << "rank " << group.rank();
-        EXPECT_TRUE(group.is_poisoned()) << "rank " << group.rank();
+        if (world.rank() == 1) args.weights.gate.weight = {};
+        expect_refused(*group, "the gate must be", [&] { layer.forward(args); });
+        layer.forward(forward_args(parameters, tokens));
       },
-      {.group = {.arrival_deadline = std::chrono::seconds(20)}});
+      {.group = {.arrival_deadline = std::chrono::seconds(60)}});
 }
 
 TEST(MoeLayerLosses, TheirGradientsMayBeScaled) {
