@@ -21,11 +21,11 @@ using PerRank = std::vector<std::vector<double>>;
 /// What one rank holds.
 struct RankInput {
   int64_t T = 0;
-  std::vector<double> x;            // [T, D]
-  std::vector<int64_t> expert_ids;  // [T, K]; -1: no route
-  std::vector<double> weights;      // [T, K]; not looked at where there is no route
-  std::vector<double> grad_out;     // [T, D]; empty: zeros
-  std::vector<uint8_t> mask;        // [T]; 1: padding, the token has no routes; empty: no padding
+  std::vector<double> x = {};            // [T, D]
+  std::vector<int64_t> expert_ids = {};  // [T, K]; -1: no route
+  std::vector<double> weights = {};      // [T, K]; not looked at where there is no route
+  std::vector<double> grad_out = {};     // [T, D]; empty: zeros
+  std::vector<uint8_t> mask = {};  // [T]; 1: padding, the token has no routes; empty: no padding
 };
 
 /// The route a row belongs to; -1 everywhere in a pad row.
@@ -96,8 +96,8 @@ PerRank combine_exact(const Layout& layout, int64_t width, DType dtype, const Pe
                       const PerRank* weights = nullptr);
 
 struct CombineGradients {
-  PerRank rows;     // [R, D] = weight * grad_out of the row's token; 0 in pad rows
-  PerRank weights;  // [T, K] = <y row, grad_out>; 0 where there is no kept route
+  PerRank rows = {};     // [R, D] = weight * grad_out of the row's token; 0 in pad rows
+  PerRank weights = {};  // [T, K] = <y row, grad_out>; 0 where there is no kept route
 };
 
 /// Backward of combine.
@@ -134,10 +134,10 @@ struct MlpConfig {
 
 /// One expert's parameters, or their gradients.
 struct MlpWeights {
-  std::vector<double> w1;  // [2F, D] (gate rows, then linear rows) or [F, D]
-  std::vector<double> w2;  // [D, F]
-  std::vector<double> b1;  // [2F] or [F]; empty: none
-  std::vector<double> b2;  // [D]; empty: none
+  std::vector<double> w1 = {};  // [2F, D] (gate rows, then linear rows) or [F, D]
+  std::vector<double> w2 = {};  // [D, F]
+  std::vector<double> b1 = {};  // [2F] or [F]; empty: none
+  std::vector<double> b2 = {};  // [D]; empty: none
 };
 
 /// rows [R, D] -> y [R, D] = W2 (p act(W1 x + b1)) + p b2, with p the row's weight; no row weights:
@@ -147,9 +147,9 @@ std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& exper
                                 const std::vector<double>& row_weights = {});
 
 struct MlpGradients {
-  std::vector<double> rows;         // [R, D]
-  std::vector<double> row_weights;  // [R]
-  MlpWeights expert;                // zeros for an expert without rows
+  std::vector<double> rows = {};         // [R, D]
+  std::vector<double> row_weights = {};  // [R]
+  MlpWeights expert = {};                // zeros for an expert without rows
 };
 
 MlpGradients mlp_backward(const MlpConfig& config, const MlpWeights& expert,
@@ -158,12 +158,12 @@ MlpGradients mlp_backward(const MlpConfig& config, const MlpWeights& expert,
 
 /// A whole layer behind the router.
 struct LayerInput {
-  DispatchConfig config;
-  std::vector<RankInput> ranks;     // [P]
-  bool weights_in_experts = false;  // false: applied by combine
-  MlpConfig mlp;
-  std::vector<MlpWeights> experts;  // [E]; empty: every expert returns its row (times its weight,
-                                    // if weights are applied in the experts)
+  DispatchConfig config = {};
+  std::vector<RankInput> ranks = {};  // [P]
+  bool weights_in_experts = false;    // false: applied by combine
+  MlpConfig mlp = {};
+  std::vector<MlpWeights> experts = {};  // [E]; empty: every expert returns its row (times its
+                                         // weight, if weights are applied in the experts)
 };
 
 struct LayerOutput {

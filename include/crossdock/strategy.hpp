@@ -34,9 +34,9 @@ struct RowPart {
 
 /// out[t] = round(acc), acc from +0 by fma(weight[t, k], rows[row of (t, k)], acc), k ascending.
 struct GatherSumArgs {
-  ConstTensorView rows;     // [R, D]; fp64, fp32, bf16 or fp16
-  ConstTensorView weights;  // [T, K]; not given: all 1
-  TensorView out;           // [T, D], dtype of rows
+  ConstTensorView rows{};     // [R, D]; fp64, fp32, bf16 or fp16
+  ConstTensorView weights{};  // [T, K]; not given: all 1
+  TensorView out{};           // [T, D], dtype of rows
 };
 
 /// Some of the local experts of every rank, neighbours at each, and the rows that are theirs. Alike

@@ -18,8 +18,8 @@ namespace crossdock {
 
 /// What is known before a job starts.
 struct CostInputs {
-  DispatchConfig config;
-  Topology topology;           // of the ranks that exchange rows
+  DispatchConfig config = {};
+  Topology topology = {};      // of the ranks that exchange rows
   int64_t tokens = 0;          // T of every rank
   DType dtype = DType::kBF16;  // of the tokens; results of fp8 tokens are bf16
   double zipf = 0;             // experts are drawn with weights (e + 1)^-zipf; 0: all alike

@@ -111,7 +111,7 @@ struct Segments {
   const int64_t* starts = nullptr;  // [num_segments + 1]; the last entry is the number of rows, R
   const int64_t* counts = nullptr;  // [num_segments]
   int64_t num_segments = 0;         // E_local
-  Device device;
+  Device device{};
 
   /// Host segments only.
   int64_t num_rows() const { return num_segments > 0 ? starts[num_segments] : 0; }

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <crossdock/conformance.hpp>
+#include <crossdock/crossdock.hpp>
+#include <crossdock/forwarding_strategy.hpp>
+#include <crossdock/moe_layer.hpp>
+
+// The names that fragments of C++ in README.md and docs/ use without declaring them. Nothing is
+// linked.
+
+using namespace crossdock;
+
+extern Group& group;
+extern const Router& router;
+extern Dispatcher& dispatcher;
+extern MoeLayer& layer;
+extern const Error& error;
+extern const Exchange& exchange;
+extern const Plan& plan;
+extern const Plan& plan_a;
+extern const Plan& plan_b;
+
+struct Args {  // of the call they are given to
+  operator RouteArgs() const;
+  operator ExpertsForwardArgs() const;
+  operator MoeForwardArgs() const;
+};
+extern const Args args;
+extern const GateWeights gate;
+extern const Routing routing;
+extern const ConstTensorView x;
+extern const ConstTensorView x_b;
+extern const ConstTensorView ids;
+extern const ConstTensorView weights;
+extern const ConstTensorView rows_a;
+extern const TensorView y;
+extern const TensorView y_a;
+extern const TensorView out;
+extern const DType dtype;
+extern void* stream;
+
+struct AnyExperts : Experts {  // the library's or the caller's own
+  void operator()(ConstTensorView rows, Segments segments, TensorView y) const;
+};
+extern const AnyExperts& experts;
+std::vector<int> all_ranks_but(int rank);
+
+class Mine final : public ForwardingStrategy {
+ public:
+  Mine();
+};

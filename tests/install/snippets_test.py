@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Public headers and the C++ of the documentation compile under -Wall -Wextra -Werror.
+
+Usage: snippets_test.py COMPILER SOURCE_DIR WORK_DIR
+
+ - every header of include/crossdock, alone
+ - every ```cpp block of README.md and docs/*.md: a whole program, or statements
+ - every call in `backticks` there, such as `plan.segments()`; not those with "..."
+
+Statements and calls see the names of snippet_context.hpp. Nothing is linked or run.
+"""
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+# Structs that a caller makes; the others are results.
+GIVEN = re.compile(r"struct (\w*(?:Args|Config|Options|Weights|Gradients|Routing|Inputs?|Counts|Update|Segments))\b.*{$")
+FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+CALL = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+\([^`]*\))`")
+MEMBER = re.compile(r"^  +(?!using|friend|static|return|explicit|virtual)(?:[\w:<>, *]+ )?\w+;")
+
+
+def cpp_blocks(text):
+    """(line, code) of every fenced block of C++."""
+    for block in re.finditer(r"^```cpp\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield text.count("\n", 0, block.start()) + 2, block.group(1)
+
+
+def inline_calls(text):
+    """(line, code) of every call in backticks."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for call in CALL.findall(line):
+            if "..." not in call:
+                yield number, call + ";\n"
+
+
+def write_units(source, work):
+    """Writes one file per header and program, and one per page with its fragments. Returns them."""
+    units = []
+    for header in sorted((source / "include/crossdock").glob("*.hpp")):
+        units.append((f"header_{header.stem}", f"#include <crossdock/{header.name}>\n"))
+    num_fragments = 0
+    for page in [source / "README.md", *sorted((source / "docs").glob("*.md"))]:
+        text = page.read_text()
+        fragments = []
+        for line, code in [*cpp_blocks(text), *inline_calls(text)]:
+            located = f'#line {line} "{page.relative_to(source)}"\n{code}'
+            if "int main(" in code:
+                units.append((f"{page.stem}_program_{line}", located))
+            else:
+                fragments.append(f"void fragment_{line}_{len(fragments)}() {{\n{located}}}\n")
+        num_fragments += len(fragments)
+        if fragments:
+            units.append((f"{page.stem}_fragments", '#include "snippet_context.hpp"\n' + "".join(fragments)))
+    assert num_fragments >= 8, f"only {num_fragments} pieces of C++ were found in the documentation"
+    work.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, code in units:
+        files.append(work / f"{name}.cpp")
+        files[-1].write_text(code)
+    return files
+
+
+def members_without_default(source):
+    """A caller makes structs by designated initializers, where a member without a default is a warning."""
+    found = []
+    for header in sorted((source / "include/crossdock").glob("*.hpp")):
+        struct = None
+        for number, line in enumerate(header.read_text().splitlines(), 1):
+            opened = GIVEN.match(line)
+            if opened:
+                struct = opened.group(1)
+            elif line == "};":
+                struct = None
+            elif struct and MEMBER.match(line):
+                found.append(f"{header.name}:{number}: {struct}:{line.split('//')[0].rstrip()} needs = {{}}")
+    return found
+
+
+def compile_unit(compiler, source, file):
+    command = [compiler, *FLAGS, f"-I{source / 'include'}", f"-I{source / 'tests/install'}", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"{file.name}:\n{done.stderr}"
+
+
+def main():
+    compiler, source, work = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+    files = write_units(source, work)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        failures = [text for text in pool.map(lambda file: compile_unit(compiler, source, file), files) if text]
+    failures += members_without_default(source)
+    print("\n".join(failures))
+    print(f"{len(files)} files, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
