@@ -46,7 +46,7 @@ struct DispatchChunk {
 /// What the caller may give and get of a dispatch. Views that are not given are made by the
 /// library (and then owned by `DispatchResult`).
 struct DispatchArgs {
-  ConstTensorView x;         // [T, D]; fp64, fp32, bf16, fp16 or fp8 e4m3
+  ConstTensorView x{};       // [T, D]; fp64, fp32, bf16, fp16 or fp8 e4m3
   ConstTensorView scales{};  // [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0, with fp8 only
   TensorView rows{};         // out, optional: [R, D]
   TensorView row_scales{};   // out, optional
@@ -88,7 +88,8 @@ struct Pending {
 /// Members that move rows or make plans are collective: all ranks of the group call them in the
 /// same order, whatever they hold; finish, check, allocate_rows and the accessors are not. An
 /// invalid input on any rank is the same error on all, and nothing moved. The group must outlive
-/// the dispatcher. Several dispatchers may share a group.
+/// the dispatcher. Several dispatchers may share a group. An output must not overlap an input or
+/// another output.
 ///
 /// A wrong configuration or an unknown strategy does not throw at construction, as that would leave
 /// the other ranks waiting: it is refused at the first plan(), by all ranks alike. A plan belongs

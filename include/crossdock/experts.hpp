@@ -108,7 +108,8 @@ struct ExpertsBackwardDwArgs {
 /// The experts of one rank: a grouped MLP over ragged rows, forward and backward.
 ///
 /// Only rows of the segments are read. Pad rows and rows past the last segment may hold anything;
-/// in y, grad_rows and grad_row_weights they become 0. Any count may be 0.
+/// in y, grad_rows and grad_row_weights they become 0. Any count may be 0. An output must not
+/// overlap an input or another output.
 ///
 /// Products are those of ops/gemm.hpp: fp32 sums (fp64 for fp64) in a fixed order. The result of a
 /// row depends on that row alone; a weight gradient depends on the rows of its expert in their

@@ -15,12 +15,13 @@
 namespace crossdock {
 
 class SharedExperts;  // internal
+class Worker;         // internal
 
 /// A whole MoE layer. E, K and D are said once, in `router`, and the dtype in `experts`; the same
 /// fields of the other parts are filled in.
 struct MoeLayerConfig {
-  RouterConfig router;
-  ExpertsConfig experts;
+  RouterConfig router{};
+  ExpertsConfig experts{};
   DispatchConfig dispatch{};      // alignment, capacity, placement, ...
   std::string strategy = "auto";  // or one of strategy_names()
   int64_t shared_inner = 0;       // F of the shared experts, one dense MLP; 0: none
@@ -34,9 +35,9 @@ struct MoeLayerConfig {
 
 /// Parameters: views of memory that the caller owns.
 struct MoeLayerWeights {
-  GateWeights gate;
+  GateWeights gate{};
   ConstTensorView expert_bias{};  // [E], optional, for the choice only (see RouteArgs)
-  ExpertWeights experts;          // of this rank's experts, ascending
+  ExpertWeights experts{};        // of this rank's experts, ascending
   ExpertWeights shared{};         // with shared_inner: E_local = 1
 };
 
@@ -75,8 +76,8 @@ struct MoeSaved {
 };
 
 struct MoeForwardArgs {
-  MoeLayerWeights weights;
-  ConstTensorView x;       // [T, D]
+  MoeLayerWeights weights{};
+  ConstTensorView x{};     // [T, D]
   TensorView out{};        // [T, D], optional
   ConstTensorView mask{};  // [T] bool, optional: true = padding
 
@@ -106,20 +107,20 @@ struct MoeForwardResult {
 };
 
 struct MoeBackwardArgs {
-  MoeLayerWeights weights;    // as in forward
-  ConstTensorView x;          // [T, D] as in forward
-  ConstTensorView grad_out;   // [T, D]
-  MoeSaved* saved = nullptr;  // of the forward; used up, but for what backward_dw needs
-  MoeLayerGradients grads{};  // of the parameters
-  bool accumulate = false;    // they are added to what is there
-  bool delay_dw = false;      // those of the experts, shared ones too, are left to backward_dw
-  double grad_losses = 1.0;   // factor on the gradients of the router's losses
-  TensorView grad_x{};        // out [T, D], optional
+  MoeLayerWeights weights{};   // as in forward
+  ConstTensorView x{};         // [T, D] as in forward
+  ConstTensorView grad_out{};  // [T, D]
+  MoeSaved* saved = nullptr;   // of the forward; used up, but for what backward_dw needs
+  MoeLayerGradients grads{};   // of the parameters
+  bool accumulate = false;     // they are added to what is there
+  bool delay_dw = false;       // those of the experts, shared ones too, are left to backward_dw
+  double grad_losses = 1.0;    // factor on the gradients of the router's losses
+  TensorView grad_x{};         // out [T, D], optional
 };
 
 struct MoeBackwardDwArgs {
-  ConstTensorView x;         // [T, D] as in forward
-  ConstTensorView grad_out;  // [T, D] as in backward
+  ConstTensorView x{};         // [T, D] as in forward
+  ConstTensorView grad_out{};  // [T, D] as in backward
   const MoeSaved* saved = nullptr;
   ExpertGradients experts{};
   ExpertGradients shared{};
@@ -139,7 +140,9 @@ struct MoeLayerOptions {
 ///
 /// forward and backward are collective: all ranks of the group call them in the same order,
 /// whatever they hold. An invalid input or configuration on any rank is the same error on all,
-/// before any row has moved, and the group stays usable. A layer has no state but its
+/// before any row has moved, and the group stays usable. A layer with overlap has one thread of its
+/// own, from the first call on. An output must not overlap an input or
+/// another output; a forward has one backward. A layer has no state but its
 /// configuration: any number of layers may share a group, any number of forwards may wait for their
 /// backward. The group must outlive the layer.
 ///
@@ -180,6 +183,8 @@ class MoeLayer {
   OwnedTensor forward_shared(const MoeForwardArgs& args, MoeSaved& saved);
   OwnedTensor backward_shared(const MoeBackwardArgs& args);
   bool overlaps_shared() const;
+  bool overlaps_chunks() const;
+  void start_worker();
 
   Group& group_;
   MoeLayerConfig config_;
@@ -190,6 +195,7 @@ class MoeLayer {
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<Experts> experts_;
   std::unique_ptr<SharedExperts> shared_;  // null: none
+  std::unique_ptr<Worker> worker_;         // for overlap; started when first needed
 };
 
 }  // namespace crossdock

@@ -37,8 +37,8 @@ struct RouteArgs {
   GateWeights gate = {};
   /// [E] fp32 (fp64 for fp64), optional: added to the scores for the choice, not for the weights.
   ConstTensorView expert_bias = {};
-  ConstTensorView
-      mask;  // [T] bool, optional: true = padding, which counts nowhere; x is not looked at
+  /// [T] bool, optional: true = padding, which is ignored.
+  ConstTensorView mask = {};
   /// [T] int32: the sequence of each token, in [0, num_sequences). Read with
   /// BalanceScope::kSequence only, and needed there if there is more than one; ranks that share
   /// sequences number them alike.
@@ -48,8 +48,8 @@ struct RouteArgs {
   /// expert_ids of an earlier step. No id twice in a token. Weights still come from the scores.
   ConstTensorView forced_ids = {};
   uint64_t jitter_seed = 0;  // give another one every step
-  ConstTensorView
-      token_ids;  // [T] int64, optional: who a token is for the jitter; otherwise 0..T-1
+  /// [T] int64, optional: who a token is for the jitter; otherwise 0..T-1.
+  ConstTensorView token_ids = {};
 };
 
 /// The routes of T tokens, and what backward needs of them.
@@ -108,7 +108,8 @@ struct RouterBackwardArgs {
 ///
 /// Logits are products as in ops/gemm.hpp: a token's routes depend on that token alone. Equal
 /// scores: the lower expert id wins; equal groups: the lower group. Exchanges nothing: where a loss
-/// is over several ranks, the caller sums RouterStatistics over them between route and losses.
+/// is over several ranks, the caller sums RouterStatistics over them between route and losses. An
+/// output must not overlap an input or another output.
 /// Members are thread-safe and not collective; any number of outputs may be in flight.
 class Router {
  public:

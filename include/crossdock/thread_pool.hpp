@@ -19,6 +19,7 @@ class ThreadPool {
  public:
   /// 0: as many as the cores this process may run on. A pool of 1 has no thread of its own and
   /// works on the thread of its caller: right where there are as many ranks as cores already.
+  /// Throws Error(kUnsupported) where the threads cannot be started.
   explicit ThreadPool(int num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

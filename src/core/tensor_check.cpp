@@ -1,8 +1,23 @@
 #include "core/tensor_check.hpp"
 
+#include <cstddef>
+#include <functional>
+
 #include "core/check.hpp"
 
 namespace crossdock {
+namespace {
+
+// Empty tensors overlap nothing. std::less orders pointers of different arrays.
+bool overlap(const ConstTensorView& a, const ConstTensorView& b) {
+  if (a.num_bytes() == 0 || b.num_bytes() == 0) return false;
+  const auto* a_begin = static_cast<const std::byte*>(a.data);
+  const auto* b_begin = static_cast<const std::byte*>(b.data);
+  const std::less<> before;
+  return before(a_begin, b_begin + b.num_bytes()) && before(b_begin, a_begin + a.num_bytes());
+}
+
+}  // namespace
 
 std::string describe(const ConstTensorView& tensor) {
   if (!tensor.given()) return "nothing";
@@ -26,6 +41,18 @@ void check_tensor(std::string_view name, const ConstTensorView& tensor, DType dt
   CROSSDOCK_CHECK(tensor.given() && tensor.dtype == dtype && tensor.shape == shape, name,
                   " must be ", shape.to_string(), " ", name_of(dtype), ", got ", describe(tensor));
   check_memory(name, tensor);
+}
+
+void check_no_overlap(const std::vector<NamedTensor>& outputs,
+                      const std::vector<NamedTensor>& inputs) {
+  const auto check_pair = [](const NamedTensor& output, const NamedTensor& other) {
+    CROSSDOCK_CHECK(!overlap(output.tensor, other.tensor), output.name, " overlaps ", other.name,
+                    "; outputs must have memory of their own");
+  };
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (const NamedTensor& input : inputs) check_pair(outputs[i], input);
+    for (size_t j = 0; j < i; ++j) check_pair(outputs[i], outputs[j]);
+  }
 }
 
 }  // namespace crossdock

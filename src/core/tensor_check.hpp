@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "crossdock/tensor.hpp"
 
@@ -22,5 +23,14 @@ void check_tensor(std::string_view name, const ConstTensorView& tensor, const Sh
 /// Also the dtype.
 void check_tensor(std::string_view name, const ConstTensorView& tensor, DType dtype,
                   const Shape& shape);
+
+struct NamedTensor {
+  std::string_view name;
+  ConstTensorView tensor;  // may be one that is not given
+};
+
+/// No output shares a byte with an input or with another output, wherever they are.
+void check_no_overlap(const std::vector<NamedTensor>& outputs,
+                      const std::vector<NamedTensor>& inputs);
 
 }  // namespace crossdock

@@ -14,6 +14,7 @@
 
 #include "core/check.hpp"
 #include "core/pool_wait.hpp"
+#include "core/start_thread.hpp"
 
 namespace crossdock {
 namespace {
@@ -70,6 +71,15 @@ struct ThreadPool::State {
     }
   }
 
+  void stop() {
+    {
+      const std::lock_guard lock(mutex);
+      is_stopping = true;
+    }
+    work.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   // Runs the next body of a job. The lock is held on entry and on return.
   void run_one(Job& job, std::unique_lock<std::mutex>& lock) {
     const int64_t index = job.num_begun++;
@@ -97,18 +107,21 @@ ThreadPool::ThreadPool(int num_threads)
     : num_threads_(num_threads > 0 ? num_threads : num_cores()), state_(std::make_unique<State>()) {
   CROSSDOCK_CHECK(num_threads >= 0, "num_threads must not be negative, got ", num_threads);
   if (num_threads_ == 1) return;
-  for (int i = 0; i < num_threads_; ++i) {
-    state_->workers.emplace_back([this] { state_->work_until_stopped(); });
+  state_->workers.reserve(static_cast<size_t>(num_threads_));
+  try {
+    for (int i = 0; i < num_threads_; ++i) {
+      const std::string purpose = concat("a pool of ", num_threads_, ", which has ", i,
+                                         "; CROSSDOCK_THREADS sets the size of the default pool");
+      state_->workers.push_back(start_thread(purpose, [this] { state_->work_until_stopped(); }));
+    }
+  } catch (...) {
+    state_->stop();
+    throw;
   }
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->is_stopping = true;
-  }
-  state_->work.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
+  state_->stop();
 }
 
 void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body, Turn turn) {

@@ -1,6 +1,7 @@
 #include "dispatch/dispatch_args.hpp"
 
 #include "core/check.hpp"
+#include "core/tensor_check.hpp"
 #include "crossdock/fp8.hpp"
 
 namespace crossdock {
@@ -12,7 +13,17 @@ std::string call_text(const DispatchArgs& args) {
                 ";on_chunk=", args.on_chunk != nullptr);
 }
 
+void check_outputs(const DispatchArgs& args) {
+  check_no_overlap({{"rows", args.rows}, {"row_scales", args.row_scales}},
+                   {{"x", args.x}, {"scales", args.scales}});
+}
+
+void check_outputs(const GatherSumArgs& args) {
+  check_no_overlap({{"out", args.out}}, {{"rows", args.rows}, {"weights", args.weights}});
+}
+
 std::optional<Shape> check_args(const DispatchArgs& args, int64_t T, int64_t D) {
+  check_outputs(args);
   CROSSDOCK_CHECK(args.num_chunks >= 1, "num_chunks must be at least 1, got ", args.num_chunks);
   if (!args.scales.given()) {
     CROSSDOCK_CHECK(!args.row_scales.given(), "row_scales needs scales");

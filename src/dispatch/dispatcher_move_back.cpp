@@ -6,6 +6,7 @@
 #include "core/tensor_check.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "dispatch/device_path.hpp"
+#include "dispatch/dispatch_args.hpp"
 #include "dispatch/row_tensors.hpp"
 #include "ops/sum_rows.hpp"
 
@@ -37,6 +38,7 @@ OwnedTensor Dispatcher::sum_rows(const char* operation, const Plan& plan,
     check_tensor("rows", args.rows, {plan.num_rows(), config_->width});
     check_summable("rows", args.rows);
     if (weighted) check_weight_dtype(plan, args.rows.dtype);
+    check_outputs(args);
     out = output_or_new(group_.pool(), "out", args.out, args.rows.dtype,
                         {plan.num_tokens(), config_->width});
   });

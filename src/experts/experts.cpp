@@ -133,6 +133,12 @@ void Experts::check(const ExpertsForwardArgs& args) const {
   if (config_.weights_in == WeightsIn::kExperts) {
     check_row_weights(config_, "row_weights", args.row_weights, R);
   }
+  check_no_overlap({{"y", args.y}}, {{"rows", args.rows},
+                                     {"row_weights", args.row_weights},
+                                     {"w1", args.weights.w1},
+                                     {"w2", args.weights.w2},
+                                     {"b1", args.weights.b1},
+                                     {"b2", args.weights.b2}});
 }
 
 ExpertsSaved Experts::begin_forward(const ExpertsForwardArgs& args) const {
@@ -174,6 +180,14 @@ void Experts::check(const ExpertsBackwardDxArgs& args) const {
                     "saved must be what forward returned for these segments, not used before: ",
                     wanted, " bytes of hidden rows, got ", args.saved->hidden.num_bytes());
   }
+  check_no_overlap({{"grad_rows", args.grad_rows}, {"grad_row_weights", args.grad_row_weights}},
+                   {{"rows", args.rows},
+                    {"row_weights", args.row_weights},
+                    {"grad_y", args.grad_y},
+                    {"w1", args.weights.w1},
+                    {"w2", args.weights.w2},
+                    {"b1", args.weights.b1},
+                    {"b2", args.weights.b2}});
 }
 
 void Experts::begin_backward_dx(const ExpertsBackwardDxArgs& args) const {
@@ -212,6 +226,12 @@ void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
       args.saved->weighted_activation.num_bytes() >= wanted,
       "saved must be what backward_dx with keep_for_dw left for these segments: ", wanted,
       " bytes of activations, got ", args.saved->weighted_activation.num_bytes());
+  check_no_overlap(
+      {{"grad of w1", args.grads.w1},
+       {"grad of w2", args.grads.w2},
+       {"grad of b1", args.grads.b1},
+       {"grad of b2", args.grads.b2}},
+      {{"rows", args.rows}, {"row_weights", args.row_weights}, {"grad_y", args.grad_y}});
   with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.backward_dw(args); });
 }
 

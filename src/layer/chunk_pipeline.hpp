@@ -1,17 +1,21 @@
 #pragma once
 
-#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
 #include <functional>
-#include <future>
+#include <mutex>
+
+#include "layer/worker.hpp"
 
 namespace crossdock {
 
-/// Work that follows the chunks of a dispatch, one after the other in the order they were added, on
-/// threads of its own, so that whoever adds can go on with the exchange. Used by one thread.
+/// Work that goes with an exchange, one piece after the other in the order they were added, on a
+/// worker, so that whoever adds can go on with the exchange. Used by one thread.
 class ChunkPipeline {
  public:
-  /// Not in parallel: all work waits for finish().
-  explicit ChunkPipeline(bool in_parallel) : in_parallel_(in_parallel) {}
+  /// No worker: all work waits for finish(). The worker must outlive this object.
+  explicit ChunkPipeline(Worker* worker) : worker_(worker) {}
   /// Leaves out what has not begun and waits for what has.
   ~ChunkPipeline();
   ChunkPipeline(const ChunkPipeline&) = delete;
@@ -24,9 +28,15 @@ class ChunkPipeline {
   void finish();
 
  private:
-  bool in_parallel_;
-  std::atomic<bool> is_given_up_ = false;
-  std::future<void> last_;
+  void run_next();
+  void throw_error(std::unique_lock<std::mutex>& lock);
+
+  Worker* worker_;
+  std::mutex mutex_;
+  std::condition_variable is_idle_;
+  std::deque<std::function<void()>> work_;  // that has not begun
+  int num_tasks_ = 0;                       // at the worker, each to run one piece of work
+  std::exception_ptr error_;
 };
 
 }  // namespace crossdock

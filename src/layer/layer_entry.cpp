@@ -8,7 +8,9 @@
 #include "core/tensor_check.hpp"
 #include "crossdock/moe_layer.hpp"
 #include "experts/shared_experts.hpp"
+#include "layer/aliasing.hpp"
 #include "layer/route_counts.hpp"
+#include "layer/worker.hpp"
 
 namespace crossdock {
 
@@ -19,6 +21,7 @@ void MoeLayer::check(const MoeForwardArgs& args) const {
   if (args.out.given()) check_tensor("out", args.out, config_.experts.dtype, tokens);
   experts_->check(args.weights.experts);
   if (shared_) shared_->experts().check(args.weights.shared);
+  check_outputs(args);
   if (args.decision == nullptr) return check_earlier(config_.router, args.earlier);
   CROSSDOCK_CHECK(args.decision->router != nullptr && args.decision->plan.valid(),
                   "decision must be that of an earlier forward, got an empty one");
@@ -29,7 +32,8 @@ void MoeLayer::check(const MoeForwardArgs& args) const {
 
 void MoeLayer::check(const MoeBackwardArgs& args) const {
   if (flaw_) throw *flaw_;
-  CROSSDOCK_CHECK(args.saved != nullptr && args.saved->sent.rows.view.given(),
+  CROSSDOCK_CHECK(args.saved != nullptr && args.saved->sent.rows.view.given() &&
+                      !args.saved->grad_y.rows.view.given(),
                   "saved must be that of a forward which had no backward yet");
   const DType dtype = config_.experts.dtype;
   const DType sums = args.saved->decision.router->weight_dtype;
@@ -46,6 +50,7 @@ void MoeLayer::check(const MoeBackwardArgs& args) const {
   }
   experts_->check(args.weights.experts);
   experts_->check(args.grads.experts);
+  check_outputs(args);
   if (!shared_) return;
   shared_->experts().check(args.weights.shared);
   shared_->experts().check(args.grads.shared);
@@ -56,6 +61,7 @@ MoeDecision MoeLayer::decide(const MoeForwardArgs& args) {
   std::vector<int64_t> packed;
   const std::optional<Error> refusal = refusal_of([&] {
     check(args);
+    start_worker();
     if (args.decision != nullptr) {
       decision = *args.decision;
       return;
@@ -165,7 +171,10 @@ void MoeLayer::add_up_losses(const MoeForwardArgs& args, const Agreement& agreem
 }
 
 void MoeLayer::agree_on_backward(const MoeBackwardArgs& args) {
-  const std::optional<Error> refusal = refusal_of([&] { check(args); });
+  const std::optional<Error> refusal = refusal_of([&] {
+    check(args);
+    start_worker();
+  });
   const bool has_plan = args.saved != nullptr && args.saved->decision.plan.valid();
   group_.agree({.operation = "layer_backward",
                 .subject = has_plan ? args.saved->decision.plan.id() : 0,

@@ -1,13 +1,14 @@
 #include "crossdock/moe_layer.hpp"
 
-#include <future>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "experts/shared_experts.hpp"
+#include "layer/aliasing.hpp"
 #include "layer/chunk_pipeline.hpp"
 #include "layer/layer_config.hpp"
+#include "layer/worker.hpp"
 
 namespace crossdock {
 namespace {
@@ -25,15 +26,14 @@ void compute(Group& group, const char* operation, const Work& work) {
   });
 }
 
-// Runs `exchange`, which uses the group, and beside it `local`, which does not: on a thread of its
-// own if `in_parallel` and there is one, otherwise afterwards.
+// Runs `exchange`, which uses the group, and beside it `local`, which does not: on the worker, or
+// without one afterwards.
 template <typename Local, typename Exchange>
-void run_both(Group& group, bool in_parallel, const Local& local, const Exchange& exchange) {
-  const auto policy = in_parallel ? std::launch::async | std::launch::deferred  // if no thread
-                                  : std::launch::deferred;
-  std::future<void> done = std::async(policy, local);
+void run_both(Group& group, Worker* worker, const Local& local, const Exchange& exchange) {
+  ChunkPipeline aside(worker);
+  run_agreed(group, [&] { aside.add(local); });
   exchange();
-  run_agreed(group, [&] { done.get(); });
+  run_agreed(group, [&] { aside.finish(); });
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
   // the shared experts, which need no rows, beside it.
   OwnedTensor shared_y;  // [T, D]
   OwnedTensor y;         // [R, D]
-  ChunkPipeline pipeline(config_.overlap_chunks > 1);
+  ChunkPipeline pipeline(overlaps_chunks() ? worker_.get() : nullptr);
   const auto on_chunk = [&](const DispatchResult& sent, const DispatchChunk& chunk) {
     const bool is_first = !y.view.given();
     if (is_first) y = dispatcher_->allocate_rows(plan, args.x.dtype);
@@ -91,7 +91,8 @@ MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
     });
   };
   run_both(
-      group_, overlaps_shared(), [&] { shared_y = forward_shared(args, saved); },
+      group_, overlaps_shared() ? worker_.get() : nullptr,
+      [&] { shared_y = forward_shared(args, saved); },
       [&] {
         saved.sent = dispatcher_->dispatch(plan, {.x = args.x,
                                                   .with_row_weights = weights_in_experts,
@@ -118,7 +119,7 @@ OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
   OwnedTensor grad_rows;         // [R, D]
   OwnedTensor grad_row_weights;  // [R]
   ExpertsBackwardDxArgs dx;
-  ChunkPipeline pipeline(config_.overlap_chunks > 1);
+  ChunkPipeline pipeline(overlaps_chunks() ? worker_.get() : nullptr);
   const auto on_chunk = [&](const DispatchResult& sent, const DispatchChunk& chunk) {
     if (!grad_rows.view.given()) {
       grad_rows = dispatcher_->allocate_rows(plan, args.x.dtype);
@@ -140,7 +141,8 @@ OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
     });
   };
   run_both(
-      group_, overlaps_shared(), [&] { shared_grad_x = backward_shared(args); },
+      group_, overlaps_shared() ? worker_.get() : nullptr,
+      [&] { shared_grad_x = backward_shared(args); },
       [&] {
         saved.grad_y = dispatcher_->dispatch(plan, {.x = args.grad_out,
                                                     .with_row_weights = true,
@@ -177,6 +179,7 @@ OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
 void MoeLayer::backward_dw(const MoeBackwardDwArgs& args) const {
   CROSSDOCK_CHECK(args.saved != nullptr && args.saved->grad_y.rows.view.given(),
                   "saved must be what a backward with delay_dw left");
+  check_outputs(args);
   const MoeSaved& saved = *args.saved;
   const EventRecorder::Scope scope(group_.recorder(), "experts_dw", 0);
   if (any_given(args.experts)) {
@@ -208,6 +211,15 @@ void MoeLayer::finish_backward(const MoeBackwardArgs& args) {
                  .accumulate = args.accumulate});
   });
   saved = {.decision = std::move(saved.decision)};
+}
+
+// Before ranks agree on a call: a rank that cannot have the thread refuses it.
+void MoeLayer::start_worker() {
+  if (!worker_ && (overlaps_shared() || overlaps_chunks())) worker_ = std::make_unique<Worker>();
+}
+
+bool MoeLayer::overlaps_chunks() const {
+  return config_.overlap_chunks > 1;
 }
 
 bool MoeLayer::overlaps_shared() const {

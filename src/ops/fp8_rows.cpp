@@ -4,6 +4,7 @@
 
 #include "core/check.hpp"
 #include "core/simd.hpp"
+#include "core/tensor_check.hpp"
 #include "crossdock/fp8.hpp"
 
 namespace crossdock {
@@ -62,6 +63,7 @@ void fp8_to_bf16(const Fp8ToBf16Args& a) {
                   name_of(a.out.dtype));
   CROSSDOCK_CHECK(a.rows.device == a.scales.device && a.rows.device == a.out.device,
                   "rows, scales and out must be on one device");
+  check_no_overlap({{"out", a.out}}, {{"rows", a.rows}, {"scales", a.scales}});
   if (!a.rows.device.is_cpu()) return ops::fp8_to_bf16_on_device(a);
   return a.scales.dtype == DType::kF32 ? convert_f32(a) : convert_e8m0(a);
 }

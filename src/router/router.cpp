@@ -139,6 +139,19 @@ void check_backward_args(const RouterConfig& config, const RouterBackwardArgs& a
   if (args.grad_bias.given()) check_tensor("grad_bias", args.grad_bias, sums, Shape{E});
   if (args.grad_logits.given()) check_tensor("grad_logits", args.grad_logits, sums, Shape{T, E});
   check_counts(*args.output, args.counts);
+  const Routing routes = args.output->routing();
+  const ConstTensorView logits = args.output->logits.view(args.output->weight_dtype, {T, E});
+  check_no_overlap({{"grad_x", args.grad_x},
+                    {"grad_gate", args.grad_gate},
+                    {"grad_bias", args.grad_bias},
+                    {"grad_logits", args.grad_logits}},
+                   {{"x", args.x},
+                    {"the gate", args.gate.weight},
+                    {"the gate's bias", args.gate.bias},
+                    {"grad_weights", args.grad_weights},
+                    {"logits", logits},
+                    {"expert_ids", routes.expert_ids},
+                    {"weights", routes.weights}});
 }
 
 // Calls work(pass) with the RouterPass of the type the dtype's sums are made in.

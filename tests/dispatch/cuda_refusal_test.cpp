@@ -112,6 +112,25 @@ TEST_F(CudaRefusals, ATensorOfAWrongDtypeOrShape) {
   }
 }
 
+TEST_F(CudaRefusals, AnOutputThatOverlapsAnInput) {
+  for (const char* strategy : kStrategies) {
+    expect_refusal(strategy, "rows overlaps x", [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+      const Shape shape{plan.capacity_rows(), 16};
+      const OwnedTensor rows = device_tensor(DType::kF32, shape, rank.stream);
+      TensorView given = rows.view;
+      if (is_wrong) given.data = rank.tensors.x.view.data;
+      rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view, .rows = given});
+    });
+    expect_refusal(strategy, "out overlaps rows",
+                   [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+                     const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
+                     TensorView out = rank.tensors.grad_out.view;
+                     if (is_wrong) out.data = static_cast<float*>(y.view.data) + 16;
+                     rank.dispatcher.combine(plan, y.view, out);
+                   });
+  }
+}
+
 TEST_F(CudaRefusals, OptionsThatCannotBe) {
   for (const char* strategy : kStrategies) {
     expect_refusal(

@@ -357,5 +357,45 @@ TEST(Experts, SayWhatIsWrongWithAnInput) {
                   "segment 1 must start at row 2 or later with no negative count, got start 1")));
 }
 
+TEST(Experts, RefuseOutputsThatOverlapInputs) {
+  const Experts experts({.num_local_experts = 1, .width = 4, .inner = 3});
+  std::vector<float> x(2 * 4), w1(6 * 4), w2(4 * 3), y(2 * 4), grad_rows(2 * 4), weights(2);
+  const OneSegment all(2);
+  const auto overlaps = [](const std::string& words) {
+    return testing::ThrowsMessage<Error>(testing::HasSubstr(words));
+  };
+  ExpertsForwardArgs forward{.weights = {{w1.data(), {1, 6, 4}}, {w2.data(), {1, 4, 3}}, {}, {}},
+                             .rows = {x.data(), {2, 4}},
+                             .segments = all.view(),
+                             .y = {x.data(), {2, 4}}};
+  EXPECT_THAT([&] { experts.forward(forward); }, overlaps("y overlaps rows"));
+  forward.y = TensorView(w1.data() + 16, {2, 4});
+  EXPECT_THAT([&] { experts.forward(forward); }, overlaps("y overlaps w1"));
+  forward.y = TensorView(y.data(), {2, 4});
+  ExpertsSaved saved = experts.forward(forward);
+
+  ExpertsBackwardDxArgs dx{.weights = forward.weights,
+                           .rows = forward.rows,
+                           .segments = all.view(),
+                           .row_weights = {weights.data(), {2}},
+                           .grad_y = {y.data(), {2, 4}},
+                           .saved = &saved,
+                           .grad_rows = {y.data(), {2, 4}}};
+  EXPECT_THAT([&] { experts.backward_dx(dx); }, overlaps("grad_rows overlaps grad_y"));
+  dx.grad_rows = TensorView(grad_rows.data(), {2, 4});
+  dx.grad_row_weights = TensorView(grad_rows.data() + 6, {2});
+  EXPECT_THAT([&] { experts.backward_dx(dx); }, overlaps("grad_row_weights overlaps grad_rows"));
+  dx.grad_row_weights = {};
+  experts.backward_dx(dx);
+
+  ExpertsBackwardDwArgs dw{.rows = dx.rows,
+                           .segments = all.view(),
+                           .row_weights = dx.row_weights,
+                           .grad_y = dx.grad_y,
+                           .saved = &saved,
+                           .grads = {.b2 = {y.data() + 4, {1, 4}}}};
+  EXPECT_THAT([&] { experts.backward_dw(dw); }, overlaps("grad of b2 overlaps grad_y"));
+}
+
 }  // namespace
 }  // namespace crossdock

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <future>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -15,7 +17,8 @@ using std::chrono::milliseconds;
 TEST(ChunkPipeline, WorksInOrderBesideItsOwner) {
   std::vector<int> done;
   std::vector<std::thread::id> threads;
-  ChunkPipeline pipeline(true);
+  Worker worker;
+  ChunkPipeline pipeline(&worker);
   std::promise<void> first_began;
   pipeline.add([&] {
     first_began.set_value();
@@ -29,9 +32,24 @@ TEST(ChunkPipeline, WorksInOrderBesideItsOwner) {
   EXPECT_NE(threads[0], std::this_thread::get_id());
 }
 
+TEST(ChunkPipeline, AllPipelinesOfAWorkerHaveItsThread) {
+  Worker worker;
+  std::vector<std::thread::id> threads;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    ChunkPipeline first(&worker);
+    ChunkPipeline second(&worker);
+    for (int i = 0; i < 600; ++i) {
+      (i % 2 == 0 ? first : second).add([&] { threads.push_back(std::this_thread::get_id()); });
+    }
+    first.finish();
+    second.finish();
+  }
+  EXPECT_EQ(std::count(threads.begin(), threads.end(), threads[0]), 1800);
+}
+
 TEST(ChunkPipeline, NotInParallelWaitsForTheEnd) {
   std::vector<int> done;
-  ChunkPipeline pipeline(false);
+  ChunkPipeline pipeline(nullptr);
   pipeline.add([&] { done.push_back(0); });
   pipeline.add([&] { done.push_back(1); });
   std::this_thread::sleep_for(milliseconds(5));
@@ -43,7 +61,8 @@ TEST(ChunkPipeline, NotInParallelWaitsForTheEnd) {
 TEST(ChunkPipeline, AFailureIsThrownAtTheEndAndNothingFollowsIt) {
   for (const bool in_parallel : {false, true}) {
     bool is_done = false;
-    ChunkPipeline pipeline(in_parallel);
+    Worker worker;
+    ChunkPipeline pipeline(in_parallel ? &worker : nullptr);
     std::promise<void> all_added;
     pipeline.add([future = all_added.get_future().share()] {
       future.wait();
@@ -57,7 +76,8 @@ TEST(ChunkPipeline, AFailureIsThrownAtTheEndAndNothingFollowsIt) {
 }
 
 TEST(ChunkPipeline, AFailureIsThrownAtTheNextChunkOnceItIsKnown) {
-  ChunkPipeline pipeline(true);
+  Worker worker;
+  ChunkPipeline pipeline(&worker);
   pipeline.add([] { throw std::runtime_error("a fault"); });
   bool is_thrown = false;
   for (int i = 0; i < 10000 && !is_thrown; ++i) {
@@ -75,7 +95,8 @@ TEST(ChunkPipeline, WaitsForWhatHasBegunAndLeavesOutTheRestWhenItsOwnerFails) {
   bool first_done = false;
   bool second_done = false;
   {
-    ChunkPipeline pipeline(true);
+    Worker worker;
+    ChunkPipeline pipeline(&worker);
     std::promise<void> first_began;
     pipeline.add([&] {
       first_began.set_value();

@@ -152,6 +152,33 @@ TEST(MoeLayerRefusal, ASecondBackwardOfOneForward) {
                  });
 }
 
+TEST(MoeLayerRefusal, ASecondBackwardAfterOneThatDelaysGradients) {
+  expect_refusal("saved must be that of a forward which had no backward yet",
+                 [](Group& group, const LayerCase& layer_case) {
+                   MoeLayer layer(group, layer_case.config);
+                   const RankParameters parameters(layer_case, group, 0.0);
+                   const RankTokens tokens(layer_case, group.rank());
+                   MoeForwardResult forward =
+                       layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+                   const MoeBackwardArgs args{.weights = parameters.weights(),
+                                              .x = tokens.x.view,
+                                              .grad_out = tokens.grad_out.view,
+                                              .saved = &forward.saved,
+                                              .grads = parameters.grads(),
+                                              .delay_dw = true};
+                   layer.backward(args);
+                   try {
+                     layer.backward(args);
+                   } catch (const Error&) {
+                     layer.backward_dw({.x = args.x,  // what it needs is still there
+                                        .grad_out = args.grad_out,
+                                        .saved = args.saved,
+                                        .experts = args.grads.experts});
+                     throw;
+                   }
+                 });
+}
+
 TEST(MoeLayerRefusal, ABackwardOfAnotherForward) {
   expect_refusal("rank 1 is at layer_backward of plan",
                  [](Group& group, const LayerCase& layer_case) {

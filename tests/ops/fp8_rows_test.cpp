@@ -54,6 +54,15 @@ TEST(Fp8ToBf16, RefusesScalesOfTheWrongShape) {
   }
 }
 
+TEST(Fp8ToBf16, RefusesAnOutputThatOverlapsItsRows) {
+  std::vector<BF16> memory(64);
+  const std::vector<float> scales(1);
+  EXPECT_THROW(fp8_to_bf16({.rows = {memory.data(), DType::kF8E4M3, {1, 64}},
+                            .scales = {scales.data(), {1, 1}},
+                            .out = {memory.data(), {1, 64}}}),
+               Error);
+}
+
 TEST(Fp8ToBf16, EmptyRowsMayBeNull) {
   fp8_to_bf16({.rows = {nullptr, DType::kF8E4M3, {0, 200}},
                .scales = {nullptr, DType::kF32, {0, 2}},

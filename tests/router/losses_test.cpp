@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "crossdock/error.hpp"
 #include "crossdock/router.hpp"
 #include "router/router_case.hpp"
 #include "support/slope.hpp"
@@ -197,6 +198,28 @@ TEST(RouterBackward, AddsToWhatIsThereIfAsked) {
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i], 0.5 + grads.x[i]);
   for (size_t i = 0; i < gate.size(); ++i) EXPECT_EQ(gate[i], 0.25 + grads.gate[i]);
   for (size_t i = 0; i < bias.size(); ++i) EXPECT_EQ(bias[i], 2.0 + grads.gate_bias[i]);
+}
+
+TEST(RouterBackward, RefusesOutputsThatOverlapInputs) {
+  const auto input = make_router_input(loss_config(), 5);
+  const RouterRun run(input);
+  const RouterOutput output = run.route();
+  std::vector<double> memory(64);
+  RouterBackwardArgs args{.x = {memory.data(), {5, 3}}, .gate = run.args.gate, .output = &output};
+  const auto expect = [&](const char* words) {
+    EXPECT_THAT([&] { run.router().backward(args); },
+                testing::ThrowsMessage<Error>(testing::HasSubstr(words)));
+  };
+  args.grad_x = {memory.data(), {5, 3}};
+  expect("grad_x overlaps x");
+  args.grad_x = {memory.data() + 15, {5, 3}};
+  args.grad_bias = {memory.data() + 29, {4}};
+  expect("grad_bias overlaps grad_x");
+  args.grad_bias = {};
+  args.grad_logits = output.logits.view(DType::kF64, {5, 4});
+  expect("grad_logits overlaps logits");
+  args.grad_logits = {};
+  run.router().backward(args);
 }
 
 TEST(RouterJitter, BelongsToTheTokenNotToItsPlace) {

@@ -88,6 +88,7 @@ OwnedTensor CudaPath::sum_rows(const char* operation, const Plan& plan, const Ga
     const int64_t D = rank_.config().width;
     rank_.check_tensor("rows", args.rows, {plan.capacity_rows(), D});
     check_rows_dtype("rows", args.rows);
+    check_outputs(args);
     out = rank_.output_or_new("out", args.out, args.rows.dtype, {plan.num_tokens(), D});
     return ready_sum(operation_of_sum(operation), plan,
                      {.rows = args.rows, .weights = args.weights, .out = out.view});

@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "dispatch/dispatch_args.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -186,6 +187,7 @@ DispatchResult HostStaging::dispatch(const Plan& plan, const DispatchArgs& args)
   OwnedTensor rows;
   OwnedTensor row_scales;
   copy_in("dispatch", &plan, [&] {
+    check_outputs(args);  // the copies do not overlap
     x = upload(args.x);
     scales = upload(args.scales);
     rows = upload_rows(plan, args.rows);
@@ -216,6 +218,7 @@ OwnedTensor HostStaging::sum_rows(const char* operation, const Plan& plan,
   OwnedTensor rows;
   OwnedTensor out;
   copy_in(operation, &plan, [&] {
+    check_outputs(args);
     rows = upload_rows(plan, args.rows);
     out = upload(args.out);
   });

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+namespace crossdock {
+
+/// While it lives, no thread can be started in this process after the first `num_granted`. One at a
+/// time.
+class MissingThreads {
+ public:
+  explicit MissingThreads(int64_t num_granted = 0);
+  ~MissingThreads();
+  MissingThreads(const MissingThreads&) = delete;
+  MissingThreads& operator=(const MissingThreads&) = delete;
+};
+
+/// Threads that this process has started so far.
+int64_t num_threads_started();
+
+}  // namespace crossdock
