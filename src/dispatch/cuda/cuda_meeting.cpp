@@ -93,8 +93,10 @@ void CudaRank::connect(const char* operation, uint64_t subject, const Met& met) 
     std::vector<int> devices;
     for (int p = 0; p < group().size(); ++p) {
       const MemoryHandle& handle = met.handles[static_cast<size_t>(p)].back();
-      if (channel_ranks_.slot_of(p) >= 0) mailboxes.push_back(peers_.reach(p, handle));
-      if (peers_.reaches(p)) devices.push_back(handle.device);
+      if (channel_ranks_.slot_of(p) >= 0) {
+        mailboxes.push_back(peers_.reach(p, handle));
+        devices.push_back(handle.device);
+      }
       const bool shares_gpu = handle.device == device_ && handle.is_shared == 0;
       if (p != group().rank() && shares_gpu) ++num_sharing_;
     }
