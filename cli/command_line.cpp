@@ -93,18 +93,19 @@ void add_layer_of_run(CLI::App& run, RunArgs& args) {
   run.add_option("--preset,--model", args.preset, "A published model, its widths made smaller")
       ->check(one_of(names_of(kModelPresets)));
   run.add_option("--scale", args.scale, "Divide the preset's widths by this; 1: full size")
-      ->check(whole_number(1, kInt));
+      ->transform(whole_number(1, kInt));
   run.add_option("--tokens", args.tokens, "Tokens per rank (512)")
-      ->check(whole_number(0, kMaxTokens));
+      ->transform(whole_number(0, kMaxTokens));
   run.add_option("--tokens-total", args.tokens_total, "Tokens in all, spread over the ranks")
-      ->check(whole_number(0, kMaxTokens));
-  run.add_option("--width", args.width, "Token width (512)")->check(whole_number(1, kLong));
+      ->transform(whole_number(0, kMaxTokens));
+  run.add_option("--width", args.width, "Token width (512)")->transform(whole_number(1, kLong));
   run.add_option("--inner", args.inner, "Inner width of an expert (256)")
-      ->check(whole_number(1, kLong));
+      ->transform(whole_number(1, kLong));
   run.add_option("--shared-inner", args.shared_inner, "Inner width of the shared experts (0: none)")
-      ->check(whole_number(0, kLong));
-  run.add_option("--experts", args.experts, "Experts in all (32)")->check(whole_number(1, kLong));
-  run.add_option("--top-k", args.top_k, "Experts per token (4)")->check(whole_number(1, kLong));
+      ->transform(whole_number(0, kLong));
+  run.add_option("--experts", args.experts, "Experts in all (32)")
+      ->transform(whole_number(1, kLong));
+  run.add_option("--top-k", args.top_k, "Experts per token (4)")->transform(whole_number(1, kLong));
   run.add_option("--dtype", args.dtype, "Of tokens and parameters")
       ->check(one_of({"fp64", "fp32", "bf16", "fp16"}))
       ->capture_default_str();
@@ -125,23 +126,23 @@ void add_run(CLI::App& app, RunArgs& args) {
                   "The engine: threads, or mpi, which is chosen under mpirun and else starts it")
       ->check(one_of({"threads", "mpi"}));
   run->add_option("--ranks", args.ranks, "Ranks (4; under mpirun its processes)")
-      ->check(whole_number(1, kMaxRanks));
+      ->transform(whole_number(1, kMaxRanks));
   run->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node")
-      ->check(whole_number(0, kMaxRanks));
+      ->transform(whole_number(0, kMaxRanks));
   run->add_option("--max-in-flight", args.max_in_flight,
                   "Requests in flight at a rank, with mpi (128)")
-      ->check(whole_number(2, kInt));
+      ->transform(whole_number(2, kInt));
   run->add_option("--chunk-bytes", args.chunk_bytes, "Largest message, with mpi (4194304)")
-      ->check(whole_number(1, kLong));
+      ->transform(whole_number(1, kLong));
   run->add_option("--overlap", args.overlap,
                   "Dispatch in so many chunks of local experts, which compute meanwhile")
-      ->check(whole_number(1, kLong))
+      ->transform(whole_number(1, kLong))
       ->capture_default_str();
   run->add_option("--steps", args.steps, "How often")
-      ->check(whole_number(1, kInt))
+      ->transform(whole_number(1, kInt))
       ->capture_default_str();
   run->add_option("--seed", args.seed, "Of tokens and parameters")
-      ->check(whole_number(0, kLong))
+      ->transform(whole_number(0, kLong))
       ->capture_default_str();
   run->add_flag("--forward-only", args.forward_only, "No backward");
   run->add_flag_callback(
@@ -164,14 +165,14 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
       ->check(one_of({"threads", "mpi"}));
   verify->add_option("--ranks", args.ranks, "Numbers of ranks (1,2,4,7)")
       ->delimiter(',')
-      ->check(whole_number(1, kMaxRanks));
+      ->transform(whole_number(1, kMaxRanks));
   verify->add_option("--case", args.cases, "Parts of names of checks, or patterns with *")
       ->delimiter(',');
   verify->add_option("--dtype", args.dtypes, "Checks of these dtypes alone")
       ->delimiter(',')
       ->check(one_of({"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"}));
   verify->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node")
-      ->check(whole_number(0, kMaxRanks));
+      ->transform(whole_number(0, kMaxRanks));
   verify->add_flag("--faults", args.faults,
                    "Put faults into one rank of four at every step instead");
   verify->add_flag("--list", args.list, "Name the checks, or faults, and run none");
@@ -192,7 +193,7 @@ void add_eval(CLI::App& app, EvalArgs& args) {
 
 void add_mesh_of_plan(CLI::App& plan, PlanArgs& args) {
   const auto add = [&plan](const char* name, int64_t& value, const char* words) {
-    plan.add_option(name, value, words)->check(whole_number(1, kLong))->capture_default_str();
+    plan.add_option(name, value, words)->transform(whole_number(1, kLong))->capture_default_str();
   };
   add("--nodes", args.nodes, "Nodes");
   add("--ranks-per-node", args.ranks_per_node, "Ranks of a node");
@@ -200,13 +201,13 @@ void add_mesh_of_plan(CLI::App& plan, PlanArgs& args) {
   add("--cp", args.cp, "Context parallel, likewise");
   add("--pp", args.pp, "Pipeline stages");
   plan.add_option("--ep", args.ep, "Ranks that share the experts (all of a stage)")
-      ->check(whole_number(1, kLong));
+      ->transform(whole_number(1, kLong));
 }
 
 void add_plan(CLI::App& app, PlanArgs& args) {
   CLI::App* plan = app.add_subcommand("plan", "What a job needs, before it starts");
   const auto add_size = [plan](const char* name, std::optional<int64_t>& size, const char* words) {
-    plan->add_option(name, size, words)->check(whole_number(1, kLong));
+    plan->add_option(name, size, words)->transform(whole_number(1, kLong));
   };
   const auto add_number = [plan](const char* name, auto& value, const char* words) {
     return plan->add_option(name, value, words)->check(number());
@@ -220,13 +221,13 @@ void add_plan(CLI::App& app, PlanArgs& args) {
   add_size("--seq", args.sequence, "Sequence length");
   add_size("--micro-batch", args.micro_batch, "Sequences of a micro-batch (1)");
   plan->add_option("--tokens", args.tokens, "Tokens per rank, in place of --seq and --micro-batch")
-      ->check(whole_number(0, kLong));
+      ->transform(whole_number(0, kLong));
   plan->add_option("--dtype", args.dtype, "Of tokens; fp8 travels with its scales")
       ->check(one_of({"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"}))
       ->capture_default_str();
   add_mesh_of_plan(*plan, args);
   plan->add_option("--alignment", args.alignment, "Rows of an expert begin at multiples of this")
-      ->check(whole_number(1, kLong))
+      ->transform(whole_number(1, kLong))
       ->capture_default_str();
   add_number("--capacity", args.capacity, "Capacity factor");
   plan->add_flag("--partial-sums", args.partial_sums, "Combine sums before rows travel home");
@@ -239,7 +240,7 @@ void add_plan(CLI::App& app, PlanArgs& args) {
   add_number("--between-rate", args.between_rate, "GB/s of a rank to other nodes, one way");
   add_size("--queue-depth", args.queue_depth, "Entries of a send queue at most (65535)");
   plan->add_option("--max-in-flight", args.max_in_flight, "Requests in flight at a rank (128)")
-      ->check(whole_number(2, kInt));
+      ->transform(whole_number(2, kInt));
   plan->add_flag("--json", args.json, "Print JSON");
   plan->footer(kPlanNotes);
 }
@@ -260,22 +261,22 @@ void add_bench(CLI::App& app, BenchArgs& args) {
       ->check(one_of({"cpu", "cuda"}))
       ->capture_default_str();
   bench->add_option("--ranks", args.ranks, "Ranks (the scenario's)")
-      ->check(whole_number(1, kMaxRanks));
+      ->transform(whole_number(1, kMaxRanks));
   bench->add_option("--ranks-per-node", args.ranks_per_node, "Treat every so many ranks as a node")
-      ->check(whole_number(0, kMaxRanks));
+      ->transform(whole_number(0, kMaxRanks));
   bench
       ->add_option("--max-in-flight", args.max_in_flight,
                    "Requests in flight at a rank, with mpi (128)")
-      ->check(whole_number(2, kInt));
+      ->transform(whole_number(2, kInt));
   bench
       ->add_option("--max-sms", args.max_sms,
                    "Multiprocessors of a rank at most, with cuda; 0: all (the scenario's)")
-      ->check(whole_number(0, kInt));
+      ->transform(whole_number(0, kInt));
   bench->add_option("--repeat", args.repeat, "Timed repetitions")
-      ->check(whole_number(1, kInt))
+      ->transform(whole_number(1, kInt))
       ->capture_default_str();
   bench->add_option("--warm-up", args.warm_up, "Repetitions before them")
-      ->check(whole_number(0, kInt))
+      ->transform(whole_number(0, kInt))
       ->capture_default_str();
   bench->add_flag_callback(
       "--no-check", [&args] { args.check = false; },
@@ -299,18 +300,30 @@ std::string first_leftover(const CLI::App& app, int argc, const char* const* arg
   return leftovers.empty() ? "" : leftovers.front();
 }
 
+// Null if none was named.
+const CLI::App* command_of(const CLI::App& app) {
+  const std::vector<CLI::App*> named = app.get_subcommands();
+  return named.empty() ? nullptr : named.front();
+}
+
 // In our words where those of CLI11 are not plain.
-std::string describe(const CLI::ParseError& error, bool has_command, const std::string& leftover) {
+std::string describe(const CLI::ParseError& error, const CLI::App* command,
+                     const std::string& leftover) {
   std::string message = error.what();
   if (!leftover.empty()) {
-    return (has_command ? "unknown option or argument \"" : "unknown command or option \"") +
+    return (command != nullptr ? "unknown option or argument \"" : "unknown command or option \"") +
            leftover + "\"";
   }
-  if (!has_command) return "a command is required";
+  if (command == nullptr) return "a command is required";
   const size_t colon = message.find(": ");
   if (colon == std::string::npos) return message;
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
-    return message.substr(0, colon) + " needs a value";
+    const std::string name = message.substr(0, colon);
+    const CLI::Option* option = command->get_option_no_throw(name);
+    const bool is_repeated = option != nullptr && option->count() > 1;
+    return name + (is_repeated ? " must be given once, not " + std::to_string(option->count()) +
+                                     " times; leave one value"
+                               : " needs a value");
   }
   if (message.compare(colon, 6, ": must") == 0) message.erase(colon, 1);
   return message;
@@ -336,7 +349,8 @@ CommandLine read_command_line(int argc, const char* const* argv) {
   add_plan(app, line.plan);
   add_bench(app, line.bench);
   add_info(app, line.info);
-  line.run.words.assign(argv + 1, argv + argc);
+  line.words.assign(argv + 1, argv + argc);
+  line.run.words = line.words;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -349,11 +363,11 @@ CommandLine read_command_line(int argc, const char* const* argv) {
         line.help.erase(gap, 1);
       }
     } else {
-      line.complaint =
-          describe(error, !app.get_subcommands().empty(), first_leftover(app, argc, argv));
+      const CLI::App* command = command_of(app);
+      line.complaint = describe(error, command, first_leftover(app, argc, argv));
     }
   }
-  if (!app.get_subcommands().empty()) line.command = app.get_subcommands().front()->get_name();
+  if (const CLI::App* command = command_of(app)) line.command = command->get_name();
   return line;
 }
 

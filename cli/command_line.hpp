@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "commands.hpp"
 
@@ -9,9 +10,10 @@ namespace crossdock::cli {
 /// What was typed after `crossdock`: help to print, or a complaint, or else the command to run with
 /// its arguments.
 struct CommandLine {
-  std::string command;    // "run", "verify", ...; empty if none was named
-  std::string help;       // or version; printed in place of running the command
-  std::string complaint;  // what is wrong with the arguments
+  std::string command;               // "run", "verify", ...; empty if none was named
+  std::string help;                  // or version; printed in place of running the command
+  std::string complaint;             // what is wrong with the arguments
+  std::vector<std::string> words{};  // all of them, without the program
   RunArgs run{};
   VerifyArgs verify{};
   EvalArgs eval{};

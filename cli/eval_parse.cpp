@@ -18,6 +18,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxRanks = 1024;
 constexpr double kMaxCaseBytes = 0x1p32;
+constexpr int kMaxDepth = 64;  // far more than a case has; deep values are printed recursively
 
 template <typename... Parts>
 [[noreturn]] void reject(const Parts&... parts) {
@@ -36,7 +37,8 @@ std::string shown(const Json& value) {
 Json parse_json(const std::string& text) {
   std::vector<std::set<std::string>> keys;
   std::string repeated;
-  const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth >= kMaxDepth) reject("arrays and objects must nest at most ", kMaxDepth, " deep");
     if (event == Json::parse_event_t::object_start) keys.emplace_back();
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)

@@ -4,6 +4,7 @@
 
 #include "commands.hpp"
 #include "crossdock/error.hpp"
+#include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"
 
 namespace crossdock::cli {
@@ -15,6 +16,26 @@ bool speaks_for_job() {
     return make_mpi_communicator({.setup_deadline = std::chrono::seconds(10)})->rank() == 0;
   } catch (const Error&) {
     return true;  // the others are elsewhere; better said twice than not at all
+  }
+}
+
+void check_same_words(const std::vector<std::string>& words,
+                      std::optional<std::chrono::nanoseconds> setup_deadline) {
+  if (!mpi_is_built() || !mpi_is_launched()) return;
+  std::string own;
+  for (const std::string& word : words) own += " " + word;
+  Group group(make_mpi_communicator({.setup_deadline = setup_deadline}));
+  const Agreement all =
+      group.agree({.operation = "command_line", .body = std::as_bytes(std::span(own))});
+  const auto words_of = [&all](int rank) {
+    const auto body = all.body(rank);
+    return std::string(reinterpret_cast<const char*>(body.data()), body.size());
+  };
+  for (int rank = 1; rank < group.size(); ++rank) {
+    if (words_of(rank) == words_of(0)) continue;
+    throw ArgumentError(
+        "every process of the job must have the same arguments; rank 0 has `crossdock" +
+        words_of(0) + "`, rank " + std::to_string(rank) + " has `crossdock" + words_of(rank) + "`");
   }
 }
 

@@ -1,8 +1,11 @@
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <iostream>
 
 #include "command_line.hpp"
+#include "crossdock/error.hpp"
 #include "crossdock/mpi.hpp"
 #include "json_writer.hpp"
 #include "launched_job.hpp"
@@ -11,11 +14,25 @@ namespace crossdock::cli {
 namespace {
 
 constexpr int kBadArguments = 2;
+constexpr std::chrono::seconds kPatienceToComplain{10};
 
 // What one process does alone, however many mpirun has started.
 bool is_for_one(const CommandLine& line) {
   return line.command == "eval" || line.command == "plan" || line.command == "info" ||
          line.bench.list || line.verify.list;
+}
+
+// Processes of one job with different commands or options would meet in different calls.
+void check_job(const CommandLine& line) {
+  if (line.complaint.empty()) {
+    if (line.help.empty() && !is_for_one(line)) check_same_words(line.words);
+    return;
+  }
+  try {
+    check_same_words(line.words, kPatienceToComplain);
+  } catch (const Error&) {
+    // The other processes are elsewhere; what is wrong here is said all the same.
+  }
 }
 
 int run_command(const CommandLine& line) {
@@ -32,6 +49,7 @@ int run_command(const CommandLine& line) {
 
 int run(const CommandLine& line, const std::string& name) {
   try {
+    check_job(line);
     if (!line.complaint.empty()) throw ArgumentError(line.complaint);
     if (line.help.empty()) return run_command(line);
     if (speaks_for_job()) std::cout << line.help;
@@ -48,6 +66,8 @@ int run(const CommandLine& line, const std::string& name) {
 }  // namespace crossdock::cli
 
 int main(int argc, char** argv) {
+  // A file beyond its size limit (ulimit -f) is an error to report, not a signal.
+  std::signal(SIGXFSZ, SIG_IGN);
   std::string name = "crossdock";
   bool wants_json = false;
   try {

@@ -16,9 +16,10 @@ namespace crossdock::cli {
 constexpr int64_t kInt = std::numeric_limits<int>::max();
 constexpr int64_t kLong = std::numeric_limits<int64_t>::max();
 
-/// In [least, largest].
+/// A decimal number in [least, largest]. Pass it to transform(), not check(): it removes leading
+/// zeros, as CLI11 would read an octal number.
 inline CLI::Validator whole_number(int64_t least, int64_t largest) {
-  const auto complaint = [=](const std::string& text) -> std::string {
+  const auto complaint = [=](std::string& text) -> std::string {
     int64_t value = 0;
     const char* end = text.data() + text.size();
     const auto [stop, failure] = std::from_chars(text.data(), end, value);
@@ -26,7 +27,10 @@ inline CLI::Validator whole_number(int64_t least, int64_t largest) {
       return "must be a whole number, got \"" + text + "\"";
     }
     const bool fits = failure == std::errc{} && value >= least && value <= largest;
-    if (fits) return "";
+    if (fits) {
+      text = std::to_string(value);
+      return "";
+    }
     const bool is_small = failure == std::errc{} ? value < least : text.front() == '-';
     if (is_small && (largest == kInt || largest == kLong)) {
       return "must be at least " + std::to_string(least) + ", got " + text;

@@ -38,8 +38,14 @@ TEST(EvalError, TextsThatAreNoCase) {
   expect_error(run_command("eval -", "[1, 2]"), {"must be an object"});
   expect_error(run_command("eval -", "{\"ranks\": 1, \"ranks\": 2}"), {"\"ranks\"", "twice"});
   expect_error(run_command("eval -", "{\"ranks\": \"\xff\"}"), {"not JSON"});
+  const std::string deep = std::string(80000, '[') + std::string(80000, ']');
+  expect_error(run_command("eval -", deep), {"must nest at most 64 deep"});
+  expect_error(run_command("eval -", "{\"ranks\": " + deep + "}"), {"must nest at most 64 deep"});
+  expect_error(run_command("eval -", std::string(100000, '[')), {"must nest at most 64 deep"});
+  std::string objects = "1";
+  for (int i = 0; i < 100; ++i) objects = "{\"experts\": " + objects + "}";
+  expect_error(run_command("eval -", objects), {"must nest at most 64 deep"});
   expect_error(run_command("eval -", "{\"width\": 1e999}"), {"not JSON"});
-  expect_error(run_command("eval -", std::string(100000, '[')), {"not JSON"});
 }
 
 struct Wrong {

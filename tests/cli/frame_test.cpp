@@ -13,6 +13,12 @@ namespace {
 using testing::HasSubstr;
 using testing::IsEmpty;
 
+nlohmann::json read_json(const std::string& arguments) {
+  const CommandResult result = run_command(arguments);
+  EXPECT_EQ(result.status, 0) << arguments << "\n" << result.err;
+  return nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+}
+
 TEST(Command, PrintsItsVersion) {
   const CommandResult result = run_command("--version");
   EXPECT_EQ(result.status, 0);
@@ -37,6 +43,36 @@ TEST(Command, RejectsBadArgumentsWithStatusTwo) {
       {"eval --frob case.json", "--frob"},
       {"eval one.json two.json", "two.json"},
       {"info extra", "extra"},
+  });
+}
+
+TEST(Command, ReadsWholeNumbersAsDecimal) {
+  const std::string run = "run --width 8 --inner 8 --experts 4 --top-k 2 --ranks 2 --no-check ";
+  EXPECT_EQ(read_json(run + "--tokens-total 0100 --json")["tokens_total"], 100);
+  EXPECT_EQ(read_json(run + "--tokens 0009 --json")["tokens_total"], 18);
+  EXPECT_EQ(read_json(run + "--tokens 4 --seed 010 --json")["seed"], 10);
+  const auto plan = read_json("plan --model mixtral-8x7b --tokens 0100 --nodes 010 --json");
+  EXPECT_EQ(plan["job"]["tokens_per_rank"], 100);
+  EXPECT_EQ(plan["job"]["nodes"], 10);
+  EXPECT_EQ(read_json("plan --model mixtral-8x7b --tokens 8 --zipf 010 --json")["job"]["zipf"], 10);
+  const auto verified = read_json(
+      "verify --ranks 01,0002 --case vector --strategy direct --communicator threads --json");
+  EXPECT_EQ(verified["results"][1]["ranks"], 2);
+  expect_bad_arguments({
+      {"run --tokens 0x10", "--tokens must be a whole number, got \"0x10\""},
+      {"run --tokens 1e3", "--tokens must be a whole number, got \"1e3\""},
+      {"plan --zipf 0x10", "--zipf must be a number, got \"0x10\""},
+  });
+}
+
+TEST(Command, SaysThatAnOptionWasGivenTwice) {
+  expect_bad_arguments({
+      {"run --ranks 2 --ranks 3", "--ranks must be given once, not 2 times"},
+      {"run --preset mixtral-8x7b --model mixtral-8x7b", "--preset must be given once"},
+      {"plan --fabric ethernet --fabric ethernet --fabric efa", "--fabric must be given once"},
+      {"bench --device cpu --device cpu", "--device must be given once"},
+      {"run --ranks", "--ranks needs a value"},
+      {"bench --scenario", "--scenario needs a value"},
   });
 }
 
@@ -79,6 +115,27 @@ TEST(Command, SaysOnceUnderMpirunWhatIsWrongWithItsArguments) {
     const size_t first = result.err.find(words);
     ASSERT_NE(first, std::string::npos) << arguments << "\n" << result.err;
     EXPECT_EQ(result.err.find(words, first + 1), std::string::npos) << result.err;
+  }
+}
+
+TEST(Command, RefusesDifferentArgumentsOfTheProcessesOfAJob) {
+  if (!has_mpirun()) GTEST_SKIP() << "MPI is not in this build";
+  const std::vector<std::pair<const char*, const char*>> known = {
+      {"run --tokens 4", "run --tokens 8"},
+      {"run --tokens 4 --steps 1", "run --tokens 4 --steps 2"},
+      {"run --tokens 4", "verify --quick"},
+      {"run --tokens 4", "run --tokens 4 --frob"},
+  };
+  for (const auto& [first, second] : known) {
+    const CommandResult result = run_program(
+        std::string(CROSSDOCK_MPIRUN) +
+        " --allow-run-as-root --oversubscribe --mca btl_tcp_if_include lo -np 1 " CROSSDOCK_COMMAND
+        " " +
+        first + " : -np 1 " CROSSDOCK_COMMAND " " + second);
+    EXPECT_EQ(result.status, 2) << second;
+    EXPECT_THAT(result.out, IsEmpty()) << second;
+    EXPECT_THAT(result.err, HasSubstr("must have the same arguments; rank 0 has `crossdock " +
+                                      std::string(first) + "`, rank 1 has `crossdock " + second));
   }
 }
 
