@@ -8,16 +8,14 @@
 #include "crossdock/crossdock.hpp"
 #include "json_writer.hpp"
 #include "mpi_launch.hpp"
+#include "output_file.hpp"
 #include "progress_line.hpp"
 #include "run_job.hpp"
 #include "run_rank.hpp"
 #include "run_report.hpp"
-#include "run_trace.hpp"
 
 namespace crossdock::cli {
 namespace {
-
-constexpr int64_t kRecordedEvents = 16384;  // of a rank: some hundred steps, for --trace
 
 RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
   RunResult result;
@@ -92,7 +90,7 @@ int run_run(const RunArgs& args) {
     const RunJob job = make_job(args, processes ? processes->size() : 0);
     if (!processes) {
       bench::check_memory("this layer", least_bytes(job), job.num_ranks);
-      if (!job.trace_file.empty()) check_trace_file(job.trace_file);
+      if (!job.trace_file.empty()) check_output_file(kTrace, job.trace_file);
       if (job.engine == "mpi") start_processes(args, job);
     }
     RunResult result;

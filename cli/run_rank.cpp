@@ -8,7 +8,6 @@
 #include "crossdock/strategy_cost.hpp"
 #include "run_check.hpp"
 #include "run_checksum.hpp"
-#include "run_trace.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -157,7 +156,7 @@ void read_load(const PlanData& plan, RunResult& result) {
 
 // One step, timed, with the operations it consisted of.
 StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, MoeLayer& layer,
-                   RunOutcome& outcome) {
+                   RunOutcome& outcome, TraceLog& log) {
   outcome = {};
   tell_all(group, "run_step", {});
   const Clock::time_point begin = Clock::now();
@@ -179,7 +178,13 @@ StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, M
   const auto nanoseconds = [](Clock::time_point time) {
     return std::chrono::nanoseconds(time.time_since_epoch()).count();
   };
-  for (const Event& event : group.recorder().events()) {
+  const std::vector<Event> events = group.recorder().events();
+  if (!job.trace_file.empty()) {
+    const bool is_whole =
+        std::ssize(events) < kRecordedEvents || events.front().begin_ns < nanoseconds(begin);
+    log.add_step(events, is_whole);
+  }
+  for (const Event& event : events) {
     if (event.begin_ns < nanoseconds(begin) || !std::string_view(event.phase).empty()) continue;
     const bool is_again =
         event.begin_ns >= nanoseconds(middle) && std::string_view(event.operation) == "dispatch";
@@ -199,14 +204,15 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   const RunTensors tensors(job, values, group);
   MoeLayer layer(group, job.layer);
   RunOutcome outcome;
+  TraceLog log;
   std::vector<StepTimes> times;
   for (int step = 0; step < job.num_steps; ++step) {
     say("step " + std::to_string(step + 1) + " of " + std::to_string(job.num_steps));
-    times.push_back(run_step(group, job, tensors, layer, outcome));
+    times.push_back(run_step(group, job, tensors, layer, outcome, log));
   }
-  if (!job.trace_file.empty()) write_trace(group, job.trace_file);
-  say("checking");
   RunResult result;
+  if (!job.trace_file.empty()) result.trace = write_trace(group, log, job.trace_file);
+  say("checking");
   result.strategy = layer.config().strategy;
   result.num_nodes = group.topology().num_nodes;
   const DispatchConfig& config = layer.config().dispatch;

@@ -8,9 +8,13 @@
 
 #include "crossdock/crossdock.hpp"
 #include "run_job.hpp"
+#include "run_trace.hpp"
 #include "run_values.hpp"
 
 namespace crossdock::cli {
+
+/// Events that the recorder of a run's group must hold: all of one step, at least.
+constexpr int64_t kRecordedEvents = 16384;
 
 /// What one rank of a run holds: its tokens, its parameters and their gradients.
 struct RunTensors {
@@ -64,6 +68,7 @@ struct RunResult {
   uint64_t checksum = 0;  // of out
   uint64_t grad_checksum = 0;  // of grad_x; 0 without backward
   std::optional<RunCheck> check;
+  std::optional<TraceSummary> trace;  // with --trace
 };
 
 /// Called by rank 0 with what is done next.

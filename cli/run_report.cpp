@@ -43,6 +43,19 @@ double total_us(const RunResult& result) {
   return result.forward_us + result.backward_us;
 }
 
+double operations_us(const RunResult& result) {
+  double sum = 0;
+  for (const OperationTime& operation : result.operations) sum += operation.median_us;
+  return sum;
+}
+
+// Shares are of all lines together: operations that overlap, or are slow on different ranks, may
+// take longer in sum than the step.
+double share_of(const RunResult& result, double us) {
+  const double whole = std::max(total_us(result), operations_us(result));
+  return whole > 0 ? us / whole : 0;
+}
+
 // The largest of the values divided by their mean.
 double imbalance(const std::vector<int64_t>& values) {
   const int64_t sum = std::accumulate(values.begin(), values.end(), int64_t{0});
@@ -91,23 +104,20 @@ class TextReport {
   }
 
   void write_operation(const std::string& name, double us, int64_t bytes) {
-    const double share = us / total_us(result_);
+    const double share = share_of(result_, us);
     text_ << "  " << std::left << std::setw(20) << name << std::right << std::setw(13)
           << time_text(us) << std::setw(7) << std::setprecision(1) << 100.0 * share << " %  "
           << std::setw(10) << (bytes > 0 ? bytes_text(bytes) : "") << "  "
-          << paint("36", bar(std::min(share, 1.0), kBarWidth)) << "\n";
+          << paint("36", bar(share, kBarWidth)) << "\n";
   }
 
   void write_operations() {
     text_ << paint("1", "  step                         time    share       bytes") << "\n";
-    double sum = 0.0;
     for (const OperationTime& operation : result_.operations) {
       write_operation(operation.name, operation.median_us, operation.bytes);
-      sum += operation.median_us;
     }
-    if (sum < total_us(result_)) {
-      write_operation("meeting, waiting", total_us(result_) - sum, 0);
-    }
+    const double waited_us = total_us(result_) - operations_us(result_);
+    if (waited_us > 0) write_operation("meeting, waiting", waited_us, 0);
     text_ << "  forward " << time_text(result_.forward_us);
     if (job_.with_backward) text_ << ", backward " << time_text(result_.backward_us);
     text_ << ": medians of " << job_.num_steps << (job_.num_steps == 1 ? " step" : " steps")
@@ -155,6 +165,20 @@ class TextReport {
     text_ << "  checksum  " << hex(result_.checksum) << " (outputs)";
     if (job_.with_backward) text_ << ", " << hex(result_.grad_checksum) << " (gradients)";
     text_ << "\n";
+    write_trace_note();
+  }
+
+  void write_trace_note() {
+    if (!result_.trace) return;
+    const TraceSummary& trace = *result_.trace;
+    text_ << "  trace     " << trace.file << ": ";
+    if (trace.num_lost == 0) {
+      text_ << (trace.num_steps == 1 ? "1 step\n"
+                                     : "all " + std::to_string(trace.num_steps) + " steps\n");
+    } else {
+      text_ << "the last " << trace.num_steps << " of " << job_.num_steps << " steps; the first "
+            << trace.num_lost << " are missing or incomplete, as the trace is full\n";
+    }
   }
 
   const RunJob& job_;
@@ -204,7 +228,7 @@ void write_measured(JsonWriter& writer, const RunJob& job, const RunResult& resu
     writer.begin_object();
     writer.field("name", std::string_view(operation.name));
     writer.field("median_us", operation.median_us);
-    writer.field("share", operation.median_us / total_us(result));
+    writer.field("share", share_of(result, operation.median_us));
     writer.field("bytes", operation.bytes);
     writer.end_object();
   }
@@ -225,6 +249,15 @@ void write_measured(JsonWriter& writer, const RunJob& job, const RunResult& resu
   writer.end_object();
 }
 
+void write_trace(JsonWriter& writer, const TraceSummary& trace) {
+  writer.key("trace");
+  writer.begin_object();
+  writer.field("file", std::string_view(trace.file));
+  writer.field("steps", trace.num_steps);
+  writer.field("steps_lost", trace.num_lost);
+  writer.end_object();
+}
+
 void write_check(JsonWriter& writer, const RunResult& result) {
   writer.key("check");
   if (!result.check) return writer.null();
@@ -233,6 +266,7 @@ void write_check(JsonWriter& writer, const RunResult& result) {
   writer.field("tokens", result.check->num_tokens);
   writer.field("experts", result.check->num_experts);
   writer.field("largest_error", result.check->largest_error);
+  writer.field("largest_error_unit", "fraction of the tolerance");
   writer.field("failure", std::string_view(result.check->failure));
   writer.end_object();
 }
@@ -254,6 +288,7 @@ std::string to_json(const RunJob& job, const RunResult& result) {
   write_list(writer, "rows_per_expert", result.rows_per_expert);
   writer.end_object();
   write_check(writer, result);
+  if (result.trace) write_trace(writer, *result.trace);
   writer.field("checksum", std::string_view(hex(result.checksum)));
   if (job.with_backward) {
     writer.field("grad_checksum", std::string_view(hex(result.grad_checksum)));

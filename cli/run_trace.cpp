@@ -1,18 +1,15 @@
 #include "run_trace.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <vector>
+#include <string_view>
 
-#include "crossdock/recorder.hpp"
 #include "json_writer.hpp"
+#include "output_file.hpp"
 
 namespace crossdock::cli {
 namespace {
+
+constexpr int64_t kMaxTracedEvents = 65536;  // of a rank: some 2000 steps
 
 constexpr int kTracksPerRank = 3;  // exchange, experts and shared experts at the same time
 
@@ -92,52 +89,72 @@ std::string entries_of(const Group& group, std::vector<Event> events) {
   return text.substr(1, text.size() - 2);
 }
 
-std::string temporary_name(const std::string& file) {
-  return file + ".part";
+// Steps are counted from 1.
+void write_steps(JsonWriter& writer, const TraceSummary& summary) {
+  writer.field("steps", summary.num_steps);
+  writer.field("steps_lost", summary.num_lost);
+  writer.field("first_step", summary.num_lost + 1);
 }
 
-Error cannot_write(const std::string& file) {
-  return {ErrorCode::kInvalidArgument,
-          "cannot write the trace to " + file + ": " + std::strerror(errno)};
-}
-
-std::optional<Error> try_write(const std::string& file, const std::string& text) {
-  const std::string temporary = temporary_name(file);
-  std::ofstream out(temporary);
-  out << text;
-  out.close();
-  if (!out || std::rename(temporary.c_str(), file.c_str()) != 0) {
-    Error error = cannot_write(file);
-    std::remove(temporary.c_str());
-    return error;
+// The steps that no rank had to drop, and the entries of all ranks.
+std::string join(const Agreement& all, int num_ranks, TraceSummary& summary) {
+  std::string entries;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const auto body = all.body(rank);
+    const std::string_view text(reinterpret_cast<const char*>(body.data()), body.size());
+    const size_t end = text.find('\n');
+    summary.num_lost = std::max(summary.num_lost, std::stol(std::string(text.substr(0, end))));
+    entries.append(rank > 0 ? "," : "").append(text.substr(end + 1));
   }
-  return std::nullopt;
+  return entries;
 }
 
 }  // namespace
 
-void check_trace_file(const std::string& file) {
-  const std::string temporary = temporary_name(file);
-  if (std::filesystem::is_directory(file)) errno = EISDIR;
-  if (std::filesystem::is_directory(file) || !std::ofstream(temporary)) throw cannot_write(file);
-  std::remove(temporary.c_str());
+void TraceLog::add_step(std::span<const Event> recorded, bool is_whole) {
+  const auto is_new = [this](const Event& event) { return event.begin_ns > newest_ns_; };
+  const auto first = std::ranges::find_if(recorded, is_new);
+  steps_.emplace_back(first, recorded.end());
+  num_events_ += std::ssize(steps_.back());
+  for (const Event& event : steps_.back()) newest_ns_ = std::max(newest_ns_, event.begin_ns);
+  ++num_steps_;
+  if (!is_whole) num_lost_ = num_steps_;
+  while (num_events_ > kMaxTracedEvents && steps_.size() > 1) {
+    num_events_ -= std::ssize(steps_.front());
+    steps_.pop_front();
+  }
+  num_lost_ = std::max(num_lost_, num_steps_ - std::ssize(steps_));
 }
 
-void write_trace(Group& group, const std::string& file) {
-  const std::string own = entries_of(group, group.recorder().events());
+std::vector<Event> TraceLog::events() const {
+  std::vector<Event> all;
+  for (const std::vector<Event>& step : steps_) all.insert(all.end(), step.begin(), step.end());
+  return all;
+}
+
+TraceSummary write_trace(Group& group, const TraceLog& log, const std::string& file) {
+  const std::string own = std::to_string(log.num_lost()) + "\n" + entries_of(group, log.events());
   const Agreement all =
       group.agree({.operation = "run_trace", .body = std::as_bytes(std::span(own))});
+  TraceSummary summary{.file = file, .num_steps = 0, .num_lost = 0};
+  const std::string entries = join(all, group.size(), summary);
+  summary.num_steps = log.num_steps() - summary.num_lost;
   std::optional<Error> failure;
   if (group.rank() == 0) {
-    std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
-    for (int rank = 0; rank < group.size(); ++rank) {
-      const auto body = all.body(rank);
-      text.append(rank > 0 ? "," : "")
-          .append(reinterpret_cast<const char*>(body.data()), body.size());
+    JsonWriter steps(0);
+    steps.begin_object();
+    write_steps(steps, summary);
+    steps.end_object();
+    try {
+      write_file(kTrace, file,
+                 "{\"displayTimeUnit\":\"ms\",\"otherData\":" + steps.text() +
+                     ",\"traceEvents\":[" + entries + "]}\n");
+    } catch (const Error& error) {
+      failure = error;
     }
-    failure = try_write(file, text.append("]}\n"));
   }
   group.agree({.operation = "run_trace", .rejection = failure ? &*failure : nullptr});
+  return summary;
 }
 
 }  // namespace crossdock::cli

@@ -1,17 +1,49 @@
 #pragma once
 
+#include <cstdint>
+#include <deque>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "crossdock/group.hpp"
+#include "crossdock/recorder.hpp"
 
 namespace crossdock::cli {
 
-/// Throws Error if a trace cannot be written to `file`: to be known before a long run.
-void check_trace_file(const std::string& file);
+constexpr const char* kTrace = "the trace";  // in messages about its file
+
+/// The events of one rank's steps, for a trace. The oldest steps are dropped when there are too
+/// many events.
+class TraceLog {
+ public:
+  /// After every step, with the events of the recorder; those of earlier steps are left out.
+  /// is_whole: the recorder still had all events of this step.
+  void add_step(std::span<const Event> recorded, bool is_whole);
+
+  std::vector<Event> events() const;
+  int64_t num_steps() const { return num_steps_; }
+  /// Number of steps, from the first, that are missing or incomplete.
+  int64_t num_lost() const { return num_lost_; }
+
+ private:
+  std::deque<std::vector<Event>> steps_;
+  int64_t num_steps_ = 0;  // that were added
+  int64_t num_lost_ = 0;
+  int64_t num_events_ = 0;
+  int64_t newest_ns_ = 0;  // when the last event began
+};
+
+/// The number of steps in a trace, always the last ones, and of those before that are missing.
+struct TraceSummary {
+  std::string file;
+  int64_t num_steps = 0;
+  int64_t num_lost = 0;
+};
 
 /// Writes the events of all ranks to `file` as a Chrome trace, which Perfetto and chrome://tracing
-/// open: one track per rank, a second one where work overlapped. Rank 0 writes, to a temporary name
-/// first. Collective. Throws Error on all ranks if the file cannot be written.
-void write_trace(Group& group, const std::string& file);
+/// open: one track per rank, a second one where work overlapped. Rank 0 writes (see write_file).
+/// Collective. Throws Error on all ranks if the file cannot be written.
+TraceSummary write_trace(Group& group, const TraceLog& log, const std::string& file);
 
 }  // namespace crossdock::cli

@@ -118,6 +118,7 @@ TEST(Run, ReportsTimesBytesAndLoad) {
   EXPECT_EQ(json["load"]["rows_per_expert"].size(), 10);
   EXPECT_EQ(json["check"]["passed"], true);
   EXPECT_EQ(json["check"]["tokens"], 53);
+  EXPECT_EQ(json["check"]["largest_error_unit"], "fraction of the tolerance");
   EXPECT_EQ(json["check"]["experts"], 3);
   EXPECT_EQ(json["checksum"].get<std::string>().size(), 16);
 }

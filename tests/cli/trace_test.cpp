@@ -1,9 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -86,6 +90,129 @@ TEST(Trace, ShowsExpertsAtWorkWhileAChunkOfTheirRankTravels) {
   }
   EXPECT_GT(overlaps, 0);
   std::remove(file.c_str());
+}
+
+// A small run with a trace, in a folder of its own.
+class TraceFile : public testing::Test {
+ protected:
+  TraceFile() { std::filesystem::create_directory(folder_); }
+  ~TraceFile() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  static std::string run_to(const std::string& file) {
+    return "run --ranks 1 --width 8 --inner 8 --experts 2 --top-k 1 --tokens 2 --trace " + file;
+  }
+  static std::string text_of(const std::string& file) {
+    std::ifstream in(file);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }
+  static bool is_trace(const std::string& file) {
+    return json::parse(text_of(file), nullptr, false).contains("traceEvents");
+  }
+  int num_entries() const {
+    const std::filesystem::directory_iterator entries(folder_);
+    return static_cast<int>(std::distance(begin(entries), end(entries)));
+  }
+
+ private:
+  std::string folder_ = testing::TempDir() + "trace_file_" + std::to_string(getpid());
+};
+
+TEST_F(TraceFile, IsNamedInTheReport) {
+  const std::string file = path("trace.json");
+  EXPECT_THAT(run_command(run_to(file)).out, HasSubstr(file + ": all 3 steps"));
+  const json report = json::parse(run_command(run_to(file) + " --json").out, nullptr, false);
+  EXPECT_EQ(report["trace"]["file"], file);
+  EXPECT_EQ(report["trace"]["steps"], 3);
+  EXPECT_EQ(report["trace"]["steps_lost"], 0);
+}
+
+TEST_F(TraceFile, ReplacesARegularFileAndTouchesNoOther) {
+  std::ofstream(path("trace.json")) << "old";
+  std::ofstream(path("trace.json.part")) << "of somebody else";
+  std::filesystem::permissions(
+      path("trace.json"), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  ASSERT_EQ(run_command(run_to(path("trace.json"))).status, 0);
+  EXPECT_TRUE(is_trace(path("trace.json")));
+  EXPECT_EQ(std::filesystem::status(path("trace.json")).permissions(),
+            std::filesystem::perms(0600));
+  EXPECT_EQ(text_of(path("trace.json.part")), "of somebody else");
+  EXPECT_EQ(num_entries(), 2);
+}
+
+TEST_F(TraceFile, IsWrittenThroughASymbolicLink) {
+  std::ofstream(path("target")) << "old";
+  std::filesystem::create_symlink("target", path("link"));
+  std::filesystem::create_symlink("made", path("dangling"));
+  for (const auto& [link, target] : {std::pair{"link", "target"}, std::pair{"dangling", "made"}}) {
+    const CommandResult result = run_command(run_to(path(link)));
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_TRUE(std::filesystem::is_symlink(path(link)));
+    EXPECT_TRUE(is_trace(path(target))) << target;
+  }
+  EXPECT_EQ(num_entries(), 4);
+}
+
+TEST_F(TraceFile, IsWrittenIntoAPipe) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  const CommandResult result =
+      run_program("sh -c 'timeout 100 cat " + path("pipe") + " > " + path("read") +
+                  " & timeout 100 " CROSSDOCK_COMMAND " " + run_to(path("pipe")) + "; wait'");
+  EXPECT_TRUE(std::filesystem::is_fifo(path("pipe")));
+  EXPECT_TRUE(is_trace(path("read"))) << result.err;
+}
+
+TEST_F(TraceFile, LeavesADeviceADevice) {
+  const std::string device = path("null");  // never the real one: a defect would destroy it
+  if (mknod(device.c_str(), S_IFCHR | 0666, makedev(1, 3)) != 0 ||
+      !std::ofstream(device).put('x').flush()) {
+    GTEST_SKIP() << "devices cannot be made, or used, here";
+  }
+  const CommandResult result = run_command(run_to(device));
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_TRUE(std::filesystem::is_character_file(device));
+}
+
+TEST_F(TraceFile, GoesToStandardOutputWhereThatIsAFile) {
+  const CommandResult result = run_command(run_to("/proc/self/fd/1") + " > " + path("out"));
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(text_of(path("out")), HasSubstr("traceEvents"));
+  EXPECT_THAT(text_of(path("out")), HasSubstr("checksum"));
+}
+
+TEST_F(TraceFile, BeyondTheLimitOnFileSizesIsAClearError) {
+  const CommandResult result = run_program("sh -c 'ulimit -f 1; exec " CROSSDOCK_COMMAND " " +
+                                           run_to(path("trace.json")) + "'");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, HasSubstr("File too large"));
+  EXPECT_EQ(num_entries(), 0);
+}
+
+TEST_F(TraceFile, HasEveryStepOfALongRun) {
+  const std::string file = path("trace.json");
+  ASSERT_EQ(run_command(run_to(file) + " --steps 800 --no-check").status, 0);
+  const json trace = json::parse(text_of(file), nullptr, false);
+  int num_plans = 0;
+  for (const json& event : trace["traceEvents"]) num_plans += event["name"] == "plan" ? 1 : 0;
+  EXPECT_EQ(num_plans, 800);
+  EXPECT_EQ(trace["otherData"]["steps"], 800);
+  EXPECT_EQ(trace["otherData"]["steps_lost"], 0);
+}
+
+TEST_F(TraceFile, SaysWhichStepsDidNotFit) {
+  const std::string file = path("trace.json");
+  const CommandResult result =
+      run_command(run_to(file) + " --steps 2500 --overlap 2 --no-check --json");
+  const json report = json::parse(result.out, nullptr, false)["trace"];
+  const int64_t num_lost = report["steps_lost"];
+  EXPECT_GT(num_lost, 0);
+  EXPECT_EQ(report["steps"], 2500 - num_lost);
+  const json trace = json::parse(text_of(file), nullptr, false);
+  int64_t num_plans = 0;
+  for (const json& event : trace["traceEvents"]) num_plans += event["name"] == "plan" ? 1 : 0;
+  EXPECT_EQ(num_plans, report["steps"]);
+  EXPECT_EQ(trace["otherData"]["steps_lost"], num_lost);
+  EXPECT_EQ(trace["otherData"]["first_step"], num_lost + 1);
 }
 
 TEST(Trace, AnUnwritableFileIsAClearError) {

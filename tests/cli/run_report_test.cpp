@@ -1,0 +1,53 @@
+#include "run_report.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace crossdock::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+RunJob small_job() {
+  RunArgs args;
+  args.steps = 10;
+  return make_job(args, 0);
+}
+
+// Shares of the operations, as reported for a step of 100 us.
+std::vector<double> shares(const std::vector<OperationTime>& operations) {
+  RunResult result;
+  result.forward_us = 60;
+  result.backward_us = 40;
+  result.operations = operations;
+  const auto json = nlohmann::json::parse(to_json(small_job(), result));
+  std::vector<double> all;
+  for (const auto& operation : json["operations"]) all.push_back(operation["share"]);
+  return all;
+}
+
+TEST(RunReport, SharesAreOfTheStep) {
+  EXPECT_THAT(shares({{"dispatch", 20}, {"experts", 50}}), testing::ElementsAre(0.2, 0.5));
+}
+
+TEST(RunReport, SharesOfOverlappedOperationsSumToOne) {
+  EXPECT_THAT(shares({{"dispatch", 50}, {"experts", 150}}), testing::ElementsAre(0.25, 0.75));
+}
+
+TEST(RunReport, SaysWhichStepsTheTraceLost) {
+  const RunJob job = small_job();
+  RunResult result;
+  result.rows_per_rank = {4, 4};
+  result.rows_per_expert = {4, 4};
+  result.steps_us = {100};
+  EXPECT_THAT(to_text(job, result, /*colour=*/false), Not(HasSubstr("trace")));
+  result.trace = {.file = "t.json", .num_steps = 7, .num_lost = 3};
+  EXPECT_THAT(to_text(job, result, /*colour=*/false),
+              HasSubstr("t.json: the last 7 of 10 steps; the first 3 are missing or incomplete"));
+}
+
+}  // namespace
+}  // namespace crossdock::cli
