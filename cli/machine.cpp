@@ -1,6 +1,7 @@
 #include "machine.hpp"
 
 #include <sched.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -38,8 +39,10 @@ std::string find_program(std::string_view name) {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path ? path : "");
   for (std::string folder; std::getline(folders, folder, ':');) {
-    std::string candidate = folder + "/" + std::string(name);
-    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+    std::string candidate = (folder.empty() ? "." : folder) + "/" + std::string(name);
+    struct stat file {};
+    const bool is_file = stat(candidate.c_str(), &file) == 0 && S_ISREG(file.st_mode);
+    if (is_file && access(candidate.c_str(), X_OK) == 0) return candidate;
   }
   return "";
 }

@@ -9,6 +9,7 @@
 #include "crossdock/mpi.hpp"
 #include "json_writer.hpp"
 #include "launched_job.hpp"
+#include "parent_watch.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -68,6 +69,7 @@ int run(const CommandLine& line, const std::string& name) {
 int main(int argc, char** argv) {
   // A file beyond its size limit (ulimit -f) is an error to report, not a signal.
   std::signal(SIGXFSZ, SIG_IGN);
+  crossdock::cli::watch_parent();
   std::string name = "crossdock";
   bool wants_json = false;
   try {

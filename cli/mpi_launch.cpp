@@ -3,36 +3,65 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <cstdlib>
 #include <thread>
 
 #include "crossdock/error.hpp"
 #include "machine.hpp"
+#include "parent_watch.hpp"
 
 namespace crossdock::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int kPollMilliseconds = 200;
+constexpr int kCannotStart = 127;                 // as shells have it
+constexpr rlim_t kLargestFileOfMpirun = 4 << 20;  // a segment of PMIx
+
+// "NAME=value" entries, each name once.
+class Environment {
+ public:
+  Environment() {
+    for (char** variable = environ; *variable != nullptr; ++variable) {
+      variables_.emplace_back(*variable);
+    }
+  }
+  void set(const std::string& name, const std::string& value) {
+    const std::string head = name + "=";
+    std::erase_if(variables_, [&](const std::string& one) { return one.starts_with(head); });
+    variables_.push_back(head + value);
+  }
+  // What the user has set stays.
+  void set_default(const std::string& name, const std::string& value) {
+    if (std::getenv(name.c_str()) == nullptr) set(name, value);
+  }
+  std::vector<std::string>& variables() { return variables_; }
+
+ private:
+  std::vector<std::string> variables_;
+};
+
 // Settings of Open MPI; another MPI does not look at them. Ranks may outnumber cores and are bound
 // to none; nothing leaves this machine.
-std::vector<std::string> environment_of_ranks() {
-  std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    variables.emplace_back(*variable);
-  }
-  variables.emplace_back("OMPI_MCA_rmaps_base_oversubscribe=1");
-  variables.emplace_back("OMPI_MCA_hwloc_base_binding_policy=none");
-  variables.emplace_back("OMPI_MCA_btl_tcp_if_include=lo");
+Environment environment_of_ranks() {
+  Environment environment;
+  environment.set(kEndsWithParent, "1");
+  environment.set_default("OMPI_MCA_rmaps_base_oversubscribe", "1");
+  environment.set_default("OMPI_MCA_hwloc_base_binding_policy", "none");
+  environment.set_default("OMPI_MCA_btl_tcp_if_include", "lo");
   if (geteuid() == 0) {
-    variables.emplace_back("OMPI_ALLOW_RUN_AS_ROOT=1");
-    variables.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1");
+    environment.set_default("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    environment.set_default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
-  return variables;
+  return environment;
 }
 
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
@@ -47,26 +76,76 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   throw Error(ErrorCode::kCommunication, "mpirun: " + message);
 }
 
+// Ignored signals stay ignored across exec; this program ignores SIGXFSZ, mpirun must not.
+void restore_signals() {
+  signal(SIGXFSZ, SIG_DFL);
+}
+
+volatile sig_atomic_t caught_signal = 0;
+
+// While one exists, signals that ask this process to end are kept, so that it can end its child
+// first.
+class SignalCatcher {
+ public:
+  SignalCatcher() {
+    struct sigaction keep {};
+    keep.sa_handler = [](int signal) { caught_signal = signal; };
+    for (size_t i = 0; i < kSignals.size(); ++i) {
+      sigaction(kSignals[i], nullptr, &old_[i]);
+      if (old_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &keep, nullptr);
+    }
+  }
+  ~SignalCatcher() {
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &old_[i], nullptr);
+  }
+  SignalCatcher(const SignalCatcher&) = delete;
+  SignalCatcher& operator=(const SignalCatcher&) = delete;
+
+ private:
+  static constexpr std::array kSignals = {SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+  std::array<struct sigaction, kSignals.size()> old_{};
+};
+
+// Made before fork, for the child.
+struct Start {
+  std::vector<char*> command;
+  std::vector<char*> environment;
+  int output;     // becomes its standard output
+  bool is_quiet;  // nothing on standard error
+  pid_t parent;
+};
+
+// The child, between fork and exec: calls only what is safe there.
+[[noreturn]] void become_program(const Start& start) {
+  // mpirun ends with this process, however that ends; mpirun then ends its ranks.
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != start.parent) _exit(EXIT_FAILURE);
+  dup2(start.output, STDOUT_FILENO);
+  if (start.is_quiet) {
+    const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
+  }
+  restore_signals();
+  execve(start.command[0], start.command.data(), start.environment.data());
+  _exit(kCannotStart);
+}
+
 // A running program and the read end of its standard output. Ends it, if it has not ended.
 class Child {
  public:
   Child(std::vector<std::string> command, std::vector<std::string> environment, bool is_quiet) {
     std::array<int, 2> ends{};
-    if (pipe(ends.data()) != 0) throw_failure("no pipe could be made");
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    if (is_quiet) {
-      posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    }
-    posix_spawn_file_actions_addclose(&actions, ends[0]);
-    posix_spawn_file_actions_addclose(&actions, ends[1]);
-    const int status = posix_spawn(&pid_, command[0].c_str(), &actions, nullptr,
-                                   pointers_to(command).data(), pointers_to(environment).data());
-    posix_spawn_file_actions_destroy(&actions);
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw_failure("no pipe could be made");
+    const Start start{.command = pointers_to(command),
+                      .environment = pointers_to(environment),
+                      .output = ends[1],
+                      .is_quiet = is_quiet,
+                      .parent = getpid()};
+    pid_ = fork();
+    if (pid_ == 0) become_program(start);
     close(ends[1]);
     output_ = ends[0];
-    if (status != 0) {
+    if (pid_ < 0) {
       close(output_);
       throw_failure("cannot start " + command[0]);
     }
@@ -75,27 +154,29 @@ class Child {
     close(output_);
     if (pid_ < 0) return;
     kill(pid_, SIGTERM);  // mpirun then ends its ranks
-    for (int i = 0; i < 50 && waitpid(pid_, nullptr, WNOHANG) == 0; ++i) {
+    for (int i = 0; i < 50; ++i) {
+      if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, WNOHANG);
+    waitpid(pid_, nullptr, 0);
   }
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  // All of its output; false if it is still writing at the deadline.
-  bool read_to_end(std::string& text, Clock::time_point deadline) const {
+  enum class Reading { kEnd, kDeadline, kSignal };
+
+  // All of its output, unless the deadline or a signal comes before its end.
+  Reading read_to_end(std::string& text, Clock::time_point deadline) const {
     std::array<char, 4096> piece{};
     for (;;) {
-      const auto left = deadline - Clock::now();
-      if (left <= Clock::duration::zero()) return false;
+      if (caught_signal != 0) return Reading::kSignal;
+      if (Clock::now() >= deadline) return Reading::kDeadline;
       pollfd waiting{.fd = output_, .events = POLLIN, .revents = 0};
-      if (poll(&waiting, 1, static_cast<int>(left / std::chrono::milliseconds(1)) + 1) <= 0) {
-        continue;
-      }
+      if (poll(&waiting, 1, kPollMilliseconds) <= 0) continue;
       const ssize_t count = read(output_, piece.data(), piece.size());
-      if (count <= 0) return true;
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return Reading::kEnd;
       text.append(piece.data(), static_cast<size_t>(count));
     }
   }
@@ -103,8 +184,11 @@ class Child {
   // Its exit status; it must have closed its output.
   int wait_for_end() {
     int status = 0;
-    const pid_t ended = waitpid(pid_, &status, 0);
-    pid_ = -1;
+    pid_t ended = -1;
+    do {
+      ended = waitpid(pid_, &status, 0);
+    } while (ended < 0 && errno == EINTR && caught_signal == 0);
+    if (ended > 0) pid_ = -1;
     return ended > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
 
@@ -131,6 +215,15 @@ struct JobEnd {
   std::string output;
 };
 
+// mpirun of Open MPI hangs if it cannot write its own files.
+void check_file_size_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur > kLargestFileOfMpirun) return;
+  throw_failure("the limit on file sizes must exceed " + std::to_string(kLargestFileOfMpirun) +
+                " bytes, got " + std::to_string(limit.rlim_cur) +
+                "; raise it (ulimit -f) or choose --communicator threads");
+}
+
 std::string find_launcher() {
   std::string launcher = find_program("mpirun");
   if (launcher.empty()) {
@@ -138,27 +231,41 @@ std::string find_launcher() {
                 "communicator mpi needs mpirun, and there is none on the PATH (Debian: "
                 "openmpi-bin); or choose --communicator threads");
   }
+  check_file_size_limit();
   return launcher;
 }
 
-JobEnd run(const Job& job) {
+// A signal that came meanwhile is left in caught_signal.
+JobEnd run_or_be_interrupted(const Job& job) {
   std::vector<std::string> command = {find_launcher(), "-np", std::to_string(job.ranks)};
-  std::vector<std::string> environment = environment_of_ranks();
+  Environment environment = environment_of_ranks();
   if (job.has_a_death) {
     command.emplace_back("--enable-recovery");
-    environment.emplace_back("CROSSDOCK_PROGRESS_DEADLINE=1");  // of the wait for it at the end
+    environment.set("CROSSDOCK_PROGRESS_DEADLINE", "1");  // of the wait for it at the end
   }
   command.push_back(path_of_this_program());
   command.insert(command.end(), job.args.begin(), job.args.end());
-  Child child(std::move(command), std::move(environment), /*is_quiet=*/job.has_a_death);
+  const std::string launcher = command[0];
+  const SignalCatcher catcher;
+  Child child(std::move(command), std::move(environment.variables()),
+              /*is_quiet=*/job.has_a_death);
   std::string output;
-  if (!child.read_to_end(output, Clock::now() + job.limit)) {
+  const Child::Reading reading = child.read_to_end(output, Clock::now() + job.limit);
+  if (reading == Child::Reading::kSignal) return {.status = -1, .output = ""};
+  if (reading == Child::Reading::kDeadline) {
     throw Error(ErrorCode::kTimeout, "mpirun: " + std::to_string(job.ranks) +
                                          " ranks did not end within " +
                                          std::to_string(job.limit.count()) + " s");
   }
   const int status = child.wait_for_end();
+  if (status == kCannotStart && output.empty()) throw_failure("cannot start " + launcher);
   return {.status = status, .output = std::move(output)};
+}
+
+JobEnd run(const Job& job) {
+  JobEnd end = run_or_be_interrupted(job);
+  if (caught_signal != 0) raise(caught_signal);  // the job has ended; this process ends as asked
+  return end;
 }
 
 }  // namespace
@@ -179,8 +286,10 @@ void continue_under_mpi(int ranks, const std::vector<std::string>& args) {
   std::vector<std::string> command = {find_launcher(), "-np", std::to_string(ranks),
                                       path_of_this_program()};
   command.insert(command.end(), args.begin(), args.end());
-  std::vector<std::string> environment = environment_of_ranks();
-  execve(command[0].c_str(), pointers_to(command).data(), pointers_to(environment).data());
+  Environment environment = environment_of_ranks();
+  restore_signals();
+  execve(command[0].c_str(), pointers_to(command).data(),
+         pointers_to(environment.variables()).data());
   throw_failure("cannot start " + command[0]);
 }
 

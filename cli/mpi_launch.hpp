@@ -9,7 +9,8 @@ namespace crossdock::cli {
 /// Runs this program again with `args` as `ranks` MPI processes on this machine, more than it has
 /// cores if need be, and returns what they wrote to standard output; standard error passes
 /// through. Throws Error(kUnsupported) without mpirun, Error(kTimeout) past the limit (the
-/// processes are then ended), Error(kCommunication) if they fail.
+/// processes are then ended), Error(kCommunication) if they fail. A signal that asks this process
+/// to end ends them first; if this process is killed, they end by themselves.
 std::string run_under_mpi(int ranks, const std::vector<std::string>& args,
                           std::chrono::seconds limit);
 
