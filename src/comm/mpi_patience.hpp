@@ -8,10 +8,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
-#include "crossdock/error.hpp"
+#include "core/start_thread.hpp"
 
 namespace crossdock::comm {
 
@@ -22,9 +21,9 @@ bool mpi_has_threads();
 [[noreturn]] void give_up_on_mpi(const std::string& what, std::chrono::nanoseconds waited);
 
 /// Runs a call that blocks in MPI until every process takes part, for at most `patience`. Past that
-/// it throws kTimeout, and the call stays where it is, on a thread of its own; MPI is then not
-/// finalised at exit. So `call` must own what it uses. Without threads in MPI it may block for
-/// ever.
+/// it throws kTimeout (kUnsupported where no thread can be started), and the call stays where it
+/// is, on a thread of its own; MPI is then not finalised at exit. So `call` must own what it uses.
+/// Without threads in MPI it may block for ever.
 template <typename Result>
 Result run_patiently(std::function<Result()> call, const std::string& what,
                      std::chrono::nanoseconds patience) {
@@ -36,7 +35,7 @@ Result run_patiently(std::function<Result()> call, const std::string& what,
     std::exception_ptr error;
   };
   const auto outcome = std::make_shared<Outcome>();
-  std::thread([outcome, call = std::move(call)] {
+  start_thread("the wait for " + what, [outcome, call = std::move(call)] {
     std::optional<Result> result;
     std::exception_ptr error;
     try {
