@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <iomanip>
-#include <limits>
 #include <sstream>
 
 #include "core/check.hpp"
@@ -16,8 +15,6 @@ namespace {
 
 // Counts of all experts are kept for every rank; more experts than this is a slip of the pen.
 constexpr int64_t kMaxExperts = int64_t{1} << 20;
-// A wider token is a slip of the pen too.
-constexpr int64_t kMaxWidth = std::numeric_limits<int32_t>::max();
 constexpr std::array<int64_t, 7> kAlignments = {1, 8, 16, 32, 64, 128, 256};
 
 void check_capacity(const DispatchConfig& config, int num_ranks) {

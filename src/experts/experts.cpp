@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
 #include "experts/grouped_mlp.hpp"
 
@@ -18,8 +19,10 @@ DType sum_dtype(DType dtype) {
 void check_config(const ExpertsConfig& config) {
   CROSSDOCK_CHECK(config.num_local_experts >= 0, "num_local_experts must not be negative, got ",
                   config.num_local_experts);
-  CROSSDOCK_CHECK(config.width >= 1 && config.inner >= 1,
-                  "width and inner must be at least 1, got ", config.width, " and ", config.inner);
+  CROSSDOCK_CHECK(config.width >= 1 && config.width <= kMaxWidth, "width must be in [1, ",
+                  kMaxWidth, "], got ", config.width);
+  CROSSDOCK_CHECK(config.inner >= 1 && config.inner <= kMaxWidth, "inner must be in [1, ",
+                  kMaxWidth, "], got ", config.inner);
   CROSSDOCK_CHECK(is_summable(config.dtype), "experts compute in fp64, fp32, bf16 or fp16, not in ",
                   name_of(config.dtype));
   CROSSDOCK_CHECK(!config.interleaved || is_gated(config.activation),
@@ -44,6 +47,10 @@ void check_segments(const ExpertsConfig& config, const Segments& segments, int64
   CROSSDOCK_CHECK(segments.num_rows() >= end && segments.num_rows() <= num_rows,
                   "the segments must end within the ", num_rows, " rows given and not before row ",
                   end, ", got ", segments.num_rows());
+  CROSSDOCK_CHECK(
+      product_within(kMaxBytes,
+                     {segments.num_rows(), config.hidden_width(), int64_t{sizeof(double)}}),
+      segments.num_rows(), " rows of inner width ", config.inner, " are more than can be counted");
 }
 
 void check_rows(const ExpertsConfig& config, const char* name, const ConstTensorView& rows,

@@ -4,6 +4,7 @@
 #include <iomanip>
 
 #include "core/check.hpp"
+#include "core/sizes.hpp"
 #include "crossdock/strategy_cost.hpp"
 
 namespace crossdock {
@@ -32,8 +33,8 @@ MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group) {
   fill("dispatch.top_k", router.top_k, config.dispatch.top_k);
   fill("dispatch.width", router.width, config.dispatch.width);
   fill("experts.width", router.width, config.experts.width);
-  CROSSDOCK_CHECK(config.shared_inner >= 0, "shared_inner must not be negative, got ",
-                  config.shared_inner);
+  CROSSDOCK_CHECK(config.shared_inner >= 0 && config.shared_inner <= kMaxWidth,
+                  "shared_inner must be in [0, ", kMaxWidth, "], got ", config.shared_inner);
   CROSSDOCK_CHECK(config.overlap_chunks >= 1, "overlap_chunks must be at least 1, got ",
                   config.overlap_chunks);
   config.router.dtype = config.experts.dtype;

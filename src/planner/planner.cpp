@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/check.hpp"
+#include "core/sizes.hpp"
 #include "dispatch/capacity.hpp"
 #include "planner/job_mesh.hpp"
 
@@ -14,8 +15,7 @@ namespace {
 // Rounding of the token count in the schemes whose queue grows with it.
 constexpr int64_t kRoundedTokens = 64;
 
-// A larger width, inner width or capacity factor is a slip of the pen.
-constexpr int64_t kMaxWidth = std::numeric_limits<int32_t>::max();
+// A larger capacity factor is a slip of the pen.
 constexpr double kMaxCapacityFactor = 1 << 20;
 
 void check_layer(const JobDescription& job) {

@@ -98,7 +98,7 @@ TEST(MoeLayerRefusal, EverySettingMustBeAlikeOnAllRanks) {
 }
 
 TEST(MoeLayerRefusal, AConfigurationThatCannotBe) {
-  expect_refusal("shared_inner must not be negative, got -3",
+  expect_refusal("shared_inner must be in [0, 2147483647], got -3",
                  [](Group& group, const LayerCase& layer_case) {
                    LayerCase other = layer_case;
                    other.config.shared_inner = group.rank() == kCulprit ? -3 : 0;
@@ -114,6 +114,25 @@ TEST(MoeLayerRefusal, AConfigurationThatCannotBe) {
     if (group.rank() == kCulprit) other.config.strategy = "teleport";
     run_layer(group, other);
   });
+}
+
+TEST(MoeLayerRefusal, InnerWidthsThatCannotBeCounted) {
+  const auto expect_refused = [](const std::string& words,
+                                 const std::function<void(MoeLayerConfig&)>& change) {
+    expect_refusal(words, [&](Group& group, const LayerCase& layer_case) {
+      const RankParameters parameters(layer_case, group, 0.0);
+      const RankTokens tokens(layer_case, group.rank());
+      MoeLayerConfig config = layer_case.config;
+      if (group.rank() == kCulprit) change(config);
+      MoeLayer layer(group, config);
+      layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+    });
+  };
+  static constexpr int64_t kTooMuch = int64_t{1} << 31;
+  expect_refused("inner must be in [1, 2147483647], got 2147483648",
+                 [](MoeLayerConfig& c) { c.experts.inner = kTooMuch; });
+  expect_refused("shared_inner must be in [0, 2147483647], got 2147483648",
+                 [](MoeLayerConfig& c) { c.shared_inner = kTooMuch; });
 }
 
 TEST(MoeLayerRefusal, AGradientOfTheWrongShape) {
