@@ -129,9 +129,12 @@ TEST(PlannerExtremes, EveryJobIsRefusedOrHasFigures) {
     job.ranks_per_node = one_of({1, 8, 7, 8, 4, kMost});
     job.partial_sums = random() % 2 == 0;
     job.dtype = random() % 2 == 0 ? DType::kF8E4M3 : DType::kF64;
-    if (random() % 3 == 0) job.capacity = one_of({1, 2, 1 << 20}) * (random() % 2 ? 1.0 : 1e-9);
+    if (random() % 3 == 0) {
+      job.capacity = static_cast<double>(one_of({1, 2, 1 << 20})) * (random() % 2 ? 1.0 : 1e-9);
+    }
     if (random() % 8 == 0) job.zipf = static_cast<double>(one_of({1, 10, 11}));
-    if (job.zipf > 0 && job.num_experts * 1.0 * static_cast<double>(job.top_k) > 4096) job.zipf = 0;
+    const double routes = static_cast<double>(job.num_experts) * static_cast<double>(job.top_k);
+    if (job.zipf > 0 && routes > 4096) job.zipf = 0;
     job.fabric.within_node_rate = rate();
     job.fabric.memory_rate = rate();
     job.fabric.memory_bytes = one_of({0, 0, 1, 80 * kGigabyte, kMost, -1});
