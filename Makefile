@@ -39,7 +39,7 @@ lint:  ## format, clang-tidy (CUDA host sources too where there is nvcc), layers
 	tools/lint.py --jobs $(JOBS) $(LINT_OPTIONS)
 
 lint-full: LINT_OPTIONS = --full
-lint-full: lint  ## lint with the static analyzer as well: before a release, 20 minutes on 2 cores
+lint-full: lint  ## lint with the static analyzer as well: before a release; takes much longer
 
 format:  ## rewrite the sources in the project's format
 	tools/setup.sh lint
