@@ -1,5 +1,6 @@
 # Thin wrappers over the CMake presets: everything here can be typed by hand.
 JOBS ?= $(shell nproc)
+TEST_JOBS ?= $(shell expr 2 \* $(JOBS))  # most tests wait for ranks rather than compute
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 DEMO ?= build/release/crossdock run --preset qwen3-30b-a3b --ranks 4
 
@@ -18,10 +19,10 @@ demo:  ## install the least, build the command, run a layer on 4 ranks, checked
 	$(DEMO)
 
 test: all  ## build and run every test
-	ctest --preset release -j $(JOBS)
+	ctest --preset release -j $(TEST_JOBS)
 
 test-quick: all  ## the unit tests alone, under a minute
-	ctest --preset release -j $(JOBS) -L unit
+	ctest --preset release -j $(TEST_JOBS) -L unit
 
 test-sanitizers: test-asan test-tsan  ## quick tests under ASan + UBSan, then those with threads under TSan
 
@@ -30,7 +31,7 @@ test-asan test-tsan: test-%:
 	tools/setup.sh build test
 	cmake --preset $*
 	cmake --build --preset $* -j $(JOBS) --target quick_tests
-	ctest --preset $* -j $(JOBS) -L unit
+	ctest --preset $* -j $(TEST_JOBS) -L unit
 
 lint:  ## format, clang-tidy (CUDA host sources too where there is nvcc), layers
 	tools/setup.sh build test lint

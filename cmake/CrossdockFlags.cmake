@@ -11,7 +11,8 @@ endif()
 find_program(CROSSDOCK_CCACHE ccache)
 mark_as_advanced(CROSSDOCK_CCACHE)
 if(CROSSDOCK_CCACHE AND PROJECT_IS_TOP_LEVEL)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CROSSDOCK_CCACHE})
+  # What ccache needs to know of precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CROSSDOCK_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CROSSDOCK_CCACHE})
 endif()
 

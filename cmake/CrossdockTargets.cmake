@@ -74,6 +74,7 @@ function(crossdock_add_test name)
   crossdock_link_needs(${name} ${arg_NEEDS})
   target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::crossdock GTest::gmock GTest::gtest
                                         GTest::gtest_main crossdock_flags)
+  crossdock_precompile_gtest(${name})
   crossdock_register_test(${name})
 endfunction()
 
@@ -120,6 +121,21 @@ function(crossdock_define_features target)
   target_compile_definitions(
     ${target} PRIVATE CROSSDOCK_HAS_MPI=${CROSSDOCK_HAS_MPI}
                       CROSSDOCK_HAS_CUDA=${CROSSDOCK_HAS_CUDA} CROSSDOCK_HAS_NCCL=${CROSSDOCK_HAS_NCCL})
+endfunction()
+
+# GoogleTest's headers take longer to compile than most tests: they are compiled once, for an executable that does
+# nothing else, because a library would have other flags. Where a test's flags differ, the compiler reads the headers.
+function(crossdock_precompile_gtest target)
+  if(NOT TARGET gtest_headers)
+    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/gtest_headers.cpp CONTENT "int main() {}\n")
+    add_executable(gtest_headers EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/generated/gtest_headers.cpp)
+    set_target_properties(gtest_headers PROPERTIES PCH_WARN_INVALID OFF)
+    crossdock_define_features(gtest_headers)
+    target_link_libraries(gtest_headers PRIVATE crossdock::crossdock GTest::gmock GTest::gtest crossdock_flags)
+    target_precompile_headers(gtest_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+  endif()
+  set_target_properties(${target} PROPERTIES PCH_WARN_INVALID OFF)
+  target_precompile_headers(${target} REUSE_FROM gtest_headers)
 endfunction()
 
 function(crossdock_find_missing out)
