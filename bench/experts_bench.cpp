@@ -8,7 +8,7 @@
 #include "bench/plain_blas.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/experts.hpp"
-#include "crossdock/reference.hpp"
+#include "crossdock/testing/reference.hpp"
 
 namespace crossdock::bench {
 namespace {

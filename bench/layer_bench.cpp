@@ -7,7 +7,7 @@
 
 #include "crossdock/error.hpp"
 #include "crossdock/moe_layer.hpp"
-#include "crossdock/reference.hpp"
+#include "crossdock/testing/reference.hpp"
 
 namespace crossdock::bench {
 namespace {

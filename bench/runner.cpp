@@ -11,8 +11,8 @@
 #include "bench/move_bench.hpp"
 #include "bench/workload.hpp"
 #include "crossdock/error.hpp"
+#include "crossdock/extend/strategy.hpp"
 #include "crossdock/mpi.hpp"
-#include "crossdock/strategy.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::bench {

@@ -5,8 +5,8 @@
 
 #include "bench/scenario.hpp"
 #include "crossdock/dispatch_config.hpp"
-#include "crossdock/reference.hpp"
 #include "crossdock/tensor.hpp"
+#include "crossdock/testing/reference.hpp"
 
 namespace crossdock::bench {
 

@@ -1,4 +1,4 @@
-#include "bars.hpp"
+#include "cli/bars.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,14 +1,14 @@
-#include "command_line.hpp"
+#include "cli/command_line.hpp"
 
 #include <CLI/CLI.hpp>
 #include <sstream>
 
+#include "cli/option_checks.hpp"
 #include "crossdock/activation.hpp"
 #include "crossdock/build.hpp"
+#include "crossdock/extend/strategy.hpp"
 #include "crossdock/fabric.hpp"
 #include "crossdock/model_presets.hpp"
-#include "crossdock/strategy.hpp"
-#include "option_checks.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "commands.hpp"
+#include "cli/commands.hpp"
 
 namespace crossdock::cli {
 

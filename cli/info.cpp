@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
-#include "commands.hpp"
+#include "cli/commands.hpp"
+#include "cli/json_writer.hpp"
+#include "cli/machine.hpp"
 #include "crossdock/build.hpp"
 #include "crossdock/crossdock.hpp"
-#include "json_writer.hpp"
-#include "machine.hpp"
 
 namespace crossdock::cli {
 namespace {

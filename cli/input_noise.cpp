@@ -1,4 +1,4 @@
-#include "input_noise.hpp"
+#include "cli/input_noise.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
-#include "launched_job.hpp"
+#include "cli/launched_job.hpp"
 
 #include <algorithm>
 
-#include "commands.hpp"
+#include "cli/commands.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"

@@ -1,4 +1,4 @@
-#include "machine.hpp"
+#include "cli/machine.hpp"
 
 #include <sched.h>
 #include <sys/stat.h>

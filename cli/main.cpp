@@ -4,12 +4,12 @@
 #include <exception>
 #include <iostream>
 
-#include "command_line.hpp"
+#include "cli/command_line.hpp"
+#include "cli/json_writer.hpp"
+#include "cli/launched_job.hpp"
+#include "cli/parent_watch.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/mpi.hpp"
-#include "json_writer.hpp"
-#include "launched_job.hpp"
-#include "parent_watch.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "mpi_launch.hpp"
+#include "cli/mpi_launch.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -13,9 +13,9 @@
 #include <cstdlib>
 #include <thread>
 
+#include "cli/machine.hpp"
+#include "cli/parent_watch.hpp"
 #include "crossdock/error.hpp"
-#include "machine.hpp"
-#include "parent_watch.hpp"
 
 namespace crossdock::cli {
 namespace {

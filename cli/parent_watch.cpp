@@ -1,4 +1,4 @@
-#include "parent_watch.hpp"
+#include "cli/parent_watch.hpp"
 
 #include <poll.h>
 #include <sys/syscall.h>

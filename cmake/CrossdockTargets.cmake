@@ -69,7 +69,8 @@ function(crossdock_add_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(
-    ${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests ${PROJECT_BINARY_DIR}/generated)
+    ${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests
+                    ${PROJECT_BINARY_DIR}/generated)
   crossdock_define_features(${name})
   crossdock_link_needs(${name} ${arg_NEEDS})
   target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::crossdock GTest::gmock GTest::gtest

@@ -4,7 +4,7 @@
 // tokens. What it does not do itself it leaves to another strategy.
 #include <algorithm>
 #include <atomic>
-#include <crossdock/conformance.hpp>
+#include <crossdock/testing/conformance.hpp>
 #include <crossdock/crossdock.hpp>
 #include <cstdio>
 #include <cstring>

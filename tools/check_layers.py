@@ -6,19 +6,29 @@ import sys
 
 MAY_SEE = {
     "core": set(),
-    "ops": {"core"},
+    "core/cuda": {"core"},
+    "ops": {"core", "core/cuda"},
     "comm": {"core"},
-    "mesh": {"core"},
-    "reference": {"core"},
+    "comm/threads": {"core", "comm"},
+    "comm/mpi": {"core", "comm"},
+    "comm/cuda": {"core", "core/cuda", "comm"},
     "router": {"core", "ops"},
     "experts": {"core", "ops"},
-    "dispatch": {"core", "ops", "comm", "mesh"},
-    "layer": {"core", "comm", "mesh", "router", "dispatch", "experts"},
-    "conformance": {"core"},  # and the public headers
-    "planner": {"core", "mesh", "dispatch"},
-    "model": {"core", "ops", "comm", "mesh", "layer"},
+    "plan": {"core"},
+    "plan/cuda": {"core", "core/cuda", "comm/cuda", "plan"},
+    "cost": {"core", "plan"},
+    "dispatch/host": {"core", "ops", "comm", "plan", "dispatch"},
+    "dispatch/cuda/kernels": {"core", "core/cuda", "comm/cuda", "plan/cuda"},
+    "layer": {"core", "comm", "router", "experts"},
+    "planner": {"core", "plan", "cost"},
+    "testing": {"core"},  # and the public headers
 }
-MAY_SEE["capi"] = set(MAY_SEE)
+MAY_SEE["dispatch/cuda"] = {"core", "core/cuda", "comm", "comm/cuda", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
+                            "dispatch/cuda/kernels", "dispatch/strategies"}
+MAY_SEE["dispatch/strategies"] = {"core", "core/cuda", "comm", "ops", "plan", "plan/cuda", "dispatch/host", "dispatch/cuda",
+                                  "dispatch/cuda/kernels"}
+MAY_SEE["dispatch"] = {"core", "ops", "comm", "plan", "cost", "dispatch/host", "dispatch/strategies"}
+MODULES = {room.split("/")[0] for room in MAY_SEE}
 USERS = ("cli", "bench", "examples")  # see include/crossdock and headers of their own
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
@@ -27,38 +37,50 @@ FRAMEWORK = re.compile(r"^(torch|ATen|c10|pybind11|nanobind)/|^(Python|pybind11)
 SUFFIXES = {".hpp", ".h", ".cpp", ".c", ".cuh", ".cu"}
 
 
-def forbidden(top, folder, header):
-    """Why a file of `top`/[`folder`/] may not include `header`; None if it may."""
-    target = header.split("/")[0]
+def room_of(path):
+    """The room of the table that a path is in, e.g. "dispatch/host" for dispatch/host/wire.hpp; None if there is none."""
+    parts = path.split("/")[:-1]
+    for size in range(len(parts), 0, -1):
+        if "/".join(parts[:size]) in MAY_SEE:
+            return "/".join(parts[:size])
+    return None
+
+
+def forbidden(top, room, header):
+    """Why a file of `top`/[`room`/] may not include `header`; None if it may."""
+    target = room_of(header)
     if ".." in header.split("/"):
         return "paths start at include/ or src/, without .."
     if top in ("src", "include") and FRAMEWORK.search(header):
         return "framework headers have no place in the library"
-    if top == "python" and target == "crossdock" and header != "crossdock/crossdock.h":
+    if top == "python" and header.startswith("crossdock/") and header != "crossdock/crossdock.h":
         return "python/ sees crossdock/crossdock.h alone"
-    if target not in MAY_SEE:
+    if target is None or (top == "src" and target in {room} | MAY_SEE[room]):
         return None
-    if top == "src" and target in {folder} | MAY_SEE[folder]:
-        return None
-    return f"{folder if top == 'src' else top}/ may not include {target}/"
+    return f"{room if top == 'src' else top}/ may not include {target}/"
+
+
+def modules_seen(module):
+    """The modules that a module's rooms see."""
+    return {target.split("/")[0] for room in MAY_SEE if room.split("/")[0] == module for target in MAY_SEE[room]}
 
 
 def check(root):
     errors = []
     for top in ("src", "include", "python", *USERS):
         for path in sorted(p for p in (root / top).rglob("*") if p.suffix in SUFFIXES):
-            name, folder = path.relative_to(root), path.relative_to(root / top).parts[0]
-            if top == "src" and folder not in MAY_SEE:
-                errors.append(f"{name}: src/{folder}/ is not in the table of tools/check_layers.py")
+            name, room = path.relative_to(root), room_of(path.relative_to(root / top).as_posix())
+            if top == "src" and room is None:
+                errors.append(f"{name}: its folder is not in the table of tools/check_layers.py")
                 continue
             for header in INCLUDE.findall(path.read_text()):
-                if reason := forbidden(top, folder, header):
+                if reason := forbidden(top, room, header):
                     errors.append(f'{name}: "{header}": {reason}')
     for path in sorted((root / "src").glob("*/CMakeLists.txt")):
-        folder = path.parent.name
+        module = path.parent.name
         for names in SEES.findall(path.read_text()):
-            for target in sorted(set(names.split()) - MAY_SEE.get(folder, set())):
-                errors.append(f"{path.relative_to(root)}: SEES {target}: {folder}/ may not see {target}/")
+            for target in sorted((set(names.split()) & MODULES) - modules_seen(module)):
+                errors.append(f"{path.relative_to(root)}: SEES {target}: {module}/ may not see {target}/")
     return errors
 
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "crossdock/strategy.hpp"
+#include "crossdock/extend/strategy.hpp"
 
 namespace crossdock {
 

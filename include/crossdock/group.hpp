@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "crossdock/buffer.hpp"
-#include "crossdock/communicator.hpp"
 #include "crossdock/error.hpp"
+#include "crossdock/extend/communicator.hpp"
 #include "crossdock/recorder.hpp"
 #include "crossdock/thread_pool.hpp"
 

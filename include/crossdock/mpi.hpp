@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 
 namespace crossdock {
 

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "crossdock/communicator.hpp"
 #include "crossdock/dispatch_config.hpp"
 #include "crossdock/dtype.hpp"
+#include "crossdock/extend/communicator.hpp"
 #include "crossdock/fabric.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 #include "crossdock/group.hpp"
 
 namespace crossdock {

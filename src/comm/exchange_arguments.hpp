@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {
 

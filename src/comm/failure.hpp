@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "crossdock/communicator.hpp"
 #include "crossdock/error.hpp"
+#include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {
 

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "core/check.hpp"
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 
 namespace crossdock {
 

@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "crossdock/buffer.hpp"
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {
 

@@ -5,10 +5,10 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/strategy_cost.hpp"
-#include "dispatch/capacity.hpp"
-#include "dispatch/config_check.hpp"
 #include "dispatch/device_path.hpp"
-#include "dispatch/plan_builder.hpp"
+#include "plan/capacity.hpp"
+#include "plan/config_check.hpp"
+#include "plan/plan_builder.hpp"
 
 namespace crossdock {
 

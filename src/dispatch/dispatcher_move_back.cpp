@@ -7,7 +7,7 @@
 #include "crossdock/dispatcher.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/dispatch_args.hpp"
-#include "dispatch/row_tensors.hpp"
+#include "dispatch/host/row_tensors.hpp"
 #include "ops/sum_rows.hpp"
 
 namespace crossdock {

@@ -7,8 +7,8 @@
 #include "crossdock/dispatcher.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/dispatch_args.hpp"
-#include "dispatch/expert_chunks.hpp"
-#include "dispatch/row_tensors.hpp"
+#include "dispatch/host/row_tensors.hpp"
+#include "plan/expert_chunks.hpp"
 
 namespace crossdock {
 

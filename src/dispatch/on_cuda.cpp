@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "crossdock/cuda.hpp"
-#include "crossdock/forwarding_strategy.hpp"
+#include "crossdock/extend/forwarding_strategy.hpp"
 
 namespace crossdock {
 namespace {

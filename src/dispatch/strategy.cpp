@@ -1,6 +1,6 @@
-#include "crossdock/strategy.hpp"
+#include "crossdock/extend/strategy.hpp"
 
-#include "dispatch/wire.hpp"
+#include "dispatch/host/wire.hpp"
 #include "ops/copy_rows.hpp"
 
 namespace crossdock {

@@ -1,10 +1,10 @@
 #include <array>
 
 #include "core/check.hpp"
-#include "crossdock/strategy.hpp"
-#include "dispatch/allgather.hpp"
-#include "dispatch/alltoall.hpp"
-#include "dispatch/direct.hpp"
+#include "crossdock/extend/strategy.hpp"
+#include "dispatch/strategies/allgather/allgather.hpp"
+#include "dispatch/strategies/alltoall/alltoall.hpp"
+#include "dispatch/strategies/direct/direct.hpp"
 
 namespace crossdock {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock {

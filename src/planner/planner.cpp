@@ -6,7 +6,7 @@
 
 #include "core/check.hpp"
 #include "core/sizes.hpp"
-#include "dispatch/capacity.hpp"
+#include "plan/capacity.hpp"
 #include "planner/job_mesh.hpp"
 
 namespace crossdock {

@@ -7,7 +7,7 @@
 
 #include "bench/memory.hpp"
 #include "crossdock/error.hpp"
-#include "crossdock/strategy.hpp"
+#include "crossdock/extend/strategy.hpp"
 
 namespace crossdock::bench {
 namespace {

@@ -1,7 +1,5 @@
 // What `crossdock eval --check` compares with the reference must pass what is right and see what is
 // wrong.
-#include "eval_check.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +8,8 @@
 #include <limits>
 #include <random>
 
-#include "epsilon.hpp"
+#include "cli/epsilon.hpp"
+#include "cli/eval/check.hpp"
 
 namespace crossdock::cli {
 namespace {

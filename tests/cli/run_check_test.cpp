@@ -1,12 +1,11 @@
 // What `crossdock run` compares with the reference must see a wrong value.
-#include "run_check.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "epsilon.hpp"
+#include "cli/epsilon.hpp"
+#include "cli/run/check.hpp"
 
 namespace crossdock::cli {
 namespace {

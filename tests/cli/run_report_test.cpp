@@ -1,9 +1,9 @@
-#include "run_report.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+
+#include "cli/run/report.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cli/command.hpp"
-#include "crossdock/strategy.hpp"
+#include "crossdock/extend/strategy.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "crossdock/forwarding_strategy.hpp"
+#include "crossdock/extend/forwarding_strategy.hpp"
 #include "dispatch/random_case.hpp"
 
 namespace crossdock {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "crossdock/buffer.hpp"
-#include "dispatch/capacity.hpp"
-#include "dispatch/local_routes.hpp"
+#include "plan/capacity.hpp"
+#include "plan/local_routes.hpp"
 
 namespace crossdock {
 

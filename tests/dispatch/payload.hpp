@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "cost/route_sums.hpp"
+#include "cost/strategy_flow.hpp"
 #include "crossdock/crossdock.hpp"
-#include "dispatch/placement.hpp"
-#include "dispatch/route_sums.hpp"
-#include "dispatch/strategy_flow.hpp"
+#include "plan/placement.hpp"
 
 namespace crossdock {
 

@@ -9,7 +9,7 @@
 
 #include "crossdock/dispatch_config.hpp"
 #include "crossdock/dispatcher.hpp"
-#include "crossdock/reference.hpp"
+#include "crossdock/testing/reference.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock {

@@ -7,7 +7,7 @@
 
 #include "core/check.hpp"
 #include "crossdock/dispatcher.hpp"
-#include "crossdock/forwarding_strategy.hpp"
+#include "crossdock/extend/forwarding_strategy.hpp"
 #include "crossdock/threads.hpp"
 #include "dispatch/random_case.hpp"
 

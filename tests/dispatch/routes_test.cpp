@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "crossdock/error.hpp"
-#include "dispatch/capacity.hpp"
-#include "dispatch/config_check.hpp"
 #include "dispatch/kept_routes.hpp"
-#include "dispatch/local_routes.hpp"
+#include "plan/capacity.hpp"
+#include "plan/config_check.hpp"
+#include "plan/local_routes.hpp"
 
 namespace crossdock {
 namespace {

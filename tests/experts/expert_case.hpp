@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "crossdock/experts.hpp"
-#include "crossdock/reference.hpp"
+#include "crossdock/testing/reference.hpp"
 
 namespace crossdock {
 

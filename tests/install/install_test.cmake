@@ -58,7 +58,7 @@ endforeach()
 
 if(KIND STREQUAL "static")
   message(STATUS "every header by itself")
-  file(GLOB headers ${prefix}/include/crossdock/*.hpp)
+  file(GLOB_RECURSE headers ${prefix}/include/crossdock/*.hpp)
   foreach(header ${headers})
     run(${CXX} -std=c++20 -Wall -Wextra -Werror -fsyntax-only -I${prefix}/include -x c++ -include ${header} /dev/null)
   endforeach()

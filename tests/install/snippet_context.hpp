@@ -1,8 +1,8 @@
 #pragma once
 
-#include <crossdock/conformance.hpp>
+#include <crossdock/testing/conformance.hpp>
 #include <crossdock/crossdock.hpp>
-#include <crossdock/forwarding_strategy.hpp>
+#include <crossdock/extend/forwarding_strategy.hpp>
 #include <crossdock/moe_layer.hpp>
 
 // The names that fragments of C++ in README.md and docs/ use without declaring them. Nothing is

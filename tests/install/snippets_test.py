@@ -40,8 +40,9 @@ def inline_calls(text):
 def write_units(source, work):
     """Writes one file per header and program, and one per page with its fragments. Returns them."""
     units = []
-    for header in sorted((source / "include/crossdock").glob("*.hpp")):
-        units.append((f"header_{header.stem}", f"#include <crossdock/{header.name}>\n"))
+    for header in sorted((source / "include/crossdock").rglob("*.hpp")):
+        name = header.relative_to(source / "include").as_posix()
+        units.append((f"header_{header.stem}", f"#include <{name}>\n"))
     num_fragments = 0
     for page in [source / "README.md", *sorted((source / "docs").glob("*.md"))]:
         text = page.read_text()
@@ -67,7 +68,7 @@ def write_units(source, work):
 def members_without_default(source):
     """A caller makes structs by designated initializers, where a member without a default is a warning."""
     found = []
-    for header in sorted((source / "include/crossdock").glob("*.hpp")):
+    for header in sorted((source / "include/crossdock").rglob("*.hpp")):
         struct = None
         for number, line in enumerate(header.read_text().splitlines(), 1):
             opened = GIVEN.match(line)

@@ -6,8 +6,8 @@
 
 #include "crossdock/crossdock.hpp"
 #include "crossdock/moe_layer.hpp"
-#include "crossdock/reference.hpp"
-#include "crossdock/reference_router.hpp"
+#include "crossdock/testing/reference.hpp"
+#include "crossdock/testing/reference_router.hpp"
 
 namespace crossdock {
 

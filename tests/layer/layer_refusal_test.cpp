@@ -4,7 +4,7 @@
 
 #include <new>
 
-#include "crossdock/forwarding_strategy.hpp"
+#include "crossdock/extend/forwarding_strategy.hpp"
 #include "layer/layer_cases.hpp"
 
 namespace crossdock {

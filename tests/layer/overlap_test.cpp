@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 
-#include "crossdock/forwarding_strategy.hpp"
+#include "crossdock/extend/forwarding_strategy.hpp"
 #include "layer/overlap_cases.hpp"
 
 namespace crossdock {

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "conformance/expect_conformance.hpp"
 #include "crossdock/mpi.hpp"
 #include "nodes/engine.hpp"
+#include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::nodes {
 namespace {

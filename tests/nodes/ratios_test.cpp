@@ -5,10 +5,10 @@
 
 #include <cmath>
 
-#include "conformance/expect_conformance.hpp"
 #include "crossdock/strategy_cost.hpp"
 #include "dispatch/payload.hpp"
 #include "nodes/engine.hpp"
+#include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::nodes {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <random>
 
-#include "conformance/expect_conformance.hpp"
 #include "dispatch/payload.hpp"
 #include "nodes/engine.hpp"
+#include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::nodes {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "conformance/expect_conformance.hpp"
 #include "crossdock/crossdock.hpp"
+#include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::nodes {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "crossdock/reference.hpp"
+#include "crossdock/testing/reference.hpp"
 
 namespace crossdock::ops {
 namespace {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "crossdock/reference.hpp"
-#include "crossdock/reference_router.hpp"
 #include "crossdock/router.hpp"
+#include "crossdock/testing/reference.hpp"
+#include "crossdock/testing/reference_router.hpp"
 
 namespace crossdock {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/cuda/device_pool.hpp"
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::cuda {
 

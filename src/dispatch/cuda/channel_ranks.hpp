@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "crossdock/communicator.hpp"
+#include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::cuda {
 

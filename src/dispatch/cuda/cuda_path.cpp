@@ -9,7 +9,7 @@
 #include "dispatch/cuda/host_routing.hpp"
 #include "dispatch/cuda/input_check.hpp"
 #include "dispatch/dispatch_args.hpp"
-#include "dispatch/peer_rows.hpp"
+#include "dispatch/host/peer_rows.hpp"
 
 namespace crossdock::cuda {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dispatch/cuda/cuda_rank.hpp"
-#include "dispatch/cuda/pull_sum.hpp"
+#include "dispatch/cuda/kernels/pull_sum.hpp"
 
 namespace crossdock::cuda {
 

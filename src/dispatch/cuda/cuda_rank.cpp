@@ -9,15 +9,15 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/tensor_check.hpp"
-#include "dispatch/capacity.hpp"
 #include "dispatch/cuda/fault_error.hpp"
-#include "dispatch/cuda/move_rows.hpp"
-#include "dispatch/cuda/pad_rows.hpp"
-#include "dispatch/cuda/pull_sum.hpp"
-#include "dispatch/cuda/push_gradients.hpp"
-#include "dispatch/cuda/put.hpp"
-#include "dispatch/cuda/route_values.hpp"
+#include "dispatch/cuda/kernels/move_rows.hpp"
+#include "dispatch/cuda/kernels/pad_rows.hpp"
+#include "dispatch/cuda/kernels/pull_sum.hpp"
+#include "dispatch/cuda/kernels/push_gradients.hpp"
+#include "dispatch/cuda/kernels/put.hpp"
+#include "dispatch/cuda/kernels/route_values.hpp"
 #include "ops/fp8_rows.hpp"
+#include "plan/capacity.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -18,9 +18,9 @@
 #include "core/cuda/device_pool.hpp"
 #include "core/cuda/stream.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
-#include "dispatch/cuda/cuda_plan.hpp"
 #include "dispatch/device_path.hpp"
-#include "dispatch/placement.hpp"
+#include "plan/cuda/cuda_plan.hpp"
+#include "plan/placement.hpp"
 
 namespace crossdock::cuda {
 

@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "dispatch/allgather.hpp"
-#include "dispatch/cuda/move_rows.hpp"
-#include "dispatch/cuda/push_gradients.hpp"
-#include "dispatch/cuda/put.hpp"
+#include "dispatch/cuda/kernels/move_rows.hpp"
+#include "dispatch/cuda/kernels/push_gradients.hpp"
+#include "dispatch/cuda/kernels/put.hpp"
+#include "dispatch/strategies/allgather/allgather.hpp"
 
 namespace crossdock::cuda {
 

@@ -9,8 +9,8 @@
 
 #include "dispatch/cuda/cuda_path.hpp"
 #include "dispatch/cuda/exchange_plan.hpp"
-#include "dispatch/cuda/relay_plan.hpp"
 #include "dispatch/cuda/row_transport.hpp"
+#include "dispatch/strategies/direct/relay_plan.hpp"
 
 namespace crossdock::cuda {
 

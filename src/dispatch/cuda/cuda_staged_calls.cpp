@@ -2,8 +2,8 @@
 
 #include "core/cuda/check.hpp"
 #include "dispatch/cuda/cuda_staged.hpp"
-#include "dispatch/cuda/move_rows.hpp"
-#include "dispatch/cuda/push_gradients.hpp"
+#include "dispatch/cuda/kernels/move_rows.hpp"
+#include "dispatch/cuda/kernels/push_gradients.hpp"
 
 namespace crossdock::cuda {
 

@@ -8,7 +8,7 @@
 #include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device_pool.hpp"
 #include "crossdock/plan.hpp"
-#include "dispatch/cuda/device_plan.hpp"
+#include "plan/cuda/device_plan.hpp"
 
 namespace crossdock::cuda {
 

@@ -4,7 +4,7 @@
 
 #include "comm/cuda/peer_signals.cuh"
 #include "crossdock/error.hpp"
-#include "dispatch/cuda/device_plan.hpp"
+#include "plan/cuda/device_plan.hpp"
 
 namespace crossdock::cuda {
 

@@ -1,10 +1,10 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "dispatch/cuda/cuda_direct.hpp"
 #include "dispatch/cuda/cuda_staged.hpp"
 #include "dispatch/cuda/host_staging.hpp"
 #include "dispatch/device_path.hpp"
+#include "dispatch/strategies/direct/cuda_direct.hpp"
 
 namespace crossdock {
 namespace {

@@ -1,4 +1,4 @@
-#include "dispatch/cuda/move_rows.hpp"
+#include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/row_transport.hpp"
 
 namespace crossdock::cuda {

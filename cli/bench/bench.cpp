@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <iostream>
+
+#include "bench/runner.hpp"
+#include "cli/bench/report.hpp"
+#include "cli/commands.hpp"
+#include "cli/launched_job.hpp"
+#include "cli/machine.hpp"
+#include "cli/mpi_launch.hpp"
+#include "crossdock/error.hpp"
+#include "crossdock/mpi.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using bench::Case;
+using bench::Result;
+
+constexpr std::chrono::seconds kLimitOfRanks{600};
+
+bench::RunOptions run_options(const BenchArgs& args) {
+  return {.repeats = {.warm_up = args.warm_up, .timed = args.repeat},
+          .check = args.check,
+          .ranks_per_node = args.ranks_per_node};
+}
+
+// Prints tables as results come, or all at the end as JSON.
+class Report {
+ public:
+  explicit Report(bool json) : json_(json) {}
+
+  void add(const bench::Scenario& scenario, const Result& result) {
+    if (!json_) {
+      if (results_.empty() || results_.back().scenario != scenario.name) {
+        print_head(std::cout, scenario);
+      }
+      print_result(std::cout, result);
+    }
+    results_.push_back(result);
+  }
+  void finish() const {
+    if (json_) std::cout << to_json(results_) << "\n";
+  }
+
+ private:
+  bool json_;
+  std::vector<Result> results_;
+};
+
+// Names that are not known are bad arguments.
+std::vector<Case> select(const bench::Selection& selection) {
+  try {
+    return bench::select_cases(selection);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kInvalidArgument) throw ArgumentError(error.what());
+    throw;
+  }
+}
+
+// This process is one of the ranks.
+int run_as_rank(const BenchArgs& args) {
+  MpiOptions options{.ranks_per_node = args.ranks_per_node};
+  if (args.max_in_flight > 0) options.max_in_flight = args.max_in_flight;
+  Group group(make_mpi_communicator(options));
+  check_against_job(group.size(), args.communicators,
+                    args.ranks > 0 ? std::vector<int>{args.ranks} : std::vector<int>{});
+  const auto cases = select({.scenarios = args.scenarios,
+                             .strategies = args.strategies,
+                             .communicators = {"mpi"},
+                             .ranks = group.size(),
+                             .max_sms = args.max_sms});
+  Report report(args.json);
+  for (const Case& one : cases) {
+    if (one.communicator != "mpi") {
+      if (args.scenarios.empty()) continue;
+      throw ArgumentError("scenario " + one.scenario.name + " has one rank; run it without mpirun");
+    }
+    try {
+      const Result result = bench::run_case(one, group, run_options(args));
+      if (group.rank() == 0) report.add(one.scenario, result);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCapacity || group.rank() == 0) throw;
+      return 1;  // all ranks agreed that memory is short; rank 0 says so
+    }
+  }
+  if (group.rank() == 0) report.finish();
+  return 0;
+}
+
+std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& one) {
+  std::vector<std::string> list = {"bench",
+                                   "--json",
+                                   "--scenario",
+                                   one.scenario.name,
+                                   "--strategy",
+                                   one.strategy,
+                                   "--repeat",
+                                   std::to_string(args.repeat),
+                                   "--warm-up",
+                                   std::to_string(args.warm_up),
+                                   "--ranks-per-node",
+                                   std::to_string(args.ranks_per_node)};
+  if (args.max_in_flight > 0) {
+    list.insert(list.end(), {"--max-in-flight", std::to_string(args.max_in_flight)});
+  }
+  if (!args.check) list.emplace_back("--no-check");
+  return list;
+}
+
+}  // namespace
+
+int run_bench(const BenchArgs& args) {
+  if (args.list) {
+    if (args.json) {
+      std::cout << to_json(bench::scenarios()) << "\n";
+    } else {
+      print_scenarios(std::cout, bench::scenarios());
+    }
+    return 0;
+  }
+  if (mpi_is_launched()) return run_as_rank(args);
+  Report report(args.json);
+  std::vector<std::string> scenarios = args.scenarios;
+  if (scenarios.empty() && args.device == "cuda") scenarios = {"h200-*"};
+  std::vector<std::string> communicators = args.communicators;
+  if (communicators.empty() && find_program("mpirun").empty()) communicators = {"threads"};
+  const std::vector<Case> cases = select({.scenarios = scenarios,
+                                          .strategies = args.strategies,
+                                          .communicators = communicators,
+                                          .ranks = args.ranks,
+                                          .max_sms = args.max_sms});
+  for (const Case& one : cases) {
+    if (one.communicator != "mpi") {
+      report.add(one.scenario, bench::run_case(one, run_options(args)));
+      continue;
+    }
+    const std::string output =
+        run_under_mpi(one.scenario.ranks, arguments_of_ranks(args, one), kLimitOfRanks);
+    for (const Result& result : parse_results(output)) report.add(one.scenario, result);
+  }
+  report.finish();
+  return 0;
+}
+
+}  // namespace crossdock::cli

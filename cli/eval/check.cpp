@@ -1,0 +1,322 @@
+#include "cli/eval/check.hpp"
+
+#include <cmath>
+#include <functional>
+#include <sstream>
+
+#include "cli/epsilon.hpp"
+#include "cli/input_noise.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using reference::LayerInput;
+using reference::LayerOutput;
+using reference::MlpWeights;
+using reference::PerRank;
+
+// How far a result may be off.
+struct Allowance {
+  double tolerance = 0;       // times the scale
+  std::vector<double> scale;  // entry by entry
+  double floor = 0;           // the rounding of values too small for the dtype
+  DType dtype = DType::kF32;  // of the result
+  /// Entry by entry what rounding may move the result by; asked only if the rest does not suffice.
+  std::function<std::vector<double>()> spread{};
+};
+
+// Collects what was compared and the first difference.
+class Checker {
+ public:
+  // To the last bit.
+  void exact(const std::string& name, const std::vector<double>& got,
+             const std::vector<double>& wanted) {
+    if (!same_size(name, got.size(), wanted.size())) return;
+    const reference::Comparison difference = reference::compare(got, wanted);
+    if (difference.num_different > 0) fail(name, difference.first, got, wanted);
+  }
+
+  void exact(const std::string& name, const std::vector<int64_t>& got,
+             const std::vector<int64_t>& wanted) {
+    exact(name, std::vector<double>(got.begin(), got.end()),
+          std::vector<double>(wanted.begin(), wanted.end()));
+  }
+
+  // |got - wanted| as allowed, entry by entry; what is not finite must be equal, or too large for
+  // the dtype.
+  void near(const std::string& name, const std::vector<double>& got,
+            const std::vector<double>& wanted, const Allowance& allowance) {
+    if (!same_size(name, got.size(), wanted.size())) return;
+    std::vector<double> spread;
+    for (size_t i = 0; i < got.size() && passed(); ++i) {
+      const bool both_nan = std::isnan(got[i]) && std::isnan(wanted[i]);
+      if (both_nan || got[i] == wanted[i]) continue;
+      double allowed = allowance.tolerance * allowance.scale[i] + allowance.floor;
+      const double outermost = wanted[i] + std::copysign(allowed, wanted[i]);
+      if (std::isinf(got[i]) && got[i] == reference::round_to(allowance.dtype, outermost)) continue;
+      const double error = std::abs(got[i] - wanted[i]);
+      if (!(error <= allowed) && std::isfinite(error) && allowance.spread) {
+        if (spread.empty()) spread = allowance.spread();
+        allowed = std::max(allowed, spread[i]);
+      }
+      if (!(error <= allowed)) return fail(name, static_cast<int64_t>(i), got, wanted);
+      largest_error_ = std::max(largest_error_, allowance.tolerance * (error / allowed));
+    }
+  }
+
+  bool passed() const { return failure_.empty(); }
+  const std::string& failure() const { return failure_; }
+  double largest_error() const { return largest_error_; }
+
+ private:
+  bool same_size(const std::string& name, size_t got, size_t wanted) {
+    if (got == wanted) return true;
+    if (failure_.empty()) {
+      failure_ =
+          name + " has " + std::to_string(got) + " values, must have " + std::to_string(wanted);
+    }
+    return false;
+  }
+
+  void fail(const std::string& name, int64_t index, const std::vector<double>& got,
+            const std::vector<double>& wanted) {
+    if (!failure_.empty()) return;
+    std::ostringstream message;
+    message.precision(17);
+    message << name << ", value " << index << " is " << got[static_cast<size_t>(index)]
+            << ", must be " << wanted[static_cast<size_t>(index)];
+    failure_ = message.str();
+  }
+
+  std::string failure_;
+  double largest_error_ = 0.0;
+};
+
+// The case with the routes that were kept as its only ones, so that other weights drop no others.
+LayerInput with_kept_routes(LayerInput layer, const reference::Layout& layout) {
+  layer.config.capacity.reset();
+  for (size_t r = 0; r < layer.ranks.size(); ++r) {
+    for (size_t i = 0; i < layout.places[r].size(); ++i) {
+      if (!layout.places[r][i].is_kept()) layer.ranks[r].expert_ids[i] = -1;
+    }
+  }
+  return layer;
+}
+
+// The case with magnitudes in place of values: its sums bound the rounding of the real ones.
+LayerInput magnitudes(LayerInput layer) {
+  const auto take = [](std::vector<double>& values) {
+    for (double& value : values) value = std::isfinite(value) ? std::abs(value) : 0.0;
+  };
+  for (reference::RankInput& rank : layer.ranks) {
+    take(rank.x);
+    take(rank.weights);
+    take(rank.grad_out);
+  }
+  return layer;
+}
+
+// Calls visit(values) with every array of the case.
+void for_each_array(LayerInput& layer, const auto& visit) {
+  for (reference::RankInput& rank : layer.ranks) {
+    visit(rank.x);
+    visit(rank.weights);
+    visit(rank.grad_out);
+  }
+  for (reference::MlpWeights& expert : layer.experts) {
+    visit(expert.w1);
+    visit(expert.w2);
+    visit(expert.b1);
+    visit(expert.b2);
+  }
+}
+
+// Results of the case with shaken inputs. All experts have biases there, which stand for the
+// rounding of inner values and of results. A quarter of the tolerance, as the spread sums up what
+// each input adds to it.
+std::vector<LayerOutput> shaken_results(LayerInput layer, double tolerance, double spacing) {
+  for (reference::MlpWeights& expert : layer.experts) {
+    expert.b1.resize(expert.w1.size() / static_cast<size_t>(layer.mlp.D));
+    expert.b2.resize(static_cast<size_t>(layer.mlp.D));
+  }
+  std::vector<LayerOutput> results;
+  for (uint64_t sample = 0; sample < InputNoise::kSamples; ++sample) {
+    const InputNoise noise{.relative = tolerance / 4, .absolute = spacing, .sample = sample};
+    LayerInput shaken = layer;
+    uint64_t stream = 0;
+    for_each_array(shaken, [&](std::vector<double>& values) { noise.shake(values, stream++); });
+    results.push_back(reference::run_layer(shaken));
+  }
+  return results;
+}
+
+// The largest magnitude everywhere.
+std::vector<double> flat_scale(const std::vector<double>& values) {
+  double most = 0.0;
+  for (const double value : values)
+    most = std::max(most, std::isfinite(value) ? std::abs(value) : 0);
+  return std::vector<double>(values.size(), most);
+}
+
+std::string of_rank(const char* name, size_t rank) {
+  return std::string(name) + " of rank " + std::to_string(rank);
+}
+
+// Every expert returns its row: the sums are a function of exact rows, so their bits are fixed.
+void check_exact_sums(const EvalCase& eval_case, const EvalResult& result,
+                      const LayerOutput& wanted, Checker& checker) {
+  const int64_t D = eval_case.layer.config.width;
+  PerRank weights;
+  for (const reference::RankInput& rank : eval_case.layer.ranks) weights.push_back(rank.weights);
+  const auto rounded = [&](PerRank values) {
+    for (auto& rank : values) {
+      for (double& value : rank) value = reference::round_to(eval_case.dtype, value);
+    }
+    return values;
+  };
+  PerRank grad_rows = wanted.grad_y;
+  if (eval_case.layer.weights_in_experts) {
+    const PerRank row_weights = reference::dispatch_routes(wanted.layout, weights);
+    for (size_t r = 0; r < grad_rows.size(); ++r) {
+      for (size_t i = 0; i < grad_rows[r].size(); ++i) {
+        grad_rows[r][i] *= row_weights[r][i / static_cast<size_t>(D)];
+      }
+    }
+  }
+  const PerRank out =
+      reference::combine_exact(wanted.layout, D, eval_case.dtype, rounded(wanted.y),
+                               eval_case.layer.weights_in_experts ? nullptr : &weights);
+  const PerRank grad_x =
+      reference::combine_exact(wanted.layout, D, eval_case.dtype, rounded(grad_rows));
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    checker.exact(of_rank("out", r), result.ranks[r].out, out[r]);
+    checker.exact(of_rank("grad_x", r), result.ranks[r].grad_x, grad_x[r]);
+  }
+}
+
+// Every expert returns its row: sums of magnitudes bound the rounding of sums.
+void check_near_rows(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
+                     double tolerance, Checker& checker) {
+  const DispatchConfig& config = eval_case.layer.config;
+  const LayerOutput bound =
+      reference::run_layer(magnitudes(with_kept_routes(eval_case.layer, wanted.layout)));
+  const auto allow = [&](const std::vector<double>& scale, int64_t terms, DType dtype) {
+    return Allowance{.tolerance = tolerance,
+                     .scale = scale,
+                     .floor = static_cast<double>(terms) * denormal_spacing_of(dtype),
+                     .dtype = dtype};
+  };
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    const EvalRank& rank = result.ranks[r];
+    checker.near(of_rank("grad_weights", r), rank.grad_weights, wanted.grad_weights[r],
+                 allow(bound.grad_weights[r], config.width, eval_case.weight_dtype()));
+    if (!config.partial_sums) continue;  // check_exact_sums
+    const int64_t terms = config.top_k + 1;
+    checker.near(of_rank("out", r), rank.out, wanted.out[r],
+                 allow(bound.out[r], terms, eval_case.dtype));
+    checker.near(of_rank("grad_x", r), rank.grad_x, wanted.grad_x[r],
+                 allow(bound.grad_x[r], terms, eval_case.dtype));
+  }
+}
+
+// Of MLPs the largest value of a result is the scale of all; where terms cancel, the spread.
+void check_near_mlps(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
+                     double tolerance, Checker& checker) {
+  LayerInput layer = with_kept_routes(eval_case.layer, wanted.layout);
+  const double spacing = denormal_spacing_of(eval_case.dtype);
+  double largest_input = 1.0;
+  double terms = static_cast<double>(layer.config.width + layer.config.top_k + layer.mlp.F);
+  for_each_array(layer, [&](const std::vector<double>& values) {
+    for (const double scale : flat_scale(values)) largest_input = std::max(largest_input, scale);
+  });
+  for (const auto& rows : wanted.rows) terms += static_cast<double>(rows.size());
+  std::vector<LayerOutput> shaken;
+  using Member = std::function<const std::vector<double>&(const LayerOutput&)>;
+  const auto compare = [&](const std::string& name, const std::vector<double>& got, DType dtype,
+                           const Member& member) {
+    const std::vector<double>& values = member(wanted);
+    const auto spread = [&] {
+      if (shaken.empty()) shaken = shaken_results(layer, tolerance, spacing);
+      std::vector<double> widest;
+      for (const LayerOutput& output : shaken) widen_spread(values, member(output), widest);
+      return widest;
+    };
+    checker.near(name, got, values,
+                 {.tolerance = tolerance,
+                  .scale = flat_scale(values),
+                  .floor = spacing * terms * largest_input,
+                  .dtype = dtype,
+                  .spread = spread});
+  };
+  const DType sum_dtype = eval_case.weight_dtype();
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    const auto compare_rank = [&](const char* name, const std::vector<double>& got, DType dtype,
+                                  PerRank LayerOutput::*member) {
+      compare(
+          of_rank(name, r), got,
+          dtype, [&](const LayerOutput& output) -> const auto& { return (output.*member)[r]; });
+    };
+    compare_rank("out", result.ranks[r].out, eval_case.dtype, &LayerOutput::out);
+    compare_rank("grad_x", result.ranks[r].grad_x, eval_case.dtype, &LayerOutput::grad_x);
+    compare_rank("grad_weights", result.ranks[r].grad_weights, sum_dtype,
+                 &LayerOutput::grad_weights);
+  }
+  for (size_t e = 0; e < wanted.expert_grads.size(); ++e) {
+    const auto compare_grad = [&](const char* name, std::vector<double> MlpWeights::*member) {
+      if ((wanted.expert_grads[e].*member).empty() && (result.expert_grads[e].*member).empty()) {
+        return;
+      }
+      compare(
+          name + (" of expert " + std::to_string(e)), result.expert_grads[e].*member,
+          sum_dtype, [&](const LayerOutput& output) -> const auto& {
+            return output.expert_grads[e].*member;
+          });
+    };
+    compare_grad("grad_w1", &MlpWeights::w1);
+    compare_grad("grad_w2", &MlpWeights::w2);
+    compare_grad("grad_b1", &MlpWeights::b1);
+    compare_grad("grad_b2", &MlpWeights::b2);
+  }
+}
+
+}  // namespace
+
+CheckReport check_result(const EvalCase& eval_case, const EvalResult& result) {
+  const LayerInput& layer = eval_case.layer;
+  const LayerOutput wanted = reference::run_layer(layer);
+  Checker checker;
+  int64_t num_tokens = 0;
+  int64_t num_rows = 0;
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    checker.exact(of_rank("rows", r), result.ranks[r].rows, wanted.rows[r]);
+    checker.exact(of_rank("rows_per_expert", r), result.ranks[r].rows_per_expert,
+                  wanted.layout.receivers[r].rows_per_expert);
+    num_tokens += layer.ranks[r].T;
+    num_rows += wanted.layout.num_rows(static_cast<int>(r));
+  }
+  checker.exact("dropped", result.dropped(), wanted.dropped);
+  // Products are summed in fp32 at least, over K or D terms, or D and F of an MLP whose inner
+  // values are rounded to the dtype.
+  const bool identity = layer.experts.empty();
+  const double terms = static_cast<double>(layer.config.width + layer.config.top_k + layer.mlp.F);
+  const double tolerance = (identity ? 2.0 : 32.0) * epsilon_of(eval_case.dtype) +
+                           terms * epsilon_of(eval_case.weight_dtype());
+  const auto check_near = identity ? check_near_rows : check_near_mlps;
+  check_near(eval_case, result, wanted, tolerance, checker);
+  const bool has_fixed_bits = identity && !layer.config.partial_sums;
+  if (has_fixed_bits) check_exact_sums(eval_case, result, wanted, checker);
+
+  std::ostringstream summary;
+  if (checker.passed()) {
+    summary << "checked against the fp64 reference: " << result.ranks.size() << " ranks, "
+            << num_tokens << " tokens, " << num_rows << " rows; rows"
+            << (has_fixed_bits ? ", out and grad_x" : "") << " equal to the last bit, "
+            << (has_fixed_bits ? "grad_weights" : "sums and gradients") << " within "
+            << checker.largest_error() << " (relative; at most " << tolerance << ")";
+  } else {
+    summary << "differs from the fp64 reference: " << checker.failure();
+  }
+  return {checker.passed(), summary.str()};
+}
+
+}  // namespace crossdock::cli

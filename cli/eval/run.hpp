@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cli/eval/case.hpp"
+#include "crossdock/testing/reference.hpp"
+
+namespace crossdock::cli {
+
+/// What one rank of a case computed. Values are exact: every value of every dtype is a double.
+struct EvalRank {
+  std::vector<double> rows;              // [R, D], pad rows included
+  std::vector<int64_t> rows_per_expert;  // [E_local], without pad rows
+  std::vector<double> out;               // [T, D]
+  std::vector<double> grad_x;            // [T, D]
+  std::vector<double> grad_weights;      // [T, K]
+  std::vector<int64_t> dropped;          // [E]
+};
+
+struct EvalResult {
+  std::vector<EvalRank> ranks;                      // [P]
+  std::vector<reference::MlpWeights> expert_grads;  // [E], or empty
+
+  /// [E] summed over ranks
+  std::vector<int64_t> dropped() const;
+};
+
+/// Runs the case with the library, forward and backward, on ranks that are threads of this process.
+/// Throws the library's Error, which is the same from every rank.
+EvalResult run_case(const EvalCase& eval_case);
+
+}  // namespace crossdock::cli

@@ -1,0 +1,230 @@
+#include "cli/run/rank.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <sstream>
+
+#include "cli/run/check.hpp"
+#include "cli/run/checksum.hpp"
+#include "crossdock/strategy_cost.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double microseconds(Clock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// What a rank tells the others about its steps.
+struct StepTimes {
+  double forward_us = 0;
+  double backward_us = 0;
+  std::vector<OperationTime> operations;  // in the order they began
+};
+
+void add(const Event& event, const std::string& name, StepTimes& step) {
+  const auto known = std::find_if(step.operations.begin(), step.operations.end(),
+                                  [&](const auto& one) { return one.name == name; });
+  OperationTime& operation =
+      known != step.operations.end() ? *known : step.operations.emplace_back();
+  operation.name = name;
+  operation.median_us += static_cast<double>(event.end_ns - event.begin_ns) * 1e-3;
+  operation.bytes += event.bytes;
+}
+
+// One line per number, so that ranks need not agree on a layout.
+std::string to_text(const std::vector<StepTimes>& steps) {
+  std::ostringstream text;
+  for (const StepTimes& step : steps) {
+    text << "step " << step.forward_us << ' ' << step.backward_us << '\n';
+    for (const OperationTime& operation : step.operations) {
+      text << operation.name << ' ' << operation.median_us << ' ' << operation.bytes << '\n';
+    }
+  }
+  return text.str();
+}
+
+std::vector<StepTimes> from_text(std::span<const std::byte> body) {
+  std::istringstream text(std::string(reinterpret_cast<const char*>(body.data()), body.size()));
+  std::vector<StepTimes> steps;
+  for (std::string name; text >> name;) {
+    if (name == "step") {
+      StepTimes& step = steps.emplace_back();
+      text >> step.forward_us >> step.backward_us;
+    } else {
+      OperationTime& operation = steps.back().operations.emplace_back();
+      operation.name = name;
+      text >> operation.median_us >> operation.bytes;
+    }
+  }
+  return steps;
+}
+
+Agreement tell_all(Group& group, const char* operation, std::span<const std::byte> body) {
+  return group.agree({.operation = operation, .body = body});
+}
+
+// The slowest rank of each step, and then the median over the steps.
+void merge_times(Group& group, const std::vector<StepTimes>& own, RunResult& result) {
+  const std::string text = to_text(own);
+  const Agreement all = tell_all(group, "run_times", std::as_bytes(std::span(text)));
+  std::vector<double> forward(own.size());
+  std::vector<double> backward(own.size());
+  result.steps_us.assign(own.size(), 0);
+  std::map<std::string, std::vector<double>> slowest;
+  std::map<std::string, int64_t> bytes;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const std::vector<StepTimes> steps = from_text(all.body(rank));
+    for (size_t i = 0; i < steps.size(); ++i) {
+      forward[i] = std::max(forward[i], steps[i].forward_us);
+      backward[i] = std::max(backward[i], steps[i].backward_us);
+      result.steps_us[i] = std::max(result.steps_us[i], steps[i].forward_us + steps[i].backward_us);
+      for (const OperationTime& operation : steps[i].operations) {
+        std::vector<double>& times = slowest[operation.name];
+        times.resize(own.size());
+        times[i] = std::max(times[i], operation.median_us);
+        if (i == 0) bytes[operation.name] += operation.bytes;
+      }
+    }
+  }
+  result.forward_us = median(forward);
+  result.backward_us = median(backward);
+  for (const OperationTime& operation : own[0].operations) {
+    result.operations.push_back(
+        {operation.name, median(slowest[operation.name]), bytes[operation.name]});
+  }
+}
+
+void merge_traffic(Group& group, RunResult& result) {
+  const Traffic own = group.communicator().traffic();
+  const Agreement all = tell_all(group, "run_traffic", std::as_bytes(std::span(&own, 1)));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    Traffic one;
+    std::copy_n(all.body(rank).begin(), sizeof(one), reinterpret_cast<std::byte*>(&one));
+    result.traffic.bytes_within_node += one.bytes_within_node;
+    result.traffic.bytes_between_nodes += one.bytes_between_nodes;
+    result.traffic.requests_posted += one.requests_posted;
+    result.traffic.max_requests_in_flight =
+        std::max(result.traffic.max_requests_in_flight, one.max_requests_in_flight);
+  }
+}
+
+void merge_memory(Group& group, RunResult& result) {
+  const GroupMemory own = group.memory();
+  const Agreement all = tell_all(group, "run_memory", std::as_bytes(std::span(&own, 1)));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    GroupMemory one;
+    std::copy_n(all.body(rank).begin(), sizeof(one), reinterpret_cast<std::byte*>(&one));
+    if (one.pool_bytes + one.window_bytes > result.memory.pool_bytes + result.memory.window_bytes) {
+      result.memory = one;
+    }
+  }
+}
+
+// What the cost model expects a rank to hold after a step, forward and backward.
+int64_t planned_bytes(Group& group, const RunJob& job, const DispatchConfig& config,
+                      const std::string& strategy) {
+  const CostEstimate costs = estimate_costs({.config = config,
+                                             .topology = group.topology(),
+                                             .tokens = job.num_tokens(0),
+                                             .dtype = job.dtype(),
+                                             .staging_bytes = group.options().staging_bytes});
+  for (const StrategyCost& cost : costs.strategies) {
+    if (cost.name != strategy) continue;
+    const MemoryNeed& need = cost.memory.expected;
+    return static_cast<int64_t>(need.pool_bytes + need.window_bytes);
+  }
+  return 0;
+}
+
+void read_load(const PlanData& plan, RunResult& result) {
+  result.rows_per_rank = plan.rows_per_rank;
+  result.rows_per_expert.assign(static_cast<size_t>(plan.E), 0);
+  for (size_t i = 0; i < plan.counts.size(); ++i) {
+    result.rows_per_expert[i % static_cast<size_t>(plan.E)] += plan.counts[i];
+  }
+}
+
+// One step, timed, with the operations it consisted of.
+StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, MoeLayer& layer,
+                   RunOutcome& outcome, TraceLog& log) {
+  outcome = {};
+  tell_all(group, "run_step", {});
+  const Clock::time_point begin = Clock::now();
+  MoeForwardResult forward = layer.forward({.weights = tensors.weights, .x = tensors.x.view});
+  const Clock::time_point middle = Clock::now();
+  if (job.with_backward) {
+    outcome.grad_x = layer.backward({.weights = tensors.weights,
+                                     .x = tensors.x.view,
+                                     .grad_out = tensors.grad_out.view,
+                                     .saved = &forward.saved,
+                                     .grads = tensors.grads});
+  }
+  const Clock::time_point end = Clock::now();
+  outcome.out = std::move(forward.out);
+  outcome.decision = std::move(forward.saved.decision);
+  StepTimes step{.forward_us = microseconds(middle - begin),
+                 .backward_us = microseconds(end - middle),
+                 .operations = {}};
+  const auto nanoseconds = [](Clock::time_point time) {
+    return std::chrono::nanoseconds(time.time_since_epoch()).count();
+  };
+  const std::vector<Event> events = group.recorder().events();
+  if (!job.trace_file.empty()) {
+    const bool is_whole =
+        std::ssize(events) < kRecordedEvents || events.front().begin_ns < nanoseconds(begin);
+    log.add_step(events, is_whole);
+  }
+  for (const Event& event : events) {
+    if (event.begin_ns < nanoseconds(begin) || !std::string_view(event.phase).empty()) continue;
+    const bool is_again =
+        event.begin_ns >= nanoseconds(middle) && std::string_view(event.operation) == "dispatch";
+    add(event, is_again ? "dispatch_grad" : event.operation, step);
+  }
+  return step;
+}
+
+}  // namespace
+
+RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress) {
+  const auto say = [&](const std::string& words) {
+    if (group.rank() == 0) progress(words);
+  };
+  say("making parameters");
+  const RunValues values(job);
+  const RunTensors tensors(job, values, group);
+  MoeLayer layer(group, job.layer);
+  RunOutcome outcome;
+  TraceLog log;
+  std::vector<StepTimes> times;
+  for (int step = 0; step < job.num_steps; ++step) {
+    say("step " + std::to_string(step + 1) + " of " + std::to_string(job.num_steps));
+    times.push_back(run_step(group, job, tensors, layer, outcome, log));
+  }
+  RunResult result;
+  if (!job.trace_file.empty()) result.trace = write_trace(group, log, job.trace_file);
+  say("checking");
+  result.strategy = layer.config().strategy;
+  result.num_nodes = group.topology().num_nodes;
+  const DispatchConfig& config = layer.config().dispatch;
+  result.planned_bytes = planned_bytes(group, job, config, result.strategy);
+  merge_traffic(group, result);
+  merge_memory(group, result);
+  merge_times(group, times, result);
+  read_load(outcome.decision.plan.data(), result);
+  result.checksum = checksum(group, outcome.out.view);
+  if (job.with_backward) result.grad_checksum = checksum(group, outcome.grad_x.view);
+  if (job.with_check) result.check = check_run(group, job, values, tensors, outcome);
+  return result;
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,115 @@
+#include <unistd.h>
+
+#include <iostream>
+#include <optional>
+
+#include "bench/memory.hpp"
+#include "cli/commands.hpp"
+#include "cli/json_writer.hpp"
+#include "cli/mpi_launch.hpp"
+#include "cli/output_file.hpp"
+#include "cli/progress_line.hpp"
+#include "cli/run/job.hpp"
+#include "cli/run/rank.hpp"
+#include "cli/run/report.hpp"
+#include "crossdock/crossdock.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
+  RunResult result;
+  run_ranks(job.num_ranks,
+            [&](Group& group) {
+              RunResult own = run_rank(group, job, progress);
+              if (group.rank() == 0) result = std::move(own);
+            },
+            {.ranks_per_node = job.ranks_per_node, .group = {.recorded_events = kRecordedEvents}});
+  return result;
+}
+
+// The group of MPI processes this one belongs to; none if it was not started by mpirun.
+std::unique_ptr<Group> join_processes(const RunArgs& args) {
+  if (!mpi_is_launched()) return nullptr;
+  MpiOptions options{.ranks_per_node = args.ranks_per_node};
+  if (args.max_in_flight > 0) options.max_in_flight = args.max_in_flight;
+  if (args.chunk_bytes > 0) options.chunk_bytes = args.chunk_bytes;
+  return std::make_unique<Group>(make_mpi_communicator(options),
+                                 GroupOptions{.recorded_events = kRecordedEvents});
+}
+
+[[noreturn]] void start_processes(const RunArgs& args, const RunJob& job) {
+  if (!mpi_is_built()) {
+    throw Error(ErrorCode::kUnsupported, "communicator mpi: this build has no MPI");
+  }
+  continue_under_mpi(job.num_ranks, args.words);
+}
+
+// What all ranks hold for certain: parameters and their gradients; of a token x, grad_out, out and
+// its scores; of a row what dispatch and experts make of it. In doubles, which do not overflow.
+double least_bytes(const RunJob& job) {
+  const MoeLayerConfig& layer = job.layer;
+  const auto tokens = static_cast<double>(job.tokens_total);
+  const auto width = static_cast<double>(layer.router.width);
+  const auto inner = static_cast<double>(layer.experts.inner);
+  const auto num_experts = static_cast<double>(layer.router.num_experts);
+  const double rows = tokens * static_cast<double>(layer.router.top_k);
+  const double parameters = num_experts * width * (2 * inner + 1) +
+                            job.num_ranks * 2 * width * static_cast<double>(layer.shared_inner);
+  const double of_tokens = tokens * (3 * width + num_experts);
+  const double of_rows = rows * (2 * width + 2 * inner);
+  return static_cast<double>(size_of(job.dtype())) *
+         ((job.with_backward ? 2 : 1) * parameters + of_tokens + of_rows);
+}
+
+int print(const RunArgs& args, const RunJob& job, const RunResult& result) {
+  if (args.json) {
+    std::cout << to_json(job, result) << "\n" << std::flush;
+  } else {
+    // mpirun gives its processes a terminal of their own, whatever watches mpirun.
+    const bool colour = job.engine == "threads" && isatty(STDOUT_FILENO) != 0;
+    std::cout << to_text(job, result, colour) << std::flush;
+  }
+  return !result.check || result.check->passed ? 0 : 1;
+}
+
+void print_error(const RunArgs& args, const char* message) {
+  if (!args.json) {
+    std::cerr << "crossdock run: " << message << "\n";
+    return;
+  }
+  std::cout << error_json(message) << "\n" << std::flush;
+}
+
+}  // namespace
+
+int run_run(const RunArgs& args) {
+  const std::unique_ptr<Group> processes = join_processes(args);
+  const bool prints = !processes || processes->rank() == 0;
+  try {
+    const RunJob job = make_job(args, processes ? processes->size() : 0);
+    if (!processes) {
+      bench::check_memory("this layer", least_bytes(job), job.num_ranks);
+      if (!job.trace_file.empty()) check_output_file(kTrace, job.trace_file);
+      if (job.engine == "mpi") start_processes(args, job);
+    }
+    RunResult result;
+    {
+      const ProgressLine line;
+      const StepProgress progress = [&](const std::string& words) { line.show(words); };
+      result = processes ? run_rank(*processes, job, progress) : run_on_threads(job, progress);
+    }
+    if (prints) return print(args, job, result);
+    return !result.check || result.check->passed ? 0 : 1;
+  } catch (const ArgumentError&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    if (prints) print_error(args, "there is not enough memory for this layer; take a smaller one");
+    return 1;
+  } catch (const std::exception& error) {
+    if (prints) print_error(args, error.what());
+    return 1;
+  }
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,132 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "cli/commands.hpp"
+#include "cli/json_writer.hpp"
+#include "cli/launched_job.hpp"
+#include "cli/machine.hpp"
+#include "cli/mpi_launch.hpp"
+#include "cli/progress_line.hpp"
+#include "cli/verify/report.hpp"
+#include "cli/verify/run.hpp"
+#include "crossdock/crossdock.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using conformance::Check;
+
+constexpr std::chrono::seconds kLimitOfRanks{1200};
+
+CheckProgress progress_of(const ProgressLine& line, const VerifyCell& cell, size_t count) {
+  return [&line, cell, count](int64_t number, const Check& check) {
+    line.show(cell.strategy + ", " + std::to_string(cell.ranks) + " ranks (" + cell.communicator +
+              "): " + std::to_string(number) + " of " + std::to_string(count) + "  " + check.name);
+  };
+}
+
+void list(const VerifyArgs& args, const std::vector<Check>& checks) {
+  if (!args.json) {
+    for (const Check& check : checks) std::cout << check.name << "\n";
+    return;
+  }
+  JsonWriter writer(1);
+  writer.begin_array();
+  for (const Check& check : checks) writer.value(std::string_view(check.name));
+  writer.end_array();
+  std::cout << writer.text() << "\n";
+}
+
+std::vector<std::string> arguments_of_ranks(const VerifyArgs& args, const VerifyCell& cell) {
+  std::vector<std::string> list = {"verify", "--json", "--always-zero", "--strategy",
+                                   cell.strategy};
+  const auto add = [&](const char* option, const std::vector<std::string>& values) {
+    for (const std::string& value : values) list.insert(list.end(), {option, value});
+  };
+  add("--case", args.cases);
+  add("--dtype", args.dtypes);
+  if (args.quick) list.emplace_back("--quick");
+  if (args.ranks_per_node > 0) {
+    list.insert(list.end(), {"--ranks-per-node", std::to_string(args.ranks_per_node)});
+  }
+  return list;
+}
+
+// The cells to fill, without mpirun.
+std::vector<VerifyCell> cells_of(const VerifyArgs& args) {
+  std::vector<std::string> communicators = args.communicators;
+  if (communicators.empty()) {
+    communicators = {"threads"};
+    if (mpi_is_built() && !find_program("mpirun").empty()) communicators.emplace_back("mpi");
+  }
+  std::vector<VerifyCell> cells;
+  for (const std::string& strategy : args.strategies.empty() ? strategy_names() : args.strategies) {
+    for (const std::string& communicator : communicators) {
+      for (const int ranks : args.ranks.empty() ? std::vector<int>{1, 2, 4, 7} : args.ranks) {
+        cells.push_back({strategy, communicator, ranks, args.ranks_per_node});
+      }
+    }
+  }
+  return cells;
+}
+
+// This process is one of the ranks.
+std::vector<VerifyResult> verify_as_rank(const VerifyArgs& args, Group& group,
+                                         const std::vector<Check>& checks) {
+  check_against_job(group.size(), args.communicators, args.ranks);
+  const ProgressLine line;
+  std::vector<VerifyResult> results;
+  for (const std::string& strategy : args.strategies.empty() ? strategy_names() : args.strategies) {
+    const VerifyCell cell{strategy, "mpi", group.size(), args.ranks_per_node};
+    results.push_back(verify_on(group, cell, checks, progress_of(line, cell, checks.size())));
+    if (group.is_poisoned()) break;
+  }
+  return results;
+}
+
+std::vector<VerifyResult> verify_all(const VerifyArgs& args, const std::vector<Check>& checks) {
+  const ProgressLine line;
+  std::vector<VerifyResult> results;
+  for (const VerifyCell& cell : cells_of(args)) {
+    if (cell.communicator == "threads") {
+      results.push_back(verify_on_threads(cell, checks, progress_of(line, cell, checks.size())));
+      continue;
+    }
+    line.show(cell.strategy + ", " + std::to_string(cell.ranks) + " ranks (mpi)");
+    const std::string output =
+        run_under_mpi(cell.ranks, arguments_of_ranks(args, cell), kLimitOfRanks);
+    for (VerifyResult& result : parse_verify_results(output)) results.push_back(std::move(result));
+  }
+  return results;
+}
+
+}  // namespace
+
+int run_verify(const VerifyArgs& args) {
+  const std::vector<Check> checks =
+      select_checks({.names = args.cases, .dtypes = args.dtypes, .is_quick = args.quick});
+  if (checks.empty()) {
+    throw ArgumentError("no check fits; `crossdock verify --list` names all");
+  }
+  if (args.list) {
+    list(args, checks);
+    return 0;
+  }
+  std::unique_ptr<Group> group;
+  if (mpi_is_launched()) {
+    group = std::make_unique<Group>(make_mpi_communicator({.ranks_per_node = args.ranks_per_node}));
+  }
+  const std::vector<VerifyResult> results =
+      group ? verify_as_rank(args, *group, checks) : verify_all(args, checks);
+  if (!group || group->rank() == 0) {
+    const bool colour = !group && isatty(STDOUT_FILENO) != 0;
+    std::cout << (args.json ? to_json(results) + "\n" : to_text(results, colour)) << std::flush;
+  }
+  const bool passed = std::all_of(results.begin(), results.end(),
+                                  [](const auto& result) { return result.passed(); });
+  return passed || args.always_zero ? 0 : 1;
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "crossdock/extend/strategy.hpp"
+
+namespace crossdock {
+
+/// Another strategy, call by call. Derive from it and override what shall differ, e.g. to watch a
+/// strategy at work or to disturb it in a test. Note that scatter_chunks goes to the inner strategy
+/// as well: who overrides scatter alone changes dispatches in one piece.
+class ForwardingStrategy : public Strategy {
+ public:
+  explicit ForwardingStrategy(std::unique_ptr<Strategy> inner) : inner_(std::move(inner)) {}
+
+  std::string_view name() const override { return inner_->name(); }
+  std::optional<Device> device_for_host_tensors() const override {
+    return inner_->device_for_host_tensors();
+  }
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    return inner_->prepare(exchange);
+  }
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    inner_->scatter(exchange, parts);
+  }
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    inner_->scatter_chunks(exchange, parts, chunks, arrived);
+  }
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    inner_->gather_sum(exchange, args);
+  }
+  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    inner_->gather_partial_sums(exchange, args);
+  }
+  void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) override {
+    inner_->scatter_routes(exchange, routes, rows);
+  }
+  void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes) override {
+    inner_->gather_routes(exchange, rows, routes);
+  }
+  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
+    return inner_->allocate_rows(exchange, dtype, shape);
+  }
+
+ protected:
+  Strategy& inner() { return *inner_; }
+
+ private:
+  std::unique_ptr<Strategy> inner_;
+};
+
+}  // namespace crossdock

@@ -1,0 +1,150 @@
+// Making MPI communicators: the only place where MPI may block, for as long as there is patience.
+#include <mpi.h>
+
+#include <utility>
+#include <vector>
+
+#include "comm/deadlines.hpp"
+#include "comm/exchange_arguments.hpp"
+#include "comm/mpi/closing.hpp"
+#include "comm/mpi/communicator.hpp"
+#include "comm/mpi/environment.hpp"
+#include "comm/mpi/patience.hpp"
+#include "comm/topology.hpp"
+#include "core/check.hpp"
+#include "crossdock/mpi.hpp"
+
+namespace crossdock {
+namespace comm {
+namespace {
+
+constexpr int64_t kMaxChunkBytes = int64_t{1} << 30;  // MPI counts in int
+
+MPI_Comm duplicate(MPI_Comm communicator) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(communicator, &copy), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return copy;
+}
+
+/// The lowest rank of `communicator` that shares memory with this one.
+int lowest_rank_of_node(MPI_Comm communicator, int rank) {
+  MPI_Comm node = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node),
+            "MPI_Comm_split_type");
+  int lowest = rank;
+  check_mpi(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "MPI_Bcast");
+  check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
+  return lowest;
+}
+
+MpiMembers look_around(MPI_Comm communicator, int ranks_per_node) {
+  int rank = 0;
+  int size = 0;
+  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
+  const int node = lowest_rank_of_node(communicator, rank);
+  std::vector<int> nodes(static_cast<size_t>(size));
+  check_mpi(MPI_Allgather(&node, 1, MPI_INT, nodes.data(), 1, MPI_INT, communicator),
+            "MPI_Allgather");
+  const ProcessIdentity self = identify_this_process();
+  MpiMembers members;
+  members.processes.resize(static_cast<size_t>(size));
+  check_mpi(MPI_Allgather(&self, sizeof self, MPI_BYTE, members.processes.data(), sizeof self,
+                          MPI_BYTE, communicator),
+            "MPI_Allgather");
+  members.topology =
+      ranks_per_node > 0 ? Topology::uniform(size, ranks_per_node) : number_nodes(nodes);
+  return members;
+}
+
+// What a communicator is made of.
+struct MpiParts {
+  MPI_Comm data = MPI_COMM_NULL;
+  MPI_Comm control = MPI_COMM_NULL;
+  MpiMembers members{};
+};
+
+std::unique_ptr<Communicator> put_together(MpiParts parts, const MpiOptions& options) {
+  return std::make_unique<MpiCommunicator>(parts.data, parts.control, std::move(parts.members),
+                                           options);
+}
+
+std::chrono::nanoseconds patience_of(const MpiOptions& options) {
+  return options.setup_deadline.value_or(default_arrival_deadline());
+}
+
+// The part of `communicator` with these ranks of it. Called by them alone.
+MPI_Comm communicator_of(MPI_Comm communicator, const std::vector<int>& members) {
+  MPI_Group all = MPI_GROUP_NULL;
+  MPI_Group chosen = MPI_GROUP_NULL;
+  MPI_Comm part = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_group(communicator, &all), "MPI_Comm_group");
+  check_mpi(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &chosen),
+            "MPI_Group_incl");
+  check_mpi(MPI_Comm_create_group(communicator, chosen, 0, &part), "MPI_Comm_create_group");
+  MPI_Group_free(&chosen);
+  MPI_Group_free(&all);
+  check_mpi(MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return part;
+}
+
+std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOptions& options) {
+  CROSSDOCK_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= kMaxChunkBytes,
+                  "chunk_bytes must be from 1 to ", kMaxChunkBytes, ", got ", options.chunk_bytes);
+  CROSSDOCK_CHECK(options.max_in_flight >= 2,
+                  "max_in_flight must be at least 2 (one message each way), got ",
+                  options.max_in_flight);
+  CROSSDOCK_CHECK(options.ranks_per_node >= 0,
+                  "ranks_per_node must be 0 (as MPI reports) or positive, got ",
+                  options.ranks_per_node);
+  return put_together(
+      run_patiently<MpiParts>(
+          [original, ranks_per_node = options.ranks_per_node] {
+            free_closed_communicators();
+            const MPI_Comm data = duplicate(original);
+            return MpiParts{data, duplicate(data), look_around(data, ranks_per_node)};
+          },
+          "all processes to make a communicator", patience_of(options)),
+      options);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> MpiCommunicator::subgroup(std::span<const int> members) {
+  check_members(members, rank_, size_);
+  MpiMembers part{.topology = restrict_to(topology(), members), .processes = {}};
+  for (const int member : members) {
+    part.processes.push_back(members_.processes[static_cast<size_t>(member)]);
+  }
+  return put_together(
+      run_patiently<MpiParts>(
+          [parent = data_, chosen = std::vector<int>(members.begin(), members.end()),
+           part = std::move(part)] {
+            free_closed_communicators();
+            const MPI_Comm data = communicator_of(parent, chosen);
+            return MpiParts{data, duplicate(data), part};
+          },
+          concat(members.size(), " processes to make a subgroup"), patience_of(options_)),
+      options_);
+}
+
+}  // namespace comm
+
+bool mpi_is_built() {
+  return true;
+}
+
+std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options) {
+  comm::ensure_mpi_is_initialized();
+  return comm::make_communicator(MPI_COMM_WORLD, options);
+}
+
+std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm, MpiOptions options) {
+  CROSSDOCK_CHECK(mpi_comm != nullptr, "mpi_comm must point to an MPI_Comm, got null");
+  CROSSDOCK_CHECK(comm::mpi_is_running(),
+                  "MPI must be initialised, and not finalised, before its communicators are used");
+  return comm::make_communicator(*static_cast<const MPI_Comm*>(mpi_comm), options);
+}
+
+}  // namespace crossdock

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "crossdock/dispatch_config.hpp"
+#include "crossdock/extend/communicator.hpp"
+#include "plan/placement.hpp"
+
+namespace crossdock {
+
+/// Where the K distinct experts of one token are, before the router has spoken: expectations.
+struct TokenSpread {
+  std::vector<double> routes_to_rank;  // [P] number of routes
+  std::vector<double> reaches_rank;    // [P] probability of at least one route
+  std::vector<double> reaches_node;    // [nodes] the same
+};
+
+/// The router draws K experts one after the other, each with a probability proportional to
+/// (e + 1)^-zipf among those not drawn yet.
+struct TopKDraw {
+  int64_t top_k = 0;
+  double zipf = 0;
+};
+
+/// Every source keeps at most `capacity` routes to an expert.
+struct Drops {
+  int64_t tokens = 0;  // of a source
+  int64_t capacity = 0;
+  DropPolicy policy = DropPolicy::kPosition;
+};
+
+inline constexpr double kMaxZipf = 10;
+
+/// About how many multiplications expected_spread needs for its integrals: with zipf > 0 every
+/// expert costs top_k of them per node of the quadrature. 0 if it needs no integral.
+double draw_steps(int64_t num_experts, const TopKDraw& draw, bool with_drops);
+/// Some seconds.
+inline constexpr double kMaxDrawSteps = 1.3e9;
+/// Largest top_k * num_experts with zipf > 0, whatever the steps.
+inline constexpr int64_t kMaxSkewedSlots = int64_t{1} << 18;
+
+/// zipf = 0, all experts alike: exact, by the hypergeometric formula. zipf > 0: an integral over
+/// one variable, to about 1e-12.
+///
+/// With drops, of the routes that are kept, as a mean over a source's tokens. The number of routes
+/// is exact for any policy: a source has a binomial number of them to an expert. For ranks and
+/// nodes the drops of one token's routes are taken to be independent of each other, given its place
+/// among the tokens (kPosition: early ones keep theirs), which is sampled.
+TokenSpread expected_spread(const Placement& placement, const Topology& topology,
+                            const TopKDraw& draw, const std::optional<Drops>& drops = {});
+
+}  // namespace crossdock

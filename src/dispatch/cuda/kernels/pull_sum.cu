@@ -1,0 +1,205 @@
+#include <algorithm>
+
+#include "core/cuda/device.hpp"
+#include "core/cuda/launch.hpp"
+#include "core/cuda/load_kernels.hpp"
+#include "dispatch/cuda/kernels/pull_sum.hpp"
+#include "dispatch/cuda/kernels/row_vector.cuh"
+#include "dispatch/cuda/kernels/zero_rows.cuh"
+
+namespace crossdock::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kBlocksPerSm = 6;         // that fit, of most kernels
+constexpr int kLastingBlocksPerSm = 4;  // where a number of multiprocessors is given
+
+// How many vectors of each row a lane has in flight, and how many blocks must fit with what that
+// needs of registers. Measured: where K is small, more vectors are worth fewer blocks.
+template <int kBatch, bool kMore>
+struct Depth {
+  static constexpr int kUnroll = kMore || kBatch == 8 ? 1 : kBatch == 4 ? 3 : 2;
+  static constexpr int kBlocks = kMore ? 5 : kBatch == 4 ? 4 : kBlocksPerSm;
+};
+
+// The rows of up to kBatch slots of one token; null where there is no kept route, and without
+// peers.
+template <typename Vector, int kBatch>
+struct SlotBatch {
+  const Vector* rows[kBatch];
+  float weights[kBatch];
+
+  __device__ void read(const PullSumArgs& args, int64_t row_vectors, int64_t token, int first_slot,
+                       bool has_peers) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      rows[i] = nullptr;
+      weights[i] = 1.0f;
+      if (first_slot + i >= args.K) continue;
+      const int64_t route = token * args.K + first_slot + i;
+      const RouteTarget target = args.targets[route];
+      if (target.rank < 0 || !has_peers) continue;
+      rows[i] = reinterpret_cast<const Vector*>(args.rows[target.rank]) + target.row * row_vectors;
+      if (args.weights != nullptr) weights[i] = args.weights[route];
+    }
+  }
+};
+
+// sums += weight * row, slot by slot, for kUnroll vectors that are 32 apart, as far as they are in
+// the row; all loads are started before the first is used.
+template <typename Vector, int kBatch, int kUnroll, int kCount>
+__device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t first, int64_t end,
+                          float (&sums)[kUnroll][kCount]) {
+  Vector values[kBatch][kUnroll];
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (slots.rows[i] == nullptr) continue;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (first + u * 32 < end) values[i][u] = load_once(slots.rows[i] + first + u * 32);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (slots.rows[i] == nullptr) continue;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        sums[u][j] = __fmaf_rn(slots.weights[i], widen(values[i][u].elements[j]), sums[u][j]);
+      }
+    }
+  }
+}
+
+// A warp takes pieces of tokens in turn; a lane sums vectors of all K rows. kMore: K is larger than
+// kBatch.
+template <typename Element, int kCount, int kBatch, bool kMore>
+__global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
+    pull_sum_kernel(const __grid_constant__ PullSumArgs args, int pieces, int piece_vectors) {
+  using Vector = RowVector<Element, kCount>;
+  constexpr int kUnroll = Depth<kBatch, kMore>::kUnroll;
+  wait_for_kernel_before();
+  if (args.awaits_peers) peer_arrival(args.signals, args.operation);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t row_vectors = args.D / kCount;
+  const int64_t num_tasks = args.T * pieces;
+  const int64_t first_task = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  for (int64_t task = first_task; task < num_tasks;
+       task += static_cast<int64_t>(gridDim.x) * kWarps) {
+    const int64_t token = task / pieces;
+    const int64_t begin = (task - token * pieces) * piece_vectors;
+    const int64_t end = min(begin + piece_vectors, row_vectors);
+    auto* out = reinterpret_cast<Vector*>(args.out) + token * row_vectors;
+    const bool has_peers = !is_poisoned(args.signals);
+    SlotBatch<Vector, kBatch> slots;
+    slots.read(args, row_vectors, token, 0, has_peers);
+    for (int64_t first = begin + lane; first < end; first += 32 * kUnroll) {
+      float sums[kUnroll][kCount] = {};
+      add_slots(slots, first, end, sums);
+      for (int slot = kBatch; kMore && slot < args.K; slot += kBatch) {
+        SlotBatch<Vector, kBatch> more;
+        more.read(args, row_vectors, token, slot, has_peers);
+        add_slots(more, first, end, sums);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (first + u * 32 >= end) continue;
+        Vector result;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) result.elements[j] = narrow<Element>(sums[u][j]);
+        out[first + u * 32] = result;  // may stay in the cache: it is what is read next
+      }
+    }
+  }
+  if (last_block(args.signals, /*writes_to_peers=*/false) &&
+      !peer_barrier(args.signals, args.operation, args.awaits_peers)) {
+    zero_bytes(args.out, args.T * args.D * static_cast<int64_t>(sizeof(Element)));
+  }
+}
+
+// Where blocks come in a few waves, the last of them leaves multiprocessors idle for long: blocks
+// that go on do better, on this rank's share of the GPU. Returns that share; 0: blocks that end
+// with their task, which are better for many waves (they keep more loads in flight) and for less
+// than a few (their tasks start at once).
+int lasting_sms(int64_t wanted_blocks, int num_sharing) {
+  const int all_sms = num_sms(current_device());
+  const int64_t at_once = int64_t{all_sms} * kBlocksPerSm;
+  const int64_t blocks = wanted_blocks * num_sharing;
+  const bool is_between = blocks >= 3 * at_once && blocks < 8 * at_once;
+  return is_between ? std::max(all_sms / num_sharing, 1) : 0;
+}
+
+template <typename Element, int kCount, int kBatch, bool kMore>
+void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
+  // Rows are cut into pieces until every multiprocessor has enough warps.
+  const int64_t row_vectors = args.D / kCount;
+  const int64_t all_sms = sms > 0 ? sms : num_sms(current_device());
+  const int64_t wanted_warps = all_sms * kBlocksPerSm * kWarps;
+  int64_t piece_vectors = (row_vectors + 31) / 32 * 32;
+  while (piece_vectors > 128 &&
+         args.T * ((row_vectors + piece_vectors - 1) / piece_vectors) < wanted_warps) {
+    piece_vectors = (piece_vectors / 2 + 31) / 32 * 32;
+  }
+  const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
+  const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
+  const int64_t wanted_blocks = (tasks + kWarps - 1) / kWarps;
+  if (sms == 0) sms = lasting_sms(wanted_blocks, std::max(args.num_sharing, 1));
+  const int64_t most_blocks = sms > 0 ? int64_t{sms} * kLastingBlocksPerSm : int64_t{1} << 30;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted_blocks, most_blocks));
+  launch_early(pull_sum_kernel<Element, kCount, kBatch, kMore>, blocks, kWarps * 32, stream, args,
+               static_cast<int>(pieces), static_cast<int>(piece_vectors));
+}
+
+template <typename Element, int kCount>
+void launch_for_slots(const PullSumArgs& args, int sms, cudaStream_t stream) {
+  if (args.K <= 2) {
+    launch<Element, kCount, 2, false>(args, sms, stream);
+  } else if (args.K <= 4) {
+    launch<Element, kCount, 4, false>(args, sms, stream);
+  } else if (args.K <= 8) {
+    launch<Element, kCount, 8, false>(args, sms, stream);
+  } else {
+    launch<Element, kCount, 4, true>(args, sms, stream);
+  }
+}
+
+template <typename Element>
+void launch_for_width(const PullSumArgs& args, int sms, cudaStream_t stream) {
+  uint64_t bits =
+      reinterpret_cast<uint64_t>(args.out) | static_cast<uint64_t>(args.D) * sizeof(Element);
+  for (const std::byte* rows : args.rows) bits |= reinterpret_cast<uint64_t>(rows);
+  if (bits % 16 == 0) {
+    launch_for_slots<Element, kWide<Element>>(args, sms, stream);
+  } else {
+    launch_for_slots<Element, 1>(args, sms, stream);
+  }
+}
+
+template <typename Element, int kCount>
+void load_for_width() {
+  load_kernels(
+      pull_sum_kernel<Element, kCount, 2, false>, pull_sum_kernel<Element, kCount, 4, false>,
+      pull_sum_kernel<Element, kCount, 8, false>, pull_sum_kernel<Element, kCount, 4, true>);
+}
+
+template <typename Element>
+void load_for() {
+  load_for_width<Element, kWide<Element>>();
+  load_for_width<Element, 1>();
+}
+
+}  // namespace
+
+void load_pull_sum() {
+  load_for<float>();
+  load_for<BF16>();
+  load_for<F16>();
+}
+
+void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream) {
+  with_element(args.dtype,
+               [&]<typename Element>(Element) { launch_for_width<Element>(args, sms, stream); });
+}
+
+}  // namespace crossdock::cuda

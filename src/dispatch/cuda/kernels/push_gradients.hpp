@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/cuda/peer_signals.cuh"
+#include "crossdock/dtype.hpp"
+#include "plan/cuda/device_plan.hpp"
+
+namespace crossdock::cuda {
+
+/// Backward of combine. For every route (t, k) with target row r:
+/// grad_rows[r] = round(weight[t, k] * grad_out[t]), grad_weights[t, k] = <y[r], grad_out[t]> in
+/// fp32, in an order that depends on D alone; 0 where there is no kept route.
+struct PushGradientsArgs {
+  const RouteTarget* targets;  // [T, K]
+  const float* weights;        // [T, K]
+  int64_t T;
+  int32_t K;
+  int32_t D;
+  DType dtype;                      // of grad_out, y and grad_rows: fp32, bf16 or fp16
+  const std::byte* grad_out;        // [T, D]
+  const std::byte* y[kMaxPeers];    // [R, D] of every rank
+  std::byte* grad_rows[kMaxPeers];  // [R, D] of every rank
+  float* grad_weights;              // [T, K]
+  PeerSignals signals;
+};
+
+/// Collective; all ranks are done when it ends. REQUIRES: all ranks' y are written and their
+/// grad_rows are free to be written. If a rank has not arrived, no peer's memory is used;
+/// grad_weights are zero, and so are the grad_rows that this rank owes itself. `sms`:
+/// multiprocessors to use at most; 0: all.
+void load_push_gradients();  // before the first launch
+void launch_push_gradients(const PushGradientsArgs& args, int sms, cudaStream_t stream);
+
+}  // namespace crossdock::cuda

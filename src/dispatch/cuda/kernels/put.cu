@@ -1,0 +1,158 @@
+#include <algorithm>
+
+#include "core/cuda/launch.hpp"
+#include "core/cuda/load_kernels.hpp"
+#include "dispatch/cuda/kernels/put.hpp"
+#include "dispatch/cuda/kernels/zero_rows.cuh"
+
+// Writing dominates, and scattered rows are written fastest when each is written at once: a block
+// holds a whole token in registers and stores it row by row, with streaming stores (they leave the
+// L2 cache first). Blocks end with their token, which keeps more stores in flight than blocks that
+// go on; measured against warps per token and bulk copies through shared memory.
+//
+// Memory that is written and read in turn loses time at every turn, so tokens are read in bursts:
+// some blocks bring the tokens of the next burst into the L2 cache, one after the other, and the
+// rest of the time memory is only written.
+
+namespace crossdock::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kInFlight = 8;  // vectors of a thread: a row of 16 KiB at once
+constexpr int kSlotsAtOnce = 32;
+constexpr int kBlocksPerSm = 8;
+constexpr int64_t kBurstBytes = int64_t{7} << 20;  // two bursts are a quarter of an H200's L2 cache
+constexpr int kRowsAhead = 4;                      // that one block brings
+
+__device__ void bring_to_cache(const std::byte* from, int64_t num_bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
+               "r"(static_cast<uint32_t>(num_bytes))
+               : "memory");
+#endif
+}
+
+// The first blocks of a burst of `burst` tokens bring the next one. Blocks that go on (burst 1)
+// each bring the token that is theirs next. 0: tokens are read as they come.
+__device__ void read_ahead(const PutArgs& args, int64_t burst, int64_t token) {
+  if (burst == 0 || threadIdx.x >= kRowsAhead) return;
+  const int64_t place = token % burst * kRowsAhead + threadIdx.x;
+  const int64_t ahead = burst == 1 ? token + gridDim.x : (token / burst + 1) * burst + place;
+  if (place >= burst || ahead >= args.T) return;
+  const PutPart& part = args.parts[0];
+  bring_to_cache(part.tokens + ahead * part.row_bytes, part.row_bytes);
+}
+
+// Copies row `token` of one part to `slots` targets.
+template <typename Vector>
+__device__ void copy_row(const PutPart& part, int64_t token, const RouteTarget* targets,
+                         int slots) {
+  const int64_t vectors = part.row_bytes / static_cast<int64_t>(sizeof(Vector));
+  const auto* from = reinterpret_cast<const Vector*>(part.tokens + token * part.row_bytes);
+  for (int64_t first = threadIdx.x; first < vectors; first += kThreads * kInFlight) {
+    Vector values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (first + i * kThreads < vectors) values[i] = __ldcs(from + first + i * kThreads);
+    }
+    for (int slot = 0; slot < slots; ++slot) {
+      const RouteTarget target = targets[slot];
+      if (target.rank < 0) continue;
+      auto* to = reinterpret_cast<Vector*>(part.rows[target.rank] + target.row * part.row_bytes);
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (first + i * kThreads < vectors) __stcs(to + first + i * kThreads, values[i]);
+      }
+    }
+  }
+}
+
+// What this rank would have put into its own rows, by one block.
+__device__ void zero_own_parts(const PutArgs& args) {
+  const int own = args.signals.rank;
+  const int64_t num_routes = args.T * args.K;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const PutPart& part = args.parts[i];
+    zero_own_rows(args.targets, num_routes, own, part.rows[own], part.row_bytes);
+  }
+  if (args.weights == nullptr) return;
+  auto* row_weights = reinterpret_cast<std::byte*>(args.row_weights[own]);
+  zero_own_rows(args.targets, num_routes, own, row_weights, sizeof(float));
+}
+
+// A block takes tokens in turn; a thread moves vectors of a row. Vector divides every part's rows.
+// Without its peers the kernel puts nothing.
+template <typename Vector>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    put_kernel(const __grid_constant__ PutArgs args, int64_t burst) {
+  __shared__ RouteTarget targets[kSlotsAtOnce];
+  wait_for_kernel_before();
+  if (args.awaits_peers) peer_arrival(args.signals, args.operation);
+  for (int64_t token = blockIdx.x; token < args.T; token += gridDim.x) {
+    read_ahead(args, burst, token);
+    for (int first = 0; first < args.K; first += kSlotsAtOnce) {
+      const int slots = min(args.K - first, kSlotsAtOnce);
+      const int64_t route = token * args.K + first + threadIdx.x;
+      if (static_cast<int>(threadIdx.x) < slots) {
+        RouteTarget target = args.targets[route];
+        if (is_poisoned(args.signals)) target.rank = -1;
+        targets[threadIdx.x] = target;
+        if (args.weights != nullptr && target.rank >= 0) {
+          args.row_weights[target.rank][target.row] = args.weights[route];
+        }
+      }
+      __syncthreads();
+      for (int i = 0; i < args.num_parts; ++i) {
+        copy_row<Vector>(args.parts[i], token, targets, slots);
+      }
+      __syncthreads();
+    }
+  }
+  if (last_block(args.signals) && !peer_barrier(args.signals, args.operation, args.awaits_peers)) {
+    zero_own_parts(args);
+  }
+}
+
+// The largest vector, up to 16 bytes, that divides every row and address.
+int64_t vector_bytes(const PutArgs& args) {
+  uint64_t bits = 16;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const PutPart& part = args.parts[i];
+    bits |= static_cast<uint64_t>(part.row_bytes) | reinterpret_cast<uint64_t>(part.tokens);
+    for (const std::byte* rows : part.rows) bits |= reinterpret_cast<uint64_t>(rows);
+  }
+  return static_cast<int64_t>(bits & -bits);
+}
+
+template <typename Vector>
+void launch(const PutArgs& args, int sms, cudaStream_t stream) {
+  const int64_t most = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
+  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(args.T, 1, most));
+  const int64_t row_bytes = args.parts[0].row_bytes;
+  int64_t burst = 0;
+  if (sizeof(Vector) == 16 && row_bytes < kBurstBytes) {
+    burst = sms > 0 ? 1 : std::max<int64_t>(kBurstBytes / row_bytes, 2);
+  }
+  launch_early(put_kernel<Vector>, blocks, kThreads, stream, args, burst);
+}
+
+}  // namespace
+
+void load_put() {
+  load_kernels(put_kernel<uint4>, put_kernel<uint32_t>, put_kernel<uint16_t>, put_kernel<uint8_t>);
+}
+
+void launch_put(const PutArgs& args, int sms, cudaStream_t stream) {
+  const int64_t bytes = vector_bytes(args);
+  if (bytes == 16) {
+    launch<uint4>(args, sms, stream);
+  } else if (bytes >= 4) {
+    launch<uint32_t>(args, sms, stream);
+  } else if (bytes == 2) {
+    launch<uint16_t>(args, sms, stream);
+  } else {
+    launch<uint8_t>(args, sms, stream);
+  }
+}
+
+}  // namespace crossdock::cuda

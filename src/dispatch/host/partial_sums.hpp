@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "crossdock/buffer.hpp"
+#include "crossdock/extend/strategy.hpp"
+
+namespace crossdock {
+
+/// Who sums what when sums are made per rank: the rows of one token at one rank become one partial
+/// row (slot order, fp32, or fp64 for fp64 rows), and the source adds a token's partial rows in the
+/// order of the ranks.
+struct PartialSums {
+  // At the experts: the sums this rank makes, by (source, token).
+  std::vector<int64_t> rows;            // [received] the rows to sum, by (source, token, slot)
+  Buffer weights;                       // [received] their weights, in the plan's weight dtype
+  std::vector<int64_t> sum_offsets;     // [sums + 1] into rows
+  std::vector<int64_t> tokens;          // [sums] the token, as its source counts
+  std::vector<int64_t> source_offsets;  // [P + 1] into sums
+
+  // At the source: the partial rows that come, by (rank, token).
+  std::vector<int64_t> rank_offsets;   // [P + 1]
+  std::vector<int64_t> partials;       // partial rows of each token, ranks ascending
+  std::vector<int64_t> token_offsets;  // [T + 1] into partials
+};
+
+/// Tells every rank which of its rows belong to the same token. Collective, one all-to-all.
+PartialSums exchange_partial_sums(const Exchange& exchange);
+
+/// fp32, or fp64 for fp64 rows.
+DType partial_dtype(const GatherSumArgs& args);
+int64_t partial_row_bytes(const GatherSumArgs& args);
+
+/// The sums this rank makes, [sums, D].
+Buffer sum_at_experts(const Exchange& exchange, const PartialSums& sums, const GatherSumArgs& args);
+
+/// The same with a row for every token of every source, zeros where this rank has no row of it:
+/// [sum of tokens_per_rank, D].
+Buffer sum_at_experts_dense(const Exchange& exchange, const PartialSums& sums,
+                            const GatherSumArgs& args);
+
+/// args.out from the partial rows that came, as sum_at_experts made them.
+void sum_partials(const Exchange& exchange, const PartialSums& sums, const Buffer& arrived,
+                  const GatherSumArgs& args);
+
+}  // namespace crossdock

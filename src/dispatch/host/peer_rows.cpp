@@ -1,0 +1,84 @@
+#include "dispatch/host/peer_rows.hpp"
+
+#include <cstring>
+
+#include "core/stream_copy.hpp"
+#include "ops/copy_rows.hpp"
+
+namespace crossdock {
+
+ShownRows::ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes)
+    : wanted_(rows), data_(rows) {
+  comm::WindowPool& windows = exchange.group.windows();
+  const std::optional<comm::WindowHandle> found = windows.find(rows, num_bytes);
+  if (found) {
+    handle_ = *found;
+    return;
+  }
+  lease_ = windows.take(num_bytes);
+  data_ = lease_.data();
+  handle_ = *windows.find(data_, num_bytes);
+}
+
+ShownRows ShownRows::to_fill(const Exchange& exchange, std::byte* rows, int64_t num_bytes) {
+  return {exchange, rows, num_bytes};
+}
+
+ShownRows ShownRows::to_read(const Exchange& exchange, const std::byte* rows, int64_t num_bytes) {
+  // Peers only load, so the memory stays as it is.
+  ShownRows shown(exchange, const_cast<std::byte*>(rows), num_bytes);
+  if (shown.data_ == rows) return shown;
+  const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,
+                                   num_bytes, kForeignCopy);
+  copy_bytes(shown.data_, rows, num_bytes, stores_for(num_bytes));
+  finish_stores();
+  return shown;
+}
+
+void ShownRows::fetch(const Exchange& exchange, int64_t row_bytes) const {
+  if (data_ == wanted_) return;
+  const PlanData& plan = exchange.plan.data();
+  const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,
+                                   plan.num_received() * row_bytes, kForeignCopy);
+  std::vector<ops::BlockCopy> blocks;
+  for (const RowBlock& block : plan.recv_blocks) {
+    blocks.push_back({.from = block.row, .to = block.row, .count = block.count});
+  }
+  ops::copy_blocks({.from = data_, .to = wanted_, .blocks = blocks, .row_bytes = row_bytes});
+}
+
+PeerRows::PeerRows(const Exchange& exchange, std::span<const ShownRows> shown)
+    : num_entries_(shown.size()) {
+  std::vector<comm::WindowHandle> handles;
+  for (const ShownRows& rows : shown) handles.push_back(rows.handle());
+  const Agreement agreement = exchange.group.agree({.operation = exchange.operation,
+                                                    .subject = exchange.plan.id(),
+                                                    .config = {},
+                                                    .body = std::as_bytes(std::span(handles)),
+                                                    .under_way = true,
+                                                    .rejection = nullptr});
+  for (int rank = 0; rank < exchange.group.size(); ++rank) {
+    std::memcpy(handles.data(), agreement.body(rank).data(), agreement.body(rank).size());
+    for (const comm::WindowHandle& handle : handles) {
+      addresses_.push_back(
+          is_reachable(exchange, rank) ? exchange.group.windows().reach(rank, handle) : nullptr);
+    }
+  }
+}
+
+void end_exchange(const Exchange& exchange) {
+  finish_stores();
+  exchange.group.agree({.operation = exchange.operation,
+                        .subject = exchange.plan.id(),
+                        .config = {},
+                        .body = {},
+                        .under_way = true,
+                        .rejection = nullptr});
+}
+
+bool is_reachable(const Exchange& exchange, int rank) {
+  const std::vector<int>& node = exchange.group.topology().node_of_rank;
+  return node[static_cast<size_t>(rank)] == node[static_cast<size_t>(exchange.group.rank())];
+}
+
+}  // namespace crossdock

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/window.hpp"
+#include "crossdock/extend/strategy.hpp"
+
+namespace crossdock {
+
+/// Phase of the event of a copy of foreign memory.
+inline constexpr const char* kForeignCopy = "copy of foreign rows";
+
+/// Rows of this rank that the ranks of its node reach. Foreign memory, which they do not reach, is
+/// stood in for by a lease of the same size; the copy this costs is recorded as an event.
+class ShownRows {
+ public:
+  /// For peers to store into. Contents of a lease are unspecified.
+  static ShownRows to_fill(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
+  /// For peers to load from.
+  static ShownRows to_read(const Exchange& exchange, const std::byte* rows, int64_t num_bytes);
+
+  const comm::WindowHandle& handle() const { return handle_; }
+  /// Where the rows of this rank are while peers use them.
+  std::byte* data() const { return data_; }
+  /// After the peers have stored: the plan's rows that landed in a lease go where they were wanted.
+  void fetch(const Exchange& exchange, int64_t row_bytes) const;
+
+ private:
+  ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
+
+  std::byte* wanted_;
+  std::byte* data_;
+  Buffer lease_;  // empty where the memory itself is in a window
+  comm::WindowHandle handle_;
+};
+
+/// The rows of all ranks of this node, one entry per thing shown. Collective over the whole group.
+class PeerRows {
+ public:
+  PeerRows(const Exchange& exchange, std::span<const ShownRows> shown);
+
+  /// Null where `rank` is on another node or has no rows.
+  std::byte* at(int rank, size_t entry = 0) const {
+    return addresses_[static_cast<size_t>(rank) * num_entries_ + entry];
+  }
+
+ private:
+  size_t num_entries_;
+  std::vector<std::byte*> addresses_;  // [P, entries]
+};
+
+/// Ends an exchange in which ranks used each other's memory: when it returns, all are done.
+/// Collective.
+void end_exchange(const Exchange& exchange);
+
+/// Whether `rank` is on this rank's node.
+bool is_reachable(const Exchange& exchange, int rank);
+
+}  // namespace crossdock

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "crossdock/buffer.hpp"
+#include "crossdock/extend/strategy.hpp"
+#include "crossdock/plan.hpp"
+#include "crossdock/tensor.hpp"
+
+// Tensors of a dispatcher's calls in host memory.
+
+namespace crossdock {
+
+/// The caller's output, or memory of the pool.
+OwnedTensor output_or_new(BufferPool& pool, const char* name, const TensorView& given, DType dtype,
+                          const Shape& shape);
+
+/// tokens [T, ...] and the rows [R, ...] they go to, as bits.
+RowPart row_part(const ConstTensorView& tokens, const TensorView& rows);
+
+/// Rows of no route.
+void zero_pad_rows(const PlanData& plan, const TensorView& rows);
+
+void zero(const TensorView& tensor);
+
+}  // namespace crossdock

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "crossdock/buffer.hpp"
+#include "crossdock/extend/strategy.hpp"
+
+namespace crossdock {
+
+/// The rows that travel in an all-to-all: those of the plan without the ones that stay on this
+/// rank, which need no copy on the way.
+class TravellingRows {
+ public:
+  explicit TravellingRows(const PlanData& plan);
+
+  std::span<const int64_t> send_offsets() const { return send_offsets_; }  // [P + 1] in rows
+  std::span<const int64_t> recv_offsets() const { return recv_offsets_; }  // [P + 1] in rows
+  int64_t num_sent() const { return send_offsets_.back(); }
+  int64_t num_received() const { return recv_offsets_.back(); }
+
+  /// Place of a route among those that leave this rank; its owner must be another one.
+  int64_t send_index(int64_t send_position) const {
+    return send_position < send_offsets_[rank_] ? send_position : send_position - staying_sent_;
+  }
+  /// The plan's blocks that come from other ranks; `arrival` counts among those rows.
+  std::span<const RowBlock> recv_blocks() const { return recv_blocks_; }
+
+ private:
+  size_t rank_;
+  int64_t staying_sent_;
+  std::vector<int64_t> send_offsets_;
+  std::vector<int64_t> recv_offsets_;
+  std::vector<RowBlock> recv_blocks_;
+};
+
+/// An all-to-all of rows. Rows [send_offsets[r], send_offsets[r + 1]) of `send` go to rank r;
+/// returns what came, in the order of the sources.
+struct RowExchange {
+  const Buffer& send;
+  std::span<const int64_t> send_offsets;  // [P + 1] in rows
+  std::span<const int64_t> recv_offsets;  // [P + 1] in rows
+  int64_t row_bytes;
+};
+Buffer exchange_rows(const Exchange& exchange, const RowExchange& rows);
+
+/// A buffer as engines take it, its memory kept alive by its owner.
+SharedBytes shared_bytes(const Buffer& buffer);
+
+/// Offsets in bytes of offsets in rows.
+std::vector<int64_t> byte_offsets(std::span<const int64_t> row_offsets, int64_t row_bytes);
+
+}  // namespace crossdock

@@ -1,0 +1,156 @@
+#include "dispatch/strategies/allgather/allgather.hpp"
+
+#include <vector>
+
+#include "core/stream_copy.hpp"
+#include "dispatch/host/partial_sums.hpp"
+#include "dispatch/host/row_return.hpp"
+#include "dispatch/host/wire.hpp"
+#include "ops/copy_rows.hpp"
+#include "ops/sum_rows.hpp"
+
+namespace crossdock {
+namespace {
+
+struct AllgatherState {
+  std::vector<int64_t> arrival_tokens;  // [received] token of each, as its source counts
+  PartialSums sums;                     // with partial_sums only
+};
+
+// First token of every rank in the order of all tokens, [P + 1].
+std::vector<int64_t> token_offsets(const PlanData& plan) {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t tokens : plan.tokens_per_rank) offsets.push_back(offsets.back() + tokens);
+  return offsets;
+}
+
+// The tokens of all ranks, [sum of tokens_per_rank, row_bytes].
+Buffer gather_tokens(const Exchange& exchange, const std::vector<int64_t>& offsets,
+                     const RowPart& part) {
+  Group& group = exchange.group;
+  const int64_t send_bytes = exchange.plan.data().T * part.row_bytes;
+  const Buffer send = group.pool().take_scratch(send_bytes);
+  copy_bytes(send.data(), part.tokens, send_bytes, stores_for(send_bytes));
+  finish_stores();
+  const std::vector<int64_t> recv_offsets = byte_offsets(offsets, part.row_bytes);
+  Buffer recv = group.pool().take_scratch(recv_offsets.back());
+  group.all_gather_v(shared_bytes(send), shared_bytes(recv), recv_offsets,
+                     group.wait_context(exchange.operation, exchange.sequence));
+  return recv;
+}
+
+size_t source_of(const RowBlock& block) {
+  return static_cast<size_t>(block.source);
+}
+
+// The tokens of a block's source to its rows.
+void place(const Exchange& exchange, const RowBlock& block, const std::byte* tokens,
+           const RowPart& part) {
+  const auto& state = exchange.plan.strategy_state<AllgatherState>();
+  const int64_t all_bytes = exchange.plan.data().num_received() * part.row_bytes;
+  ops::gather_rows({.x = tokens,
+                    .index = state.arrival_tokens.data() + block.arrival,
+                    .rows = part.rows + block.row * part.row_bytes,
+                    .num_rows = block.count,
+                    .row_bytes = part.row_bytes,
+                    .stores = stores_for(all_bytes)});
+}
+
+class Allgather final : public Strategy {
+ public:
+  std::string_view name() const override { return "allgather"; }
+
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    auto state = std::make_shared<AllgatherState>();
+    state->arrival_tokens = exchange_arrival_tokens(exchange);
+    if (exchange.plan.data().config->partial_sums) state->sums = exchange_partial_sums(exchange);
+    return state;
+  }
+
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    const std::vector<int64_t> offsets = token_offsets(exchange.plan.data());
+    for (const RowPart& part : parts) {
+      const Buffer tokens = gather_tokens(exchange, offsets, part);
+      for (const RowBlock& block : exchange.plan.data().recv_blocks) {
+        place(exchange, block, tokens.data() + offsets[source_of(block)] * part.row_bytes, part);
+      }
+    }
+  }
+
+  // Every rank needs every token for any of its experts: all travel once, and what is done chunk by
+  // chunk is to put them into their rows.
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    const PlanData& plan = exchange.plan.data();
+    const std::vector<int64_t> offsets = token_offsets(plan);
+    std::vector<Buffer> tokens;
+    for (const RowPart& part : parts) tokens.push_back(gather_tokens(exchange, offsets, part));
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      for (const RowBlock& block : plan.recv_blocks) {
+        if (!chunks[i].holds(plan.rank, block.row)) continue;
+        for (size_t p = 0; p < parts.size(); ++p) {
+          place(exchange, block, tokens[p].data() + offsets[source_of(block)] * parts[p].row_bytes,
+                parts[p]);
+        }
+      }
+      arrived(i);
+    }
+  }
+
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    return_and_sum(exchange, args);
+  }
+
+  // A reduce-scatter: the partial row of every token from every rank, added in the order of ranks.
+  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    const PlanData& plan = exchange.plan.data();
+    const auto& sums = exchange.plan.strategy_state<AllgatherState>().sums;
+    const int64_t row_bytes = partial_row_bytes(args);
+    std::vector<int64_t> recv_offsets;
+    for (int rank = 0; rank <= plan.P; ++rank) recv_offsets.push_back(rank * plan.T);
+    Buffer partials = sum_at_experts_dense(exchange, sums, args);
+    const Buffer arrived = exchange_rows(exchange, {.send = partials,
+                                                    .send_offsets = token_offsets(plan),
+                                                    .recv_offsets = recv_offsets,
+                                                    .row_bytes = row_bytes});
+    partials = {};
+    std::vector<const std::byte*> rows;
+    rows.reserve(static_cast<size_t>(plan.T * plan.P));
+    for (int64_t t = 0; t < plan.T; ++t) {
+      for (int rank = 0; rank < plan.P; ++rank) {
+        rows.push_back(arrived.data() + (rank * plan.T + t) * row_bytes);
+      }
+    }
+    ops::sum_rows({.rows = rows.data(),
+                   .K = plan.P,
+                   .out = static_cast<std::byte*>(args.out.data),
+                   .N = plan.T,
+                   .D = args.out.shape[1],
+                   .row_dtype = partial_dtype(args),
+                   .out_dtype = args.out.dtype},
+                  *exchange.group.threads());
+  }
+};
+
+}  // namespace
+
+std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
+  const PlanData& plan = exchange.plan.data();
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
+  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * kBytes);
+  auto* tokens = reinterpret_cast<int64_t*>(packed.data());
+  for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
+  const Buffer arrived = exchange_rows(exchange, {.send = packed,
+                                                  .send_offsets = plan.send_offsets,
+                                                  .recv_offsets = plan.recv_offsets,
+                                                  .row_bytes = kBytes});
+  const auto* first = reinterpret_cast<const int64_t*>(arrived.data());
+  return {first, first + plan.num_received()};
+}
+
+std::unique_ptr<Strategy> make_allgather() {
+  return std::make_unique<Allgather>();
+}
+
+}  // namespace crossdock

@@ -1,0 +1,104 @@
+#include "dispatch/strategies/alltoall/alltoall.hpp"
+
+#include <memory>
+#include <vector>
+
+#include "dispatch/host/partial_sums.hpp"
+#include "dispatch/host/row_return.hpp"
+#include "dispatch/host/wire.hpp"
+#include "ops/copy_rows.hpp"
+#include "plan/plan_builder.hpp"
+
+namespace crossdock {
+namespace {
+
+// Every token to its places: in the send buffer by destination, or in its final row if it stays.
+Buffer pack(const Exchange& exchange, const TravellingRows& travelling, const RowPart& part) {
+  const PlanData& plan = exchange.plan.data();
+  Buffer packed = exchange.group.pool().take_scratch(travelling.num_sent() * part.row_bytes);
+  std::vector<std::byte*> destinations(plan.expert_ids.size(), nullptr);
+  for (size_t slot = 0; slot < destinations.size(); ++slot) {
+    if (plan.expert_ids[slot] < 0) continue;
+    const bool stays = plan.owner[static_cast<size_t>(plan.expert_ids[slot])] == plan.rank;
+    destinations[slot] =
+        stays ? part.rows + plan.final_rows[slot] * part.row_bytes
+              : packed.data() + travelling.send_index(plan.send_positions[slot]) * part.row_bytes;
+  }
+  ops::fan_out({.x = part.tokens,
+                .destinations = destinations.data(),
+                .T = plan.T,
+                .K = plan.K,
+                .row_bytes = part.row_bytes},
+               *exchange.group.threads());
+  return packed;
+}
+
+// Arrivals in the order (source, expert) to their final rows in the order (expert, source).
+void regroup(const TravellingRows& travelling, const Buffer& arrived, const RowPart& part) {
+  std::vector<ops::BlockCopy> blocks;
+  for (const RowBlock& block : travelling.recv_blocks()) {
+    blocks.push_back({.from = block.arrival, .to = block.row, .count = block.count});
+  }
+  ops::copy_blocks(
+      {.from = arrived.data(), .to = part.rows, .blocks = blocks, .row_bytes = part.row_bytes});
+}
+
+class Alltoall final : public Strategy {
+ public:
+  std::string_view name() const override { return "alltoall"; }
+
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    if (!exchange.plan.data().config->partial_sums) return nullptr;
+    return std::make_shared<const PartialSums>(exchange_partial_sums(exchange));
+  }
+
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    const TravellingRows travelling(exchange.plan.data());
+    for (const RowPart& part : parts) {
+      Buffer packed = pack(exchange, travelling, part);
+      const Buffer arrived = exchange_rows(exchange, {.send = packed,
+                                                      .send_offsets = travelling.send_offsets(),
+                                                      .recv_offsets = travelling.recv_offsets(),
+                                                      .row_bytes = part.row_bytes});
+      packed = {};
+      regroup(travelling, arrived, part);
+    }
+  }
+
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const Plan part(
+          std::make_shared<const PlanData>(part_of_plan(exchange.plan.data(), chunks[i])), nullptr);
+      scatter({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
+              parts);
+      arrived(i);
+    }
+  }
+
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    return_and_sum(exchange, args);
+  }
+
+  // One partial row per distinct (token, rank) comes back.
+  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    const auto& sums = exchange.plan.strategy_state<PartialSums>();
+    const int64_t row_bytes = partial_row_bytes(args);
+    Buffer partials = sum_at_experts(exchange, sums, args);
+    const Buffer arrived = exchange_rows(exchange, {.send = partials,
+                                                    .send_offsets = sums.source_offsets,
+                                                    .recv_offsets = sums.rank_offsets,
+                                                    .row_bytes = row_bytes});
+    partials = {};
+    sum_partials(exchange, sums, arrived, args);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_alltoall() {
+  return std::make_unique<Alltoall>();
+}
+
+}  // namespace crossdock

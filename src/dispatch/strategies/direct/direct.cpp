@@ -1,0 +1,233 @@
+#include "dispatch/strategies/direct/direct.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/window.hpp"
+#include "dispatch/host/partial_sums.hpp"
+#include "dispatch/host/peer_rows.hpp"
+#include "dispatch/strategies/direct/relay.hpp"
+#include "dispatch/strategies/direct/source_partials.hpp"
+#include "ops/copy_rows.hpp"
+#include "ops/sum_rows.hpp"
+#include "plan/plan_builder.hpp"
+
+// Ranks of this rank's node are near: their memory is loaded and stored directly. All others are
+// far: copies go to a gateway in rounds (relay.hpp), which is the destination itself with "direct"
+// and one rank of its node with "hierarchical". docs/strategies.md has the steps.
+namespace crossdock {
+namespace {
+
+/// What a plan keeps: the relayed copies (none where all ranks share a node) and, with partial
+/// sums, how they are added up.
+struct DirectState {
+  Relay relay;
+  SourcePartials partials;
+};
+
+bool has_far_ranks(const Exchange& exchange) {
+  return exchange.group.topology().num_nodes > 1;
+}
+
+// The rows of every route to this node: [T, K], null for routes to other nodes and unused slots.
+template <typename Byte>
+std::vector<Byte*> near_rows_as(const Exchange& exchange, const PeerRows& peers, size_t entry,
+                                int64_t row_bytes) {
+  const PlanData& plan = exchange.plan.data();
+  std::vector<Byte*> result(plan.expert_ids.size(), nullptr);
+  for (size_t slot = 0; slot < result.size(); ++slot) {
+    if (plan.expert_ids[slot] < 0) continue;
+    const int owner = plan.owner[static_cast<size_t>(plan.expert_ids[slot])];
+    Byte* rows = peers.at(owner, entry);
+    if (rows != nullptr) result[slot] = rows + plan.final_rows[slot] * row_bytes;
+  }
+  return result;
+}
+
+std::vector<std::byte*> near_destinations(const Exchange& exchange, const PeerRows& peers,
+                                          size_t entry, int64_t row_bytes) {
+  return near_rows_as<std::byte>(exchange, peers, entry, row_bytes);
+}
+
+std::vector<const std::byte*> near_rows(const Exchange& exchange, const PeerRows& peers,
+                                        int64_t row_bytes) {
+  return near_rows_as<const std::byte>(exchange, peers, 0, row_bytes);
+}
+
+// The rounds in which rows cross between nodes; none where all ranks share one.
+std::vector<RelayRound> rounds_between_nodes(const Exchange& exchange, const Relay& relay,
+                                             RelayedRows travelling, int64_t row_bytes) {
+  if (!has_far_ranks(exchange)) return {};
+  return relay_rounds(exchange, relay, travelling, row_bytes);
+}
+
+// Rows [first, last) of args.out, each from its K rows, wherever they are.
+void sum_tokens(const Exchange& exchange, const GatherSumArgs& args,
+                const std::vector<const std::byte*>& rows, int64_t first, int64_t last) {
+  const PlanData& plan = exchange.plan.data();
+  const auto* weights = static_cast<const std::byte*>(args.weights.data);
+  if (weights != nullptr) weights += first * plan.K * size_of(plan.weight_dtype);
+  ops::sum_rows({.rows = rows.data() + first * plan.K,
+                 .K = plan.K,
+                 .weights = weights,
+                 .out = static_cast<std::byte*>(args.out.data) + first * args.out.row_bytes(),
+                 .N = last - first,
+                 .D = args.out.shape[1],
+                 .row_dtype = args.rows.dtype,
+                 .out_dtype = args.out.dtype},
+                *exchange.group.threads());
+}
+
+class Direct final : public Strategy {
+ public:
+  /// by_node: one copy and one partial sum per node, otherwise per rank.
+  Direct(std::string_view name, bool by_node) : name_(name), by_node_(by_node) {}
+
+  std::string_view name() const override { return name_; }
+
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    auto state = std::make_shared<DirectState>();
+    const Topology& topology = exchange.group.topology();
+    if (has_far_ranks(exchange)) {
+      state->relay = make_relay(
+          exchange, by_node_ ? gateway_per_node(topology) : Gateway(gateway_is_destination));
+    } else {
+      state->relay.stretches = make_stretches(exchange, state->relay);
+    }
+    if (exchange.plan.data().config->partial_sums) {
+      state->partials = make_source_partials(exchange, state->relay, [&](int rank) {
+        return by_node_ ? topology.node_of_rank[static_cast<size_t>(rank)] : rank;
+      });
+    }
+    return state;
+  }
+
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    const std::vector<ShownRows> shown = show_to_fill(exchange, parts);
+    const PeerRows peers(exchange, shown);
+    move_out(exchange, exchange.plan.strategy_state<DirectState>().relay, parts, shown, peers);
+  }
+
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    const PlanData& plan = exchange.plan.data();
+    const std::vector<Relay> relays =
+        split_relay(exchange.plan.strategy_state<DirectState>().relay, plan, chunks);
+    const std::vector<ShownRows> shown = show_to_fill(exchange, parts);
+    const PeerRows peers(exchange, shown);
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const Plan part(std::make_shared<const PlanData>(part_of_plan(plan, chunks[i])), nullptr);
+      move_out({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
+               relays[i], parts, shown, peers);
+      arrived(i);
+    }
+  }
+
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    const PlanData& plan = exchange.plan.data();
+    const ShownRows shown = show(exchange, args.rows);
+    const PeerRows peers(exchange, {&shown, 1});
+    std::vector<const std::byte*> rows = near_rows(exchange, peers, args.rows.row_bytes());
+    if (!has_far_ranks(exchange)) sum_tokens(exchange, args, rows, 0, plan.T);
+    const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
+    for (const RelayRound& round :
+         rounds_between_nodes(exchange, relay, RelayedRows::kRoutes, args.rows.row_bytes())) {
+      const ReturnedRows returned = return_round(exchange, relay, round, args, peers);
+      for (size_t i = 0; i < returned.numbers.size(); ++i) {
+        rows[static_cast<size_t>(returned.numbers[i])] =
+            returned.rows.data() + static_cast<int64_t>(i) * args.rows.row_bytes();
+      }
+      sum_tokens(exchange, args, rows, std::min(round.first_token, plan.T),
+                 std::min(round.last_token, plan.T));
+    }
+    end_exchange(exchange);
+  }
+
+  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
+    const int64_t T = exchange.plan.data().T;
+    const auto& state = exchange.plan.strategy_state<DirectState>();
+    const ShownRows shown = show(exchange, args.rows);
+    const PeerRows peers(exchange, {&shown, 1});
+    for (const RelayRound& round :
+         relay_rounds(exchange, state.relay, RelayedRows::kSums, partial_row_bytes(args))) {
+      ReturnedRows returned;
+      if (has_far_ranks(exchange)) {
+        returned = return_round_sums(exchange, state.relay, round, args, peers);
+      }
+      sum_grouped(exchange, peers,
+                  {.partials = state.partials,
+                   .returned = returned,
+                   .first_token = std::min(round.first_token, T),
+                   .last_token = std::min(round.last_token, T),
+                   .sum = args});
+    }
+    end_exchange(exchange);
+  }
+
+  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
+    const Buffer lease =
+        exchange.group.windows().take(TensorView(nullptr, dtype, shape).num_bytes());
+    return {.view = lease.view(dtype, shape), .owner = lease.owner()};
+  }
+
+ private:
+  static std::vector<ShownRows> show_to_fill(const Exchange& exchange,
+                                             std::span<const RowPart> parts) {
+    std::vector<ShownRows> shown;
+    for (const RowPart& part : parts) {
+      const int64_t num_bytes = exchange.plan.num_rows() * part.row_bytes;
+      shown.push_back(ShownRows::to_fill(exchange, part.rows, num_bytes));
+    }
+    return shown;
+  }
+
+  // All rows of the plan, and the relayed copies.
+  static void move_out(const Exchange& exchange, const Relay& relay, std::span<const RowPart> parts,
+                       std::span<const ShownRows> shown, const PeerRows& peers) {
+    const PlanData& plan = exchange.plan.data();
+    for (size_t entry = 0; entry < parts.size(); ++entry) {
+      const RowPart& part = parts[entry];
+      const auto destinations = near_destinations(exchange, peers, entry, part.row_bytes);
+      ops::fan_out({.x = part.tokens,
+                    .destinations = destinations.data(),
+                    .T = plan.T,
+                    .K = plan.K,
+                    .row_bytes = part.row_bytes},
+                   *exchange.group.threads());
+      for (const RelayRound& round :
+           rounds_between_nodes(exchange, relay, RelayedRows::kCopies, part.row_bytes)) {
+        relay_round_out(exchange, relay, round, part, peers, entry);
+      }
+    }
+    end_exchange(exchange);
+    for (size_t entry = 0; entry < parts.size(); ++entry) {
+      shown[entry].fetch(exchange, parts[entry].row_bytes);
+    }
+  }
+
+  static ShownRows show(const Exchange& exchange, const ConstTensorView& rows) {
+    return ShownRows::to_read(exchange, static_cast<const std::byte*>(rows.data), rows.num_bytes());
+  }
+
+  std::string_view name_;
+  bool by_node_;
+};
+
+}  // namespace
+
+const Relay& relay_of(const Plan& plan) {
+  return plan.strategy_state<DirectState>().relay;
+}
+
+std::unique_ptr<Strategy> make_direct() {
+  return std::make_unique<Direct>("direct", /*by_node=*/false);
+}
+
+std::unique_ptr<Strategy> make_hierarchical() {
+  return std::make_unique<Direct>("hierarchical", /*by_node=*/true);
+}
+
+}  // namespace crossdock

@@ -1,0 +1,126 @@
+#include "dispatch/strategies/direct/relay_plan.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "dispatch/cuda/packed_arrays.hpp"
+#include "dispatch/strategies/direct/direct.hpp"
+
+namespace crossdock::cuda {
+namespace {
+
+size_t index(int64_t i) {
+  return static_cast<size_t>(i);
+}
+
+// Copies that leave and come. Every rank tells where in its send buffer the copies for each other
+// begin.
+RowTraffic make_copies(Group& group, const Plan& plan, const Relay& relay) {
+  const Agreement all = group.agree({.operation = "plan",
+                                     .subject = plan.id(),
+                                     .config = {},
+                                     .body = std::as_bytes(std::span(relay.copy_offsets)),
+                                     .under_way = true,
+                                     .rejection = nullptr});
+  std::vector<int64_t> begins(index(group.size()));
+  for (int p = 0; p < group.size(); ++p) {
+    const std::byte* offset = all.body(p).data() + index(group.rank()) * sizeof(int64_t);
+    std::memcpy(&begins[index(p)], offset, sizeof(int64_t));
+  }
+  return make_traffic(relay.copy_offsets, relay.arrival_offsets, begins);
+}
+
+// Rows whose source is on another node, on their way back: in the order of arrivals here, of
+// send_positions at the source, each without those that stay in a node.
+RowTraffic make_far_home(const PlanData& data, const std::vector<int>& node_of) {
+  const auto is_far = [&](int a, int b) { return node_of[index(a)] != node_of[index(b)]; };
+  RowTraffic traffic;
+  for (int p = 0; p < data.P; ++p) {
+    RowTraffic::Part part{.send_begin = traffic.num_sent, .recv_begin = traffic.num_received};
+    if (is_far(p, data.rank)) {
+      part.send_count = rows_between(data, p, data.rank);
+      part.recv_count = rows_between(data, data.rank, p);
+      for (int source = 0; source < data.rank; ++source) {
+        if (is_far(source, p)) part.peer_begin += rows_between(data, source, p);
+      }
+    }
+    traffic.num_sent += part.send_count;
+    traffic.num_received += part.recv_count;
+    traffic.parts.push_back(part);
+  }
+  return traffic;
+}
+
+struct RouteTargets {
+  std::vector<RouteTarget> near;  // [T, K]
+  std::vector<RouteTarget> sums;  // [T, K]
+};
+
+// A route of this node is where it lies; one of another node comes home to the far_home place of
+// its owner's part.
+RouteTargets make_targets(const PlanData& data, const CudaRank& rank, const RowTraffic& far_home) {
+  const ChannelRanks& slots = rank.channel_ranks();
+  RouteTargets targets;
+  targets.near.assign(data.expert_ids.size(), {-1, -1});
+  targets.sums = targets.near;
+  for (size_t i = 0; i < data.expert_ids.size(); ++i) {
+    if (data.expert_ids[i] < 0) continue;
+    const int owner = data.owner[index(data.expert_ids[i])];
+    if (rank.is_near(owner)) {
+      targets.near[i] = {slots.slot_of(owner), static_cast<int32_t>(data.final_rows[i])};
+      targets.sums[i] = targets.near[i];
+    } else {
+      const int64_t place = far_home.parts[index(owner)].recv_begin + data.send_positions[i] -
+                            data.send_offsets[index(owner)];
+      targets.sums[i] = {slots.size(), static_cast<int32_t>(place)};
+    }
+  }
+  return targets;
+}
+
+// [copies received, K]: the rows on this node where a copy ends.
+std::vector<RouteTarget> make_copy_targets(const Relay& relay, int64_t K,
+                                           const ChannelRanks& slots) {
+  const int64_t num_copies = relay.arrival_offsets.back();
+  std::vector<RouteTarget> targets(index(num_copies * K), {-1, -1});
+  for (int64_t copy = 0; copy < num_copies; ++copy) {
+    const int64_t first = relay.target_offsets[index(copy)];
+    for (int64_t i = first; i < relay.target_offsets[index(copy) + 1]; ++i) {
+      const RelayTarget& target = relay.targets[index(i)];
+      targets[index(copy * K + i - first)] = {slots.slot_of(static_cast<int>(target.rank)),
+                                              static_cast<int32_t>(target.row)};
+    }
+  }
+  return targets;
+}
+
+// The rows here whose source is on another node, in the order of arrivals.
+std::vector<int64_t> make_far_rows(const PlanData& data, const CudaRank& rank) {
+  std::vector<int64_t> rows;
+  for (const RowBlock& block : data.recv_blocks) {  // by source
+    if (rank.is_near(block.source)) continue;
+    for (int64_t i = 0; i < block.count; ++i) rows.push_back(block.row + i);
+  }
+  return rows;
+}
+
+}  // namespace
+
+RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
+  const PlanData& data = plan.data();
+  const Relay& relay = relay_of(plan);
+  RelayPlan made;
+  made.copies = make_copies(rank.group(), plan, relay);
+  made.far_home = make_far_home(data, rank.group().topology().node_of_rank);
+  const RouteTargets targets = make_targets(data, rank, made.far_home);
+  PackedArrays arrays;
+  arrays.add(relay.copy_tokens, made.copy_tokens);
+  arrays.add(targets.near, made.near_targets);
+  arrays.add(make_copy_targets(relay, data.K, rank.channel_ranks()), made.copy_targets);
+  arrays.add(make_far_rows(data, rank), made.far_rows);
+  arrays.add(targets.sums, made.sum_targets);
+  made.memory = arrays.upload(rank.pool(), rank.stream(), rank.watch());
+  return made;
+}
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "crossdock/extend/strategy.hpp"
+#include "dispatch/host/peer_rows.hpp"
+#include "dispatch/strategies/direct/relay.hpp"
+
+namespace crossdock {
+
+/// Which routes of a token are summed together before the rest: those of one rank, or of one node.
+using SumGroup = std::function<int(int rank)>;
+
+/// How a source adds up a token when its sums are grouped: rows of its own node it loads itself,
+/// group by group; those of other nodes come back as one partial row per relayed copy.
+struct SourcePartials {
+  std::vector<int64_t> near_slots;  // t * K + k of the routes to this node, by (token, group, slot)
+  std::vector<int64_t> near_offsets;        // [near sums + 1] into near_slots
+  std::vector<int64_t> near_token_offsets;  // [T + 1] into the near sums
+  // Of each token, groups ascending: the number of a near sum, or ~ the number of a copy.
+  std::vector<int64_t> partials;
+  std::vector<int64_t> partial_token_offsets;  // [T + 1] into partials
+
+  int64_t num_near() const { return std::ssize(near_offsets) - 1; }
+};
+
+SourcePartials make_source_partials(const Exchange& exchange, const Relay& relay,
+                                    const SumGroup& group_of);
+
+/// Rows [first_token, last_token) of args.out: near sums in slot order, then the sum of a token's
+/// partials, groups ascending. `returned` holds the partial rows of those tokens' copies.
+struct GroupedSumArgs {
+  const SourcePartials& partials;
+  const ReturnedRows& returned;
+  int64_t first_token;
+  int64_t last_token;
+  GatherSumArgs sum;
+};
+void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedSumArgs& args);
+
+}  // namespace crossdock

@@ -1,0 +1,326 @@
+#pragma once
+
+#include "comm/cuda/peer_signals.cuh"
+#include "plan/cuda/device_plan.hpp"
+
+// The part of a plan that one block per rank does: counts to all peers, their counts from them, and
+// from all counts where every expert's rows begin. All ranks compute the same from the same words.
+
+namespace crossdock::cuda {
+
+inline constexpr int kMostPlanWarps = 32;
+
+/// What a rank sends ahead of its counts.
+enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, kHeaderWords };
+
+/// Shared memory of the exchanging block, segment_bytes(E) of it.
+struct SegmentMemory {
+  int64_t* sums;      // [E + 1] aligned rows of all experts before, in the order of by_owner
+  int32_t* used;      // [E] rows of expert e that Segments counts
+  int32_t* before;    // [E] where this rank's rows begin in the segment of expert e
+  int32_t* by_owner;  // [E] copies of what PlanShape points to
+  int32_t* owner;     // [E]
+
+  static __device__ SegmentMemory carve(int64_t* memory, int32_t E) {
+    auto* after = reinterpret_cast<int32_t*>(memory + E + 1);
+    return {memory, after, after + E, after + 2 * E, after + 3 * E};
+  }
+};
+
+// Turns the counts of all blocks into sums of the blocks before; returns the total of expert e.
+__device__ inline int64_t sum_blocks(const PlanArgs& args, int e) {
+  constexpr int kInFlight = 8;
+  const int32_t E = args.shape.E;
+  const int num_blocks = static_cast<int>(gridDim.x);
+  int32_t sum = 0;
+  for (int first = 0; first < num_blocks; first += kInFlight) {
+    int32_t counts[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const bool there = first + i < num_blocks;
+      counts[i] = there ? __ldcg(&args.block_counts[static_cast<int64_t>(first + i) * E + e]) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (first + i < num_blocks) args.block_counts[static_cast<int64_t>(first + i) * E + e] = sum;
+      sum += counts[i];
+    }
+  }
+  return sum;
+}
+
+__device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int64_t index,
+                                 uint32_t value) {
+  for (int p = 0; p < signals.P; ++p) {
+    std::byte* inbox = signals.mailbox[p] +
+                       Mailbox::word_offset(epoch, signals.P, signals.rank, signals.max_words);
+    store_relaxed(reinterpret_cast<uint64_t*>(inbox) + index, pack_word(epoch, value));
+  }
+}
+
+// Word `index` of `count` ranks from `first` on; 0 for a rank that did not send in time.
+template <int kCount>
+__device__ inline void receive_words(const PeerSignals& signals, uint32_t epoch, int first,
+                                     int64_t index, uint32_t (&values)[kCount]) {
+  const int count = min(kCount, signals.P - first);
+  Patience patience(signals);
+  uint64_t words[kCount];
+  int missing = first;
+  while (missing >= 0) {
+    missing = -1;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const std::byte* inbox =
+          signals.mailbox[signals.rank] +
+          Mailbox::word_offset(epoch, signals.P, first + min(i, count - 1), signals.max_words);
+      words[i] = load_relaxed(reinterpret_cast<const uint64_t*>(inbox) + index);
+    }
+#pragma unroll
+    for (int i = kCount - 1; i >= 0; --i) {
+      if (i < count && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
+    }
+    if (missing >= 0 && patience.is_over()) {
+      poison(signals, FaultCode::kTimeout, missing, Operation::kPlan, epoch);
+      break;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values[i] =
+        static_cast<uint32_t>(words[i]) == epoch ? static_cast<uint32_t>(words[i] >> 32) : 0;
+  }
+}
+
+// This rank's counts to all peers. A rank that refuses its input, or has failed, sends no routes.
+__device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
+  const PeerSignals& signals = args.signals;
+  const uint64_t bad_route = *static_cast<volatile uint64_t*>(&signals.state->bad_route);
+  const bool dead = is_poisoned(signals);
+  const bool refused = bad_route != ~uint64_t{0};
+  for (int e = static_cast<int>(threadIdx.x); e < args.shape.E; e += static_cast<int>(blockDim.x)) {
+    const int64_t total = sum_blocks(args, e);
+    const int64_t kept = min(total, args.shape.capacity);
+    args.plan.dropped[e] = total - kept;
+    send_word(signals, epoch, kHeaderWords + e, refused || dead ? 0 : static_cast<uint32_t>(kept));
+  }
+  if (threadIdx.x != 0) return;
+  const auto route = static_cast<int64_t>(bad_route >> 8);
+  uint32_t status = refused ? static_cast<uint32_t>(bad_route & 0xff) : 0;
+  if (dead) status = static_cast<uint32_t>(FaultCode::kPeerFailed);
+  int64_t value = 0;
+  if (status == static_cast<uint32_t>(FaultCode::kWeightNotFinite)) {
+    value = __float_as_uint(args.routing.weights[route]);
+  } else if (refused) {
+    value = args.routing.ids_are_64_bit
+                ? static_cast<const int64_t*>(args.routing.expert_ids)[route]
+                : static_cast<const int32_t*>(args.routing.expert_ids)[route];
+  }
+  send_word(signals, epoch, kStatus, status);
+  send_word(signals, epoch, kRouteLow, static_cast<uint32_t>(route));
+  send_word(signals, epoch, kRouteHigh, static_cast<uint32_t>(route >> 32));
+  send_word(signals, epoch, kValueLow, static_cast<uint32_t>(value));
+  send_word(signals, epoch, kValueHigh, static_cast<uint32_t>(value >> 32));
+  signals.state->bad_route = ~uint64_t{0};
+}
+
+// All ranks' counts into plan.counts, and their sums. Returns false on all ranks alike if one of
+// them refused.
+__device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
+                                      const SegmentMemory& segments) {
+  constexpr int kRanksAtOnce = 8;
+  __shared__ uint32_t headers[kMaxPeers][kHeaderWords];
+  __shared__ int first_refusing;
+  const PeerSignals& signals = args.signals;
+  const int32_t E = args.shape.E;
+  if (threadIdx.x == 0) first_refusing = kMaxPeers;
+  const bool dead = is_poisoned(signals);
+  for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + E;
+       i += static_cast<int>(blockDim.x)) {
+    int64_t used = 0;
+    int64_t before = 0;
+    for (int first = 0; first < signals.P; first += kRanksAtOnce) {
+      uint32_t values[kRanksAtOnce] = {};
+      if (!dead) receive_words(signals, epoch, first, i, values);
+#pragma unroll
+      for (int j = 0; j < kRanksAtOnce; ++j) {
+        const int source = first + j;
+        if (source >= signals.P) continue;
+        if (i < kHeaderWords) {
+          headers[source][i] = values[j];
+          continue;
+        }
+        args.plan.counts[static_cast<int64_t>(source) * E + i - kHeaderWords] =
+            static_cast<int32_t>(values[j]);
+        used += values[j];
+        if (source < signals.rank) before += values[j];
+      }
+    }
+    if (i < kHeaderWords) continue;
+    if (args.shape.pad_to_capacity) {
+      used = args.shape.capacity * signals.P;
+      before = args.shape.capacity * signals.rank;
+    }
+    segments.used[i - kHeaderWords] = static_cast<int32_t>(min(used, PlanShape::kMostRows));
+    segments.before[i - kHeaderWords] = static_cast<int32_t>(min(before, PlanShape::kMostRows));
+  }
+  __syncthreads();
+  for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
+    if (headers[p][kStatus] != 0) atomicMin(&first_refusing, p);
+  }
+  __syncthreads();
+  const int refusing = first_refusing;
+  if (refusing < kMaxPeers && threadIdx.x == 0) {
+    const uint32_t* header = headers[refusing];
+    if (header[kStatus] == static_cast<uint32_t>(FaultCode::kPeerFailed)) {
+      poison(signals, FaultCode::kPeerFailed, refusing, Operation::kPlan, epoch);
+    } else {
+      const auto join = [&](int low, int high) {
+        return static_cast<int64_t>(static_cast<uint64_t>(header[high]) << 32 | header[low]);
+      };
+      record_fault(signals, {.code = header[kStatus],
+                             .culprit = refusing,
+                             .operation = static_cast<uint32_t>(Operation::kPlan),
+                             .epoch = epoch,
+                             .route = join(kRouteLow, kRouteHigh),
+                             .value = join(kValueLow, kValueHigh)});
+    }
+  }
+  __syncthreads();
+  return refusing == kMaxPeers && !is_poisoned(signals);
+}
+
+// Exclusive sum over the threads of a block; `total` is the sum of all.
+__device__ inline int64_t block_exclusive_sum(int64_t value, int64_t& total) {
+  __shared__ int64_t warp_sums[kMostPlanWarps];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  int64_t inclusive = value;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int64_t below = __shfl_up_sync(~0u, inclusive, offset);
+    if (lane >= offset) inclusive += below;
+  }
+  if (lane == 31) warp_sums[warp] = inclusive;
+  __syncthreads();
+  int64_t before = 0;
+  total = 0;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
+    if (w < warp) before += warp_sums[w];
+    total += warp_sums[w];
+  }
+  __syncthreads();
+  return before + inclusive - value;
+}
+
+// Fills segments.sums.
+__device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& segments) {
+  int64_t carry = 0;
+  for (int first = 0; first < args.shape.E; first += static_cast<int>(blockDim.x)) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    int64_t aligned = 0;
+    if (i < args.shape.E) {
+      const int64_t used = segments.used[segments.by_owner[i]];
+      aligned = (used + args.shape.alignment - 1) / args.shape.alignment * args.shape.alignment;
+    }
+    int64_t total = 0;
+    const int64_t sum = carry + block_exclusive_sum(aligned, total);
+    if (i < args.shape.E) segments.sums[i] = sum;
+    carry += total;
+  }
+  if (threadIdx.x == 0) segments.sums[args.shape.E] = carry;
+  __syncthreads();
+}
+
+// Writes the rows of every rank. False on all ranks alike if some rank has more than max_rows.
+__device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
+                                  const SegmentMemory& segments) {
+  __shared__ unsigned long long fullest;  // rows and, lower ranks first, whose they are
+  constexpr int kRankBits = 8;
+  static_assert(kMaxPeers < 1 << kRankBits);
+  if (threadIdx.x == 0) fullest = 0;
+  __syncthreads();
+  for (int p = static_cast<int>(threadIdx.x); p < args.signals.P;
+       p += static_cast<int>(blockDim.x)) {
+    const int32_t* offsets = args.shape.owner_offsets;
+    const int64_t rows = segments.sums[offsets[p + 1]] - segments.sums[offsets[p]];
+    args.plan.rows_per_rank[p] = rows;
+    atomicMax(&fullest, static_cast<unsigned long long>(rows) << kRankBits |
+                            static_cast<unsigned>(kMaxPeers - p));
+  }
+  __syncthreads();
+  const auto most = static_cast<int64_t>(fullest >> kRankBits);
+  if (most > args.shape.max_rows && threadIdx.x == 0) {
+    record_fault(args.signals,
+                 {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
+                  .culprit = kMaxPeers - static_cast<int>(fullest & ((1 << kRankBits) - 1)),
+                  .operation = static_cast<uint32_t>(Operation::kPlan),
+                  .epoch = epoch,
+                  .route = most,
+                  .value = 0});
+  }
+  return most <= args.shape.max_rows;
+}
+
+// Where each expert's rows of this rank begin, and the segments of this rank's experts.
+__device__ inline void write_segments(const PlanArgs& args, const SegmentMemory& segments) {
+  const int32_t* offsets = args.shape.owner_offsets;
+  const int rank = args.signals.rank;
+  const int first_local = offsets[rank];
+  const int end_local = offsets[rank + 1];
+  for (int i = static_cast<int>(threadIdx.x); i < args.shape.E; i += static_cast<int>(blockDim.x)) {
+    const int e = segments.by_owner[i];
+    const int64_t start = segments.sums[i] - segments.sums[offsets[segments.owner[e]]];
+    args.route_base[e] = static_cast<int32_t>(start) + segments.before[e];
+    if (i < first_local || i >= end_local) continue;
+    args.plan.local_starts[i - first_local] = start;
+    args.plan.local_counts[i - first_local] = segments.used[e];
+  }
+  if (threadIdx.x == 0) {
+    args.plan.local_starts[end_local - first_local] =
+        segments.sums[end_local] - segments.sums[first_local];
+  }
+}
+
+__device__ inline void write_empty_plan(const PlanArgs& args) {
+  const int threads = static_cast<int>(blockDim.x);
+  const int32_t* offsets = args.shape.owner_offsets;
+  const int num_local = offsets[args.signals.rank + 1] - offsets[args.signals.rank];
+  for (int i = static_cast<int>(threadIdx.x); i < args.shape.E; i += threads) {
+    args.route_base[i] = -1;
+    args.plan.dropped[i] = 0;
+    for (int p = 0; p < args.signals.P; ++p) {
+      args.plan.counts[static_cast<int64_t>(p) * args.shape.E + i] = 0;
+    }
+  }
+  for (int i = static_cast<int>(threadIdx.x); i <= num_local; i += threads) {
+    args.plan.local_starts[i] = 0;
+    if (i < num_local) args.plan.local_counts[i] = 0;
+  }
+  for (int p = static_cast<int>(threadIdx.x); p < args.signals.P; p += threads) {
+    args.plan.rows_per_rank[p] = 0;
+  }
+}
+
+// One block per rank. Afterwards route_base is set; it is -1 everywhere in a plan that was refused.
+__device__ inline void exchange_counts(const PlanArgs& args, const SegmentMemory& segments) {
+  const uint32_t epoch = args.signals.state->words_epoch + 1;
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < args.shape.E; e += static_cast<int>(blockDim.x)) {
+    segments.by_owner[e] = args.shape.by_owner[e];
+    segments.owner[e] = args.shape.owner[e];
+  }
+  send_counts(args, epoch);
+  bool agreed = receive_counts(args, epoch, segments);
+  if (agreed) {
+    sum_segments(args, segments);
+    agreed = check_rows(args, epoch, segments);
+  }
+  if (agreed) {
+    write_segments(args, segments);
+  } else {
+    write_empty_plan(args);
+  }
+  if (threadIdx.x == 0) args.signals.state->words_epoch = epoch;
+  __syncthreads();
+}
+
+}  // namespace crossdock::cuda

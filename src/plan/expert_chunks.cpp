@@ -1,0 +1,54 @@
+#include "plan/expert_chunks.hpp"
+
+#include <algorithm>
+
+namespace crossdock {
+namespace {
+
+int64_t num_experts(const PlanData& plan, size_t rank) {
+  return plan.owner_offsets[rank + 1] - plan.owner_offsets[rank];
+}
+
+// The first row of a rank's local expert; one past the last expert: of no expert.
+int64_t first_row(const PlanData& plan, size_t rank, int64_t local_expert) {
+  if (local_expert == num_experts(plan, rank)) return plan.rows_per_rank[rank];
+  const int64_t place = plan.owner_offsets[rank] + local_expert;
+  const int32_t expert = plan.experts_by_owner[static_cast<size_t>(place)];
+  return plan.segment_starts[static_cast<size_t>(expert)];
+}
+
+}  // namespace
+
+std::vector<ExpertChunk> cut_experts(const PlanData& plan, int64_t num_chunks) {
+  const auto P = static_cast<size_t>(plan.P);
+  int64_t most = 1;
+  for (size_t rank = 0; rank < P; ++rank) most = std::max(most, num_experts(plan, rank));
+  const int64_t count = std::min(num_chunks, most);
+  std::vector<ExpertChunk> chunks(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    ExpertChunk& chunk = chunks[static_cast<size_t>(i)];
+    for (size_t rank = 0; rank < P; ++rank) {
+      const int64_t first = num_experts(plan, rank) * i / count;
+      const int64_t last = num_experts(plan, rank) * (i + 1) / count;
+      chunk.first_expert.push_back(first);
+      chunk.last_expert.push_back(last);
+      chunk.first_row.push_back(first_row(plan, rank, first));
+      chunk.last_row.push_back(first_row(plan, rank, last));
+    }
+  }
+  return chunks;
+}
+
+int64_t rows_sent(const PlanData& plan, const ExpertChunk& chunk) {
+  int64_t rows = 0;
+  for (size_t rank = 0; rank < static_cast<size_t>(plan.P); ++rank) {
+    for (int64_t i = chunk.first_expert[rank]; i < chunk.last_expert[rank]; ++i) {
+      const int32_t expert =
+          plan.experts_by_owner[static_cast<size_t>(plan.owner_offsets[rank] + i)];
+      rows += plan.counts[static_cast<size_t>(plan.rank * plan.E + expert)];
+    }
+  }
+  return rows;
+}
+
+}  // namespace crossdock

@@ -1,0 +1,152 @@
+#include "plan/local_routes.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "core/check.hpp"
+#include "core/tensor_check.hpp"
+
+namespace crossdock {
+namespace {
+
+void check_weights(const ConstTensorView& weights, const Shape& shape) {
+  CROSSDOCK_CHECK(
+      weights.shape == shape && (weights.dtype == DType::kF32 || weights.dtype == DType::kF64),
+      "weights must be ", shape.to_string(), " fp32 or fp64, got ", describe(weights));
+  check_memory("weights", weights);
+}
+
+void check_mask(const ConstTensorView& mask, int64_t T) {
+  if (!mask.given()) return;
+  CROSSDOCK_CHECK(mask.shape == Shape{T} && mask.dtype == DType::kBool, "mask must be [", T,
+                  "] bool, got ", describe(mask));
+  check_memory("mask", mask);
+}
+
+std::string print_weight(double weight) {
+  if (std::isnan(weight)) return "NaN";
+  return weight > 0 ? "Infinity" : "-Infinity";
+}
+
+// Takes routes over one by one, in (token, slot) order.
+template <typename Weight>
+class RouteWriter {
+ public:
+  RouteWriter(const DispatchConfig& config, int64_t T, BufferPool& pool)
+      : K_(config.top_k), E_(config.num_experts), reject_(config.nonfinite == NonFinite::kReject) {
+    const auto num_slots = static_cast<size_t>(T * K_);
+    routes_.T = T;
+    routes_.expert_ids.assign(num_slots, -1);
+    routes_.counts.assign(static_cast<size_t>(E_), 0);
+    routes_.dropped.assign(static_cast<size_t>(E_), 0);
+    routes_.weight_dtype = DTypeOf<Weight>::value;
+    routes_.weights = pool.take(static_cast<int64_t>(num_slots * sizeof(Weight)));
+    weights_ = reinterpret_cast<Weight*>(routes_.weights.data());
+    if (num_slots > 0) std::memset(weights_, 0, num_slots * sizeof(Weight));
+    last_slot_.assign(static_cast<size_t>(E_), -1);
+  }
+
+  void write(int64_t token, int64_t slot, int64_t id, Weight weight) {
+    CROSSDOCK_CHECK(id >= 0 && id < E_, "token ", token, ", slot ", slot, ": expert id ", id,
+                    " must be in [0, ", E_, "), or -1 for no route");
+    const auto expert = static_cast<size_t>(id);
+    const int64_t place = token * K_ + slot;
+    CROSSDOCK_CHECK(last_slot_[expert] < token * K_, "token ", token, ", slot ", slot,
+                    ": expert id ", id, " is in slot ", last_slot_[expert] - token * K_,
+                    " already; a token may name an expert once");
+    CROSSDOCK_CHECK(!reject_ || std::isfinite(weight), "token ", token, ", slot ", slot,
+                    ": weight must be finite, got ", print_weight(static_cast<double>(weight)),
+                    "; nonfinite = propagate lets it pass");
+    last_slot_[expert] = place;
+    ++routes_.counts[expert];
+    routes_.expert_ids[static_cast<size_t>(place)] = static_cast<int32_t>(id);
+    weights_[place] = weight;
+  }
+
+  LocalRoutes take() { return std::move(routes_); }
+
+ private:
+  int64_t K_;
+  int64_t E_;
+  bool reject_;
+  LocalRoutes routes_;
+  Weight* weights_ = nullptr;
+  std::vector<int64_t> last_slot_;  // [E] t * K + k of the latest route to an expert
+};
+
+bool is_masked(const ConstTensorView& mask, int64_t token) {
+  return mask.given() && static_cast<const uint8_t*>(mask.data)[token] != 0;
+}
+
+template <typename Id, typename Weight>
+LocalRoutes read_slots(const Routing& routing, const DispatchConfig& config, BufferPool& pool) {
+  const int64_t T = routing.expert_ids.shape[0];
+  const int64_t K = config.top_k;
+  const auto* ids = static_cast<const Id*>(routing.expert_ids.data);
+  const auto* weights = static_cast<const Weight*>(routing.weights.data);
+  RouteWriter<Weight> writer(config, T, pool);
+  for (int64_t t = 0; t < T; ++t) {
+    if (is_masked(routing.mask, t)) continue;
+    for (int64_t k = 0; k < K; ++k) {
+      if (ids[t * K + k] != -1) writer.write(t, k, ids[t * K + k], weights[t * K + k]);
+    }
+  }
+  return writer.take();
+}
+
+template <typename Weight>
+LocalRoutes read_map(const DenseRouting& routing, const DispatchConfig& config, BufferPool& pool) {
+  const int64_t T = routing.map.shape[0];
+  const int64_t E = config.num_experts;
+  const auto* map = static_cast<const uint8_t*>(routing.map.data);
+  const auto* weights = static_cast<const Weight*>(routing.weights.data);
+  RouteWriter<Weight> writer(config, T, pool);
+  for (int64_t t = 0; t < T; ++t) {
+    if (is_masked(routing.mask, t)) continue;
+    int64_t slot = 0;
+    for (int64_t e = 0; e < E; ++e) {
+      if (map[t * E + e] == 0) continue;
+      CROSSDOCK_CHECK(slot < config.top_k, "token ", t, ", slot ", slot, ": expert ", e,
+                      " is one too many; at most top_k (", config.top_k,
+                      ") experts may be set in a token");
+      writer.write(t, slot, e, weights[t * E + e]);
+      ++slot;
+    }
+  }
+  return writer.take();
+}
+
+}  // namespace
+
+LocalRoutes read_routes(const Routing& routing, const DispatchConfig& config, BufferPool& pool) {
+  const ConstTensorView& ids = routing.expert_ids;
+  CROSSDOCK_CHECK(ids.shape.rank() == 2 && ids.shape[1] == config.top_k &&
+                      (ids.dtype == DType::kI32 || ids.dtype == DType::kI64),
+                  "expert_ids must be [T, ", config.top_k, "] int32 or int64, got ", describe(ids));
+  check_memory("expert_ids", ids);
+  check_weights(routing.weights, ids.shape);
+  check_mask(routing.mask, ids.shape[0]);
+  const bool wide_ids = ids.dtype == DType::kI64;
+  if (routing.weights.dtype == DType::kF64) {
+    return wide_ids ? read_slots<int64_t, double>(routing, config, pool)
+                    : read_slots<int32_t, double>(routing, config, pool);
+  }
+  return wide_ids ? read_slots<int64_t, float>(routing, config, pool)
+                  : read_slots<int32_t, float>(routing, config, pool);
+}
+
+LocalRoutes read_routes(const DenseRouting& routing, const DispatchConfig& config,
+                        BufferPool& pool) {
+  const ConstTensorView& map = routing.map;
+  CROSSDOCK_CHECK(
+      map.shape.rank() == 2 && map.shape[1] == config.num_experts && map.dtype == DType::kBool,
+      "map must be [T, ", config.num_experts, "] bool, got ", describe(map));
+  check_memory("map", map);
+  check_weights(routing.weights, map.shape);
+  check_mask(routing.mask, map.shape[0]);
+  return routing.weights.dtype == DType::kF64 ? read_map<double>(routing, config, pool)
+                                              : read_map<float>(routing, config, pool);
+}
+
+}  // namespace crossdock

@@ -1,0 +1,290 @@
+#include "crossdock/testing/faults.hpp"
+
+#include <csignal>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "core/check.hpp"
+#include "crossdock/dispatcher.hpp"
+#include "crossdock/extend/forwarding_strategy.hpp"
+#include "crossdock/testing/conformance.hpp"
+#include "testing/conformance/worlds.hpp"
+
+namespace crossdock::conformance {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kTokens = 24;
+constexpr int64_t kExperts = 8;
+constexpr int64_t kTopK = 2;
+constexpr int64_t kWidth = 16;
+
+/// What the culprit does when its moment has come.
+class Injector {
+ public:
+  Injector(FaultCase fault, bool is_culprit, std::chrono::nanoseconds deadline)
+      : fault_(std::move(fault)), is_culprit_(is_culprit), deadline_(deadline) {}
+
+  /// At a point between calls, or inside one of `inside`. Throws or sleeps if the fault is due
+  /// here.
+  void pass(FaultStep step, Group* inside = nullptr) const {
+    if (fault_.step == step) reached_ = Clock::now();
+    if (!is_due(step)) return;
+    if (fault_.kind == FaultKind::kThrows) throw std::runtime_error("a fault put in on purpose");
+    if (fault_.kind == FaultKind::kLeaves) {
+      if (inside != nullptr) inside->leave("left in the middle of a call");
+      throw Leaving();
+    }
+    if (fault_.kind == FaultKind::kStalls) std::this_thread::sleep_for(2 * deadline_);
+    if (fault_.kind == FaultKind::kKilled) std::raise(SIGKILL);
+  }
+  bool skips(FaultStep step) const { return is_due(step) && fault_.kind == FaultKind::kSkips; }
+  bool has_other_config(FaultStep step) const {
+    return is_due(step) && fault_.kind == FaultKind::kOtherConfig;
+  }
+
+  FaultStep step() const { return fault_.step; }
+  /// When this rank, culprit or not, came to the point of the fault.
+  Clock::time_point reached() const { return reached_; }
+
+  struct Leaving {};  // unwinds the culprit's step, so that its group goes
+
+ private:
+  bool is_due(FaultStep step) const { return is_culprit_ && fault_.step == step; }
+
+  FaultCase fault_;
+  bool is_culprit_;
+  std::chrono::nanoseconds deadline_;
+  mutable Clock::time_point reached_ = Clock::now();
+};
+
+/// A strategy that lets the injector in when all ranks are inside a call.
+class Interrupted : public ForwardingStrategy {
+ public:
+  Interrupted(std::unique_ptr<Strategy> inner, const Injector& injector)
+      : ForwardingStrategy(std::move(inner)), injector_(injector) {}
+
+  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+    injector_.pass(FaultStep::kAfterCounts, &exchange.group);
+    return inner().prepare(exchange);
+  }
+  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+    const bool backward = std::string_view(exchange.operation) == "combine_backward";
+    const auto step = backward ? FaultStep::kMidCombineBackward : FaultStep::kMidDispatch;
+    injector_.pass(step, &exchange.group);
+    if (!injector_.skips(step)) inner().scatter(exchange, parts);
+  }
+  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+                      std::span<const ExpertChunk> chunks,
+                      const std::function<void(size_t)>& arrived) override {
+    inner().scatter_chunks(exchange, parts, chunks, [&](size_t i) {
+      arrived(i);
+      if (i == 0) injector_.pass(FaultStep::kBetweenChunks, &exchange.group);
+    });
+  }
+  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
+    const bool backward = std::string_view(exchange.operation) == "dispatch_backward";
+    const auto step = backward ? FaultStep::kMidDispatchBackward : FaultStep::kMidCombine;
+    injector_.pass(step, &exchange.group);
+    if (!injector_.skips(step)) inner().gather_sum(exchange, args);
+  }
+
+ private:
+  const Injector& injector_;
+};
+
+/// The call in which a survivor meets the fault.
+std::string_view operation_at(FaultStep step) {
+  switch (step) {
+    case FaultStep::kBeforeCounts:
+    case FaultStep::kAfterCounts:
+      return "plan";
+    case FaultStep::kBeforeDispatch:
+    case FaultStep::kMidDispatch:
+    case FaultStep::kBetweenChunks:
+      return "dispatch";
+    case FaultStep::kBeforeCombine:
+    case FaultStep::kMidCombine:
+      return "combine";
+    case FaultStep::kMidCombineBackward:
+      return "combine_backward";
+    case FaultStep::kMidDispatchBackward:
+      return "dispatch_backward";
+  }
+  return "";
+}
+
+/// Forward and backward of one routing.
+void run_step(Group& group, const std::string& strategy, const Injector& injector) {
+  const DispatchConfig config{
+      .num_experts = kExperts,
+      .top_k = kTopK,
+      .width = kWidth,
+      .alignment = injector.has_other_config(FaultStep::kBeforeCounts) ? 8 : 1,
+      .capacity = {},
+      .placement = {},
+      .max_rows = {}};
+  Dispatcher dispatcher(group, config,
+                        std::make_unique<Interrupted>(make_strategy(strategy), injector));
+  std::vector<int32_t> ids(static_cast<size_t>(kTokens * kTopK));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % kExperts);
+  const std::vector<float> weights(ids.size(), 0.5F);
+  const std::vector<float> x(static_cast<size_t>(kTokens * kWidth), 1.0F);
+  const std::vector<double> wide_x(x.begin(), x.end());
+  const ConstTensorView tokens(x.data(), {kTokens, kWidth});
+
+  injector.pass(FaultStep::kBeforeCounts);
+  Plan plan;
+  if (!injector.skips(FaultStep::kBeforeCounts)) {
+    plan = dispatcher.plan({.expert_ids = ConstTensorView(ids.data(), {kTokens, kTopK}),
+                            .weights = ConstTensorView(weights.data(), {kTokens, kTopK}),
+                            .mask = {}});
+  }
+  injector.pass(FaultStep::kBeforeDispatch);
+  OwnedTensor rows;
+  if (!injector.skips(FaultStep::kBeforeDispatch)) {
+    DispatchArgs args;
+    args.x = injector.has_other_config(FaultStep::kBeforeDispatch)
+                 ? ConstTensorView(wide_x.data(), {kTokens, kWidth})
+                 : tokens;
+    args.num_chunks = injector.step() == FaultStep::kBetweenChunks ? 2 : 1;
+    rows = dispatcher.dispatch(plan, args).rows;
+  } else {
+    rows = dispatcher.allocate_rows(plan, DType::kF32);
+  }
+  injector.pass(FaultStep::kBeforeCombine);
+  if (!injector.skips(FaultStep::kBeforeCombine)) {
+    if (injector.has_other_config(FaultStep::kBeforeCombine)) {
+      const OwnedTensor wide = dispatcher.allocate_rows(plan, DType::kBF16);
+      dispatcher.combine(plan, wide.view);
+    } else {
+      dispatcher.combine(plan, rows.view);
+    }
+  }
+  dispatcher.combine_backward(plan, tokens, rows.view);
+  dispatcher.dispatch_backward(plan, rows.view);
+}
+
+bool is_between_calls(FaultStep step) {
+  return step == FaultStep::kBeforeCounts || step == FaultStep::kBeforeDispatch ||
+         step == FaultStep::kBeforeCombine;
+}
+
+// The ranks find it out together, before anything has moved, and go on with the same group.
+bool is_agreed(const FaultCase& fault) {
+  return fault.kind == FaultKind::kOtherConfig ||
+         (fault.kind == FaultKind::kSkips && is_between_calls(fault.step));
+}
+
+bool can_happen(FaultKind kind, FaultStep step) {
+  if (kind == FaultKind::kOtherConfig) return is_between_calls(step);
+  if (kind != FaultKind::kSkips) return true;
+  // Without a plan, or half of one, the culprit has nothing to go on with; and a chunk is no call.
+  return step != FaultStep::kBeforeCounts && step != FaultStep::kAfterCounts &&
+         step != FaultStep::kBetweenChunks;
+}
+
+// What a survivor's error must say.
+void judge_error(const FaultCase& fault, const Error& error, FaultOutcome& outcome) {
+  outcome.message = error.what();
+  const bool is_named = outcome.message.find(concat("rank ", fault.culprit)) != std::string::npos;
+  const bool is_culprit = error.context().culprit == fault.culprit;
+  // Ranks that make different exchanges inside a call each take the other to be wrong.
+  if (fault.kind == FaultKind::kSkips && !is_between_calls(fault.step)) {
+    if (is_named || is_culprit) return;
+  }
+  if (!is_culprit || !is_named) {
+    outcome.findings.push_back(concat("the error must name rank ", fault.culprit,
+                                      ", it names rank ", error.context().culprit, ": ",
+                                      outcome.message));
+  }
+  // Where nothing is exchanged after the counts, or after the first chunk, the fault is met at the
+  // next call.
+  const std::string_view operation = error.context().operation;
+  const bool is_next = (fault.step == FaultStep::kAfterCounts && operation == "dispatch") ||
+                       (fault.step == FaultStep::kBetweenChunks && operation == "combine");
+  if (operation != operation_at(fault.step) && !is_next) {
+    outcome.findings.push_back(concat("the error must be about ", operation_at(fault.step),
+                                      ", it is about ", operation, ": ", outcome.message));
+  }
+}
+
+// The survivors' group, or all ranks again after an agreed error, gives the right results.
+void judge_recovery(Group& group, const FaultCase& fault, FaultOutcome& outcome) {
+  std::vector<int> members;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank != fault.culprit || is_agreed(fault)) members.push_back(rank);
+  }
+  const std::unique_ptr<Group> fresh = is_agreed(fault) ? nullptr : group.subgroup(members);
+  Group& working = fresh ? *fresh : group;
+  const World world = make_world(RoutingKind::kUnequalCounts, Variant::kPlain, DType::kF32,
+                                 static_cast<int>(members.size()));
+  for (const std::string& finding : judge(
+           working, [&] { return make_strategy(fault.strategy); }, world)) {
+    outcome.findings.push_back(concat("after the fault: ", finding));
+  }
+}
+
+}  // namespace
+
+std::string FaultCase::name() const {
+  return concat(strategy, "/", kFaultNames[static_cast<size_t>(kind)], "/",
+                kFaultStepNames[static_cast<size_t>(step)]);
+}
+
+std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit) {
+  std::vector<FaultCase> cases;
+  for (const std::string& strategy : strategies) {
+    for (size_t k = 0; k < kFaultNames.size(); ++k) {
+      for (size_t s = 0; s < kFaultStepNames.size(); ++s) {
+        const auto kind = static_cast<FaultKind>(k);
+        const auto step = static_cast<FaultStep>(s);
+        if (!can_happen(kind, step)) continue;
+        cases.push_back({.strategy = strategy, .kind = kind, .step = step, .culprit = culprit});
+      }
+    }
+  }
+  return cases;
+}
+
+FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanoseconds deadline) {
+  std::vector<int> everybody(static_cast<size_t>(base.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  GroupOptions options = base.options();
+  options.arrival_deadline = deadline;
+  options.progress_deadline = deadline;
+  const bool is_culprit = base.rank() == fault.culprit;
+  const Injector injector(fault, is_culprit, deadline);
+  FaultOutcome outcome;
+  {
+    Group group(base.communicator().subgroup(everybody), options);
+    try {
+      run_step(group, fault.strategy, injector);
+      // Who leaves out the inside of the last call has made all its calls.
+      if (!is_culprit || is_agreed(fault)) {
+        outcome.findings.emplace_back("the step ended without an error");
+      }
+    } catch (const Error& error) {
+      outcome.latency = Clock::now() - injector.reached();
+      if (!is_culprit) judge_error(fault, error, outcome);
+      outcome.message = error.what();
+    } catch (const std::exception& error) {
+      outcome.message = error.what();
+    } catch (const Injector::Leaving&) {
+      outcome.message = "left";
+    }
+    if (!is_culprit || is_agreed(fault)) {
+      judge_recovery(group, fault, outcome);
+    } else {
+      group.leave(outcome.message);
+    }
+  }
+  if (fault.kind == FaultKind::kKilled) return outcome;
+  base.agree({.operation = "end of fault", .config = {}, .body = {}});
+  return outcome;
+}
+
+}  // namespace crossdock::conformance

@@ -1,0 +1,190 @@
+#include "crossdock/dispatcher.hpp"
+#include "testing/conformance/checks.hpp"
+#include "testing/conformance/same_error.hpp"
+#include "testing/conformance/values.hpp"
+#include "testing/conformance/worlds.hpp"
+
+namespace crossdock::conformance {
+namespace {
+
+constexpr int64_t kTokens = 3;
+constexpr int64_t kWidth = 4;
+
+DispatchConfig config_of(const Group& group) {
+  return {.num_experts = group.size() + 1, .top_k = 2, .width = kWidth};
+}
+
+// A rank's tensors for a step that would work.
+class Step {
+ public:
+  explicit Step(const DispatchConfig& config, DType dtype = DType::kF32)
+      : top_k_(config.top_k), dtype_(dtype) {
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (int64_t k = 0; k < top_k_; ++k) expert_ids_.push_back(static_cast<int32_t>(k));
+    }
+    weights_.assign(expert_ids_.size(), 1.0F);
+  }
+
+  Plan plan(Dispatcher& dispatcher) const {
+    const Shape slots{kTokens, top_k_};
+    return dispatcher.plan(Routing{{expert_ids_.data(), slots}, {weights_.data(), slots}});
+  }
+
+  ConstTensorView x() const {
+    return {static_cast<const void*>(memory_.data()), dtype_, {kTokens, kWidth}};
+  }
+
+  ConstTensorView rows(const Plan& plan) const {
+    return {static_cast<const void*>(memory_.data()), dtype_, {plan.num_rows(), kWidth}};
+  }
+
+ private:
+  int64_t top_k_;
+  DType dtype_;
+  std::vector<int32_t> expert_ids_;
+  std::vector<float> weights_;
+  Buffer memory_{4096};
+};
+
+ErrorExpectation mismatch(const Group& group, const char* word) {
+  return {ErrorCode::kMismatch, {"rank " + std::to_string(group.size() - 1), word}};
+}
+
+bool is_culprit(const Group& group) {
+  return group.rank() == group.size() - 1;
+}
+
+// The last rank has another configuration.
+Check other_config(const std::string& name, const char* word,
+                   const std::function<void(DispatchConfig&)>& change) {
+  const auto body = [=](Group& group, const StrategyFactory& strategy) {
+    Findings findings;
+    if (group.size() < 2) return findings;
+    DispatchConfig config = config_of(group);
+    if (is_culprit(group)) change(config);
+    Dispatcher dispatcher(group, config, strategy());
+    const Step step(config);
+    expect_same_error(
+        group, strategy, mismatch(group, word), [&] { step.plan(dispatcher); }, findings);
+    return findings;
+  };
+  return {"mismatch/" + name, true, body};
+}
+
+using Call = std::function<void(Dispatcher&, const Plan&, const Step&)>;
+
+// The last rank makes another call than the others.
+Check other_call(const std::string& name, const char* word, const Call& right, const Call& wrong) {
+  const auto body = [=](Group& group, const StrategyFactory& strategy) {
+    Findings findings;
+    if (group.size() < 2) return findings;
+    const Step step(config_of(group));
+    Dispatcher dispatcher(group, config_of(group), strategy());
+    const Plan plan = step.plan(dispatcher);
+    const Call& call = is_culprit(group) ? wrong : right;
+    expect_same_error(
+        group, strategy, mismatch(group, word), [&] { call(dispatcher, plan, step); }, findings);
+    return findings;
+  };
+  return {"mismatch/" + name, true, body};
+}
+
+void dispatch(Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+  dispatcher.dispatch(plan, {.x = step.x()});
+}
+
+void combine(Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+  dispatcher.combine(plan, step.rows(plan));
+}
+
+std::vector<Check> other_configs() {
+  return {
+      other_config("experts", "num_experts", [](DispatchConfig& c) { c.num_experts += 1; }),
+      other_config("top_k", "top_k", [](DispatchConfig& c) { c.top_k = 1; }),
+      other_config("width", "width", [](DispatchConfig& c) { c.width = kWidth + 1; }),
+      other_config("alignment", "alignment", [](DispatchConfig& c) { c.alignment = 8; }),
+      other_config("capacity", "capacity",
+                   [](DispatchConfig& c) { c.capacity = Capacity{.factor = 2.0}; }),
+      other_config(
+          "placement", "placement",
+          [](DispatchConfig& c) { c.placement.assign(static_cast<size_t>(c.num_experts), 0); }),
+      other_config("partial_sums", "partial_sums",
+                   [](DispatchConfig& c) { c.partial_sums = true; }),
+      other_config("nonfinite", "nonfinite",
+                   [](DispatchConfig& c) { c.nonfinite = NonFinite::kPropagate; }),
+      other_config("max_rows", "max_rows", [](DispatchConfig& c) { c.max_rows = 1000; }),
+  };
+}
+
+std::vector<Check> other_calls() {
+  return {
+      other_call("combine_for_dispatch", "combine", dispatch, combine),
+      other_call("dispatch_for_combine", "dispatch", combine, dispatch),
+      other_call("backward_for_forward", "dispatch_backward", combine,
+                 [](Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+                   dispatcher.dispatch_backward(plan, step.rows(plan));
+                 }),
+      other_call("unweighted_for_weighted", "combine_unweighted", combine,
+                 [](Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+                   dispatcher.combine_unweighted(plan, step.rows(plan));
+                 }),
+      other_call(
+          "plan_for_dispatch", "plan", dispatch,
+          [](Dispatcher& dispatcher, const Plan&, const Step& step) { step.plan(dispatcher); }),
+      other_call("dtype", "dtype", dispatch,
+                 [](Dispatcher& dispatcher, const Plan& plan, const Step&) {
+                   const Step other(dispatcher.config(), DType::kBF16);
+                   dispatcher.dispatch(plan, {.x = other.x()});
+                 }),
+      other_call("row_weights", "row_weights", dispatch,
+                 [](Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+                   dispatcher.dispatch(plan, {.x = step.x(), .with_row_weights = true});
+                 }),
+  };
+}
+
+// Two plans in flight, and the last rank takes the other one.
+Findings other_plan(Group& group, const StrategyFactory& strategy) {
+  Findings findings;
+  if (group.size() < 2) return findings;
+  const Step step(config_of(group));
+  Dispatcher dispatcher(group, config_of(group), strategy());
+  const Plan first = step.plan(dispatcher);
+  const Plan second = step.plan(dispatcher);
+  expect_same_error(
+      group, strategy, mismatch(group, "plan"),
+      [&] { dispatch(dispatcher, is_culprit(group) ? first : second, step); }, findings);
+  return findings;
+}
+
+// The last rank rejects its input while it is at another step: one cause is told to all.
+Findings bad_input_at_another_step(Group& group, const StrategyFactory& strategy) {
+  Findings findings;
+  if (group.size() < 2) return findings;
+  const Step step(config_of(group));
+  Dispatcher dispatcher(group, config_of(group), strategy());
+  const Plan plan = step.plan(dispatcher);
+  const auto body = [&] {
+    if (is_culprit(group)) {
+      dispatcher.combine(plan, step.x());
+    } else {
+      dispatch(dispatcher, plan, step);
+    }
+  };
+  expect_same_error(group, strategy, mismatch(group, "combine"), body, findings);
+  return findings;
+}
+
+}  // namespace
+
+std::vector<Check> list_mismatches() {
+  std::vector<Check> checks = {
+      {"mismatch/other_plan", true, other_plan},
+      {"mismatch/bad_input_at_another_step", true, bad_input_at_another_step}};
+  for (auto& part : {other_configs(), other_calls()}) {
+    checks.insert(checks.end(), part.begin(), part.end());
+  }
+  return checks;
+}
+
+}  // namespace crossdock::conformance

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "crossdock/dispatcher.hpp"
+#include "crossdock/testing/conformance.hpp"
+
+namespace crossdock::conformance {
+
+/// One routing on its way through a dispatcher, step by step, each step compared with the
+/// reference. Every step is collective. Outputs that the library fills are poisoned before.
+class Trial {
+ public:
+  /// What is added to the seed for the values that `combine` sums.
+  static constexpr uint64_t kCombineSeed = 4;
+
+  /// Makes the plan. All arguments must outlive this object. `seed` chooses the values.
+  Trial(Dispatcher& dispatcher, const World& world, uint64_t seed, Findings& findings);
+
+  /// Rows, row weights and, for fp8, scales: bits of any kind arrive unchanged in their place.
+  void dispatch();
+  /// Rows of each chunk are in their place when it is announced.
+  void dispatch_in_chunks();
+  /// Weighted into the caller's memory, unweighted into the library's.
+  void combine();
+  /// Backward of combine and of dispatch, gradients of weights.
+  void backward();
+  /// <dispatch(x), y> = <x, combine_unweighted(y)>, summed over all ranks.
+  void transpose();
+
+  /// `out` of the weighted combine, as the library gave it. [T, D]
+  const std::vector<double>& out() const { return out_; }
+
+ private:
+  void check_plan();
+  void dispatch_with_scales(DType scale_dtype, int64_t group_size);
+  void expect_bits(const std::string& what, ConstTensorView got, const std::vector<double>& wanted);
+  void expect_rows(const std::string& what, ConstTensorView got, uint64_t seed);
+  void expect_near_weights(ConstTensorView got, const std::vector<double>& wanted,
+                           const reference::PerRank& grad_out, const reference::PerRank& y);
+  void find(const std::string& message);
+  /// Of results and gradients: that of the tokens, bf16 for fp8.
+  DType sum_dtype() const;
+  DType weight_dtype() const;
+  int64_t width() const { return world_.config.width; }
+
+  Dispatcher& dispatcher_;
+  const World& world_;
+  uint64_t seed_;
+  Findings& findings_;
+  int rank_;
+  const reference::RankInput& input_;
+  reference::Layout layout_;
+  reference::PerRank weights_;
+  Plan plan_;
+  std::vector<double> out_;
+};
+
+}  // namespace crossdock::conformance

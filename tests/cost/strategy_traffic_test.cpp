@@ -1,0 +1,145 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cost/route_sums.hpp"
+#include "cost/strategy_flow.hpp"
+#include "crossdock/crossdock.hpp"
+#include "crossdock/strategy_cost.hpp"
+#include "dispatch/payload.hpp"
+#include "dispatch/random_case.hpp"
+#include "plan/placement.hpp"
+
+namespace crossdock {
+namespace {
+
+constexpr int64_t kWidth = 3;
+constexpr double kRowBytes = kWidth * 4;
+
+// What every rank sends on thread ranks.
+std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node, const std::string& strategy,
+                              int64_t num_chunks = 1) {
+  std::vector<Sent> sent(routes.ids.size());
+  ThreadOptions options = short_deadlines();
+  options.ranks_per_node = ranks_per_node;
+  options.group.staging_bytes = 4096;  // several rounds
+  run_ranks(
+      routes.num_ranks(),
+      [&](Group& group) {
+        sent[static_cast<size_t>(group.rank())] = send_payload(group, routes, strategy, num_chunks);
+      },
+      options);
+  return sent;
+}
+
+void expect_traffic(const Traffic& traffic, const LinkFlow& flow, size_t rank, bool reaches) {
+  EXPECT_EQ(static_cast<double>(traffic.bytes_between_nodes), flow.sent_between[rank] * kRowBytes);
+  // Rows stored into a peer's memory do not pass the engine.
+  EXPECT_EQ(static_cast<double>(traffic.bytes_within_node),
+            reaches ? 0.0 : flow.sent_within[rank] * kRowBytes);
+}
+
+struct TopologyCase {
+  int num_ranks;
+  int ranks_per_node;
+};
+
+class StrategyTraffic : public testing::TestWithParam<TopologyCase> {};
+
+Routes routes_on(const TopologyCase& topology, bool partial_sums) {
+  return random_routes({.num_experts = 13,
+                        .top_k = 5,
+                        .width = kWidth,
+                        .alignment = 8,
+                        .capacity = {},
+                        .placement = {},
+                        .partial_sums = partial_sums},
+                       Topology::uniform(topology.num_ranks, topology.ranks_per_node), 90,
+                       /*holes=*/true);
+}
+
+TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
+  for (const bool partial_sums : {false, true}) {
+    const Routes routes = routes_on(GetParam(), partial_sums);
+    const RouteSums sums = count(routes);
+    for (const auto& [name, kind] : kAllKinds) {
+      const std::vector<Sent> sent = run_payload(routes, GetParam().ranks_per_node, name);
+      const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
+      const LinkFlow back = flow_of(
+          kind, partial_sums ? Movement::kPartialSums : Movement::kCombine, sums, routes.topology);
+      for (size_t rank = 0; rank < sent.size(); ++rank) {
+        SCOPED_TRACE(std::string(name) + (partial_sums ? " partial sums" : " exact") + ", rank " +
+                     std::to_string(rank));
+        expect_traffic(sent[rank].dispatch, out, rank, reaches_peers(kind));
+        expect_traffic(sent[rank].combine, back, rank, reaches_peers(kind));
+      }
+    }
+  }
+}
+
+TEST_P(StrategyTraffic, IsTheSameInChunks) {
+  const Routes routes = routes_on(GetParam(), /*partial_sums=*/false);
+  const RouteSums sums = count(routes);
+  for (const auto& [name, kind] : kAllKinds) {
+    for (const int64_t num_chunks : {2, 5}) {
+      const std::vector<Sent> sent =
+          run_payload(routes, GetParam().ranks_per_node, name, num_chunks);
+      const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
+      for (size_t rank = 0; rank < sent.size(); ++rank) {
+        SCOPED_TRACE(std::string(name) + ", rank " + std::to_string(rank));
+        expect_traffic(sent[rank].dispatch, out, rank, reaches_peers(kind));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Topologies, StrategyTraffic,
+                         testing::Values(TopologyCase{1, 1}, TopologyCase{4, 4}, TopologyCase{4, 2},
+                                         TopologyCase{5, 1}, TopologyCase{7, 3}, TopologyCase{8, 5},
+                                         TopologyCase{16, 4}),
+                         [](const testing::TestParamInfo<TopologyCase>& info) {
+                           return std::to_string(info.param.num_ranks) + "_by_" +
+                                  std::to_string(info.param.ranks_per_node);
+                         });
+
+// Each count is a sum over independent tokens, each of which adds between 0 and `most` rows, so its
+// variance is at most `most` times its mean.
+void expect_sampled(const std::vector<double>& counted, const std::vector<double>& expected,
+                    double most) {
+  ASSERT_EQ(counted.size(), expected.size());
+  for (size_t i = 0; i < counted.size(); ++i) {
+    EXPECT_NEAR(counted[i], expected[i], 5.0 * std::sqrt(most * expected[i])) << i;
+  }
+}
+
+TEST(ExpectedSums, AreWhatRandomRoutesComeToWithinSamplingError) {
+  for (const auto& [num_ranks, ranks_per_node] :
+       {TopologyCase{8, 4}, TopologyCase{7, 3}, TopologyCase{6, 1}}) {
+    DispatchConfig config{.num_experts = 21, .top_k = 4, .width = kWidth};
+    if (num_ranks == 7) {
+      for (int32_t e = 0; e < 21; ++e) config.placement.push_back(e < 10 ? 5 : e % 4);
+    }
+    constexpr int64_t kTokens = 20000;
+    const Routes routes =
+        random_routes(config, Topology::uniform(num_ranks, ranks_per_node), kTokens, false);
+    const RouteSums counted = count(routes);
+    const Placement placement = make_placement(config, num_ranks);
+    const RouteSums expected =
+        expected_sums(expected_spread(placement, routes.topology, {.top_k = 4, .zipf = 0}),
+                      routes.topology, kTokens);
+    for (const LinkFlow RouteSums::*flow :
+         {&RouteSums::routes, &RouteSums::ranks, &RouteSums::nodes}) {
+      expect_sampled((counted.*flow).kept, (expected.*flow).kept, 4);
+      expect_sampled((counted.*flow).sent_within, (expected.*flow).sent_within, 4);
+      expect_sampled((counted.*flow).sent_between, (expected.*flow).sent_between, 4);
+      expect_sampled((counted.*flow).received_within, (expected.*flow).received_within, 4);
+      expect_sampled((counted.*flow).received_between, (expected.*flow).received_between, 4);
+    }
+    expect_sampled(counted.reach_own_node, expected.reach_own_node, 1);
+  }
+}
+
+}  // namespace
+}  // namespace crossdock

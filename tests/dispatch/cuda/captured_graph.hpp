@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "dispatch/cuda/step.hpp"
+
+namespace crossdock {
+
+/// What one rank queued, as a graph. Making it is collective: a graph that is launched waits for
+/// those of the other ranks, and making one may wait for the device.
+class CapturedGraph {
+ public:
+  template <typename Body>
+  CapturedGraph(const GpuRank& rank, const Body& body,
+                cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
+      : stream_(rank.stream.get()) {
+    // In global mode a capture forbids the other ranks what they do before and after it.
+    rank.group.agree({.operation = "capture"});
+    cuda_ok(cudaStreamBeginCapture(stream_, mode));
+    body();
+    cudaGraph_t graph = nullptr;
+    cuda_ok(cudaStreamEndCapture(stream_, &graph));
+    rank.group.agree({.operation = "capture"});
+    cuda_ok(cudaGraphInstantiate(&executable_, graph, 0));
+    cuda_ok(cudaGraphDestroy(graph));
+    cuda_ok(cudaGraphUpload(executable_, stream_));
+    rank.stream.synchronize();
+    rank.group.agree({.operation = "captured"});
+  }
+  ~CapturedGraph() { cudaGraphExecDestroy(executable_); }
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+
+  void launch() const { cuda_ok(cudaGraphLaunch(executable_, stream_)); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace crossdock

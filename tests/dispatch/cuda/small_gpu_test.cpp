@@ -1,0 +1,46 @@
+// GPUs whose blocks have less shared memory than this one's.
+
+#include <gtest/gtest.h>
+
+#include "core/cuda/device.hpp"
+#include "dispatch/cuda/step.hpp"
+
+namespace crossdock {
+namespace {
+
+using CudaSmallGpu = CudaTest;
+
+// A plan that the device makes has max_rows rows, one that the host makes as many as it needs.
+void expect_plan(int64_t num_experts, bool is_made_on_host) {
+  constexpr int64_t kMaxRows = 4000;
+  const DispatchConfig config{
+      .num_experts = num_experts, .top_k = 4, .width = 24, .max_rows = kMaxRows};
+  run_on_gpu(random_case(config, {300, 0, 40}, 6), {.dtype = DType::kBF16},
+             [&](GpuRank& rank, const StepBytes& wanted) {
+               for (int step = 0; step < 2; ++step) {
+                 const QueuedStep queued(rank.dispatcher, rank.tensors);
+                 expect_same(queued.wait(rank.stream), wanted);
+                 EXPECT_EQ(queued.plan.capacity_rows(),
+                           is_made_on_host ? queued.plan.num_rows() : kMaxRows);
+               }
+               rank.dispatcher.check();
+             });
+}
+
+TEST_F(CudaSmallGpu, PlansOnTheHostWhereTheCountsDoNotFit) {
+  {
+    const cuda::SharedMemoryLimit like_sm_89(int64_t{99} << 10);
+    expect_plan(4000, /*is_made_on_host=*/false);
+    expect_plan(8192, /*is_made_on_host=*/true);
+  }
+  {
+    const cuda::SharedMemoryLimit like_sm_80(int64_t{163} << 10);
+    expect_plan(6700, /*is_made_on_host=*/false);
+    expect_plan(8192, /*is_made_on_host=*/true);
+  }
+  if (cuda::shared_memory_per_block(0) < int64_t{227} << 10) return;
+  expect_plan(8192, /*is_made_on_host=*/false);
+}
+
+}  // namespace
+}  // namespace crossdock

@@ -1,0 +1,40 @@
+// MPI processes that share a GPU through CUDA IPC. Their kernels take turns, so a wait of one for
+// the other lasts milliseconds: a part of the suite, for correctness.
+
+#include <gtest/gtest.h>
+
+#include "crossdock/cuda.hpp"
+#include "crossdock/mpi.hpp"
+#include "testing/conformance/expect_conformance.hpp"
+
+namespace crossdock::conformance {
+namespace {
+
+// Some routings in one dtype, and steps that overlap.
+std::vector<Check> some_checks() {
+  std::vector<Check> checks = list_checks();
+  std::erase_if(checks, [](const Check& check) {
+    const auto has = [&](const char* part) { return check.name.find(part) != std::string::npos; };
+    return !has("/bf16/plain") && !has("/bf16/alignment") && !has("plans_in_flight") &&
+           !has("growth_on_one_rank") && !has("repeated_id");
+  });
+  return checks;
+}
+
+class CudaProcesses : public testing::TestWithParam<std::string> {};
+
+TEST_P(CudaProcesses, GiveTheReferencesResults) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
+  Group group(make_mpi_communicator(), test_deadlines());
+  const std::vector<Check> checks = some_checks();
+  const Report report = run_checks(
+      group, [] { return on_cuda(make_strategy(GetParam())); }, checks);
+  EXPECT_EQ(report.num_checks, std::ssize(checks));
+  expect_no_failures(report.failures);
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, CudaProcesses, testing::Values("direct", "alltoall"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace crossdock::conformance

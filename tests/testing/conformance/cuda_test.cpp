@@ -1,0 +1,44 @@
+// Strategies on a GPU, several ranks on one: the suite's host tensors are staged through it. Ranks
+// that play those of several nodes pack and exchange what crosses between nodes, and write and read
+// rows where they lie inside one.
+
+#include "crossdock/cuda.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "testing/conformance/expect_conformance.hpp"
+
+namespace crossdock::conformance {
+namespace {
+
+class CudaRanks : public testing::TestWithParam<StrategyAndRanks> {
+ protected:
+  void SetUp() override {
+    if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
+  }
+
+  static Ranks ranks() { return std::get<1>(GetParam()); }
+  static std::unique_ptr<Strategy> strategy_on_cuda() {
+    return on_cuda(make_strategy(std::get<0>(GetParam())));
+  }
+};
+
+TEST_P(CudaRanks, GiveTheReferencesResults) {
+  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+}
+
+TEST_P(CudaRanks, GiveTheBitsOfTheCpu) {
+  expect_known_bits(ranks(), strategy_on_cuda);
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,
+                         testing::Combine(testing::ValuesIn(strategy_names()),
+                                          testing::Values(Ranks{1}, Ranks{2}, Ranks{4}, Ranks{7},
+                                                          Ranks{8}, Ranks{4, 1}, Ranks{4, 2},
+                                                          Ranks{7, 3}, Ranks{8, 4})),
+                         name_of_case);
+
+}  // namespace
+}  // namespace crossdock::conformance
