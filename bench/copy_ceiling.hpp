@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
 #include "crossdock/thread_pool.hpp"
 
 namespace crossdock::bench {

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock::bench {
 

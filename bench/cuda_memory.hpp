@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 
-#include "crossdock/buffer.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock::bench {

@@ -2,7 +2,7 @@
 
 #include "bench/check.hpp"
 #include "bench/mover.hpp"
-#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock::bench {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/scenario.hpp"
-#include "crossdock/dispatch_config.hpp"
+#include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"
 #include "crossdock/testing/reference.hpp"
 

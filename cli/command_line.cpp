@@ -4,11 +4,10 @@
 #include <sstream>
 
 #include "cli/option_checks.hpp"
-#include "crossdock/activation.hpp"
-#include "crossdock/build.hpp"
+#include "crossdock/crossdock.hpp"
+#include "crossdock/experts.hpp"
 #include "crossdock/extend/strategy.hpp"
-#include "crossdock/fabric.hpp"
-#include "crossdock/model_presets.hpp"
+#include "crossdock/planner.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -6,7 +6,6 @@
 #include "cli/commands.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/machine.hpp"
-#include "crossdock/build.hpp"
 #include "crossdock/crossdock.hpp"
 
 namespace crossdock::cli {

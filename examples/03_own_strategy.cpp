@@ -4,8 +4,8 @@
 // tokens. What it does not do itself it leaves to another strategy.
 #include <algorithm>
 #include <atomic>
-#include <crossdock/testing/conformance.hpp>
 #include <crossdock/crossdock.hpp>
+#include <crossdock/testing/conformance.hpp>
 #include <cstdio>
 #include <cstring>
 

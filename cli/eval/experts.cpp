@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "crossdock/experts.hpp"
+#include "crossdock/extend/plan_data.hpp"
 
 namespace crossdock::cli {
 namespace {

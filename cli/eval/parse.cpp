@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "cli/eval/case.hpp"
-#include "crossdock/activation.hpp"
 #include "crossdock/error.hpp"
+#include "crossdock/experts.hpp"
 
 namespace crossdock::cli {
 namespace {

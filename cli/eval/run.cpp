@@ -2,6 +2,7 @@
 
 #include "cli/eval/experts.hpp"
 #include "crossdock/crossdock.hpp"
+#include "crossdock/extend/plan_data.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "cli/commands.hpp"
 #include "cli/plan/report.hpp"
-#include "crossdock/model_presets.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock::cli {

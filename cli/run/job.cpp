@@ -5,7 +5,7 @@
 
 #include "cli/launched_job.hpp"
 #include "crossdock/crossdock.hpp"
-#include "crossdock/model_presets.hpp"
+#include "crossdock/planner.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -7,7 +7,8 @@
 
 #include "cli/run/check.hpp"
 #include "cli/run/checksum.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/extend/plan_data.hpp"
+#include "crossdock/planner.hpp"
 
 namespace crossdock::cli {
 namespace {

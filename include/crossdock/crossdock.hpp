@@ -14,11 +14,10 @@
 /// conformance.hpp and faults.hpp for strategies and engines, reference.hpp and
 /// reference_router.hpp for numbers.
 
-#include "crossdock/activation.hpp"
-#include "crossdock/buffer.hpp"
-#include "crossdock/build.hpp"
+#include <string_view>
+#include <vector>
+
 #include "crossdock/cuda.hpp"
-#include "crossdock/dispatch_config.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/dtype.hpp"
 #include "crossdock/error.hpp"
@@ -26,19 +25,36 @@
 #include "crossdock/extend/communicator.hpp"
 #include "crossdock/extend/forwarding_strategy.hpp"
 #include "crossdock/extend/strategy.hpp"
-#include "crossdock/fabric.hpp"
-#include "crossdock/fp8.hpp"
 #include "crossdock/group.hpp"
-#include "crossdock/model_presets.hpp"
 #include "crossdock/moe_layer.hpp"
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/planner.hpp"
 #include "crossdock/recorder.hpp"
 #include "crossdock/router.hpp"
-#include "crossdock/router_config.hpp"
-#include "crossdock/routing.hpp"
-#include "crossdock/strategy_cost.hpp"
 #include "crossdock/tensor.hpp"
 #include "crossdock/thread_pool.hpp"
 #include "crossdock/threads.hpp"
+
+namespace crossdock {
+
+/// A part of the library that a build may lack.
+struct Feature {
+  std::string_view name;  // "mpi", "cuda"
+  bool is_built = false;
+  std::string_view note;  // which one was found, or why there is none
+};
+
+/// What this library was built from and with. Strings that do not apply are empty.
+struct BuildDescription {
+  std::string_view version;     // "0.1.0"
+  std::string_view revision;    // of the source
+  std::string_view compiler;    // "GNU 12.2.0"
+  std::string_view build_type;  // "Release"
+  std::string_view sanitizers;  // "address,undefined"
+  std::vector<Feature> features;
+};
+
+BuildDescription describe_build();
+
+}  // namespace crossdock

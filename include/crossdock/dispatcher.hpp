@@ -8,11 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "crossdock/dispatch_config.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
-#include "crossdock/routing.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {

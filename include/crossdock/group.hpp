@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "crossdock/buffer.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/extend/communicator.hpp"
 #include "crossdock/recorder.hpp"
+#include "crossdock/tensor.hpp"
 #include "crossdock/thread_pool.hpp"
 
 namespace crossdock {

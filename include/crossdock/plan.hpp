@@ -2,85 +2,63 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "crossdock/buffer.hpp"
-#include "crossdock/dispatch_config.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {
 
-/// Rows of one source and one local expert: `count` arrivals from the `arrival`-th on, which become
-/// the rows from `row` on. Arrivals are numbered in the order (source, expert, token, slot).
-struct RowBlock {
-  int source = 0;
-  int64_t arrival = 0;
-  int64_t row = 0;
-  int64_t count = 0;
+struct PlanData;       // see extend/plan_data.hpp
+class DevicePlanData;  // likewise
+
+enum class DropPolicy : uint8_t {
+  kPosition,  // keeps the lowest (token, slot)
+  kWeight     // keeps the largest weights, ties to the lower (token, slot)
 };
 
-/// Everything the exchange of counts has fixed, in host memory. Read-only once made; strategies
-/// work from it. A "route" is one used slot of one token; "kept" means not masked, not -1 and not
-/// dropped. Order of rows at an expert: source rank, then token, then slot.
-struct PlanData {
-  int64_t T = 0;    // tokens of this rank
-  int64_t K = 0;    // slots per token
-  int64_t E = 0;    // experts in all
-  int P = 0;        // ranks
-  int rank = 0;     // this one
-  uint64_t id = 0;  // number of the rendezvous that made it
-
-  // The same on all ranks.
-  std::shared_ptr<const DispatchConfig> config;  // of the dispatcher that made the plan
-  std::vector<int32_t> owner;                    // [E] expert -> rank
-  std::vector<int32_t> experts_by_owner;         // [E] experts by (owner, expert)
-  std::vector<int64_t> owner_offsets;            // [P + 1] into experts_by_owner
-  std::vector<int64_t> tokens_per_rank;          // [P] every rank's T
-  std::vector<int64_t> counts;                   // [P, E] kept routes of source rank s to expert e
-  std::vector<int64_t> segment_starts;           // [E] first row of expert e at its owner
-  std::vector<int64_t> source_starts;  // [P, E] first row of source s within expert e's segment
-  std::vector<int64_t> rows_per_rank;  // [P] rows at every rank, pad rows included
-
-  // Routes of this rank as a sender.
-  std::vector<int32_t> expert_ids;      // [T, K] kept expert or -1
-  std::vector<int64_t> final_rows;      // [T, K] row at the owner, or -1
-  std::vector<int64_t> send_positions;  // [T, K] place among the S kept routes ordered by (owner,
-                                        // expert, token, slot), or -1
-  std::vector<int64_t> sent_routes;     // [S] the inverse: t * K + k of each, in that order
-  std::vector<int64_t> send_offsets;    // [P + 1] in rows, by destination
-  std::vector<int64_t> dropped;         // [E] routes of this rank that capacity dropped
-  Buffer weights;                       // [T, K]; 0 where there is no kept route
-  DType weight_dtype = DType::kF32;     // fp32 or fp64
-
-  // Rows of this rank as a receiver.
-  std::vector<int64_t> recv_offsets;  // [P + 1] in rows, by source
-  std::vector<RowBlock> recv_blocks;  // by (source, expert), without empty ones
-  std::vector<int64_t> local_starts;  // [E_local + 1]: Segments::starts
-  std::vector<int64_t> local_counts;  // [E_local]: Segments::counts; with pad_to_capacity all
-                                      // rows count, as pads then stand between the sources
-
-  int64_t num_local_experts() const {
-    const auto r = static_cast<size_t>(rank);
-    return owner_offsets[r + 1] - owner_offsets[r];
-  }
-  int64_t num_rows() const { return rows_per_rank[static_cast<size_t>(rank)]; }  // R
-  int64_t num_sent() const { return static_cast<int64_t>(sent_routes.size()); }  // S
-  int64_t num_received() const { return recv_offsets.back(); }                   // without pads
+/// At most C rows per expert and source rank, C = ceil((T * K / E) * factor) in double.
+struct Capacity {
+  double factor = 1.0;
+  DropPolicy policy = DropPolicy::kPosition;
+  /// Every segment has exactly C rows per source, pad rows included, with C from max_tokens.
+  bool pad_to_capacity = false;
+  int64_t max_tokens = 0;  // largest T of any rank and step; for pad_to_capacity
 };
 
-/// The part of a plan that is on a device. If the plan was made there, PlanData holds only what the
-/// host knows without waiting: sizes, configuration and placement.
-class DevicePlanData {
- public:
-  virtual ~DevicePlanData() = default;
+enum class NonFinite : uint8_t { kReject, kPropagate };
 
-  virtual Device device() const = 0;
-  virtual int64_t num_rows() const = 0;                  // may wait for the device
-  virtual int64_t capacity_rows() const = 0;             // does not
-  virtual Segments segments() const = 0;                 // device memory
-  virtual ConstTensorView weights() const = 0;           // device memory
-  virtual std::span<const int64_t> dropped() const = 0;  // may wait for the device
+/// What the ranks of a group must have alike.
+struct DispatchConfig {
+  int64_t num_experts = 0;  // E
+  int64_t top_k = 0;        // K
+  int64_t width = 0;        // D
+  int64_t alignment = 1;    // segments start at multiples: 1, 8, 16, 32, 64, 128 or 256
+  std::optional<Capacity> capacity{};
+  std::vector<int32_t> placement{};  // [E] expert -> rank; empty: contiguous, as even as can be
+  bool partial_sums = false;  // sum per rank before travelling home: less traffic, other bits
+  NonFinite nonfinite = NonFinite::kReject;  // weights
+  std::optional<int64_t> max_rows{};  // R at most, at any rank; more is an agreed kCapacity error
+};
+
+/// First expert of rank r under the default placement; rank P gives E.
+int64_t first_expert(int64_t num_experts, int num_ranks, int rank);
+
+/// Where each token goes. Routes are explicit: a slot holds an expert id, or -1 for none; a weight
+/// of exactly 0 is a real route. Weights of slots without a route are not looked at.
+struct Routing {
+  ConstTensorView expert_ids{};  // [T, K] int32 or int64; in [0, E) or -1, no id twice in a token
+  ConstTensorView weights{};     // [T, K] fp32, or fp64 with fp64 tokens
+  ConstTensorView mask{};        // [T] bool, optional: true = padding, the token has no routes
+};
+
+/// The same as a dense map; the slots of a token are its set bits in ascending expert order.
+/// At most K bits may be set in a token.
+struct DenseRouting {
+  ConstTensorView map{};      // [T, E] bool
+  ConstTensorView weights{};  // [T, E] fp32, or fp64 with fp64 tokens
+  ConstTensorView mask{};     // [T] bool, optional
 };
 
 /// One routing, agreed by all ranks. Made by Dispatcher::plan, read-only afterwards, owned by its
@@ -89,31 +67,24 @@ class Plan {
  public:
   Plan() = default;
   Plan(std::shared_ptr<const PlanData> data, std::shared_ptr<const void> strategy_state,
-       std::shared_ptr<const DevicePlanData> device_data = nullptr)
-      : data_(std::move(data)),
-        strategy_state_(std::move(strategy_state)),
-        device_data_(std::move(device_data)) {}
+       std::shared_ptr<const DevicePlanData> device_data = nullptr);
 
   bool valid() const { return data_ != nullptr; }
-  uint64_t id() const { return data_->id; }
+  uint64_t id() const;
   /// Where the routing was, and where tokens and rows must be.
-  Device device() const { return device_data_ ? device_data_->device() : Device{}; }
-  int64_t num_tokens() const { return data_->T; }
+  Device device() const;
+  int64_t num_tokens() const;
   /// Rows at this rank, R, pad rows included. The one call that may synchronise with a device.
-  int64_t num_rows() const { return device_data_ ? device_data_->num_rows() : data_->num_rows(); }
+  int64_t num_rows() const;
   /// Upper bound of num_rows() that is known without synchronising, and the R of every tensor of
   /// rows: the same as num_rows() on the CPU; on a device the configuration's max_rows if given.
   /// Rows from num_rows() on are then unspecified.
-  int64_t capacity_rows() const {
-    return device_data_ ? device_data_->capacity_rows() : data_->num_rows();
-  }
-  int64_t num_local_experts() const { return data_->num_local_experts(); }
+  int64_t capacity_rows() const;
+  int64_t num_local_experts() const;
   /// On the plan's device.
   Segments segments() const;
   /// [E] routes of this rank that capacity dropped, in host memory. May synchronise with a device.
-  std::span<const int64_t> dropped() const {
-    return device_data_ ? device_data_->dropped() : std::span<const int64_t>(data_->dropped);
-  }
+  std::span<const int64_t> dropped() const;
   /// [T, K] the weights of kept routes; 0 elsewhere. On the plan's device.
   ConstTensorView weights() const;
 
@@ -125,9 +96,7 @@ class Plan {
   }
   const std::shared_ptr<const DevicePlanData>& device_data() const { return device_data_; }
   /// The same plan, on a device.
-  Plan with_device_data(std::shared_ptr<const DevicePlanData> device_data) const {
-    return {data_, strategy_state_, std::move(device_data)};
-  }
+  Plan with_device_data(std::shared_ptr<const DevicePlanData> device_data) const;
 
  private:
   std::shared_ptr<const PlanData> data_;

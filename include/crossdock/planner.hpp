@@ -1,15 +1,182 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "crossdock/dtype.hpp"
-#include "crossdock/fabric.hpp"
+#include "crossdock/error.hpp"
+#include "crossdock/experts.hpp"
+#include "crossdock/extend/communicator.hpp"
+#include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/plan.hpp"
 
 namespace crossdock {
+
+/// The links and the memory of one rank. Rates are the makers' figures, in bytes per second; those
+/// of links are per direction.
+struct Fabric {
+  std::string_view name;
+  double within_node_rate = 0;    // to the ranks of its node, all together
+  double between_nodes_rate = 0;  // to all other ranks together
+  double memory_rate = 0;         // read + written
+  int64_t memory_bytes = 0;       // for buffers; 0: no limit is known
+  int64_t send_queue_depth = 65535;
+};
+
+inline constexpr int64_t kGigabyte = 1'000'000'000;
+
+inline constexpr std::array kFabricPresets = {
+    Fabric{"h100-nvlink-400g", 450e9, 50e9, 3.35e12, 80 * kGigabyte},
+    Fabric{"h200-nvlink-400g", 450e9, 50e9, 4.8e12, 141 * kGigabyte},
+    Fabric{"gb200", 900e9, 50e9, 8e12, 186 * kGigabyte},      // a node is an NVLink domain
+    Fabric{"efa", 450e9, 50e9, 3.35e12, 80 * kGigabyte},      // 3200 Gbit/s for 8 ranks
+    Fabric{"ethernet", 25e9, 3.125e9, 2e12, 48 * kGigabyte},  // PCIe and 25 Gbit/s for a rank
+};
+
+/// Throws Error(kInvalidArgument) that lists the names.
+inline const Fabric& find_fabric(std::string_view name) {
+  std::string known;
+  for (const Fabric& preset : kFabricPresets) {
+    if (preset.name == name) return preset;
+    known.append(known.empty() ? "" : ", ").append(preset.name);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "fabric must be one of " + known + "; got \"" + std::string(name) + "\"");
+}
+
+/// The sizes of one MoE layer of a published model.
+struct ModelPreset {
+  std::string_view name;
+  int64_t width = 0;        // D
+  int64_t inner = 0;        // F of one routed expert
+  int64_t num_experts = 0;  // E
+  int64_t top_k = 0;        // K
+  Activation activation = Activation::kSwiglu;
+  int64_t shared_inner = 0;  // F of the shared experts together; 0: none
+};
+
+inline constexpr std::array kModelPresets = {
+    ModelPreset{"qwen3-30b-a3b", 2048, 768, 128, 8, Activation::kSwiglu, 0},
+    ModelPreset{"deepseek-v3", 7168, 2048, 256, 8, Activation::kSwiglu, 2048},
+    ModelPreset{"gpt-oss-20b", 2880, 2880, 32, 4, Activation::kClampedSwiglu, 0},
+    ModelPreset{"mixtral-8x7b", 4096, 14336, 8, 2, Activation::kSwiglu, 0},
+};
+
+/// Throws Error(kInvalidArgument) that lists the names.
+inline const ModelPreset& find_model(std::string_view name) {
+  std::string known;
+  for (const ModelPreset& preset : kModelPresets) {
+    if (preset.name == name) return preset;
+    known.append(known.empty() ? "" : ", ").append(preset.name);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "model must be one of " + known + "; got \"" + std::string(name) + "\"");
+}
+
+/// What is known before a job starts.
+struct CostInputs {
+  DispatchConfig config = {};
+  Topology topology = {};      // of the ranks that exchange rows
+  int64_t tokens = 0;          // T of every rank
+  DType dtype = DType::kBF16;  // of the tokens; results of fp8 tokens are bf16
+  double zipf = 0;             // experts are drawn with weights (e + 1)^-zipf; 0: all alike
+  Fabric fabric = kFabricPresets[0];
+  MpiOptions engine{};  // chunk_bytes and max_in_flight
+  int64_t staging_bytes = GroupOptions{}.staging_bytes;
+};
+
+/// On the links of one rank.
+struct LinkLoad {
+  double within_node = 0;
+  double between_nodes = 0;
+};
+
+/// One dispatch or one combine, as expected; with a capacity, of the routes that it keeps.
+struct OperationCost {
+  LinkLoad rows;              // sent by a rank, mean
+  LinkLoad bytes;             // the same
+  LinkLoad most_bytes;        // the most that any rank sends or receives
+  double memory_traffic = 0;  // the most bytes any rank reads and writes in its memory
+  double requests = 0;        // a rank's sends and receives through the engine, mean
+  double rounds = 0;          // exchanges that they are in
+  double lower_bound_s = 0;   // the slowest of links and memory at full rate, all at once
+  double serial_s = 0;        // links and memory one after the other, as the strategies run them
+};
+
+/// Memory of one rank, in bytes.
+struct MemoryNeed {
+  double window_bytes = 0;  // that peers load from and store to
+  double pool_bytes = 0;    // staging and results
+  double plan_bytes = 0;    // counts, orders and addresses of rows
+  double total() const { return window_bytes + pool_bytes + plan_bytes; }
+};
+
+/// For one step: forward and backward of one layer, rows kept for backward, one plan in flight.
+struct StepMemory {
+  MemoryNeed expected;                        // of the rank that expects most rows
+  MemoryNeed worst_case;                      // all routes that can go to one rank go there
+  std::optional<MemoryNeed> with_capacity{};  // no expert gets more than its capacity allows
+};
+
+struct StrategyCost {
+  std::string name;
+  OperationCost dispatch;
+  OperationCost combine;       // exact
+  OperationCost partial_sums;  // combine with config.partial_sums
+  StepMemory memory;           // in the configured mode
+  int64_t max_in_flight = 0;   // requests outstanding at most; 0: rows need none
+  /// Forward and backward, that is two dispatches (the second of gradients, in the dtype of the
+  /// results) and two combines in the configured mode.
+  double step_lower_bound_s = 0;
+  double step_serial_s = 0;
+};
+
+/// Where the routes of a token go, as expected.
+struct RoutingEstimate {
+  double ranks_per_token = 0;  // distinct ranks that a token has routes to
+  double nodes_per_token = 0;  // distinct nodes
+  double rows_per_rank = 0;    // R, mean
+  double dropped_share = 0;    // of the routes, by capacity
+  double most_rows = 0;        // R of the rank that expects most
+  int64_t most_experts = 0;    // of a rank
+};
+
+struct CostEstimate {
+  RoutingEstimate routing;
+  /// The least that any way of dispatching must move: one row for every other rank that a token has
+  /// a route to, all but one per node of them inside nodes.
+  OperationCost least_dispatch;
+  std::vector<StrategyCost> strategies;  // in the order of strategy_names()
+};
+
+/// Throws Error(kInvalidArgument) for a wrong configuration. Time and memory grow with P and E * K,
+/// not with T.
+CostEstimate estimate_costs(const CostInputs& inputs);
+
+/// The largest number of tokens, up to inputs.tokens, with which the expected memory of some
+/// strategy fits into fabric.memory_bytes; 0 if there is none.
+int64_t largest_fitting_tokens(const CostInputs& inputs);
+
+struct StrategyChoice {
+  std::string name;
+  std::string reason;
+};
+
+/// The strategy with the least serial time, among those whose expected memory fits the fabric's if
+/// any does. Where two are within 2 %, the one that comes first in: direct, hierarchical, alltoall,
+/// allgather. The same on all ranks that give the same inputs.
+StrategyChoice choose_strategy(const CostInputs& inputs, std::span<const StrategyCost> costs);
+
+/// The name that "auto" stands for in a group with this topology; other names as they are. Links
+/// are taken to be those of the first fabric preset: their ratio decides.
+std::string resolve_strategy(std::string_view name, const DispatchConfig& config,
+                             const Topology& topology);
 
 /// A job, before it starts.
 struct JobDescription {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -116,5 +117,87 @@ struct Segments {
   /// Host segments only.
   int64_t num_rows() const { return num_segments > 0 ? starts[num_segments] : 0; }
 };
+
+enum class BlockUse : uint8_t;
+
+/// Owned memory on a device, 64-byte aligned, contents unspecified. Moves, does not copy.
+///
+/// `owner()` shares the ownership: whoever holds it keeps the memory alive, also after the Buffer
+/// is gone. Engines hold it while a request that names this memory may still be under way.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t num_bytes, Device device = {});
+  /// Memory that came from somewhere else (a pool, a window); `owner` frees it.
+  Buffer(std::shared_ptr<void> owner, std::byte* data, int64_t num_bytes, Device device);
+
+  Buffer(Buffer&&) noexcept = default;
+  Buffer& operator=(Buffer&&) noexcept = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  std::byte* data() const { return data_; }
+  int64_t num_bytes() const { return num_bytes_; }
+  Device device() const { return device_; }
+  std::shared_ptr<const void> owner() const { return owner_; }
+  std::span<std::byte> bytes() const { return {data_, static_cast<size_t>(num_bytes_)}; }
+
+  /// The first elements of the buffer as a tensor; the buffer must be large enough.
+  TensorView view(DType dtype, Shape shape) const;
+
+ private:
+  std::shared_ptr<void> owner_;
+  std::byte* data_ = nullptr;
+  int64_t num_bytes_ = 0;
+  Device device_;
+};
+
+/// A tensor together with what keeps its memory alive: a pool buffer, a lease of a peer window, or
+/// nothing when the caller gave the memory.
+struct OwnedTensor {
+  TensorView view;
+  std::shared_ptr<const void> owner;
+};
+
+/// Host memory that is handed out again instead of being returned to the system, so that a step
+/// does not pay for fresh pages. Holds hardly more than was ever in use at once. Thread-safe.
+/// Buffers may outlive the pool.
+class BufferPool {
+ public:
+  BufferPool();
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  /// A buffer of at least num_bytes, contents unspecified; returns to the pool when released.
+  Buffer take(int64_t num_bytes);
+  /// The same for something that is released before the operation ends: any block will do.
+  Buffer take_scratch(int64_t num_bytes);
+  OwnedTensor take(DType dtype, Shape shape);
+
+  /// Bytes handed out now / bytes held in all (handed out or waiting).
+  int64_t bytes_in_use() const;
+  int64_t bytes_held() const;
+
+ private:
+  struct State;
+  Buffer take(int64_t num_bytes, BlockUse use);
+  std::shared_ptr<State> state_;
+};
+
+/// Rows of fp8 with their scales, as a dispatch delivers them, made into bf16.
+/// `out` must not overlap the others.
+/// out[r, d] = round(rows[r, d] * scale of d's group in row r): the product in fp32, one rounding.
+struct Fp8ToBf16Args {
+  ConstTensorView rows{};    // [R, D] fp8 e4m3
+  ConstTensorView scales{};  // [R, ceil(D/128)] fp32, or [R, ceil(D/32)] e8m0 (MXFP8)
+  TensorView out{};          // [R, D] bf16
+  Stream stream{};           // for tensors on a GPU; all three are on one device
+};
+void fp8_to_bf16(const Fp8ToBf16Args& args);
+
+/// Values that share a scale: 128 with fp32 scales, 32 with e8m0.
+/// Throws Error(kInvalidArgument) for other dtypes.
+int64_t fp8_group_size(DType scale_dtype);
 
 }  // namespace crossdock

@@ -9,8 +9,8 @@
 #include <optional>
 #include <utility>
 
-#include "crossdock/buffer.hpp"
 #include "crossdock/extend/communicator.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock::comm {
 

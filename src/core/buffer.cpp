@@ -1,5 +1,3 @@
-#include "crossdock/buffer.hpp"
-
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -12,6 +10,7 @@
 #include "core/block_ledger.hpp"
 #include "core/check.hpp"
 #include "core/sizes.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock {
 namespace {

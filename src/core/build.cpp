@@ -1,6 +1,5 @@
-#include "crossdock/build.hpp"
-
 #include "core/build_info.hpp"
+#include "crossdock/crossdock.hpp"
 
 namespace crossdock {
 

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "crossdock/buffer.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "core/check.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/planner.hpp"
 #include "plan/config_check.hpp"
 
 namespace crossdock {

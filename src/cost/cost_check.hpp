@@ -1,6 +1,6 @@
 #pragma once
 
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/planner.hpp"
 
 namespace crossdock {
 

@@ -4,7 +4,7 @@
 
 #include "cost/route_sums.hpp"
 #include "cost/strategy_flow.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/planner.hpp"
 #include "plan/placement.hpp"
 
 namespace crossdock {

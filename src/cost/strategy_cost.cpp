@@ -1,5 +1,3 @@
-#include "crossdock/strategy_cost.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,6 +8,7 @@
 #include "cost/step_sizes.hpp"
 #include "cost/strategy_flow.hpp"
 #include "cost/top_k_odds.hpp"
+#include "crossdock/planner.hpp"
 #include "plan/capacity.hpp"
 #include "plan/placement.hpp"
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
-#include "crossdock/dispatch_config.hpp"
 #include "crossdock/extend/communicator.hpp"
+#include "crossdock/plan.hpp"
 #include "plan/placement.hpp"
 
 namespace crossdock {

@@ -4,7 +4,8 @@
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/extend/plan_data.hpp"
+#include "crossdock/planner.hpp"
 #include "dispatch/device_path.hpp"
 #include "plan/capacity.hpp"
 #include "plan/config_check.hpp"

@@ -5,6 +5,7 @@
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/dispatch_args.hpp"
 #include "dispatch/host/row_tensors.hpp"

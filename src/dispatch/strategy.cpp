@@ -1,5 +1,6 @@
 #include "crossdock/extend/strategy.hpp"
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/wire.hpp"
 #include "ops/copy_rows.hpp"
 

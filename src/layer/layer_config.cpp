@@ -5,7 +5,7 @@
 
 #include "core/check.hpp"
 #include "core/sizes.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/planner.hpp"
 
 namespace crossdock {
 namespace {

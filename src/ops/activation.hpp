@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "crossdock/activation.hpp"
+#include "crossdock/experts.hpp"
 
 namespace crossdock::ops {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "crossdock/fp8.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock::ops {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "crossdock/dispatch_config.hpp"
+#include "crossdock/plan.hpp"
 #include "plan/local_routes.hpp"
 
 namespace crossdock {

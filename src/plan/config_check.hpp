@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "crossdock/dispatch_config.hpp"
+#include "crossdock/plan.hpp"
 
 namespace crossdock {
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "crossdock/extend/plan_data.hpp"
+
 namespace crossdock {
 namespace {
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 
 namespace crossdock {

@@ -3,9 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "crossdock/buffer.hpp"
-#include "crossdock/dispatch_config.hpp"
-#include "crossdock/routing.hpp"
+#include "crossdock/plan.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "crossdock/dispatch_config.hpp"
+#include "crossdock/plan.hpp"
 
 namespace crossdock {
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "plan/capacity.hpp"
 #include "plan/config_check.hpp"
 #include "plan/placement.hpp"

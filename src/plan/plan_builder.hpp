@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/plan.hpp"
 #include "plan/local_routes.hpp"

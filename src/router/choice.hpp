@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "crossdock/router_config.hpp"
+#include "crossdock/router.hpp"
 
 namespace crossdock::router {
 

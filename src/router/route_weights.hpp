@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "crossdock/router_config.hpp"
+#include "crossdock/router.hpp"
 #include "router/scores.hpp"
 
 // From the scores of one token and its chosen experts to its weights, and back. Slots without a

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "crossdock/router_config.hpp"
+#include "crossdock/router.hpp"
 
 // Rows of E logits and what is made of them; forward beside backward. T is float or double.
 

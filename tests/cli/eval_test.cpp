@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
-#include "crossdock/activation.hpp"
+#include "crossdock/experts.hpp"
 #include "crossdock/extend/strategy.hpp"
 
 namespace crossdock::cli {

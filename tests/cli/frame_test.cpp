@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
-#include "crossdock/build.hpp"
+#include "crossdock/crossdock.hpp"
 #include "crossdock/cuda.hpp"
 
 namespace crossdock::cli {

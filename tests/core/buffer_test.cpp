@@ -1,5 +1,3 @@
-#include "crossdock/buffer.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -9,6 +7,7 @@
 #include <optional>
 
 #include "crossdock/error.hpp"
+#include "crossdock/tensor.hpp"
 #include "support/missing_memory.hpp"
 
 namespace crossdock {

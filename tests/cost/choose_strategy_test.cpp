@@ -5,7 +5,7 @@
 #include <string>
 
 #include "crossdock/crossdock.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/planner.hpp"
 #include "dispatch/random_case.hpp"
 
 namespace crossdock {

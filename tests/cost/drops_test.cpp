@@ -8,7 +8,7 @@
 #include "cost/binomial.hpp"
 #include "cost/route_sums.hpp"
 #include "cost/top_k_odds.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/planner.hpp"
 #include "plan/capacity.hpp"
 
 namespace crossdock {

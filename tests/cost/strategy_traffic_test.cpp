@@ -7,7 +7,7 @@
 #include "cost/route_sums.hpp"
 #include "cost/strategy_flow.hpp"
 #include "crossdock/crossdock.hpp"
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/planner.hpp"
 #include "dispatch/payload.hpp"
 #include "dispatch/random_case.hpp"
 #include "plan/placement.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "crossdock/fp8.hpp"
+#include "crossdock/tensor.hpp"
 #include "dispatch/random_case.hpp"
 
 namespace crossdock {

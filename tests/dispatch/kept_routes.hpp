@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
 #include "plan/capacity.hpp"
 #include "plan/local_routes.hpp"
 

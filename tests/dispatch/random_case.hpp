@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "crossdock/dispatch_config.hpp"
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/plan.hpp"
 #include "crossdock/testing/reference.hpp"
 #include "crossdock/threads.hpp"
 

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <crossdock/testing/conformance.hpp>
 #include <crossdock/crossdock.hpp>
 #include <crossdock/extend/forwarding_strategy.hpp>
 #include <crossdock/moe_layer.hpp>
+#include <crossdock/testing/conformance.hpp>
 
 // The names that fragments of C++ in README.md and docs/ use without declaring them. Nothing is
 // linked.

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "crossdock/strategy_cost.hpp"
+#include "crossdock/planner.hpp"
 #include "dispatch/payload.hpp"
 #include "nodes/engine.hpp"
 #include "testing/conformance/expect_conformance.hpp"

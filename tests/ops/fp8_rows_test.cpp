@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "crossdock/error.hpp"
-#include "crossdock/fp8.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock {
 namespace {

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "crossdock/error.hpp"
-#include "crossdock/model_presets.hpp"
 #include "planner/job_mesh.hpp"
 
 namespace crossdock {

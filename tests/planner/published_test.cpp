@@ -2,7 +2,6 @@
 // row of the page, to the digits printed there.
 #include <gtest/gtest.h>
 
-#include "crossdock/model_presets.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock {

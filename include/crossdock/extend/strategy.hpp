@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"

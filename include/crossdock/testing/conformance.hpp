@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "crossdock/dispatch_config.hpp"
 #include "crossdock/dtype.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/group.hpp"
+#include "crossdock/plan.hpp"
 #include "crossdock/testing/reference.hpp"
 
 /// The suite that judges every strategy on every engine, the same for those of Crossdock and for

@@ -4,10 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include "crossdock/activation.hpp"
-#include "crossdock/buffer.hpp"
-#include "crossdock/dispatch_config.hpp"
 #include "crossdock/dtype.hpp"
+#include "crossdock/experts.hpp"
+#include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"
 
 /// The judge of everything: what Crossdock means, as plain loops in fp64 over all ranks at once, in

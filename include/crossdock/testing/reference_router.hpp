@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "crossdock/router_config.hpp"
+#include "crossdock/router.hpp"
 
 // The router's part of the reference (see reference.hpp): one rank's tokens, plain loops, fp64.
 

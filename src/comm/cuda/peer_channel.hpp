@@ -10,7 +10,7 @@
 
 #include "comm/cuda/peer_signals.cuh"
 #include "core/cuda/device_arena.hpp"
-#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock::cuda {
 

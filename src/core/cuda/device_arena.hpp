@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/cuda/stream.hpp"
-#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock::cuda {
 

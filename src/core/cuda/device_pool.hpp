@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "core/cuda/device_arena.hpp"
-#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock::cuda {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "crossdock/buffer.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock::cuda {
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/cuda_rank.hpp"
 #include "dispatch/cuda/kernels/pull_sum.hpp"
 

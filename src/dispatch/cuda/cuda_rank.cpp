@@ -9,6 +9,7 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/tensor_check.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/fault_error.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/pad_rows.hpp"

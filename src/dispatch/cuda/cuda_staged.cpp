@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/push_gradients.hpp"
 #include "dispatch/cuda/kernels/put.hpp"

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/cuda_path.hpp"
 #include "dispatch/cuda/exchange_plan.hpp"
 #include "dispatch/cuda/row_transport.hpp"

@@ -1,5 +1,6 @@
 #include "dispatch/cuda/exchange_plan.hpp"
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
 
 namespace crossdock::cuda {

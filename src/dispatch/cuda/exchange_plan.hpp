@@ -7,6 +7,7 @@
 
 #include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device_pool.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/plan.hpp"
 #include "plan/cuda/device_plan.hpp"
 

@@ -6,6 +6,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "crossdock/extend/plan_data.hpp"
 
 namespace crossdock::cuda {
 namespace {

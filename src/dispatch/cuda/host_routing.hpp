@@ -5,9 +5,9 @@
 #include <functional>
 #include <memory>
 
-#include "crossdock/buffer.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/plan.hpp"
-#include "crossdock/routing.hpp"
+#include "crossdock/tensor.hpp"
 #include "dispatch/cuda/cuda_rank.hpp"
 
 namespace crossdock::cuda {

@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/dispatch_args.hpp"
 
 namespace crossdock::cuda {

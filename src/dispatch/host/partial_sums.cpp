@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/wire.hpp"
 #include "ops/sum_rows.hpp"
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "crossdock/buffer.hpp"
 #include "crossdock/extend/strategy.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock {
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/stream_copy.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "ops/copy_rows.hpp"
 
 namespace crossdock {

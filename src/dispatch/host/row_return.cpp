@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/wire.hpp"
 #include "ops/copy_rows.hpp"
 #include "ops/sum_rows.hpp"

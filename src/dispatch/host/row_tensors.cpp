@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/tensor_check.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "plan/plan_builder.hpp"
 
 namespace crossdock {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "crossdock/buffer.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"

@@ -1,5 +1,7 @@
 #include "dispatch/host/wire.hpp"
 
+#include "crossdock/extend/plan_data.hpp"
+
 namespace crossdock {
 namespace {
 

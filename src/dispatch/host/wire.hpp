@@ -4,8 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "crossdock/buffer.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock {
 

@@ -2,6 +2,7 @@
 
 #include "core/check.hpp"
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "testing/conformance/checks.hpp"
 
 namespace crossdock::conformance {

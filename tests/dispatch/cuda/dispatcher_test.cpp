@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "crossdock/fp8.hpp"
+#include "crossdock/tensor.hpp"
 #include "dispatch/cuda/step.hpp"
 
 namespace crossdock {

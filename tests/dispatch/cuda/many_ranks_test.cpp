@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "comm/cuda/peer_signals.cuh"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
 #include "dispatch/cuda/cuda_staged.hpp"
 #include "dispatch/cuda/step.hpp"

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "crossdock/buffer.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/tensor.hpp"
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "testing/conformance/expect_conformance.hpp"
 #include "testing/conformance/faulty_strategy.hpp"
 

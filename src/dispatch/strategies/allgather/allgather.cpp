@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/stream_copy.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"

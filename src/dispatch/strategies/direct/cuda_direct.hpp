@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/cuda_path.hpp"
 
 namespace crossdock::cuda {

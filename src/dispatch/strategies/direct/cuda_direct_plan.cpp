@@ -3,6 +3,7 @@
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/tensor_check.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/strategies/direct/cuda_direct.hpp"
 #include "plan/cuda/plan_limits.hpp"
 

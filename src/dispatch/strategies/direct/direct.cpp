@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/window.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/peer_rows.hpp"
 #include "dispatch/strategies/direct/relay.hpp"

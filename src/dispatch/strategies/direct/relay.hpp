@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "dispatch/host/peer_rows.hpp"
 #include "plan/gateway.hpp"

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 
 namespace crossdock {

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "core/check.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/wire.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
 #include "dispatch/strategies/direct/direct.hpp"
 

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <limits>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/wire.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 

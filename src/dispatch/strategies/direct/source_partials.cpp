@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "ops/sum_rows.hpp"
 
