@@ -1,9 +1,9 @@
-# `cmake --install`: headers, library, command, and what find_package(crossdock) and pkg-config need.
+# `cmake --install`: headers, libraries, command, and what find_package(crossdock) and pkg-config need.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/crossdock)
 
-install(TARGETS crossdock_library EXPORT crossdockTargets
+install(TARGETS crossdock_library crossdock_testing EXPORT crossdockTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}

@@ -25,28 +25,29 @@ function(crossdock_add_module name)
   set_property(GLOBAL APPEND PROPERTY CROSSDOCK_LINKS ${arg_LINKS})
 endfunction()
 
-# crossdock_add_library(): the one library that users link, crossdock::crossdock, made of all modules so far. Its
-# target is not called crossdock, because the command has that name.
+# crossdock_add_library(): the library that users link, crossdock::crossdock, made of all modules so far. Its target is
+# not called crossdock, because the command has that name.
 function(crossdock_add_library)
   get_property(modules GLOBAL PROPERTY CROSSDOCK_MODULES)
   get_property(links GLOBAL PROPERTY CROSSDOCK_LINKS)
   list(REMOVE_DUPLICATES links)
   list(TRANSFORM modules REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
   add_library(crossdock_library ${objects})
-  add_library(crossdock::crossdock ALIAS crossdock_library)
-  set_target_properties(
-    crossdock_library
-    PROPERTIES OUTPUT_NAME crossdock
-               EXPORT_NAME crossdock
-               LINKER_LANGUAGE CXX
-               VERSION ${PROJECT_VERSION}
-               SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-               ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
-               LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
-  target_compile_features(crossdock_library INTERFACE cxx_std_20)
-  target_include_directories(crossdock_library INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-                                                         $<INSTALL_INTERFACE:include>)
+  crossdock_publish_library(crossdock_library crossdock OUTPUT_NAME crossdock)
   target_link_libraries(crossdock_library PUBLIC Threads::Threads PRIVATE ${links})
+endfunction()
+
+# crossdock_add_testing_library(SOURCES <file>...)
+#
+# crossdock::testing: reference, conformance and faults (include/crossdock/testing/). It uses the public headers and
+# header-only parts of src/core, so that it works with a shared crossdock::crossdock too.
+function(crossdock_add_testing_library)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "SOURCES")
+  crossdock_no_leftovers(crossdock_add_testing_library "")
+  add_library(crossdock_testing ${arg_SOURCES})
+  crossdock_publish_library(crossdock_testing testing OUTPUT_NAME crossdock_testing INSTALL_RPATH $ORIGIN)
+  target_include_directories(crossdock_testing PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(crossdock_testing PUBLIC crossdock::crossdock PRIVATE $<BUILD_INTERFACE:crossdock_flags>)
 endfunction()
 
 # crossdock_add_test(<name> SOURCES <file>... [LABELS unit|conformance|mpi|cuda|slow ...] [RANKS <n>...]
@@ -73,17 +74,18 @@ function(crossdock_add_test name)
                     ${PROJECT_BINARY_DIR}/generated)
   crossdock_define_features(${name})
   crossdock_link_needs(${name} ${arg_NEEDS})
-  target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::crossdock GTest::gmock GTest::gtest
+  target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::testing crossdock::crossdock GTest::gmock GTest::gtest
                                         GTest::gtest_main crossdock_flags crossdock_test_flags)
   crossdock_precompile_gtest(${name})
   crossdock_register_test(${name})
 endfunction()
 
-# crossdock_add_example(<NN_name> [SOURCES <file>...] [NEEDS ...] [RANKS <n>...] [ARGS <argument>...] [LABELS ...] [TIMEOUT <seconds>])
+# crossdock_add_example(<NN_name> [SOURCES <file>...] [NEEDS ...] [LINKS <library>...] [RANKS <n>...] [ARGS <argument>...]
+#                       [LABELS ...] [TIMEOUT <seconds>])
 #
 # Builds examples/<NN_name>.cpp against the public headers alone and runs it as the test example_<NN_name>.
 function(crossdock_add_example name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;RANKS;NEEDS;ARGS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;RANKS;NEEDS;LINKS;ARGS")
   crossdock_no_leftovers(crossdock_add_example ${name})
   if(NOT arg_SOURCES)
     set(arg_SOURCES ${name}.cpp)
@@ -102,7 +104,7 @@ function(crossdock_add_example name)
   endif()
   add_executable(${target} ${arg_SOURCES})
   crossdock_link_needs(${target} ${arg_NEEDS})
-  target_link_libraries(${target} PRIVATE crossdock::crossdock crossdock_flags)
+  target_link_libraries(${target} PRIVATE ${arg_LINKS} crossdock::crossdock crossdock_flags)
   crossdock_register_test(${target})
 endfunction()
 
@@ -114,13 +116,30 @@ target_compile_options(crossdock_test_flags INTERFACE $<$<CONFIG:Release>:-O1>)
 add_custom_target(quick_tests)
 add_custom_target(cuda_tests)
 
-# The rest serves the calls above. Functions that read arg_ variables are macros.
+# Used by the calls above. Functions that read arg_ variables are macros.
 
 macro(crossdock_no_leftovers call name)
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${call}(${name}): unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
   endif()
 endmacro()
+
+# crossdock_publish_library(<target> <name> [<property> <value>...]): users link it as crossdock::<name>.
+function(crossdock_publish_library target name)
+  add_library(crossdock::${name} ALIAS ${target})
+  set_target_properties(
+    ${target}
+    PROPERTIES EXPORT_NAME ${name}
+               LINKER_LANGUAGE CXX
+               VERSION ${PROJECT_VERSION}
+               SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+               ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
+               LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
+               ${ARGN})
+  target_compile_features(${target} INTERFACE cxx_std_20)
+  target_include_directories(${target} INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                                 $<INSTALL_INTERFACE:include>)
+endfunction()
 
 function(crossdock_define_features target)
   target_compile_definitions(
