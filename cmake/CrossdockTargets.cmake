@@ -4,7 +4,8 @@
 #
 # One folder of src/ is one object library, crossdock_<folder>. SEES names the modules it uses (tools/check_layers.py
 # holds the table of what it may use), LINKS what it needs from outside, e.g. MPI::MPI_CXX. CUDA_SOURCES are left out
-# without CROSSDOCK_WITH_CUDA. Every source sees CROSSDOCK_HAS_MPI, CROSSDOCK_HAS_CUDA as 0 or 1.
+# without CROSSDOCK_WITH_CUDA. Every source sees CROSSDOCK_HAS_MPI, CROSSDOCK_HAS_CUDA as 0 or 1. Symbols are hidden
+# unless they are marked with CROSSDOCK_API (crossdock/error.hpp).
 function(crossdock_add_module name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;CUDA_SOURCES;SEES;LINKS")
   crossdock_no_leftovers(crossdock_add_module ${name})
@@ -18,6 +19,7 @@ function(crossdock_add_module name)
     ${target} PUBLIC ${PROJECT_SOURCE_DIR}/include
     PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
   crossdock_define_features(${target})
+  crossdock_hide_symbols(${target})
   list(TRANSFORM arg_SEES PREPEND crossdock_)
   target_link_libraries(${target} PUBLIC ${arg_SEES} ${arg_LINKS} Threads::Threads
                                   PRIVATE crossdock_flags)
@@ -46,6 +48,7 @@ function(crossdock_add_testing_library)
   crossdock_no_leftovers(crossdock_add_testing_library "")
   add_library(crossdock_testing ${arg_SOURCES})
   crossdock_publish_library(crossdock_testing testing OUTPUT_NAME crossdock_testing INSTALL_RPATH $ORIGIN)
+  crossdock_hide_symbols(crossdock_testing)
   target_include_directories(crossdock_testing PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(crossdock_testing PUBLIC crossdock::crossdock PRIVATE $<BUILD_INTERFACE:crossdock_flags>)
 endfunction()
@@ -123,6 +126,11 @@ macro(crossdock_no_leftovers call name)
     message(FATAL_ERROR "${call}(${name}): unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
   endif()
 endmacro()
+
+function(crossdock_hide_symbols target)
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
+                                             VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
 
 # crossdock_publish_library(<target> <name> [<property> <value>...]): users link it as crossdock::<name>.
 function(crossdock_publish_library target name)

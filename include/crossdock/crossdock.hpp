@@ -55,6 +55,6 @@ struct BuildDescription {
   std::vector<Feature> features;
 };
 
-BuildDescription describe_build();
+CROSSDOCK_API BuildDescription describe_build();
 
 }  // namespace crossdock

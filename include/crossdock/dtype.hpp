@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "crossdock/error.hpp"
+
 #if defined(__CUDACC__)
 #define CROSSDOCK_HOST_DEVICE __host__ __device__
 #else
@@ -31,10 +33,10 @@ constexpr int64_t size_of(DType dtype) {
 }
 
 /// "fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "e8m0", "int64", "int32", "uint8", "bool".
-std::string_view name_of(DType dtype) noexcept;
+CROSSDOCK_API std::string_view name_of(DType dtype) noexcept;
 
 /// The inverse of name_of; throws Error(kInvalidArgument) that lists the names.
-DType parse_dtype(std::string_view name);
+CROSSDOCK_API DType parse_dtype(std::string_view name);
 
 /// Rows of these can be summed (combine); fp8 can only be moved.
 constexpr bool is_summable(DType dtype) {
@@ -115,7 +117,7 @@ CROSSDOCK_HOST_DEVICE constexpr F16 to_f16(float value) {
 }
 
 /// To nearest even; values beyond the largest finite (448) saturate to it, as the field does.
-F8E4M3 to_f8e4m3(float value);
+CROSSDOCK_API F8E4M3 to_f8e4m3(float value);
 
 template <typename T>
 CROSSDOCK_HOST_DEVICE constexpr T from_float(float value) = delete;

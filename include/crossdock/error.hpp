@@ -4,6 +4,14 @@
 #include <stdexcept>
 #include <string>
 
+/// Marks what the library exports. It is compiled with hidden visibility: a shared libcrossdock
+/// exports what the headers of include/crossdock declare, and nothing else.
+#if defined(__GNUC__)
+#define CROSSDOCK_API __attribute__((visibility("default")))
+#else
+#define CROSSDOCK_API
+#endif
+
 namespace crossdock {
 
 enum class ErrorCode {
@@ -19,7 +27,7 @@ enum class ErrorCode {
 };
 
 /// "invalid argument", "timeout", ...
-const char* name_of(ErrorCode code) noexcept;
+CROSSDOCK_API const char* name_of(ErrorCode code) noexcept;
 
 /// Where in the exchange between ranks an error was found. -1 / 0 / "" where it does not apply.
 struct ErrorContext {
@@ -29,7 +37,7 @@ struct ErrorContext {
 };
 
 /// What the library throws. Beside it only std::bad_alloc can leave it, where memory runs out.
-class Error : public std::runtime_error {
+class CROSSDOCK_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message, ErrorContext context = {})
       : std::runtime_error(message), code_(code), context_(context) {}

@@ -150,7 +150,7 @@ struct ExpertsBackwardDwArgs {
 /// Products are those of ops/gemm.hpp: fp32 sums (fp64 for fp64) in a fixed order. The result of a
 /// row depends on that row alone; a weight gradient depends on the rows of its expert in their
 /// order; nothing depends on the number of threads. Members are thread-safe and not collective.
-class Experts {
+class CROSSDOCK_API Experts {
  public:
   /// No pool: the one of the process.
   explicit Experts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool = nullptr);

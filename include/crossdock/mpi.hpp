@@ -19,10 +19,10 @@ struct MpiOptions {
 };
 
 /// Whether this build has MPI.
-bool mpi_is_built();
+CROSSDOCK_API bool mpi_is_built();
 
 /// Whether this process was started by mpirun or the like (looked up in the environment).
-bool mpi_is_launched();
+CROSSDOCK_API bool mpi_is_launched();
 
 /// A communicator over MPI_COMM_WORLD. Collective. Throws Error(kUnsupported) where MPI is not
 /// built in.
@@ -40,11 +40,12 @@ bool mpi_is_launched();
 /// is given up after setup_deadline with an Error (kTimeout); MPI_Init, and MPI without
 /// MPI_THREAD_MULTIPLE, block without one. A process on the same machine that dies is noticed
 /// within a fraction of a second, any other by the deadlines.
-std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
+CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
 
 /// A communicator over the caller's MPI_Comm, which is duplicated. `mpi_comm` points to an
 /// MPI_Comm; the pointer keeps mpi.h out of this header. Collective over that communicator. MPI
 /// must have been initialised with MPI_THREAD_MULTIPLE if several threads use groups at once.
-std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm, MpiOptions options = {});
+CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm,
+                                                                  MpiOptions options = {});
 
 }  // namespace crossdock

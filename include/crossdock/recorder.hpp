@@ -4,12 +4,14 @@
 #include <memory>
 #include <vector>
 
+#include "crossdock/error.hpp"
+
 namespace crossdock {
 
 class EventRing;
 
 /// The ranks with which an event exchanged data.
-struct EventPeers {
+struct CROSSDOCK_API EventPeers {
   int32_t count = 0;
   uint64_t first_64 = 0;  // bit r: rank r is among them; larger ranks are counted only
 
@@ -29,7 +31,7 @@ struct Event {
 
 /// Remembers the last `capacity` events of one rank. Capacity 0: off, and then a Scope costs one
 /// comparison. Thread-safe: work beside the group's user (shared experts) is recorded too.
-class EventRecorder {
+class CROSSDOCK_API EventRecorder {
  public:
   /// is_shared: other processes of the node can open its memory (see EventRing).
   explicit EventRecorder(int64_t capacity = 0, bool is_shared = false);

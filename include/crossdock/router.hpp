@@ -31,7 +31,7 @@ constexpr std::string_view name_of(Score score) {
   return kScoreNames[static_cast<size_t>(score)];
 }
 /// The inverse of name_of; throws Error(kInvalidArgument) that lists the names.
-Score parse_score(std::string_view name);
+CROSSDOCK_API Score parse_score(std::string_view name);
 
 /// Score of a group of experts, for the choice of groups.
 enum class GroupScore : uint8_t {
@@ -78,7 +78,7 @@ struct RouterConfig {
 
 /// How many routes and tokens there are; what the auxiliary loss and the expert bias are made from.
 /// Additive: for a loss over several ranks (or micro-batches) sum it over them, field by field.
-struct RouterStatistics {
+struct CROSSDOCK_API RouterStatistics {
   int64_t num_sequences = 1;                    // B; 1 unless the loss is per sequence
   std::vector<int64_t> routes_per_expert = {};  // [B, E], before any drop
   std::vector<int64_t> num_tokens = {};         // [B], without padding
@@ -116,7 +116,7 @@ struct RouteArgs {
 };
 
 /// The routes of T tokens, and what backward needs of them.
-struct RouterOutput {
+struct CROSSDOCK_API RouterOutput {
   int64_t T = 0;
   int64_t K = 0;
   int64_t E = 0;
@@ -174,7 +174,7 @@ struct RouterBackwardArgs {
 /// is over several ranks, the caller sums RouterStatistics over them between route and losses. An
 /// output must not overlap an input or another output.
 /// Members are thread-safe and not collective; any number of outputs may be in flight.
-class Router {
+class CROSSDOCK_API Router {
  public:
   /// No pool: the one of the process.
   explicit Router(RouterConfig config, std::shared_ptr<ThreadPool> pool = nullptr);
@@ -204,6 +204,7 @@ struct BiasUpdate {
 
 /// bias[e] += rate * sign(mean load - load[e]). `load` is summed over all ranks that share the
 /// bias.
-void update_expert_bias(TensorView bias, std::span<const int64_t> load, const BiasUpdate& update);
+CROSSDOCK_API void update_expert_bias(TensorView bias, std::span<const int64_t> load,
+                                      const BiasUpdate& update);
 
 }  // namespace crossdock

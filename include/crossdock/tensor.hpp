@@ -34,7 +34,7 @@ struct Stream {
 };
 
 /// A shape of up to 4 dimensions, row-major and contiguous.
-class Shape {
+class CROSSDOCK_API Shape {
  public:
   static constexpr int kMaxRank = 4;
 
@@ -55,7 +55,7 @@ class Shape {
 /// Borrowed memory with a dtype, a shape and a device; never owns. `Void` is void or const void.
 /// A null pointer is legal where num_elements() is 0. A default-made view means "not given".
 template <typename Void>
-struct BasicTensorView {
+struct CROSSDOCK_API BasicTensorView {
   Void* data = nullptr;
   DType dtype = DType::kF32;
   Shape shape;
@@ -124,7 +124,7 @@ enum class BlockUse : uint8_t;
 ///
 /// `owner()` shares the ownership: whoever holds it keeps the memory alive, also after the Buffer
 /// is gone. Engines hold it while a request that names this memory may still be under way.
-class Buffer {
+class CROSSDOCK_API Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t num_bytes, Device device = {});
@@ -162,7 +162,7 @@ struct OwnedTensor {
 /// Host memory that is handed out again instead of being returned to the system, so that a step
 /// does not pay for fresh pages. Holds hardly more than was ever in use at once. Thread-safe.
 /// Buffers may outlive the pool.
-class BufferPool {
+class CROSSDOCK_API BufferPool {
  public:
   BufferPool();
   ~BufferPool();
@@ -194,10 +194,10 @@ struct Fp8ToBf16Args {
   TensorView out{};          // [R, D] bf16
   Stream stream{};           // for tensors on a GPU; all three are on one device
 };
-void fp8_to_bf16(const Fp8ToBf16Args& args);
+CROSSDOCK_API void fp8_to_bf16(const Fp8ToBf16Args& args);
 
 /// Values that share a scale: 128 with fp32 scales, 32 with e8m0.
 /// Throws Error(kInvalidArgument) for other dtypes.
-int64_t fp8_group_size(DType scale_dtype);
+CROSSDOCK_API int64_t fp8_group_size(DType scale_dtype);
 
 }  // namespace crossdock

@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 
+#include "crossdock/error.hpp"
+
 namespace crossdock {
 
 /// When a parallel_for has its turn.
@@ -15,7 +17,7 @@ enum class Turn : uint8_t {
 /// Threads that compute. Ranks that are threads of one process share a pool, so that no more than
 /// its size compute at a time, however many ranks there are; a rank that waits for the pool sleeps.
 /// Results never depend on the size. Thread-safe.
-class ThreadPool {
+class CROSSDOCK_API ThreadPool {
  public:
   /// 0: as many as the cores this process may run on. A pool of 1 has no thread of its own and
   /// works on the thread of its caller: right where there are as many ranks as cores already.

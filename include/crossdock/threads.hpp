@@ -17,16 +17,17 @@ struct ThreadOptions {
 
 /// The P communicators of ranks that are threads of this process; element r is rank r's.
 /// Each is then used by its own thread (one thread at a time, any thread).
-std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
+CROSSDOCK_API std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
     int size, const ThreadOptions& options = {});
 
 /// Runs body(group) on `size` threads, one per rank, and waits for all of them. A rank that throws
 /// or returns releases its peers. Returns what each rank threw (null: it returned normally).
-std::vector<std::exception_ptr> try_ranks(int size, const std::function<void(Group&)>& body,
-                                          const ThreadOptions& options = {});
+CROSSDOCK_API std::vector<std::exception_ptr> try_ranks(int size,
+                                                        const std::function<void(Group&)>& body,
+                                                        const ThreadOptions& options = {});
 
 /// As try_ranks, and then throws the error of the rank that failed first, if any.
-void run_ranks(int size, const std::function<void(Group&)>& body,
-               const ThreadOptions& options = {});
+CROSSDOCK_API void run_ranks(int size, const std::function<void(Group&)>& body,
+                             const ThreadOptions& options = {});
 
 }  // namespace crossdock

@@ -1,8 +1,9 @@
 # cmake -D KIND=static|shared -D SOURCE_DIR=... -D BUILD_DIR=... -D WORK_DIR=... -D CXX=... -D GENERATOR=...
-#       -D PKG_CONFIG=... -P install_test.cmake
+#       -D NM=... -D PKG_CONFIG=... -P install_test.cmake
 #
 # Installs into WORK_DIR/prefix, moves that elsewhere (an installed tree must not know where it was installed), and
-# builds and runs tests/install/consumer against it.
+# builds and runs tests/install/consumer against it. A shared library must export what its headers declare, and nothing
+# else.
 cmake_minimum_required(VERSION 3.24)
 
 function(run)
@@ -26,6 +27,35 @@ if(KIND STREQUAL "shared")
 endif()
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/installed)
 file(RENAME ${WORK_DIR}/installed ${prefix})
+
+if(KIND STREQUAL "shared")
+  message(STATUS "exported symbols")
+  set(declared "")
+  file(GLOB_RECURSE headers ${prefix}/include/crossdock/*.hpp)
+  foreach(header ${headers})
+    file(READ ${header} text)
+    string(APPEND declared "${text}")
+  endforeach()
+  file(GLOB_RECURSE libraries ${prefix}/libcrossdock*.so)
+  execute_process(COMMAND ${NM} -DC --defined-only ${libraries} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "\n[0-9a-f]+ [A-Za-z] (vtable for |typeinfo for |typeinfo name for )?crossdock::[A-Za-z_0-9]+(::[A-Za-z_0-9~]+)?"
+         exported "${symbols}")
+  list(TRANSFORM exported REPLACE ".*[ \n]crossdock::" "")
+  list(REMOVE_DUPLICATES exported)
+  foreach(known Dispatcher::plan Error run_ranks BasicTensorView reference::run_layer conformance::run_checks)
+    if(NOT known IN_LIST exported)
+      message(FATAL_ERROR "crossdock::${known} is not exported by ${libraries}")
+    endif()
+  endforeach()
+  foreach(name ${exported})
+    string(REGEX MATCHALL "[A-Za-z_0-9]+" words ${name})
+    foreach(word ${words})
+      if(name MATCHES "^(ops|comm|cuda|detail|build_info)::" OR NOT declared MATCHES "[^A-Za-z_0-9]${word}[^A-Za-z_0-9]")
+        message(FATAL_ERROR "crossdock::${name} is exported, but no public header declares it")
+      endif()
+    endforeach()
+  endforeach()
+endif()
 
 message(STATUS "find_package")
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/by_cmake -G ${GENERATOR}

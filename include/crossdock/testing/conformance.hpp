@@ -37,7 +37,7 @@ using Findings = std::vector<std::string>;
 
 /// Runs a world forward and backward and compares with the reference: bits, where the same-bits
 /// contract fixes them. Collective; all ranks pass the same world.
-Findings judge(Group& group, const StrategyFactory& strategy, const World& world);
+CROSSDOCK_API Findings judge(Group& group, const StrategyFactory& strategy, const World& world);
 
 /// One thing that must hold on any group. Its body is collective.
 struct Check {
@@ -47,7 +47,7 @@ struct Check {
 };
 
 /// All checks, in a fixed order.
-std::vector<Check> list_checks();
+CROSSDOCK_API std::vector<Check> list_checks();
 
 struct Failure {
   std::string check;
@@ -64,14 +64,14 @@ using Progress = std::function<void(const Check&)>;
 
 /// Runs the checks one after the other. Collective. An exception is a failure; if it poisoned the
 /// group, the checks behind it do not run.
-Report run_checks(Group& group, const StrategyFactory& strategy, std::span<const Check> checks,
-                  const Progress& progress = {});
+CROSSDOCK_API Report run_checks(Group& group, const StrategyFactory& strategy,
+                                std::span<const Check> checks, const Progress& progress = {});
 
 /// A hash of the bits of `out` of a fixed set of tokens and routes, in global token order. The same
 /// for every strategy, engine and number of ranks. Collective.
-uint64_t output_hash(Group& group, const StrategyFactory& strategy);
+CROSSDOCK_API uint64_t output_hash(Group& group, const StrategyFactory& strategy);
 
 /// What output_hash must give: computed by the reference.
-uint64_t expected_output_hash();
+CROSSDOCK_API uint64_t expected_output_hash();
 
 }  // namespace crossdock::conformance

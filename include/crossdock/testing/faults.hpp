@@ -41,7 +41,7 @@ inline constexpr std::array<std::string_view, 9> kFaultStepNames = {
     "mid_dispatch",  "between_chunks",       "before_combine",
     "mid_combine",   "mid_combine_backward", "mid_dispatch_backward"};
 
-struct FaultCase {
+struct CROSSDOCK_API FaultCase {
   std::string strategy;
   FaultKind kind = FaultKind::kThrows;
   FaultStep step = FaultStep::kBeforeCounts;
@@ -52,7 +52,8 @@ struct FaultCase {
 
 /// Every kind at every step where it can happen: a rank has another configuration for whole calls
 /// only.
-std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies, int culprit);
+CROSSDOCK_API std::vector<FaultCase> list_faults(const std::vector<std::string>& strategies,
+                                                 int culprit);
 
 /// How a case ended on one rank.
 struct FaultOutcome {
@@ -65,6 +66,7 @@ struct FaultOutcome {
 /// survivor must get an error with the culprit in its context and the call in its operation; it
 /// then makes a group of the survivors, whose results must be right although the culprit may still
 /// be at work. `base` stays usable, unless the culprit was killed. Collective over `base`.
-FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanoseconds deadline);
+CROSSDOCK_API FaultOutcome run_fault(Group& base, const FaultCase& fault,
+                                     std::chrono::nanoseconds deadline);
 
 }  // namespace crossdock::conformance

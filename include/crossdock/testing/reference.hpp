@@ -67,32 +67,33 @@ struct Layout {
 };
 
 /// Rows an expert takes from one source rank at most: ceil((T * K / E) * factor).
-int64_t capacity_of(int64_t num_tokens, int64_t top_k, int64_t num_experts, double factor);
+CROSSDOCK_API int64_t capacity_of(int64_t num_tokens, int64_t top_k, int64_t num_experts,
+                                  double factor);
 
 /// The rank of every expert: the placement, or contiguous and as even as can be. [E]
-std::vector<int32_t> owners_of(const DispatchConfig& config, int num_ranks);
+CROSSDOCK_API std::vector<int32_t> owners_of(const DispatchConfig& config, int num_ranks);
 
 /// REQUIRES: a valid routing.
-Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks);
+CROSSDOCK_API Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks);
 
 /// tokens [T, D] -> rows [R, D]; pad rows are zero.
-PerRank dispatch(const Layout& layout, int64_t width, const PerRank& tokens);
+CROSSDOCK_API PerRank dispatch(const Layout& layout, int64_t width, const PerRank& tokens);
 
 /// routes [T, K] -> rows [R]; 0 in pad rows.
-PerRank dispatch_routes(const Layout& layout, const PerRank& routes);
+CROSSDOCK_API PerRank dispatch_routes(const Layout& layout, const PerRank& routes);
 
 /// rows [R] -> routes [T, K]; 0 where there is no kept route.
-PerRank collect_routes(const Layout& layout, const PerRank& rows);
+CROSSDOCK_API PerRank collect_routes(const Layout& layout, const PerRank& rows);
 
 /// rows [R, D] -> [T, D], the sum of a token's rows, each times its weight. Without weights: all 1.
 /// Also the backward of dispatch.
-PerRank combine(const Layout& layout, int64_t width, const PerRank& rows,
-                const PerRank* weights = nullptr);
+CROSSDOCK_API PerRank combine(const Layout& layout, int64_t width, const PerRank& rows,
+                              const PerRank* weights = nullptr);
 
 /// As combine, to the last bit: acc from +0 by fma(weight, row, acc), slots ascending, in fp32
 /// (fp64 for fp64 rows), then one rounding to the dtype.
-PerRank combine_exact(const Layout& layout, int64_t width, DType dtype, const PerRank& rows,
-                      const PerRank* weights = nullptr);
+CROSSDOCK_API PerRank combine_exact(const Layout& layout, int64_t width, DType dtype,
+                                    const PerRank& rows, const PerRank* weights = nullptr);
 
 struct CombineGradients {
   PerRank rows = {};     // [R, D] = weight * grad_out of the row's token; 0 in pad rows
@@ -100,17 +101,18 @@ struct CombineGradients {
 };
 
 /// Backward of combine.
-CombineGradients combine_backward(const Layout& layout, int64_t width, const PerRank& grad_out,
-                                  const PerRank& y, const PerRank& weights);
+CROSSDOCK_API CombineGradients combine_backward(const Layout& layout, int64_t width,
+                                                const PerRank& grad_out, const PerRank& y,
+                                                const PerRank& weights);
 
 /// The value of the dtype nearest to `value`, ties to even; through fp32 for the small floats.
-double round_to(DType dtype, double value);
+CROSSDOCK_API double round_to(DType dtype, double value);
 
 /// The values, rounded to the dtype, as a tensor in host memory. Integers: REQUIRES exact values.
-OwnedTensor to_tensor(DType dtype, Shape shape, const std::vector<double>& values);
+CROSSDOCK_API OwnedTensor to_tensor(DType dtype, Shape shape, const std::vector<double>& values);
 
 /// The inverse of to_tensor.
-std::vector<double> to_values(ConstTensorView tensor);
+CROSSDOCK_API std::vector<double> to_values(ConstTensorView tensor);
 
 /// How two arrays of values differ. Any NaN equals any NaN; +0 and -0 differ.
 struct Comparison {
@@ -120,7 +122,7 @@ struct Comparison {
 };
 
 /// REQUIRES: arrays of one size.
-Comparison compare(const std::vector<double>& got, const std::vector<double>& wanted);
+CROSSDOCK_API Comparison compare(const std::vector<double>& got, const std::vector<double>& wanted);
 
 /// A grouped MLP's form.
 struct MlpConfig {
@@ -141,9 +143,9 @@ struct MlpWeights {
 
 /// rows [R, D] -> y [R, D] = W2 (p act(W1 x + b1)) + p b2, with p the row's weight; no row weights:
 /// all 1.
-std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& expert,
-                                const std::vector<double>& rows,
-                                const std::vector<double>& row_weights = {});
+CROSSDOCK_API std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& expert,
+                                              const std::vector<double>& rows,
+                                              const std::vector<double>& row_weights = {});
 
 struct MlpGradients {
   std::vector<double> rows = {};         // [R, D]
@@ -151,9 +153,10 @@ struct MlpGradients {
   MlpWeights expert = {};                // zeros for an expert without rows
 };
 
-MlpGradients mlp_backward(const MlpConfig& config, const MlpWeights& expert,
-                          const std::vector<double>& rows, const std::vector<double>& row_weights,
-                          const std::vector<double>& grad_y);
+CROSSDOCK_API MlpGradients mlp_backward(const MlpConfig& config, const MlpWeights& expert,
+                                        const std::vector<double>& rows,
+                                        const std::vector<double>& row_weights,
+                                        const std::vector<double>& grad_y);
 
 /// A whole layer behind the router.
 struct LayerInput {
@@ -177,6 +180,6 @@ struct LayerOutput {
   std::vector<int64_t> dropped;          // [E] summed over ranks
 };
 
-LayerOutput run_layer(const LayerInput& input);
+CROSSDOCK_API LayerOutput run_layer(const LayerInput& input);
 
 }  // namespace crossdock::reference

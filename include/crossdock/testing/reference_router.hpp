@@ -33,7 +33,8 @@ struct RouterCounts {
 /// What BalanceScope::kGlobalBatch counts for the last of a step's micro-batches, given the counts
 /// of every rank in each, [micro-batches][P]: the routes and tokens of all of them. total_tokens,
 /// for the z-loss, is the last one's.
-RouterCounts global_batch_counts(const std::vector<std::vector<RouterCounts>>& micro_batches);
+CROSSDOCK_API RouterCounts
+global_batch_counts(const std::vector<std::vector<RouterCounts>>& micro_batches);
 
 struct RouterResult {
   std::vector<double> logits = {};       // [T, E]; 0 in padding
@@ -42,15 +43,15 @@ struct RouterResult {
   RouterCounts counts = {};              // of this rank
 };
 
-RouterResult route(const RouterInput& input);
+CROSSDOCK_API RouterResult route(const RouterInput& input);
 
 struct RouterLossValues {
   double aux = 0.0;
   double z = 0.0;
 };
 
-RouterLossValues router_losses(const RouterInput& input, const RouterResult& result,
-                               const RouterCounts& counts);
+CROSSDOCK_API RouterLossValues router_losses(const RouterInput& input, const RouterResult& result,
+                                             const RouterCounts& counts);
 
 struct RouterGradients {
   std::vector<double> logits = {};     // [T, E]
@@ -60,8 +61,8 @@ struct RouterGradients {
 };
 
 /// Gradients of <grad_weights, weights> + grad_losses * (aux + z), the choice held fixed.
-RouterGradients route_backward(const RouterInput& input, const RouterResult& result,
-                               const std::vector<double>& grad_weights, const RouterCounts& counts,
-                               double grad_losses = 1.0);
+CROSSDOCK_API RouterGradients route_backward(const RouterInput& input, const RouterResult& result,
+                                             const std::vector<double>& grad_weights,
+                                             const RouterCounts& counts, double grad_losses = 1.0);
 
 }  // namespace crossdock::reference
