@@ -8,7 +8,9 @@
 
 namespace crossdock {
 
+namespace detail {
 class EventRing;
+}
 
 /// The ranks with which an event exchanged data.
 struct CROSSDOCK_API EventPeers {
@@ -33,7 +35,7 @@ struct Event {
 /// comparison. Thread-safe: work beside the group's user (shared experts) is recorded too.
 class CROSSDOCK_API EventRecorder {
  public:
-  /// is_shared: other processes of the node can open its memory (see EventRing).
+  /// is_shared: other processes of the node can read its events.
   explicit EventRecorder(int64_t capacity = 0, bool is_shared = false);
   ~EventRecorder();
   EventRecorder(const EventRecorder&) = delete;
@@ -44,7 +46,7 @@ class CROSSDOCK_API EventRecorder {
   std::vector<Event> events() const;
 
   /// (for the library) Null if it is off.
-  EventRing* ring() { return ring_.get(); }
+  detail::EventRing* ring() { return ring_.get(); }
 
   /// Records from construction to destruction.
   class Scope {
@@ -58,12 +60,12 @@ class CROSSDOCK_API EventRecorder {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    EventRing* ring_;
+    detail::EventRing* ring_;
     int64_t index_ = 0;
   };
 
  private:
-  std::unique_ptr<EventRing> ring_;
+  std::unique_ptr<detail::EventRing> ring_;
 };
 
 }  // namespace crossdock

@@ -118,8 +118,6 @@ struct Segments {
   int64_t num_rows() const { return num_segments > 0 ? starts[num_segments] : 0; }
 };
 
-enum class BlockUse : uint8_t;
-
 /// Owned memory on a device, 64-byte aligned, contents unspecified. Moves, does not copy.
 ///
 /// `owner()` shares the ownership: whoever holds it keeps the memory alive, also after the Buffer
@@ -181,7 +179,6 @@ class CROSSDOCK_API BufferPool {
 
  private:
   struct State;
-  Buffer take(int64_t num_bytes, BlockUse use);
   std::shared_ptr<State> state_;
 };
 

@@ -8,6 +8,10 @@
 
 namespace crossdock {
 
+namespace detail {
+class PoolWait;
+}
+
 /// When a parallel_for has its turn.
 enum class Turn : uint8_t {
   kInOrder,  // after those that came before
@@ -40,7 +44,7 @@ class CROSSDOCK_API ThreadPool {
   static std::shared_ptr<ThreadPool> process_wide();
 
  private:
-  friend class PoolWait;
+  friend class detail::PoolWait;
   struct State;
   int num_threads_;
   std::unique_ptr<State> state_;

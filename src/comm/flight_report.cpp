@@ -116,11 +116,11 @@ void PeerEvents::open(std::span<const RendezvousHeader> headers, const Communica
   for (size_t rank = 0; rank < headers.size(); ++rank) {
     const RendezvousHeader& header = headers[rank];
     if (rank == own || nodes[rank] != nodes[own] || header.events_descriptor < 0) continue;
-    rings_[rank] = EventRing::open(header.events_process, header.events_descriptor);
+    rings_[rank] = detail::EventRing::open(header.events_process, header.events_descriptor);
   }
 }
 
-EventRing* PeerEvents::of(int rank) {
+detail::EventRing* PeerEvents::of(int rank) {
   const auto r = static_cast<size_t>(rank);
   return rank >= 0 && r < rings_.size() ? rings_[r].get() : nullptr;
 }
@@ -133,9 +133,9 @@ void write_flight_report(Group& group, const std::string& message, const ErrorCo
             .message = message,
             .context = context,
             .events = group.recorder().events()};
-  EventRing* own = group.recorder().ring();
+  detail::EventRing* own = group.recorder().ring();
   if (own == nullptr || own->claim()) append(file, json_of(group, line));
-  EventRing* of_culprit = group.peer_events().of(context.culprit);
+  detail::EventRing* of_culprit = group.peer_events().of(context.culprit);
   if (of_culprit == nullptr || !of_culprit->claim()) return;
   line.rank = context.culprit;
   line.events = of_culprit->events();

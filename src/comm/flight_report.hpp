@@ -23,10 +23,10 @@ class PeerEvents {
   /// At the first rendezvous: opens what the ranks of this node share.
   void open(std::span<const RendezvousHeader> headers, const Communicator& communicator);
   /// Null if they are not known.
-  EventRing* of(int rank);
+  detail::EventRing* of(int rank);
 
  private:
-  std::vector<std::unique_ptr<EventRing>> rings_;  // [P] after open
+  std::vector<std::unique_ptr<detail::EventRing>> rings_;  // [P] after open
 };
 
 /// Appends one line of JSON to the group's report file, if it has one: this rank, what went wrong,

@@ -82,7 +82,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 template <typename Exchange>
 void guard(Group& group, const WaitContext& wait, const Exchange& exchange) {
   group.check();
-  const PoolWait waiting;  // peers may need the pool whose worker this is
+  const detail::PoolWait waiting;  // peers may need the pool whose worker this is
   try {
     exchange();
   } catch (const Error& error) {

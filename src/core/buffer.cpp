@@ -53,7 +53,7 @@ TensorView Buffer::view(DType dtype, Shape shape) const {
   return view;
 }
 
-struct BufferPool::State {
+struct BufferPool::State : std::enable_shared_from_this<BufferPool::State> {
   mutable std::mutex mutex;
   BlockLedger ledger;
   std::multimap<int64_t, std::shared_ptr<void>> free_blocks;  // by size, as in the ledger
@@ -62,52 +62,52 @@ struct BufferPool::State {
     auto node = free_blocks.extract(free_blocks.find(block_bytes));
     return std::move(node.mapped());
   }
+
+  Buffer take(int64_t num_bytes, BlockUse use) {
+    CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
+    if (num_bytes == 0) return {};
+    if (num_bytes > kMaxBytes) throw std::bad_alloc();
+    const int64_t wanted_bytes = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    std::shared_ptr<void> block;
+    std::vector<std::shared_ptr<void>> dropped;  // freed outside the lock
+    BlockLedger::Grant grant;
+    {
+      const std::lock_guard lock(mutex);
+      grant = ledger.take(wanted_bytes, use);
+      if (!grant.is_new) block = remove_free(grant.block_bytes);
+      for (const int64_t bytes : grant.dropped) dropped.push_back(remove_free(bytes));
+    }
+    dropped.clear();
+    try {
+      if (!block) block = allocate_host(grant.block_bytes);
+    } catch (const std::bad_alloc&) {
+      const std::lock_guard lock(mutex);
+      ledger.cancel(grant.block_bytes, wanted_bytes);
+      throw;
+    }
+    auto* data = static_cast<std::byte*>(block.get());
+    // The last owner gives the block back; if the pool is gone, the block goes with its owner.
+    std::shared_ptr<void> owner(data, [block, block_bytes = grant.block_bytes, wanted_bytes,
+                                       pool = weak_from_this()](void*) mutable {
+      const std::shared_ptr<State> state = pool.lock();
+      if (!state) return;
+      const std::lock_guard lock(state->mutex);
+      state->ledger.give_back(block_bytes, wanted_bytes);
+      state->free_blocks.emplace(block_bytes, std::move(block));
+    });
+    return {std::move(owner), data, num_bytes, Device{}};
+  }
 };
 
 BufferPool::BufferPool() : state_(std::make_shared<State>()) {}
 BufferPool::~BufferPool() = default;
 
 Buffer BufferPool::take(int64_t num_bytes) {
-  return take(num_bytes, BlockUse::kResult);
+  return state_->take(num_bytes, BlockUse::kResult);
 }
 
 Buffer BufferPool::take_scratch(int64_t num_bytes) {
-  return take(num_bytes, BlockUse::kScratch);
-}
-
-Buffer BufferPool::take(int64_t num_bytes, BlockUse use) {
-  CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
-  if (num_bytes == 0) return {};
-  if (num_bytes > kMaxBytes) throw std::bad_alloc();
-  const int64_t wanted_bytes = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  std::shared_ptr<void> block;
-  std::vector<std::shared_ptr<void>> dropped;  // freed outside the lock
-  BlockLedger::Grant grant;
-  {
-    const std::lock_guard lock(state_->mutex);
-    grant = state_->ledger.take(wanted_bytes, use);
-    if (!grant.is_new) block = state_->remove_free(grant.block_bytes);
-    for (const int64_t bytes : grant.dropped) dropped.push_back(state_->remove_free(bytes));
-  }
-  dropped.clear();
-  try {
-    if (!block) block = allocate_host(grant.block_bytes);
-  } catch (const std::bad_alloc&) {
-    const std::lock_guard lock(state_->mutex);
-    state_->ledger.cancel(grant.block_bytes, wanted_bytes);
-    throw;
-  }
-  auto* data = static_cast<std::byte*>(block.get());
-  // The last owner gives the block back; if the pool is gone, the block goes with its owner.
-  std::shared_ptr<void> owner(data, [block, block_bytes = grant.block_bytes, wanted_bytes,
-                                     pool = std::weak_ptr<State>(state_)](void*) mutable {
-    const std::shared_ptr<State> state = pool.lock();
-    if (!state) return;
-    const std::lock_guard lock(state->mutex);
-    state->ledger.give_back(block_bytes, wanted_bytes);
-    state->free_blocks.emplace(block_bytes, std::move(block));
-  });
-  return {std::move(owner), data, num_bytes, Device{}};
+  return state_->take(num_bytes, BlockUse::kScratch);
 }
 
 OwnedTensor BufferPool::take(DType dtype, Shape shape) {

@@ -14,7 +14,7 @@
 #include "core/check.hpp"
 #include "core/write_signals.hpp"
 
-namespace crossdock {
+namespace crossdock::detail {
 namespace {
 
 int64_t now_ns() {
@@ -129,4 +129,4 @@ bool EventRing::claim() {
   return !memory_->is_claimed.exchange(true);
 }
 
-}  // namespace crossdock
+}  // namespace crossdock::detail

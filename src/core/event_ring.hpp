@@ -8,7 +8,7 @@
 
 #include "crossdock/recorder.hpp"
 
-namespace crossdock {
+namespace crossdock::detail {
 
 /// The memory of an EventRecorder. A shared one can be opened by other processes of the node and
 /// outlives its owner while one of them has it open: what a killed rank did last can be read.
@@ -49,4 +49,4 @@ class EventRing {
   mutable std::mutex mutex_;  // of the threads that share this object; nearly never contended
 };
 
-}  // namespace crossdock
+}  // namespace crossdock::detail

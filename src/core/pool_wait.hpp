@@ -2,7 +2,7 @@
 
 #include "crossdock/thread_pool.hpp"
 
-namespace crossdock {
+namespace crossdock::detail {
 
 /// Says, on a thread pool's worker, that it waits for other threads as long as this lives. Those
 /// may need the pool themselves: while all its workers wait, callers run the bodies of their
@@ -18,4 +18,4 @@ class PoolWait {
   ThreadPool::State* pool_;  // null: not a worker
 };
 
-}  // namespace crossdock
+}  // namespace crossdock::detail

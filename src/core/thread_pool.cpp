@@ -148,7 +148,7 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>&
   if (job.error) std::rethrow_exception(job.error);
 }
 
-PoolWait::PoolWait() : pool_(std::exchange(ThreadPool::State::of_this_thread, nullptr)) {
+detail::PoolWait::PoolWait() : pool_(std::exchange(ThreadPool::State::of_this_thread, nullptr)) {
   if (pool_ == nullptr) return;
   const std::lock_guard lock(pool_->mutex);
   ++pool_->num_waiting;
@@ -156,7 +156,7 @@ PoolWait::PoolWait() : pool_(std::exchange(ThreadPool::State::of_this_thread, nu
   for (Job* job : pool_->jobs) job->done.notify_one();
 }
 
-PoolWait::~PoolWait() {
+detail::PoolWait::~PoolWait() {
   if (pool_ == nullptr) return;
   const std::lock_guard lock(pool_->mutex);
   --pool_->num_waiting;

@@ -7,7 +7,7 @@
 namespace crossdock {
 
 ChunkPipeline::~ChunkPipeline() {
-  const PoolWait waiting;
+  const detail::PoolWait waiting;
   std::unique_lock lock(mutex_);
   work_.clear();
   is_idle_.wait(lock, [this] { return num_tasks_ == 0; });
@@ -27,7 +27,7 @@ void ChunkPipeline::finish() {
     for (; !work_.empty(); work_.pop_front()) work_.front()();
     return;
   }
-  const PoolWait waiting;
+  const detail::PoolWait waiting;
   std::unique_lock lock(mutex_);
   is_idle_.wait(lock, [this] { return num_tasks_ == 0; });
   throw_error(lock);

@@ -73,7 +73,7 @@ TEST(EventRecorder, RemembersThePeersOfAnEvent) {
 TEST(EventRing, OutlivesItsOwnerForThoseWhoHaveItOpen) {
   auto recorder = std::make_unique<EventRecorder>(4, /*is_shared=*/true);
   { const EventRecorder::Scope scope(*recorder, "plan", 1); }
-  const auto seen = EventRing::open(getpid(), recorder->ring()->descriptor());
+  const auto seen = detail::EventRing::open(getpid(), recorder->ring()->descriptor());
   ASSERT_NE(seen, nullptr);
   { const EventRecorder::Scope scope(*recorder, "dispatch", 2); }
   recorder.reset();
@@ -83,14 +83,14 @@ TEST(EventRing, OutlivesItsOwnerForThoseWhoHaveItOpen) {
 
 TEST(EventRing, IsClaimedByOneOfAllWhoSeeIt) {
   EventRecorder recorder(4, /*is_shared=*/true);
-  const auto seen = EventRing::open(getpid(), recorder.ring()->descriptor());
+  const auto seen = detail::EventRing::open(getpid(), recorder.ring()->descriptor());
   EXPECT_TRUE(seen->claim());
   EXPECT_FALSE(recorder.ring()->claim());
   EXPECT_FALSE(seen->claim());
 }
 
 TEST(EventRing, WhatCannotBeOpenedIsNull) {
-  EXPECT_EQ(EventRing::open(getpid(), 1000000), nullptr);
+  EXPECT_EQ(detail::EventRing::open(getpid(), 1000000), nullptr);
   EXPECT_EQ(EventRecorder(4).ring()->descriptor(), -1) << "not shared unless asked for";
 }
 

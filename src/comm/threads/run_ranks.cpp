@@ -40,7 +40,7 @@ void run_all(int size, const std::function<void(Group&)>& body, const ThreadOpti
     groups.push_back(std::make_unique<Group>(std::move(communicator), options.group));
   }
   outcomes.errors.resize(groups.size());
-  const PoolWait waiting;             // until the threads are joined
+  const detail::PoolWait waiting;     // until the threads are joined
   std::vector<std::jthread> threads;  // joined before the groups go, also if one cannot be started
   try {
     for (auto& group : groups) {
