@@ -33,11 +33,10 @@ std::vector<int64_t> real_rows_per_expert(const PlanData& plan) {
 // As a caller with experts of its own does it; every expert returns its row, so y is what was sent.
 void run_identity(Dispatcher& dispatcher, const Plan& plan, ConstTensorView y,
                   ConstTensorView grad_out, EvalRank& result) {
-  result.out = reference::to_values(dispatcher.combine(plan, y).view);
+  result.out = reference::to_values(dispatcher.combine(plan, y));
   const CombineBackwardResult back = dispatcher.combine_backward(plan, grad_out, y);
   result.grad_weights = reference::to_values(back.grad_weights.view);
-  result.grad_x =
-      reference::to_values(dispatcher.dispatch_backward(plan, back.grad_rows.view).view);
+  result.grad_x = reference::to_values(dispatcher.dispatch_backward(plan, back.grad_rows.view));
 }
 
 // As a layer does it: the experts' backward takes the dispatched grad_out and the row weights.
@@ -50,9 +49,8 @@ void run_experts(Dispatcher& dispatcher, const Plan& plan, ConstTensorView grad_
   rank.out = reference::to_values(out.view);
   const DispatchResult grad_y = dispatcher.dispatch(plan, {.x = grad_out});
   const LocalExperts::Gradients grads = experts.backward(grad_y.rows.view, result.expert_grads);
-  rank.grad_x = reference::to_values(dispatcher.dispatch_backward(plan, grads.rows.view).view);
-  rank.grad_weights =
-      reference::to_values(dispatcher.collect_routes(plan, grads.row_weights.view).view);
+  rank.grad_x = reference::to_values(dispatcher.dispatch_backward(plan, grads.rows.view));
+  rank.grad_weights = reference::to_values(dispatcher.collect_routes(plan, grads.row_weights.view));
 }
 
 void run_rank(Group& group, const EvalCase& eval_case, EvalResult& result) {

@@ -167,7 +167,7 @@ class CROSSDOCK_API Experts {
   /// all rows and zeroes those of no expert in y; forward_part, with the same arguments, computes
   /// some segments, whose rows are there by then. When every segment was computed once, the result
   /// has the bits of forward.
-  ExpertsSaved begin_forward(const ExpertsForwardArgs& args) const;
+  [[nodiscard]] ExpertsSaved begin_forward(const ExpertsForwardArgs& args) const;
   void forward_part(const ExpertsForwardArgs& args, ExpertsSaved& saved, SegmentRange part) const;
 
   /// Gradients of the rows and of their weights.
@@ -195,7 +195,8 @@ class OneSegment {
  public:
   explicit OneSegment(int64_t num_rows) : starts_{0, num_rows} {}
   /// Valid as long as this object.
-  Segments view() const { return {starts_.data(), &starts_[1], 1, {}}; }
+  [[nodiscard]] Segments view() const& { return {starts_.data(), &starts_[1], 1, {}}; }
+  Segments view() const&& = delete;
 
  private:
   std::array<int64_t, 2> starts_;

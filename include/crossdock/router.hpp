@@ -84,7 +84,7 @@ struct CROSSDOCK_API RouterStatistics {
   std::vector<int64_t> num_tokens = {};         // [B], without padding
 
   /// [E] routes to each expert, over all sequences.
-  std::vector<int64_t> load() const;
+  [[nodiscard]] std::vector<int64_t> load() const;
   /// Adds another rank's or micro-batch's; the sequences must be the same.
   void add(const RouterStatistics& other);
 };
@@ -130,7 +130,8 @@ struct CROSSDOCK_API RouterOutput {
   RouterStatistics statistics;  // of this rank
 
   /// For Dispatcher::plan; valid as long as this object.
-  Routing routing() const;
+  [[nodiscard]] Routing routing() const&;
+  Routing routing() const&& = delete;
 };
 
 /// What the losses are counted over.
@@ -181,12 +182,13 @@ class CROSSDOCK_API Router {
 
   const RouterConfig& config() const { return config_; }
 
-  RouterOutput route(const RouteArgs& args) const;
+  [[nodiscard]] RouterOutput route(const RouteArgs& args) const;
 
   /// aux = coeff * E / (K T^2) * sum over e of (sum over t of s_te) n_e, with n and T of `counts`,
   /// s of this rank's tokens: the softmax, or scores / sum of scores. z = coeff * mean of
   /// logsumexp^2. 0 where there is no token.
-  RouterLosses losses(const RouterOutput& output, const LossCounts& counts = {}) const;
+  [[nodiscard]] RouterLosses losses(const RouterOutput& output,
+                                    const LossCounts& counts = {}) const;
 
   /// Gradients of <grad_weights, weights> + grad_losses * (aux + z).
   void backward(const RouterBackwardArgs& args) const;

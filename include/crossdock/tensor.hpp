@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -52,6 +53,8 @@ class CROSSDOCK_API Shape {
   int rank_ = 0;
 };
 
+class OwnedView;
+
 /// Borrowed memory with a dtype, a shape and a device; never owns. `Void` is void or const void.
 /// A null pointer is legal where num_elements() is 0. A default-made view means "not given".
 template <typename Void>
@@ -79,6 +82,12 @@ struct CROSSDOCK_API BasicTensorView {
   requires(std::is_const_v<Void> && !std::is_const_v<Other>)
       BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: implicit by design
       : data(other.data), dtype(other.dtype), shape(other.shape), device(other.device) {}
+
+  /// Not the view of a temporary OwnedTensor, whose memory ends with the statement: keep the owner.
+  template <std::same_as<OwnedView> View>
+  BasicTensorView(const View&& of_temporary) = delete;
+  template <std::same_as<OwnedView> View>
+  BasicTensorView& operator=(const View&& of_temporary) = delete;
 
   bool given() const { return shape.rank() > 0; }
   int64_t num_elements() const { return shape.num_elements(); }
@@ -138,10 +147,12 @@ class CROSSDOCK_API Buffer {
   int64_t num_bytes() const { return num_bytes_; }
   Device device() const { return device_; }
   std::shared_ptr<const void> owner() const { return owner_; }
-  std::span<std::byte> bytes() const { return {data_, static_cast<size_t>(num_bytes_)}; }
+  std::span<std::byte> bytes() const& { return {data_, static_cast<size_t>(num_bytes_)}; }
+  std::span<std::byte> bytes() const&& = delete;  // the memory may end with the buffer
 
   /// The first elements of the buffer as a tensor; the buffer must be large enough.
-  TensorView view(DType dtype, Shape shape) const;
+  [[nodiscard]] TensorView view(DType dtype, Shape shape) const&;
+  TensorView view(DType dtype, Shape shape) const&& = delete;
 
  private:
   std::shared_ptr<void> owner_;
@@ -150,11 +161,34 @@ class CROSSDOCK_API Buffer {
   Device device_;
 };
 
+/// The view of an OwnedTensor: a TensorView that cannot be taken out of a temporary owner.
+/// `TensorView rows = dispatcher.dispatch(plan, args).rows.view;` does not compile.
+class OwnedView : public TensorView {
+ public:
+  OwnedView() = default;
+  OwnedView(const TensorView& view) : TensorView(view) {}  // NOLINT: implicit by design
+  OwnedView(const OwnedView&) = default;
+  OwnedView& operator=(const OwnedView&) = default;
+  OwnedView& operator=(const TensorView& view) { return *this = OwnedView(view); }
+
+  template <typename T>
+  std::span<T> as() const& {
+    return TensorView::as<T>();
+  }
+  template <typename T>
+  std::span<T> as() const&& = delete;
+
+ private:
+  friend struct OwnedTensor;  // which moves its view together with its owner
+  OwnedView(OwnedView&&) = default;
+  OwnedView& operator=(OwnedView&&) = default;
+};
+
 /// A tensor together with what keeps its memory alive: a pool buffer, a lease of a peer window, or
-/// nothing when the caller gave the memory.
+/// nothing when the caller gave the memory. Keep it as long as its view is used.
 struct OwnedTensor {
-  TensorView view;
-  std::shared_ptr<const void> owner;
+  OwnedView view{};
+  std::shared_ptr<const void> owner{};
 };
 
 /// Host memory that is handed out again instead of being returned to the system, so that a step
@@ -168,10 +202,10 @@ class CROSSDOCK_API BufferPool {
   BufferPool& operator=(const BufferPool&) = delete;
 
   /// A buffer of at least num_bytes, contents unspecified; returns to the pool when released.
-  Buffer take(int64_t num_bytes);
+  [[nodiscard]] Buffer take(int64_t num_bytes);
   /// The same for something that is released before the operation ends: any block will do.
-  Buffer take_scratch(int64_t num_bytes);
-  OwnedTensor take(DType dtype, Shape shape);
+  [[nodiscard]] Buffer take_scratch(int64_t num_bytes);
+  [[nodiscard]] OwnedTensor take(DType dtype, Shape shape);
 
   /// Bytes handed out now / bytes held in all (handed out or waiting).
   int64_t bytes_in_use() const;
@@ -195,6 +229,6 @@ CROSSDOCK_API void fp8_to_bf16(const Fp8ToBf16Args& args);
 
 /// Values that share a scale: 128 with fp32 scales, 32 with e8m0.
 /// Throws Error(kInvalidArgument) for other dtypes.
-CROSSDOCK_API int64_t fp8_group_size(DType scale_dtype);
+[[nodiscard]] CROSSDOCK_API int64_t fp8_group_size(DType scale_dtype);
 
 }  // namespace crossdock

@@ -45,7 +45,7 @@ Buffer::Buffer(int64_t num_bytes, Device device) : num_bytes_(num_bytes), device
 Buffer::Buffer(std::shared_ptr<void> owner, std::byte* data, int64_t num_bytes, Device device)
     : owner_(std::move(owner)), data_(data), num_bytes_(num_bytes), device_(device) {}
 
-TensorView Buffer::view(DType dtype, Shape shape) const {
+TensorView Buffer::view(DType dtype, Shape shape) const& {
   const TensorView view(data_, dtype, shape, device_);
   CROSSDOCK_CHECK(view.num_bytes() <= num_bytes_, "a tensor of shape ", shape.to_string(), " ",
                   name_of(dtype), " needs ", view.num_bytes(), " bytes, the buffer has ",

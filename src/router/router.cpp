@@ -196,7 +196,7 @@ void RouterStatistics::add(const RouterStatistics& other) {
   for (size_t i = 0; i < num_tokens.size(); ++i) num_tokens[i] += other.num_tokens[i];
 }
 
-Routing RouterOutput::routing() const {
+Routing RouterOutput::routing() const& {
   return {.expert_ids = expert_ids.view(DType::kI32, {T, K}),
           .weights = weights.view(weight_dtype, {T, K}),
           .mask = {}};

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "crossdock/error.hpp"
@@ -55,6 +57,54 @@ TEST(Segments, NumRowsIsTheEndOfTheLastSegmentAndZeroWithoutExperts) {
   const std::vector<int64_t> counts = {5, 0, 11};
   EXPECT_EQ((Segments{starts.data(), counts.data(), 3, {}}.num_rows()), 24);
   EXPECT_EQ(Segments{}.num_rows(), 0);
+}
+
+template <typename Tensor>
+concept ShowsElements = requires(Tensor&& tensor) {
+  std::forward<Tensor>(tensor).view.template as<float>();
+};
+
+template <typename Memory>
+concept ShowsMemory = requires(Memory&& memory) {
+  std::forward<Memory>(memory).view(DType::kF32, Shape{});
+  std::forward<Memory>(memory).bytes();
+};
+
+// As in `TensorView rows = dispatcher.dispatch(plan, args).rows.view;`.
+template <typename View, typename Tensor>
+concept TakesViewOf = requires(Tensor&& tensor, View view) {
+  View(std::forward<Tensor>(tensor).view);
+  view = std::forward<Tensor>(tensor).view;
+};
+
+TEST(OwnedTensor, ShowsItsViewWhileItIsKept) {
+  static_assert(TakesViewOf<TensorView, OwnedTensor&> &&
+                TakesViewOf<TensorView, const OwnedTensor&>);
+  static_assert(TakesViewOf<ConstTensorView, const OwnedTensor&>);
+  static_assert(std::is_convertible_v<const OwnedView&, ConstTensorView>);
+  static_assert(ShowsElements<OwnedTensor&> && ShowsMemory<Buffer&>);
+
+  std::vector<float> values = {1, 2};
+  OwnedTensor tensor{.view = TensorView(values.data(), {2}), .owner = nullptr};
+  const OwnedTensor moved = std::move(tensor);
+  const TensorView view = moved.view;
+  EXPECT_EQ(view.data, values.data());
+  EXPECT_EQ(moved.view.as<float>()[1], 2);
+}
+
+TEST(OwnedTensor, GivesNoViewOutOfATemporary) {
+  static_assert(!std::is_convertible_v<OwnedView, TensorView>);
+  static_assert(!std::is_convertible_v<OwnedView, ConstTensorView>);
+  static_assert(!std::is_convertible_v<const OwnedView, ConstTensorView>);
+  static_assert(!std::is_assignable_v<TensorView&, OwnedView>);
+  static_assert(!std::is_assignable_v<ConstTensorView&, const OwnedView>);
+  static_assert(!TakesViewOf<TensorView, OwnedTensor> &&
+                !TakesViewOf<TensorView, const OwnedTensor>);
+  static_assert(!TakesViewOf<ConstTensorView, OwnedTensor>);
+  static_assert(!TakesViewOf<OwnedView, OwnedTensor>, "auto view = f().view");
+  static_assert(!ShowsElements<OwnedTensor> && !ShowsMemory<Buffer>);
+  static_assert(std::is_nothrow_move_constructible_v<OwnedTensor>);
+  static_assert(std::is_nothrow_move_assignable_v<OwnedTensor>);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ struct Step {
     results.row_weights[r] = to_values(sent.row_weights.view);
     y = to_tensor(sent.rows.view.dtype, sent.rows.view.shape, apply_expert(results.rows[r], rank));
     results.y[r] = to_values(y.view);
-    results.out[r] = to_values(dispatcher.combine(plan, y.view).view);
+    results.out[r] = to_values(dispatcher.combine(plan, y.view));
   }
 
   void backward(Dispatcher& dispatcher, const RankTensors& tensors, Results& results) const {
@@ -57,7 +57,7 @@ struct Step {
         dispatcher.combine_backward(plan, tensors.grad_out.view, y.view);
     results.grad_rows[r] = to_values(grads.grad_rows.view);
     results.grad_weights[r] = to_values(grads.grad_weights.view);
-    results.grad_x[r] = to_values(dispatcher.dispatch_backward(plan, grads.grad_rows.view).view);
+    results.grad_x[r] = to_values(dispatcher.dispatch_backward(plan, grads.grad_rows.view));
   }
 };
 
@@ -265,7 +265,7 @@ TEST_P(EveryStrategy, DispatchAndUnweightedCombineAreTransposes) {
       y.push_back(static_cast<double>(i % 13 - 6 + group.rank()));
     }
     const auto y_tensor = to_tensor(DType::kF64, sent.rows.view.shape, y);
-    const auto back = to_values(dispatcher.combine_unweighted(plan, y_tensor.view).view);
+    const auto back = to_values(dispatcher.combine_unweighted(plan, y_tensor.view));
     const auto rows = to_values(sent.rows.view);
     left[r] = std::inner_product(rows.begin(), rows.end(), y.begin(), 0.0);
     const auto& x = test_case.ranks[r].x;

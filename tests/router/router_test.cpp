@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <utility>
 
 #include "crossdock/error.hpp"
 #include "router/router_case.hpp"
@@ -368,13 +369,22 @@ TEST(Router, RefusesAForcedExpertThatATokenNamesTwice) {
   for (const bool is_wide : {true, false}) {
     if (!is_wide) args.forced_ids = {narrow.data(), {3, 2}};
     try {
-      run.router().route(args);
+      static_cast<void>(run.router().route(args));
       FAIL();
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("forced expert of token 2 slot 1 must differ from those "
                                           "of earlier slots, got 2 again"));
     }
   }
+}
+
+template <typename Output>
+concept ShowsRouting = requires(Output&& output) {
+  std::forward<Output>(output).routing();
+};
+
+TEST(Router, GivesNoRoutingOutOfATemporaryOutput) {
+  static_assert(ShowsRouting<const RouterOutput&> && !ShowsRouting<RouterOutput>);
 }
 
 TEST(Router, DoesNotLookAtForcedRoutesOfPadding) {

@@ -113,6 +113,9 @@ CROSSDOCK_API OwnedTensor to_tensor(DType dtype, Shape shape, const std::vector<
 
 /// The inverse of to_tensor.
 CROSSDOCK_API std::vector<double> to_values(ConstTensorView tensor);
+inline std::vector<double> to_values(const OwnedTensor& tensor) {
+  return to_values(ConstTensorView(tensor.view));
+}
 
 /// How two arrays of values differ. Any NaN equals any NaN; +0 and -0 differ.
 struct Comparison {

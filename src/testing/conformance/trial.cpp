@@ -316,8 +316,8 @@ void Trial::backward() {
   }
   const OwnedTensor number_tensor =
       reference::to_tensor(weight_dtype(), {plan_.num_rows()}, numbers[me]);
-  expect_bits("collect_routes", dispatcher_.collect_routes(plan_, number_tensor.view).view,
-              reference::collect_routes(layout_, numbers)[me]);
+  const OwnedTensor routes = dispatcher_.collect_routes(plan_, number_tensor.view);
+  expect_bits("collect_routes", routes.view, reference::collect_routes(layout_, numbers)[me]);
 }
 
 // A dot product's order of summation is free: its error is bounded by the sum of magnitudes.

@@ -30,7 +30,7 @@ class Worked {
 
   std::vector<double> rows() {
     const OwnedTensor x = reference::to_tensor(DType::kF32, {std::ssize(tokens_.x), 1}, tokens_.x);
-    return reference::to_values(dispatcher_.dispatch(plan_, {.x = x.view}).rows.view);
+    return reference::to_values(dispatcher_.dispatch(plan_, {.x = x.view}).rows);
   }
 
   // The sums when expert e returns y[e] for every row.
@@ -45,7 +45,7 @@ class Worked {
                   y[static_cast<size_t>(expert)]);
     }
     const OwnedTensor tensor = reference::to_tensor(DType::kF32, {plan_.num_rows(), 1}, values);
-    return reference::to_values(dispatcher_.combine(plan_, tensor.view).view);
+    return reference::to_values(dispatcher_.combine(plan_, tensor.view));
   }
 
   // `wanted` is rank `where`'s; all others must have nothing.

@@ -21,9 +21,9 @@ TEST(ReferenceValues, SurviveEveryDtypeThatHoldsThem) {
     EXPECT_EQ(compare(to_values(tensor.view), values).num_different, 0) << name_of(dtype);
   }
   for (const DType dtype : {DType::kI64, DType::kI32}) {
-    EXPECT_THAT(to_values(to_tensor(dtype, {3}, {0, -1, 7}).view), ElementsAre(0, -1, 7));
+    EXPECT_THAT(to_values(to_tensor(dtype, {3}, {0, -1, 7})), ElementsAre(0, -1, 7));
   }
-  EXPECT_THAT(to_values(to_tensor(DType::kBool, {2}, {1, 0}).view), ElementsAre(1, 0));
+  EXPECT_THAT(to_values(to_tensor(DType::kBool, {2}, {1, 0})), ElementsAre(1, 0));
 }
 
 TEST(ReferenceValues, AreRoundedToNearestEven) {
