@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <crossdock/crossdock.hpp>
+#include <crossdock/extend/strategy.hpp>
 #include <crossdock/testing/conformance.hpp>
 #include <cstdio>
 #include <cstring>

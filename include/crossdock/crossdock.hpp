@@ -1,18 +1,20 @@
 #pragma once
 
-/// The C++ front door of Crossdock.
+/// The C++ front door of Crossdock: includes every header for users.
 ///
 ///   Group       the ranks that exchange rows: threads (threads.hpp) or MPI processes (mpi.hpp)
-///   MoeLayer    a whole layer: router, dispatch, experts, combine, and backward
+///   MoeLayer    a whole layer: router, dispatch, experts and combine, forward and backward
 ///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
-///   Plan        one routing, agreed by all ranks; where every row goes
-///   Router      scores, top-k and losses of one rank's tokens; of use without a layer too
-///   Experts     a grouped MLP over the rows of a plan; likewise
-///   Strategy    how rows travel: "allgather", "alltoall", ... or your own
+///   Plan        one routing, agreed by all ranks: where every row goes
+///   Router      scores, top-k and losses of one rank's tokens; also usable without a layer
+///   Experts     a grouped MLP over the rows of a plan; also usable without a layer
+///   plan_job    traffic, memory and time of a job before it starts (planner.hpp)
 ///
-/// Start with examples/01_single_process.cpp. What judges instead of working has its own headers:
-/// conformance.hpp and faults.hpp for strategies and engines, reference.hpp and
-/// reference_router.hpp for numbers.
+/// Start with examples/01_single_process.cpp. Not included here:
+///
+///   crossdock/extend/   to write a strategy or a communicator: examples/03_own_strategy.cpp
+///   crossdock/testing/  to check one: reference results, the conformance suite, faults. A library
+///                       of its own: link crossdock::testing
 
 #include <string_view>
 #include <vector>
@@ -22,9 +24,6 @@
 #include "crossdock/dtype.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/experts.hpp"
-#include "crossdock/extend/communicator.hpp"
-#include "crossdock/extend/forwarding_strategy.hpp"
-#include "crossdock/extend/strategy.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/moe_layer.hpp"
 #include "crossdock/mpi.hpp"
@@ -55,6 +54,6 @@ struct BuildDescription {
   std::vector<Feature> features;
 };
 
-CROSSDOCK_API BuildDescription describe_build();
+[[nodiscard]] CROSSDOCK_API BuildDescription describe_build();
 
 }  // namespace crossdock
