@@ -62,6 +62,7 @@ run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/by_cma
     -D CMAKE_CXX_COMPILER=${CXX} -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/by_cmake)
 run(${WORK_DIR}/by_cmake/consumer)
+run(${WORK_DIR}/by_cmake/judge)
 
 if(KIND STREQUAL "static" AND EXISTS ${prefix}/bin/crossdock)
   message(STATUS "the installed command")
