@@ -81,12 +81,15 @@ class Plan {
   /// Rows from num_rows() on are then unspecified.
   int64_t capacity_rows() const;
   int64_t num_local_experts() const;
-  /// On the plan's device.
-  Segments segments() const;
+  /// On the plan's device. These three show memory of the plan: keep the plan.
+  Segments segments() const&;
+  Segments segments() const&& = delete;
   /// [E] routes of this rank that capacity dropped, in host memory. May synchronise with a device.
-  std::span<const int64_t> dropped() const;
+  std::span<const int64_t> dropped() const&;
+  std::span<const int64_t> dropped() const&& = delete;
   /// [T, K] the weights of kept routes; 0 elsewhere. On the plan's device.
-  ConstTensorView weights() const;
+  ConstTensorView weights() const&;
+  ConstTensorView weights() const&& = delete;
 
   /// For strategies.
   const PlanData& data() const { return *data_; }

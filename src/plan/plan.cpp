@@ -36,7 +36,7 @@ int64_t Plan::num_local_experts() const {
   return data_->num_local_experts();
 }
 
-Segments Plan::segments() const {
+Segments Plan::segments() const& {
   if (device_data_) return device_data_->segments();
   return {.starts = data_->local_starts.data(),
           .counts = data_->local_counts.data(),
@@ -44,11 +44,11 @@ Segments Plan::segments() const {
           .device = {}};
 }
 
-std::span<const int64_t> Plan::dropped() const {
+std::span<const int64_t> Plan::dropped() const& {
   return device_data_ ? device_data_->dropped() : std::span<const int64_t>(data_->dropped);
 }
 
-ConstTensorView Plan::weights() const {
+ConstTensorView Plan::weights() const& {
   if (device_data_) return device_data_->weights();
   return {data_->weights.data(), data_->weight_dtype, {data_->T, data_->K}};
 }

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "crossdock/error.hpp"
@@ -149,6 +150,21 @@ TEST(Plan, TooManyRowsNameTheRankAndTheSizeNeeded) {
                    "least 4");
     }
   }
+}
+
+template <typename AnyPlan>
+concept ShowsMemory = requires(AnyPlan&& plan) {
+  std::forward<AnyPlan>(plan).segments();
+}
+|| requires(AnyPlan&& plan) {
+  std::forward<AnyPlan>(plan).weights();
+}
+|| requires(AnyPlan&& plan) {
+  std::forward<AnyPlan>(plan).dropped();
+};
+
+TEST(Plan, ShowsNoMemoryOfATemporary) {
+  static_assert(ShowsMemory<const Plan&> && !ShowsMemory<Plan> && !ShowsMemory<const Plan>);
 }
 
 TEST(Plan, RowsWhoseBytesCannotBeCountedAreRefused) {
