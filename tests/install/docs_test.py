@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""The documentation is true where a machine can tell.
+
+Usage: docs_test.py SOURCE_DIR
+
+ - links between pages, and paths of files in `backticks`, lead to something
+ - every environment variable that sources, tests or tools read is on docs/environment.md
+ - the files that docs/architecture.md lists to follow one token have at most 400 lines, and are not too many; its
+   table of who may include whom is that of tools/check_layers.py
+ - tables and plots of benchmarks are what the raw results say
+"""
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+CODE = re.compile(r"^ {4}.*$|^```.*?^```", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"`((?:src|include|cli|bench|tests|tools|docs|cmake|examples)/[\w./-]*[\w/])`")
+SOURCES = (".cpp", ".hpp", ".cu", ".cuh")
+LITERAL = re.compile(r'"([A-Z][A-Z0-9]+(?:_\w+)?)"')
+OWN_LITERAL = re.compile(r'"(CROSSDOCK_[A-Z_]+)"')
+IN_SHELL = re.compile(r"\$\{(CROSSDOCK_[A-Z_]+):-")
+MOST_LINES = 400
+MOST_FILES = {"On the CPU": 7, "On a GPU": 9}
+
+
+def pages(source):
+    return [source / "README.md", source / "CONTRIBUTING.md", *sorted((source / "docs").glob("*.md")),
+            *sorted((source / "bench/results").glob("*.md"))]
+
+
+def dead_ends(source):
+    for page in pages(source):
+        text, name = page.read_text(), page.relative_to(source)
+        for link in LINK.findall(CODE.sub("", text)):
+            if "://" not in link and not (page.parent / link).exists():
+                yield f"{name}: the link to {link} leads nowhere"
+        for path in PATH.findall(text):
+            if not (source / path).exists() and not re.search(r"/x[._]", path):  # x stands for a name
+                yield f"{name}: {path} does not exist"
+
+
+def variables_read(source):
+    """(file, name) of every environment variable that is read or set by name."""
+    for top in ("src", "cli", "bench", "tests", "tools"):
+        for file in sorted((source / top).rglob("*")):
+            text = file.read_text() if file.suffix in (*SOURCES, ".py", ".sh") else ""
+            reads = file.suffix in SOURCES and "getenv(" in text and top != "tests"
+            for pattern in (LITERAL if reads else OWN_LITERAL, IN_SHELL):
+                yield from ((file.relative_to(source), name) for name in pattern.findall(text))
+
+
+def undocumented_variables(source):
+    page = (source / "docs/environment.md").read_text()
+    found = list(variables_read(source))
+    assert len(found) >= 8, f"only {len(found)} environment variables were found in the sources"
+    return [f"{file}: {name} is missing from docs/environment.md" for file, name in found if f"`{name}`" not in page]
+
+
+def path_of_a_token(source):
+    page = (source / "docs/architecture.md").read_text()
+    for heading, most in MOST_FILES.items():
+        rows = re.search(rf"^\*\*{heading}.*?\n\n((?:\d+\. .*\n)+)", page, re.MULTILINE)
+        files = re.findall(r"^\d+\. `([^`]+)`", rows.group(1), re.MULTILINE) if rows else []
+        if not 1 <= len(files) <= most:
+            yield f"docs/architecture.md: {heading}: {len(files)} files are listed, must be 1 to {most}"
+        for file in files:
+            num_lines = len((source / file).read_text().splitlines()) if (source / file).exists() else 0
+            if not 1 <= num_lines <= MOST_LINES:
+                yield f"docs/architecture.md: {file} has {num_lines} lines, must be there and have at most {MOST_LINES}"
+
+
+def wrong_layers(source):
+    page = (source / "docs/architecture.md").read_text().split("| room | may include |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `([\w/]+)` \|(.*)\|$", page, re.MULTILINE)
+    shown = {room: set(re.findall(r"`([\w/]+)`", others)) for room, others in rows}
+    sys.path.insert(0, str(source / "tools"))
+    may_see = importlib.import_module("check_layers").MAY_SEE
+    for room in sorted(may_see.keys() | shown.keys()):
+        if shown.get(room) != may_see.get(room):
+            yield f"docs/architecture.md: {room} is not as in tools/check_layers.py: {sorted(may_see.get(room, []))}"
+
+
+def stale_benchmarks(source):
+    done = subprocess.run([source / "tools/bench_page.py", "--check"], capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).splitlines() if done.returncode else []
+
+
+def main():
+    source = pathlib.Path(sys.argv[1]).resolve()
+    checks = (dead_ends, undocumented_variables, path_of_a_token, wrong_layers, stale_benchmarks)
+    failures = [failure for check in checks for failure in check(source)]
+    print("\n".join(failures) or "documentation: ok")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
