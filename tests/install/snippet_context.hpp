@@ -33,6 +33,8 @@ extern const ConstTensorView x_b;
 extern const ConstTensorView ids;
 extern const ConstTensorView weights;
 extern const ConstTensorView rows_a;
+extern const ConstTensorView grad_out;
+extern const TensorView bias;
 extern const TensorView y;
 extern const TensorView y_a;
 extern const TensorView out;
