@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,11 +13,9 @@
 
 namespace crossdock {
 
-class SharedExperts;  // internal
-class Worker;         // internal
-
-/// A whole MoE layer. E, K and D are said once, in `router`, and the dtype in `experts`; the same
-/// fields of the other parts are filled in.
+/// A whole MoE layer. Set E, K and D in `router` and the dtype in `experts`; the layer fills in the
+/// same fields of the other parts. Must be identical on every rank, except `experts.recompute` and
+/// `overlap_shared`.
 struct MoeLayerConfig {
   RouterConfig router{};
   ExpertsConfig experts{};
@@ -28,8 +25,8 @@ struct MoeLayerConfig {
   /// The shared experts compute while the dispatch moves rows. Same bits either way.
   bool overlap_shared = true;
   /// More than 1: dispatch moves rows in up to this many chunks of whole local experts (see
-  /// DispatchArgs::num_chunks), and the experts compute with those that have landed while the
-  /// others travel, in forward and backward. At least 1, alike on all ranks. Same bits either way.
+  /// DispatchArgs::num_chunks), and the experts compute with the rows that have arrived while the
+  /// others are under way, in forward and backward. At least 1. Same bits either way.
   int64_t overlap_chunks = 1;
 };
 
@@ -41,32 +38,33 @@ struct MoeLayerWeights {
   ExpertWeights shared{};         // with shared_inner: E_local = 1
 };
 
-/// Where their gradients go; fp32, or fp64 for fp64. A view that is not given is left out.
+/// Outputs for the gradients of the parameters, in fp32 (fp64 if the layer is fp64). All optional:
+/// a gradient whose view is not given is not computed.
 struct MoeLayerGradients {
-  TensorView gate{};       // [E, D]; of this rank's tokens
+  TensorView gate{};       // [E, D]; summed over this rank's tokens only
   TensorView gate_bias{};  // [E]; likewise
   ExpertGradients experts{};
-  ExpertGradients shared{};  // of this rank's tokens
+  ExpertGradients shared{};  // summed over this rank's tokens only
 };
 
-/// What the router chose and the ranks agreed on. Cheap to copy. Kept from one forward it makes
-/// another of the same tokens (recomputation) without router and plan.
+/// The router's choice and the plan that the ranks agreed on. Cheap to copy. Give it to a second
+/// forward of the same tokens (recomputation), which then needs neither router nor plan.
 struct MoeDecision {
   std::shared_ptr<const RouterOutput> router;
-  /// What the auxiliary loss is counted over: the counting group's routes and tokens, and with
-  /// BalanceScope::kGlobalBatch those of `MoeForwardArgs::earlier`.
+  /// The auxiliary loss counts these routes and tokens: those of the counting group and, with
+  /// BalanceScope::kGlobalBatch, those of `MoeForwardArgs::earlier`.
   RouterStatistics statistics;
   int64_t total_sequences = 0;  // in the counting group
   int64_t total_tokens = 0;     // of this forward in the counting group, without padding
   std::vector<int64_t> load;    // [E] routes before any drop, summed over the group
-  RouterLosses losses;          // of this rank's tokens; they sum to those of the counting group
+  RouterLosses losses;  // this rank's share; the shares of the counting group sum to its loss
   Plan plan;
 
   LossCounts loss_counts() const { return {&statistics, total_sequences, total_tokens}; }
 };
 
-/// What forward leaves for backward; belongs to one forward. The tokens x are the caller's and are
-/// not copied; the experts' result is not kept.
+/// Results of one forward that its backward needs. The tokens x stay with the caller and are not
+/// copied; the experts' result is not kept.
 struct MoeSaved {
   MoeDecision decision{};
   DispatchResult sent{};  // rows [R, D]
@@ -97,7 +95,7 @@ struct MoeForwardArgs {
   /// before it), identical on all ranks of the counting group; null at the first of a step.
   const RouterStatistics* earlier = nullptr;
 
-  /// Of an earlier forward of these tokens: the same routes, without router and plan.
+  /// The decision of an earlier forward of these tokens: the same routes, without router and plan.
   const MoeDecision* decision = nullptr;
 };
 
@@ -110,10 +108,10 @@ struct MoeBackwardArgs {
   MoeLayerWeights weights{};   // as in forward
   ConstTensorView x{};         // [T, D] as in forward
   ConstTensorView grad_out{};  // [T, D]
-  MoeSaved* saved = nullptr;   // of the forward; used up, but for what backward_dw needs
+  MoeSaved* saved = nullptr;   // from the forward; used up, except for what backward_dw needs
   MoeLayerGradients grads{};   // of the parameters
-  bool accumulate = false;     // they are added to what is there
-  bool delay_dw = false;       // those of the experts, shared ones too, are left to backward_dw
+  bool accumulate = false;     // adds to `grads` instead of overwriting them
+  bool delay_dw = false;       // leaves `grads` of the experts and shared experts to backward_dw
   double grad_losses = 1.0;    // factor on the gradients of the router's losses
   TensorView grad_x{};         // out [T, D], optional
 };
@@ -128,11 +126,12 @@ struct MoeBackwardDwArgs {
 };
 
 struct MoeLayerOptions {
-  std::unique_ptr<Strategy> strategy{};  // your own; not given: the one the configuration names
-  std::shared_ptr<ThreadPool> pool{};    // not given: the one of the group
+  std::unique_ptr<Strategy> strategy{};  // your own; default: the one the configuration names
+  std::shared_ptr<ThreadPool> pool{};    // default: the group's
   /// The counting group: the ranks over which the losses count routes, tokens and sequences; this
-  /// rank must be among them. Not given: the group of the layer; with BalanceScope::kSequence each
-  /// rank counts the routes of its own sequences, and the loss is the mean over all of the group.
+  /// rank must be among them. It must outlive the layer. Default: the group of the layer; with
+  /// BalanceScope::kSequence each rank then counts the routes of its own sequences, and the loss is
+  /// the mean over all sequences of the group.
   Group* counting_group = nullptr;
 };
 
@@ -140,14 +139,18 @@ struct MoeLayerOptions {
 ///
 /// forward and backward are collective: all ranks of the group call them in the same order,
 /// whatever they hold. An invalid input or configuration on any rank is the same error on all,
-/// before any row has moved, and the group stays usable. A layer with overlap has one thread of its
-/// own, from the first call on. An output must not overlap an input or
-/// another output; a forward has one backward. A layer has no state but its
-/// configuration: any number of layers may share a group, any number of forwards may wait for their
-/// backward. The group must outlive the layer.
+/// before any row has moved, and the group stays usable; an invalid configuration is reported by
+/// the first call, not by the constructor. A failure later in a call (no memory, a lost rank)
+/// is also reported on all ranks and poisons the group. A layer with overlap starts one thread, at
+/// its first call.
 ///
-/// Bits of out, grad_x and the experts' gradients depend on neither strategy, engine nor threads;
-/// with the same tokens, spread over the ranks in their order, nor on the number of ranks.
+/// An output must not overlap an input or another output. Each forward has one backward. A layer
+/// has no state but its configuration: any number of layers may share a group, and any number of
+/// forwards may wait for their backward. A layer is used by one thread at a time. The group must
+/// outlive the layer.
+///
+/// The bits of out, grad_x and the experts' gradients do not depend on strategy, communicator or
+/// threads, nor on the number of ranks if these hold the same tokens in the same order.
 class MoeLayer {
  public:
   MoeLayer(Group& group, MoeLayerConfig config, MoeLayerOptions options = {});
@@ -155,47 +158,22 @@ class MoeLayer {
   MoeLayer(const MoeLayer&) = delete;
   MoeLayer& operator=(const MoeLayer&) = delete;
 
-  /// With everything filled in.
-  const MoeLayerConfig& config() const { return config_; }
+  /// The configuration with all fields filled in.
+  const MoeLayerConfig& config() const;
 
   /// x [T, D] -> out [T, D].
-  MoeForwardResult forward(const MoeForwardArgs& args);
+  [[nodiscard]] MoeForwardResult forward(const MoeForwardArgs& args);
 
-  /// grad_out [T, D] -> grad_x [T, D], and the gradients of the parameters.
+  /// grad_out [T, D] -> grad_x [T, D], and the gradients of the parameters. The result may be
+  /// ignored: it is `args.grad_x` if that was given.
   OwnedTensor backward(const MoeBackwardArgs& args);
 
-  /// After a backward with delay_dw, any time later. Not collective.
+  /// The gradients that a backward with delay_dw left, at any later time. Not collective.
   void backward_dw(const MoeBackwardDwArgs& args) const;
 
  private:
-  void build(MoeLayerOptions& options);
-  void check(const MoeForwardArgs& args) const;
-  void check(const MoeBackwardArgs& args) const;
-  MoeDecision decide(const MoeForwardArgs& args);
-  bool counts_apart() const;
-  bool counts_alone() const;
-  std::string counts_text(const MoeForwardArgs& args) const;
-  void pass_on_to_counting_group(const MoeForwardArgs& args, const Error& refusal);
-  RouterStatistics count_apart(const MoeForwardArgs& args, const RouterStatistics& own);
-  void add_up_losses(const MoeForwardArgs& args, const Agreement& agreement, MoeDecision& decision);
-  void agree_on_backward(const MoeBackwardArgs& args);
-  void finish_backward(const MoeBackwardArgs& args);
-  OwnedTensor forward_shared(const MoeForwardArgs& args, MoeSaved& saved);
-  OwnedTensor backward_shared(const MoeBackwardArgs& args);
-  bool overlaps_shared() const;
-  bool overlaps_chunks() const;
-  void start_worker();
-
-  Group& group_;
-  MoeLayerConfig config_;
-  std::optional<Error> flaw_;  // what is wrong with the configuration; refused at the first call
-  std::string config_text_;    // what all ranks must have alike
-  Group* counting_group_ = nullptr;
-  std::unique_ptr<Router> router_;
-  std::unique_ptr<Dispatcher> dispatcher_;
-  std::unique_ptr<Experts> experts_;
-  std::unique_ptr<SharedExperts> shared_;  // null: none
-  std::unique_ptr<Worker> worker_;         // for overlap; started when first needed
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace crossdock

@@ -10,10 +10,10 @@
 namespace crossdock {
 namespace {
 
-// A field that stands in two places: 0 there means "as in the router".
+// Sets a field that repeats one of the router's; 0 means "not given".
 void fill(const char* name, int64_t value, int64_t& field) {
-  CROSSDOCK_CHECK(field == 0 || field == value, name, " (", field, ") must be that of the router, ",
-                  value, "; leave it out");
+  CROSSDOCK_CHECK(field == 0 || field == value, name, " (", field, ") must equal the router's (",
+                  value, "); leave it out");
   field = value;
 }
 

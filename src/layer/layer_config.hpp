@@ -7,11 +7,12 @@
 
 namespace crossdock {
 
-/// The configuration with the fields that repeat filled in. Throws where a field is given twice and
-/// differently.
+/// The configuration with all repeated fields filled in. Throws Error(kInvalidArgument) if a
+/// repeated field has two different values or a size is out of range.
 MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group);
 
-/// What all ranks must have alike, for Proposal::config. The dispatcher has a text of its own.
+/// The settings that must be identical on every rank, for Proposal::config. The dispatcher's
+/// settings are in its own text.
 std::string config_text(const MoeLayerConfig& config);
 
 }  // namespace crossdock

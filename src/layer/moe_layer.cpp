@@ -1,207 +1,166 @@
+// A whole layer, forward and backward: decide, dispatch, experts, combine.
 #include "crossdock/moe_layer.hpp"
 
+#include <optional>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
-#include "experts/shared_experts.hpp"
-#include "layer/aliasing.hpp"
-#include "layer/chunk_pipeline.hpp"
+#include "layer/check_args.hpp"
 #include "layer/layer_config.hpp"
-#include "layer/worker.hpp"
+#include "layer/layer_parts.hpp"
+#include "layer/overlap.hpp"
+#include "layer/route_counts.hpp"
 
 namespace crossdock {
-namespace {
 
-bool any_given(const ExpertGradients& grads) {
-  return grads.w1.given() || grads.w2.given() || grads.b1.given() || grads.b2.given();
-}
+class MoeLayer::Impl {
+ public:
+  Impl(Group& group, MoeLayerConfig config, MoeLayerOptions options);
 
-// Work of this rank alone, recorded; a failure is told to the peers, who wait for what follows.
-template <typename Work>
-void compute(Group& group, const char* operation, const Work& work) {
-  run_agreed(group, [&] {
-    const EventRecorder::Scope scope(group.recorder(), operation, 0);
-    work();
+  const MoeLayerConfig& config() const { return config_; }
+  MoeForwardResult forward(const MoeForwardArgs& args);
+  OwnedTensor backward(const MoeBackwardArgs& args);
+  void backward_dw(const MoeBackwardDwArgs& args);
+
+ private:
+  MoeDecision decide(const MoeForwardArgs& args);
+  std::shared_ptr<const RouterOutput> route(const MoeForwardArgs& args);
+  void agree_on_backward(const MoeBackwardArgs& args);
+  void agree(const char* operation, const Plan& plan, std::string config_text,
+             const std::optional<Error>& refusal);
+  void start_overlap();
+  template <typename Work>
+  void compute(const char* operation, const Work& work);
+
+  Group& group_;
+  MoeLayerConfig config_;
+  std::string config_text_;  // must be identical on every rank
+  std::optional<Error> config_error_;
+  RouteCounts counts_;
+  std::optional<LayerParts> parts_;  // empty with a config_error_
+  std::optional<Overlap> overlap_;   // if requested, from the first call on
+};
+
+MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions options)
+    : group_(group),
+      config_(std::move(config)),
+      counts_(group, options.counting_group, config_.router.aux_loss_scope) {
+  // An exception here would leave the other ranks waiting: the first call refuses instead, on all.
+  config_error_ = refusal_of([&] {
+    config_ = fill_in(config_, group_);
+    config_text_ = config_text(config_);
+    parts_.emplace(group_, config_, options);
   });
 }
 
-// Runs `exchange`, which uses the group, and beside it `local`, which does not: on the worker, or
-// without one afterwards.
-template <typename Local, typename Exchange>
-void run_both(Group& group, Worker* worker, const Local& local, const Exchange& exchange) {
-  ChunkPipeline aside(worker);
-  run_agreed(group, [&] { aside.add(local); });
-  exchange();
-  run_agreed(group, [&] { aside.finish(); });
-}
-
-}  // namespace
-
-MoeLayer::MoeLayer(Group& group, MoeLayerConfig config, MoeLayerOptions options)
-    : group_(group), config_(std::move(config)), counting_group_(options.counting_group) {
-  // Throwing here would leave the other ranks waiting: what is wrong is refused at the first call,
-  // by all ranks alike.
-  flaw_ = refusal_of([&] { build(options); });
-}
-
-MoeLayer::~MoeLayer() = default;
-
-void MoeLayer::build(MoeLayerOptions& options) {
-  config_ = fill_in(std::move(config_), group_);
-  config_text_ = config_text(config_);
-  if (!options.pool) options.pool = group_.threads();
-  router_ = std::make_unique<Router>(config_.router, options.pool);
-  experts_ = std::make_unique<Experts>(config_.experts, options.pool);
-  if (config_.shared_inner > 0) {
-    ExpertsConfig shared = config_.experts;
-    shared.inner = config_.shared_inner;
-    shared_ = std::make_unique<SharedExperts>(shared, options.pool);
-  }
-  dispatcher_ =
-      options.strategy
-          ? std::make_unique<Dispatcher>(group_, config_.dispatch, std::move(options.strategy))
-          : std::make_unique<Dispatcher>(group_, config_.dispatch, config_.strategy);
-}
-
-MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
+MoeForwardResult MoeLayer::Impl::forward(const MoeForwardArgs& args) {
   MoeForwardResult result;
   MoeSaved& saved = result.saved;
-  saved.decision = decide(args);  // the router decides, the plan counts
+  saved.decision = decide(args);
   const Plan& plan = saved.decision.plan;
-  const bool weights_in_experts = config_.experts.weights_in == WeightsIn::kExperts;
+  const bool weights_in_experts = parts_->weights_in_experts();
 
-  // Rows move out, all at once or in chunks; the experts compute with those that have landed, and
-  // the shared experts, which need no rows, beside it.
-  OwnedTensor shared_y;  // [T, D]
-  OwnedTensor y;         // [R, D]
-  ChunkPipeline pipeline(overlaps_chunks() ? worker_.get() : nullptr);
-  const auto on_chunk = [&](const DispatchResult& sent, const DispatchChunk& chunk) {
-    const bool is_first = !y.view.given();
-    if (is_first) y = dispatcher_->allocate_rows(plan, args.x.dtype);
-    const ExpertsForwardArgs rows{.weights = args.weights.experts,
-                                  .rows = sent.rows.view,
-                                  .segments = plan.segments(),
-                                  .row_weights = sent.row_weights.view,
-                                  .y = y.view};
-    if (is_first) saved.experts = experts_->begin_forward(rows);
-    pipeline.add([this, &saved, rows, sent, chunk] {  // `sent` keeps the rows, whatever happens
-      const EventRecorder::Scope scope(group_.recorder(), "experts", 0);
-      experts_->forward_part(rows, saved.experts, {chunk.first_expert, chunk.last_expert});
+  ForwardRows rows;
+  if (overlap_) {
+    rows = overlap_->forward(args, saved);
+  } else {
+    saved.sent =
+        parts_->dispatcher.dispatch(plan, {.x = args.x, .with_row_weights = weights_in_experts});
+    run_agreed(group_, [&] {
+      rows.shared_y = parts_->forward_shared(args, saved);
+      rows.y = parts_->forward_experts(args, saved);
     });
-  };
-  run_both(
-      group_, overlaps_shared() ? worker_.get() : nullptr,
-      [&] { shared_y = forward_shared(args, saved); },
-      [&] {
-        saved.sent = dispatcher_->dispatch(plan, {.x = args.x,
-                                                  .with_row_weights = weights_in_experts,
-                                                  .num_chunks = config_.overlap_chunks,
-                                                  .on_chunk = on_chunk});
-      });
-  run_agreed(group_, [&] { pipeline.finish(); });
+  }
 
-  // The results move back.
-  result.out = weights_in_experts ? dispatcher_->combine_unweighted(plan, y.view, args.out)
-                                  : dispatcher_->combine(plan, y.view, args.out);
-  if (shared_) compute(group_, "add_shared", [&] { shared_->add(shared_y.view, result.out.view); });
+  result.out = weights_in_experts
+                   ? parts_->dispatcher.combine_unweighted(plan, rows.y.view, args.out)
+                   : parts_->dispatcher.combine(plan, rows.y.view, args.out);
+  if (parts_->shared) {
+    compute("add_shared", [&] { parts_->shared->add(rows.shared_y.view, result.out.view); });
+  }
   return result;
 }
 
-OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
+// The router chooses experts for this rank's tokens; the ranks agree, count routes and make a plan.
+MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args) {
+  MoeDecision decision;
+  const std::optional<Error> refusal = refusal_of([&] {
+    if (config_error_) throw *config_error_;
+    check_args(*parts_, args);
+    start_overlap();
+    if (args.decision != nullptr) {
+      decision = *args.decision;
+    } else {
+      decision.router = route(args);
+    }
+  });
+  if (args.decision != nullptr) {
+    agree("route", args.decision->plan, config_text_ + ";decision=1", refusal);
+    return decision;
+  }
+  counts_.agree(args, config_text_ + ";decision=0", refusal, decision);
+  run_agreed(group_, [&] {
+    decision.losses = parts_->router.losses(*decision.router, decision.loss_counts());
+  });
+  decision.plan = parts_->dispatcher.plan(decision.router->routing());
+  return decision;
+}
+
+std::shared_ptr<const RouterOutput> MoeLayer::Impl::route(const MoeForwardArgs& args) {
+  const EventRecorder::Scope scope(group_.recorder(), "router", 0);
+  return std::make_shared<const RouterOutput>(
+      parts_->router.route({.x = args.x,
+                            .gate = args.weights.gate,
+                            .expert_bias = args.weights.expert_bias,
+                            .mask = args.mask,
+                            .sequence_ids = args.sequence_ids,
+                            .num_sequences = args.num_sequences,
+                            .forced_ids = args.forced_ids,
+                            .jitter_seed = args.jitter_seed,
+                            .token_ids = args.token_ids}));
+}
+
+OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
   agree_on_backward(args);
   MoeSaved& saved = *args.saved;
   const MoeDecision& decision = saved.decision;
   const Plan& plan = decision.plan;
 
-  // Backward of the combine: grad_out goes to the rows, the experts apply the weights.
-  OwnedTensor shared_grad_x;     // [T, D]
-  OwnedTensor grad_rows;         // [R, D]
-  OwnedTensor grad_row_weights;  // [R]
-  ExpertsBackwardDxArgs dx;
-  ChunkPipeline pipeline(overlaps_chunks() ? worker_.get() : nullptr);
-  const auto on_chunk = [&](const DispatchResult& sent, const DispatchChunk& chunk) {
-    if (!grad_rows.view.given()) {
-      grad_rows = dispatcher_->allocate_rows(plan, args.x.dtype);
-      grad_row_weights = group_.pool().take(decision.router->weight_dtype, {plan.num_rows()});
-      dx = {.weights = args.weights.experts,
-            .rows = saved.sent.rows.view,
-            .segments = plan.segments(),
-            .row_weights = sent.row_weights.view,
-            .grad_y = sent.rows.view,
-            .saved = &saved.experts,
-            .grad_rows = grad_rows.view,
-            .grad_row_weights = grad_row_weights.view,
-            .keep_for_dw = args.delay_dw || any_given(args.grads.experts)};
-      experts_->begin_backward_dx(dx);
-    }
-    pipeline.add([this, &dx, sent, chunk] {  // `sent` keeps the rows, whatever happens
-      const EventRecorder::Scope scope(group_.recorder(), "experts_dx", 0);
-      experts_->backward_dx_part(dx, {chunk.first_expert, chunk.last_expert});
+  // Backward of the combine: grad_out goes to the rows, where the experts apply the weights.
+  BackwardRows rows;
+  if (overlap_) {
+    rows = overlap_->backward(args);
+  } else {
+    saved.grad_y =
+        parts_->dispatcher.dispatch(plan, {.x = args.grad_out, .with_row_weights = true});
+    run_agreed(group_, [&] {
+      rows.shared_grad_x = parts_->backward_shared(args);
+      parts_->backward_experts(args, rows);
     });
-  };
-  run_both(
-      group_, overlaps_shared() ? worker_.get() : nullptr,
-      [&] { shared_grad_x = backward_shared(args); },
-      [&] {
-        saved.grad_y = dispatcher_->dispatch(plan, {.x = args.grad_out,
-                                                    .with_row_weights = true,
-                                                    .num_chunks = config_.overlap_chunks,
-                                                    .on_chunk = on_chunk});
-      });
-  run_agreed(group_, [&] {
-    pipeline.finish();
-    experts_->finish_backward_dx(dx);
-  });
-
-  // Backward of the dispatch; what the experts know of the weights goes home to the router.
-  OwnedTensor grad_x = dispatcher_->dispatch_backward(plan, grad_rows.view, args.grad_x);
-  const OwnedTensor grad_weights = dispatcher_->collect_routes(plan, grad_row_weights.view);
-  compute(group_, "router_backward", [&] {
-    router_->backward({.x = args.x,
-                       .gate = args.weights.gate,
-                       .output = decision.router.get(),
-                       .grad_weights = grad_weights.view,
-                       .counts = decision.loss_counts(),
-                       .grad_losses = args.grad_losses,
-                       .grad_x = grad_x.view,
-                       .accumulate_x = true,
-                       .grad_gate = args.grads.gate,
-                       .grad_bias = args.grads.gate_bias,
-                       .accumulate_gate = args.accumulate,
-                       .grad_logits = {}});
-    if (shared_) shared_->add(shared_grad_x.view, grad_x.view);
-  });
-  if (!args.delay_dw) finish_backward(args);
-  return grad_x;
-}
-
-void MoeLayer::backward_dw(const MoeBackwardDwArgs& args) const {
-  CROSSDOCK_CHECK(args.saved != nullptr && args.saved->grad_y.rows.view.given(),
-                  "saved must be what a backward with delay_dw left");
-  check_outputs(args);
-  const MoeSaved& saved = *args.saved;
-  const EventRecorder::Scope scope(group_.recorder(), "experts_dw", 0);
-  if (any_given(args.experts)) {
-    experts_->backward_dw({.rows = saved.sent.rows.view,
-                           .segments = saved.decision.plan.segments(),
-                           .row_weights = saved.grad_y.row_weights.view,
-                           .grad_y = saved.grad_y.rows.view,
-                           .saved = &saved.experts,
-                           .grads = args.experts,
-                           .accumulate = args.accumulate});
   }
-  if (shared_ && any_given(args.shared)) {
-    shared_->backward_dw({.x = args.x,
-                          .grad_out = args.grad_out,
-                          .saved = &saved.shared,
-                          .grads = args.shared,
-                          .accumulate = args.accumulate});
-  }
-}
 
-void MoeLayer::finish_backward(const MoeBackwardArgs& args) {
-  MoeSaved& saved = *args.saved;
+  // Backward of the dispatch. The gradients of the weights return to the router.
+  OwnedTensor grad_x = parts_->dispatcher.dispatch_backward(plan, rows.grad_rows.view, args.grad_x);
+  const OwnedTensor grad_weights =
+      parts_->dispatcher.collect_routes(plan, rows.grad_row_weights.view);
+  compute("router_backward", [&] {
+    parts_->router.backward({.x = args.x,
+                             .gate = args.weights.gate,
+                             .output = decision.router.get(),
+                             .grad_weights = grad_weights.view,
+                             .counts = decision.loss_counts(),
+                             .grad_losses = args.grad_losses,
+                             .grad_x = grad_x.view,
+                             .accumulate_x = true,
+                             .grad_gate = args.grads.gate,
+                             .grad_bias = args.grads.gate_bias,
+                             .accumulate_gate = args.accumulate,
+                             .grad_logits = {}});
+    if (parts_->shared) parts_->shared->add(rows.shared_grad_x.view, grad_x.view);
+  });
+  if (args.delay_dw) return grad_x;
+
   run_agreed(group_, [&] {
     backward_dw({.x = args.x,
                  .grad_out = args.grad_out,
@@ -211,39 +170,83 @@ void MoeLayer::finish_backward(const MoeBackwardArgs& args) {
                  .accumulate = args.accumulate});
   });
   saved = {.decision = std::move(saved.decision)};
-}
-
-// Before ranks agree on a call: a rank that cannot have the thread refuses it.
-void MoeLayer::start_worker() {
-  if (!worker_ && (overlaps_shared() || overlaps_chunks())) worker_ = std::make_unique<Worker>();
-}
-
-bool MoeLayer::overlaps_chunks() const {
-  return config_.overlap_chunks > 1;
-}
-
-bool MoeLayer::overlaps_shared() const {
-  return shared_ != nullptr && config_.overlap_shared;
-}
-
-OwnedTensor MoeLayer::forward_shared(const MoeForwardArgs& args, MoeSaved& saved) {
-  if (!shared_) return {};
-  const EventRecorder::Scope scope(group_.recorder(), "shared_experts", 0);
-  OwnedTensor y = group_.pool().take(args.x.dtype, args.x.shape);
-  saved.shared = shared_->forward(args.weights.shared, args.x, y.view);
-  return y;
-}
-
-OwnedTensor MoeLayer::backward_shared(const MoeBackwardArgs& args) {
-  if (!shared_) return {};
-  const EventRecorder::Scope scope(group_.recorder(), "shared_experts_dx", 0);
-  OwnedTensor grad_x = group_.pool().take(args.x.dtype, args.x.shape);
-  shared_->backward_dx({.weights = args.weights.shared,
-                        .x = args.x,
-                        .grad_out = args.grad_out,
-                        .saved = &args.saved->shared,
-                        .grad_x = grad_x.view});
   return grad_x;
+}
+
+void MoeLayer::Impl::backward_dw(const MoeBackwardDwArgs& args) {
+  check_args(args);
+  const MoeSaved& saved = *args.saved;
+  const EventRecorder::Scope scope(group_.recorder(), "experts_dw", 0);
+  if (any_given(args.experts)) {
+    parts_->experts.backward_dw({.rows = saved.sent.rows.view,
+                                 .segments = saved.decision.plan.segments(),
+                                 .row_weights = saved.grad_y.row_weights.view,
+                                 .grad_y = saved.grad_y.rows.view,
+                                 .saved = &saved.experts,
+                                 .grads = args.experts,
+                                 .accumulate = args.accumulate});
+  }
+  if (parts_->shared && any_given(args.shared)) {
+    parts_->shared->backward_dw({.x = args.x,
+                                 .grad_out = args.grad_out,
+                                 .saved = &saved.shared,
+                                 .grads = args.shared,
+                                 .accumulate = args.accumulate});
+  }
+}
+
+void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args) {
+  const std::optional<Error> refusal = refusal_of([&] {
+    if (config_error_) throw *config_error_;
+    check_args(*parts_, args);
+    start_overlap();
+  });
+  agree("layer_backward", args.saved != nullptr ? args.saved->decision.plan : Plan(), config_text_,
+        refusal);
+}
+
+void MoeLayer::Impl::agree(const char* operation, const Plan& plan, std::string config_text,
+                           const std::optional<Error>& refusal) {
+  group_.agree({.operation = operation,
+                .subject = plan.valid() ? plan.id() : 0,
+                .config = std::move(config_text),
+                .body = {},
+                .rejection = refusal ? &*refusal : nullptr});
+}
+
+// Before the ranks agree on a call: a rank that cannot start the thread refuses the call.
+void MoeLayer::Impl::start_overlap() {
+  if (!overlap_ && Overlap::is_requested(config_)) overlap_.emplace(*parts_);
+}
+
+// Local work, recorded. A failure is reported to the other ranks, which wait in the next call.
+template <typename Work>
+void MoeLayer::Impl::compute(const char* operation, const Work& work) {
+  run_agreed(group_, [&] {
+    const EventRecorder::Scope scope(group_.recorder(), operation, 0);
+    work();
+  });
+}
+
+MoeLayer::MoeLayer(Group& group, MoeLayerConfig config, MoeLayerOptions options)
+    : impl_(std::make_unique<Impl>(group, std::move(config), std::move(options))) {}
+
+MoeLayer::~MoeLayer() = default;
+
+const MoeLayerConfig& MoeLayer::config() const {
+  return impl_->config();
+}
+
+MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
+  return impl_->forward(args);
+}
+
+OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
+  return impl_->backward(args);
+}
+
+void MoeLayer::backward_dw(const MoeBackwardDwArgs& args) const {
+  impl_->backward_dw(args);
 }
 
 }  // namespace crossdock

@@ -1,30 +1,43 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
+#include <optional>
+#include <string>
 
 #include "crossdock/group.hpp"
-#include "crossdock/router.hpp"
+#include "crossdock/moe_layer.hpp"
 
 namespace crossdock {
 
-/// The statistics of a router as the body of a rendezvous, and back.
-std::vector<int64_t> pack(const RouterStatistics& statistics);
-RouterStatistics unpack(std::span<const std::byte> body);
+/// Sums routes, tokens and sequences over the ranks, for the losses and the load of a layer.
+///
+/// The losses count over the counting group, which may be another group than the layer's: then some
+/// of its ranks belong to other layers' groups, and each forward agrees in both groups.
+class RouteCounts {
+ public:
+  /// `counting_group` as in MoeLayerOptions; null if none was stated. Both groups must outlive this
+  /// object.
+  RouteCounts(Group& group, Group* counting_group, BalanceScope scope)
+      : group_(group), counting_group_(counting_group), scope_(scope) {}
 
-/// The statistics of all ranks, one after the other.
-std::vector<RouterStatistics> unpack_all(const Agreement& agreement, int num_ranks);
+  /// The ranks agree on a forward, exchange `decision.router->statistics`, and each sets
+  /// `statistics`, `total_sequences`, `total_tokens` and `load` of the decision. `config_text` must
+  /// be identical on every rank of the group. Collective; throws the refusal of any rank on all.
+  void agree(const MoeForwardArgs& args, const std::string& config_text,
+             std::optional<Error> refusal, MoeDecision& decision);
 
-/// Their sum. REQUIRES at least one. Throws Error(kInvalidArgument) where ranks have different
-/// numbers of sequences.
-RouterStatistics sum(const std::vector<RouterStatistics>& statistics);
+ private:
+  bool counts_in_other_group() const;
+  bool counts_each_rank() const;
+  std::string counts_text(const MoeForwardArgs& args) const;
+  void refuse_in_other_group(const MoeForwardArgs& args, const Error& refusal);
+  RouterStatistics sum_over_other_group(const MoeForwardArgs& args, const RouterStatistics& own);
 
-int64_t num_tokens(const RouterStatistics& statistics);
-int64_t num_sequences_with_tokens(const RouterStatistics& statistics);
+  Group& group_;
+  Group* counting_group_;
+  BalanceScope scope_;
+};
 
-/// Throws Error(kInvalidArgument) where `earlier`, if given, cannot be added to the counts of a
+/// Throws Error(kInvalidArgument) if `earlier` is given and cannot be added to the counts of a
 /// router with this configuration (see MoeForwardArgs::earlier).
 void check_earlier(const RouterConfig& config, const RouterStatistics* earlier);
 

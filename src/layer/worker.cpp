@@ -7,8 +7,8 @@
 namespace crossdock {
 
 Worker::Worker()
-    : thread_(start_thread("the overlap of a layer; with overlap_chunks = 1 and "
-                           "overlap_shared = false it needs none",
+    : thread_(start_thread("the overlap of a layer; set overlap_chunks = 1 and "
+                           "overlap_shared = false to run without",
                            [this] { run(); })) {}
 
 Worker::~Worker() {

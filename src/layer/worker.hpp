@@ -8,17 +8,17 @@
 
 namespace crossdock {
 
-/// A thread that runs tasks one after the other, in the order they were added. Thread-safe.
+/// A thread that runs tasks in the order they were added. Thread-safe.
 class Worker {
  public:
-  /// Throws Error(kUnsupported) where no thread can be started.
+  /// Throws Error(kUnsupported) if no thread can be started.
   Worker();
   /// Waits for all tasks.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// REQUIRES a task that does not throw.
+  /// REQUIRES: the task does not throw.
   void add(std::function<void()> task);
 
  private:

@@ -1,8 +1,10 @@
 #include "layer/layer_case.hpp"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <sstream>
 
@@ -10,9 +12,6 @@ namespace crossdock {
 namespace {
 
 using reference::MlpWeights;
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-using Member = std::vector<double> MlpWeights::*;
-constexpr Member kMembers[] = {&MlpWeights::w1, &MlpWeights::w2, &MlpWeights::b1, &MlpWeights::b2};
 
 class Values {
  public:
@@ -40,62 +39,17 @@ class Values {
   std::normal_distribution<double> normal_;
 };
 
+void add(const std::vector<double>& term, std::vector<double>& sum) {
+  for (size_t i = 0; i < term.size(); ++i) sum[i] += term[i];
+}
+
+}  // namespace
+
 int64_t first_token(const LayerCase& layer_case, int rank) {
   int64_t first = 0;
   for (int r = 0; r < rank; ++r) first += layer_case.tokens_per_rank[static_cast<size_t>(r)];
   return first;
 }
-
-// The part of a rank of an array [sum of T, width].
-template <typename T>
-std::vector<T> part_of(const LayerCase& layer_case, int rank, const std::vector<T>& all,
-                       int64_t width) {
-  if (all.empty()) return {};
-  const auto begin = all.begin() + first_token(layer_case, rank) * width;
-  return {begin, begin + layer_case.tokens_per_rank[static_cast<size_t>(rank)] * width};
-}
-
-reference::RouterInput router_input(const LayerCase& layer_case, int rank) {
-  return {.config = layer_case.config.router,
-          .T = layer_case.tokens_per_rank[static_cast<size_t>(rank)],
-          .x = part_of(layer_case, rank, layer_case.x, layer_case.config.router.width),
-          .gate = layer_case.gate,
-          .gate_bias = layer_case.gate_bias,
-          .expert_bias = layer_case.expert_bias,
-          .mask = part_of(layer_case, rank, layer_case.mask, 1),
-          .sequence_ids = {},
-          .num_sequences = 1,
-          .forced_ids = {}};
-}
-
-void add(const std::vector<double>& term, std::vector<double>& sum) {
-  for (size_t i = 0; i < term.size(); ++i) sum[i] += term[i];
-}
-
-OwnedTensor tensor(DType dtype, Shape shape, const std::vector<double>& values) {
-  return reference::to_tensor(dtype, shape, values);
-}
-
-OwnedTensor filled(DType dtype, Shape shape, double value) {
-  return tensor(dtype, shape,
-                std::vector<double>(static_cast<size_t>(shape.num_elements()), value));
-}
-
-Shape shape_of(int member, int64_t E_local, const ExpertsConfig& config, int64_t inner) {
-  const int64_t hidden = is_gated(config.activation) ? 2 * inner : inner;
-  switch (member) {
-    case 0:
-      return {E_local, hidden, config.width};
-    case 1:
-      return {E_local, config.width, inner};
-    case 2:
-      return {E_local, hidden};
-    default:
-      return {E_local, config.width};
-  }
-}
-
-}  // namespace
 
 reference::MlpConfig LayerCase::mlp(int64_t inner) const {
   return {config.router.width, inner, config.experts.activation, config.experts.interleaved,
@@ -134,6 +88,19 @@ LayerCase make_case(const LayerCaseOptions& options) {
 LayerCase spread(LayerCase layer_case, std::vector<int64_t> tokens_per_rank) {
   layer_case.tokens_per_rank = std::move(tokens_per_rank);
   return layer_case;
+}
+
+reference::RouterInput router_input(const LayerCase& layer_case, int rank) {
+  return {.config = layer_case.config.router,
+          .T = layer_case.tokens_per_rank[static_cast<size_t>(rank)],
+          .x = part_of(layer_case, rank, layer_case.x, layer_case.config.router.width),
+          .gate = layer_case.gate,
+          .gate_bias = layer_case.gate_bias,
+          .expert_bias = layer_case.expert_bias,
+          .mask = part_of(layer_case, rank, layer_case.mask, 1),
+          .sequence_ids = {},
+          .num_sequences = 1,
+          .forced_ids = {}};
 }
 
 std::vector<RankResult> run_reference(const LayerCase& layer_case) {
@@ -199,127 +166,6 @@ std::vector<RankResult> run_reference(const LayerCase& layer_case) {
   return results;
 }
 
-RankParameters::RankParameters(const LayerCase& layer_case, const Group& group,
-                               double initial_gradient) {
-  const MoeLayerConfig& config = layer_case.config;
-  const std::vector<int32_t> owners = reference::owners_of(config.dispatch, group.size());
-  for (size_t e = 0; e < owners.size(); ++e) {
-    if (owners[e] == group.rank()) local_experts_.push_back(static_cast<int64_t>(e));
-  }
-  const DType dtype = layer_case.dtype();
-  const DType sums = layer_case.sum_dtype();
-  const int64_t E = config.router.num_experts;
-  const auto E_local = static_cast<int64_t>(local_experts_.size());
-  gate_ = tensor(dtype, {E, config.router.width}, layer_case.gate);
-  grad_gate_ = filled(sums, gate_.view.shape, initial_gradient);
-  if (!layer_case.gate_bias.empty()) {
-    gate_bias_ = tensor(dtype, {E}, layer_case.gate_bias);
-    grad_gate_bias_ = filled(sums, {E}, initial_gradient);
-  }
-  if (!layer_case.expert_bias.empty()) {
-    expert_bias_ = tensor(sums, {E}, layer_case.expert_bias);
-  }
-  for (int m = 0; m < 4; ++m) {
-    const Member member = kMembers[m];
-    if (m < 2 || !layer_case.experts[0].b1.empty()) {
-      std::vector<double> all;
-      for (const int64_t e : local_experts_) {
-        const std::vector<double>& values = layer_case.experts[static_cast<size_t>(e)].*member;
-        all.insert(all.end(), values.begin(), values.end());
-      }
-      const Shape shape = shape_of(m, E_local, config.experts, config.experts.inner);
-      experts_[m] = tensor(dtype, shape, all);
-      grad_experts_[m] = filled(sums, shape, initial_gradient);
-    }
-    if (!(layer_case.shared.*member).empty()) {
-      const Shape shape = shape_of(m, 1, config.experts, config.shared_inner);
-      shared_[m] = tensor(dtype, shape, layer_case.shared.*member);
-      grad_shared_[m] = filled(sums, shape, initial_gradient);
-    }
-  }
-}
-
-MoeLayerWeights RankParameters::weights() const {
-  return {.gate = {gate_.view, gate_bias_.view},
-          .expert_bias = expert_bias_.view,
-          .experts = {experts_[0].view, experts_[1].view, experts_[2].view, experts_[3].view},
-          .shared = {shared_[0].view, shared_[1].view, shared_[2].view, shared_[3].view}};
-}
-
-MoeLayerGradients RankParameters::grads() const {
-  return {.gate = grad_gate_.view,
-          .gate_bias = grad_gate_bias_.view,
-          .experts = {grad_experts_[0].view, grad_experts_[1].view, grad_experts_[2].view,
-                      grad_experts_[3].view},
-          .shared = {grad_shared_[0].view, grad_shared_[1].view, grad_shared_[2].view,
-                     grad_shared_[3].view}};
-}
-
-void RankParameters::read_gradients(const LayerCase& layer_case, RankResult& result) const {
-  result.grad_gate = reference::to_values(grad_gate_.view);
-  if (grad_gate_bias_.view.given()) {
-    result.grad_gate_bias = reference::to_values(grad_gate_bias_.view);
-  }
-  result.experts.assign(layer_case.experts.size(), {});
-  for (int m = 0; m < 4; ++m) {
-    const Member member = kMembers[m];
-    if (grad_experts_[m].view.given()) {
-      const std::vector<double> all = reference::to_values(grad_experts_[m].view);
-      const int64_t size =
-          local_experts_.empty() ? 0 : std::ssize(all) / std::ssize(local_experts_);
-      for (size_t i = 0; i < local_experts_.size(); ++i) {
-        const auto begin = all.begin() + static_cast<int64_t>(i) * size;
-        (result.experts[static_cast<size_t>(local_experts_[i])].*member)
-            .assign(begin, begin + size);
-      }
-    }
-    if (grad_shared_[m].view.given()) {
-      result.shared.*member = reference::to_values(grad_shared_[m].view);
-    }
-  }
-}
-
-RankTokens::RankTokens(const LayerCase& layer_case, int rank) {
-  const int64_t D = layer_case.config.router.width;
-  const int64_t T = layer_case.tokens_per_rank[static_cast<size_t>(rank)];
-  x = tensor(layer_case.dtype(), {T, D}, part_of(layer_case, rank, layer_case.x, D));
-  grad_out = tensor(layer_case.dtype(), {T, D}, part_of(layer_case, rank, layer_case.grad_out, D));
-  if (layer_case.mask.empty()) return;
-  const std::vector<uint8_t> own = part_of(layer_case, rank, layer_case.mask, 1);
-  mask = tensor(DType::kBool, {T}, {own.begin(), own.end()});
-}
-
-RankResult run_layer(Group& group, const LayerCase& layer_case, MoeLayerOptions options) {
-  MoeLayer layer(group, layer_case.config, std::move(options));
-  const RankParameters parameters(layer_case, group, kNaN);
-  const RankTokens tokens(layer_case, group.rank());
-  MoeForwardResult forward = layer.forward(
-      {.weights = parameters.weights(), .x = tokens.x.view, .mask = tokens.mask.view});
-  const OwnedTensor grad_x = layer.backward({.weights = parameters.weights(),
-                                             .x = tokens.x.view,
-                                             .grad_out = tokens.grad_out.view,
-                                             .saved = &forward.saved,
-                                             .grads = parameters.grads()});
-  RankResult result;
-  result.out = reference::to_values(forward.out.view);
-  result.grad_x = reference::to_values(grad_x.view);
-  result.losses = forward.saved.decision.losses;
-  result.load = forward.saved.decision.load;
-  parameters.read_gradients(layer_case, result);
-  return result;
-}
-
-std::vector<RankResult> run_layer_on_threads(const LayerCase& layer_case, ThreadOptions options) {
-  std::vector<RankResult> results(layer_case.tokens_per_rank.size());
-  run_ranks(
-      layer_case.num_ranks(),
-      [&](Group& group) {
-        results[static_cast<size_t>(group.rank())] = run_layer(group, layer_case);
-      },
-      options);
-  return results;
-}
-
 namespace {
 
 class Differences {
@@ -358,16 +204,28 @@ std::string find_difference(const RankResult& got, const RankResult& wanted, dou
   for (int m = 0; m < 4; ++m) {
     for (size_t e = 0; e < wanted.experts.size(); ++e) {
       differences.compare("grad of " + std::string(names[m]) + " of expert " + std::to_string(e),
-                          got.experts[e].*kMembers[m], wanted.experts[e].*kMembers[m]);
+                          got.experts[e].*kMlpMembers[m], wanted.experts[e].*kMlpMembers[m]);
     }
-    differences.compare("grad of shared " + std::string(names[m]), got.shared.*kMembers[m],
-                        wanted.shared.*kMembers[m]);
+    differences.compare("grad of shared " + std::string(names[m]), got.shared.*kMlpMembers[m],
+                        wanted.shared.*kMlpMembers[m]);
   }
   differences.compare("losses", {got.losses.aux, got.losses.z},
                       {wanted.losses.aux, wanted.losses.z});
   differences.compare("load", {got.load.begin(), got.load.end()},
                       {wanted.load.begin(), wanted.load.end()});
   return differences.text();
+}
+
+void expect_refused(const Group& group, const std::string& words,
+                    const std::function<void()>& call) {
+  std::string message = "nothing was thrown";
+  try {
+    call();
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  EXPECT_THAT(message, ::testing::HasSubstr(words)) << "rank " << group.rank();
+  EXPECT_FALSE(group.is_poisoned()) << "rank " << group.rank();
 }
 
 std::vector<double> shared_bits(const std::vector<RankResult>& ranks) {
@@ -379,7 +237,7 @@ std::vector<double> shared_bits(const std::vector<RankResult>& ranks) {
   for (const RankResult& rank : ranks) append(rank.grad_x);
   for (size_t e = 0; e < ranks[0].experts.size(); ++e) {
     for (const RankResult& rank : ranks) {
-      for (const Member member : kMembers) append(rank.experts[e].*member);
+      for (const MlpMember member : kMlpMembers) append(rank.experts[e].*member);
     }
   }
   return all;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,22 @@ struct LayerCase {
   reference::MlpConfig mlp(int64_t inner) const;
 };
 
+/// The first of a rank's tokens among the tokens of all ranks.
+int64_t first_token(const LayerCase& layer_case, int rank);
+
+/// The part of one rank of an array [sum of T, width].
+template <typename T>
+std::vector<T> part_of(const LayerCase& layer_case, int rank, const std::vector<T>& all,
+                       int64_t width) {
+  if (all.empty()) return {};
+  const auto begin = all.begin() + first_token(layer_case, rank) * width;
+  return {begin, begin + layer_case.tokens_per_rank[static_cast<size_t>(rank)] * width};
+}
+
+using MlpMember = std::vector<double> reference::MlpWeights::*;
+inline constexpr MlpMember kMlpMembers[] = {&reference::MlpWeights::w1, &reference::MlpWeights::w2,
+                                            &reference::MlpWeights::b1, &reference::MlpWeights::b2};
+
 struct LayerCaseOptions {
   MoeLayerConfig config;
   std::vector<int64_t> tokens_per_rank;
@@ -45,8 +62,8 @@ LayerCase make_case(const LayerCaseOptions& options);
 /// The same tokens on other ranks.
 LayerCase spread(LayerCase layer_case, std::vector<int64_t> tokens_per_rank);
 
-/// What one rank computed or should have. Gradients of gate, bias and shared experts are those of
-/// its own tokens.
+/// Results of one rank, computed or expected. Gradients of gate, bias and shared experts are summed
+/// over its own tokens only.
 struct RankResult {
   std::vector<double> out;     // [T, D]
   std::vector<double> grad_x;  // [T, D]
@@ -58,46 +75,22 @@ struct RankResult {
   std::vector<int64_t> load;  // [E], of the group
 };
 
-/// By the reference, in fp64; one for every rank.
+/// The results of every rank by the reference, in fp64.
 std::vector<RankResult> run_reference(const LayerCase& layer_case);
 
-/// The parameters of one rank as tensors, and room for their gradients (filled with NaN).
-class RankParameters {
- public:
-  RankParameters(const LayerCase& layer_case, const Group& group, double initial_gradient);
-  MoeLayerWeights weights() const;
-  MoeLayerGradients grads() const;
-  /// The gradients, in the form of RankResult.
-  void read_gradients(const LayerCase& layer_case, RankResult& result) const;
+/// The router's input on one rank, for the reference.
+reference::RouterInput router_input(const LayerCase& layer_case, int rank);
 
- private:
-  std::vector<int64_t> local_experts_;
-  OwnedTensor gate_, gate_bias_, expert_bias_, grad_gate_, grad_gate_bias_;
-  OwnedTensor experts_[4], grad_experts_[4], shared_[4], grad_shared_[4];  // w1, w2, b1, b2
-};
+/// Expects that `call` throws an Error with these words on this rank and leaves the group usable.
+void expect_refused(const Group& group, const std::string& words,
+                    const std::function<void()>& call);
 
-/// The tokens of one rank as tensors.
-struct RankTokens {
-  OwnedTensor x;         // [T, D]
-  OwnedTensor grad_out;  // [T, D]
-  OwnedTensor mask;      // [T], or not given
-
-  RankTokens(const LayerCase& layer_case, int rank);
-};
-
-/// One forward and one backward by the layer. Collective.
-RankResult run_layer(Group& group, const LayerCase& layer_case, MoeLayerOptions options = {});
-
-/// On thread ranks.
-std::vector<RankResult> run_layer_on_threads(const LayerCase& layer_case,
-                                             ThreadOptions options = {});
-
-/// Empty if `got` is `wanted` within `tolerance` times the largest magnitude of each array;
-/// otherwise what differs.
+/// Empty if `got` equals `wanted` within `tolerance` times the largest magnitude of each array;
+/// otherwise the differences.
 std::string find_difference(const RankResult& got, const RankResult& wanted, double tolerance);
 
-/// out, grad_x and the experts' gradients of all ranks, one after the other: what must have the
-/// same bits for any number of ranks.
+/// out, grad_x and the experts' gradients of all ranks, concatenated: their bits must be the same
+/// for any number of ranks.
 std::vector<double> shared_bits(const std::vector<RankResult>& ranks);
 
 }  // namespace crossdock

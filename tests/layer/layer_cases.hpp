@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "layer/layer_case.hpp"
+#include "layer/layer_on_rank.hpp"
 
 namespace crossdock {
 

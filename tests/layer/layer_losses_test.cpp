@@ -1,5 +1,4 @@
-// Over which ranks and sequences the losses are counted, and what the router is told.
-#include <gmock/gmock.h>
+// The ranks and sequences over which the losses count, and the options of the router.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -9,8 +8,6 @@
 
 namespace crossdock {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr int kRanks = 4;
 
@@ -23,38 +20,19 @@ LayerCase case_with_losses(BalanceScope scope) {
   return make_case(options);
 }
 
-reference::RouterInput router_input(const LayerCase& layer_case, int rank) {
-  int64_t first = 0;
-  for (int r = 0; r < rank; ++r) first += layer_case.tokens_per_rank[static_cast<size_t>(r)];
-  const int64_t T = layer_case.tokens_per_rank[static_cast<size_t>(rank)];
-  const int64_t D = layer_case.config.router.width;
-  reference::RouterInput input;
-  input.config = layer_case.config.router;
-  input.T = T;
-  input.x.assign(layer_case.x.begin() + first * D, layer_case.x.begin() + (first + T) * D);
-  input.gate = layer_case.gate;
-  return input;
-}
-
-MoeForwardArgs forward_args(const RankParameters& parameters, const RankTokens& tokens) {
-  return {.weights = parameters.weights(), .x = tokens.x.view};
-}
-
 TEST(MoeLayerLosses, EverySequenceIsBalancedForItself) {
   const LayerCase layer_case = case_with_losses(BalanceScope::kSequence);
   run_ranks(kRanks, [&](Group& group) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
+    LayerOnRank rank(group, layer_case);
     reference::RouterInput input = router_input(layer_case, group.rank());
     input.num_sequences = 3;  // the last one has no token
     for (int64_t t = 0; t < input.T; ++t) input.sequence_ids.push_back(t < 2 ? 0 : 1);
     const OwnedTensor ids = reference::to_tensor(
         DType::kI32, {input.T}, {input.sequence_ids.begin(), input.sequence_ids.end()});
-    MoeForwardArgs args = forward_args(parameters, tokens);
+    MoeForwardArgs args = rank.forward_args();
     args.sequence_ids = ids.view;
     args.num_sequences = 3;
-    const MoeDecision decision = layer.forward(args).saved.decision;
+    const MoeDecision decision = rank.layer.forward(args).saved.decision;
 
     const reference::RouterResult routes = reference::route(input);
     reference::RouterCounts counts = routes.counts;
@@ -74,11 +52,8 @@ TEST(MoeLayerLosses, RoutesAreCountedOverTheGroupThatIsStated) {
     const int first = group.rank() / 2 * 2;
     const std::vector<int> pair = {first, first + 1};
     const std::unique_ptr<Group> counting = group.subgroup(pair);
-    MoeLayer layer(group, layer_case.config,
-                   {.strategy = nullptr, .pool = nullptr, .counting_group = counting.get()});
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
-    const MoeDecision decision = layer.forward(forward_args(parameters, tokens)).saved.decision;
+    LayerOnRank rank(group, layer_case, {.counting_group = counting.get()});
+    const MoeDecision decision = rank.forward().saved.decision;
 
     reference::RouterCounts counts = reference::route(router_input(layer_case, pair[0])).counts;
     const reference::RouterCounts other =
@@ -98,14 +73,12 @@ TEST(MoeLayerLosses, RoutesAreCountedOverTheGroupThatIsStated) {
 TEST(MoeLayerLosses, TheCallerMayStateHowManySequencesThereAre) {
   const LayerCase layer_case = case_with_losses(BalanceScope::kSequence);
   run_ranks(kRanks, [&](Group& group) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
-    MoeForwardArgs args = forward_args(parameters, tokens);
-    const MoeDecision counted = layer.forward(args).saved.decision;
+    LayerOnRank rank(group, layer_case);
+    MoeForwardArgs args = rank.forward_args();
+    const MoeDecision counted = rank.layer.forward(args).saved.decision;
     EXPECT_EQ(counted.total_sequences, 3);  // one rank has no token
     args.total_sequences = 6;               // they go on at ranks of other groups
-    const MoeDecision stated = layer.forward(args).saved.decision;
+    const MoeDecision stated = rank.layer.forward(args).saved.decision;
     EXPECT_EQ(stated.total_sequences, 6);
     EXPECT_NEAR(2 * stated.losses.aux, counted.losses.aux, 1e-15);
   });
@@ -119,11 +92,8 @@ TEST(MoeLayerLosses, OfSeveralGroupsThatAreCountedTogetherSumToTheWhole) {
   run_ranks(kRanks, [&](Group& world) {
     const int first = world.rank() / 2 * 2;
     const std::unique_ptr<Group> group = world.subgroup(std::vector<int>{first, first + 1});
-    MoeLayer layer(*group, layer_case.config,
-                   {.strategy = nullptr, .pool = nullptr, .counting_group = &world});
-    const RankParameters parameters(layer_case, *group, 0.0);
-    const RankTokens tokens(layer_case, world.rank());
-    const MoeDecision decision = layer.forward(forward_args(parameters, tokens)).saved.decision;
+    LayerOnRank rank(*group, layer_case, {.counting_group = &world}, 0.0, world.rank());
+    const MoeDecision decision = rank.forward().saved.decision;
     EXPECT_EQ(decision.total_tokens, 18);
     aux[world.rank()] = decision.losses.aux;
     z[world.rank()] = decision.losses.z;
@@ -144,19 +114,14 @@ TEST(MoeLayerLosses, SequencesThatRanksShareAreCountedOnce) {
     run_ranks(kRanks, [&](Group& group) {
       const int first = group.rank() / 2 * 2;
       const std::unique_ptr<Group> pair = group.subgroup(std::vector<int>{first, first + 1});
-      MoeLayer layer(group, layer_case.config,
-                     {.strategy = nullptr,
-                      .pool = nullptr,
-                      .counting_group = over_pairs ? pair.get() : &group});
-      const RankParameters parameters(layer_case, group, 0.0);
-      const RankTokens tokens(layer_case, group.rank());
-      const int64_t T = tokens.x.view.num_rows();
+      LayerOnRank rank(group, layer_case, {.counting_group = over_pairs ? pair.get() : &group});
+      const int64_t T = rank.tokens.x.view.num_rows();
       std::vector<int32_t> ids;
       for (int64_t t = 0; t < T; ++t) ids.push_back(t % 2 == 0 ? 0 : 1);
-      MoeForwardArgs args = forward_args(parameters, tokens);
+      MoeForwardArgs args = rank.forward_args();
       args.sequence_ids = ConstTensorView(ids.data(), {T});
       args.num_sequences = 3;
-      const MoeDecision decision = layer.forward(args).saved.decision;
+      const MoeDecision decision = rank.layer.forward(args).saved.decision;
       EXPECT_EQ(decision.total_sequences, 2);
       aux[group.rank()] = decision.losses.aux;
     });
@@ -183,18 +148,6 @@ TEST(MoeLayerLosses, SequencesThatRanksShareAreCountedOnce) {
   }
 }
 
-// `call` must be refused with `words` on all ranks, and leave the group usable.
-void expect_refused(Group& group, const std::string& words, const std::function<void()>& call) {
-  std::string message = "nothing was thrown";
-  try {
-    call();
-  } catch (const Error& error) {
-    message = error.what();
-  }
-  EXPECT_THAT(message, HasSubstr(words)) << "rank " << group.rank();
-  EXPECT_FALSE(group.is_poisoned()) << "rank " << group.rank();
-}
-
 TEST(MoeLayerLosses, RanksThatShareSequencesMustHaveTheSameNumberOfThem) {
   const LayerCase layer_case = case_with_losses(BalanceScope::kSequence);
   for (const bool over_pairs : {false, true}) {
@@ -203,20 +156,15 @@ TEST(MoeLayerLosses, RanksThatShareSequencesMustHaveTheSameNumberOfThem) {
         [&](Group& group) {
           const int first = group.rank() / 2 * 2;
           const std::unique_ptr<Group> pair = group.subgroup(std::vector<int>{first, first + 1});
-          MoeLayer layer(group, layer_case.config,
-                         {.strategy = nullptr,
-                          .pool = nullptr,
-                          .counting_group = over_pairs ? pair.get() : &group});
-          const RankParameters parameters(layer_case, group, 0.0);
-          const RankTokens tokens(layer_case, group.rank());
-          const std::vector<int32_t> ids(static_cast<size_t>(tokens.x.view.num_rows()), 0);
-          MoeForwardArgs args = forward_args(parameters, tokens);
-          args.sequence_ids = ConstTensorView(ids.data(), {tokens.x.view.num_rows()});
+          LayerOnRank rank(group, layer_case, {.counting_group = over_pairs ? pair.get() : &group});
+          const std::vector<int32_t> ids(static_cast<size_t>(rank.tokens.x.view.num_rows()), 0);
+          MoeForwardArgs args = rank.forward_args();
+          args.sequence_ids = ConstTensorView(ids.data(), {rank.tokens.x.view.num_rows()});
           args.num_sequences = group.rank() == 1 ? 3 : 2;
           expect_refused(group, "rank 1 has num_sequences=3 where rank 0 has num_sequences=2",
-                         [&] { layer.forward(args); });
+                         [&] { (void)rank.layer.forward(args); });
           args.num_sequences = 2;
-          layer.forward(args);
+          (void)rank.layer.forward(args);
         },
         {.group = {.arrival_deadline = std::chrono::seconds(60)}});
   }
@@ -229,14 +177,11 @@ TEST(MoeLayerLosses, AnInputThatOneGroupRefusesReleasesThoseThatAreCountedWithIt
       [&](Group& world) {
         const int first = world.rank() / 2 * 2;
         const std::unique_ptr<Group> group = world.subgroup(std::vector<int>{first, first + 1});
-        MoeLayer layer(*group, layer_case.config,
-                       {.strategy = nullptr, .pool = nullptr, .counting_group = &world});
-        const RankParameters parameters(layer_case, *group, 0.0);
-        const RankTokens tokens(layer_case, world.rank());
-        MoeForwardArgs args = forward_args(parameters, tokens);
+        LayerOnRank rank(*group, layer_case, {.counting_group = &world}, 0.0, world.rank());
+        MoeForwardArgs args = rank.forward_args();
         if (world.rank() == 1) args.weights.gate.weight = {};
-        expect_refused(*group, "the gate must be", [&] { layer.forward(args); });
-        layer.forward(forward_args(parameters, tokens));
+        expect_refused(*group, "the gate must be", [&] { (void)rank.layer.forward(args); });
+        (void)rank.forward();
       },
       {.group = {.arrival_deadline = std::chrono::seconds(60)}});
 }
@@ -244,18 +189,13 @@ TEST(MoeLayerLosses, AnInputThatOneGroupRefusesReleasesThoseThatAreCountedWithIt
 TEST(MoeLayerLosses, TheirGradientsMayBeScaled) {
   const LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
   run_ranks(kRanks, [&](Group& group) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
+    LayerOnRank rank(group, layer_case);
     const auto grad_gate = [&](double grad_losses) {
-      MoeForwardResult result = layer.forward(forward_args(parameters, tokens));
-      layer.backward({.weights = parameters.weights(),
-                      .x = tokens.x.view,
-                      .grad_out = tokens.grad_out.view,
-                      .saved = &result.saved,
-                      .grads = parameters.grads(),
-                      .grad_losses = grad_losses});
-      return reference::to_values(parameters.grads().gate);
+      MoeForwardResult result = rank.forward();
+      MoeBackwardArgs args = rank.backward_args(result.saved);
+      args.grad_losses = grad_losses;
+      rank.layer.backward(args);
+      return reference::to_values(rank.parameters.grads().gate);
     };
     const std::vector<double> none = grad_gate(0.0);
     const std::vector<double> one = grad_gate(1.0);
@@ -263,7 +203,7 @@ TEST(MoeLayerLosses, TheirGradientsMayBeScaled) {
     for (size_t i = 0; i < none.size(); ++i) {
       ASSERT_NEAR(three[i] - none[i], 3 * (one[i] - none[i]), 1e-12);
     }
-    const int64_t T = tokens.x.view.num_rows();
+    const int64_t T = rank.tokens.x.view.num_rows();
     EXPECT_EQ(one == none, T == 0) << "rank " << group.rank();
   });
 }
@@ -272,17 +212,15 @@ TEST(MoeLayerLosses, JitterBelongsToTheSeedAndTheTokens) {
   LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
   layer_case.config.router.jitter = 0.5;
   run_ranks(kRanks, [&](Group& group) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
-    const int64_t T = tokens.x.view.num_rows();
+    LayerOnRank rank(group, layer_case);
+    const int64_t T = rank.tokens.x.view.num_rows();
     const auto losses = [&](uint64_t seed, int64_t first_token) {
       std::vector<int64_t> ids(static_cast<size_t>(T));
       std::iota(ids.begin(), ids.end(), first_token);
-      MoeForwardArgs args = forward_args(parameters, tokens);
+      MoeForwardArgs args = rank.forward_args();
       args.jitter_seed = seed;
       args.token_ids = ConstTensorView(ids.data(), {T});
-      return layer.forward(args).saved.decision.losses.z;
+      return rank.layer.forward(args).saved.decision.losses.z;
     };
     const double z = losses(1, 0);
     EXPECT_EQ(losses(1, 0), z);
@@ -305,13 +243,11 @@ TEST(MoeLayerLosses, LoadIsThatOfAllRanksBeforeDrops) {
 TEST(MoeLayerLosses, RoutesOfAnEarlierStepAreReplayed) {
   const LayerCase layer_case = case_with_losses(BalanceScope::kBatch);
   run_ranks(kRanks, [&](Group& group) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
-    const MoeForwardResult first = layer.forward(forward_args(parameters, tokens));
-    MoeForwardArgs args = forward_args(parameters, tokens);
+    LayerOnRank rank(group, layer_case);
+    const MoeForwardResult first = rank.forward();
+    MoeForwardArgs args = rank.forward_args();
     args.forced_ids = first.saved.decision.router->routing().expert_ids;
-    const MoeForwardResult again = layer.forward(args);
+    const MoeForwardResult again = rank.layer.forward(args);
     EXPECT_EQ(reference::to_values(again.out.view), reference::to_values(first.out.view));
   });
 }

@@ -44,9 +44,7 @@ struct Shortage {
 };
 
 void run_short_of_memory(Group& group, const LayerCase& layer_case, const Shortage& shortage) {
-  MoeLayer layer(group, layer_case.config);
-  const RankParameters parameters(layer_case, group, 0.0);
-  const RankTokens tokens(layer_case, group.rank());
+  LayerOnRank rank(group, layer_case);
   std::optional<MissingMemory> missing;
   const auto begin = [&](Pass pass) {
     group.agree({.operation = "begin", .config = {}, .body = {}});  // nobody is in the other pass
@@ -56,14 +54,9 @@ void run_short_of_memory(Group& group, const LayerCase& layer_case, const Shorta
     group.agree({.operation = "begin", .config = {}, .body = {}});
   };
   begin(Pass::kForward);
-  MoeForwardResult forward =
-      layer.forward({.weights = parameters.weights(), .x = tokens.x.view, .mask = {}});
+  MoeForwardResult forward = rank.forward();
   begin(Pass::kBackward);
-  layer.backward({.weights = parameters.weights(),
-                  .x = tokens.x.view,
-                  .grad_out = tokens.grad_out.view,
-                  .saved = &forward.saved,
-                  .grads = parameters.grads()});
+  rank.backward(forward.saved);
 }
 
 void expect_others_go_on(Group& group) {
@@ -104,11 +97,8 @@ void expect_same_error_everywhere(const LayerCase& layer_case, const Shortage& s
 std::vector<int64_t> count_rows(const LayerCase& layer_case) {
   std::vector<int64_t> rows(kRanks);
   run_ranks(kRanks, [&](Group& group) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
-    const MoeForwardResult result =
-        layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+    LayerOnRank rank(group, layer_case);
+    const MoeForwardResult result = rank.forward();
     rows[static_cast<size_t>(group.rank())] = result.saved.decision.plan.num_rows();
   });
   return rows;

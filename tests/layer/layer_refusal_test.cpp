@@ -1,4 +1,4 @@
-// What is wrong on one rank is the same error on all, and the group stays usable.
+// A refusal by one rank is the same error on all, and the group stays usable.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,14 +22,7 @@ void expect_refusal(const std::string& words,
   const LayerCase layer_case = make_case(list_layer_cases(kRanks)[0].options);
   const std::vector<RankResult> wanted = run_reference(layer_case);
   run_ranks(kRanks, [&](Group& group) {
-    std::string message = "nothing was thrown";
-    try {
-      call(group, layer_case);
-    } catch (const Error& error) {
-      message = error.what();
-    }
-    EXPECT_THAT(message, HasSubstr(words)) << "rank " << group.rank();
-    EXPECT_FALSE(group.is_poisoned());
+    expect_refused(group, words, [&] { call(group, layer_case); });
     EXPECT_EQ(find_difference(run_layer(group, layer_case),
                               wanted[static_cast<size_t>(group.rank())], 1e-11),
               "");
@@ -39,27 +32,24 @@ void expect_refusal(const std::string& words,
 TEST(MoeLayerRefusal, TokensOfTheWrongWidth) {
   expect_refusal(
       "x must be [6, 8] fp64, got [6, 7] fp64", [](Group& group, const LayerCase& layer_case) {
-        MoeLayer layer(group, layer_case.config);
-        const RankParameters parameters(layer_case, group, 0.0);
+        LayerOnRank rank(group, layer_case);
         const OwnedTensor x = group.pool().take(DType::kF64, {6, group.rank() == kCulprit ? 7 : 8});
         std::fill_n(static_cast<double*>(x.view.data), x.view.num_elements(), 1.0);
-        layer.forward({.weights = parameters.weights(), .x = x.view});
+        (void)rank.layer.forward({.weights = rank.parameters.weights(), .x = x.view});
       });
 }
 
 TEST(MoeLayerRefusal, ExpertsOfTheWrongShape) {
   expect_refusal("w2 must be [2, 8, 5] fp64, got nothing",
                  [](Group& group, const LayerCase& layer_case) {
-                   MoeLayer layer(group, layer_case.config);
-                   const RankParameters parameters(layer_case, group, 0.0);
-                   const RankTokens tokens(layer_case, group.rank());
-                   MoeLayerWeights weights = parameters.weights();
-                   if (group.rank() == kCulprit) weights.experts.w2 = {};
-                   layer.forward({.weights = weights, .x = tokens.x.view});
+                   LayerOnRank rank(group, layer_case);
+                   MoeForwardArgs args = rank.forward_args();
+                   if (group.rank() == kCulprit) args.weights.experts.w2 = {};
+                   (void)rank.layer.forward(args);
                  });
 }
 
-TEST(MoeLayerRefusal, EverySettingMustBeAlikeOnAllRanks) {
+TEST(MoeLayerRefusal, EverySettingMustBeIdenticalOnEveryRank) {
   struct Setting {
     std::string words;
     std::function<void(MoeLayerConfig&)> change;
@@ -125,7 +115,7 @@ TEST(MoeLayerRefusal, InnerWidthsThatCannotBeCounted) {
       MoeLayerConfig config = layer_case.config;
       if (group.rank() == kCulprit) change(config);
       MoeLayer layer(group, config);
-      layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
+      (void)layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
     });
   };
   static constexpr int64_t kTooMuch = int64_t{1} << 31;
@@ -136,63 +126,42 @@ TEST(MoeLayerRefusal, InnerWidthsThatCannotBeCounted) {
 }
 
 TEST(MoeLayerRefusal, AGradientOfTheWrongShape) {
-  expect_refusal("grad of gate must be [6, 8] fp64, got [6] fp64", [](Group& group,
-                                                                      const LayerCase& layer_case) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
-    MoeForwardResult forward = layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
-    std::vector<double> wrong(6);
-    MoeLayerGradients grads = parameters.grads();
-    if (group.rank() == kCulprit) grads.gate = TensorView(wrong.data(), {6});
-    layer.backward({.weights = parameters.weights(),
-                    .x = tokens.x.view,
-                    .grad_out = tokens.grad_out.view,
-                    .saved = &forward.saved,
-                    .grads = grads});
-  });
+  expect_refusal("grad of gate must be [6, 8] fp64, got [6] fp64",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerOnRank rank(group, layer_case);
+                   MoeForwardResult forward = rank.forward();
+                   std::vector<double> wrong(6);
+                   MoeBackwardArgs args = rank.backward_args(forward.saved);
+                   if (group.rank() == kCulprit) args.grads.gate = TensorView(wrong.data(), {6});
+                   rank.layer.backward(args);
+                 });
 }
 
 TEST(MoeLayerRefusal, ASecondBackwardOfOneForward) {
-  expect_refusal("saved must be that of a forward which had no backward yet",
+  expect_refusal("saved must come from a forward that has had no backward yet",
                  [](Group& group, const LayerCase& layer_case) {
-                   MoeLayer layer(group, layer_case.config);
-                   const RankParameters parameters(layer_case, group, 0.0);
-                   const RankTokens tokens(layer_case, group.rank());
-                   MoeForwardResult forward =
-                       layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
-                   const MoeBackwardArgs args{.weights = parameters.weights(),
-                                              .x = tokens.x.view,
-                                              .grad_out = tokens.grad_out.view,
-                                              .saved = &forward.saved,
-                                              .grads = parameters.grads()};
-                   layer.backward(args);
-                   layer.backward(args);
+                   LayerOnRank rank(group, layer_case);
+                   MoeForwardResult forward = rank.forward();
+                   rank.backward(forward.saved);
+                   rank.backward(forward.saved);
                  });
 }
 
 TEST(MoeLayerRefusal, ASecondBackwardAfterOneThatDelaysGradients) {
-  expect_refusal("saved must be that of a forward which had no backward yet",
+  expect_refusal("saved must come from a forward that has had no backward yet",
                  [](Group& group, const LayerCase& layer_case) {
-                   MoeLayer layer(group, layer_case.config);
-                   const RankParameters parameters(layer_case, group, 0.0);
-                   const RankTokens tokens(layer_case, group.rank());
-                   MoeForwardResult forward =
-                       layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
-                   const MoeBackwardArgs args{.weights = parameters.weights(),
-                                              .x = tokens.x.view,
-                                              .grad_out = tokens.grad_out.view,
-                                              .saved = &forward.saved,
-                                              .grads = parameters.grads(),
-                                              .delay_dw = true};
-                   layer.backward(args);
+                   LayerOnRank rank(group, layer_case);
+                   MoeForwardResult forward = rank.forward();
+                   MoeBackwardArgs args = rank.backward_args(forward.saved);
+                   args.delay_dw = true;
+                   rank.layer.backward(args);
                    try {
-                     layer.backward(args);
+                     rank.layer.backward(args);
                    } catch (const Error&) {
-                     layer.backward_dw({.x = args.x,  // what it needs is still there
-                                        .grad_out = args.grad_out,
-                                        .saved = args.saved,
-                                        .experts = args.grads.experts});
+                     rank.layer.backward_dw({.x = args.x,  // `saved` still holds all it needs
+                                             .grad_out = args.grad_out,
+                                             .saved = args.saved,
+                                             .experts = args.grads.experts});
                      throw;
                    }
                  });
@@ -201,46 +170,36 @@ TEST(MoeLayerRefusal, ASecondBackwardAfterOneThatDelaysGradients) {
 TEST(MoeLayerRefusal, ABackwardOfAnotherForward) {
   expect_refusal("rank 1 is at layer_backward of plan",
                  [](Group& group, const LayerCase& layer_case) {
-                   MoeLayer layer(group, layer_case.config);
-                   const RankParameters parameters(layer_case, group, 0.0);
-                   const RankTokens tokens(layer_case, group.rank());
-                   const MoeForwardArgs args{.weights = parameters.weights(), .x = tokens.x.view};
-                   MoeForwardResult first = layer.forward(args);
-                   MoeForwardResult second = layer.forward(args);
-                   layer.backward({.weights = parameters.weights(),
-                                   .x = tokens.x.view,
-                                   .grad_out = tokens.grad_out.view,
-                                   .saved = group.rank() == kCulprit ? &first.saved : &second.saved,
-                                   .grads = parameters.grads()});
+                   LayerOnRank rank(group, layer_case);
+                   MoeForwardResult first = rank.forward();
+                   MoeForwardResult second = rank.forward();
+                   rank.backward(group.rank() == kCulprit ? first.saved : second.saved);
                  });
 }
 
 TEST(MoeLayerRefusal, ARecomputationOnSomeRanksOnly) {
-  expect_refusal(
-      "rank 1 is at route while the others are at route of plan",
-      [](Group& group, const LayerCase& layer_case) {
-        MoeLayer layer(group, layer_case.config);
-        const RankParameters parameters(layer_case, group, 0.0);
-        const RankTokens tokens(layer_case, group.rank());
-        const MoeForwardResult first =
-            layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
-        const MoeDecision* decision = group.rank() == kCulprit ? nullptr : &first.saved.decision;
-        layer.forward({.weights = parameters.weights(), .x = tokens.x.view, .decision = decision});
-      });
+  expect_refusal("rank 1 is at route while the others are at route of plan",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerOnRank rank(group, layer_case);
+                   const MoeForwardResult first = rank.forward();
+                   MoeForwardArgs args = rank.forward_args();
+                   if (group.rank() != kCulprit) args.decision = &first.saved.decision;
+                   (void)rank.layer.forward(args);
+                 });
 }
 
 TEST(MoeLayerRefusal, ADecisionAboutOtherTokens) {
-  expect_refusal("decision is about 6 tokens, x has 5", [](Group& group,
-                                                           const LayerCase& layer_case) {
-    MoeLayer layer(group, layer_case.config);
-    const RankParameters parameters(layer_case, group, 0.0);
-    const RankTokens tokens(layer_case, group.rank());
-    const MoeForwardResult first =
-        layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
-    const int64_t T = group.rank() == kCulprit ? 5 : 6;
-    const ConstTensorView x(tokens.x.view.data, DType::kF64, {T, layer_case.config.router.width});
-    layer.forward({.weights = parameters.weights(), .x = x, .decision = &first.saved.decision});
-  });
+  expect_refusal("decision is about 6 tokens, x has 5",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerOnRank rank(group, layer_case);
+                   const MoeForwardResult first = rank.forward();
+                   MoeForwardArgs args = rank.forward_args();
+                   args.decision = &first.saved.decision;
+                   if (group.rank() == kCulprit) {
+                     args.x = ConstTensorView(args.x.data, DType::kF64, {5, args.x.shape[1]});
+                   }
+                   (void)rank.layer.forward(args);
+                 });
 }
 
 // A strategy that has no memory for the experts' result on one rank.

@@ -6,46 +6,17 @@
 namespace crossdock {
 namespace {
 
-// A layer of one rank with its tokens and parameters, step by step.
-struct Stage {
-  const LayerCase& layer_case;
-  MoeLayer layer;
-  RankParameters parameters;
-  RankTokens tokens;
+OwnedTensor delayed_backward(LayerOnRank& rank, MoeSaved& saved) {
+  MoeBackwardArgs args = rank.backward_args(saved);
+  args.delay_dw = true;
+  return rank.layer.backward(args);
+}
 
-  Stage(Group& group, const LayerCase& layer_case_in, double initial_gradient = 0.0)
-      : layer_case(layer_case_in),
-        layer(group, layer_case.config),
-        parameters(layer_case, group, initial_gradient),
-        tokens(layer_case, group.rank()) {}
-
-  MoeForwardResult forward(const MoeDecision* decision = nullptr) {
-    return layer.forward({.weights = parameters.weights(),
-                          .x = tokens.x.view,
-                          .mask = tokens.mask.view,
-                          .decision = decision});
-  }
-
-  OwnedTensor backward(MoeSaved& saved, bool accumulate = false, bool delay_dw = false) {
-    return layer.backward({.weights = parameters.weights(),
-                           .x = tokens.x.view,
-                           .grad_out = tokens.grad_out.view,
-                           .saved = &saved,
-                           .grads = parameters.grads(),
-                           .accumulate = accumulate,
-                           .delay_dw = delay_dw});
-  }
-
-  RankResult result(const MoeForwardResult& forward_result, const OwnedTensor& grad_x) const {
-    RankResult result;
-    result.out = reference::to_values(forward_result.out.view);
-    result.grad_x = reference::to_values(grad_x.view);
-    result.losses = forward_result.saved.decision.losses;
-    result.load = forward_result.saved.decision.load;
-    parameters.read_gradients(layer_case, result);
-    return result;
-  }
-};
+OwnedTensor accumulate(LayerOnRank& rank, MoeSaved& saved) {
+  MoeBackwardArgs args = rank.backward_args(saved);
+  args.accumulate = true;
+  return rank.layer.backward(args);
+}
 
 // Runs `body(group, wanted)` on 4 ranks with every strategy; `wanted` is the rank's reference.
 void on_every_strategy(
@@ -74,8 +45,8 @@ TEST(MoeLayerUse, SeveralForwardsOfSeveralWidthsMayWaitForTheirBackward) {
       masked_case(), [&](Group& group, const LayerCase& layer_case, const RankResult& wanted) {
         LayerCase other_case = second_case;
         other_case.config.strategy = layer_case.config.strategy;
-        Stage a(group, layer_case);
-        Stage b(group, other_case);
+        LayerOnRank a(group, layer_case);
+        LayerOnRank b(group, other_case);
         MoeForwardResult f0 = a.forward();
         MoeForwardResult f1 = b.forward();
         const OwnedTensor g0 = a.backward(f0.saved);
@@ -94,60 +65,55 @@ TEST(MoeLayerUse, SeveralForwardsOfSeveralWidthsMayWaitForTheirBackward) {
 TEST(MoeLayerUse, DelayedWeightGradientsAreTheSame) {
   on_every_strategy(masked_case(), [](Group& group, const LayerCase& layer_case,
                                       const RankResult& wanted) {
-    Stage stage(group, layer_case, -5.0);
-    MoeForwardResult first = stage.forward();
-    MoeForwardResult second = stage.forward();
-    const OwnedTensor grad_x = stage.backward(first.saved, false, true);
-    const std::vector<double> untouched = reference::to_values(stage.parameters.grads().experts.w1);
+    LayerOnRank rank(group, layer_case, {}, -5.0);
+    MoeForwardResult first = rank.forward();
+    MoeForwardResult second = rank.forward();
+    const OwnedTensor grad_x = delayed_backward(rank, first.saved);
+    const std::vector<double> untouched = reference::to_values(rank.parameters.grads().experts.w1);
     EXPECT_TRUE(
         std::all_of(untouched.begin(), untouched.end(), [](double v) { return v == -5.0; }));
-    stage.backward(second.saved, false, true);
-    stage.layer.backward_dw({.x = stage.tokens.x.view,
-                             .grad_out = stage.tokens.grad_out.view,
-                             .saved = &first.saved,
-                             .experts = stage.parameters.grads().experts,
-                             .shared = stage.parameters.grads().shared});
-    EXPECT_EQ(find_difference(stage.result(first, grad_x), wanted, 1e-11), "");
+    delayed_backward(rank, second.saved);
+    rank.layer.backward_dw({.x = rank.tokens.x.view,
+                            .grad_out = rank.tokens.grad_out.view,
+                            .saved = &first.saved,
+                            .experts = rank.parameters.grads().experts,
+                            .shared = rank.parameters.grads().shared});
+    EXPECT_EQ(find_difference(rank.result(first, grad_x), wanted, 1e-11), "");
   });
 }
 
 TEST(MoeLayerUse, EachGradientMayBeAskedForAlone) {
   using Member = TensorView ExpertGradients::*;
-  on_every_strategy(
-      masked_case(), [](Group& group, const LayerCase& layer_case, const RankResult& wanted) {
-        Stage stage(group, layer_case, -5.0);
-        for (const Member member : {&ExpertGradients::w1, &ExpertGradients::w2,
-                                    &ExpertGradients::b1, &ExpertGradients::b2}) {
-          MoeLayerGradients one;
-          one.experts.*member = stage.parameters.grads().experts.*member;
-          one.shared.*member = stage.parameters.grads().shared.*member;
-          MoeForwardResult result = stage.forward();
-          stage.layer.backward({.weights = stage.parameters.weights(),
-                                .x = stage.tokens.x.view,
-                                .grad_out = stage.tokens.grad_out.view,
-                                .saved = &result.saved,
-                                .grads = one});
-        }
-        MoeForwardResult result = stage.forward();  // the gate's, and out and grad_x
-        const OwnedTensor grad_x =
-            stage.layer.backward({.weights = stage.parameters.weights(),
-                                  .x = stage.tokens.x.view,
-                                  .grad_out = stage.tokens.grad_out.view,
-                                  .saved = &result.saved,
-                                  .grads = {.gate = stage.parameters.grads().gate,
-                                            .gate_bias = stage.parameters.grads().gate_bias}});
-        EXPECT_EQ(find_difference(stage.result(result, grad_x), wanted, 1e-11), "");
-      });
+  on_every_strategy(masked_case(),
+                    [](Group& group, const LayerCase& layer_case, const RankResult& wanted) {
+                      LayerOnRank rank(group, layer_case, {}, -5.0);
+                      for (const Member member : {&ExpertGradients::w1, &ExpertGradients::w2,
+                                                  &ExpertGradients::b1, &ExpertGradients::b2}) {
+                        MoeLayerGradients one;
+                        one.experts.*member = rank.parameters.grads().experts.*member;
+                        one.shared.*member = rank.parameters.grads().shared.*member;
+                        MoeForwardResult result = rank.forward();
+                        MoeBackwardArgs args = rank.backward_args(result.saved);
+                        args.grads = one;
+                        rank.layer.backward(args);
+                      }
+                      MoeForwardResult result = rank.forward();  // the gate's, and out and grad_x
+                      MoeBackwardArgs args = rank.backward_args(result.saved);
+                      args.grads.experts = {};
+                      args.grads.shared = {};
+                      const OwnedTensor grad_x = rank.layer.backward(args);
+                      EXPECT_EQ(find_difference(rank.result(result, grad_x), wanted, 1e-11), "");
+                    });
 }
 
 TEST(MoeLayerUse, GradientsAccumulate) {
   on_every_strategy(masked_case(),
                     [](Group& group, const LayerCase& layer_case, const RankResult& wanted) {
-                      Stage stage(group, layer_case);
-                      MoeForwardResult first = stage.forward();
-                      MoeForwardResult second = stage.forward();
-                      stage.backward(first.saved, true);
-                      const OwnedTensor grad_x = stage.backward(second.saved, true);
+                      LayerOnRank rank(group, layer_case);
+                      MoeForwardResult first = rank.forward();
+                      MoeForwardResult second = rank.forward();
+                      accumulate(rank, first.saved);
+                      const OwnedTensor grad_x = accumulate(rank, second.saved);
                       RankResult doubled = wanted;
                       const auto twice = [](std::vector<double>& values) {
                         for (double& value : values) value *= 2.0;
@@ -163,47 +129,45 @@ TEST(MoeLayerUse, GradientsAccumulate) {
                       }
                       doubled.shared = doubled.experts.back();
                       doubled.experts.pop_back();
-                      EXPECT_EQ(find_difference(stage.result(second, grad_x), doubled, 1e-11), "");
+                      EXPECT_EQ(find_difference(rank.result(second, grad_x), doubled, 1e-11), "");
                     });
 }
 
 TEST(MoeLayerUse, RecomputationFromASavedDecisionNeedsNoNewPlan) {
   on_every_strategy(masked_case(),
                     [](Group& group, const LayerCase& layer_case, const RankResult& wanted) {
-                      Stage stage(group, layer_case);
+                      LayerOnRank rank(group, layer_case);
                       MoeDecision kept;
                       std::vector<double> out;
                       {
-                        const MoeForwardResult first = stage.forward();
+                        const MoeForwardResult first = rank.forward();
                         kept = first.saved.decision;
                         out = reference::to_values(first.out.view);
                       }
-                      MoeForwardResult again = stage.forward(&kept);
+                      MoeForwardArgs args = rank.forward_args();
+                      args.decision = &kept;
+                      MoeForwardResult again = rank.layer.forward(args);
                       EXPECT_EQ(again.saved.decision.plan.id(), kept.plan.id());
                       EXPECT_EQ(reference::to_values(again.out.view), out);
-                      const OwnedTensor grad_x = stage.backward(again.saved);
-                      EXPECT_EQ(find_difference(stage.result(again, grad_x), wanted, 1e-11), "");
+                      const OwnedTensor grad_x = rank.backward(again.saved);
+                      EXPECT_EQ(find_difference(rank.result(again, grad_x), wanted, 1e-11), "");
                     });
 }
 
 TEST(MoeLayerUse, WritesIntoTheCallersMemory) {
   on_every_strategy(
       masked_case(), [](Group& group, const LayerCase& layer_case, const RankResult& wanted) {
-        Stage stage(group, layer_case);
-        const OwnedTensor out = group.pool().take(DType::kF64, stage.tokens.x.view.shape);
-        const OwnedTensor grad_x = group.pool().take(DType::kF64, stage.tokens.x.view.shape);
-        MoeForwardResult forward = stage.layer.forward({.weights = stage.parameters.weights(),
-                                                        .x = stage.tokens.x.view,
-                                                        .out = out.view,
-                                                        .mask = stage.tokens.mask.view});
+        LayerOnRank rank(group, layer_case);
+        const OwnedTensor out = group.pool().take(DType::kF64, rank.tokens.x.view.shape);
+        const OwnedTensor grad_x = group.pool().take(DType::kF64, rank.tokens.x.view.shape);
+        MoeForwardArgs forward_args = rank.forward_args();
+        forward_args.out = out.view;
+        MoeForwardResult forward = rank.layer.forward(forward_args);
         EXPECT_EQ(forward.out.view.data, out.view.data);
-        stage.layer.backward({.weights = stage.parameters.weights(),
-                              .x = stage.tokens.x.view,
-                              .grad_out = stage.tokens.grad_out.view,
-                              .saved = &forward.saved,
-                              .grads = stage.parameters.grads(),
-                              .grad_x = grad_x.view});
-        EXPECT_EQ(find_difference(stage.result(forward, grad_x), wanted, 1e-11), "");
+        MoeBackwardArgs backward_args = rank.backward_args(forward.saved);
+        backward_args.grad_x = grad_x.view;
+        rank.layer.backward(backward_args);
+        EXPECT_EQ(find_difference(rank.result(forward, grad_x), wanted, 1e-11), "");
       });
 }
 

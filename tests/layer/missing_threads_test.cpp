@@ -74,18 +74,11 @@ TEST(MissingThreads, ALayerStartsOneThreadForAllItsCalls) {
     run_ranks(1, [&](Group& group) {
       const LayerCase alone = spread(layer_case, {18});
       const int64_t before = num_threads_started();
-      MoeLayer layer(group, alone.config);
+      LayerOnRank rank(group, alone);
       EXPECT_EQ(num_threads_started(), before);
-      const RankParameters parameters(alone, group, 0.0);
-      const RankTokens tokens(alone, 0);
       for (int repeat = 0; repeat < 3; ++repeat) {
-        MoeForwardResult forward =
-            layer.forward({.weights = parameters.weights(), .x = tokens.x.view});
-        layer.backward({.weights = parameters.weights(),
-                        .x = tokens.x.view,
-                        .grad_out = tokens.grad_out.view,
-                        .saved = &forward.saved,
-                        .grads = parameters.grads()});
+        MoeForwardResult forward = rank.forward();
+        rank.backward(forward.saved);
       }
       EXPECT_EQ(num_threads_started(), before + 1);
     });

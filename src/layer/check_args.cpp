@@ -1,8 +1,10 @@
-#include "layer/aliasing.hpp"
+#include "layer/check_args.hpp"
 
 #include <vector>
 
+#include "core/check.hpp"
 #include "core/tensor_check.hpp"
+#include "layer/route_counts.hpp"
 
 namespace crossdock {
 namespace {
@@ -38,15 +40,13 @@ Tensors list_gradients(const ExpertGradients& experts, const ExpertGradients& sh
           {"grad of b2 of shared experts", shared.b2}};
 }
 
-// What the forward left for gradients of the experts.
+// Rows that the gradients of the experts are computed from.
 Tensors list_saved(const MoeSaved& saved) {
   return {{"rows of saved", saved.sent.rows.view},
           {"row weights of saved", saved.sent.row_weights.view},
           {"grad_y of saved", saved.grad_y.rows.view},
           {"grad_y's row weights of saved", saved.grad_y.row_weights.view}};
 }
-
-}  // namespace
 
 void check_outputs(const MoeForwardArgs& args) {
   Tensors inputs = {{"x", args.x},
@@ -73,6 +73,54 @@ void check_outputs(const MoeBackwardDwArgs& args) {
   Tensors inputs = {{"x", args.x}, {"grad_out", args.grad_out}};
   append(list_saved(*args.saved), inputs);
   check_no_overlap(list_gradients(args.experts, args.shared), inputs);
+}
+
+}  // namespace
+
+void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
+  const MoeLayerConfig& config = parts.config;
+  const Shape tokens{args.x.num_rows(), config.router.width};
+  check_tensor("x", args.x, config.experts.dtype, tokens);
+  if (args.out.given()) check_tensor("out", args.out, config.experts.dtype, tokens);
+  parts.experts.check(args.weights.experts);
+  if (parts.shared) parts.shared->experts().check(args.weights.shared);
+  check_outputs(args);
+  if (args.decision == nullptr) return check_earlier(config.router, args.earlier);
+  CROSSDOCK_CHECK(args.decision->router != nullptr && args.decision->plan.valid(),
+                  "decision must come from an earlier forward, got an empty one");
+  CROSSDOCK_CHECK(args.decision->plan.num_tokens() == tokens[0], "decision is about ",
+                  args.decision->plan.num_tokens(), " tokens, x has ", tokens[0],
+                  "; give the tokens of the forward it comes from");
+}
+
+void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
+  CROSSDOCK_CHECK(args.saved != nullptr && args.saved->sent.rows.view.given() &&
+                      !args.saved->grad_y.rows.view.given(),
+                  "saved must come from a forward that has had no backward yet");
+  const DType dtype = parts.config.experts.dtype;
+  const DType sums = args.saved->decision.router->weight_dtype;
+  const int64_t E = parts.config.router.num_experts;
+  const int64_t D = parts.config.router.width;
+  const Shape tokens{args.saved->decision.plan.num_tokens(), D};
+  check_tensor("x", args.x, dtype, tokens);
+  check_tensor("grad_out", args.grad_out, dtype, tokens);
+  if (args.grad_x.given()) check_tensor("grad_x", args.grad_x, dtype, tokens);
+  if (args.grads.gate.given()) check_tensor("grad of gate", args.grads.gate, sums, {E, D});
+  if (args.grads.gate_bias.given()) {
+    check_tensor("grad of gate_bias", args.grads.gate_bias, sums, {E});
+  }
+  parts.experts.check(args.weights.experts);
+  parts.experts.check(args.grads.experts);
+  check_outputs(args);
+  if (!parts.shared) return;
+  parts.shared->experts().check(args.weights.shared);
+  parts.shared->experts().check(args.grads.shared);
+}
+
+void check_args(const MoeBackwardDwArgs& args) {
+  CROSSDOCK_CHECK(args.saved != nullptr && args.saved->grad_y.rows.view.given(),
+                  "saved must come from a backward with delay_dw");
+  check_outputs(args);
 }
 
 }  // namespace crossdock

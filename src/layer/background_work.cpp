@@ -1,0 +1,62 @@
+#include "layer/background_work.hpp"
+
+#include <utility>
+
+#include "core/pool_wait.hpp"
+
+namespace crossdock {
+
+BackgroundWork::~BackgroundWork() {
+  const detail::PoolWait waiting;
+  std::unique_lock lock(mutex_);
+  waiting_.clear();
+  is_idle_.wait(lock, [this] { return num_turns_ == 0; });
+}
+
+void BackgroundWork::add(std::function<void()> task) {
+  std::unique_lock lock(mutex_);
+  throw_error(lock);
+  waiting_.push_back(std::move(task));
+  worker_.add([this] { run_next(); });
+  ++num_turns_;  // run_next waits for the mutex
+}
+
+void BackgroundWork::finish() {
+  const detail::PoolWait waiting;
+  std::unique_lock lock(mutex_);
+  is_idle_.wait(lock, [this] { return num_turns_ == 0; });
+  throw_error(lock);
+}
+
+// On the worker. A task is destroyed, with everything it holds, before its owner learns that it has
+// ended.
+void BackgroundWork::run_next() {
+  std::unique_lock lock(mutex_);
+  if (!waiting_.empty()) {
+    std::function<void()> task = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      task();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    task = nullptr;
+    lock.lock();
+    if (error) {
+      error_ = error;
+      waiting_.clear();
+    }
+  }
+  if (--num_turns_ == 0) is_idle_.notify_one();
+}
+
+void BackgroundWork::throw_error(std::unique_lock<std::mutex>& lock) {
+  if (!error_) return;
+  const std::exception_ptr error = std::exchange(error_, nullptr);
+  lock.unlock();
+  std::rethrow_exception(error);
+}
+
+}  // namespace crossdock

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+
+#include "layer/worker.hpp"
+
+namespace crossdock {
+
+/// Tasks that a worker runs in order while their owner goes on with an exchange. Used by one
+/// thread.
+class BackgroundWork {
+ public:
+  /// The worker must outlive this object.
+  explicit BackgroundWork(Worker& worker) : worker_(worker) {}
+  /// Waits for the task that is running; tasks that have not begun are discarded.
+  ~BackgroundWork();
+  BackgroundWork(const BackgroundWork&) = delete;
+  BackgroundWork& operator=(const BackgroundWork&) = delete;
+
+  /// Throws the exception of an earlier task if there is one by now.
+  void add(std::function<void()> task);
+
+  /// Waits for all tasks. Throws the exception of the first one that failed; no task runs after it.
+  void finish();
+
+ private:
+  void run_next();
+  void throw_error(std::unique_lock<std::mutex>& lock);
+
+  Worker& worker_;
+  std::mutex mutex_;
+  std::condition_variable is_idle_;
+  std::deque<std::function<void()>> waiting_;  // tasks that have not begun
+  int num_turns_ = 0;         // calls of run_next that the worker has yet to finish
+  std::exception_ptr error_;  // not thrown yet
+};
+
+}  // namespace crossdock

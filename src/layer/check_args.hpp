@@ -1,0 +1,15 @@
+#pragma once
+
+#include "crossdock/moe_layer.hpp"
+#include "layer/layer_parts.hpp"
+
+namespace crossdock {
+
+// The arguments of a layer's calls: shapes, dtypes, and no output that overlaps an input or another
+// output. Each throws Error(kInvalidArgument).
+
+void check_args(const LayerParts& parts, const MoeForwardArgs& args);
+void check_args(const LayerParts& parts, const MoeBackwardArgs& args);
+void check_args(const MoeBackwardDwArgs& args);
+
+}  // namespace crossdock

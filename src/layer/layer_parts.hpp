@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "crossdock/moe_layer.hpp"
+#include "experts/shared_experts.hpp"
+
+namespace crossdock {
+
+/// Results of the experts of one forward.
+struct ForwardRows {
+  OwnedTensor y;         // [R, D]
+  OwnedTensor shared_y;  // [T, D]; not given without shared experts
+};
+
+/// Results of the experts of one backward.
+struct BackwardRows {
+  OwnedTensor grad_rows;         // [R, D]
+  OwnedTensor grad_row_weights;  // [R]
+  OwnedTensor shared_grad_x;     // [T, D]; not given without shared experts
+};
+
+/// The objects that a layer is made of, and the computation of its experts, with and without
+/// overlap. Nothing here is collective, except the calls of `dispatcher`.
+struct LayerParts {
+  /// `config` is filled in and outlives this object. Throws Error(kInvalidArgument) for an invalid
+  /// configuration.
+  LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLayerOptions& options);
+
+  bool weights_in_experts() const { return config.experts.weights_in == WeightsIn::kExperts; }
+
+  /// The routed experts, on all rows of `saved.sent`.
+  OwnedTensor forward_experts(const MoeForwardArgs& args, MoeSaved& saved);
+  /// Their backward, on all rows of `args.saved->grad_y`; sets all but shared_grad_x.
+  void backward_experts(const MoeBackwardArgs& args, BackwardRows& rows);
+
+  /// The shared experts; nothing without any.
+  OwnedTensor forward_shared(const MoeForwardArgs& args, MoeSaved& saved);
+  OwnedTensor backward_shared(const MoeBackwardArgs& args);
+
+  /// Memory for the results, and the arguments of `experts` for the rows that a dispatch delivers.
+  ExpertsForwardArgs prepare_forward(const MoeForwardArgs& args, const Plan& plan,
+                                     const DispatchResult& sent, OwnedTensor& y);
+  ExpertsBackwardDxArgs prepare_backward(const MoeBackwardArgs& args, const DispatchResult& grad_y,
+                                         BackwardRows& rows);
+
+  Group& group;
+  const MoeLayerConfig& config;
+  std::shared_ptr<ThreadPool> pool;
+  Router router;
+  Experts experts;
+  std::optional<SharedExperts> shared;
+  Dispatcher dispatcher;
+};
+
+/// Whether any gradient was requested.
+bool any_given(const ExpertGradients& grads);
+
+}  // namespace crossdock

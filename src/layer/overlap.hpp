@@ -1,0 +1,36 @@
+#pragma once
+
+#include "layer/layer_parts.hpp"
+#include "layer/worker.hpp"
+
+namespace crossdock {
+
+/// Dispatch and experts of a layer with overlap, in place of the plain sequence in moe_layer.cpp:
+/// a worker thread computes while the calling thread dispatches. The worker never uses the group.
+/// Results have the same bits.
+///
+/// - overlap_shared: the shared experts compute during the dispatch.
+/// - overlap_chunks > 1: rows arrive in chunks, and the experts of a chunk compute during the
+///   dispatch of the following chunks.
+class Overlap {
+ public:
+  static bool is_requested(const MoeLayerConfig& config);
+
+  /// `parts` must outlive this object. Throws Error(kUnsupported) if no thread can be started.
+  explicit Overlap(LayerParts& parts) : parts_(parts) {}
+
+  /// Sets `saved.sent`, `saved.experts` and `saved.shared`. Collective.
+  ForwardRows forward(const MoeForwardArgs& args, MoeSaved& saved);
+
+  /// Sets `args.saved->grad_y`. Collective.
+  BackwardRows backward(const MoeBackwardArgs& args);
+
+ private:
+  bool overlaps_shared() const { return parts_.shared && parts_.config.overlap_shared; }
+  bool overlaps_chunks() const { return parts_.config.overlap_chunks > 1; }
+
+  LayerParts& parts_;
+  Worker worker_;
+};
+
+}  // namespace crossdock
