@@ -46,6 +46,7 @@ struct AnyExperts : Experts {  // the library's or the caller's own
 };
 extern const AnyExperts& experts;
 std::vector<int> all_ranks_but(int rank);
+void report(double loss);
 
 class Mine final : public ForwardingStrategy {
  public:
