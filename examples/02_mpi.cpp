@@ -3,7 +3,7 @@
 //   mpirun -np 4 build/release/examples/example_02_mpi
 //
 // Each process has its own tokens and its share of the experts. The layer finds the other processes
-// through the group; nothing else of MPI is seen.
+// through the group; no other call of MPI is needed.
 #include <crossdock/crossdock.hpp>
 #include <cstdio>
 #include <random>
@@ -38,7 +38,7 @@ int main() {
   config.experts.inner = F;
   MoeLayer layer(group, config);
 
-  // Parameters and gradients are yours; the layer gets views. The gate is the same everywhere.
+  // Parameters and gradients are yours; the layer gets views. The gate is identical on every rank.
   const int64_t E_local = layer.config().experts.num_local_experts;
   const std::vector<float> gate = random_values(E * D, 0.2f, 1);
   std::vector<float> w1 = random_values(E_local * 2 * F * D, 0.2f, 10 + rank);
@@ -46,7 +46,7 @@ int main() {
   std::vector<float> grad_w1(w1.size());
   std::vector<float> grad_w2(w2.size());
 
-  // Any number of tokens, another on every rank: here the experts learn to return their tokens.
+  // Any number of tokens, different on every rank. The experts learn to return their tokens.
   const int64_t T = 16 + 5 * group.rank();
   const std::vector<float> x = random_values(T * D, 1.0f, 30 + rank);
   std::vector<float> grad_out(x.size());

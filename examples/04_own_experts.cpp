@@ -1,7 +1,7 @@
 // Experts of your own between dispatch and combine, forward and backward.
 //
-// Expert e multiplies its rows by a number s_e. So out = sum over k of w_k s_(expert k) x, and with
-// the loss <out, 1> all gradients are known.
+// Expert e multiplies its rows by a number s_e. So out = sum over k of w_k s_(expert k) x, and all
+// gradients of the loss <out, 1> are known.
 #include <atomic>
 #include <cmath>
 #include <crossdock/crossdock.hpp>
@@ -65,7 +65,7 @@ bool run_rank(Group& group) {
   scale_rows(plan.segments(), first, sent.rows.view, y.view);
   const OwnedTensor out = dispatcher.combine(plan, y.view);
 
-  // Backward: of the combine, of your experts, of the dispatch.
+  // Backward of the combine, of your experts and of the dispatch.
   const std::vector<float> grad_out(static_cast<size_t>(T * D), 1.0f);
   const CombineBackwardResult back =
       dispatcher.combine_backward(plan, {grad_out.data(), {T, D}}, y.view);
