@@ -1,9 +1,10 @@
-// The largest sizes that experts take.
+// Configurations and arguments that experts refuse.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "crossdock/error.hpp"
 #include "crossdock/experts.hpp"
@@ -11,11 +12,95 @@
 namespace crossdock {
 namespace {
 
+auto refusal(const std::string& words) {
+  return testing::ThrowsMessage<Error>(testing::HasSubstr(words));
+}
+
+// One expert of width 4 and inner width 3, with 2 rows.
+struct SmallExperts {
+  Experts experts{{.num_local_experts = 1, .width = 4, .inner = 3}};
+  std::vector<float> x = std::vector<float>(2 * 4);
+  std::vector<float> w1 = std::vector<float>(6 * 4);
+  std::vector<float> w2 = std::vector<float>(4 * 3);
+  std::vector<float> y = std::vector<float>(2 * 4);
+  OneSegment all{2};
+
+  ExpertsForwardArgs forward_args() {
+    return {.weights = {{w1.data(), {1, 6, 4}}, {w2.data(), {1, 4, 3}}, {}, {}},
+            .rows = {x.data(), {2, 4}},
+            .segments = all.view(),
+            .row_weights = {},
+            .y = {y.data(), {2, 4}}};
+  }
+};
+
+TEST(Experts, RefuseInvalidConfigurations) {
+  EXPECT_THROW(Experts({.num_local_experts = 1, .width = 0, .inner = 3}), Error);
+  EXPECT_THROW(
+      Experts({.width = 4, .inner = 3, .activation = Activation::kGelu, .interleaved = true}),
+      Error);
+  EXPECT_THROW(Experts({.width = 4, .inner = 3, .dtype = DType::kF8E4M3}), Error);
+}
+
+TEST(Experts, RefuseWeightsAndSegmentsOfTheWrongShape) {
+  SmallExperts small;
+  ExpertsForwardArgs args = small.forward_args();
+  const auto forward = [&] { small.experts.forward(args); };
+  const OneSegment three(3);
+  args.segments = three.view();
+  EXPECT_THAT(forward, refusal("must end within the 2 rows"));
+  args.segments = small.all.view();
+  args.weights.w1 = {small.w1.data(), {1, 4, 6}};
+  EXPECT_THAT(forward, refusal("w1 must be [1, 6, 4] fp32, got [1, 4, 6] fp32"));
+  args.weights.w1 = {};
+  EXPECT_THAT(forward, refusal("w1 must be [1, 6, 4] fp32, got nothing"));
+
+  const Experts two({.num_local_experts = 2, .width = 4, .inner = 3});
+  const int64_t starts[] = {0, 1, 2};
+  const int64_t counts[] = {2, 1};
+  args.segments = {.starts = starts, .counts = counts, .num_segments = 2, .device = {}};
+  EXPECT_THAT(
+      [&] { two.forward(args); },
+      refusal("segment 1 must start at row 2 or later with no negative count, got start 1"));
+}
+
+TEST(Experts, RefuseOutputsThatOverlapInputs) {
+  SmallExperts small;
+  const Experts& experts = small.experts;
+  ExpertsForwardArgs forward = small.forward_args();
+  forward.y = TensorView(small.x.data(), {2, 4});
+  EXPECT_THAT([&] { experts.forward(forward); }, refusal("y overlaps rows"));
+  forward.y = TensorView(small.w1.data() + 16, {2, 4});
+  EXPECT_THAT([&] { experts.forward(forward); }, refusal("y overlaps w1"));
+  ExpertsSaved saved = experts.forward(small.forward_args());
+
+  std::vector<float> grad_rows(2 * 4);
+  std::vector<float> row_weights(2);
+  ExpertsBackwardDxArgs dx{.weights = forward.weights,
+                           .rows = forward.rows,
+                           .segments = forward.segments,
+                           .row_weights = {row_weights.data(), {2}},
+                           .grad_y = {small.y.data(), {2, 4}},
+                           .saved = &saved,
+                           .grad_rows = {small.y.data(), {2, 4}}};
+  EXPECT_THAT([&] { experts.backward_dx(dx); }, refusal("grad_rows overlaps grad_y"));
+  dx.grad_rows = TensorView(grad_rows.data(), {2, 4});
+  dx.grad_row_weights = TensorView(grad_rows.data() + 6, {2});
+  EXPECT_THAT([&] { experts.backward_dx(dx); }, refusal("grad_row_weights overlaps grad_rows"));
+  dx.grad_row_weights = {};
+  experts.backward_dx(dx);
+
+  const ExpertsBackwardDwArgs dw{.rows = dx.rows,
+                                 .segments = dx.segments,
+                                 .row_weights = dx.row_weights,
+                                 .grad_y = dx.grad_y,
+                                 .saved = &saved,
+                                 .grads = {.b2 = {small.y.data() + 4, {1, 4}}}};
+  EXPECT_THAT([&] { experts.backward_dw(dw); }, refusal("grad of b2 overlaps grad_y"));
+}
+
 TEST(Experts, RefuseSizesThatCannotBeCounted) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  const auto refusal = [](const std::string& words) {
-    return testing::ThrowsMessage<Error>(testing::HasSubstr(words));
-  };
   EXPECT_THAT([&] { Experts({.width = kMost + 1, .inner = 3}); },
               refusal("width must be in [1, 2147483647], got 2147483648"));
   EXPECT_THAT([&] { Experts({.width = 4, .inner = kMost + 1}); },
@@ -23,7 +108,7 @@ TEST(Experts, RefuseSizesThatCannotBeCounted) {
   EXPECT_THAT([&] { Experts({.width = 4, .inner = int64_t{1} << 62}); },
               refusal("inner must be in [1, 2147483647], got 4611686018427387904"));
 
-  // Views of memory that is not there: the call is refused before it reads any.
+  // Views larger than their memory: the call is refused before it reads any.
   const Experts experts({.num_local_experts = 1, .width = 1, .inner = kMost});
   float value = 0;
   constexpr int64_t kRows = int64_t{1} << 40;

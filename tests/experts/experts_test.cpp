@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "crossdock/error.hpp"
 #include "experts/expert_case.hpp"
 #include "support/slope.hpp"
 
@@ -313,88 +312,6 @@ TEST(Experts, SaveOnlyTheHiddenRowsAndNothingWithRecompute) {
       EXPECT_EQ(saved.num_bytes(), keep_for_dw ? 2 * (6 + 3) * 4 : 0);
     }
   }
-}
-
-TEST(Experts, SayWhatIsWrongWithAnInput) {
-  EXPECT_THROW(Experts({.num_local_experts = 1, .width = 0, .inner = 3}), Error);
-  EXPECT_THROW(
-      Experts({.width = 4, .inner = 3, .activation = Activation::kGelu, .interleaved = true}),
-      Error);
-  EXPECT_THROW(Experts({.width = 4, .inner = 3, .dtype = DType::kF8E4M3}), Error);
-  const Experts experts({.num_local_experts = 1, .width = 4, .inner = 3});
-  const std::vector<float> x(2 * 4);
-  const std::vector<float> w1(6 * 4);
-  const std::vector<float> w2(4 * 3);
-  std::vector<float> y(2 * 4);
-  const OneSegment three(3);
-  ExpertsForwardArgs args{.weights = {{w1.data(), {1, 6, 4}}, {w2.data(), {1, 4, 3}}, {}, {}},
-                          .rows = {x.data(), {2, 4}},
-                          .segments = three.view(),
-                          .row_weights = {},
-                          .y = {y.data(), {2, 4}}};
-  const auto message = [&] {
-    try {
-      experts.forward(args);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
-  EXPECT_THAT(message(), testing::HasSubstr("must end within the 2 rows"));
-  const OneSegment two(2);
-  args.segments = two.view();
-  args.weights.w1 = {w1.data(), {1, 4, 6}};
-  EXPECT_THAT(message(), testing::HasSubstr("w1 must be [1, 6, 4] fp32, got [1, 4, 6] fp32"));
-  args.weights.w1 = {};
-  EXPECT_THAT(message(), testing::HasSubstr("w1 must be [1, 6, 4] fp32, got nothing"));
-
-  const Experts none({.num_local_experts = 2, .width = 4, .inner = 3});
-  const int64_t starts[] = {0, 1, 2};
-  const int64_t counts[] = {2, 1};
-  args.segments = {.starts = starts, .counts = counts, .num_segments = 2, .device = {}};
-  EXPECT_THAT([&] { none.forward(args); },
-              testing::ThrowsMessage<Error>(testing::HasSubstr(
-                  "segment 1 must start at row 2 or later with no negative count, got start 1")));
-}
-
-TEST(Experts, RefuseOutputsThatOverlapInputs) {
-  const Experts experts({.num_local_experts = 1, .width = 4, .inner = 3});
-  std::vector<float> x(2 * 4), w1(6 * 4), w2(4 * 3), y(2 * 4), grad_rows(2 * 4), weights(2);
-  const OneSegment all(2);
-  const auto overlaps = [](const std::string& words) {
-    return testing::ThrowsMessage<Error>(testing::HasSubstr(words));
-  };
-  ExpertsForwardArgs forward{.weights = {{w1.data(), {1, 6, 4}}, {w2.data(), {1, 4, 3}}, {}, {}},
-                             .rows = {x.data(), {2, 4}},
-                             .segments = all.view(),
-                             .y = {x.data(), {2, 4}}};
-  EXPECT_THAT([&] { experts.forward(forward); }, overlaps("y overlaps rows"));
-  forward.y = TensorView(w1.data() + 16, {2, 4});
-  EXPECT_THAT([&] { experts.forward(forward); }, overlaps("y overlaps w1"));
-  forward.y = TensorView(y.data(), {2, 4});
-  ExpertsSaved saved = experts.forward(forward);
-
-  ExpertsBackwardDxArgs dx{.weights = forward.weights,
-                           .rows = forward.rows,
-                           .segments = all.view(),
-                           .row_weights = {weights.data(), {2}},
-                           .grad_y = {y.data(), {2, 4}},
-                           .saved = &saved,
-                           .grad_rows = {y.data(), {2, 4}}};
-  EXPECT_THAT([&] { experts.backward_dx(dx); }, overlaps("grad_rows overlaps grad_y"));
-  dx.grad_rows = TensorView(grad_rows.data(), {2, 4});
-  dx.grad_row_weights = TensorView(grad_rows.data() + 6, {2});
-  EXPECT_THAT([&] { experts.backward_dx(dx); }, overlaps("grad_row_weights overlaps grad_rows"));
-  dx.grad_row_weights = {};
-  experts.backward_dx(dx);
-
-  ExpertsBackwardDwArgs dw{.rows = dx.rows,
-                           .segments = all.view(),
-                           .row_weights = dx.row_weights,
-                           .grad_y = dx.grad_y,
-                           .saved = &saved,
-                           .grads = {.b2 = {y.data() + 4, {1, 4}}}};
-  EXPECT_THAT([&] { experts.backward_dw(dw); }, overlaps("grad of b2 overlaps grad_y"));
 }
 
 }  // namespace
