@@ -24,9 +24,9 @@ MAY_SEE = {
     "testing": {"core"},  # and the public headers
 }
 MAY_SEE["dispatch/cuda"] = {"core", "core/cuda", "comm", "comm/cuda", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
-                            "dispatch/cuda/kernels", "dispatch/strategies"}
-MAY_SEE["dispatch/strategies"] = {"core", "core/cuda", "comm", "ops", "plan", "plan/cuda", "dispatch/host", "dispatch/cuda",
-                                  "dispatch/cuda/kernels"}
+                            "dispatch/cuda/kernels"}
+MAY_SEE["dispatch/strategies"] = {"core", "core/cuda", "comm", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
+                                  "dispatch/cuda", "dispatch/cuda/kernels"}
 MAY_SEE["dispatch"] = {"core", "ops", "comm", "plan", "cost", "dispatch/host", "dispatch/strategies"}
 MODULES = {room.split("/")[0] for room in MAY_SEE}
 USERS = ("cli", "bench", "examples")  # see include/crossdock and headers of their own

@@ -3,46 +3,40 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 
-#include "crossdock/extend/strategy.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {
 
-struct LocalRoutes;  // one rank's routing, checked; internal
-class DevicePath;    // the same calls for tensors on a device; internal
+class Strategy;  // see extend/strategy.hpp
 
-/// How a dispatcher works on a device. Ranks need not have it alike.
+/// How a dispatcher works on a GPU. May differ between ranks.
 struct DeviceOptions {
-  /// All work goes there, in order. Default: the device's default stream; for ranks that are
-  /// threads of one process the calling thread's own (cudaStreamPerThread; see docs/gpu.md).
+  /// All work is queued in this stream, in order. Default: the GPU's default stream; for ranks that
+  /// are threads of one process, the calling thread's own (cudaStreamPerThread; see docs/gpu.md).
   Stream stream{};
-  /// Multiprocessors that a call uses at most; 0: all. Where those of all ranks of this process fit
-  /// on their GPU together (in more streams than one per rank, on three quarters of it), calls are
-  /// one kernel instead of two, which waits for its peers with all its blocks.
+  /// SM limit (0: none). If the SMs of all ranks of this process fit on their GPU together (on
+  /// three quarters of it if a rank uses several streams), calls need no separate barrier kernel.
   int max_sms = 0;
-  /// An ncclComm_t with the group's ranks: alltoall and allgather then exchange through it, direct
-  /// and hierarchical what goes between nodes. Without it ranks copy from each other's memory.
-  /// Given before the first plan.
+  /// An ncclComm_t with the group's ranks: alltoall and allgather exchange all rows through it,
+  /// direct and hierarchical those between nodes. Without it ranks copy from each other's memory.
+  /// Must be set before the first plan, and must not change afterwards.
   void* nccl_comm = nullptr;
 };
 
 struct DispatchResult;
 
-/// Rows of a dispatch that have landed: those of the local experts [first_expert, last_expert).
+/// Rows of a dispatch that have arrived: those of the local experts [first_expert, last_expert).
 struct DispatchChunk {
   int64_t first_expert = 0;
   int64_t last_expert = 0;
 };
 
-/// What the caller may give and get of a dispatch. Views that are not given are made by the
-/// library (and then owned by `DispatchResult`).
+/// Inputs and optional outputs of a dispatch. Outputs that are not given are allocated by the
+/// library and owned by the `DispatchResult`.
 struct DispatchArgs {
   ConstTensorView x{};       // [T, D]; fp64, fp32, bf16, fp16 or fp8 e4m3
   ConstTensorView scales{};  // [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0, with fp8 only
@@ -50,15 +44,15 @@ struct DispatchArgs {
   TensorView row_scales{};   // out, optional
   bool with_row_weights = false;
 
-  /// Rows land in up to this many chunks of whole local experts, so that a rank can compute with
-  /// the first while the others travel. At least 1, alike on all ranks. Not more than the experts
-  /// of the rank that has most; one on a device, where the stream has the order.
+  /// Rows arrive in at most this many chunks of whole local experts, so that a rank can compute
+  /// with the first chunk while the others are on their way. At least 1, identical on every rank;
+  /// never more chunks than the largest number of local experts of any rank; always 1 on a GPU.
   int64_t num_chunks = 1;
-  /// Called after each chunk, in the order of the experts, on the thread of the dispatch, equally
-  /// often on every rank: given on all ranks or on none. The result is the one that dispatch
-  /// returns, with all row weights and these rows filled. Peers wait meanwhile: hand work to
-  /// another thread, which must not use the group. An exception, also after the last chunk, fails
-  /// the dispatch on all ranks.
+  /// Called after each chunk, in the order of the experts, on the calling thread, equally often on
+  /// every rank: set it on all ranks or on none. The result is the one that dispatch returns; its
+  /// row weights are complete, and so are the rows of the chunks so far. Peers wait meanwhile: hand
+  /// work to another thread, which must not use the group. An exception, also one after the last
+  /// chunk, fails the dispatch on all ranks.
   std::function<void(const DispatchResult&, const DispatchChunk&)> on_chunk{};
 };
 
@@ -73,54 +67,59 @@ struct CombineBackwardResult {
   OwnedTensor grad_weights;  // [T, K] = <y row, grad_out>; 0 where there is no kept route
 };
 
-/// A call that has begun; see Dispatcher::begin_dispatch.
+/// A call that has begun; see Dispatcher::begin_dispatch. Pass it to Dispatcher::finish.
 template <typename Result>
-struct Pending {
-  Result result;                     // not to be used before finish
-  std::shared_ptr<const void> done;  // what finish waits for; internal
-  Plan plan{};                       // in use until then; internal
+class Pending {
+ public:
+  Pending() = default;
+
+ private:
+  friend class Dispatcher;
+
+  Result result_{};
+  std::shared_ptr<const void> done_;  // what finish waits for; null: the call is done
+  Plan plan_;                         // in use until then
 };
 
 /// Carries tokens to the ranks that own their experts, and the results back, forward and backward.
 ///
-/// Members that move rows or make plans are collective: all ranks of the group call them in the
+/// Members that make plans or move rows are collective: all ranks of the group call them in the
 /// same order, whatever they hold; finish, check, allocate_rows and the accessors are not. An
-/// invalid input on any rank is the same error on all, and nothing moved. The group must outlive
-/// the dispatcher. Several dispatchers may share a group. An output must not overlap an input or
-/// another output.
+/// invalid input on any rank is the same error on all ranks, and no row has moved. The group must
+/// outlive the dispatcher. Several dispatchers may share a group. An output must not overlap an
+/// input or another output. A dispatcher is used by one thread at a time.
 ///
 /// A wrong configuration or an unknown strategy does not throw at construction, as that would leave
-/// the other ranks waiting: it is refused at the first plan(), by all ranks alike. A plan belongs
-/// to the dispatcher that made it.
+/// the other ranks waiting: the first plan() throws, on all ranks. A plan belongs to the dispatcher
+/// that made it.
 ///
-/// Tensors may be on a GPU: those of a routing, and then those of all calls with its plan. Ranks
-/// still meet on the host, but work is only queued in the stream of set_device_options, and
-/// nothing waits for the device, except plan() where the configuration has no max_rows or the plan
-/// must be made on the host (a dense routing, drops by weight, alltoall, allgather). A wrong
-/// routing is then found by the device: the plan is empty, outputs are zero, and the next call or
-/// check() throws, on all ranks alike. Results must be released before their stream is destroyed.
-/// Calls may be captured into a CUDA graph: the plan and all results must then live as long as the
-/// graph.
+/// Tensors may be on a GPU: first the routing's, then those of all calls with its plan. The ranks
+/// agree on the host, work is queued in the stream of set_device_options, and no call waits for
+/// the GPU, except plan() where the configuration has no max_rows or the plan must be made on the
+/// host (a dense routing, drops by weight, alltoall, allgather). A wrong routing is then found by
+/// the GPU: the plan is empty, outputs are zero, and the next call or check() throws, on all ranks.
+/// Results must be released before their stream is destroyed. Calls may be captured into a CUDA
+/// graph: the plan and all results must then live as long as the graph.
 class Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
-  /// A name of strategy_names(), or "auto": the one with the least cost for this configuration and
-  /// these nodes (strategy_cost.hpp); strategy().name() tells which.
+  /// A name of strategy_names(), or "auto": the strategy that costs least for this configuration
+  /// and these nodes (see planner.hpp); strategy().name() tells which.
   Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name);
   ~Dispatcher();
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
-  const DispatchConfig& config() const { return *config_; }
-  Group& group() { return group_; }
+  const DispatchConfig& config() const;
+  Group& group();
   /// Throws if the name given was unknown.
   const Strategy& strategy() const;
 
-  /// For later calls with tensors on a device. A new stream waits for what the dispatcher has in
-  /// the one before, which must still be there.
+  /// For later calls with tensors on a GPU. A new stream waits for the dispatcher's work in the
+  /// previous one, which must still exist.
   void set_device_options(const DeviceOptions& options);
-  /// Throws what a device has reported since the last call, if anything. Does not wait for it, and
-  /// is not collective.
+  /// Throws what failed the group, or what a GPU has reported since the last call, if anything.
+  /// Does not wait for the GPU.
   void check();
 
   /// Agrees on who receives how many rows, and on the final row of every route.
@@ -134,14 +133,14 @@ class Dispatcher {
   /// Tokens without routes get zeros.
   OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out = {});
 
-  /// The same two in halves, so that computation overlaps: on a GPU, what begins is queued in a
-  /// stream of its own. It waits for what the stream of set_device_options holds now, and runs
-  /// beside what is queued there until finish, which makes that stream wait for the result. Inputs
-  /// and outputs must be left alone in between. Collective like any call; several may be under way,
-  /// and other calls between them. On the CPU all is done when begin returns.
+  /// dispatch and combine in two halves, so that computation overlaps. On a GPU, begin queues the
+  /// call in a stream of its own: it waits for the work that the stream of set_device_options holds
+  /// now, and runs beside what is queued there until finish, which makes that stream wait for the
+  /// result. Inputs and outputs must not be used in between. Collective like any call; several may
+  /// be pending, with other calls between them. On the CPU the call is done when begin returns.
   Pending<DispatchResult> begin_dispatch(const Plan& plan, const DispatchArgs& args);
   Pending<OwnedTensor> begin_combine(const Plan& plan, ConstTensorView y, TensorView out = {});
-  /// Not collective; the host does not wait.
+  /// The host does not wait.
   DispatchResult finish(Pending<DispatchResult> pending);
   OwnedTensor finish(Pending<OwnedTensor> pending);
 
@@ -157,36 +156,16 @@ class Dispatcher {
                                          ConstTensorView y);
 
   /// One number per row -> one per route: rows [R] -> routes [T, K], 0 where there is no kept
-  /// route. Brings home grad_weights that experts computed.
+  /// route. For example the gradients of weights that experts applied themselves.
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows);
 
-  /// Memory for the experts' result (or gradient) rows [R, D] of this plan, from where combine
-  /// starts without a copy. Not collective.
+  /// Memory for the experts' result (or gradient) rows [R, D] of this plan, from which combine
+  /// (or dispatch_backward) starts without a copy.
   OwnedTensor allocate_rows(const Plan& plan, DType dtype);
 
  private:
-  template <typename Result>
-  Pending<Result> begin(const char* operation, const Plan& plan,
-                        const std::function<Result()>& call);
-  template <typename Result>
-  Result finish_call(Pending<Result>& pending);
-  Plan plan_routes(const std::function<LocalRoutes()>& read_routes);
-  void move_out(const Exchange& exchange, std::span<const RowPart> parts, const DispatchArgs& args,
-                const DispatchResult& result);
-  OwnedTensor sum_rows(const char* operation, const Plan& plan, const GatherSumArgs& args);
-  void check_plan(const Plan& plan) const;
-  DevicePath& device_path(Device device);
-  Device planning_device(const ConstTensorView& routes, const ConstTensorView& weights);
-  uint64_t agree(const char* operation, const Plan& plan, std::string call_text,
-                 const std::optional<Error>& refusal);
-
-  Group& group_;
-  std::shared_ptr<const DispatchConfig> config_;
-  std::unique_ptr<Strategy> strategy_;
-  std::optional<Error> flaw_;  // what is wrong with the configuration
-  std::string config_text_;    // what all ranks must have alike
-  DeviceOptions device_options_;
-  std::unique_ptr<DevicePath> device_path_;  // made when first needed
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace crossdock

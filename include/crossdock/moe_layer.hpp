@@ -7,6 +7,7 @@
 
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/experts.hpp"
+#include "crossdock/extend/strategy.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/router.hpp"
 #include "crossdock/thread_pool.hpp"

@@ -1,19 +1,25 @@
-#include <utility>
-
-#include "core/check.hpp"
-#include "crossdock/cuda.hpp"
 #include "dispatch/device_path.hpp"
+
+// Builds without CUDA.
 
 namespace crossdock {
 
-std::unique_ptr<DevicePath> make_staged_path(DevicePathContext context, Device device) {
-  return make_device_path(std::move(context), device);
+std::unique_ptr<Path> make_allgather_device_path(const PathContext& /*context*/,
+                                                 Device /*device*/) {
+  throw no_cuda_error();
 }
 
-// NOLINTNEXTLINE(performance-unnecessary-value-param): builds with CUDA keep the context
-std::unique_ptr<DevicePath> make_device_path(DevicePathContext /*context*/, Device /*device*/) {
-  throw Error(ErrorCode::kUnsupported, concat("this build has no CUDA (", cuda_missing_reason(),
-                                              "); configure with CROSSDOCK_WITH_CUDA=ON"));
+std::unique_ptr<Path> make_alltoall_device_path(const PathContext& /*context*/, Device /*device*/) {
+  throw no_cuda_error();
+}
+
+std::unique_ptr<Path> make_direct_device_path(const PathContext& /*context*/, Device /*device*/) {
+  throw no_cuda_error();
+}
+
+std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> /*path*/, Group& /*group*/,
+                                             Device /*device*/) {
+  throw no_cuda_error();
 }
 
 }  // namespace crossdock

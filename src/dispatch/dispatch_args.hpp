@@ -5,6 +5,7 @@
 #include <string>
 
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/extend/strategy.hpp"
 
 namespace crossdock {
 

@@ -1,151 +1,198 @@
 #include "crossdock/dispatcher.hpp"
 
+#include <functional>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
-#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/planner.hpp"
-#include "dispatch/device_path.hpp"
-#include "plan/capacity.hpp"
+#include "dispatch/host/host_path.hpp"
 #include "plan/config_check.hpp"
-#include "plan/plan_builder.hpp"
 
 namespace crossdock {
+namespace {
+
+using MakeStrategy = std::function<std::unique_ptr<Strategy>(const DispatchConfig& config)>;
+
+// A failure becomes the context's refusal.
+PathContext make_context(Group& group, DispatchConfig config, const MakeStrategy& make) {
+  PathContext context{.group = group,
+                      .config = std::make_shared<const DispatchConfig>(std::move(config)),
+                      .strategy = nullptr,
+                      .config_text = {}};
+  context.refusal = refusal_of([&] {
+    context.strategy = make(*context.config);
+    CROSSDOCK_CHECK(context.strategy != nullptr, "a dispatcher needs a strategy, got none");
+    check_config(*context.config, group.size());
+    context.config_text = config_text(*context.config, context.strategy->name());
+  });
+  return context;
+}
+
+}  // namespace
+
+struct Dispatcher::Impl {
+  explicit Impl(PathContext shared) : context(std::move(shared)), host_path(context) {}
+
+  // The path that made the plan. Another dispatcher's plan is refused by whichever gets it.
+  Path& path_of(const Plan& plan) {
+    if (device_path && plan.device_data()) return *device_path;
+    return host_path;
+  }
+
+  // The path for a routing: where it is, or where the strategy takes host tensors.
+  Path& path_for(const ConstTensorView& routes, const ConstTensorView& weights) {
+    Device device = routes.device;
+    if (device.is_cpu() && context.strategy) {
+      const bool stays = weights.dtype == DType::kF64 || context.config->partial_sums;
+      const std::optional<Device> taken_to = context.strategy->device_for_host_tensors();
+      if (taken_to && !stays) device = *taken_to;
+    }
+    if (device.is_cpu()) return host_path;
+    return path_on(device);
+  }
+
+  // Made when first needed. A rank that cannot make it refuses the plan of all.
+  Path& path_on(Device device) {
+    const std::optional<Error> refusal = refusal_of([&] {
+      if (context.refusal) throw *context.refusal;
+      if (device_path) return;
+      device_path = context.strategy->make_device_path(context, device);
+      device_path->set_options(context.options);
+    });
+    if (refusal) {
+      context.group.agree(
+          {.operation = "plan", .config = context.config_text, .rejection = &*refusal});
+    }
+    return *device_path;
+  }
+
+  template <typename Result>
+  Pending<Result> begin(const char* operation, const Plan& plan,
+                        const std::function<Result()>& call) {
+    Path& path = path_of(plan);
+    Pending<Result> pending;
+    pending.plan_ = plan;
+    const std::optional<Error> refusal = refusal_of([&] { path.begin_aside(); });
+    if (refusal) {  // throws on all ranks
+      context.group.agree({.operation = operation, .subject = plan.id(), .rejection = &*refusal});
+    }
+    try {
+      pending.result_ = call();
+    } catch (...) {
+      path.finish(path.end_aside());
+      throw;
+    }
+    run_agreed(context.group, [&] { pending.done_ = path.end_aside(); });
+    return pending;
+  }
+
+  template <typename Result>
+  Result finish(Pending<Result>& pending) {
+    path_of(pending.plan_).finish(pending.done_);
+    return std::move(pending.result_);
+  }
+
+  PathContext context;
+  HostPath host_path;
+  std::unique_ptr<Path> device_path;
+};
 
 Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy)
-    : group_(group),
-      config_(std::make_shared<const DispatchConfig>(std::move(config))),
-      strategy_(std::move(strategy)) {
-  flaw_ = refusal_of([&] {
-    CROSSDOCK_CHECK(strategy_ != nullptr, "a dispatcher needs a strategy, got none");
-    check_config(*config_, group_.size());
-    config_text_ = config_text(*config_, strategy_->name());
-  });
-}
+    : impl_(std::make_unique<Impl>(
+          make_context(group, std::move(config),
+                       [&](const DispatchConfig& /*config*/) { return std::move(strategy); }))) {}
 
 Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name)
-    : group_(group), config_(std::make_shared<const DispatchConfig>(std::move(config))) {
-  flaw_ = refusal_of([&] {
-    strategy_ = make_strategy(resolve_strategy(strategy_name, *config_, group_.topology()));
-    check_config(*config_, group_.size());
-    config_text_ = config_text(*config_, strategy_->name());
-  });
-}
+    : impl_(std::make_unique<Impl>(
+          make_context(group, std::move(config), [&](const DispatchConfig& checked) {
+            return make_strategy(resolve_strategy(strategy_name, checked, group.topology()));
+          }))) {}
 
 Dispatcher::~Dispatcher() = default;
 
+const DispatchConfig& Dispatcher::config() const {
+  return *impl_->context.config;
+}
+
+Group& Dispatcher::group() {
+  return impl_->context.group;
+}
+
 const Strategy& Dispatcher::strategy() const {
-  if (!strategy_) throw *flaw_;
-  return *strategy_;
-}
-
-void Dispatcher::check_plan(const Plan& plan) const {
-  CROSSDOCK_CHECK(plan.valid(), "the plan is empty; make one with Dispatcher::plan");
-  CROSSDOCK_CHECK(plan.data().config == config_,
-                  "the plan was made by another dispatcher; use the one that made it");
-}
-
-uint64_t Dispatcher::agree(const char* operation, const Plan& plan, std::string call_text,
-                           const std::optional<Error>& refusal) {
-  return group_
-      .agree({.operation = operation,
-              .subject = plan.valid() ? plan.id() : 0,
-              .config = std::move(call_text),
-              .body = {},
-              .rejection = refusal ? &*refusal : nullptr})
-      .sequence;
+  if (!impl_->context.strategy) throw *impl_->context.refusal;
+  return *impl_->context.strategy;
 }
 
 void Dispatcher::set_device_options(const DeviceOptions& options) {
-  device_options_ = options;
-  if (device_path_) device_path_->set_options(options);
+  impl_->context.options = options;
+  if (impl_->device_path) impl_->device_path->set_options(options);
 }
 
 void Dispatcher::check() {
-  group_.check();
-  if (device_path_) device_path_->check();
-}
-
-// Where a routing is planned: where it is, or where its strategy takes host tensors.
-Device Dispatcher::planning_device(const ConstTensorView& routes, const ConstTensorView& weights) {
-  if (!routes.device.is_cpu() || !strategy_) return routes.device;
-  const std::optional<Device> staging = strategy_->device_for_host_tensors();
-  const bool stays = weights.dtype == DType::kF64 || config_->partial_sums;
-  return staging && !stays ? *staging : routes.device;
-}
-
-// A rank that cannot make it refuses the plan of all.
-DevicePath& Dispatcher::device_path(Device device) {
-  const std::optional<Error> refusal = refusal_of([&] {
-    if (flaw_) throw *flaw_;
-    if (device_path_) return;
-    const auto make = strategy_->device_for_host_tensors() ? make_staged_path : make_device_path;
-    device_path_ = make({.group = group_,
-                         .config = config_,
-                         .config_text = config_text_,
-                         .strategy_name = std::string(strategy_->name()),
-                         .options = device_options_},
-                        device);
-    device_path_->set_options(device_options_);
-  });
-  if (refusal) agree("plan", {}, config_text_, refusal);
-  return *device_path_;
+  group().check();
+  if (impl_->device_path) impl_->device_path->check();
 }
 
 Plan Dispatcher::plan(const Routing& routing) {
-  const auto on_host = [&](const Routing& host) {
-    return plan_routes([&] { return read_routes(host, *config_, group_.pool()); });
-  };
-  const Device device = planning_device(routing.expert_ids, routing.weights);
-  return device.is_cpu() ? on_host(routing) : device_path(device).plan(routing, on_host);
+  return impl_->path_for(routing.expert_ids, routing.weights).plan(routing);
 }
 
 Plan Dispatcher::plan(const DenseRouting& routing) {
-  const auto on_host = [&](const DenseRouting& host) {
-    return plan_routes([&] { return read_routes(host, *config_, group_.pool()); });
-  };
-  const Device device = planning_device(routing.map, routing.weights);
-  return device.is_cpu() ? on_host(routing) : device_path(device).plan(routing, on_host);
+  return impl_->path_for(routing.map, routing.weights).plan(routing);
 }
 
-Plan Dispatcher::plan_routes(const std::function<LocalRoutes()>& read_routes) {
-  LocalRoutes routes;
-  std::vector<int64_t> packed;
-  const std::optional<Error> refusal = refusal_of([&] {
-    if (flaw_) throw *flaw_;
-    routes = read_routes();
-    drop_beyond_capacity(*config_, routes);
-    packed = pack_counts(routes);
-  });
-  const Agreement agreement =
-      group_.agree({.operation = "plan",
-                    .config = concat(config_text_, ";weights=", name_of(routes.weight_dtype)),
-                    .body = std::as_bytes(std::span(packed)),
-                    .rejection = refusal ? &*refusal : nullptr});
+DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {
+  return impl_->path_of(plan).dispatch(plan, args);
+}
 
-  const EventRecorder::Scope scope(group_.recorder(), "plan", agreement.sequence);
-  auto data = std::make_shared<PlanData>();
-  run_agreed(group_, [&] {
-    PlanInputs inputs{.config = config_,
-                      .P = group_.size(),
-                      .rank = group_.rank(),
-                      .id = agreement.sequence,
-                      .packed_counts = {}};
-    for (int rank = 0; rank < inputs.P; ++rank) {
-      const std::span<const std::byte> body = agreement.body(rank);
-      inputs.packed_counts.emplace_back(reinterpret_cast<const int64_t*>(body.data()),
-                                        body.size() / sizeof(int64_t));
-    }
-    *data = build_plan(inputs, std::move(routes));
-  });
-  check_max_rows(*data);  // alike on all ranks: the group stays usable
-  std::shared_ptr<const void> state;
-  run_agreed(group_, [&] {
-    const Plan bare(data, nullptr);
-    state = strategy_->prepare({group_, bare, agreement.sequence, "plan", {}});
-  });
-  return {std::move(data), std::move(state)};
+OwnedTensor Dispatcher::combine(const Plan& plan, ConstTensorView y, TensorView out) {
+  const ConstTensorView weights = plan.valid() ? plan.weights() : ConstTensorView{};
+  return impl_->path_of(plan).gather_sum("combine", plan,
+                                         {.rows = y, .weights = weights, .out = out});
+}
+
+OwnedTensor Dispatcher::combine_unweighted(const Plan& plan, ConstTensorView y, TensorView out) {
+  return impl_->path_of(plan).gather_sum("combine_unweighted", plan,
+                                         {.rows = y, .weights = {}, .out = out});
+}
+
+OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad_rows,
+                                          TensorView grad_x) {
+  return impl_->path_of(plan).gather_sum("dispatch_backward", plan,
+                                         {.rows = grad_rows, .weights = {}, .out = grad_x});
+}
+
+CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensorView grad_out,
+                                                   ConstTensorView y) {
+  return impl_->path_of(plan).combine_backward(plan, grad_out, y);
+}
+
+OwnedTensor Dispatcher::collect_routes(const Plan& plan, ConstTensorView rows) {
+  return impl_->path_of(plan).collect_routes(plan, rows);
+}
+
+OwnedTensor Dispatcher::allocate_rows(const Plan& plan, DType dtype) {
+  group().check();
+  check_plan(impl_->context, plan);
+  return impl_->path_of(plan).allocate_rows(plan, dtype);
+}
+
+Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const DispatchArgs& args) {
+  return impl_->begin<DispatchResult>("dispatch", plan, [&] { return dispatch(plan, args); });
+}
+
+Pending<OwnedTensor> Dispatcher::begin_combine(const Plan& plan, ConstTensorView y,
+                                               TensorView out) {
+  return impl_->begin<OwnedTensor>("combine", plan, [&] { return combine(plan, y, out); });
+}
+
+DispatchResult Dispatcher::finish(Pending<DispatchResult> pending) {
+  return impl_->finish(pending);
+}
+
+OwnedTensor Dispatcher::finish(Pending<OwnedTensor> pending) {
+  return impl_->finish(pending);
 }
 
 }  // namespace crossdock

@@ -2,12 +2,12 @@
 
 #include "crossdock/cuda.hpp"
 #include "crossdock/extend/forwarding_strategy.hpp"
+#include "dispatch/device_path.hpp"
 
 namespace crossdock {
 namespace {
 
-/// The inner strategy, with a device for the dispatcher to work on. The inner one's own calls serve
-/// what stays on the host.
+/// The inner strategy, with a GPU for host tensors. Its own calls move what stays on the host.
 class OnCuda final : public ForwardingStrategy {
  public:
   OnCuda(std::unique_ptr<Strategy> inner, int device)
@@ -15,6 +15,11 @@ class OnCuda final : public ForwardingStrategy {
 
   std::optional<Device> device_for_host_tensors() const override {
     return Device{.kind = DeviceKind::kCuda, .index = device_};
+  }
+
+  std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
+    return make_host_tensors_path(ForwardingStrategy::make_device_path(context, device),
+                                  context.group, device);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/extend/strategy.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "crossdock/extend/strategy.hpp"
 #include "crossdock/tensor.hpp"
 #include "dispatch/random_case.hpp"
 

@@ -22,6 +22,7 @@ class ForwardingStrategy : public Strategy {
   std::optional<Device> device_for_host_tensors() const override {
     return inner_->device_for_host_tensors();
   }
+  std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override;
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
     return inner_->prepare(exchange);
   }

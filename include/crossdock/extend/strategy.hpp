@@ -16,6 +16,9 @@
 
 namespace crossdock {
 
+class Path;          // internal
+struct PathContext;  // internal
+
 /// What a strategy's calls have in common: the group, the plan and the rendezvous they belong to.
 struct Exchange {
   Group& group;
@@ -63,6 +66,10 @@ class Strategy {
 
   /// (optional) Host tensors are copied to this device, moved there and copied back. See on_cuda.
   virtual std::optional<Device> device_for_host_tensors() const { return std::nullopt; }
+
+  /// (optional) This strategy's side for tensors on a GPU; only the library makes a Path, so
+  /// another strategy's is all that can be returned. Default: throws Error(kUnsupported).
+  virtual std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const;
 
   /// (optional) Exchanges what this strategy wants beyond the counts; kept in the plan and read
   /// with Plan::strategy_state. `plan` has its data and no state yet.

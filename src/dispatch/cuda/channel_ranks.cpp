@@ -28,19 +28,19 @@ ChannelRanks::ChannelRanks(const Topology& topology, int rank, Waits waits)
   }
 }
 
-void check_channel_size(const std::string& strategy, const Topology& topology,
-                        const ChannelRanks& ranks, Waits waits, int max_peers) {
-  const bool stays_in_node = strategy == "direct" || strategy == "hierarchical";
+void check_channel_size(const ChannelUse& use, const Topology& topology, const ChannelRanks& ranks,
+                        int max_peers) {
   // Between nodes one slot holds the rows that came from the other nodes.
   const int most_in_node = topology.num_nodes > 1 ? max_peers - 1 : max_peers;
-  const int most = stays_in_node ? most_in_node : max_peers;
+  const int most = use.uses_rows_in_place ? most_in_node : max_peers;
   const char* advice = "give an NCCL communicator (DeviceOptions::nccl_comm)";
-  if (waits == Waits::kForNode) {
+  if (use.waits == Waits::kForNode) {
     advice = "use alltoall or allgather, which exchange all rows through NCCL";
-  } else if (stays_in_node && (topology.num_nodes <= 1 || largest_node(topology) > most_in_node)) {
+  } else if (use.uses_rows_in_place &&
+             (topology.num_nodes <= 1 || largest_node(topology) > most_in_node)) {
     advice = "use alltoall or allgather with an NCCL communicator (DeviceOptions::nccl_comm)";
   }
-  CROSSDOCK_CHECK(ranks.size() <= most, strategy, ": at most ", most,
+  CROSSDOCK_CHECK(ranks.size() <= most, use.strategy, ": at most ", most,
                   " ranks can reach each other's GPU memory, got ", ranks.size(), "; ", advice);
 }
 

@@ -1,13 +1,13 @@
 #pragma once
 
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::cuda {
 
-/// Whose kernels a rank's kernels wait for on the device. Those ranks must be reachable.
+/// The ranks whose kernels a rank's kernels wait for on the GPU. They must be reachable.
 enum class Waits { kForNobody, kForNode, kForAll };
 
 /// The ranks that share one peer channel, in ascending order. A rank's index among them is its
@@ -26,9 +26,16 @@ class ChannelRanks {
   std::vector<int> slots_;  // [P]
 };
 
-/// Throws Error(kInvalidArgument) if `strategy` needs a channel of more than max_peers ranks; the
+/// What a strategy asks of a channel.
+struct ChannelUse {
+  std::string_view strategy;  // for messages
+  Waits waits = Waits::kForAll;
+  bool uses_rows_in_place = false;  // of the ranks of a node: nothing is packed for them
+};
+
+/// Throws Error(kInvalidArgument) if the strategy needs a channel of more than max_peers ranks; the
 /// message says what works instead.
-void check_channel_size(const std::string& strategy, const Topology& topology,
-                        const ChannelRanks& ranks, Waits waits, int max_peers);
+void check_channel_size(const ChannelUse& use, const Topology& topology, const ChannelRanks& ranks,
+                        int max_peers);
 
 }  // namespace crossdock::cuda

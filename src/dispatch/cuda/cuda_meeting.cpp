@@ -1,4 +1,4 @@
-// How a rank meets the others in a call, and what it shows them.
+// How a rank agrees with the others on a call, and what it shows them.
 
 #include <cstring>
 #include <utility>
@@ -13,8 +13,8 @@
 namespace crossdock::cuda {
 namespace {
 
-// What a rank brings to a meeting, ahead of its handles.
-struct MeetingHeader {
+// What a rank brings to an agreement, ahead of its handles.
+struct ProposalHeader {
   int64_t num_handles;
   int64_t needs_barrier;
   int64_t has_waiting_room;
@@ -33,26 +33,24 @@ bool CudaRank::has_waiting_room() {
   return room != nullptr;
 }
 
-CudaRank::Met CudaRank::meet(Meeting meeting) {
+CudaRank::Agreed CudaRank::agree(Proposal proposal) {
   if (!lane().is_connected) {
     const Buffer& mailbox = lane().channel->mailbox();
-    meeting.handles.push_back(peers_.show(mailbox.data(), {mailbox.data(), mailbox.num_bytes()}));
+    proposal.handles.push_back(peers_.show(mailbox.data(), {mailbox.data(), mailbox.num_bytes()}));
   }
-  const MeetingHeader own{.num_handles = std::ssize(meeting.handles),
-                          .needs_barrier = meeting.needs_barrier,
-                          .has_waiting_room = has_waiting_room()};
-  std::vector<std::byte> body(sizeof(own) + meeting.handles.size() * sizeof(MemoryHandle));
+  const ProposalHeader own{.num_handles = std::ssize(proposal.handles),
+                           .needs_barrier = proposal.needs_barrier,
+                           .has_waiting_room = has_waiting_room()};
+  std::vector<std::byte> body(sizeof(own) + proposal.handles.size() * sizeof(MemoryHandle));
   std::memcpy(body.data(), &own, sizeof(own));
-  std::memcpy(body.data() + sizeof(own), meeting.handles.data(), body.size() - sizeof(own));
-  const bool has_plan = meeting.plan != nullptr && meeting.plan->valid();
-  const uint64_t subject = has_plan ? meeting.plan->id() : 0;
+  std::memcpy(body.data() + sizeof(own), proposal.handles.data(), body.size() - sizeof(own));
   Agreement agreement;
   try {
-    agreement = group().agree({.operation = meeting.operation,
-                               .subject = subject,
-                               .config = std::move(meeting.call_text),
+    agreement = group().agree({.operation = proposal.operation,
+                               .subject = proposal.subject,
+                               .config = std::move(proposal.call_text),
                                .body = body,
-                               .rejection = meeting.refusal ? &*meeting.refusal : nullptr});
+                               .rejection = proposal.refusal});
   } catch (const Error&) {
     // If the reason was a routing that the device refused, it is on all ranks, and this was its
     // report; a rank whose device had not come so far would report it again.
@@ -65,34 +63,34 @@ CudaRank::Met CudaRank::meet(Meeting meeting) {
     }
     throw;
   }
-  Met met;
-  met.operation = meeting.operation;
-  met.sequence = agreement.sequence;
+  Agreed agreed;
+  agreed.operation = proposal.operation;
+  agreed.sequence = agreement.sequence;
   for (int p = 0; p < group().size(); ++p) {
     const std::span<const std::byte> bytes = agreement.body(p);
-    MeetingHeader header{};
+    ProposalHeader header{};
     std::memcpy(&header, bytes.data(), sizeof(header));
-    met.needs_barrier = met.needs_barrier || header.needs_barrier != 0;
-    met.has_waiting_room = met.has_waiting_room && header.has_waiting_room != 0;
+    agreed.needs_barrier = agreed.needs_barrier || header.needs_barrier != 0;
+    agreed.has_waiting_room = agreed.has_waiting_room && header.has_waiting_room != 0;
     std::vector<MemoryHandle> handles(static_cast<size_t>(header.num_handles));
     std::memcpy(handles.data(), bytes.data() + sizeof(header),
                 handles.size() * sizeof(MemoryHandle));
-    met.handles.push_back(std::move(handles));
+    agreed.handles.push_back(std::move(handles));
   }
-  if (!lane().is_connected) connect(meeting.operation, subject, met);
+  if (!lane().is_connected) connect(proposal.operation, proposal.subject, agreed);
   has_queued_ = has_queued_ || !is_aside_;
-  return met;
+  return agreed;
 }
 
-// Reaching memory for the first time may wait for the device, so the ranks meet again before any of
-// them launches a kernel that waits for the others.
-void CudaRank::connect(const char* operation, uint64_t subject, const Met& met) {
+// Reaching memory for the first time may wait for the device, so the ranks agree again before any
+// of them launches a kernel that waits for the others.
+void CudaRank::connect(const char* operation, uint64_t subject, const Agreed& agreed) {
   const std::optional<Error> refusal = refusal_of([&] {
     num_sharing_ = 1;
     std::vector<std::byte*> mailboxes;
     std::vector<int> devices;
     for (int p = 0; p < group().size(); ++p) {
-      const MemoryHandle& handle = met.handles[static_cast<size_t>(p)].back();
+      const MemoryHandle& handle = agreed.handles[static_cast<size_t>(p)].back();
       if (channel_ranks_.slot_of(p) >= 0) {
         mailboxes.push_back(peers_.reach(p, handle));
         devices.push_back(handle.device);

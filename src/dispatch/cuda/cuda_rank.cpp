@@ -67,8 +67,8 @@ void load_all_kernels() {
 
 }  // namespace
 
-CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
-    : context_(std::move(context)),
+CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use)
+    : context_(context),
       device_(existing_device(device)),
       callers_(device_),
       peers_(context_.group.communicator(), device),
@@ -79,12 +79,12 @@ CudaRank::CudaRank(DevicePathContext context, int device, Waits waits)
                                .device = device,
                                .arrival_deadline = *group().options().arrival_deadline,
                                .progress_deadline = *group().options().progress_deadline})),
-      waits_(waits),
-      channel_ranks_(group().topology(), group().rank(), waits),
+      waits_(use.waits),
+      channel_ranks_(group().topology(), group().rank(), use.waits),
       placement_(make_placement(config(), group().size())) {
-  if (waits == Waits::kForAll) peers_.check_reach();
-  check_channel_size(context_.strategy_name, group().topology(), channel_ranks_, waits, kMaxPeers);
-  if (waits == Waits::kForNobody) peers_.set_peer_devices({});
+  if (waits_ == Waits::kForAll) peers_.check_reach();
+  check_channel_size(use, group().topology(), channel_ranks_, kMaxPeers);
+  if (waits_ == Waits::kForNobody) peers_.set_peer_devices({});
   const CallGuard guard(device_);
   load_all_kernels();
   const int64_t E = config().num_experts;
@@ -287,12 +287,7 @@ void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
                   shape.to_string(), " must have memory, got a null pointer");
 }
 
-void CudaRank::check_plan(const Plan& plan) const {
-  CROSSDOCK_CHECK(plan.data().config == context_.config,
-                  "the plan was made by another dispatcher; use the one that made it");
-}
-
-OwnedTensor CudaRank::take(DType dtype, Shape shape) {
+OwnedTensor CudaRank::take(DType dtype, const Shape& shape) {
   const Buffer buffer = pool_.take(shape.num_elements() * size_of(dtype), stream());
   return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
 }

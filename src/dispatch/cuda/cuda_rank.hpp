@@ -18,7 +18,7 @@
 #include "core/cuda/device_pool.hpp"
 #include "core/cuda/stream.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
-#include "dispatch/device_path.hpp"
+#include "dispatch/path.hpp"
 #include "plan/cuda/cuda_plan.hpp"
 #include "plan/placement.hpp"
 
@@ -33,10 +33,12 @@ struct ShownMemory {
   std::shared_ptr<const void> lease;  // of a copy that stands in for memory out of their reach
 };
 
-/// One rank's side of a dispatcher on a GPU: its memory, its signals, and how it meets the others.
+/// One rank's side of a dispatcher on a GPU: its memory, its signals, and how it agrees with the
+/// others.
 class CudaRank {
  public:
-  CudaRank(DevicePathContext context, int device, Waits waits);
+  /// The context must outlive it.
+  CudaRank(const PathContext& context, int device, const ChannelUse& use);
   /// Waits for this rank's streams, since they use what it owns, but not longer than the deadlines:
   /// what is in use then is never freed, and the group fails.
   ~CudaRank();
@@ -60,7 +62,7 @@ class CudaRank {
   /// anything that depends on the stream.
   void follow_caller() const { callers_.follow_thread(); }
 
-  const DevicePathContext& context() const { return context_; }
+  const PathContext& context() const { return context_; }
   const DispatchConfig& config() const { return *context_.config; }
   Group& group() const { return context_.group; }
   int device() const { return device_; }
@@ -84,8 +86,8 @@ class CudaRank {
   /// The ranks of this rank's channels. Targets in kernels that wait are slots among them.
   const ChannelRanks& channel_ranks() const { return channel_ranks_; }
 
-  /// Work goes into a stream of its own, with signals of its own, from here to end_aside (see
-  /// DevicePath).
+  /// Work is queued in a stream of its own, with signals of its own, until end_aside (see
+  /// Path).
   void begin_aside();
   std::shared_ptr<const void> end_aside();
   void finish(const std::shared_ptr<const void>& done) const;
@@ -97,31 +99,32 @@ class CudaRank {
   // Tensors. The checks throw Error(kInvalidArgument) that names the tensor.
   void check_device(const char* name, const ConstTensorView& tensor) const;
   void check_tensor(const char* name, const ConstTensorView& tensor, const Shape& shape) const;
-  void check_plan(const Plan& plan) const;
-  OwnedTensor take(DType dtype, Shape shape);
+  OwnedTensor take(DType dtype, const Shape& shape);
   OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
                             const Shape& shape);
   /// Zeroes the plan's pad rows in rows [R, row_bytes].
   void zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const;
 
-  /// The rendezvous of a call: everybody's handles, or the same error on all ranks. Its first time
-  /// also connects the ranks' signals.
-  struct Meeting {
+  /// What this rank brings to the agreement on a call.
+  struct Proposal {
     const char* operation;
-    const Plan* plan;  // null: there is none yet
-    std::string call_text;
-    std::vector<MemoryHandle> handles;  // of this rank
-    bool needs_barrier = true;          // peers must wait for this rank's queue before they begin
-    std::optional<Error> refusal;       // what this rank found wrong
+    uint64_t subject;                   // number of the plan; 0: there is none yet
+    std::string call_text;              // must be identical on every rank
+    std::vector<MemoryHandle> handles;  // memory that peers use
+    bool needs_barrier = true;          // peers must wait for this rank's stream before they begin
+    const Error* refusal = nullptr;     // what this rank found wrong
   };
-  struct Met {
+  /// What all ranks brought.
+  struct Agreed {
     const char* operation = "";
     uint64_t sequence = 0;
     bool needs_barrier = false;                      // any rank's
     bool has_waiting_room = true;                    // every rank's, for kernels on max_sms
     std::vector<std::vector<MemoryHandle>> handles;  // [P]
   };
-  Met meet(Meeting meeting);
+  /// Collective. Throws the same error on all ranks if one refuses. The first time it also connects
+  /// the ranks' signals.
+  Agreed agree(Proposal proposal);
 
   /// For peers to use: memory itself, or a lease in its place where they cannot reach it.
   ShownMemory show(const void* data, int64_t num_bytes, bool with_contents);
@@ -130,14 +133,14 @@ class CudaRank {
   /// Entry `entry` of every rank's handles, for kernels of this rank. REQUIRES: kernels wait for
   /// all ranks.
   template <typename Pointer>
-  void reach(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
-    for (int p = 0; p < group().size(); ++p) reach_one(met, entry, p, pointers[p]);
+  void reach(const Agreed& agreed, size_t entry, Pointer (&pointers)[kMaxPeers]) {
+    for (int p = 0; p < group().size(); ++p) reach_one(agreed, entry, p, pointers[p]);
   }
   /// The same by slot, for the ranks of this node only. REQUIRES: kernels wait for them.
   template <typename Pointer>
-  void reach_near(const Met& met, size_t entry, Pointer (&pointers)[kMaxPeers]) {
+  void reach_near(const Agreed& agreed, size_t entry, Pointer (&pointers)[kMaxPeers]) {
     for (int p = 0; p < group().size(); ++p) {
-      if (is_near(p)) reach_one(met, entry, p, pointers[channel_ranks_.slot_of(p)]);
+      if (is_near(p)) reach_one(agreed, entry, p, pointers[channel_ranks_.slot_of(p)]);
     }
   }
   /// After peers have written: what is in a lease goes where it was wanted.
@@ -158,8 +161,8 @@ class CudaRank {
   };
 
   template <typename Pointer>
-  void reach_one(const Met& met, size_t entry, int peer, Pointer& pointer) {
-    const MemoryHandle& handle = met.handles[static_cast<size_t>(peer)][entry];
+  void reach_one(const Agreed& agreed, size_t entry, int peer, Pointer& pointer) {
+    const MemoryHandle& handle = agreed.handles[static_cast<size_t>(peer)][entry];
     pointer = reinterpret_cast<Pointer>(peers_.reach(peer, handle));
   }
   Lane make_lane();
@@ -174,9 +177,9 @@ class CudaRank {
   bool ends_in_time(const Lane& lane) noexcept;
   void keep_memory_for_ever() noexcept;
   bool has_waiting_room();
-  void connect(const char* operation, uint64_t subject, const Met& met);
+  void connect(const char* operation, uint64_t subject, const Agreed& agreed);
 
-  DevicePathContext context_;
+  const PathContext& context_;
   int device_;
   DeviceOptions options_;
   CallersStream callers_;

@@ -38,8 +38,8 @@ RowTraffic make_traffic(std::span<const int64_t> send_offsets,
 /// Rows from rank `source` to rank `destination`.
 int64_t rows_between(const PlanData& data, int source, int destination);
 
-/// What alltoall and allgather need of a plan that the host has made: sizes on the host, index
-/// arrays on the device.
+/// What exchanges of packed rows need of a plan that the host has made: sizes on the host, index
+/// arrays on the GPU.
 struct ExchangePlan {
   RowTraffic out;     // tokens to experts
   RowTraffic home;    // rows to their sources
@@ -54,8 +54,24 @@ struct ExchangePlan {
   const RouteTarget* row_targets = nullptr;  // [R] each row itself
 };
 
-/// arrival_tokens: token of each arrival as its source counts, for allgather; else empty. Waits for
-/// the device.
+/// What a plan needs between nodes where tokens are relayed: one copy of a token goes to each of
+/// its gateways, which store it into the final rows on their node; rows of other nodes come home
+/// one by one. Sizes are on the host, index arrays on the GPU.
+struct RelayPlan {
+  RowTraffic copies;    // tokens to gateways
+  RowTraffic far_home;  // rows to sources on other nodes
+
+  Buffer memory;                         // of the arrays
+  const int64_t* copy_tokens = nullptr;  // [copies sent] t
+  // The `rank` of these targets is a slot of the channel.
+  const RouteTarget* near_targets = nullptr;  // [T, K] on this node
+  const RouteTarget* copy_targets = nullptr;  // [copies received, K]
+  const int64_t* far_rows = nullptr;          // [rows sent home] row here
+  const RouteTarget* sum_targets = nullptr;   // [T, K]; slot behind the last: came home
+};
+
+/// arrival_tokens: token of each arrival as its source counts, or empty where tokens are
+/// not gathered. Waits for the GPU.
 ExchangePlan make_exchange_plan(DevicePool& pool, const PlanData& data,
                                 std::span<const int64_t> arrival_tokens, cudaStream_t stream,
                                 StreamWatch& watch);

@@ -7,6 +7,7 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/host/host_path.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -78,15 +79,18 @@ DenseRouting HostRouting::dense_routing() const {
   return {.map = routes_, .weights = weights_, .mask = mask_};
 }
 
-Plan plan_on_host(CudaRank& rank, const Routing& routing, const DevicePath::PlanOnHost& plan,
-                  const MakeDeviceData& make_device_data) {
-  const auto plan_copy = [&](const HostRouting& host) { return plan(host.routing()); };
+Plan plan_on_host(CudaRank& rank, const Routing& routing, const MakeDeviceData& make_device_data) {
+  const auto plan_copy = [&](const HostRouting& host) {
+    return make_host_plan(rank.context(), host.routing());
+  };
   return plan_copied(rank, routing, plan_copy, make_device_data);
 }
 
 Plan plan_on_host(CudaRank& rank, const DenseRouting& routing,
-                  const DevicePath::PlanDenseOnHost& plan, const MakeDeviceData& make_device_data) {
-  const auto plan_copy = [&](const HostRouting& host) { return plan(host.dense_routing()); };
+                  const MakeDeviceData& make_device_data) {
+  const auto plan_copy = [&](const HostRouting& host) {
+    return make_host_plan(rank.context(), host.dense_routing());
+  };
   return plan_copied(rank, routing, plan_copy, make_device_data);
 }
 

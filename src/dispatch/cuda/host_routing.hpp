@@ -40,9 +40,8 @@ class HostRouting {
 using MakeDeviceData = std::function<std::shared_ptr<const DevicePlanData>(const Plan& host_plan)>;
 
 /// Copies the routing to the host, makes its plan there and brings that to the device. Collective.
-Plan plan_on_host(CudaRank& rank, const Routing& routing, const DevicePath::PlanOnHost& plan,
-                  const MakeDeviceData& make_device_data);
+Plan plan_on_host(CudaRank& rank, const Routing& routing, const MakeDeviceData& make_device_data);
 Plan plan_on_host(CudaRank& rank, const DenseRouting& routing,
-                  const DevicePath::PlanDenseOnHost& plan, const MakeDeviceData& make_device_data);
+                  const MakeDeviceData& make_device_data);
 
 }  // namespace crossdock::cuda

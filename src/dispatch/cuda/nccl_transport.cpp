@@ -69,9 +69,9 @@ class NcclTransport final : public RowTransport {
   NcclTransport& operator=(const NcclTransport&) = delete;
 
   // The communicator is the caller's: it is never aborted here, whatever happens.
-  void run(const CudaRank::Met& met, size_t /*first_entry*/,
+  void run(const CudaRank::Agreed& agreed, size_t /*first_entry*/,
            std::span<const RowTransfer> transfers) override {
-    rank_.watch().begin_exchange(rank_.stream(), met.operation, met.sequence);
+    rank_.watch().begin_exchange(rank_.stream(), agreed.operation, agreed.sequence);
     NcclGroup group;
     for (const RowTransfer& transfer : transfers) {
       for (int p = 0; p < rank_.group().size(); ++p) queue(transfer, p);

@@ -10,7 +10,7 @@ class PeerCopies final : public RowTransport {
  public:
   explicit PeerCopies(CudaRank& rank) : rank_(rank) {}
 
-  void run(const CudaRank::Met& met, size_t first_entry,
+  void run(const CudaRank::Agreed& agreed, size_t first_entry,
            std::span<const RowTransfer> transfers) override {
     const int P = rank_.group().size();
     const Operation operation = transfers[0].operation;
@@ -18,7 +18,7 @@ class PeerCopies final : public RowTransport {
     for (size_t i = 0; i < transfers.size(); ++i) {
       const RowTransfer& transfer = transfers[i];
       const std::byte* sent[kMaxPeers] = {};
-      rank_.reach(met, first_entry + i, sent);
+      rank_.reach(agreed, first_entry + i, sent);
       for (int p = 0; p < P; ++p) {
         const RowTraffic::Part& part = transfer.traffic.parts[static_cast<size_t>(p)];
         launch_move_rows({.from = sent[p] + part.peer_begin * transfer.row_bytes,

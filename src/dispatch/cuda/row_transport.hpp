@@ -19,15 +19,14 @@ struct RowTransfer {
   Operation operation;  // for messages
 };
 
-/// How rows that were packed for other ranks get to them. All members are collective.
+/// Exchanges packed rows between all ranks. All members are collective.
 class RowTransport {
  public:
   virtual ~RowTransport() = default;
 
-  /// Queues transfers. Where their send buffers are stands in the meeting's handles, from
-  /// `first_entry` on. They are done when the stream has come past them; send buffers may then be
-  /// used again.
-  virtual void run(const CudaRank::Met& met, size_t first_entry,
+  /// Queues transfers. The agreed handles from `first_entry` on are those of their send buffers.
+  /// The transfers are done when the stream has passed them; send buffers may then be used again.
+  virtual void run(const CudaRank::Agreed& agreed, size_t first_entry,
                    std::span<const RowTransfer> transfers) = 0;
 };
 

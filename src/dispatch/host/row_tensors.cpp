@@ -2,18 +2,10 @@
 
 #include <cstring>
 
-#include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "plan/plan_builder.hpp"
 
 namespace crossdock {
-
-OwnedTensor output_or_new(BufferPool& pool, const char* name, const TensorView& given, DType dtype,
-                          const Shape& shape) {
-  if (!given.given()) return pool.take(dtype, shape);
-  check_tensor(name, given, dtype, shape);
-  return {.view = given, .owner = nullptr};
-}
 
 RowPart row_part(const ConstTensorView& tokens, const TensorView& rows) {
   return {.tokens = static_cast<const std::byte*>(tokens.data),

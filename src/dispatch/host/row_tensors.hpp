@@ -5,13 +5,9 @@
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"
 
-// Tensors of a dispatcher's calls in host memory.
+// Rows of a dispatcher's calls in host memory.
 
 namespace crossdock {
-
-/// The caller's output, or memory of the pool.
-OwnedTensor output_or_new(BufferPool& pool, const char* name, const TensorView& given, DType dtype,
-                          const Shape& shape);
 
 /// tokens [T, ...] and the rows [R, ...] they go to, as bits.
 RowPart row_part(const ConstTensorView& tokens, const TensorView& rows);

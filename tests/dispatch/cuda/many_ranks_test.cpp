@@ -8,9 +8,11 @@
 #include "comm/cuda/peer_signals.cuh"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
-#include "dispatch/cuda/cuda_staged.hpp"
+#include "dispatch/cuda/cuda_packed.hpp"
 #include "dispatch/cuda/step.hpp"
 #include "dispatch/lone_communicator.hpp"
+#include "dispatch/strategies/allgather/allgather.hpp"
+#include "dispatch/strategies/direct/relay_plan.hpp"
 
 namespace crossdock {
 namespace {
@@ -45,8 +47,12 @@ TEST(CudaChannelRanks, AreThoseThatKernelsWaitFor) {
 std::string refusal(const std::string& strategy, const Topology& topology, Waits waits) {
   constexpr int kLimit = 3;
   const ChannelRanks ranks(topology, 0, waits);
+  const cuda::ChannelUse use{
+      .strategy = strategy,
+      .waits = waits,
+      .uses_rows_in_place = strategy == "direct" || strategy == "hierarchical"};
   const std::optional<Error> error =
-      error_of([&] { cuda::check_channel_size(strategy, topology, ranks, waits, kLimit); });
+      error_of([&] { cuda::check_channel_size(use, topology, ranks, kLimit); });
   return error ? error->what() : "";
 }
 
@@ -101,15 +107,15 @@ class HostTransport final : public cuda::RowTransport {
  public:
   explicit HostTransport(cuda::CudaRank& rank) : rank_(rank) {}
 
-  void run(const cuda::CudaRank::Met& met, size_t /*first_entry*/,
+  void run(const cuda::CudaRank::Agreed& agreed, size_t /*first_entry*/,
            std::span<const cuda::RowTransfer> transfers) override {
     cuda_ok(cudaStreamSynchronize(rank_.stream()));
-    for (const cuda::RowTransfer& transfer : transfers) exchange(met, transfer);
+    for (const cuda::RowTransfer& transfer : transfers) exchange(agreed, transfer);
     cuda_ok(cudaStreamSynchronize(rank_.stream()));
   }
 
  private:
-  void exchange(const cuda::CudaRank::Met& met, const cuda::RowTransfer& transfer) {
+  void exchange(const cuda::CudaRank::Agreed& agreed, const cuda::RowTransfer& transfer) {
     std::vector<int64_t> send_offsets{0};
     std::vector<int64_t> recv_offsets{0};
     for (const cuda::RowTraffic::Part& part : transfer.traffic.parts) {
@@ -128,7 +134,7 @@ class HostTransport final : public cuda::RowTransport {
       return SharedBytes{buffer.data(), buffer.num_bytes(), buffer.owner()};
     };
     rank_.group().all_to_all_v(shared(sent), send_offsets, shared(received), recv_offsets,
-                               rank_.group().wait_context("exchange", met.sequence));
+                               rank_.group().wait_context("exchange", agreed.sequence));
     for (size_t p = 0; p + 1 < recv_offsets.size(); ++p) {
       const cuda::RowTraffic::Part& part = transfer.traffic.parts[p];
       copy(transfer.recv + part.recv_begin * transfer.row_bytes, received.data() + recv_offsets[p],
@@ -146,7 +152,13 @@ class HostTransport final : public cuda::RowTransport {
   cuda::CudaRank& rank_;
 };
 
-// One step of a staged strategy with that transport has the bits of the CPU.
+cuda::Packing packing_of(const std::string& strategy) {
+  if (strategy == "alltoall") return {};
+  if (strategy == "allgather") return {.arrival_tokens = exchange_arrival_tokens};
+  return {.relay = cuda::make_relay_plan};
+}
+
+// One step of a strategy that packs its rows has the bits of the CPU with that transport.
 void expect_bits_of_the_cpu(int num_ranks, int ranks_per_node, const std::string& strategy) {
   SCOPED_TRACE(strategy);
   const DispatchCase the_case = case_of(num_ranks);
@@ -159,22 +171,18 @@ void expect_bits_of_the_cpu(int num_ranks, int ranks_per_node, const std::string
         const RankStream stream;
         const DeviceTensors tensors(host, stream);
         stream.synchronize();
-        Dispatcher on_cpu(group, the_case.config, strategy);
-        const std::shared_ptr<const DispatchConfig> config =
-            on_cpu.plan(host.routing()).data().config;
-        cuda::CudaStaged path(
-            {.group = group,
-             .config = config,
-             .config_text = {},
-             .strategy_name = strategy,
-             .options = {}},
-            0, [](cuda::CudaRank& rank) { return std::make_unique<HostTransport>(rank); });
+        cuda::CudaPacked path({.group = group,
+                               .config = std::make_shared<const DispatchConfig>(the_case.config),
+                               .strategy = make_strategy(strategy),
+                               .config_text = {}},
+                              0, packing_of(strategy), [](cuda::CudaRank& rank) {
+                                return std::make_unique<HostTransport>(rank);
+                              });
         path.set_options({.stream = stream.view()});
-        const Plan plan = path.plan(tensors.routing(),
-                                    [&](const Routing& routing) { return on_cpu.plan(routing); });
+        const Plan plan = path.plan(tensors.routing());
         const DispatchResult moved =
             path.dispatch(plan, {.x = tensors.x.view, .with_row_weights = true});
-        const OwnedTensor out = path.sum_rows(
+        const OwnedTensor out = path.gather_sum(
             "combine", plan, {.rows = moved.rows.view, .weights = plan.weights(), .out = {}});
         const CombineBackwardResult backward =
             path.combine_backward(plan, tensors.grad_out.view, moved.rows.view);

@@ -4,6 +4,7 @@
 
 #include "core/stream_copy.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/device_path.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
@@ -60,6 +61,10 @@ void place(const Exchange& exchange, const RowBlock& block, const std::byte* tok
 class Allgather final : public Strategy {
  public:
   std::string_view name() const override { return "allgather"; }
+
+  std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
+    return make_allgather_device_path(context, device);
+  }
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
     auto state = std::make_shared<AllgatherState>();

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/device_path.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
@@ -47,6 +48,10 @@ void regroup(const TravellingRows& travelling, const Buffer& arrived, const RowP
 class Alltoall final : public Strategy {
  public:
   std::string_view name() const override { return "alltoall"; }
+
+  std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
+    return make_alltoall_device_path(context, device);
+  }
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
     if (!exchange.plan.data().config->partial_sums) return nullptr;

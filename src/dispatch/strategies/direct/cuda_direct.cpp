@@ -2,27 +2,141 @@
 
 #include <utility>
 
+#include "core/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/tensor_check.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/kernels/push_gradients.hpp"
 #include "dispatch/cuda/kernels/put.hpp"
 #include "dispatch/cuda/kernels/route_values.hpp"
+#include "plan/cuda/plan_limits.hpp"
 
 namespace crossdock::cuda {
+namespace {
 
-CudaDirect::CudaDirect(DevicePathContext context, int device)
-    : CudaPath(std::move(context), device, Waits::kForAll) {}
+void check_routing(const CudaRank& rank, const Routing& routing) {
+  const DispatchConfig& config = rank.config();
+  const ConstTensorView& ids = routing.expert_ids;
+  CROSSDOCK_CHECK(ids.shape.rank() == 2 && ids.shape[1] == config.top_k &&
+                      (ids.dtype == DType::kI32 || ids.dtype == DType::kI64),
+                  "expert_ids must be [T, ", config.top_k, "] int32 or int64, got ", describe(ids));
+  rank.check_tensor("expert_ids", ids, ids.shape);
+  rank.check_tensor("weights", routing.weights, ids.shape);
+  CROSSDOCK_CHECK(routing.weights.dtype == DType::kF32, "weights on a GPU must be fp32, got ",
+                  name_of(routing.weights.dtype));
+  const int64_t T = ids.shape[0];
+  if (routing.mask.given()) {
+    rank.check_tensor("mask", routing.mask, {T});
+    CROSSDOCK_CHECK(routing.mask.dtype == DType::kBool, "mask must be [", T, "] bool, got ",
+                    describe(routing.mask));
+  }
+  if (config.capacity && config.capacity->pad_to_capacity) {
+    CROSSDOCK_CHECK(T <= config.capacity->max_tokens, "T is ", T, ", must be at most max_tokens (",
+                    config.capacity->max_tokens, ") with pad_to_capacity");
+  }
+  CROSSDOCK_CHECK(config.max_rows || !is_capturing(rank.stream()),
+                  "a plan that is captured in a graph needs max_rows in the configuration: without "
+                  "it the host must wait for the number of rows");
+}
 
-// The plan's own rows if they are still there and fit.
-CudaPath::TakenRows CudaDirect::take_rows(const Plan& plan, DType dtype) {
+std::shared_ptr<PlanData> host_part(const CudaRank& rank, int64_t T, uint64_t id) {
+  auto data = std::make_shared<PlanData>();
+  data->T = T;
+  data->K = rank.config().top_k;
+  data->E = rank.config().num_experts;
+  data->P = rank.group().size();
+  data->rank = rank.group().rank();
+  data->id = id;
+  data->config = rank.context().config;
+  data->owner = rank.placement().owner;
+  data->experts_by_owner = rank.placement().experts_by_owner;
+  data->owner_offsets = rank.placement().owner_offsets;
+  return data;
+}
+
+int64_t num_block_counts(const CudaPlanInputs& inputs) {
+  return int64_t{plan_blocks(inputs.T, inputs.shape.K)} * inputs.shape.E;
+}
+
+PlanArgs plan_args(const Routing& routing, const CudaPlan& plan, const TensorView& scratch) {
+  const CudaPlanInputs& inputs = plan.inputs();
+  auto* counts = static_cast<int32_t*>(scratch.data);
+  return {.routing = {.expert_ids = routing.expert_ids.data,
+                      .ids_are_64_bit = routing.expert_ids.dtype == DType::kI64,
+                      .weights = static_cast<const float*>(routing.weights.data),
+                      .mask = static_cast<const bool*>(routing.mask.data),
+                      .T = inputs.T},
+          .shape = inputs.shape,
+          .plan = plan.arrays(),
+          .block_counts = counts,
+          .route_base = counts + num_block_counts(inputs),
+          .signals = {}};
+}
+
+}  // namespace
+
+CudaDirect::CudaDirect(const PathContext& context, int device)
+    : CudaPath(context, device,
+               {.strategy = context.strategy->name(),
+                .waits = Waits::kForAll,
+                .uses_rows_in_place = true}) {}
+
+// Drops by weight need a selection per expert, which the host makes; so do more experts than the
+// GPU has shared memory for.
+bool CudaDirect::plans_on_device() const {
+  const std::optional<Capacity>& capacity = config().capacity;
+  return (!capacity || capacity->policy == DropPolicy::kPosition) &&
+         fits_device_plan(config().num_experts, shared_memory_per_block(rank_.device()));
+}
+
+std::shared_ptr<const DevicePlanData> CudaDirect::upload(const Plan& host_plan) {
+  const PlanData& data = host_plan.data();
+  return std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(data.T), data);
+}
+
+Plan CudaDirect::plan(const Routing& routing) {
+  if (!plans_on_device()) return CudaPath::plan(routing);
+  const std::optional<int64_t>& max_rows = config().max_rows;
+  std::shared_ptr<CudaPlan> arrays;
+  std::string text = concat(context().config_text, ";weights=fp32;device=cuda");
+  const Call call{.operation = "plan", .plan = nullptr, .text = std::move(text)};
+  const uint64_t id = run(call, [&] {
+    check_routing(rank_, routing);
+    arrays =
+        std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(routing.expert_ids.shape[0]));
+    const OwnedTensor scratch =
+        rank_.take(DType::kI32, {num_block_counts(arrays->inputs()) + config().num_experts});
+    if (max_rows) arrays->set_capacity_rows(*max_rows);
+    if (max_rows && wants_landing_) {
+      const int64_t row_bytes = config().width * size_of(row_dtype_);
+      arrays->set_landing(rank_.pool().take(*max_rows * row_bytes, rank_.stream()));
+    }
+    const auto queue = [&, scratch](const CudaRank::Agreed& /*agreed*/) {
+      PlanArgs args = plan_args(routing, *arrays, scratch.view);
+      args.signals = rank_.signals();
+      launch_plan(args, rank_.stream());
+      if (!max_rows) arrays->set_capacity_rows(arrays->num_rows());
+    };
+    return ready({.handles = {}, .queue = queue});
+  });
+  if (!max_rows) rank_.raise_faults();  // the same on all ranks
+  const int64_t T = arrays->inputs().T;
+  return {host_part(rank_, T, id), nullptr, std::move(arrays)};
+}
+
+// The plan's own rows if they are still there and large enough.
+OwnedTensor CudaDirect::take_dispatch_rows(const Plan& plan, DType dtype) {
   const CudaPlan& arrays = device_plan(plan);
-  const Shape shape{plan.capacity_rows(), rank_.config().width};
+  const Shape shape{plan.capacity_rows(), config().width};
   const int64_t num_bytes = shape.num_elements() * size_of(dtype);
-  if (num_bytes == 0 || arrays.landing_bytes() < num_bytes) return CudaPath::take_rows(plan, dtype);
+  rows_are_free_ = false;
+  if (num_bytes == 0 || arrays.landing_bytes() < num_bytes) {
+    return CudaPath::take_dispatch_rows(plan, dtype);
+  }
   const Buffer landing = arrays.take_landing();
   // A graph without the plan does not exchange it anew before it writes the rows again.
-  const bool is_free = arrays.inputs().capture_id == capture_id(rank_.stream());
-  return {.rows = {.view = landing.view(dtype, shape), .owner = landing.owner()},
-          .is_free = is_free};
+  rows_are_free_ = arrays.inputs().capture_id == capture_id(rank_.stream());
+  return {.view = landing.view(dtype, shape), .owner = landing.owner()};
 }
 
 ReadyCall CudaDirect::ready_dispatch(const Plan& plan, const DispatchArgs& args,
@@ -34,16 +148,17 @@ ReadyCall CudaDirect::ready_dispatch(const Plan& plan, const DispatchArgs& args,
     landings.push_back({.shown = rank_.show(rows.data, rows.num_bytes(), /*with_contents=*/false),
                         .row_bytes = rows.row_bytes()});
   }
-  ReadyCall ready;
-  for (const Landing& landing : landings) ready.handles.push_back(landing.shown.handle);
-  ready.queue = [this, &plan, &args, landings = std::move(landings)](const CudaRank::Met& met) {
-    queue_put(met, plan, args, landings);
-  };
-  return ready;
+  CudaCall call;
+  for (const Landing& landing : landings) call.handles.push_back(landing.shown.handle);
+  call.queue = [this, &plan, &args, landings = std::move(landings)](
+                   const CudaRank::Agreed& agreed) { queue_scatter(agreed, plan, args, landings); };
+  const bool is_free = !args.rows.given() && rows_are_free_;
+  call.needs_barrier = !is_free || args.scales.given() || args.with_row_weights;
+  return ready(std::move(call));
 }
 
-void CudaDirect::queue_put(const CudaRank::Met& met, const Plan& plan, const DispatchArgs& args,
-                           std::span<const Landing> landings) {
+void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
+                               const DispatchArgs& args, std::span<const Landing> landings) {
   row_dtype_ = args.x.dtype;
   wants_landing_ = !args.rows.given();
   const CudaPlan& arrays = device_plan(plan);
@@ -58,85 +173,87 @@ void CudaDirect::queue_put(const CudaRank::Met& met, const Plan& plan, const Dis
     PutPart& part = put.parts[put.num_parts++];
     part.tokens = static_cast<const std::byte*>(tokens.data);
     part.row_bytes = landings[entry].row_bytes;
-    rank_.reach(met, entry, part.rows);
+    rank_.reach(agreed, entry, part.rows);
   };
   add_part(args.x);
   if (args.scales.given()) add_part(args.scales);
   if (args.with_row_weights) {
     put.weights = arrays.arrays().weights;
-    rank_.reach(met, static_cast<size_t>(put.num_parts), put.row_weights);
+    rank_.reach(agreed, static_cast<size_t>(put.num_parts), put.row_weights);
   }
   for (const Landing& landing : landings) {
     rank_.zero_pads(arrays, landing.shown.data, landing.row_bytes);
   }
-  put.awaits_peers = met.needs_barrier && met.has_waiting_room;
-  if (met.needs_barrier && !put.awaits_peers) {
+  put.awaits_peers = agreed.needs_barrier && agreed.has_waiting_room;
+  if (agreed.needs_barrier && !put.awaits_peers) {
     launch_barrier(rank_.signals(), put.operation, rank_.stream());
   }
   launch_put(put, rank_.max_sms(), rank_.stream());
   for (const Landing& landing : landings) rank_.fetch(landing.shown);
 }
 
-ReadyCall CudaDirect::ready_sum(Operation operation, const Plan& plan, const GatherSumArgs& args) {
+ReadyCall CudaDirect::ready_gather_sum(const char* operation, const Plan& plan,
+                                       const GatherSumArgs& args) {
   ShownMemory shown = rank_.show(args.rows.data, args.rows.num_bytes(), /*with_contents=*/true);
-  ReadyCall ready{.handles = {shown.handle}};
-  ready.queue = [this, operation, &plan, args, shown = std::move(shown)](const CudaRank::Met& met) {
+  CudaCall call{.handles = {shown.handle}};
+  call.queue = [this, operation, &plan, args,
+                shown = std::move(shown)](const CudaRank::Agreed& agreed) {
     PullSumArgs pull = sum_args(operation, plan, args);
     pull.targets = device_plan(plan).arrays().targets;
     pull.signals = rank_.signals();
-    rank_.reach(met, 0, pull.rows);
+    rank_.reach(agreed, 0, pull.rows);
     pull.num_sharing = rank_.num_sharing();
-    pull.awaits_peers = met.has_waiting_room;
+    pull.awaits_peers = agreed.has_waiting_room;
     if (!pull.awaits_peers) {
-      launch_barrier(rank_.signals(), operation, rank_.stream());
+      launch_barrier(rank_.signals(), pull.operation, rank_.stream());
     }
     launch_pull_sum(pull, rank_.max_sms(), rank_.stream());
   };
-  return ready;
+  return ready(std::move(call));
 }
 
-ReadyCall CudaDirect::ready_gradients(const Plan& plan, const GradientTensors& tensors) {
+ReadyCall CudaDirect::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {
   const TensorView& grad_rows = tensors.grad_rows;
   ShownMemory y = rank_.show(tensors.y.data, tensors.y.num_bytes(), /*with_contents=*/true);
   ShownMemory grad = rank_.show(grad_rows.data, grad_rows.num_bytes(), /*with_contents=*/false);
-  ReadyCall ready{.handles = {y.handle, grad.handle}};
-  ready.queue = [this, &plan, tensors, y = std::move(y),
-                 grad = std::move(grad)](const CudaRank::Met& met) {
+  CudaCall call{.handles = {y.handle, grad.handle}};
+  call.queue = [this, &plan, tensors, y = std::move(y),
+                grad = std::move(grad)](const CudaRank::Agreed& agreed) {
     const CudaPlan& arrays = device_plan(plan);
     PushGradientsArgs push{};
     push.targets = arrays.arrays().targets;
     push.weights = arrays.arrays().weights;
     push.T = plan.num_tokens();
     push.K = arrays.shape().K;
-    push.D = static_cast<int32_t>(rank_.config().width);
+    push.D = static_cast<int32_t>(config().width);
     push.dtype = tensors.y.dtype;
     push.grad_out = static_cast<const std::byte*>(tensors.grad_out.data);
     push.grad_weights = static_cast<float*>(tensors.grad_weights.data);
     push.signals = rank_.signals();
-    rank_.reach(met, 0, push.y);
-    rank_.reach(met, 1, push.grad_rows);
+    rank_.reach(agreed, 0, push.y);
+    rank_.reach(agreed, 1, push.grad_rows);
     rank_.zero_pads(arrays, grad.data, tensors.grad_rows.row_bytes());
     launch_barrier(rank_.signals(), Operation::kCombineBackward, rank_.stream());
     launch_push_gradients(push, rank_.max_sms(), rank_.stream());
   };
-  return ready;
+  return ready(std::move(call));
 }
 
-ReadyCall CudaDirect::ready_routes(const Plan& plan, const ConstTensorView& rows,
-                                   const TensorView& routes) {
+ReadyCall CudaDirect::ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
+                                           const TensorView& routes) {
   ShownMemory shown = rank_.show(rows.data, rows.num_bytes(), /*with_contents=*/true);
-  ReadyCall ready{.handles = {shown.handle}};
-  ready.queue = [this, &plan, routes, shown = std::move(shown)](const CudaRank::Met& met) {
+  CudaCall call{.handles = {shown.handle}};
+  call.queue = [this, &plan, routes, shown = std::move(shown)](const CudaRank::Agreed& agreed) {
     RouteValuesArgs values{};
     values.targets = device_plan(plan).arrays().targets;
     values.num_routes = routes.num_elements();
     values.routes = static_cast<float*>(routes.data);
     values.signals = rank_.signals();
-    rank_.reach(met, 0, values.rows);
+    rank_.reach(agreed, 0, values.rows);
     launch_barrier(rank_.signals(), Operation::kRouteValues, rank_.stream());
     launch_gather_routes(values, rank_.stream());
   };
-  return ready;
+  return ready(std::move(call));
 }
 
 }  // namespace crossdock::cuda

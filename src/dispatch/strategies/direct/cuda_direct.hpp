@@ -8,25 +8,27 @@
 
 namespace crossdock::cuda {
 
-/// `direct` within a node (and `hierarchical`, which is the same there): plan, put, pull. Ranks
-/// meet on the host in every call and tell each other where their rows are; the kernels they then
-/// queue wait for each other on the device.
+/// `direct` within a node (and `hierarchical`, which is the same there): plan, scatter, gather_sum.
+/// Ranks agree on the host in every call and tell each other where their rows are; the kernels they
+/// then queue wait for each other on the GPU.
 class CudaDirect final : public CudaPath {
  public:
-  CudaDirect(DevicePathContext context, int device);
+  CudaDirect(const PathContext& context, int device);
 
   using CudaPath::plan;
-  Plan plan(const Routing& routing, const PlanOnHost& plan_on_host) override;
+  /// On the GPU where that is possible.
+  Plan plan(const Routing& routing) override;
 
  private:
   std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan) override;
-  TakenRows take_rows(const Plan& plan, DType dtype) override;
+  OwnedTensor take_dispatch_rows(const Plan& plan, DType dtype) override;
   ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
                            const DispatchResult& result) override;
-  ReadyCall ready_sum(Operation operation, const Plan& plan, const GatherSumArgs& args) override;
-  ReadyCall ready_gradients(const Plan& plan, const GradientTensors& tensors) override;
-  ReadyCall ready_routes(const Plan& plan, const ConstTensorView& rows,
-                         const TensorView& routes) override;
+  ReadyCall ready_gather_sum(const char* operation, const Plan& plan,
+                             const GatherSumArgs& args) override;
+  ReadyCall ready_combine_backward(const Plan& plan, const GradientTensors& tensors) override;
+  ReadyCall ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
+                                 const TensorView& routes) override;
 
   /// A tensor of rows that peers write.
   struct Landing {
@@ -36,9 +38,10 @@ class CudaDirect final : public CudaPath {
 
   bool plans_on_device() const;
   /// landings: rows, then scales and row weights where the call has them.
-  void queue_put(const CudaRank::Met& met, const Plan& plan, const DispatchArgs& args,
-                 std::span<const Landing> landings);
+  void queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan, const DispatchArgs& args,
+                     std::span<const Landing> landings);
 
+  bool rows_are_free_ = false;  // the rows taken last: peers that have the plan may write at once
   // Of the last dispatch; the next is likely to be the same.
   DType row_dtype_ = DType::kBF16;
   bool wants_landing_ = true;

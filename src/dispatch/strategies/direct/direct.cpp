@@ -7,6 +7,7 @@
 
 #include "comm/window.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/device_path.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/peer_rows.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
@@ -87,6 +88,10 @@ class Direct final : public Strategy {
   Direct(std::string_view name, bool by_node) : name_(name), by_node_(by_node) {}
 
   std::string_view name() const override { return name_; }
+
+  std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
+    return make_direct_device_path(context, device);
+  }
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
     auto state = std::make_shared<DirectState>();

@@ -1,4 +1,4 @@
-#include "dispatch/cuda/host_staging.hpp"
+#include "dispatch/cuda/host_tensors.hpp"
 
 #include <utility>
 #include <vector>
@@ -8,15 +8,17 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/device_path.hpp"
 #include "dispatch/dispatch_args.hpp"
 
 namespace crossdock::cuda {
 namespace {
 
 /// What the host is shown of a plan on the device: copies of its arrays.
-class StagedPlan final : public DevicePlanData {
+class CopiedPlan final : public DevicePlanData {
  public:
-  StagedPlan(Plan device_plan, std::shared_ptr<const OwnedStream> owned_stream, StreamWatch& watch)
+  /// `path` made the plan and works in the stream.
+  CopiedPlan(Plan device_plan, std::shared_ptr<const OwnedStream> owned_stream, Path& path)
       : stream_(std::move(owned_stream)), device_plan_(std::move(device_plan)) {
     const RelaxedCapture relaxed;
     const cudaStream_t stream = stream_->get();
@@ -25,11 +27,11 @@ class StagedPlan final : public DevicePlanData {
     starts_.resize(static_cast<size_t>(segments.num_segments + 1));
     counts_.resize(static_cast<size_t>(segments.num_segments));
     weights_.resize(static_cast<size_t>(weights.num_elements()));
-    watch.await(stream);  // see download
+    path.await();  // see download
     copy_out(starts_, segments.starts, stream);
     copy_out(counts_, segments.counts, stream);
     copy_out(weights_, weights.data, stream);
-    watch.await(stream);
+    path.await();
     dropped_.assign(device_plan_.dropped().begin(), device_plan_.dropped().end());
     weights_shape_ = weights.shape;
   }
@@ -65,10 +67,10 @@ class StagedPlan final : public DevicePlanData {
   Shape weights_shape_;
 };
 
-// A plan of another dispatcher goes on as it is: the device path refuses it.
+// A plan of another dispatcher goes on as it is: the path refuses it.
 const Plan& plan_on_device(const Plan& plan) {
-  const auto* staged = dynamic_cast<const StagedPlan*>(plan.device_data().get());
-  return staged != nullptr ? staged->device_plan() : plan;
+  const auto* copied = dynamic_cast<const CopiedPlan*>(plan.device_data().get());
+  return copied != nullptr ? copied->device_plan() : plan;
 }
 
 Shape with_rows(const Shape& shape, int64_t num_rows) {
@@ -77,7 +79,7 @@ Shape with_rows(const Shape& shape, int64_t num_rows) {
 
 }  // namespace
 
-HostStaging::HostStaging(std::unique_ptr<CudaPath> path, Group& group, int device)
+HostTensors::HostTensors(std::unique_ptr<Path> path, Group& group, int device)
     : group_(group),
       stream_(lease_stream(device)),
       pool_(DeviceArena::make(device, /*is_exported=*/false)),
@@ -85,27 +87,25 @@ HostStaging::HostStaging(std::unique_ptr<CudaPath> path, Group& group, int devic
   set_options({});
 }
 
-HostStaging::~HostStaging() = default;
-
-void HostStaging::set_options(const DeviceOptions& options) {
+void HostTensors::set_options(const DeviceOptions& options) {
   DeviceOptions own = options;
   own.stream = stream_->view();
   path_->set_options(own);
 }
 
-// A tensor that is not as it must be goes on as it is: the device path names what is wrong.
-OwnedTensor HostStaging::upload(const ConstTensorView& tensor) {
+// A tensor that is not as it must be goes on as it is: the path names what is wrong.
+OwnedTensor HostTensors::upload(const ConstTensorView& tensor) {
   return tensor.given() ? upload_as(tensor.shape, tensor) : OwnedTensor{};
 }
 
 // The device's tensors of rows have as many as its plan may have.
-OwnedTensor HostStaging::upload_rows(const Plan& plan, const ConstTensorView& rows) {
+OwnedTensor HostTensors::upload_rows(const Plan& plan, const ConstTensorView& rows) {
   if (!rows.given() || rows.num_rows() != plan.num_rows()) return upload(rows);
   return upload_as(with_rows(rows.shape, plan_on_device(plan).capacity_rows()), rows);
 }
 
 // `shape` has room for the tensor.
-OwnedTensor HostStaging::upload_as(const Shape& shape, const ConstTensorView& tensor) {
+OwnedTensor HostTensors::upload_as(const Shape& shape, const ConstTensorView& tensor) {
   const RelaxedCapture relaxed;
   const Buffer buffer = pool_.take(shape.num_elements() * size_of(tensor.dtype), stream_->get());
   OwnedTensor copy{.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
@@ -119,7 +119,7 @@ OwnedTensor HostStaging::upload_as(const Shape& shape, const ConstTensorView& te
   return copy;
 }
 
-OwnedTensor HostStaging::download(const ConstTensorView& tensor, int64_t num_rows,
+OwnedTensor HostTensors::download(const ConstTensorView& tensor, int64_t num_rows,
                                   const TensorView& given) {
   const RelaxedCapture relaxed;
   OwnedTensor copy{.view = given, .owner = nullptr};
@@ -129,17 +129,17 @@ OwnedTensor HostStaging::download(const ConstTensorView& tensor, int64_t num_row
     copy = {.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
   }
   // A copy that waits for kernels, which wait for other ranks, could keep those from launching.
-  path_->watch().await(stream_->get());
+  path_->await();
   if (copy.view.num_bytes() > 0) {
     CROSSDOCK_CUDA(cudaMemcpyAsync(copy.view.data, tensor.data,
                                    static_cast<size_t>(copy.view.num_bytes()),
                                    cudaMemcpyDeviceToHost, stream_->get()));
   }
-  path_->watch().await(stream_->get());
+  path_->await();
   return copy;
 }
 
-void HostStaging::copy_in(const char* operation, const Plan* plan,
+void HostTensors::copy_in(const char* operation, const Plan* plan,
                           const std::function<void()>& uploads) {
   const std::optional<Error> refusal = refusal_of([&] {
     group_.check();  // behind a failed call a copy could wait for ever
@@ -151,18 +151,16 @@ void HostStaging::copy_in(const char* operation, const Plan* plan,
                 .rejection = &*refusal});
 }
 
-Plan HostStaging::finish(const Plan& device_plan) {
-  std::shared_ptr<const StagedPlan> staged;
-  run_agreed(group_, [&] {
-    staged = std::make_shared<const StagedPlan>(device_plan, stream_, path_->watch());
-  });
+Plan HostTensors::copy_out(const Plan& device_plan) {
+  std::shared_ptr<const CopiedPlan> copied;
+  run_agreed(group_,
+             [&] { copied = std::make_shared<const CopiedPlan>(device_plan, stream_, *path_); });
   path_->check();  // the device is done: a refused routing is known on all ranks
-  return device_plan.with_device_data(std::move(staged));
+  return device_plan.with_device_data(std::move(copied));
 }
 
 template <typename AnyRouting>
-Plan HostStaging::plan_copy(const ConstTensorView& routes, const AnyRouting& routing,
-                            const std::function<Plan(const AnyRouting&)>& plan_on_host) {
+Plan HostTensors::plan_copy(const ConstTensorView& routes, const AnyRouting& routing) {
   OwnedTensor routes_there;
   OwnedTensor weights;
   OwnedTensor mask;
@@ -171,18 +169,18 @@ Plan HostStaging::plan_copy(const ConstTensorView& routes, const AnyRouting& rou
     weights = upload(routing.weights);
     mask = upload(routing.mask);
   });
-  return finish(path_->plan(AnyRouting{routes_there.view, weights.view, mask.view}, plan_on_host));
+  return copy_out(path_->plan(AnyRouting{routes_there.view, weights.view, mask.view}));
 }
 
-Plan HostStaging::plan(const Routing& routing, const PlanOnHost& plan_on_host) {
-  return plan_copy(routing.expert_ids, routing, plan_on_host);
+Plan HostTensors::plan(const Routing& routing) {
+  return plan_copy(routing.expert_ids, routing);
 }
 
-Plan HostStaging::plan(const DenseRouting& routing, const PlanDenseOnHost& plan_on_host) {
-  return plan_copy(routing.map, routing, plan_on_host);
+Plan HostTensors::plan(const DenseRouting& routing) {
+  return plan_copy(routing.map, routing);
 }
 
-DispatchResult HostStaging::dispatch(const Plan& plan, const DispatchArgs& args) {
+DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args) {
   OwnedTensor x;
   OwnedTensor scales;
   OwnedTensor rows;
@@ -194,28 +192,34 @@ DispatchResult HostStaging::dispatch(const Plan& plan, const DispatchArgs& args)
     rows = upload_rows(plan, args.rows);
     row_scales = upload_rows(plan, args.row_scales);
   });
-  const DispatchResult moved =
-      path_->dispatch(plan_on_device(plan), {.x = x.view,
-                                             .scales = scales.view,
-                                             .rows = rows.view,
-                                             .row_scales = row_scales.view,
-                                             .with_row_weights = args.with_row_weights,
-                                             .num_chunks = args.num_chunks,
-                                             .on_chunk = args.on_chunk});  // for the agreement
   DispatchResult result;
-  run_agreed(group_, [&] {
+  const auto copy_back = [&](const DispatchResult& moved) {
     const int64_t R = plan.num_rows();
     result.rows = download(moved.rows.view, R, args.rows);
     if (args.scales.given()) {
       result.row_scales = download(moved.row_scales.view, R, args.row_scales);
     }
     if (args.with_row_weights) result.row_weights = download(moved.row_weights.view, R, {});
-  });
+  };
+  DispatchArgs on_device{.x = x.view,
+                         .scales = scales.view,
+                         .rows = rows.view,
+                         .row_scales = row_scales.view,
+                         .with_row_weights = args.with_row_weights,
+                         .num_chunks = args.num_chunks};
+  if (args.on_chunk) {  // gets all rows at once
+    on_device.on_chunk = [&](const DispatchResult& moved, const DispatchChunk& chunk) {
+      copy_back(moved);
+      args.on_chunk(result, chunk);
+    };
+  }
+  const DispatchResult moved = path_->dispatch(plan_on_device(plan), on_device);
+  if (!args.on_chunk) run_agreed(group_, [&] { copy_back(moved); });
   return result;
 }
 
-OwnedTensor HostStaging::sum_rows(const char* operation, const Plan& plan,
-                                  const GatherSumArgs& args) {
+OwnedTensor HostTensors::gather_sum(const char* operation, const Plan& plan,
+                                    const GatherSumArgs& args) {
   OwnedTensor rows;
   OwnedTensor out;
   copy_in(operation, &plan, [&] {
@@ -225,14 +229,14 @@ OwnedTensor HostStaging::sum_rows(const char* operation, const Plan& plan,
   });
   const ConstTensorView weights =
       args.weights.given() ? plan_on_device(plan).weights() : ConstTensorView{};
-  const OwnedTensor sum = path_->sum_rows(operation, plan_on_device(plan),
-                                          {.rows = rows.view, .weights = weights, .out = out.view});
+  const OwnedTensor sum = path_->gather_sum(
+      operation, plan_on_device(plan), {.rows = rows.view, .weights = weights, .out = out.view});
   OwnedTensor result;
   run_agreed(group_, [&] { result = download(sum.view, plan.num_tokens(), args.out); });
   return result;
 }
 
-CombineBackwardResult HostStaging::combine_backward(const Plan& plan, ConstTensorView grad_out,
+CombineBackwardResult HostTensors::combine_backward(const Plan& plan, ConstTensorView grad_out,
                                                     ConstTensorView y) {
   OwnedTensor gradient;
   OwnedTensor rows;
@@ -250,7 +254,7 @@ CombineBackwardResult HostStaging::combine_backward(const Plan& plan, ConstTenso
   return result;
 }
 
-OwnedTensor HostStaging::collect_routes(const Plan& plan, ConstTensorView rows) {
+OwnedTensor HostTensors::collect_routes(const Plan& plan, ConstTensorView rows) {
   OwnedTensor values;
   copy_in("collect_routes", &plan, [&] { values = upload_rows(plan, rows); });
   const OwnedTensor routes = path_->collect_routes(plan_on_device(plan), values.view);
@@ -259,10 +263,19 @@ OwnedTensor HostStaging::collect_routes(const Plan& plan, ConstTensorView rows) 
   return result;
 }
 
-OwnedTensor HostStaging::allocate_rows(const Plan& plan, DType dtype) {
+OwnedTensor HostTensors::allocate_rows(const Plan& plan, DType dtype) {
   const Shape shape{plan.num_rows(), plan.data().config->width};
   const Buffer buffer = group_.pool().take(shape.num_elements() * size_of(dtype));
   return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
 }
 
 }  // namespace crossdock::cuda
+
+namespace crossdock {
+
+std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> path, Group& group,
+                                             Device device) {
+  return std::make_unique<cuda::HostTensors>(std::move(path), group, device.index);
+}
+
+}  // namespace crossdock

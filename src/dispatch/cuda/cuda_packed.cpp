@@ -1,0 +1,312 @@
+#include "dispatch/cuda/cuda_packed.hpp"
+
+#include <utility>
+
+#include "core/cuda/check.hpp"
+#include "crossdock/extend/plan_data.hpp"
+#include "dispatch/cuda/kernels/move_rows.hpp"
+#include "dispatch/cuda/kernels/push_gradients.hpp"
+#include "dispatch/cuda/kernels/put.hpp"
+
+namespace crossdock::cuda {
+namespace {
+
+// Where the transport waits for peers itself, as NCCL does.
+Waits waits_beside_transport(const Packing& packing) {
+  return packing.relay ? Waits::kForNode : Waits::kForNobody;
+}
+
+// REQUIRES: a CudaPacked made the plan.
+const PackedPlan& packed_plan(const Plan& plan) {
+  return static_cast<const PackedPlan&>(*plan.device_data());
+}
+
+std::byte* bytes(const OwnedTensor& tensor) {
+  return static_cast<std::byte*>(tensor.view.data);
+}
+
+}  // namespace
+
+CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing)
+    : CudaPacked(
+          context, device, packing,
+          context.options.nccl_comm != nullptr ? waits_beside_transport(packing) : Waits::kForAll,
+          [nccl_comm = context.options.nccl_comm](CudaRank& rank) {
+            return nccl_comm != nullptr ? make_nccl_transport(rank, nccl_comm)
+                                        : make_peer_copies(rank);
+          }) {}
+
+CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing,
+                       const MakeTransport& make_transport)
+    : CudaPacked(context, device, packing, waits_beside_transport(packing), make_transport) {}
+
+CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing, Waits waits,
+                       const MakeTransport& make_transport)
+    : CudaPath(context, device,
+               {.strategy = context.strategy->name(),
+                .waits = waits,
+                .uses_rows_in_place = packing.relay != nullptr}),
+      packing_(packing),
+      transport_(make_transport(rank_)) {}
+
+std::shared_ptr<const DevicePlanData> CudaPacked::upload(const Plan& host_plan) {
+  std::vector<int64_t> arrival_tokens;
+  if (packing_.arrival_tokens) {
+    arrival_tokens = packing_.arrival_tokens({group(), host_plan, host_plan.id(), "plan", {}});
+  }
+  auto arrays = std::make_shared<PackedPlan>(rank_, host_plan.data(), arrival_tokens);
+  if (packing_.relay) arrays->set_relay(packing_.relay(rank_, host_plan));
+  return arrays;
+}
+
+ReadyCall CudaPacked::ready_dispatch(const Plan& plan, const DispatchArgs& args,
+                                     const DispatchResult& result) {
+  std::vector<RowBatch> batches{tokens_to_rows(plan, args.x, result.rows.view)};
+  if (args.scales.given()) {
+    batches.push_back(tokens_to_rows(plan, args.scales, result.row_scales.view));
+  }
+  if (args.with_row_weights) {
+    batches.push_back(routes_to_rows(plan, plan.weights(), result.row_weights.view));
+  }
+  return ready_batches(std::move(batches), [this, &plan](const CudaRank::Agreed& agreed,
+                                                         std::span<const RowBatch> batches) {
+    for (const RowBatch& batch : batches) zero_pads(plan, batch);
+    exchange(agreed, Operation::kDispatch, batches);
+  });
+}
+
+ReadyCall CudaPacked::ready_gather_sum(const char* operation, const Plan& plan,
+                                       const GatherSumArgs& args) {
+  return ready_batches({rows_to_tokens(plan, args.rows)},
+                       [this, operation, &plan, args](const CudaRank::Agreed& agreed,
+                                                      std::span<const RowBatch> batches) {
+                         PullSumArgs pull = sum_args(operation, plan, args);
+                         exchange(agreed, pull.operation, batches);
+                         pull.targets = packed_plan(plan).exchange().sum_targets;
+                         sum(agreed, batches[0], pull);
+                       });
+}
+
+// grad_out and the weights go to the rows, gradients are made there, and those of the weights come
+// home.
+ReadyCall CudaPacked::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {
+  const int64_t R = plan.capacity_rows();
+  const GradientRows rows{.grad_out = rank_.take(tensors.y.dtype, tensors.y.shape),
+                          .weights = rank_.take(DType::kF32, {R}),
+                          .grad_weights = rank_.take(DType::kF32, {R})};
+  return ready_batches({tokens_to_rows(plan, tensors.grad_out, rows.grad_out.view),
+                        routes_to_rows(plan, plan.weights(), rows.weights.view),
+                        rows_to_tokens(plan, rows.grad_weights.view)},
+                       [this, &plan, tensors, rows](const CudaRank::Agreed& agreed,
+                                                    std::span<const RowBatch> batches) {
+                         const std::span<const RowBatch> out = batches.first(2);
+                         for (const RowBatch& batch : out) zero_pads(plan, batch);
+                         exchange(agreed, Operation::kCombineBackward, out);
+                         make_gradients(plan, tensors, rows);
+                         exchange(agreed, Operation::kCombineBackward, batches.last(1));
+                         unpack_routes(plan, batches.back(), tensors.grad_weights);
+                       });
+}
+
+void CudaPacked::make_gradients(const Plan& plan, const GradientTensors& tensors,
+                                const GradientRows& rows) const {
+  PushGradientsArgs push{};
+  push.targets = packed_plan(plan).exchange().row_targets;
+  push.weights = static_cast<const float*>(rows.weights.view.data);
+  push.T = plan.capacity_rows();
+  push.K = 1;
+  push.D = static_cast<int32_t>(config().width);
+  push.dtype = tensors.y.dtype;
+  push.grad_out = static_cast<const std::byte*>(rows.grad_out.view.data);
+  push.y[0] = static_cast<const std::byte*>(tensors.y.data);
+  push.grad_rows[0] = static_cast<std::byte*>(tensors.grad_rows.data);
+  push.grad_weights = static_cast<float*>(rows.grad_weights.view.data);
+  push.signals = rank_.signals_alone();
+  launch_push_gradients(push, rank_.max_sms(), rank_.stream());
+}
+
+ReadyCall CudaPacked::ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
+                                           const TensorView& routes) {
+  return ready_batches(
+      {rows_to_tokens(plan, rows)},
+      [this, &plan, routes](const CudaRank::Agreed& agreed, std::span<const RowBatch> batches) {
+        exchange(agreed, Operation::kRouteValues, batches);
+        unpack_routes(plan, batches[0], routes);
+      });
+}
+
+// One number per route that was sent; 0 for the others.
+void CudaPacked::unpack_routes(const Plan& plan, const RowBatch& batch, const TensorView& routes) {
+  if (routes.num_bytes() > 0) {
+    CROSSDOCK_CUDA(
+        cudaMemsetAsync(routes.data, 0, static_cast<size_t>(routes.num_bytes()), rank_.stream()));
+  }
+  launch_move_rows({.from = static_cast<const std::byte*>(batch.arrived.view.data),
+                    .from_index = nullptr,
+                    .to = static_cast<std::byte*>(routes.data),
+                    .to_index = packed_plan(plan).exchange().sent_routes,
+                    .num_rows = batch.traffic->num_received,
+                    .row_bytes = batch.row_bytes},
+                   rank_.stream());
+}
+
+CudaPacked::RowBatch CudaPacked::tokens_to_rows(const Plan& plan, const ConstTensorView& tokens,
+                                                const TensorView& rows) const {
+  RowBatch batch{.from = static_cast<const std::byte*>(tokens.data), .row_bytes = rows.row_bytes()};
+  if (packing_.relay) {
+    batch.relay = packed_plan(plan).relay();
+    batch.traffic = &batch.relay->copies;
+    batch.from_index = batch.relay->copy_tokens;
+    batch.num_tokens = plan.num_tokens();
+    batch.rows = rows.data;
+    batch.rows_bytes = rows.num_bytes();
+    return batch;
+  }
+  const ExchangePlan& exchange = packed_plan(plan).exchange();
+  batch.traffic = packing_.arrival_tokens ? &exchange.tokens : &exchange.out;
+  batch.from_index = exchange.sent_tokens;
+  batch.is_packed = !packing_.arrival_tokens;
+  batch.to = static_cast<std::byte*>(rows.data);
+  batch.to_index = exchange.arrival_rows;
+  batch.arrival_index = packing_.arrival_tokens ? exchange.arrival_tokens : nullptr;
+  batch.num_unpacked = exchange.out.num_received;
+  return batch;
+}
+
+CudaPacked::RowBatch CudaPacked::routes_to_rows(const Plan& plan, const ConstTensorView& routes,
+                                                const TensorView& rows) const {
+  const ExchangePlan& exchange = packed_plan(plan).exchange();
+  return {.traffic = &exchange.out,
+          .from = static_cast<const std::byte*>(routes.data),
+          .from_index = exchange.sent_routes,
+          .to = static_cast<std::byte*>(rows.data),
+          .to_index = exchange.arrival_rows,
+          .num_unpacked = exchange.out.num_received,
+          .row_bytes = rows.row_bytes()};
+}
+
+// The arrivals stay where they arrive.
+CudaPacked::RowBatch CudaPacked::rows_to_tokens(const Plan& plan,
+                                                const ConstTensorView& rows) const {
+  const ExchangePlan& exchange = packed_plan(plan).exchange();
+  RowBatch batch{.traffic = &exchange.home,
+                 .from = static_cast<const std::byte*>(rows.data),
+                 .from_index = exchange.arrival_rows,
+                 .row_bytes = rows.row_bytes()};
+  if (packing_.relay && rows.shape.rank() == 2) {  // single numbers take the plain way
+    batch.relay = packed_plan(plan).relay();
+    batch.traffic = &batch.relay->far_home;
+    batch.from_index = batch.relay->far_rows;
+    batch.is_read = true;
+    batch.rows = rows.data;
+    batch.rows_bytes = rows.num_bytes();
+  }
+  return batch;
+}
+
+void CudaPacked::take_memory(RowBatch& batch) {
+  const RowTraffic& traffic = *batch.traffic;
+  const void* sent = batch.from;
+  if (batch.is_packed) {
+    batch.packed = rank_.take(DType::kU8, {traffic.num_sent, batch.row_bytes});
+    sent = batch.packed.view.data;
+  }
+  batch.shown = rank_.show(sent, traffic.num_sent * batch.row_bytes,
+                           /*with_contents=*/!batch.is_packed);
+  batch.arrived = rank_.take(DType::kU8, {traffic.num_received, batch.row_bytes});
+  if (batch.relay == nullptr) return;
+  batch.shown_rows = rank_.show(batch.rows, batch.rows_bytes, /*with_contents=*/batch.is_read);
+}
+
+ReadyCall CudaPacked::ready_batches(std::vector<RowBatch> batches, QueueBatches queue) {
+  CudaCall call;
+  for (RowBatch& batch : batches) {
+    take_memory(batch);
+    batch.entry = call.handles.size();
+    call.handles.push_back(batch.shown.handle);
+  }
+  for (RowBatch& batch : batches) {  // behind: transports count on the others' order
+    batch.rows_entry = call.handles.size();
+    if (batch.relay != nullptr) call.handles.push_back(batch.shown_rows.handle);
+  }
+  call.queue = [batches = std::move(batches), queue = std::move(queue)](
+                   const CudaRank::Agreed& agreed) { queue(agreed, batches); };
+  return ready(std::move(call));
+}
+
+void CudaPacked::exchange(const CudaRank::Agreed& agreed, Operation operation,
+                          std::span<const RowBatch> batches) {
+  std::vector<RowTransfer> transfers;
+  for (const RowBatch& batch : batches) {
+    if (batch.is_packed) {
+      launch_move_rows({.from = batch.from,
+                        .from_index = batch.from_index,
+                        .to = bytes(batch.packed),
+                        .to_index = nullptr,
+                        .num_rows = batch.traffic->num_sent,
+                        .row_bytes = batch.row_bytes},
+                       rank_.stream());
+    }
+    transfers.push_back({.traffic = *batch.traffic,
+                         .send = batch.shown.data,
+                         .recv = bytes(batch.arrived),
+                         .row_bytes = batch.row_bytes,
+                         .operation = operation});
+  }
+  transport_->run(agreed, batches[0].entry, transfers);
+  for (const RowBatch& batch : batches) {
+    if (batch.relay != nullptr && !batch.is_read) scatter_near(agreed, operation, batch);
+    launch_move_rows({.from = bytes(batch.arrived),
+                      .from_index = batch.arrival_index,
+                      .to = batch.to,
+                      .to_index = batch.to_index,
+                      .num_rows = batch.num_unpacked,
+                      .row_bytes = batch.row_bytes},
+                     rank_.stream());
+  }
+}
+
+// This rank's tokens, and the copies that arrived, into the rows of this node.
+void CudaPacked::scatter_near(const CudaRank::Agreed& agreed, Operation operation,
+                              const RowBatch& batch) {
+  const cudaStream_t stream = rank_.stream();
+  const RelayPlan& relay = *batch.relay;
+  PutArgs put{};
+  put.K = static_cast<int32_t>(config().top_k);
+  put.num_parts = 1;
+  put.parts[0].row_bytes = batch.row_bytes;
+  rank_.reach_near(agreed, batch.rows_entry, put.parts[0].rows);
+  put.operation = operation;
+  launch_barrier(rank_.near_signals(), operation, stream);
+  put.targets = relay.near_targets;
+  put.T = batch.num_tokens;
+  put.parts[0].tokens = batch.from;
+  put.signals = rank_.signals_alone();
+  launch_put(put, rank_.max_sms(), stream);
+  put.targets = relay.copy_targets;
+  put.T = relay.copies.num_received;
+  put.parts[0].tokens = bytes(batch.arrived);
+  put.signals = rank_.near_signals();
+  launch_put(put, rank_.max_sms(), stream);
+  rank_.fetch(batch.shown_rows);
+}
+
+void CudaPacked::zero_pads(const Plan& plan, const RowBatch& batch) const {
+  std::byte* rows = batch.relay != nullptr ? batch.shown_rows.data : batch.to;
+  rank_.zero_pads(device_plan(plan), rows, batch.row_bytes);
+}
+
+// Sums what came home and, inside a node, what is read where it lies.
+void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch, PullSumArgs& args) {
+  if (batch.relay == nullptr) {
+    args.rows[0] = bytes(batch.arrived);
+    args.signals = rank_.signals_alone();
+  } else {
+    args.targets = batch.relay->sum_targets;
+    rank_.reach_near(agreed, batch.rows_entry, args.rows);
+    args.rows[rank_.channel_ranks().size()] = bytes(batch.arrived);
+    args.signals = rank_.near_signals();
+    launch_barrier(args.signals, args.operation, rank_.stream());
+  }
+  launch_pull_sum(args, rank_.max_sms(), rank_.stream());
+}

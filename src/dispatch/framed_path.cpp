@@ -1,0 +1,161 @@
+#include "dispatch/framed_path.hpp"
+
+#include <utility>
+
+#include "comm/agreed_failure.hpp"
+#include "core/check.hpp"
+#include "crossdock/extend/plan_data.hpp"
+#include "dispatch/dispatch_args.hpp"
+#include "dispatch/host/peer_rows.hpp"
+
+namespace crossdock {
+namespace {
+
+// Weights are fp64 with fp64 rows, and fp32 with all others.
+void check_weight_dtype(const Plan& plan, DType row_dtype) {
+  const DType wanted = row_dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  CROSSDOCK_CHECK(plan.data().weight_dtype == wanted, "weights must be ", name_of(wanted),
+                  " with rows of ", name_of(row_dtype), "; the plan was made with ",
+                  name_of(plan.data().weight_dtype));
+}
+
+}  // namespace
+
+FramedPath::FramedPath(PathContext context, const Traits& traits)
+    : context_(std::move(context)), traits_(traits) {}
+
+uint64_t FramedPath::run(const Call& call, const MakeReady& make_ready) {
+  group().check();  // before any memory is taken: peers may still use what a failed call had
+  ReadyCall ready;
+  const std::optional<Error> refusal = refusal_of([&] {
+    check_usable();
+    if (call.plan != nullptr) check_plan(context_, *call.plan);
+    ready = make_ready();
+  });
+  const uint64_t sequence = agree(call, refusal);
+  EventRecorder& recorder = group().recorder();
+  const EventRecorder::Scope recorded(recorder, call.operation, sequence, ready.num_bytes);
+  if (ready.copied_bytes > 0) {
+    const EventRecorder::Scope copied(recorder, call.operation, sequence, ready.copied_bytes,
+                                      kForeignCopy);
+  }
+  run_agreed(group(), [&] { ready.move(sequence); });
+  return sequence;
+}
+
+uint64_t FramedPath::agree(const Call& call, const std::optional<Error>& refusal) {
+  const bool has_plan = call.plan != nullptr && call.plan->valid();
+  return group()
+      .agree({.operation = call.operation,
+              .subject = has_plan ? call.plan->id() : 0,
+              .config = call.text,
+              .body = {},
+              .rejection = refusal ? &*refusal : nullptr})
+      .sequence;
+}
+
+void FramedPath::agree_on_chunks(const Plan& plan) {
+  group().agree({.operation = "dispatch", .subject = plan.id()});
+}
+
+OwnedTensor FramedPath::take_dispatch_rows(const Plan& plan, DType dtype) {
+  return take_rows("dispatch", plan, dtype);
+}
+
+void FramedPath::check_summable(const char* name, const ConstTensorView& rows) const {
+  const bool is_wide = rows.dtype == DType::kF64;
+  CROSSDOCK_CHECK(is_summable(rows.dtype) && (traits_.takes_fp64 || !is_wide), name, traits_.where,
+                  " must be ", traits_.takes_fp64 ? "fp64, " : "", "fp32, bf16 or fp16, got ",
+                  name_of(rows.dtype));
+}
+
+void FramedPath::check_tokens(const Plan& plan, const DispatchArgs& args) const {
+  const DType dtype = args.x.dtype;
+  check_tensor("x", args.x, {plan.num_tokens(), config().width});
+  const bool is_known = is_summable(dtype) || dtype == DType::kF8E4M3;
+  CROSSDOCK_CHECK(is_known && (traits_.takes_fp64 || dtype != DType::kF64), "x", traits_.where,
+                  " must be ", traits_.takes_fp64 ? "fp64, " : "",
+                  "fp32, bf16, fp16 or fp8_e4m3, got ", name_of(dtype));
+  if (const auto scales_shape = check_args(args, plan.num_tokens(), config().width)) {
+    check_tensor("scales", args.scales, *scales_shape);
+  }
+}
+
+DispatchResult FramedPath::dispatch(const Plan& plan, const DispatchArgs& args) {
+  DispatchResult result;
+  run({.operation = "dispatch", .plan = &plan, .text = call_text(args)}, [&] {
+    check_tokens(plan, args);
+    const int64_t R = plan.capacity_rows();
+    result.rows = args.rows.given()
+                      ? output_or_new("rows", args.rows, args.x.dtype, {R, config().width})
+                      : take_dispatch_rows(plan, args.x.dtype);
+    if (args.scales.given()) {
+      result.row_scales = output_or_new("row_scales", args.row_scales, args.scales.dtype,
+                                        {R, args.scales.shape[1]});
+    }
+    if (args.with_row_weights) result.row_weights = take(plan.data().weight_dtype, {R});
+    return ready_dispatch(plan, args, result);
+  });
+  if (args.on_chunk && traits_.only_queues) {
+    run_agreed(group(), [&] {
+      args.on_chunk(result, {0, plan.num_local_experts()});
+      agree_on_chunks(plan);
+    });
+  }
+  return result;
+}
+
+OwnedTensor FramedPath::gather_sum(const char* operation, const Plan& plan,
+                                   const GatherSumArgs& args) {
+  OwnedTensor out;
+  const bool weighted = args.weights.given();
+  std::string text = concat("dtype=", name_of(args.rows.dtype), ";weighted=", weighted);
+  run({.operation = operation, .plan = &plan, .text = std::move(text)}, [&] {
+    check_tensor("rows", args.rows, {plan.capacity_rows(), config().width});
+    check_summable("rows", args.rows);
+    if (weighted) check_weight_dtype(plan, args.rows.dtype);
+    check_outputs(args);
+    out = output_or_new("out", args.out, args.rows.dtype, {plan.num_tokens(), config().width});
+    return ready_gather_sum(operation, plan,
+                            {.rows = args.rows, .weights = args.weights, .out = out.view});
+  });
+  return out;
+}
+
+CombineBackwardResult FramedPath::combine_backward(const Plan& plan, ConstTensorView grad_out,
+                                                   ConstTensorView y) {
+  CombineBackwardResult result;
+  std::string text = concat("dtype=", name_of(grad_out.dtype));
+  run({.operation = "combine_backward", .plan = &plan, .text = std::move(text)}, [&] {
+    check_tensor("grad_out", grad_out, {plan.num_tokens(), config().width});
+    check_tensor("y", y, {plan.capacity_rows(), config().width});
+    check_summable("grad_out", grad_out);
+    CROSSDOCK_CHECK(y.dtype == grad_out.dtype, "y and grad_out must have one dtype, got ",
+                    name_of(y.dtype), " and ", name_of(grad_out.dtype));
+    check_weight_dtype(plan, y.dtype);
+    result.grad_rows = take_rows("combine_backward", plan, y.dtype);
+    result.grad_weights = take(plan.data().weight_dtype, {plan.num_tokens(), plan.data().K});
+    return ready_combine_backward(plan, {.grad_out = grad_out,
+                                         .y = y,
+                                         .grad_rows = result.grad_rows.view,
+                                         .grad_weights = result.grad_weights.view});
+  });
+  return result;
+}
+
+OwnedTensor FramedPath::collect_routes(const Plan& plan, ConstTensorView rows) {
+  OwnedTensor routes;
+  std::string text = concat("dtype=", name_of(rows.dtype));
+  run({.operation = "collect_routes", .plan = &plan, .text = std::move(text)}, [&] {
+    check_tensor("rows", rows, {plan.capacity_rows()});
+    const bool is_wide = rows.dtype == DType::kF64;
+    CROSSDOCK_CHECK(rows.dtype == DType::kF32 || (traits_.takes_fp64 && is_wide), "rows",
+                    traits_.where, " must be ", traits_.takes_fp64 ? "fp32 or fp64" : "fp32",
+                    ", got ", name_of(rows.dtype));
+    routes = take(rows.dtype, {plan.num_tokens(), config().top_k});
+    return ready_collect_routes(plan, rows, routes.view);
+  });
+  return routes;
+}
+
+}  // namespace crossdock

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "dispatch/path.hpp"
+
+namespace crossdock {
+
+/// A call that this rank has made ready: its tensors are checked and its memory is taken.
+struct ReadyCall {
+  /// Moves the rows, or queues that, once all ranks have agreed. `sequence` is the number of the
+  /// agreement.
+  std::function<void(uint64_t sequence)> move{};
+  int64_t num_bytes = 0;     // payload, for the recorder; 0 where it is not known
+  int64_t copied_bytes = 0;  // copied because peers do not reach the caller's memory
+};
+
+/// The tensors of a combine_backward, checked and taken.
+struct GradientTensors {
+  ConstTensorView grad_out;  // [T, D]
+  ConstTensorView y;         // [R, D]
+  TensorView grad_rows;      // [R, D]
+  TensorView grad_weights;   // [T, K]
+};
+
+/// The frame of every collective call, the same for all paths: check the input, take memory, agree
+/// with the other ranks, move rows, record. A path supplies the steps.
+///
+/// A failure before the ranks have agreed is this rank's refusal, which becomes the same error on
+/// every rank; the group stays usable. A failure afterwards poisons the group, because peers may be
+/// waiting for this rank's rows.
+class FramedPath : public Path {
+ public:
+  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) final;
+  OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args) final;
+  CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
+                                         ConstTensorView y) final;
+  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) final;
+
+ protected:
+  struct Traits {
+    const char* where = "";  // the tensors are, for messages
+    bool takes_fp64 = true;
+    bool only_queues = false;  // rows may not have moved yet when a call returns
+  };
+  FramedPath(PathContext context, const Traits& traits);
+
+  const PathContext& context() const { return context_; }
+  Group& group() const { return context_.group; }
+  const DispatchConfig& config() const { return *context_.config; }
+
+  struct Call {
+    const char* operation;
+    const Plan* plan;  // null: the call makes it
+    std::string text;  // must be identical on every rank
+  };
+  using MakeReady = std::function<ReadyCall()>;
+  /// The frame; returns the number of the agreement. A path may override it to surround the call.
+  virtual uint64_t run(const Call& call, const MakeReady& make_ready);
+
+  /// The agreement that ends a dispatch with on_chunk, so that what the last on_chunk throws is
+  /// every rank's error. It has the deadline for arrival: on_chunk may take longer than data moves.
+  void agree_on_chunks(const Plan& plan);
+
+  // The steps of a call. What throws before the ranks have agreed is this rank's refusal.
+
+  /// Whether the path can work at all, and whatever must come before tensors are used.
+  virtual void check_usable() = 0;
+  virtual void check_tensor(const char* name, const ConstTensorView& tensor,
+                            const Shape& shape) const = 0;
+  /// Memory for an output.
+  virtual OwnedTensor take(DType dtype, const Shape& shape) = 0;
+  /// The caller's output, checked; memory if the caller gave none.
+  virtual OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
+                                    const Shape& shape) = 0;
+  /// Memory for rows [R, D] that peers may write.
+  virtual OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) = 0;
+  /// (optional) The same for the rows of a dispatch. Default: take_rows.
+  virtual OwnedTensor take_dispatch_rows(const Plan& plan, DType dtype);
+
+  /// Agrees with the other ranks; throws the same error on all of them if a rank refuses, is
+  /// configured differently or is elsewhere. Returns the number of the agreement.
+  virtual uint64_t agree(const Call& call, const std::optional<Error>& refusal);
+
+  // Each makes one call ready. Plan and tensors are checked, outputs are there; all arguments stay
+  // until the call returns.
+  virtual ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
+                                   const DispatchResult& result) = 0;
+  virtual ReadyCall ready_gather_sum(const char* operation, const Plan& plan,
+                                     const GatherSumArgs& args) = 0;
+  virtual ReadyCall ready_combine_backward(const Plan& plan, const GradientTensors& tensors) = 0;
+  virtual ReadyCall ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
+                                         const TensorView& routes) = 0;
+
+ private:
+  void check_tokens(const Plan& plan, const DispatchArgs& args) const;
+  void check_summable(const char* name, const ConstTensorView& rows) const;
+
+  PathContext context_;
+  Traits traits_;
+};
+
+}  // namespace crossdock

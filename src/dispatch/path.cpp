@@ -1,0 +1,33 @@
+#include "dispatch/path.hpp"
+
+#include "core/check.hpp"
+#include "crossdock/cuda.hpp"
+#include "crossdock/extend/forwarding_strategy.hpp"
+#include "crossdock/extend/plan_data.hpp"
+#include "dispatch/device_path.hpp"
+
+namespace crossdock {
+
+void check_plan(const PathContext& context, const Plan& plan) {
+  CROSSDOCK_CHECK(plan.valid(), "the plan is empty; make one with Dispatcher::plan");
+  CROSSDOCK_CHECK(plan.data().config == context.config,
+                  "the plan was made by another dispatcher; use the one that made it");
+}
+
+Error no_cuda_error() {
+  return {ErrorCode::kUnsupported, concat("this build has no CUDA (", cuda_missing_reason(),
+                                          "); configure with CROSSDOCK_WITH_CUDA=ON")};
+}
+
+std::unique_ptr<Path> Strategy::make_device_path(const PathContext& /*context*/,
+                                                 Device /*device*/) const {
+  if (!cuda_is_built()) throw no_cuda_error();
+  throw Error(ErrorCode::kUnsupported, concat("strategy \"", name(), "\" has no GPU side"));
+}
+
+std::unique_ptr<Path> ForwardingStrategy::make_device_path(const PathContext& context,
+                                                           Device device) const {
+  return inner_->make_device_path(context, device);
+}
+
+}  // namespace crossdock

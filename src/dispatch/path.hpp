@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "crossdock/dispatcher.hpp"
+#include "crossdock/extend/strategy.hpp"
+
+namespace crossdock {
+
+/// What a dispatcher and its paths share.
+struct PathContext {
+  Group& group;
+  std::shared_ptr<const DispatchConfig> config;
+  std::shared_ptr<Strategy> strategy;  // null only together with a refusal
+  std::string config_text;             // must be identical on every rank
+  std::optional<Error> refusal{};      // what is wrong with the configuration: no plan is made
+  DeviceOptions options{};             // of GPUs, when the path was made
+};
+
+/// Throws Error(kInvalidArgument) unless a path with this context made the plan.
+void check_plan(const PathContext& context, const Plan& plan);
+
+/// Carries out a dispatcher's calls for the tensors of a plan: in host memory or on a GPU. The
+/// members mean what those of Dispatcher mean, and are collective like them.
+class Path {
+ public:
+  virtual ~Path() = default;
+
+  virtual Plan plan(const Routing& routing) = 0;
+  virtual Plan plan(const DenseRouting& routing) = 0;
+
+  virtual DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) = 0;
+  /// combine, combine_unweighted and dispatch_backward, by the name of the call.
+  virtual OwnedTensor gather_sum(const char* operation, const Plan& plan,
+                                 const GatherSumArgs& args) = 0;
+  virtual CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
+                                                 ConstTensorView y) = 0;
+  virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) = 0;
+  /// Not collective.
+  virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
+
+  /// Calls from begin_aside to end_aside are queued in a stream of their own, which waits for what
+  /// the caller's stream holds now and runs beside what is queued there afterwards. end_aside
+  /// returns what finish makes the caller's stream wait for; null where calls are done when they
+  /// return.
+  virtual void begin_aside() = 0;
+  virtual std::shared_ptr<const void> end_aside() = 0;
+  virtual void finish(const std::shared_ptr<const void>& done) = 0;
+
+  /// Stream and limits of later calls.
+  virtual void set_options(const DeviceOptions& options) = 0;
+  /// Throws what a GPU has reported, if anything; does not wait for it.
+  virtual void check() = 0;
+  /// Waits until the queued work is done, at most as long as the deadlines allow.
+  virtual void await() = 0;
+};
+
+}  // namespace crossdock
