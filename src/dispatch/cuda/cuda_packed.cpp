@@ -4,9 +4,9 @@
 
 #include "core/cuda/check.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
-#include "dispatch/cuda/kernels/push_gradients.hpp"
-#include "dispatch/cuda/kernels/put.hpp"
+#include "dispatch/cuda/kernels/scatter.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -80,10 +80,10 @@ ReadyCall CudaPacked::ready_gather_sum(const char* operation, const Plan& plan,
   return ready_batches({rows_to_tokens(plan, args.rows)},
                        [this, operation, &plan, args](const CudaRank::Agreed& agreed,
                                                       std::span<const RowBatch> batches) {
-                         PullSumArgs pull = sum_args(operation, plan, args);
-                         exchange(agreed, pull.operation, batches);
-                         pull.targets = packed_plan(plan).exchange().sum_targets;
-                         sum(agreed, batches[0], pull);
+                         GatherSumKernelArgs gather = sum_args(operation, plan, args);
+                         exchange(agreed, gather.operation, batches);
+                         gather.targets = packed_plan(plan).exchange().sum_targets;
+                         sum(agreed, batches[0], gather);
                        });
 }
 
@@ -110,19 +110,19 @@ ReadyCall CudaPacked::ready_combine_backward(const Plan& plan, const GradientTen
 
 void CudaPacked::make_gradients(const Plan& plan, const GradientTensors& tensors,
                                 const GradientRows& rows) const {
-  PushGradientsArgs push{};
-  push.targets = packed_plan(plan).exchange().row_targets;
-  push.weights = static_cast<const float*>(rows.weights.view.data);
-  push.T = plan.capacity_rows();
-  push.K = 1;
-  push.D = static_cast<int32_t>(config().width);
-  push.dtype = tensors.y.dtype;
-  push.grad_out = static_cast<const std::byte*>(rows.grad_out.view.data);
-  push.y[0] = static_cast<const std::byte*>(tensors.y.data);
-  push.grad_rows[0] = static_cast<std::byte*>(tensors.grad_rows.data);
-  push.grad_weights = static_cast<float*>(rows.grad_weights.view.data);
-  push.signals = rank_.signals_alone();
-  launch_push_gradients(push, rank_.max_sms(), rank_.stream());
+  GatherSumBackwardArgs backward{};
+  backward.targets = packed_plan(plan).exchange().row_targets;
+  backward.weights = static_cast<const float*>(rows.weights.view.data);
+  backward.T = plan.capacity_rows();
+  backward.K = 1;
+  backward.D = static_cast<int32_t>(config().width);
+  backward.dtype = tensors.y.dtype;
+  backward.grad_out = static_cast<const std::byte*>(rows.grad_out.view.data);
+  backward.y[0] = static_cast<const std::byte*>(tensors.y.data);
+  backward.grad_rows[0] = static_cast<std::byte*>(tensors.grad_rows.data);
+  backward.grad_weights = static_cast<float*>(rows.grad_weights.view.data);
+  backward.signals = rank_.signals_alone();
+  launch_gather_sum_backward(backward, rank_.max_sms(), rank_.stream());
 }
 
 ReadyCall CudaPacked::ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
@@ -271,23 +271,23 @@ void CudaPacked::scatter_near(const CudaRank::Agreed& agreed, Operation operatio
                               const RowBatch& batch) {
   const cudaStream_t stream = rank_.stream();
   const RelayPlan& relay = *batch.relay;
-  PutArgs put{};
-  put.K = static_cast<int32_t>(config().top_k);
-  put.num_parts = 1;
-  put.parts[0].row_bytes = batch.row_bytes;
-  rank_.reach_near(agreed, batch.rows_entry, put.parts[0].rows);
-  put.operation = operation;
+  ScatterArgs scatter{};
+  scatter.K = static_cast<int32_t>(config().top_k);
+  scatter.num_parts = 1;
+  scatter.parts[0].row_bytes = batch.row_bytes;
+  rank_.reach_near(agreed, batch.rows_entry, scatter.parts[0].rows);
+  scatter.operation = operation;
   launch_barrier(rank_.near_signals(), operation, stream);
-  put.targets = relay.near_targets;
-  put.T = batch.num_tokens;
-  put.parts[0].tokens = batch.from;
-  put.signals = rank_.signals_alone();
-  launch_put(put, rank_.max_sms(), stream);
-  put.targets = relay.copy_targets;
-  put.T = relay.copies.num_received;
-  put.parts[0].tokens = bytes(batch.arrived);
-  put.signals = rank_.near_signals();
-  launch_put(put, rank_.max_sms(), stream);
+  scatter.targets = relay.near_targets;
+  scatter.T = batch.num_tokens;
+  scatter.parts[0].tokens = batch.from;
+  scatter.signals = rank_.signals_alone();
+  launch_scatter(scatter, rank_.max_sms(), stream);
+  scatter.targets = relay.copy_targets;
+  scatter.T = relay.copies.num_received;
+  scatter.parts[0].tokens = bytes(batch.arrived);
+  scatter.signals = rank_.near_signals();
+  launch_scatter(scatter, rank_.max_sms(), stream);
   rank_.fetch(batch.shown_rows);
 }
 
@@ -297,7 +297,8 @@ void CudaPacked::zero_pads(const Plan& plan, const RowBatch& batch) const {
 }
 
 // Sums what came home and, inside a node, what is read where it lies.
-void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch, PullSumArgs& args) {
+void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch,
+                     GatherSumKernelArgs& args) {
   if (batch.relay == nullptr) {
     args.rows[0] = bytes(batch.arrived);
     args.signals = rank_.signals_alone();
@@ -308,5 +309,5 @@ void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch, Pull
     args.signals = rank_.near_signals();
     launch_barrier(args.signals, args.operation, rank_.stream());
   }
-  launch_pull_sum(args, rank_.max_sms(), rank_.stream());
+  launch_gather_sum(args, rank_.max_sms(), rank_.stream());
 }

@@ -116,7 +116,7 @@ class CudaPacked final : public CudaPath {
   void scatter_near(const CudaRank::Agreed& agreed, Operation operation, const RowBatch& batch);
   /// Zeroes the pad rows where a batch arrives.
   void zero_pads(const Plan& plan, const RowBatch& batch) const;
-  void sum(const CudaRank::Agreed& agreed, const RowBatch& batch, PullSumArgs& args);
+  void sum(const CudaRank::Agreed& agreed, const RowBatch& batch, GatherSumKernelArgs& args);
   void unpack_routes(const Plan& plan, const RowBatch& batch, const TensorView& routes);
 
   /// What gradients are made of where the rows are.

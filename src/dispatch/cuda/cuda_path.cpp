@@ -78,10 +78,10 @@ ReadyCall CudaPath::ready(CudaCall call) {
           .copied_bytes = rank_.take_copied_bytes()};
 }
 
-PullSumArgs CudaPath::sum_args(const char* operation, const Plan& plan,
-                               const GatherSumArgs& args) const {
+GatherSumKernelArgs CudaPath::sum_args(const char* operation, const Plan& plan,
+                                       const GatherSumArgs& args) const {
   const CudaPlan& arrays = device_plan(plan);
-  PullSumArgs sum{};
+  GatherSumKernelArgs sum{};
   sum.weights = args.weights.given() ? arrays.arrays().weights : nullptr;
   sum.T = plan.num_tokens();
   sum.K = arrays.shape().K;

@@ -7,7 +7,7 @@
 
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/cuda_rank.hpp"
-#include "dispatch/cuda/kernels/pull_sum.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
 #include "dispatch/framed_path.hpp"
 
 namespace crossdock::cuda {
@@ -46,7 +46,8 @@ class CudaPath : public FramedPath {
   OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) final;
 
   /// The part of a sum that does not depend on where rows are.
-  PullSumArgs sum_args(const char* operation, const Plan& plan, const GatherSumArgs& args) const;
+  GatherSumKernelArgs sum_args(const char* operation, const Plan& plan,
+                               const GatherSumArgs& args) const;
 
   CudaRank rank_;
 

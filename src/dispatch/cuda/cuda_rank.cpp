@@ -11,12 +11,12 @@
 #include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/fault_error.hpp"
+#include "dispatch/cuda/kernels/gather_routes.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
+#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/pad_rows.hpp"
-#include "dispatch/cuda/kernels/pull_sum.hpp"
-#include "dispatch/cuda/kernels/push_gradients.hpp"
-#include "dispatch/cuda/kernels/put.hpp"
-#include "dispatch/cuda/kernels/route_values.hpp"
+#include "dispatch/cuda/kernels/scatter.hpp"
 #include "ops/fp8_rows.hpp"
 #include "plan/capacity.hpp"
 
@@ -56,10 +56,10 @@ void keep_for_ever(std::shared_ptr<const void> memory) {
 void load_all_kernels() {
   load_barrier();
   load_plan();
-  load_put();
-  load_pull_sum();
-  load_push_gradients();
-  load_route_values();
+  load_scatter();
+  load_gather_sum();
+  load_gather_sum_backward();
+  load_gather_routes();
   load_move_rows();
   load_pad_rows();
   ops::load_fp8_rows();

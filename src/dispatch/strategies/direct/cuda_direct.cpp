@@ -6,9 +6,9 @@
 #include "core/cuda/device.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/cuda/kernels/push_gradients.hpp"
-#include "dispatch/cuda/kernels/put.hpp"
-#include "dispatch/cuda/kernels/route_values.hpp"
+#include "dispatch/cuda/kernels/gather_routes.hpp"
+#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
+#include "dispatch/cuda/kernels/scatter.hpp"
 #include "plan/cuda/plan_limits.hpp"
 
 namespace crossdock::cuda {
@@ -162,15 +162,15 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   row_dtype_ = args.x.dtype;
   wants_landing_ = !args.rows.given();
   const CudaPlan& arrays = device_plan(plan);
-  PutArgs put{};
-  put.targets = arrays.arrays().targets;
-  put.T = plan.num_tokens();
-  put.K = arrays.shape().K;
-  put.signals = rank_.signals();
-  put.operation = Operation::kDispatch;
+  ScatterArgs scatter{};
+  scatter.targets = arrays.arrays().targets;
+  scatter.T = plan.num_tokens();
+  scatter.K = arrays.shape().K;
+  scatter.signals = rank_.signals();
+  scatter.operation = Operation::kDispatch;
   const auto add_part = [&](const ConstTensorView& tokens) {
-    const auto entry = static_cast<size_t>(put.num_parts);
-    PutPart& part = put.parts[put.num_parts++];
+    const auto entry = static_cast<size_t>(scatter.num_parts);
+    ScatterPart& part = scatter.parts[scatter.num_parts++];
     part.tokens = static_cast<const std::byte*>(tokens.data);
     part.row_bytes = landings[entry].row_bytes;
     rank_.reach(agreed, entry, part.rows);
@@ -178,17 +178,17 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   add_part(args.x);
   if (args.scales.given()) add_part(args.scales);
   if (args.with_row_weights) {
-    put.weights = arrays.arrays().weights;
-    rank_.reach(agreed, static_cast<size_t>(put.num_parts), put.row_weights);
+    scatter.weights = arrays.arrays().weights;
+    rank_.reach(agreed, static_cast<size_t>(scatter.num_parts), scatter.row_weights);
   }
   for (const Landing& landing : landings) {
     rank_.zero_pads(arrays, landing.shown.data, landing.row_bytes);
   }
-  put.awaits_peers = agreed.needs_barrier && agreed.has_waiting_room;
-  if (agreed.needs_barrier && !put.awaits_peers) {
-    launch_barrier(rank_.signals(), put.operation, rank_.stream());
+  scatter.awaits_peers = agreed.needs_barrier && agreed.has_waiting_room;
+  if (agreed.needs_barrier && !scatter.awaits_peers) {
+    launch_barrier(rank_.signals(), scatter.operation, rank_.stream());
   }
-  launch_put(put, rank_.max_sms(), rank_.stream());
+  launch_scatter(scatter, rank_.max_sms(), rank_.stream());
   for (const Landing& landing : landings) rank_.fetch(landing.shown);
 }
 
@@ -198,16 +198,16 @@ ReadyCall CudaDirect::ready_gather_sum(const char* operation, const Plan& plan,
   CudaCall call{.handles = {shown.handle}};
   call.queue = [this, operation, &plan, args,
                 shown = std::move(shown)](const CudaRank::Agreed& agreed) {
-    PullSumArgs pull = sum_args(operation, plan, args);
-    pull.targets = device_plan(plan).arrays().targets;
-    pull.signals = rank_.signals();
-    rank_.reach(agreed, 0, pull.rows);
-    pull.num_sharing = rank_.num_sharing();
-    pull.awaits_peers = agreed.has_waiting_room;
-    if (!pull.awaits_peers) {
-      launch_barrier(rank_.signals(), pull.operation, rank_.stream());
+    GatherSumKernelArgs gather = sum_args(operation, plan, args);
+    gather.targets = device_plan(plan).arrays().targets;
+    gather.signals = rank_.signals();
+    rank_.reach(agreed, 0, gather.rows);
+    gather.num_sharing = rank_.num_sharing();
+    gather.awaits_peers = agreed.has_waiting_room;
+    if (!gather.awaits_peers) {
+      launch_barrier(rank_.signals(), gather.operation, rank_.stream());
     }
-    launch_pull_sum(pull, rank_.max_sms(), rank_.stream());
+    launch_gather_sum(gather, rank_.max_sms(), rank_.stream());
   };
   return ready(std::move(call));
 }
@@ -220,21 +220,21 @@ ReadyCall CudaDirect::ready_combine_backward(const Plan& plan, const GradientTen
   call.queue = [this, &plan, tensors, y = std::move(y),
                 grad = std::move(grad)](const CudaRank::Agreed& agreed) {
     const CudaPlan& arrays = device_plan(plan);
-    PushGradientsArgs push{};
-    push.targets = arrays.arrays().targets;
-    push.weights = arrays.arrays().weights;
-    push.T = plan.num_tokens();
-    push.K = arrays.shape().K;
-    push.D = static_cast<int32_t>(config().width);
-    push.dtype = tensors.y.dtype;
-    push.grad_out = static_cast<const std::byte*>(tensors.grad_out.data);
-    push.grad_weights = static_cast<float*>(tensors.grad_weights.data);
-    push.signals = rank_.signals();
-    rank_.reach(agreed, 0, push.y);
-    rank_.reach(agreed, 1, push.grad_rows);
+    GatherSumBackwardArgs backward{};
+    backward.targets = arrays.arrays().targets;
+    backward.weights = arrays.arrays().weights;
+    backward.T = plan.num_tokens();
+    backward.K = arrays.shape().K;
+    backward.D = static_cast<int32_t>(config().width);
+    backward.dtype = tensors.y.dtype;
+    backward.grad_out = static_cast<const std::byte*>(tensors.grad_out.data);
+    backward.grad_weights = static_cast<float*>(tensors.grad_weights.data);
+    backward.signals = rank_.signals();
+    rank_.reach(agreed, 0, backward.y);
+    rank_.reach(agreed, 1, backward.grad_rows);
     rank_.zero_pads(arrays, grad.data, tensors.grad_rows.row_bytes());
     launch_barrier(rank_.signals(), Operation::kCombineBackward, rank_.stream());
-    launch_push_gradients(push, rank_.max_sms(), rank_.stream());
+    launch_gather_sum_backward(backward, rank_.max_sms(), rank_.stream());
   };
   return ready(std::move(call));
 }
@@ -244,7 +244,7 @@ ReadyCall CudaDirect::ready_collect_routes(const Plan& plan, const ConstTensorVi
   ShownMemory shown = rank_.show(rows.data, rows.num_bytes(), /*with_contents=*/true);
   CudaCall call{.handles = {shown.handle}};
   call.queue = [this, &plan, routes, shown = std::move(shown)](const CudaRank::Agreed& agreed) {
-    RouteValuesArgs values{};
+    GatherRoutesArgs values{};
     values.targets = device_plan(plan).arrays().targets;
     values.num_routes = routes.num_elements();
     values.routes = static_cast<float*>(routes.data);

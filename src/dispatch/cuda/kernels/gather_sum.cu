@@ -3,7 +3,7 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
-#include "dispatch/cuda/kernels/pull_sum.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
 #include "dispatch/cuda/kernels/row_vector.cuh"
 #include "dispatch/cuda/kernels/zero_rows.cuh"
 
@@ -29,8 +29,8 @@ struct SlotBatch {
   const Vector* rows[kBatch];
   float weights[kBatch];
 
-  __device__ void read(const PullSumArgs& args, int64_t row_vectors, int64_t token, int first_slot,
-                       bool has_peers) {
+  __device__ void read(const GatherSumKernelArgs& args, int64_t row_vectors, int64_t token,
+                       int first_slot, bool has_peers) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       rows[i] = nullptr;
@@ -76,7 +76,8 @@ __device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t first,
 // kBatch.
 template <typename Element, int kCount, int kBatch, bool kMore>
 __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
-    pull_sum_kernel(const __grid_constant__ PullSumArgs args, int pieces, int piece_vectors) {
+    gather_sum_kernel(const __grid_constant__ GatherSumKernelArgs args, int pieces,
+                      int piece_vectors) {
   using Vector = RowVector<Element, kCount>;
   constexpr int kUnroll = Depth<kBatch, kMore>::kUnroll;
   wait_for_kernel_before();
@@ -131,7 +132,7 @@ int lasting_sms(int64_t wanted_blocks, int num_sharing) {
 }
 
 template <typename Element, int kCount, int kBatch, bool kMore>
-void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
+void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   // Rows are cut into pieces until every multiprocessor has enough warps.
   const int64_t row_vectors = args.D / kCount;
   const int64_t all_sms = sms > 0 ? sms : num_sms(current_device());
@@ -147,12 +148,12 @@ void launch(const PullSumArgs& args, int sms, cudaStream_t stream) {
   if (sms == 0) sms = lasting_sms(wanted_blocks, std::max(args.num_sharing, 1));
   const int64_t most_blocks = sms > 0 ? int64_t{sms} * kLastingBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted_blocks, most_blocks));
-  launch_early(pull_sum_kernel<Element, kCount, kBatch, kMore>, blocks, kWarps * 32, stream, args,
+  launch_early(gather_sum_kernel<Element, kCount, kBatch, kMore>, blocks, kWarps * 32, stream, args,
                static_cast<int>(pieces), static_cast<int>(piece_vectors));
 }
 
 template <typename Element, int kCount>
-void launch_for_slots(const PullSumArgs& args, int sms, cudaStream_t stream) {
+void launch_for_slots(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   if (args.K <= 2) {
     launch<Element, kCount, 2, false>(args, sms, stream);
   } else if (args.K <= 4) {
@@ -165,7 +166,7 @@ void launch_for_slots(const PullSumArgs& args, int sms, cudaStream_t stream) {
 }
 
 template <typename Element>
-void launch_for_width(const PullSumArgs& args, int sms, cudaStream_t stream) {
+void launch_for_width(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   uint64_t bits =
       reinterpret_cast<uint64_t>(args.out) | static_cast<uint64_t>(args.D) * sizeof(Element);
   for (const std::byte* rows : args.rows) bits |= reinterpret_cast<uint64_t>(rows);
@@ -179,8 +180,8 @@ void launch_for_width(const PullSumArgs& args, int sms, cudaStream_t stream) {
 template <typename Element, int kCount>
 void load_for_width() {
   load_kernels(
-      pull_sum_kernel<Element, kCount, 2, false>, pull_sum_kernel<Element, kCount, 4, false>,
-      pull_sum_kernel<Element, kCount, 8, false>, pull_sum_kernel<Element, kCount, 4, true>);
+      gather_sum_kernel<Element, kCount, 2, false>, gather_sum_kernel<Element, kCount, 4, false>,
+      gather_sum_kernel<Element, kCount, 8, false>, gather_sum_kernel<Element, kCount, 4, true>);
 }
 
 template <typename Element>
@@ -191,13 +192,13 @@ void load_for() {
 
 }  // namespace
 
-void load_pull_sum() {
+void load_gather_sum() {
   load_for<float>();
   load_for<BF16>();
   load_for<F16>();
 }
 
-void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream) {
+void launch_gather_sum(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   with_element(args.dtype,
                [&]<typename Element>(Element) { launch_for_width<Element>(args, sms, stream); });
 }

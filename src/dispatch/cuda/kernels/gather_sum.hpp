@@ -13,7 +13,7 @@ namespace crossdock::cuda {
 
 /// out[t] = round(acc), acc from +0 by fma(weight[t, k], rows[row of (t, k)], acc) in fp32, k
 /// ascending: the bits of the CPU.
-struct PullSumArgs {
+struct GatherSumKernelArgs {
   const RouteTarget* targets;  // [T, K]
   const float* weights;        // [T, K], or null: all 1
   int64_t T;
@@ -30,8 +30,8 @@ struct PullSumArgs {
 
 /// Collective; all ranks have read their rows when it ends. REQUIRES: all ranks' rows are written,
 /// or are at the kernel's place in their streams where it awaits them. If a rank has not arrived,
-/// no rows are read and out is zero. `sms`: multiprocessors to use at most; 0: all.
-void load_pull_sum();  // before the first launch
-void launch_pull_sum(const PullSumArgs& args, int sms, cudaStream_t stream);
+/// no rows are read and out is zero. `sms`: limit of multiprocessors; 0: none.
+void load_gather_sum();  // before the first launch
+void launch_gather_sum(const GatherSumKernelArgs& args, int sms, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

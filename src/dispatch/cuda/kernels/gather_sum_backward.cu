@@ -3,7 +3,7 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
-#include "dispatch/cuda/kernels/push_gradients.hpp"
+#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
 #include "dispatch/cuda/kernels/row_vector.cuh"
 #include "dispatch/cuda/kernels/zero_rows.cuh"
 
@@ -23,7 +23,7 @@ __device__ float warp_sum(float value) {
 // One token and up to kBatch of its slots: reads grad_out and y, writes grad_rows, sums products.
 // Without peers every slot is one without a kept route.
 template <typename Element, int kCount, int kBatch>
-__device__ void push_slots(const PushGradientsArgs& args, int64_t token, int first_slot) {
+__device__ void gather_slots(const GatherSumBackwardArgs& args, int64_t token, int first_slot) {
   using Vector = RowVector<Element, kCount>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row_vectors = args.D / kCount;
@@ -89,12 +89,12 @@ __device__ void push_slots(const PushGradientsArgs& args, int64_t token, int fir
 // A warp takes tokens in turn.
 template <typename Element, int kCount, int kBatch>
 __global__ void __launch_bounds__(kWarps * 32, 2)
-    push_gradients_kernel(const __grid_constant__ PushGradientsArgs args) {
+    gather_sum_backward_kernel(const __grid_constant__ GatherSumBackwardArgs args) {
   wait_for_kernel_before();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   for (int64_t token = first; token < args.T; token += static_cast<int64_t>(gridDim.x) * kWarps) {
     for (int slot = 0; slot < args.K; slot += kBatch) {
-      push_slots<Element, kCount, kBatch>(args, token, slot);
+      gather_slots<Element, kCount, kBatch>(args, token, slot);
     }
   }
   if (last_block(args.signals) && !peer_barrier(args.signals, Operation::kCombineBackward)) {
@@ -105,16 +105,16 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 }
 
 template <typename Element, int kCount>
-void launch(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
+void launch(const GatherSumBackwardArgs& args, int sms, cudaStream_t stream) {
   const int64_t wanted = std::max<int64_t>((args.T + kWarps - 1) / kWarps, 1);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{sms} * kBlocksPerSm));
-  auto* kernel = args.K <= 4 ? push_gradients_kernel<Element, kCount, 4>
-                             : push_gradients_kernel<Element, kCount, 8>;
+  auto* kernel = args.K <= 4 ? gather_sum_backward_kernel<Element, kCount, 4>
+                             : gather_sum_backward_kernel<Element, kCount, 8>;
   launch_early(kernel, blocks, kWarps * 32, stream, args);
 }
 
 template <typename Element>
-void launch_for_width(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
+void launch_for_width(const GatherSumBackwardArgs& args, int sms, cudaStream_t stream) {
   uint64_t bits =
       reinterpret_cast<uint64_t>(args.grad_out) | static_cast<uint64_t>(args.D) * sizeof(Element);
   for (int p = 0; p < std::max(args.signals.P, 1); ++p) {
@@ -129,20 +129,21 @@ void launch_for_width(const PushGradientsArgs& args, int sms, cudaStream_t strea
 
 template <typename Element>
 void load_for() {
-  load_kernels(push_gradients_kernel<Element, kWide<Element>, 4>,
-               push_gradients_kernel<Element, kWide<Element>, 8>,
-               push_gradients_kernel<Element, 1, 4>, push_gradients_kernel<Element, 1, 8>);
+  load_kernels(gather_sum_backward_kernel<Element, kWide<Element>, 4>,
+               gather_sum_backward_kernel<Element, kWide<Element>, 8>,
+               gather_sum_backward_kernel<Element, 1, 4>,
+               gather_sum_backward_kernel<Element, 1, 8>);
 }
 
 }  // namespace
 
-void load_push_gradients() {
+void load_gather_sum_backward() {
   load_for<float>();
   load_for<BF16>();
   load_for<F16>();
 }
 
-void launch_push_gradients(const PushGradientsArgs& args, int sms, cudaStream_t stream) {
+void launch_gather_sum_backward(const GatherSumBackwardArgs& args, int sms, cudaStream_t stream) {
   if (sms == 0) sms = num_sms(current_device());
   with_element(args.dtype,
                [&]<typename Element>(Element) { launch_for_width<Element>(args, sms, stream); });

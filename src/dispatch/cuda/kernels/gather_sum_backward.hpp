@@ -14,7 +14,7 @@ namespace crossdock::cuda {
 /// Backward of combine. For every route (t, k) with target row r:
 /// grad_rows[r] = round(weight[t, k] * grad_out[t]), grad_weights[t, k] = <y[r], grad_out[t]> in
 /// fp32, in an order that depends on D alone; 0 where there is no kept route.
-struct PushGradientsArgs {
+struct GatherSumBackwardArgs {
   const RouteTarget* targets;  // [T, K]
   const float* weights;        // [T, K]
   int64_t T;
@@ -30,9 +30,9 @@ struct PushGradientsArgs {
 
 /// Collective; all ranks are done when it ends. REQUIRES: all ranks' y are written and their
 /// grad_rows are free to be written. If a rank has not arrived, no peer's memory is used;
-/// grad_weights are zero, and so are the grad_rows that this rank owes itself. `sms`:
-/// multiprocessors to use at most; 0: all.
-void load_push_gradients();  // before the first launch
-void launch_push_gradients(const PushGradientsArgs& args, int sms, cudaStream_t stream);
+/// grad_weights are zero, and so are the grad_rows that this rank owes itself. `sms`: limit
+/// of multiprocessors; 0: none.
+void load_gather_sum_backward();  // before the first launch
+void launch_gather_sum_backward(const GatherSumBackwardArgs& args, int sms, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

@@ -11,18 +11,18 @@
 namespace crossdock::cuda {
 
 /// One part of every row, moved as bits.
-struct PutPart {
+struct ScatterPart {
   const std::byte* tokens;     // [T, row_bytes]
   std::byte* rows[kMaxPeers];  // [R, row_bytes] of every rank; null where no target is
   int64_t row_bytes;
 };
 
-struct PutArgs {
+struct ScatterArgs {
   const RouteTarget* targets;  // [T, K]
   int64_t T;
   int32_t K;
   int32_t num_parts;  // fp8: 2, values and scales; else 1
-  PutPart parts[2];
+  ScatterPart parts[2];
   const float* weights;           // [T, K], or null: no row weights wanted
   float* row_weights[kMaxPeers];  // [R] of every rank
   PeerSignals signals;
@@ -30,11 +30,11 @@ struct PutArgs {
   bool awaits_peers;    // first; all ranks' blocks fit on their GPU together
 };
 
-/// rows[row] of rank `rank` = tokens[t] for every route's target, and all ranks have done so.
+/// rows[row] of rank `rank` = tokens[t] for every route's target; all ranks are done when it ends.
 /// Collective. REQUIRES: all ranks' rows are free to be written, or are so at the kernel's place in
-/// their streams where it awaits them. If a rank has not arrived, nothing is put, and the rows that
-/// this rank owes itself are zero. `sms`: multiprocessors to use at most; 0: all.
-void load_put();  // before the first launch
-void launch_put(const PutArgs& args, int sms, cudaStream_t stream);
+/// their streams where it awaits them. If a rank has not arrived, nothing is written but zeros to
+/// the rows that this rank owes itself. `sms`: limit of multiprocessors; 0: none.
+void load_scatter();  // before the first launch
+void launch_scatter(const ScatterArgs& args, int sms, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

@@ -2,7 +2,7 @@
 
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
-#include "dispatch/cuda/kernels/put.hpp"
+#include "dispatch/cuda/kernels/scatter.hpp"
 #include "dispatch/cuda/kernels/zero_rows.cuh"
 
 // Writing dominates, and scattered rows are written fastest when each is written at once: a block
@@ -34,18 +34,18 @@ __device__ void bring_to_cache(const std::byte* from, int64_t num_bytes) {
 
 // The first blocks of a burst of `burst` tokens bring the next one. Blocks that go on (burst 1)
 // each bring the token that is theirs next. 0: tokens are read as they come.
-__device__ void read_ahead(const PutArgs& args, int64_t burst, int64_t token) {
+__device__ void read_ahead(const ScatterArgs& args, int64_t burst, int64_t token) {
   if (burst == 0 || threadIdx.x >= kRowsAhead) return;
   const int64_t place = token % burst * kRowsAhead + threadIdx.x;
   const int64_t ahead = burst == 1 ? token + gridDim.x : (token / burst + 1) * burst + place;
   if (place >= burst || ahead >= args.T) return;
-  const PutPart& part = args.parts[0];
+  const ScatterPart& part = args.parts[0];
   bring_to_cache(part.tokens + ahead * part.row_bytes, part.row_bytes);
 }
 
 // Copies row `token` of one part to `slots` targets.
 template <typename Vector>
-__device__ void copy_row(const PutPart& part, int64_t token, const RouteTarget* targets,
+__device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarget* targets,
                          int slots) {
   const int64_t vectors = part.row_bytes / static_cast<int64_t>(sizeof(Vector));
   const auto* from = reinterpret_cast<const Vector*>(part.tokens + token * part.row_bytes);
@@ -67,12 +67,12 @@ __device__ void copy_row(const PutPart& part, int64_t token, const RouteTarget* 
   }
 }
 
-// What this rank would have put into its own rows, by one block.
-__device__ void zero_own_parts(const PutArgs& args) {
+// Zeroes the rows that this rank owes itself, by one block.
+__device__ void zero_own_parts(const ScatterArgs& args) {
   const int own = args.signals.rank;
   const int64_t num_routes = args.T * args.K;
   for (int i = 0; i < args.num_parts; ++i) {
-    const PutPart& part = args.parts[i];
+    const ScatterPart& part = args.parts[i];
     zero_own_rows(args.targets, num_routes, own, part.rows[own], part.row_bytes);
   }
   if (args.weights == nullptr) return;
@@ -81,10 +81,10 @@ __device__ void zero_own_parts(const PutArgs& args) {
 }
 
 // A block takes tokens in turn; a thread moves vectors of a row. Vector divides every part's rows.
-// Without its peers the kernel puts nothing.
+// Without its peers the kernel scatters nothing.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    put_kernel(const __grid_constant__ PutArgs args, int64_t burst) {
+    scatter_kernel(const __grid_constant__ ScatterArgs args, int64_t burst) {
   __shared__ RouteTarget targets[kSlotsAtOnce];
   wait_for_kernel_before();
   if (args.awaits_peers) peer_arrival(args.signals, args.operation);
@@ -114,10 +114,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 // The largest vector, up to 16 bytes, that divides every row and address.
-int64_t vector_bytes(const PutArgs& args) {
+int64_t vector_bytes(const ScatterArgs& args) {
   uint64_t bits = 16;
   for (int i = 0; i < args.num_parts; ++i) {
-    const PutPart& part = args.parts[i];
+    const ScatterPart& part = args.parts[i];
     bits |= static_cast<uint64_t>(part.row_bytes) | reinterpret_cast<uint64_t>(part.tokens);
     for (const std::byte* rows : part.rows) bits |= reinterpret_cast<uint64_t>(rows);
   }
@@ -125,7 +125,7 @@ int64_t vector_bytes(const PutArgs& args) {
 }
 
 template <typename Vector>
-void launch(const PutArgs& args, int sms, cudaStream_t stream) {
+void launch(const ScatterArgs& args, int sms, cudaStream_t stream) {
   const int64_t most = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(args.T, 1, most));
   const int64_t row_bytes = args.parts[0].row_bytes;
@@ -133,16 +133,17 @@ void launch(const PutArgs& args, int sms, cudaStream_t stream) {
   if (sizeof(Vector) == 16 && row_bytes < kBurstBytes) {
     burst = sms > 0 ? 1 : std::max<int64_t>(kBurstBytes / row_bytes, 2);
   }
-  launch_early(put_kernel<Vector>, blocks, kThreads, stream, args, burst);
+  launch_early(scatter_kernel<Vector>, blocks, kThreads, stream, args, burst);
 }
 
 }  // namespace
 
-void load_put() {
-  load_kernels(put_kernel<uint4>, put_kernel<uint32_t>, put_kernel<uint16_t>, put_kernel<uint8_t>);
+void load_scatter() {
+  load_kernels(scatter_kernel<uint4>, scatter_kernel<uint32_t>, scatter_kernel<uint16_t>,
+               scatter_kernel<uint8_t>);
 }
 
-void launch_put(const PutArgs& args, int sms, cudaStream_t stream) {
+void launch_scatter(const ScatterArgs& args, int sms, cudaStream_t stream) {
   const int64_t bytes = vector_bytes(args);
   if (bytes == 16) {
     launch<uint4>(args, sms, stream);

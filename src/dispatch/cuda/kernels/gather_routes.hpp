@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "comm/cuda/peer_signals.cuh"
+#include "plan/cuda/device_plan.hpp"
+
+namespace crossdock::cuda {
+
+/// One fp32 number per row -> one per route.
+struct GatherRoutesArgs {
+  const RouteTarget* targets;    // [T, K]
+  int64_t num_routes;            // T * K
+  const float* rows[kMaxPeers];  // [R] of every rank
+  float* routes;                 // [T, K]
+  PeerSignals signals;
+};
+
+/// routes[t, k] = rows[target of (t, k)], 0 without one or if a rank has not arrived. Collective,
+/// as launch_gather_sum.
+void load_gather_routes();  // before the first launch
+void launch_gather_routes(const GatherRoutesArgs& args, cudaStream_t stream);
+
+}  // namespace crossdock::cuda
