@@ -26,9 +26,9 @@ class CudaPath : public FramedPath {
   Plan plan(const Routing& routing) override;
   Plan plan(const DenseRouting& routing) final;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) final;
-  void begin_aside() final { rank_.begin_aside(); }
-  std::shared_ptr<const void> end_aside() final { return rank_.end_aside(); }
-  void finish(const std::shared_ptr<const void>& done) final { rank_.finish(done); }
+  void begin_aside() final { rank_.streams().begin_aside(); }
+  std::shared_ptr<const void> end_aside() final { return rank_.streams().end_aside(); }
+  void finish(const std::shared_ptr<const void>& done) final { rank_.streams().finish(done); }
   void set_options(const DeviceOptions& options) final { rank_.set_options(options); }
   void check() final { rank_.raise_faults(); }
   void await() final { rank_.watch().await(rank_.stream()); }

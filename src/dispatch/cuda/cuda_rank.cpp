@@ -1,13 +1,16 @@
 #include "dispatch/cuda/cuda_rank.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
+#include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
+#include "core/cuda/waiting_room.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/fault_error.hpp"
@@ -51,6 +54,13 @@ void keep_for_ever(std::shared_ptr<const void> memory) {
   kept->push_back(std::move(memory));
 }
 
+// What a rank brings to an agreement, ahead of its handles.
+struct ProposalHeader {
+  int64_t num_handles;
+  int64_t needs_barrier;
+  int64_t has_waiting_room;
+};
+
 // All kernels that a call may need, whatever this dispatcher does: the device may have to be idle
 // to load one, where kernels of another dispatcher may be waiting for a rank that has not launched.
 void load_all_kernels() {
@@ -70,15 +80,9 @@ void load_all_kernels() {
 CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use)
     : context_(context),
       device_(existing_device(device)),
-      callers_(device_),
+      streams_(group(), device_),
       peers_(context_.group.communicator(), device),
       pool_(DeviceArena::make(device, peers_.needs_export())),
-      watch_(std::make_shared<StreamWatch>(
-          StreamWatch::Options{.rank = group().rank(),
-                               .size = group().size(),
-                               .device = device,
-                               .arrival_deadline = *group().options().arrival_deadline,
-                               .progress_deadline = *group().options().progress_deadline})),
       waits_(use.waits),
       channel_ranks_(group().topology(), group().rank(), use.waits),
       placement_(make_placement(config(), group().size())) {
@@ -88,7 +92,7 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
   const CallGuard guard(device_);
   load_all_kernels();
   const int64_t E = config().num_experts;
-  main_ = make_lane();
+  streams_.open([this] { return make_lane(); });
   const Buffer tables = upload(placement_, pool_.arena());
   tables_ = tables.owner();
   const auto* owner = reinterpret_cast<const int32_t*>(tables.data());
@@ -105,8 +109,8 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
       .owner_offsets = owner + 2 * E};
 }
 
-CudaRank::Lane CudaRank::make_lane() {
-  Lane lane;
+RankStreams::Lane CudaRank::make_lane() {
+  RankStreams::Lane lane;
   lane.channel = std::make_shared<PeerChannel>(
       channel_ranks_.slot_of(group().rank()), channel_ranks_.size(), pool_.arena(),
       ChannelOptions{.max_words = plan_words(config().num_experts),
@@ -117,19 +121,13 @@ CudaRank::Lane CudaRank::make_lane() {
   return lane;
 }
 
-std::vector<CudaRank::Lane*> CudaRank::lanes() {
-  std::vector<Lane*> all{&main_};
-  if (aside_) all.push_back(&*aside_);
-  return all;
-}
-
 CudaRank::~CudaRank() {
   const DeviceGuard guard(device_, std::nothrow);
   const RelaxedCapture relaxed;
   bool is_done = true;
   bool is_broken = group().is_poisoned();
-  for (const Lane* lane : lanes()) {
-    is_done = ends_in_time(*lane) && is_done;
+  for (const RankStreams::Lane* lane : streams_.lanes()) {
+    is_done = streams_.ends_in_time(*lane) && is_done;
     const std::optional<Fault> fault = lane->channel->fault();  // no call may have reported it yet
     is_broken = is_broken || group().is_poisoned() || (fault && is_fatal(*fault));
   }
@@ -143,97 +141,17 @@ CudaRank::~CudaRank() {
   }
 }
 
-// Whether nothing of a lane runs any more. If it does not end in time, the group fails.
-bool CudaRank::ends_in_time(const Lane& lane) noexcept {
-  const bool is_poisoned = group().is_poisoned();
-  if (is_poisoned) lane.channel->abandon();  // ends the waits of this rank's kernels
-  const cudaStream_t stream = lane.stream ? lane.stream->get() : callers_stream();
-  const std::optional<Error> error =
-      is_poisoned ? watch_->try_await(stream, *group().options().progress_deadline)
-                  : watch_->try_await(stream);
-  if (!error || error->code() == ErrorCode::kCuda) return true;  // kCuda: the context is lost
-  group().fail(*error);
-  lane.channel->abandon();
-  return false;
-}
-
 void CudaRank::keep_memory_for_ever() noexcept {
   keep_for_ever(pool_.memory());
   keep_for_ever(tables_);
-  for (const Lane* lane : lanes()) keep_for_ever(lane->channel);
+  for (const RankStreams::Lane* lane : streams_.lanes()) keep_for_ever(lane->channel);
   for (const auto& [request, room] : waiting_rooms_) keep_for_ever(room);
 }
 
-void CudaRank::await(cudaStream_t stream) const {
-  const std::optional<Error> error = watch_->try_await(stream);
-  if (!error) return;
-  if (error->code() == ErrorCode::kCuda) throw *error;
-  group().fail(*error);
-  group().check();
-}
-
-cudaStream_t CudaRank::stream() const {
-  return lane().stream ? lane().stream->get() : callers_stream();
-}
-
 void CudaRank::set_options(const DeviceOptions& options) {
-  const CallGuard guard(device_);
-  const cudaStream_t before = callers_stream();
-  const cudaStream_t wanted = wanted_stream(options);
-  // Taking a stream that stands in for the threads' own may wait for the device (see begin_aside).
-  const bool takes_stream = wanted == cudaStreamPerThread && !callers_.is_per_thread();
-  if (takes_stream && has_queued_ && !is_capturing(before)) {
-    CROSSDOCK_CUDA(cudaStreamSynchronize(before));
-  }
+  streams_.set_callers_stream(options.stream);
   options_ = options;
-  callers_.set(wanted);
-  pool_.follow_threads(callers_.is_per_thread());
-  const cudaStream_t after = callers_stream();
-  // Kernels of a channel run one after the other. Between a graph and what runs now there is no
-  // order to keep.
-  if (after == before || !has_queued_ || is_capturing(before) || is_capturing(after)) return;
-  const OwnedEvent here(device_);
-  here.record(before);
-  here.make_wait(after);
-}
-
-void CudaRank::begin_aside() {
-  const CallGuard guard(device_);
-  follow_caller();
-  if (!aside_) {
-    // Taking memory and a stream may wait for the device, where a peer's kernel may be waiting for
-    // one that is not launched yet. When this rank's kernels have ended, all are.
-    if (!is_capturing(callers_stream())) await(callers_stream());
-    Lane lane = make_lane();
-    lane.stream = lease_stream(device_);
-    aside_ = std::move(lane);
-  }
-  const OwnedEvent here(device_);
-  here.record(callers_stream());
-  here.make_wait(aside_->stream->get());
-  is_aside_ = true;
-}
-
-std::shared_ptr<const void> CudaRank::end_aside() {
-  const CallGuard guard(device_);
-  is_aside_ = false;
-  auto done = std::make_shared<OwnedEvent>(device_);
-  done->record(aside_->stream->get());
-  return done;
-}
-
-void CudaRank::finish(const std::shared_ptr<const void>& done) const {
-  const CallScope scope(*this);
-  if (done) static_cast<const OwnedEvent*>(done.get())->make_wait(callers_stream());
-}
-
-cudaStream_t CudaRank::wanted_stream(const DeviceOptions& options) const {
-  const cudaStream_t given = handle_of(options.stream);
-  const bool is_default = given == nullptr || given == cudaStreamLegacy;
-  // In one queue the kernels of several ranks would wait for each other forever.
-  const bool shares_queue =
-      is_default && group().size() > 1 && group().communicator().shares_address_space();
-  return shares_queue ? cudaStreamPerThread : given;
+  pool_.follow_threads(streams_.is_per_thread());
 }
 
 PeerSignals CudaRank::near_signals() const {
@@ -258,8 +176,8 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
                         .shape = shape_,
                         .tables = tables_,
                         .stream = stream(),
-                        .watch = watch_,
-                        .is_per_thread = callers_.is_per_thread(),
+                        .watch = streams_.watch(),
+                        .is_per_thread = streams_.is_per_thread(),
                         .capture_id = capture_id(stream())};
   const auto r = static_cast<size_t>(inputs.rank);
   inputs.num_local = placement_.owner_offsets[r + 1] - placement_.owner_offsets[r];
@@ -323,18 +241,18 @@ void CudaRank::check_usable() {
 
 void CudaRank::raise_faults() {
   for (const bool fatal : {true, false}) {
-    for (const Lane* lane : lanes()) {
+    for (const RankStreams::Lane* lane : streams_.lanes()) {
       const std::optional<Fault> fault = lane->channel->fault();
       if (fault && is_fatal(*fault) == fatal) raise(*lane, *fault);
     }
   }
-  if (const std::optional<Error> error = watch_->fault()) {
+  if (const std::optional<Error> error = watch().fault()) {
     group().fail(*error);
     group().check();
   }
 }
 
-void CudaRank::raise(const Lane& lane, Fault fault) {
+void CudaRank::raise(const RankStreams::Lane& lane, Fault fault) {
   fault.culprit = channel_ranks_.rank_at(fault.culprit);
   const Error error = to_error(fault, {.rank = group().rank(),
                                        .P = group().size(),
@@ -347,6 +265,121 @@ void CudaRank::raise(const Lane& lane, Fault fault) {
     lane.channel->clear_fault();
   }
   throw error;
+}
+
+bool CudaRank::has_waiting_room() {
+  if (max_sms() <= 0) return false;
+  const uint64_t stream_id = id_of(stream());
+  std::shared_ptr<const void>& room = waiting_rooms_[{stream_id, max_sms()}];
+  if (!room) {
+    room = WaitingRoom::of(device_).take(
+        {.stream_id = stream_id, .sms = max_sms(), .num_streams = num_sharing_});
+  }
+  return room != nullptr;
+}
+
+CudaRank::Agreed CudaRank::agree(Proposal proposal) {
+  if (!streams_.lane().is_connected) {
+    const Buffer& mailbox = streams_.lane().channel->mailbox();
+    proposal.handles.push_back(peers_.show(mailbox.data(), {mailbox.data(), mailbox.num_bytes()}));
+  }
+  const ProposalHeader own{.num_handles = std::ssize(proposal.handles),
+                           .needs_barrier = proposal.needs_barrier,
+                           .has_waiting_room = has_waiting_room()};
+  std::vector<std::byte> body(sizeof(own) + proposal.handles.size() * sizeof(MemoryHandle));
+  std::memcpy(body.data(), &own, sizeof(own));
+  std::memcpy(body.data() + sizeof(own), proposal.handles.data(), body.size() - sizeof(own));
+  Agreement agreement;
+  try {
+    agreement = group().agree({.operation = proposal.operation,
+                               .subject = proposal.subject,
+                               .config = std::move(proposal.call_text),
+                               .body = body,
+                               .rejection = proposal.refusal});
+  } catch (const Error&) {
+    // If the reason was a routing that the device refused, it is on all ranks, and this was its
+    // report; a rank whose device had not come so far would report it again.
+    if (!group().is_poisoned() && !is_capturing(stream())) {
+      watch().try_await(stream());  // if it does not end, the next call says so
+      for (const RankStreams::Lane* lane : streams_.lanes()) {
+        const std::optional<Fault> fault = lane->channel->fault();
+        if (fault && !is_fatal(*fault)) lane->channel->clear_fault();
+      }
+    }
+    throw;
+  }
+  Agreed agreed;
+  agreed.operation = proposal.operation;
+  agreed.sequence = agreement.sequence;
+  for (int p = 0; p < group().size(); ++p) {
+    const std::span<const std::byte> bytes = agreement.body(p);
+    ProposalHeader header{};
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    agreed.needs_barrier = agreed.needs_barrier || header.needs_barrier != 0;
+    agreed.has_waiting_room = agreed.has_waiting_room && header.has_waiting_room != 0;
+    std::vector<MemoryHandle> handles(static_cast<size_t>(header.num_handles));
+    std::memcpy(handles.data(), bytes.data() + sizeof(header),
+                handles.size() * sizeof(MemoryHandle));
+    agreed.handles.push_back(std::move(handles));
+  }
+  if (!streams_.lane().is_connected) connect(proposal.operation, proposal.subject, agreed);
+  streams_.note_work();
+  return agreed;
+}
+
+// Reaching memory for the first time may wait for the device, so the ranks agree again before any
+// of them launches a kernel that waits for the others.
+void CudaRank::connect(const char* operation, uint64_t subject, const Agreed& agreed) {
+  const std::optional<Error> refusal = refusal_of([&] {
+    num_sharing_ = 1;
+    std::vector<std::byte*> mailboxes;
+    std::vector<int> devices;
+    for (int p = 0; p < group().size(); ++p) {
+      const MemoryHandle& handle = agreed.handles[static_cast<size_t>(p)].back();
+      if (channel_ranks_.slot_of(p) >= 0) {
+        mailboxes.push_back(peers_.reach(p, handle));
+        devices.push_back(handle.device);
+      }
+      const bool shares_gpu = handle.device == device_ && handle.is_shared == 0;
+      if (p != group().rank() && shares_gpu) ++num_sharing_;
+    }
+    streams_.lane().channel->connect(mailboxes);
+    peers_.set_peer_devices(std::move(devices));
+  });
+  group().agree({.operation = operation,
+                 .subject = subject,
+                 .under_way = true,
+                 .rejection = refusal ? &*refusal : nullptr});
+  streams_.lane().is_connected = true;
+}
+
+ShownMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_contents) {
+  ShownMemory shown;
+  if (num_bytes == 0) data = nullptr;
+  shown.data = static_cast<std::byte*>(const_cast<void*>(data));
+  shown.wanted = shown.data;
+  shown.num_bytes = num_bytes;
+  std::optional<MemoryBlock> block = pool_.find(data);
+  if (!block && data != nullptr && peers_.needs_copy(data)) {
+    copied_bytes_ += num_bytes;
+    const Buffer copy = pool_.take(num_bytes, stream());
+    shown.lease = copy.owner();
+    shown.data = copy.data();
+    block = pool_.find(shown.data);
+    if (with_contents) {
+      CROSSDOCK_CUDA(cudaMemcpyAsync(shown.data, data, static_cast<size_t>(num_bytes),
+                                     cudaMemcpyDeviceToDevice, stream()));
+    }
+  }
+  if (!block) block = MemoryBlock{.base = shown.data, .num_bytes = num_bytes};
+  shown.handle = peers_.show(shown.data, *block);
+  return shown;
+}
+
+void CudaRank::fetch(const ShownMemory& shown) const {
+  if (!shown.lease) return;
+  CROSSDOCK_CUDA(cudaMemcpyAsync(shown.wanted, shown.data, static_cast<size_t>(shown.num_bytes),
+                                 cudaMemcpyDeviceToDevice, stream()));
 }
 
 }  // namespace crossdock::cuda

@@ -12,12 +12,9 @@
 
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/peer_memory.hpp"
-#include "comm/cuda/stream_watch.hpp"
-#include "core/cuda/callers_stream.hpp"
-#include "core/cuda/device.hpp"
 #include "core/cuda/device_pool.hpp"
-#include "core/cuda/stream.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
+#include "dispatch/cuda/rank_streams.hpp"
 #include "dispatch/path.hpp"
 #include "plan/cuda/cuda_plan.hpp"
 #include "plan/placement.hpp"
@@ -45,39 +42,31 @@ class CudaRank {
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
 
-  /// Surrounds every call. If the caller's stream is the calling thread's own, what the thread
-  /// queues there afterwards comes after the call.
-  class CallScope {
+  /// Surrounds every call.
+  class CallScope : public RankStreams::CallScope {
    public:
-    explicit CallScope(const CudaRank& rank) : guard_(rank.device()), callers_(rank.callers_) {}
-    ~CallScope() { callers_.lead_thread(); }
-    CallScope(const CallScope&) = delete;
-    CallScope& operator=(const CallScope&) = delete;
-
-   private:
-    CallGuard guard_;
-    const CallersStream& callers_;
+    explicit CallScope(const CudaRank& rank) : RankStreams::CallScope(rank.streams_) {}
   };
-  /// In that case the call comes after what the thread has queued there. Inside a CallScope, before
-  /// anything that depends on the stream.
-  void follow_caller() const { callers_.follow_thread(); }
+  /// See RankStreams.
+  void follow_caller() const { streams_.follow_caller(); }
 
   const PathContext& context() const { return context_; }
   const DispatchConfig& config() const { return *context_.config; }
   Group& group() const { return context_.group; }
   int device() const { return device_; }
   Device where() const { return {.kind = DeviceKind::kCuda, .index = device_}; }
-  /// Another stream than before waits for what this rank has in that one.
   void set_options(const DeviceOptions& options);
-  cudaStream_t stream() const;
-  StreamWatch& watch() const { return *watch_; }
+  /// For all work of a call, and the waits for it.
+  RankStreams& streams() { return streams_; }
+  cudaStream_t stream() const { return streams_.stream(); }
+  StreamWatch& watch() const { return *streams_.watch(); }
   /// Waits for stream(). If it does not end in time, the group fails and throws.
-  void await_stream() const { await(stream()); }
+  void await_stream() const { streams_.await(); }
   int max_sms() const { return options_.max_sms; }
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return num_sharing_; }
   DevicePool& pool() { return pool_; }
-  const PeerSignals& signals() const { return lane().channel->signals(); }
+  const PeerSignals& signals() const { return streams_.lane().channel->signals(); }
   /// The same for waits within the node.
   PeerSignals near_signals() const;
   /// The same for kernels that work for this rank alone.
@@ -85,12 +74,6 @@ class CudaRank {
   bool is_near(int peer) const { return peers_.is_near(peer); }
   /// The ranks of this rank's channels. Targets in kernels that wait are slots among them.
   const ChannelRanks& channel_ranks() const { return channel_ranks_; }
-
-  /// Work is queued in a stream of its own, with signals of its own, until end_aside (see
-  /// Path).
-  void begin_aside();
-  std::shared_ptr<const void> end_aside();
-  void finish(const std::shared_ptr<const void>& done) const;
 
   const Placement& placement() const { return placement_; }
   /// What plans of T tokens are made of.
@@ -153,28 +136,13 @@ class CudaRank {
   void check_usable();
 
  private:
-  /// What kernels that run one after the other share.
-  struct Lane {
-    std::shared_ptr<PeerChannel> channel;
-    bool is_connected = false;                  // or need not be
-    std::shared_ptr<const OwnedStream> stream;  // null: the caller's
-  };
-
   template <typename Pointer>
   void reach_one(const Agreed& agreed, size_t entry, int peer, Pointer& pointer) {
     const MemoryHandle& handle = agreed.handles[static_cast<size_t>(peer)][entry];
     pointer = reinterpret_cast<Pointer>(peers_.reach(peer, handle));
   }
-  Lane make_lane();
-  [[noreturn]] void raise(const Lane& lane, Fault fault);
-  Lane& lane() { return is_aside_ ? *aside_ : main_; }
-  const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
-  std::vector<Lane*> lanes();
-  cudaStream_t callers_stream() const { return callers_.get(); }
-  /// The stream of the options, or cudaStreamPerThread.
-  cudaStream_t wanted_stream(const DeviceOptions& options) const;
-  void await(cudaStream_t stream) const;
-  bool ends_in_time(const Lane& lane) noexcept;
+  RankStreams::Lane make_lane();
+  [[noreturn]] void raise(const RankStreams::Lane& lane, Fault fault);
   void keep_memory_for_ever() noexcept;
   bool has_waiting_room();
   void connect(const char* operation, uint64_t subject, const Agreed& agreed);
@@ -182,17 +150,12 @@ class CudaRank {
   const PathContext& context_;
   int device_;
   DeviceOptions options_;
-  CallersStream callers_;
+  RankStreams streams_;
   PeerMemory peers_;
   DevicePool pool_;
-  std::shared_ptr<StreamWatch> watch_;
   Waits waits_;
   ChannelRanks channel_ranks_;
-  Lane main_;
-  std::optional<Lane> aside_;  // made when first needed
-  bool is_aside_ = false;
   int64_t copied_bytes_ = 0;
-  bool has_queued_ = false;  // into the caller's stream
   // By stream and multiprocessors; null where there was none.
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;
   int num_sharing_ = 1;  // ranks of this process on this GPU

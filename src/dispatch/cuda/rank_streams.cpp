@@ -1,0 +1,114 @@
+#include "dispatch/cuda/rank_streams.hpp"
+
+#include <utility>
+
+#include "core/cuda/check.hpp"
+
+namespace crossdock::cuda {
+
+RankStreams::RankStreams(Group& group, int device)
+    : group_(group),
+      device_(device),
+      callers_(device),
+      watch_(std::make_shared<StreamWatch>(
+          StreamWatch::Options{.rank = group.rank(),
+                               .size = group.size(),
+                               .device = device,
+                               .arrival_deadline = *group.options().arrival_deadline,
+                               .progress_deadline = *group.options().progress_deadline})) {}
+
+void RankStreams::open(MakeLane make_lane) {
+  make_lane_ = std::move(make_lane);
+  main_ = make_lane_();
+}
+
+std::vector<RankStreams::Lane*> RankStreams::lanes() {
+  std::vector<Lane*> all{&main_};
+  if (aside_) all.push_back(&*aside_);
+  return all;
+}
+
+cudaStream_t RankStreams::stream() const {
+  return lane().stream ? lane().stream->get() : callers_stream();
+}
+
+cudaStream_t RankStreams::wanted_stream(Stream stream) const {
+  const cudaStream_t given = handle_of(stream);
+  const bool is_default = given == nullptr || given == cudaStreamLegacy;
+  // In one queue the kernels of several ranks would wait for each other forever.
+  const bool shares_queue =
+      is_default && group_.size() > 1 && group_.communicator().shares_address_space();
+  return shares_queue ? cudaStreamPerThread : given;
+}
+
+void RankStreams::set_callers_stream(Stream stream) {
+  const CallGuard guard(device_);
+  const cudaStream_t before = callers_stream();
+  const cudaStream_t wanted = wanted_stream(stream);
+  // Taking a stream that stands in for the threads' own may wait for the GPU (see begin_aside).
+  const bool takes_stream = wanted == cudaStreamPerThread && !callers_.is_per_thread();
+  if (takes_stream && has_queued_ && !is_capturing(before)) {
+    CROSSDOCK_CUDA(cudaStreamSynchronize(before));
+  }
+  callers_.set(wanted);
+  const cudaStream_t after = callers_stream();
+  // Kernels of a channel run one after the other. Between a graph and what runs now there is no
+  // order to keep.
+  if (after == before || !has_queued_ || is_capturing(before) || is_capturing(after)) return;
+  const OwnedEvent here(device_);
+  here.record(before);
+  here.make_wait(after);
+}
+
+void RankStreams::begin_aside() {
+  const CallGuard guard(device_);
+  follow_caller();
+  if (!aside_) {
+    // Taking memory and a stream may wait for the GPU, where a peer's kernel may be waiting for
+    // one that is not launched yet. When this rank's kernels have ended, all are.
+    if (!is_capturing(callers_stream())) await(callers_stream());
+    Lane lane = make_lane_();
+    lane.stream = lease_stream(device_);
+    aside_ = std::move(lane);
+  }
+  const OwnedEvent here(device_);
+  here.record(callers_stream());
+  here.make_wait(aside_->stream->get());
+  is_aside_ = true;
+}
+
+std::shared_ptr<const void> RankStreams::end_aside() {
+  const CallGuard guard(device_);
+  is_aside_ = false;
+  auto done = std::make_shared<OwnedEvent>(device_);
+  done->record(aside_->stream->get());
+  return done;
+}
+
+void RankStreams::finish(const std::shared_ptr<const void>& done) const {
+  const CallScope scope(*this);
+  if (done) static_cast<const OwnedEvent*>(done.get())->make_wait(callers_stream());
+}
+
+void RankStreams::await(cudaStream_t stream) const {
+  const std::optional<Error> error = watch_->try_await(stream);
+  if (!error) return;
+  if (error->code() == ErrorCode::kCuda) throw *error;
+  group_.fail(*error);
+  group_.check();
+}
+
+bool RankStreams::ends_in_time(const Lane& lane) noexcept {
+  const bool is_poisoned = group_.is_poisoned();
+  if (is_poisoned) lane.channel->abandon();  // ends the waits of this rank's kernels
+  const cudaStream_t stream = lane.stream ? lane.stream->get() : callers_stream();
+  const std::optional<Error> error =
+      is_poisoned ? watch_->try_await(stream, *group_.options().progress_deadline)
+                  : watch_->try_await(stream);
+  if (!error || error->code() == ErrorCode::kCuda) return true;  // kCuda: the context is lost
+  group_.fail(*error);
+  lane.channel->abandon();
+  return false;
+}
+
+}  // namespace crossdock::cuda
