@@ -35,17 +35,17 @@ constexpr int64_t size_of(DType dtype) {
 /// "fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "e8m0", "int64", "int32", "uint8", "bool".
 CROSSDOCK_API std::string_view name_of(DType dtype) noexcept;
 
-/// The inverse of name_of; throws Error(kInvalidArgument) that lists the names.
-CROSSDOCK_API DType parse_dtype(std::string_view name);
+/// The inverse of name_of. Throws Error(kInvalidArgument) with the valid names.
+DType parse_dtype(std::string_view name);
 
-/// Rows of these can be summed (combine); fp8 can only be moved.
+/// Whether rows of this type can be summed (combine); fp8 rows can only be moved.
 constexpr bool is_summable(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16 ||
          dtype == DType::kF16;
 }
 
 // Storage types of the small floats: bits only. All conversions round to nearest even, keep
-// denormals and are done in integer arithmetic, so that every machine and device agrees.
+// denormals and use integer arithmetic, so that every machine and device gives the same bits.
 struct BF16 {
   uint16_t bits;
 };
@@ -116,8 +116,8 @@ CROSSDOCK_HOST_DEVICE constexpr F16 to_f16(float value) {
   return F16{static_cast<uint16_t>(sign | result)};
 }
 
-/// To nearest even; values beyond the largest finite (448) saturate to it, as the field does.
-CROSSDOCK_API F8E4M3 to_f8e4m3(float value);
+/// Rounds to nearest even; values beyond the largest finite one (448) saturate to it.
+F8E4M3 to_f8e4m3(float value);
 
 template <typename T>
 CROSSDOCK_HOST_DEVICE constexpr T from_float(float value) = delete;

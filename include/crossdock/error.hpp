@@ -15,29 +15,29 @@
 namespace crossdock {
 
 enum class ErrorCode {
-  kInvalidArgument,  // an input breaks a rule; agreed by all ranks, the group stays usable
-  kMismatch,       // the ranks do not do the same thing (configuration, call); agreed, group usable
-  kUnsupported,    // not built in, or not possible on this machine
-  kCapacity,       // more rows than the caller gave room for; the message holds the size needed
-  kPeerFailed,     // a rank left, threw or died; the group is poisoned
-  kTimeout,        // a rank did not come in time; the group is poisoned
-  kCommunication,  // the engine below failed; the group is poisoned
-  kCuda,           // a CUDA call failed
-  kInternal        // a bug in Crossdock
+  kInvalidArgument,  // an invalid input; the same error on every rank, the group stays usable
+  kMismatch,         // ranks differ in configuration or call; likewise
+  kUnsupported,      // not built in, or not possible on this machine
+  kCapacity,         // more rows than the caller has room for; the message has the size needed
+  kPeerFailed,       // a rank left, threw or died; the group is poisoned
+  kTimeout,          // a rank missed a deadline; the group is poisoned
+  kCommunication,    // the communicator failed; the group is poisoned
+  kCuda,             // a CUDA call failed
+  kInternal          // a bug in Crossdock
 };
 
 /// "invalid argument", "timeout", ...
 CROSSDOCK_API const char* name_of(ErrorCode code) noexcept;
 
-/// Where in the exchange between ranks an error was found. -1 / 0 / "" where it does not apply.
+/// Which rank and which call an error is about. Defaults mean "not applicable".
 struct ErrorContext {
-  int culprit = -1;            // rank that caused it, in the group that exchanged
+  int culprit = -1;            // rank that caused it, in the group of the call
   uint64_t sequence = 0;       // number of the collective in its group
   const char* operation = "";  // "plan", "dispatch", ...; a string literal
 };
 
-/// What the library throws. Beside it only std::bad_alloc can leave it, where memory runs out.
-class CROSSDOCK_API Error : public std::runtime_error {
+/// The exception that the library throws. The only other one is std::bad_alloc.
+class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message, ErrorContext context = {})
       : std::runtime_error(message), code_(code), context_(context) {}

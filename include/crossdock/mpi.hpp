@@ -10,10 +10,10 @@
 namespace crossdock {
 
 struct MpiOptions {
-  int64_t chunk_bytes = int64_t{4} << 20;  // a message is sent in pieces of this size
-  int max_in_flight = 128;                 // data requests outstanding at once, all peers together
+  int64_t chunk_bytes = int64_t{4} << 20;  // largest message; longer blocks are sent in pieces
+  int max_in_flight = 128;                 // data requests pending at once, over all peers
   int ranks_per_node = 0;                  // > 0: overrides the topology that MPI reports
-  /// For all processes to take part when a communicator or a subgroup is made. Unset:
+  /// Time for all processes to take part when a communicator or a subgroup is made. Default:
   /// CROSSDOCK_ARRIVAL_DEADLINE (seconds), else 600 s.
   std::optional<std::chrono::nanoseconds> setup_deadline{};
 };
@@ -21,31 +21,31 @@ struct MpiOptions {
 /// Whether this build has MPI.
 CROSSDOCK_API bool mpi_is_built();
 
-/// Whether this process was started by mpirun or the like (looked up in the environment).
-CROSSDOCK_API bool mpi_is_launched();
+/// Whether this process was started by mpirun or the like, judging by its environment.
+bool mpi_is_launched();
 
-/// A communicator over MPI_COMM_WORLD. Collective. Throws Error(kUnsupported) where MPI is not
-/// built in.
+/// A communicator over MPI_COMM_WORLD. Collective. Throws Error(kUnsupported) if this build has no
+/// MPI.
 ///
-/// Initialises MPI, with MPI_THREAD_MULTIPLE, if nobody has, and then finalises it at exit.
-/// MPI_Finalize waits for every process for ever, so the processes first wait for each other with a
-/// deadline: CROSSDOCK_ARRIVAL_DEADLINE, or CROSSDOCK_PROGRESS_DEADLINE once a communicator has
-/// failed. If somebody is missing then, MPI is not finalised; the exit code stays the caller's, and
-/// mpirun reports this process unless it runs with --enable-recovery.
+/// Initialises MPI with MPI_THREAD_MULTIPLE unless it is initialised already, and in that case
+/// finalises it at exit. MPI_Finalize waits for every process without a deadline, so the processes
+/// first wait for each other with one: CROSSDOCK_ARRIVAL_DEADLINE, or CROSSDOCK_PROGRESS_DEADLINE
+/// once a communicator has failed. If a process is missing by then, MPI is not finalised; the exit
+/// code remains the caller's, and mpirun reports this process unless it runs with
+/// --enable-recovery.
 ///
-/// What a communicator takes from MPI goes back once all its ranks have left it without a failure,
-/// when the next one is made.
+/// MPI resources of a communicator are released once all its ranks have left it without a failure,
+/// when the next communicator is made.
 ///
-/// MPI itself has no deadlines: making communicators and subgroups blocks in it, on a thread that
-/// is given up after setup_deadline with an Error (kTimeout); MPI_Init, and MPI without
-/// MPI_THREAD_MULTIPLE, block without one. A process on the same machine that dies is noticed
-/// within a fraction of a second, any other by the deadlines.
-CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
+/// MPI has no deadlines of its own. Making a communicator or a subgroup blocks in MPI on a separate
+/// thread, which is abandoned after setup_deadline with an Error (kTimeout). MPI_Init, and an MPI
+/// without MPI_THREAD_MULTIPLE, block without a deadline. The death of a process on the same
+/// machine is detected within a fraction of a second, any other by the deadlines.
+std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
 
-/// A communicator over the caller's MPI_Comm, which is duplicated. `mpi_comm` points to an
-/// MPI_Comm; the pointer keeps mpi.h out of this header. Collective over that communicator. MPI
-/// must have been initialised with MPI_THREAD_MULTIPLE if several threads use groups at once.
-CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm,
-                                                                  MpiOptions options = {});
+/// A communicator over a duplicate of the caller's MPI_Comm. `mpi_comm` points to an MPI_Comm (a
+/// void pointer keeps mpi.h out of this header). Collective over that MPI_Comm. MPI must have been
+/// initialised with MPI_THREAD_MULTIPLE if several threads use groups at once.
+std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm, MpiOptions options = {});
 
 }  // namespace crossdock

@@ -12,30 +12,30 @@ namespace detail {
 class EventRing;
 }
 
-/// The ranks with which an event exchanged data.
-struct CROSSDOCK_API EventPeers {
+/// The ranks that an event exchanged data with.
+struct EventPeers {
   int32_t count = 0;
-  uint64_t first_64 = 0;  // bit r: rank r is among them; larger ranks are counted only
+  uint64_t first_64 = 0;  // bit r: rank r is one of them; ranks from 64 on are only counted
 
   void add(int rank);
 };
 
-/// One thing a rank did. Plain bits, so that other processes can read it.
+/// One operation of a rank, or a phase of one. Plain data, so that other processes can read it.
 struct Event {
   char operation[24] = "";  // "plan", "dispatch", "experts", ...
-  char phase[24] = "";      // what of it; "": all of it
+  char phase[24] = "";      // "rendezvous", "exchange", ...; "": the whole operation
   uint64_t sequence = 0;    // number of the collective in its group; 0 for local work
-  int64_t bytes = 0;        // payload moved, 0 if that says nothing
+  int64_t bytes = 0;        // payload moved; 0 if not applicable
   int64_t begin_ns = 0;     // steady clock
-  int64_t end_ns = 0;       // 0 while it is under way
+  int64_t end_ns = 0;       // 0 while in progress
   EventPeers peers{};
 };
 
-/// Remembers the last `capacity` events of one rank. Capacity 0: off, and then a Scope costs one
-/// comparison. Thread-safe: work beside the group's user (shared experts) is recorded too.
-class CROSSDOCK_API EventRecorder {
+/// Keeps the most recent `capacity` events of one rank. With capacity 0 it is off, and a Scope
+/// costs one comparison. Thread-safe: work on other threads (shared experts) is recorded too.
+class EventRecorder {
  public:
-  /// is_shared: other processes of the node can read its events.
+  /// is_shared: other processes on the node can read its events.
   explicit EventRecorder(int64_t capacity = 0, bool is_shared = false);
   ~EventRecorder();
   EventRecorder(const EventRecorder&) = delete;
@@ -45,10 +45,10 @@ class CROSSDOCK_API EventRecorder {
   /// Oldest first.
   std::vector<Event> events() const;
 
-  /// (for the library) Null if it is off.
+  /// (for the library) Null if the recorder is off.
   detail::EventRing* ring() { return ring_.get(); }
 
-  /// Records from construction to destruction.
+  /// An event that lasts from construction to destruction.
   class Scope {
    public:
     Scope(EventRecorder& recorder, const char* operation, uint64_t sequence, int64_t bytes = 0,

@@ -12,20 +12,20 @@ namespace detail {
 class PoolWait;
 }
 
-/// When a parallel_for has its turn.
+/// When a parallel_for starts.
 enum class Turn : uint8_t {
-  kInOrder,  // after those that came before
-  kNext      // before all that has not begun: for work that peers wait for
+  kInOrder,  // after all that were submitted earlier
+  kNext      // before all that have not started: for work that peers wait for
 };
 
-/// Threads that compute. Ranks that are threads of one process share a pool, so that no more than
-/// its size compute at a time, however many ranks there are; a rank that waits for the pool sleeps.
+/// Threads that compute. Ranks that are threads of one process share a pool, so at most num_threads
+/// of them compute at a time, however many ranks there are; a rank that waits for the pool sleeps.
 /// Results never depend on the size. Thread-safe.
 class CROSSDOCK_API ThreadPool {
  public:
-  /// 0: as many as the cores this process may run on. A pool of 1 has no thread of its own and
-  /// works on the thread of its caller: right where there are as many ranks as cores already.
-  /// Throws Error(kUnsupported) where the threads cannot be started.
+  /// 0: one thread per core that this process may run on. A pool of 1 has no thread of its own and
+  /// runs on the caller's: the right size if there are as many ranks as cores. Throws
+  /// Error(kUnsupported) if the threads cannot be started.
   explicit ThreadPool(int num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -33,14 +33,14 @@ class CROSSDOCK_API ThreadPool {
 
   int num_threads() const { return num_threads_; }
 
-  /// Runs body(i) for every i in [0, count), in any order, and returns when all are done. The first
-  /// exception is passed on; what has not begun by then is left out. Inside a body it runs in
-  /// place. A body may use groups and run_ranks; it must not wait by other means for threads that
-  /// use this pool.
+  /// Runs body(i) for every i in [0, count), in any order, and returns when all are done. Rethrows
+  /// the first exception; indices that have not started by then are skipped. A nested call runs on
+  /// the calling thread. A body may use groups and run_ranks; it must not wait by other means for
+  /// threads that use this pool.
   void parallel_for(int64_t count, const std::function<void(int64_t)>& body,
                     Turn turn = Turn::kInOrder);
 
-  /// The pool of those who name none. Its size is CROSSDOCK_THREADS, else the cores.
+  /// The default pool of the process, with CROSSDOCK_THREADS threads, else one per core.
   static std::shared_ptr<ThreadPool> process_wide();
 
  private:

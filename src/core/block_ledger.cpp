@@ -6,7 +6,7 @@
 namespace crossdock {
 namespace {
 
-constexpr int64_t kSlack = 16;  // a sixteenth of a request, or of what was needed, may be wasted
+constexpr int64_t kSlack = 16;  // one sixteenth of a request, or of the peak need, may be wasted
 
 }  // namespace
 
@@ -23,7 +23,7 @@ BlockLedger::Grant BlockLedger::take(int64_t wanted_bytes, BlockUse use) {
   }
   Grant grant{.block_bytes = wanted_bytes, .is_new = true};
   while (!free_.empty() && held_ + wanted_bytes > most_needed_ + most_needed_ / kSlack) {
-    // One that is a little too small has been outgrown.
+    // Preferably one that is slightly too small: it has been outgrown.
     auto nearest = free_.lower_bound(wanted_bytes);
     if (nearest != free_.begin()) --nearest;
     grant.dropped.push_back(*nearest);

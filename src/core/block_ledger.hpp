@@ -6,19 +6,19 @@
 
 namespace crossdock {
 
-/// How long a request lasts, as far as the asking code knows.
+/// How long a block will be used.
 enum class BlockUse : uint8_t {
-  kResult,  // handed on to the caller, or kept
-  kScratch  // given back before the operation ends
+  kResult,  // passed to the caller, or kept
+  kScratch  // released before the operation ends
 };
 
-/// Which blocks a pool holds: sizes without memory, so that a plan can count what a run will hold.
+/// The blocks of a pool, as sizes without memory, so that the planner can predict what a run holds.
 ///
-/// A request takes the smallest free block that fits: a result only if it fits well, for it may
-/// keep others from a large block for long; scratch any. Otherwise a new block is made. Then free
-/// blocks go, those nearest in size first, until the pool holds no more than was ever needed at
-/// once (and some slack): so what is held does not depend on the order of sizes, and does not pile
-/// up.
+/// A request takes the smallest free block that is large enough. A result takes it only if little
+/// is wasted, because it may occupy a large block for long; scratch takes any. Otherwise a new
+/// block is made, and free blocks are dropped, those nearest in size first, until the pool holds no
+/// more than was ever needed at once (and some slack). So the bytes held do not depend on the order
+/// of sizes and do not accumulate.
 class BlockLedger {
  public:
   struct Grant {
@@ -29,9 +29,9 @@ class BlockLedger {
 
   /// REQUIRES: wanted_bytes > 0.
   Grant take(int64_t wanted_bytes, BlockUse use);
-  /// REQUIRES: what a take granted and wanted.
+  /// REQUIRES: the block_bytes and wanted_bytes of a take.
   void give_back(int64_t block_bytes, int64_t wanted_bytes);
-  /// There was no memory for a new block. REQUIRES: likewise.
+  /// Undoes a take whose new block could not be allocated. REQUIRES: likewise.
   void cancel(int64_t block_bytes, int64_t wanted_bytes);
 
   int64_t bytes_in_use() const { return in_use_; }  // of blocks

@@ -16,11 +16,10 @@ namespace crossdock {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr int64_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-// Large blocks ask for huge pages: rows are written in scattered order, and with small pages a
-// large part of the time goes into page faults and address translation.
+// Large blocks use huge pages: rows are written in scattered order, and with small pages much of
+// the time is spent on page faults and address translation.
 std::shared_ptr<void> allocate_host(int64_t num_bytes) {
   if (num_bytes > kMaxBytes) throw std::bad_alloc();
   const auto wanted = static_cast<size_t>(num_bytes);
@@ -36,7 +35,7 @@ std::shared_ptr<void> allocate_host(int64_t num_bytes) {
 
 Buffer::Buffer(int64_t num_bytes, Device device) : num_bytes_(num_bytes), device_(device) {
   CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
-  CROSSDOCK_CHECK(device.is_cpu(), "host buffers live on the CPU; device memory has its own pool");
+  CROSSDOCK_CHECK(device.is_cpu(), "host buffers are on the CPU; device memory has its own pool");
   if (num_bytes == 0) return;
   owner_ = allocate_host(num_bytes);
   data_ = static_cast<std::byte*>(owner_.get());

@@ -7,7 +7,7 @@
 
 namespace crossdock {
 
-/// The parts, one after the other, as << prints them.
+/// The parts as operator<< prints them, concatenated.
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
@@ -17,8 +17,8 @@ std::string concat(const Parts&... parts) {
 
 }  // namespace crossdock
 
-/// For what a caller can get wrong; always on. The message says what must hold, what came, and what
-/// to do where that is not plain.
+/// Checks input of the caller; always on. The message says what must hold, what was given and,
+/// unless obvious, what to do.
 #define CROSSDOCK_CHECK(condition, ...)                                  \
   do {                                                                   \
     if (!(condition)) {                                                  \
@@ -27,7 +27,7 @@ std::string concat(const Parts&... parts) {
     }                                                                    \
   } while (false)
 
-/// For what only a bug in Crossdock can break; always on, so keep it out of inner loops.
+/// Fails only if Crossdock has a bug; always on, so keep it out of inner loops.
 #define CROSSDOCK_ASSERT(condition)                                                                \
   do {                                                                                             \
     if (!(condition)) {                                                                            \

@@ -51,14 +51,14 @@ EventRing::EventRing(int64_t capacity, bool is_shared)
   const WriteSignalBlock no_signals;
   if (descriptor_ >= 0 && ftruncate(descriptor_, static_cast<off_t>(num_bytes_)) != 0) {
     close(descriptor_);
-    descriptor_ = -1;  // then it is not shared
+    descriptor_ = -1;  // not shared
   }
   memory_ = static_cast<Memory*>(map(descriptor_, num_bytes_));
   if (memory_ == nullptr) {
     if (descriptor_ >= 0) close(descriptor_);
     throw std::bad_alloc();
   }
-  memory_->capacity = capacity;  // all else is zero, as it must be
+  memory_->capacity = capacity;  // the rest is zero, as required
 }
 
 EventRing::EventRing(int descriptor, Memory* memory, size_t num_bytes)

@@ -6,7 +6,7 @@
 
 namespace crossdock {
 
-// Memory as U, where dtype and size were checked at the door; null where nothing was given.
+// Memory as elements of type U; null if no tensor is given. REQUIRES: dtype and size are checked.
 
 template <typename U>
 const U* pointer(const ConstTensorView& tensor) {

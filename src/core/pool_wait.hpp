@@ -4,9 +4,9 @@
 
 namespace crossdock::detail {
 
-/// Says, on a thread pool's worker, that it waits for other threads as long as this lives. Those
-/// may need the pool themselves: while all its workers wait, callers run the bodies of their
-/// parallel_for on their own threads. On any other thread it does nothing.
+/// Marks a thread pool's worker as waiting for other threads during this object's life. Those may
+/// need the pool themselves: while all workers wait, callers of parallel_for run the bodies on
+/// their own threads. Does nothing on any other thread.
 class PoolWait {
  public:
   PoolWait();

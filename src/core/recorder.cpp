@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxEvents = int64_t{1} << 30;
 
-// Longer names are cut; the last character stays 0.
+// Truncates longer names; the last character stays 0.
 template <size_t kSize>
 void set_name(char (&name)[kSize], const char* text) {  // NOLINT: as Event has them
   std::strncpy(name, text, kSize - 1);

@@ -1,9 +1,9 @@
 #pragma once
 
-/// Marks a function that is compiled once per instruction set; the best one the CPU has is chosen
-/// when the program is loaded. The bits must not depend on the choice: write std::fma where it is
-/// meant, and let nothing depend on the width of a vector. Sanitizers cannot be combined with the
-/// load-time choice, and other compilers or CPUs take the plain function.
+/// Marks a function that is compiled once per instruction set; the best one for the CPU is chosen
+/// when the program is loaded. The bits must not depend on the choice: write std::fma explicitly,
+/// and let nothing depend on the vector width. With sanitizers, which do not support this, and with
+/// other compilers or CPUs, the function is compiled once.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)
 #define CROSSDOCK_SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -11,5 +11,5 @@
 #define CROSSDOCK_SIMD
 #endif
 
-/// For the body of such a function when it is a template: becomes part of each version.
+/// For templates called by such a function: they are inlined into each version.
 #define CROSSDOCK_INLINE inline __attribute__((always_inline))

@@ -7,11 +7,19 @@
 
 namespace crossdock {
 
-/// No memory is larger, and a few such sizes can be added and rounded up without overflow.
+/// Larger than any memory; a few such sizes can be added and rounded up without overflow.
 inline constexpr int64_t kMaxBytes = int64_t{1} << 60;
 
-/// The most of a width or an inner width; a larger one is a slip of the pen.
+/// The largest width or inner width; a larger one is taken for a mistake.
 inline constexpr int64_t kMaxWidth = std::numeric_limits<int32_t>::max();
+
+/// Pools hand out memory in multiples of this size.
+inline constexpr int64_t kPageBytes = 4096;
+
+/// The smallest multiple of `multiple` that is at least `value`. REQUIRES: value >= 0.
+constexpr int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 /// The product, if it is at most `limit`. REQUIRES: no factor is negative.
 std::optional<int64_t> product_within(int64_t limit, std::initializer_list<int64_t> factors);

@@ -9,8 +9,8 @@
 
 namespace crossdock {
 
-/// A std::thread, or Error(kUnsupported) where none can be started; `purpose` completes "cannot
-/// start a thread for", and may add what to do.
+/// Starts a std::thread. Throws Error(kUnsupported) if none can be started; `purpose` completes
+/// "cannot start a thread for" and may add what to do.
 template <typename Body>
 std::thread start_thread(std::string_view purpose, Body body) {
   try {

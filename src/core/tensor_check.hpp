@@ -8,28 +8,28 @@
 
 namespace crossdock {
 
-// Checks of what a caller gave; each throws Error(kInvalidArgument). `name` is the caller's word
+// Checks of the caller's tensors; each throws Error(kInvalidArgument). `name` is the caller's name
 // for the tensor.
 
 /// "[3, 4] fp32", or "nothing".
 std::string describe(const ConstTensorView& tensor);
 
-/// Host memory, and some where there are elements.
+/// The tensor must be in host memory and, unless empty, not null.
 void check_memory(std::string_view name, const ConstTensorView& tensor);
 
-/// The shape, and memory for it.
+/// The tensor must also have this shape.
 void check_tensor(std::string_view name, const ConstTensorView& tensor, const Shape& shape);
 
-/// Also the dtype.
+/// The tensor must also have this dtype.
 void check_tensor(std::string_view name, const ConstTensorView& tensor, DType dtype,
                   const Shape& shape);
 
 struct NamedTensor {
   std::string_view name;
-  ConstTensorView tensor;  // may be one that is not given
+  ConstTensorView tensor;  // may be not given
 };
 
-/// No output shares a byte with an input or with another output, wherever they are.
+/// No output may share memory with an input or with another output.
 void check_no_overlap(const std::vector<NamedTensor>& outputs,
                       const std::vector<NamedTensor>& inputs);
 

@@ -37,7 +37,7 @@ int num_threads_from_environment() {
   return static_cast<int>(value);
 }
 
-// One parallel_for; lives on its caller's stack until all that has begun is done.
+// One parallel_for; lives on its caller's stack until all started bodies have ended.
 struct Job {
   const std::function<void(int64_t)>& body;
   int64_t count;
@@ -54,7 +54,7 @@ struct ThreadPool::State {
 
   std::mutex mutex;
   std::condition_variable work;
-  std::deque<Job*> jobs;  // with bodies that have not begun, the next first
+  std::deque<Job*> jobs;  // with bodies that have not started, in order
   bool is_stopping = false;
   std::vector<std::thread> workers;
   size_t num_waiting = 0;  // workers in a PoolWait
@@ -138,8 +138,8 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>&
   }
   state_->work.notify_all();
   while (job.num_done < job.count) {
-    const bool nobody_else_will = state_->all_workers_wait() && job.num_begun < job.count;
-    if (nobody_else_will) {
+    const bool must_run_here = state_->all_workers_wait() && job.num_begun < job.count;
+    if (must_run_here) {
       state_->run_one(job, lock);
     } else {
       job.done.wait(lock);

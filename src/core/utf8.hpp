@@ -5,7 +5,7 @@
 
 namespace crossdock {
 
-/// Bytes of the UTF-8 character that `text` begins with; 0 if it begins with none.
+/// Length in bytes of the UTF-8 character at the start of `text`; 0 if it is not valid UTF-8.
 /// REQUIRES: text is not empty.
 size_t utf8_length(std::string_view text);
 

@@ -29,7 +29,7 @@ void drop_by_position(int64_t capacity, LocalRoutes& routes) {
   }
 }
 
-// The larger weight first, NaN before everything, so that it stays visible; then the lower slot.
+// Larger weights first, NaN before all others so that it stays visible; then the lower slot.
 template <typename Weight>
 struct KeepsFirst {
   const Weight* weights;
@@ -45,7 +45,7 @@ struct KeepsFirst {
 
 template <typename Weight>
 void drop_by_weight(int64_t capacity, LocalRoutes& routes) {
-  // Slots of the experts that have too many, by (expert, token, slot).
+  // Slots of the experts with too many routes, by (expert, token, slot).
   const size_t E = routes.counts.size();
   std::vector<int64_t> offsets(E + 1, 0);
   for (size_t e = 0; e < E; ++e) {

@@ -13,7 +13,7 @@
 namespace crossdock {
 namespace {
 
-// Counts of all experts are kept for every rank; more experts than this is a slip of the pen.
+// The counts of all experts are kept for every rank; more experts are taken for a mistake.
 constexpr int64_t kMaxExperts = int64_t{1} << 20;
 constexpr std::array<int64_t, 7> kAlignments = {1, 8, 16, 32, 64, 128, 256};
 
@@ -95,7 +95,7 @@ std::string config_text(const DispatchConfig& config, std::string_view strategy_
   } else {
     out << "none";
   }
-  // Last, as "auto" stands for a strategy that depends on all the others.
+  // Last, because "auto" chooses by all the other settings.
   out << ";strategy=" << strategy_name;
   return out.str();
 }

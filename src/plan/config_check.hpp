@@ -9,13 +9,13 @@
 
 namespace crossdock {
 
-/// Throws Error(kInvalidArgument) that names the rule a configuration breaks for P ranks.
+/// Throws Error(kInvalidArgument) if the configuration is invalid for this number of ranks.
 void check_config(const DispatchConfig& config, int num_ranks);
 
-/// Whether the bytes of so many rows (a product) can be counted, whatever their dtype.
+/// Whether the bytes of this many rows (the product of num_rows) fit in int64 for any dtype.
 bool are_countable(std::initializer_list<int64_t> num_rows, const DispatchConfig& config);
 
-/// The configuration as "key=value;key=value", for the ranks to compare.
+/// The configuration as "key=value;key=value", for Proposal::config.
 std::string config_text(const DispatchConfig& config, std::string_view strategy_name);
 
 }  // namespace crossdock

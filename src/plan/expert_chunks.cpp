@@ -11,7 +11,7 @@ int64_t num_experts(const PlanData& plan, size_t rank) {
   return plan.owner_offsets[rank + 1] - plan.owner_offsets[rank];
 }
 
-// The first row of a rank's local expert; one past the last expert: of no expert.
+// The first row of a rank's local expert; for one past the last expert, the number of rows.
 int64_t first_row(const PlanData& plan, size_t rank, int64_t local_expert) {
   if (local_expert == num_experts(plan, rank)) return plan.rows_per_rank[rank];
   const int64_t place = plan.owner_offsets[rank] + local_expert;

@@ -8,11 +8,11 @@
 
 namespace crossdock {
 
-/// The local experts of every rank in `num_chunks` parts of about equal size, or as many as the
-/// rank with most experts has; at least one. Exchanges nothing.
+/// Splits the local experts of every rank into `num_chunks` chunks of about equal size; at least
+/// one, and at most as many as any rank has experts. Not collective.
 std::vector<ExpertChunk> cut_experts(const PlanData& plan, int64_t num_chunks);
 
-/// Routes of this rank to the experts of a chunk.
+/// The number of routes of this rank to the experts of a chunk.
 int64_t rows_sent(const PlanData& plan, const ExpertChunk& chunk);
 
 }  // namespace crossdock

@@ -6,14 +6,14 @@
 
 namespace crossdock {
 
-/// The rank through which rank `source` reaches rank `destination` of another node.
+/// The rank through which rank `source` sends to rank `destination` on another node.
 using Gateway = std::function<int(int source, int destination)>;
 
 /// Every destination is its own gateway: a token with several experts on one rank crosses once.
 int gateway_is_destination(int source, int destination);
 
-/// One gateway per (source, node): the rank with the source's place in its own node, so that the
-/// work is spread over all ranks.
+/// One gateway per (source, node): the rank whose index on its node is that of the source on its
+/// own (modulo the node's size), which spreads the work over all ranks.
 Gateway gateway_per_node(const Topology& topology);
 
 }  // namespace crossdock

@@ -29,7 +29,7 @@ std::string print_weight(double weight) {
   return weight > 0 ? "Infinity" : "-Infinity";
 }
 
-// Takes routes over one by one, in (token, slot) order.
+// Checks and stores routes one by one, in (token, slot) order.
 template <typename Weight>
 class RouteWriter {
  public:

@@ -14,7 +14,7 @@ struct Placement {
   std::vector<int64_t> owner_offsets;     // [P + 1] into experts_by_owner
 };
 
-/// The configured placement, or the default one. REQUIRES a checked configuration.
+/// The configured placement, or the default one. REQUIRES: a valid configuration.
 Placement make_placement(const DispatchConfig& config, int num_ranks);
 
 }  // namespace crossdock

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/sizes.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "plan/capacity.hpp"
 #include "plan/config_check.hpp"
@@ -14,10 +15,6 @@ namespace {
 
 size_t index(int64_t i) {
   return static_cast<size_t>(i);
-}
-
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
 }
 
 std::span<const int32_t> experts_of(const PlanData& plan, int rank) {
@@ -45,7 +42,7 @@ void take_counts(const PlanInputs& inputs, PlanData& plan) {
   }
 }
 
-// Where every expert's segment begins at its owner, and where every source begins within it.
+// Sets where each expert's segment starts at its owner, and each source within the segment.
 void lay_out_segments(PlanData& plan) {
   const int64_t padded = padded_rows_per_source(*plan.config);
   plan.source_starts.resize(index(plan.P * plan.E));
@@ -167,7 +164,7 @@ PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk) {
   part.source_starts = plan.source_starts;
   part.rows_per_rank = plan.rows_per_rank;
   part.weight_dtype = plan.weight_dtype;
-  // The same memory, which the plan keeps alive.
+  // The same memory, kept alive by its owner.
   part.weights = Buffer(std::const_pointer_cast<void>(plan.weights.owner()), plan.weights.data(),
                         plan.weights.num_bytes(), plan.weights.device());
   part.dropped.assign(index(plan.E), 0);
@@ -194,7 +191,7 @@ PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk) {
 }
 
 void check_max_rows(const PlanData& plan) {
-  int64_t total = 0;  // of rows sent or received anywhere
+  int64_t total = 0;  // rows sent or received on all ranks
   for (const int64_t rows : plan.rows_per_rank) total += rows;
   for (const int64_t tokens : plan.tokens_per_rank) total += tokens * plan.config->top_k;
   CROSSDOCK_CHECK(are_countable({total}, *plan.config), "a plan of ", total, " rows of width ",

@@ -12,7 +12,7 @@
 
 namespace crossdock {
 
-/// What this rank tells the others: its T, then its kept routes to each expert, [1 + E].
+/// This rank's T and its number of kept routes to each expert, [1 + E], for the other ranks.
 std::vector<int64_t> pack_counts(const LocalRoutes& routes);
 
 struct PlanInputs {
@@ -20,27 +20,27 @@ struct PlanInputs {
   int P = 0;
   int rank = 0;
   uint64_t id = 0;
-  std::vector<std::span<const int64_t>> packed_counts;  // [P][1 + E], from every rank
+  std::vector<std::span<const int64_t>> packed_counts;  // [P][1 + E], of all ranks
 };
 
-/// Computes the whole plan from the counts of all ranks and the routes of this one. Linear in
-/// T * K + P * E; exchanges nothing.
+/// Computes the plan from the counts of all ranks and the routes of this one. Takes time linear in
+/// T * K + P * E. Not collective.
 PlanData build_plan(const PlanInputs& inputs, LocalRoutes routes);
 
-/// The plan with the routes to the experts of a chunk alone; all others count as unused. Rows stay
-/// where they are. Without Segments.
+/// The plan restricted to the routes to the experts of a chunk; all others count as unused. Rows
+/// keep their places. Segments are left empty.
 PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk);
 
 /// Throws Error(kCapacity) if any rank would receive more than config.max_rows, or
-/// Error(kInvalidArgument) if the bytes of all rows cannot be counted: the same error on all ranks,
-/// as all know all counts.
+/// Error(kInvalidArgument) if the bytes of all rows overflow: the same error on every rank, because
+/// all ranks know all counts.
 void check_max_rows(const PlanData& plan);
 
 struct RowRange {
   int64_t first = 0;
   int64_t count = 0;
 };
-/// The gaps between the rows of this rank that hold a token, ascending; none is empty.
+/// The pad rows of this rank, as ascending, non-empty ranges.
 std::vector<RowRange> pad_rows(const PlanData& plan);
 
 }  // namespace crossdock

@@ -56,14 +56,14 @@ TEST(BufferPool, DoesNotWasteALargeBlockOnASmallRequest) {
   EXPECT_NE(pool.take(4096).data(), large);
 }
 
-// Sizes that change from step to step do not pile up blocks.
+// Blocks do not accumulate when sizes change from step to step.
 TEST(BufferPool, RisingSizesHoldNoMoreThanTheLargest) {
   BufferPool pool;
   for (int64_t step = 0; step < 20; ++step) static_cast<void>(pool.take((100 + step) * 4096));
   EXPECT_EQ(pool.bytes_held(), 119 * 4096);
 }
 
-// A block that is too large for what is wanted now does not stay beside it.
+// A free block that is too large for the current request is not kept beside the new one.
 TEST(BufferPool, HoldsHardlyMoreThanWasInUseAtOnce) {
   BufferPool pool;
   constexpr int64_t kUnit = 1 << 20;

@@ -58,7 +58,7 @@ TEST(DType, EveryFp8DecodesByDefinitionAndComesBack) {
   }
   EXPECT_EQ(to_float(to_f8e4m3(1e9f)), 448.0f);
   EXPECT_EQ(to_float(to_f8e4m3(-1e9f)), -448.0f);
-  EXPECT_EQ(to_float(to_f8e4m3(470.0f)), 448.0f);  // nearest to the place of NaN
+  EXPECT_EQ(to_float(to_f8e4m3(470.0f)), 448.0f);  // nearest to the encoding of NaN
 }
 
 // Nearest even by search among the neighbours, for any encoder of 16-bit floats.
@@ -72,7 +72,7 @@ void expect_nearest_even(Encode encode, uint32_t infinity_bits) {
       continue;
     }
     const Small result = encode(value);
-    if ((result.bits & 0x7fff) >= infinity_bits) continue;  // overflow is tested apart
+    if ((result.bits & 0x7fff) >= infinity_bits) continue;  // overflow is tested separately
     const double error = std::abs(static_cast<double>(to_float(result)) - value);
     for (const int step : {-1, 1}) {
       const Small other{static_cast<uint16_t>(result.bits + step)};

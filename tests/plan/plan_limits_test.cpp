@@ -1,4 +1,4 @@
-// Which GPUs can plan for how many experts.
+// The number of experts that each GPU can plan for.
 
 #include "plan/cuda/plan_limits.hpp"
 
@@ -7,7 +7,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// Shared memory that a block may have (CUDA's compute capabilities).
+// Maximum shared memory per block (by compute capability).
 constexpr int64_t kSm80 = int64_t{163} << 10;
 constexpr int64_t kSm89 = int64_t{99} << 10;
 constexpr int64_t kSm90 = int64_t{227} << 10;

@@ -35,7 +35,7 @@ std::vector<PlanData> plan_all(const DispatchConfig& config, const std::vector<I
   return plans;
 }
 
-// Which arrival each row is, -1 in pad rows.
+// The arrival number of each row; -1 for pad rows.
 Counts arrivals_by_row(const PlanData& plan) {
   Counts result(static_cast<size_t>(plan.num_rows()), -1);
   for (const RowBlock& block : plan.recv_blocks) {

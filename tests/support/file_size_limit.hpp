@@ -4,7 +4,7 @@
 
 namespace crossdock::test {
 
-/// While one exists, files of this process cannot grow past so many bytes (ulimit -f).
+/// While one exists, files of this process cannot grow beyond this many bytes (ulimit -f).
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t num_bytes) {

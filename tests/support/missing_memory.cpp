@@ -11,7 +11,7 @@ constexpr int64_t kPageBytes = 4096;
 
 std::atomic<size_t> missing_bytes = 0;  // 0: nothing is missing
 std::atomic<int64_t> asked = 0;
-std::atomic<int64_t> granted = 0;  // the first so many
+std::atomic<int64_t> granted = 0;  // allocations that still succeed
 
 }  // namespace
 
@@ -31,7 +31,7 @@ int64_t MissingMemory::num_refused() {
 
 }  // namespace crossdock
 
-// Stands in for that of the C library, in this program alone.
+// Replaces the function of the C library, in this program only.
 extern "C" void* aligned_alloc(size_t alignment, size_t num_bytes) noexcept {
   const size_t missing = crossdock::missing_bytes;
   if (missing > 0 && num_bytes == missing && crossdock::asked++ >= crossdock::granted) {

@@ -4,8 +4,8 @@
 
 namespace crossdock {
 
-/// While it lives, memory of one size cannot be had in this process, after the first `num_granted`
-/// times: buffers of it end in std::bad_alloc. For sizes below 2 MiB, which are rounded to pages.
+/// While it exists, allocations of one size fail in this process after the first `num_granted`:
+/// buffers of that size throw std::bad_alloc. For sizes below 2 MiB, which are rounded to pages.
 /// One at a time.
 class MissingMemory {
  public:
@@ -14,7 +14,7 @@ class MissingMemory {
   MissingMemory(const MissingMemory&) = delete;
   MissingMemory& operator=(const MissingMemory&) = delete;
 
-  /// How often it was asked for in vain.
+  /// The number of failed allocations.
   static int64_t num_refused();
 };
 

@@ -31,7 +31,7 @@ int64_t num_threads_started() {
 
 }  // namespace crossdock
 
-// Stands in for that of the C library, in this program alone.
+// Replaces the function of the C library, in this program only.
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                               void* (*body)(void*), void* argument) {
   using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);

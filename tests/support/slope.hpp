@@ -2,7 +2,7 @@
 
 namespace crossdock {
 
-/// The slope of `loss()` by `value`, by central differences; `value` is as before afterwards.
+/// The derivative of `loss()` by `value`, from central differences; restores `value`.
 template <typename Loss>
 double slope_of(double& value, double step, const Loss& loss) {
   const double kept = value;

@@ -10,7 +10,7 @@
 
 namespace crossdock {
 
-/// Rows of one source and one local expert: `count` arrivals from the `arrival`-th on, which become
+/// Rows from one source for one local expert: the `count` arrivals from number `arrival` on become
 /// the rows from `row` on. Arrivals are numbered in the order (source, expert, token, slot).
 struct RowBlock {
   int source = 0;
@@ -19,18 +19,18 @@ struct RowBlock {
   int64_t count = 0;
 };
 
-/// Everything the exchange of counts has fixed, in host memory. Read-only once made; strategies
-/// work from it. A "route" is one used slot of one token; "kept" means not masked, not -1 and not
-/// dropped. Order of rows at an expert: source rank, then token, then slot.
+/// A plan as strategies see it: everything that follows from the exchanged counts, in host memory.
+/// Read-only. A "route" is one used slot of one token; "kept" means not masked, not -1 and not
+/// dropped. Rows at an expert are ordered by source rank, then token, then slot.
 struct PlanData {
-  int64_t T = 0;    // tokens of this rank
+  int64_t T = 0;    // tokens on this rank
   int64_t K = 0;    // slots per token
   int64_t E = 0;    // experts in all
   int P = 0;        // ranks
   int rank = 0;     // this one
-  uint64_t id = 0;  // number of the rendezvous that made it
+  uint64_t id = 0;  // number of the agreement that made it
 
-  // The same on all ranks.
+  // Identical on every rank.
   std::shared_ptr<const DispatchConfig> config;  // of the dispatcher that made the plan
   std::vector<int32_t> owner;                    // [E] expert -> rank
   std::vector<int32_t> experts_by_owner;         // [E] experts by (owner, expert)
@@ -39,25 +39,25 @@ struct PlanData {
   std::vector<int64_t> counts;                   // [P, E] kept routes of source rank s to expert e
   std::vector<int64_t> segment_starts;           // [E] first row of expert e at its owner
   std::vector<int64_t> source_starts;  // [P, E] first row of source s within expert e's segment
-  std::vector<int64_t> rows_per_rank;  // [P] rows at every rank, pad rows included
+  std::vector<int64_t> rows_per_rank;  // [P] rows on each rank, including pad rows
 
   // Routes of this rank as a sender.
   std::vector<int32_t> expert_ids;      // [T, K] kept expert or -1
   std::vector<int64_t> final_rows;      // [T, K] row at the owner, or -1
-  std::vector<int64_t> send_positions;  // [T, K] place among the S kept routes ordered by (owner,
+  std::vector<int64_t> send_positions;  // [T, K] index among the S kept routes ordered by (owner,
                                         // expert, token, slot), or -1
   std::vector<int64_t> sent_routes;     // [S] the inverse: t * K + k of each, in that order
   std::vector<int64_t> send_offsets;    // [P + 1] in rows, by destination
-  std::vector<int64_t> dropped;         // [E] routes of this rank that capacity dropped
-  Buffer weights;                       // [T, K]; 0 where there is no kept route
+  std::vector<int64_t> dropped;         // [E] routes of this rank dropped by capacity
+  Buffer weights;                       // [T, K]; 0 for routes that are not kept
   DType weight_dtype = DType::kF32;     // fp32 or fp64
 
   // Rows of this rank as a receiver.
   std::vector<int64_t> recv_offsets;  // [P + 1] in rows, by source
   std::vector<RowBlock> recv_blocks;  // by (source, expert), without empty ones
   std::vector<int64_t> local_starts;  // [E_local + 1]: Segments::starts
-  std::vector<int64_t> local_counts;  // [E_local]: Segments::counts; with pad_to_capacity all
-                                      // rows count, as pads then stand between the sources
+  std::vector<int64_t> local_counts;  // [E_local]: Segments::counts; with pad_to_capacity pad
+                                      // rows count too, as they lie between the sources
 
   int64_t num_local_experts() const {
     const auto r = static_cast<size_t>(rank);
@@ -65,18 +65,18 @@ struct PlanData {
   }
   int64_t num_rows() const { return rows_per_rank[static_cast<size_t>(rank)]; }  // R
   int64_t num_sent() const { return static_cast<int64_t>(sent_routes.size()); }  // S
-  int64_t num_received() const { return recv_offsets.back(); }                   // without pads
+  int64_t num_received() const { return recv_offsets.back(); }                   // without pad rows
 };
 
-/// The part of a plan that is on a device. If the plan was made there, PlanData holds only what the
-/// host knows without waiting: sizes, configuration and placement.
+/// The part of a plan that is in device memory. If the plan was made on the device, PlanData holds
+/// only what the host knows without waiting: sizes, configuration and placement.
 class DevicePlanData {
  public:
   virtual ~DevicePlanData() = default;
 
   virtual Device device() const = 0;
   virtual int64_t num_rows() const = 0;                  // may wait for the device
-  virtual int64_t capacity_rows() const = 0;             // does not
+  virtual int64_t capacity_rows() const = 0;             // never waits
   virtual Segments segments() const = 0;                 // device memory
   virtual ConstTensorView weights() const = 0;           // device memory
   virtual std::span<const int64_t> dropped() const = 0;  // may wait for the device

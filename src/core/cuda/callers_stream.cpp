@@ -5,7 +5,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// Does not throw; a stream that cannot be asked counts as captured.
+// Does not throw; a stream that cannot be queried counts as captured.
 bool may_be_captured(cudaStream_t stream) noexcept {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   return cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
@@ -15,7 +15,7 @@ bool may_be_captured(cudaStream_t stream) noexcept {
 }  // namespace
 
 void CallersStream::set(cudaStream_t stream) {
-  // Like a thread's own stream the stand-in keeps order with the device's default stream.
+  // Like a thread's own stream, the stand-in is ordered with the device's default stream.
   if (stream == cudaStreamPerThread && !stand_in_) {
     stand_in_ = lease_stream(device_, /*waits_for_default=*/true);
   }

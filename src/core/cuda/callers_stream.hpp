@@ -8,12 +8,12 @@
 
 namespace crossdock::cuda {
 
-/// The stream in which a caller wants work done, by a handle that means the same on every thread.
+/// The stream in which a caller wants work done, as a handle that means the same on every thread.
 ///
-/// cudaStreamPerThread is another stream on every thread, so it cannot be stored. A stream of the
-/// library's own stands in for it: in each call it waits for what the calling thread's stream
-/// holds, and that one then waits for the call. So calls stay in order where they come from
-/// different threads. Used by one thread at a time, by any thread.
+/// cudaStreamPerThread is a different stream on each thread, so it cannot be stored. A stream of
+/// the library stands in for it: in each call it waits for the calling thread's stream, which then
+/// waits for the call. Calls from different threads thus stay in order. May be used by any thread,
+/// but by only one at a time.
 class CallersStream {
  public:
   explicit CallersStream(int device) : device_(device), handover_(device) {}
@@ -24,10 +24,10 @@ class CallersStream {
   cudaStream_t get() const { return is_per_thread_ ? stand_in_->get() : stream_; }
   bool is_per_thread() const { return is_per_thread_; }
 
-  /// At the begin of a call: get() waits for what the calling thread has queued. Nothing to do for
-  /// other streams than cudaStreamPerThread.
+  /// At the beginning of a call: get() waits for what the calling thread has queued. Does nothing
+  /// for streams other than cudaStreamPerThread.
   void follow_thread() const;
-  /// At its end, also of one that failed: the calling thread's stream waits for get().
+  /// At the end of a call, even if it failed: the calling thread's stream waits for get().
   void lead_thread() const noexcept;
 
  private:
@@ -38,8 +38,8 @@ class CallersStream {
   OwnedEvent handover_;
 };
 
-/// Makes `stream` wait for what the calling thread's own stream holds, by way of `event`. False if
-/// there is no order to be had: one of the two is being captured.
+/// Makes `stream` wait for the calling thread's own stream, by `event`. Returns false if that is
+/// not possible because one of the two is being captured.
 bool wait_for_thread(cudaStream_t stream, const OwnedEvent& event) noexcept;
 
 }  // namespace crossdock::cuda

@@ -5,7 +5,7 @@
 namespace crossdock::cuda {
 
 void throw_error(cudaError_t status, const char* call) {
-  cudaGetLastError();  // an error that is not sticky must not surface again at the next call
+  cudaGetLastError();  // a non-sticky error must not reappear at the next call
   const bool no_device = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver ||
                          status == cudaErrorInitializationError || status == cudaErrorStubLibrary;
   if (no_device) {

@@ -4,7 +4,7 @@
 
 namespace crossdock::cuda {
 
-/// Throws Error(kCuda) that names the call; kUnsupported if there is no GPU or no driver.
+/// Throws Error(kCuda) with the name of the call; kUnsupported if there is no GPU or no driver.
 [[noreturn]] void throw_error(cudaError_t status, const char* call);
 
 inline void check(cudaError_t status, const char* call) {

@@ -7,11 +7,11 @@
 
 namespace crossdock::cuda {
 
-/// Makes `device` the calling thread's current one, and restores the old one at the end.
+/// Makes `device` the calling thread's current device, and restores the previous one at the end.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
-  /// For destructors: goes on where the process is ending.
+  /// For destructors: ignores errors, as at the end of the process.
   DeviceGuard(int device, std::nothrow_t) noexcept;
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
@@ -21,16 +21,16 @@ class DeviceGuard {
   int previous_ = 0;
 };
 
-/// The calling thread's current device; throws where there is none.
+/// The calling thread's current device; throws if there is none.
 int current_device();
 
 /// Multiprocessors of a device.
 int num_sms(int device);
 
-/// Bytes of shared memory that a block on a device may have.
+/// Maximum bytes of shared memory per block on a device.
 int64_t shared_memory_per_block(int device);
 
-/// For tests: until the end of the scope no device has more shared memory per block than this.
+/// For tests: limits the shared memory per block of all devices until the end of the scope.
 class SharedMemoryLimit {
  public:
   explicit SharedMemoryLimit(int64_t bytes);
@@ -39,19 +39,18 @@ class SharedMemoryLimit {
   SharedMemoryLimit& operator=(const SharedMemoryLimit&) = delete;
 };
 
-/// Lets kernels on `device` use memory of `peer`; nothing to do if they are one.
+/// Lets kernels on `device` use memory of `peer`; does nothing if they are the same device.
 /// Throws Error(kUnsupported) if the two cannot reach each other.
 void enable_peer_access(int device, int peer);
 
-/// Whether work given to this stream now goes into a graph instead of being run.
+/// Whether work submitted to this stream is captured in a graph instead of being run.
 bool is_capturing(cudaStream_t stream);
 
-/// A number of the capture that this stream is part of, no other capture's; 0 if it is not
-/// captured.
+/// The unique number of the capture that this stream is part of; 0 if it is not captured.
 uint64_t capture_id(cudaStream_t stream);
 
-/// Until the end of the scope this thread may make calls that a graph capture, its own or another
-/// thread's, would otherwise forbid and be invalidated by: allocation, mapping, waiting for streams
+/// Until the end of the scope this thread may make calls that a graph capture, on this or another
+/// thread, would otherwise forbid and be invalidated by: allocation, mapping, waiting for streams
 /// that are not captured.
 class RelaxedCapture {
  public:
@@ -62,11 +61,11 @@ class RelaxedCapture {
 
  private:
   cudaStreamCaptureMode previous_ = cudaStreamCaptureModeRelaxed;
-  bool is_relaxed_;  // not where the process is ending
+  bool is_relaxed_;  // false at the end of the process
 };
 
-/// Every call of a user that reaches the CUDA runtime begins with one: the device is current, and a
-/// capture under way anywhere in the process (PyTorch captures in global mode) does not matter.
+/// Every user's call that reaches the CUDA runtime begins with one: it makes the device current,
+/// and permits captures elsewhere in the process (PyTorch captures in global mode).
 class CallGuard {
  public:
   explicit CallGuard(int device) : device_(device) {}

@@ -12,8 +12,8 @@
 namespace crossdock::cuda {
 namespace {
 
-// Allocations of a multiple of this size are not parts of larger ones inside the driver, so that
-// another process can map each by itself.
+// The driver does not combine allocations of a multiple of this size into larger ones, so another
+// process can map each of them separately.
 constexpr int64_t kExportUnit = int64_t{2} << 20;
 
 cudaMemLocation on_device(int device) {
@@ -23,7 +23,7 @@ cudaMemLocation on_device(int device) {
   return location;
 }
 
-// Free memory that a pool keeps instead of giving it back to the driver. It begins with as much.
+// Free memory that a pool keeps instead of returning it to the driver, and its initial size.
 constexpr uint64_t kKeptBytes = uint64_t{64} << 20;
 
 cudaMemPool_t make_pool(int device) {
@@ -34,7 +34,7 @@ cudaMemPool_t make_pool(int device) {
   CROSSDOCK_CUDA(cudaMemPoolCreate(&pool, &properties));
   uint64_t kept = kKeptBytes;
   CROSSDOCK_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
-  int waits = 0;  // an allocation must not make its stream wait for what was freed
+  int waits = 0;  // an allocation must not make its stream wait for freed memory
   CROSSDOCK_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &waits));
   int num_devices = 0;
   CROSSDOCK_CUDA(cudaGetDeviceCount(&num_devices));
@@ -50,8 +50,8 @@ cudaMemPool_t make_pool(int device) {
   return pool;
 }
 
-// Small allocations then do not make the pool grow while kernels wait for each other. Where there
-// is no room for it, allocations will tell.
+// Small allocations then do not make the pool grow while kernels wait for each other. If there is
+// no memory for it, later allocations report that.
 void reserve(cudaMemPool_t pool, cudaStream_t stream) {
   void* memory = nullptr;
   if (cudaMallocFromPoolAsync(&memory, kKeptBytes, pool, stream) == cudaSuccess) {
@@ -111,7 +111,7 @@ MemoryBlock DeviceArena::take_exported(int64_t num_bytes) {
   if (status == cudaErrorMemoryAllocation) {
     const MemoryBlock larger = take_unused(num_bytes, std::numeric_limits<int64_t>::max());
     if (larger.base != nullptr) {
-      cudaGetLastError();  // there was memory after all
+      cudaGetLastError();  // a larger unused block serves instead
       return larger;
     }
   }

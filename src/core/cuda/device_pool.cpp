@@ -12,15 +12,12 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
+#include "core/sizes.hpp"
 
 namespace crossdock::cuda {
 namespace {
 
 constexpr int64_t kBlockUnit = int64_t{64} << 10;
-
-int64_t round_up(int64_t num_bytes) {
-  return (num_bytes + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
-}
 
 struct Block {
   std::shared_ptr<void> memory;
@@ -40,9 +37,9 @@ struct DevicePool::State {
   int64_t bytes_in_use = 0;
   int64_t bytes_free = 0;
 
-  // The smallest free block that fits without wasting more than half of it, one of this stream
-  // first; an empty one if there is none. A graph cannot wait for what was queued before it, so
-  // for a graph the block must be free already.
+  // The smallest free block that is large enough and at most half wasted, preferably of this
+  // stream; an empty one if there is none. A graph cannot wait for work queued before it, so for a
+  // graph the block's work must have finished.
   Block find(int64_t& block_bytes, cudaStream_t stream, bool captured) {
     const std::lock_guard lock(mutex);
     const auto begin = free_blocks.lower_bound(block_bytes);
@@ -78,8 +75,8 @@ struct DevicePool::State {
     free_blocks.emplace(block_bytes, std::move(block));
   }
 
-  // Takes the block out of circulation until the pool goes: nothing tells when its stream is done
-  // with it (a graph is being recorded, say).
+  // Keeps the block out of use until the pool is destroyed: it is unknown when its stream is done
+  // with it (for example, because a graph is being captured).
   void retire(int64_t block_bytes, Block block) {
     const std::lock_guard lock(mutex);
     used_blocks.erase(static_cast<const std::byte*>(block.memory.get()));
@@ -106,7 +103,7 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
   const Device where{.kind = DeviceKind::kCuda, .index = state_->arena->device()};
   if (num_bytes == 0) return {nullptr, nullptr, 0, where};
   const RelaxedCapture relaxed;
-  int64_t block_bytes = round_up(num_bytes);
+  int64_t block_bytes = round_up(num_bytes, kBlockUnit);
   const bool captured = is_capturing(stream);
   Block block = state_->find(block_bytes, stream, captured);
   if (!block.memory) {
@@ -121,7 +118,8 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
   auto* data = static_cast<std::byte*>(block.memory.get());
   std::shared_ptr<void> owner(data, [block = std::move(block), block_bytes, device = where.index,
                                      pool = std::weak_ptr<State>(state_)](void*) mutable {
-    const DeviceGuard guard(device, std::nothrow);  // the stream may be a device's default one
+    const DeviceGuard guard(device,
+                            std::nothrow);  // the stream may be the default stream of a device
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(block.stream, &capture);
     const bool recording = capture != cudaStreamCaptureStatusNone;

@@ -11,15 +11,14 @@
 
 namespace crossdock::cuda {
 
-/// Device memory that is handed out again instead of being freed, so that a step neither allocates
-/// nor waits. Thread-safe. Buffers may outlive the pool.
+/// Device memory that is reused instead of being freed, so that a step neither allocates nor waits.
+/// Thread-safe. Buffers may outlive the pool.
 ///
-/// A buffer is taken for the work of one stream. When it is released, the next taker of the same
-/// stream gets it at once; a taker of another stream gets it too, and its stream then waits for the
-/// work that was queued at the release. REQUIRES: the stream lives until its buffers are released,
-/// and is not cudaStreamPerThread, which is another stream where another thread releases them.
-/// Memory taken while the stream is captured must be kept until the last replay of the graph has
-/// finished.
+/// A buffer is taken for the work of one stream. Once released, it can be taken again for the same
+/// stream without a wait; if it is taken for another stream, that stream waits for the work queued
+/// at the release. REQUIRES: the stream lives until its buffers are released and is not
+/// cudaStreamPerThread, which is a different stream on the releasing thread. Memory taken while the
+/// stream is captured must be kept until the last replay of the graph has finished.
 class DevicePool {
  public:
   explicit DevicePool(std::shared_ptr<DeviceArena> arena);
@@ -31,16 +30,16 @@ class DevicePool {
   Buffer take(int64_t num_bytes, cudaStream_t stream);
 
   /// Buffers taken from now on are used in the threads' own streams, for which the stream of `take`
-  /// stands in (see CallersStream): it waits for that of the thread that releases a buffer.
+  /// stands in (see CallersStream): it waits for the stream of the thread that releases a buffer.
   void follow_threads(bool are_followed);
 
-  /// The allocation of memory that this pool has handed out; nothing for other memory.
+  /// The allocation of memory that was taken from this pool; nullopt for other memory.
   std::optional<MemoryBlock> find(const void* data) const;
 
-  /// Keeps all memory of the pool, handed out or not, as long as it is held.
+  /// Keeps all memory of the pool alive, in use or free.
   std::shared_ptr<const void> memory() const;
 
-  /// Bytes handed out now / bytes held in all (handed out or waiting).
+  /// Bytes in use / bytes held (in use or free).
   int64_t bytes_in_use() const;
   int64_t bytes_held() const;
 

@@ -6,8 +6,8 @@
 
 namespace crossdock::cuda {
 
-/// Launches a kernel that may be brought onto the device while the kernel before it in the stream
-/// ends. The kernel must call wait_for_kernel_before() ahead of everything that it reads or writes.
+/// Launches a kernel that may be scheduled while the previous kernel in the stream is ending. The
+/// kernel must call wait_for_kernel_before() before it reads or writes anything.
 template <typename... Params, typename... Args>
 void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, cudaStream_t stream,
                   const Args&... args) {
@@ -29,15 +29,15 @@ void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, 
 
 #if defined(__CUDACC__)
 
-/// The kernel before in the stream has ended, and what it wrote is there.
+/// Waits until the previous kernel in the stream has ended; what it wrote is then visible.
 __device__ inline void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// The kernel behind may be brought onto the device once all blocks of this one have come here. It
-/// must not wait for a kernel that may need the room.
+/// Allows the next kernel in the stream to be scheduled once all blocks of this kernel have called
+/// it. The next kernel must not wait for a kernel that may need the room it takes.
 __device__ inline void let_kernel_behind_come() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -13,9 +13,9 @@ inline std::mutex& loading_mutex() {
   return *mutex;
 }
 
-/// Brings kernels onto the current device. A kernel is otherwise loaded at its first launch, for
-/// which the driver may wait for the device: too late where kernels of other ranks wait for it.
-/// One thread at a time: when a rank goes on, the kernels are there.
+/// Loads kernels onto the current device. Otherwise a kernel is loaded at its first launch, for
+/// which the driver may wait for the device; if kernels of other ranks wait for that launch, they
+/// deadlock. One thread at a time, so that the kernels are loaded when any rank returns.
 template <typename... Kernels>
 void load_kernels(Kernels... kernels) {
   const std::lock_guard lock(loading_mutex());

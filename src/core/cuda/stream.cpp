@@ -62,7 +62,7 @@ OwnedStream::~OwnedStream() {
 bool OwnedStream::is_idle() const {
   const RelaxedCapture relaxed;
   const cudaError_t status = cudaStreamQuery(stream_);
-  if (status != cudaSuccess) cudaGetLastError();  // "not ready" is no error
+  if (status != cudaSuccess) cudaGetLastError();  // "not ready" is not an error
   return status == cudaSuccess;
 }
 
@@ -81,7 +81,7 @@ void OwnedEvent::record(cudaStream_t stream) const {
 
 bool OwnedEvent::has_passed() const {
   const cudaError_t status = cudaEventQuery(event_);
-  if (status == cudaErrorNotReady) cudaGetLastError();  // which is no error
+  if (status == cudaErrorNotReady) cudaGetLastError();  // which is not an error
   return status != cudaErrorNotReady;
 }
 

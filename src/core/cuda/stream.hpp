@@ -12,8 +12,8 @@ inline cudaStream_t handle_of(Stream stream) {
   return static_cast<cudaStream_t>(stream.handle);
 }
 
-/// A stream of one device. It neither waits for the device's default stream nor makes that wait,
-/// unless waits_for_default is set.
+/// A stream on one device. Not ordered with the device's default stream, unless waits_for_default
+/// is set.
 class OwnedStream {
  public:
   explicit OwnedStream(int device, bool waits_for_default = false);
@@ -23,19 +23,19 @@ class OwnedStream {
 
   cudaStream_t get() const { return stream_; }
   Stream view() const { return {stream_}; }
-  /// Whether all its work is done. Does not wait.
+  /// Whether all its work has finished. Does not wait.
   bool is_idle() const;
 
  private:
   cudaStream_t stream_ = nullptr;
 };
 
-/// A stream of one device, from among those that nobody uses any more; given back with the last
-/// owner. One whose work is not done by then stays out of use until it is. Streams that come and go
-/// would in time share hardware queues with others, and wait for them there.
+/// A stream on one device, reused if possible and returned by its last owner. A returned stream
+/// with unfinished work is not reused until it has finished. (Streams that are created again and
+/// again end up sharing hardware queues with others, and wait for them.)
 std::shared_ptr<const OwnedStream> lease_stream(int device, bool waits_for_default = false);
 
-/// A point in a stream, without a time.
+/// A point in a stream, without timing.
 class OwnedEvent {
  public:
   explicit OwnedEvent(int device);
@@ -45,9 +45,9 @@ class OwnedEvent {
 
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) const;
-  /// Later work of `stream` waits for what was recorded last.
+  /// Makes later work of `stream` wait for the last record.
   void make_wait(cudaStream_t stream) const;
-  /// Whether that is done. Does not wait.
+  /// Whether the work before the last record has finished. Does not wait.
   bool has_passed() const;
 
  private:
