@@ -9,7 +9,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// The runtime is linked, the driver's library is not: its functions are asked for by name.
+// The runtime is linked, the driver's library is not: its functions are looked up by name.
 template <typename Function>
 Function driver_function(const char* name, unsigned version) {
   void* function = nullptr;
@@ -50,7 +50,7 @@ MemoryKind kind_of(const void* data) {
     return MemoryKind::kCommon;
   }
   if (pool_of(data) != nullptr) return MemoryKind::kGranted;
-  // Memory of cudaMalloc has the older kind of inter-process handles, mapped memory has not.
+  // Memory of cudaMalloc has the older kind of inter-process handles, mapped memory does not.
   int is_plain = 0;
   if (!get_attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, data, is_plain)) {
     return MemoryKind::kGranted;

@@ -4,7 +4,7 @@
 
 namespace crossdock::cuda {
 
-/// How the memory at `data` was allocated; kGranted where the driver does not know it.
+/// How the memory at `data` was allocated; kGranted if the driver does not know.
 MemoryKind kind_of(const void* data);
 
 /// Whether the owner of memory of kind kGranted gave `device` access to read and write it.

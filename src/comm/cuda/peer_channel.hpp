@@ -15,15 +15,15 @@
 namespace crossdock::cuda {
 
 struct ChannelOptions {
-  int64_t max_words = 0;                // of one exchange of words, per rank
+  int64_t max_words = 0;                // per rank in one exchange of words
   std::chrono::nanoseconds deadline{};  // of one wait on the device
 };
 
-/// The words through which one rank's kernels and those of its peers wait for each other. Owns this
-/// rank's mailbox; kernels get signals(). Kernels of one channel run one after the other.
+/// The words by which the kernels of one rank and its peers wait for each other. Owns this rank's
+/// mailbox; kernels get signals(). Kernels of one channel run one after the other.
 class PeerChannel {
  public:
-  /// For `size` ranks that reach each other's memory, of which this is number `rank`.
+  /// For `size` ranks that reach each other's memory; this one is `rank`.
   /// REQUIRES: size <= kMaxPeers.
   PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOptions& options);
   PeerChannel(const PeerChannel&) = delete;
@@ -31,15 +31,16 @@ class PeerChannel {
 
   /// Memory that peers write; zeroed before the constructor returns.
   const Buffer& mailbox() const { return mailbox_; }
-  /// Every rank's mailbox at the address where this process sees it.
+  /// Sets the address of every rank's mailbox in this process.
   void connect(std::span<std::byte* const> mailboxes);
   const PeerSignals& signals() const { return signals_; }
 
-  /// What the device has recorded, if anything, a fatal fault first; does not wait for the device.
+  /// The fault that the device has recorded, if any, a fatal one first. Does not wait for the
+  /// device.
   std::optional<Fault> fault() const;
-  /// Forgets the fault that did not end the channel, so that the next one is recorded.
+  /// Clears a fault that did not end the channel, so that the next one is recorded.
   void clear_fault();
-  /// Ends the waits of this rank's kernels, now and later: nobody will come.
+  /// Ends all waits of this rank's kernels, present and future: no peer will arrive.
   void abandon();
 
  private:
@@ -49,7 +50,8 @@ class PeerChannel {
   PeerSignals signals_{};
 };
 
-/// A kernel that is nothing but a barrier of all ranks. REQUIRES load_barrier before.
+/// A kernel that is only a barrier of all ranks. REQUIRES: load_barrier is called before the first
+/// launch.
 void load_barrier();
 void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_t stream);
 

@@ -15,7 +15,7 @@
 
 namespace crossdock::cuda {
 
-/// Where device memory lies: plain data that travels to the peers in a rendezvous.
+/// Locates device memory: plain data, sent to the peers in a rendezvous.
 struct MemoryHandle {
   int32_t device = -1;          // of the owner; -1: no memory
   int32_t is_shared = 0;        // the rest is valid in other processes
@@ -24,8 +24,8 @@ struct MemoryHandle {
   cudaIpcMemHandle_t exported;  // of the allocation
 };
 
-/// The way to the device memory of the other ranks: their own pointers if they are threads of this
-/// process, CUDA IPC mappings if they are processes of this node.
+/// Access to the device memory of the other ranks: their own pointers if they are threads of this
+/// process, CUDA IPC mappings if they are processes on this node.
 class PeerMemory {
  public:
   /// For kernels that run on `device`.
@@ -37,14 +37,14 @@ class PeerMemory {
   /// Whether rank `peer` is on this rank's node.
   bool is_near(int peer) const;
 
-  /// Throws Error(kUnsupported) if some rank's memory is out of reach: it is on another node.
+  /// Throws Error(kUnsupported) if a rank's memory is not reachable because it is on another node.
   void check_reach() const;
 
   /// Whether peers can only reach memory that Crossdock allocated.
   bool needs_export() const { return needs_export_; }
 
-  /// The devices on which ranks run kernels that use this rank's memory. Until they are known, all
-  /// devices of this process count.
+  /// Sets the devices that run kernels which use this rank's memory. Until they are known, all
+  /// devices of this process are assumed.
   void set_peer_devices(std::vector<int> devices);
 
   /// Whether peers need a copy of memory that Crossdock did not allocate, because their devices
@@ -55,8 +55,8 @@ class PeerMemory {
   /// memory.
   MemoryHandle show(const void* data, const MemoryBlock& block) const;
 
-  /// The address, for kernels of this rank, of memory that rank `peer` has the handle of. Maps its
-  /// allocation on first sight; the mapping lasts as long as this object.
+  /// The address, for kernels of this rank, of memory that rank `peer` sent the handle of. Maps its
+  /// allocation when first called; the mapping lasts as long as this object.
   std::byte* reach(int peer, const MemoryHandle& handle);
 
   /// The mappings outlast this object: kernels may be using them.
@@ -72,12 +72,12 @@ class PeerMemory {
   std::vector<int> peer_devices_;  // may name a device more than once
   std::set<int> reached_devices_;  // whose memory kernels on device_ may use
   // (rank, bytes of the exported handle) -> base here. Owners do not free what they have exported
-  // (see DeviceArena), so a handle means the same memory for ever.
+  // (see DeviceArena), so a handle always means the same memory.
   std::map<std::pair<int, std::string>, void*> mappings_;
 };
 
-/// For tests on a machine with one GPU: to a PeerMemory made while one of these lives, its peers
-/// count as kernels of another GPU, to which nobody gave access to anything.
+/// For tests on a machine with one GPU: a PeerMemory made while one of these exists takes its peers
+/// for kernels on another GPU that has no access to anything.
 class PeersOnOtherGpus {
  public:
   PeersOnOtherGpus();

@@ -6,17 +6,17 @@
 #include <cstdint>
 
 // How ranks on GPUs wait for each other: words in each other's memory, with numbered epochs. Every
-// wait ends: after the deadline the rank records who did not come and goes on with nothing to do.
+// wait ends: after the deadline the rank records which peer is missing, and its kernels do nothing.
 
 namespace crossdock::cuda {
 
-/// Ranks that reach each other's memory, at most. One NVLink domain has up to 72.
+/// Maximum number of ranks that reach each other's memory. One NVLink domain has up to 72.
 inline constexpr int kMaxPeers = 72;
 
 /// Why a wait or an exchange failed.
 enum class FaultCode : uint32_t {
   kNone = 0,
-  kTimeout,          // `culprit` did not come
+  kTimeout,          // `culprit` did not arrive
   kPeerFailed,       // `culprit` had failed already
   kExpertRange,      // an expert id out of [0, E) that is not -1
   kExpertRepeated,   // an expert twice in a token
@@ -24,31 +24,31 @@ enum class FaultCode : uint32_t {
   kTooManyRows,      // more rows at `culprit` than max_rows
 };
 
-/// Something that went wrong on the device. `code` is written last.
+/// A failure on the device. `code` is written last.
 struct Fault {
   uint32_t code = 0;       // FaultCode
   int32_t culprit = 0;     // rank
   uint32_t operation = 0;  // Operation
   uint32_t epoch = 0;      // number of the wait in its channel
   int64_t route = 0;       // t * K + k at the culprit; or the rows needed (kTooManyRows)
-  int64_t value = 0;       // the expert id that came, or the bits of the weight
+  int64_t value = 0;       // the expert id, or the bits of the weight
 };
 
-/// Whether a fault ends its channel; the others end one step.
+/// Whether a fault ends its channel; other faults end one step.
 __host__ __device__ inline bool is_fatal(const Fault& fault) {
   return fault.code == static_cast<uint32_t>(FaultCode::kTimeout) ||
          fault.code == static_cast<uint32_t>(FaultCode::kPeerFailed);
 }
 
-/// What a rank's device reports to its host, in host memory: the first fault of each kind since the
-/// host took the last one. A fatal fault has a place of its own, so that it is never lost.
+/// Faults that a rank's device reports to its host, in host memory: the first of each kind since
+/// the host took the last one. A fatal fault has its own slot, so that it is never lost.
 struct FaultBoard {
   Fault refused;
   Fault fatal;
-  uint32_t abandon = 0;  // written by the host: waits are over, nobody will come
+  uint32_t abandon = 0;  // written by the host: no peer will arrive, end all waits
 };
 
-/// What a rank waits for, for messages.
+/// What a rank is waiting for; used in messages.
 enum class Operation : uint32_t {
   kPlan,
   kDispatch,
@@ -63,14 +63,14 @@ enum class Operation : uint32_t {
 struct SignalState {
   uint32_t barrier_epoch = 0;
   uint32_t words_epoch = 0;
-  uint32_t blocks_done = 0;           // of the kernel under way
+  uint32_t blocks_done = 0;           // of the running kernel
   uint32_t poison = 0;                // FaultCode that ended this channel, or 0
-  uint32_t fault_lock = 0;            // who writes a fault for the host
-  uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the plan under way; ~0: none
+  uint32_t fault_lock = 0;            // held while writing a fault for the host
+  uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the current plan; ~0: none
 };
 
 /// Layout of the memory that peers write: one flag per rank, then two inboxes of words per rank,
-/// used in turn: who is at epoch n + 2 has seen every rank at n + 1, so all have read n.
+/// used alternately: a rank at epoch n + 2 has seen every rank at n + 1, so all have read n.
 struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
 
@@ -87,8 +87,8 @@ struct Mailbox {
   }
 };
 
-/// What kernels get of a channel; by value. The owner is PeerChannel. With P = 0 a kernel works for
-/// this rank alone and waits for nobody.
+/// A channel as kernels see it, passed by value; owned by PeerChannel. With P = 0 a kernel works
+/// for this rank alone and waits for no peer.
 struct PeerSignals {
   int rank;
   int P;
@@ -96,7 +96,7 @@ struct PeerSignals {
   int64_t deadline_ns;            // of one wait
   SignalState* state;             // own
   FaultBoard* faults;             // own, host memory
-  std::byte* mailbox[kMaxPeers];  // of every rank; null for ranks that are not waited for
+  std::byte* mailbox[kMaxPeers];  // of every rank; null for ranks it never waits for
 };
 
 #if defined(__CUDACC__)
@@ -127,8 +127,8 @@ __device__ inline uint64_t now_ns() {
   return value;
 }
 
-/// Counts tries; says when to give up. The clock is read every 64th time, and after a while also
-/// the host's word.
+/// Counts attempts and says when to give up. Reads the clock every 64th time and, after a while,
+/// also the host's request to abandon.
 class Patience {
  public:
   __device__ explicit Patience(const PeerSignals& signals) : signals_(signals) {}
@@ -149,8 +149,8 @@ class Patience {
   uint32_t tries_ = 0;
 };
 
-/// Writes the fault for the host, unless one of its kind is there that the host has not taken yet.
-/// Atomics do not work on host memory, so the lock is in the device's.
+/// Writes the fault for the host, unless the host has not yet taken an earlier one of its kind.
+/// Atomics do not work on host memory, so the lock is in device memory.
 __device__ inline void record_fault(const PeerSignals& signals, const Fault& fault) {
   volatile Fault* host = is_fatal(fault) ? &signals.faults->fatal : &signals.faults->refused;
   if (atomicCAS(&signals.state->fault_lock, 0u, 1u) != 0u) return;
@@ -167,7 +167,8 @@ __device__ inline void record_fault(const PeerSignals& signals, const Fault& fau
   atomicExch(&signals.state->fault_lock, 0u);
 }
 
-/// Ends the channel: later kernels of this rank use no peer's memory but its mailbox, to tell it.
+/// Ends the channel: later kernels of this rank use no memory of a peer except its mailbox, to tell
+/// it.
 __device__ inline void poison(const PeerSignals& signals, FaultCode code, int culprit,
                               Operation operation, uint32_t epoch) {
   record_fault(signals, {.code = static_cast<uint32_t>(code),
@@ -179,8 +180,8 @@ __device__ inline void poison(const PeerSignals& signals, FaultCode code, int cu
   atomicCAS(&signals.state->poison, 0u, static_cast<uint32_t>(code));
 }
 
-/// Whether the channel has ended. Bodies of kernels ask before they use a peer's memory, where they
-/// also load which memory that is: then asking takes no time of its own.
+/// Whether the channel has ended. Kernels ask before they use a peer's memory, at the point where
+/// they load its address, so that the check costs no extra time.
 __device__ inline bool is_poisoned(const SignalState& state) {
   return *static_cast<const volatile uint32_t*>(&state.poison) != 0;
 }
@@ -188,13 +189,13 @@ __device__ inline bool is_poisoned(const PeerSignals& signals) {
   return is_poisoned(*signals.state);
 }
 
-/// A word that carries its epoch in the low half.
+/// A word with its epoch in the low half.
 __device__ inline uint64_t pack_word(uint32_t epoch, uint32_t value) {
   return static_cast<uint64_t>(value) << 32 | epoch;
 }
 
-/// Tells all ranks that have a mailbox that this one is at `epoch`, or has failed. By all threads
-/// of a block.
+/// Tells all ranks with a mailbox that this rank is at `epoch`, or has failed. Called by all
+/// threads of a block.
 __device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch, bool dead) {
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
     if (signals.mailbox[p] == nullptr) continue;
@@ -204,7 +205,7 @@ __device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch, bo
   }
 }
 
-/// Waits until these ranks are at `epoch`. By all threads of a block.
+/// Waits until these ranks are at `epoch`. Called by all threads of a block.
 __device__ inline void await_flags(const PeerSignals& signals, Operation operation,
                                    uint32_t epoch) {
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
@@ -224,10 +225,10 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
   }
 }
 
-/// All ranks that have a mailbox have arrived, and what they wrote before is visible. Ranks that
-/// wait for different others in turn must do so as often. Called by all threads of one
-/// block per rank, which must come after the other blocks of its kernel (see last_block); so ranks
-/// that share a GPU need one free block each, not all of them at once. after_arrival: the kernel
+/// Waits until all ranks with a mailbox have arrived; what they wrote before is then visible. Ranks
+/// must execute equally many barriers, even if they wait for different peers. Called by all threads
+/// of one block per rank, the last block of its kernel to get there (see last_block), so ranks that
+/// share a GPU need room for one block each, not for all blocks at once. after_arrival: the kernel
 /// began with peer_arrival. Returns false if the channel had ended before the call: the kernel's
 /// outputs must then be zeroed.
 __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operation,
@@ -243,9 +244,9 @@ __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operat
   return !dead;
 }
 
-/// The same at the begin of a kernel, by all its blocks, in place of a kernel with a barrier before
-/// it. REQUIRES: the blocks of all ranks that share a GPU fit there together; peer_barrier with
-/// after_arrival ends the kernel.
+/// The same at the beginning of a kernel, by all its blocks, instead of a separate barrier kernel.
+/// REQUIRES: the blocks of all ranks that share a GPU fit on it together; the kernel ends with
+/// peer_barrier and after_arrival.
 __device__ inline void peer_arrival(const PeerSignals& signals, Operation operation) {
   const uint32_t epoch = signals.state->barrier_epoch + 1;
   const bool dead = is_poisoned(signals);
@@ -254,9 +255,9 @@ __device__ inline void peer_arrival(const PeerSignals& signals, Operation operat
   __syncthreads();
 }
 
-/// True for all threads of the block that is last to call it in this grid; what the others did is
-/// then done for it and, after a store with release, for other ranks. writes_to_peers: the grid has
-/// written memory of other GPUs, not only read it.
+/// True for all threads of the last block of the grid to call it; the work of the other blocks is
+/// then visible to it and, after a store with release, to other ranks. writes_to_peers: the grid
+/// has written memory of other GPUs, not only read it.
 __device__ inline bool last_block(const PeerSignals& signals, bool writes_to_peers = true) {
   __shared__ bool is_last;
   __syncthreads();

@@ -14,13 +14,13 @@ double seconds(std::chrono::nanoseconds time) {
   return static_cast<double>(time.count()) * 1e-9;
 }
 
-// A deadline may be as long as the clock can tell.
+// A deadline may be as long as the clock can represent.
 std::chrono::nanoseconds sum(std::chrono::nanoseconds a, std::chrono::nanoseconds b) {
   return a > std::chrono::nanoseconds::max() - b ? std::chrono::nanoseconds::max() : a + b;
 }
 
-// The pause between two looks at a stream is a small part of the time waited so far: every look
-// takes locks of the driver, which other ranks of this process need to launch.
+// The pause between two queries of a stream is a small fraction of the time waited so far: each
+// query takes locks of the driver that other ranks of this process need for launches.
 void pause_after(std::chrono::nanoseconds waited) {
   constexpr std::chrono::microseconds kLongest{50};
   const std::chrono::nanoseconds pause = waited / 64;
@@ -103,7 +103,7 @@ std::optional<Error> StreamWatch::try_await(cudaStream_t stream,
         return error;
       }
     }
-    cudaGetLastError();  // "not ready" is no error
+    cudaGetLastError();  // "not ready" is not an error
     if (std::optional<Error> error = fault()) return error;
     const Clock::duration waited = Clock::now() - begin;
     if (waited > most) return held_up(waited);

@@ -17,13 +17,13 @@
 
 namespace crossdock::cuda {
 
-/// Waits of the host for one rank's streams. Every wait ends.
+/// The host's waits for one rank's streams. Every wait ends.
 ///
-/// Kernels of this library end by themselves when a peer does not come; NCCL's do not. A transport
-/// therefore announces its exchanges here: one that does not end within the progress deadline,
-/// counted from when the host first sees that the stream has reached it, is an error. What is
-/// queued in a stream besides (the caller's work, kernels that wait for peers) has both deadlines
-/// together. Plans keep the watch, so it may outlive the group. Thread-safe.
+/// Kernels of this library end by themselves if a peer does not arrive; those of NCCL do not. A
+/// transport therefore announces its exchanges here: one that does not end within the progress
+/// deadline, counted from when the host first sees that the stream has reached it, is an error.
+/// Other work in a stream (the caller's, kernels that wait for peers) has the sum of both
+/// deadlines. Plans keep the watch, so it may outlive the group. Thread-safe.
 class StreamWatch {
  public:
   struct Options {
@@ -35,22 +35,21 @@ class StreamWatch {
   };
   explicit StreamWatch(const Options& options);
 
-  /// Around the queueing of an exchange. An exchange that is captured in a graph is not watched.
+  /// Called before and after an exchange is queued. An exchange captured in a graph is not watched.
   void begin_exchange(cudaStream_t stream, const char* operation, uint64_t sequence);
   void end_exchange(cudaStream_t stream);
 
-  /// What is asked for errors while exchanges are pending: returns what has failed, or "".
+  /// Sets a function that is polled while exchanges are pending; it returns an error message or "".
   void set_probe(std::function<std::string()> probe);
 
-  /// The error of an exchange that has failed or takes too long. Stays once it is there. Does not
-  /// wait.
+  /// The error of an exchange that has failed or takes too long; it is permanent. Does not wait.
   std::optional<Error> fault();
 
-  /// Waits until the stream has done all its work. Returns what kept it from that: the fault,
-  /// kTimeout after `limit` (not given: both deadlines together), or kCuda.
+  /// Waits until the stream has finished all its work. Returns the error otherwise: the fault,
+  /// kTimeout after `limit` (default: the sum of both deadlines), or kCuda.
   std::optional<Error> try_await(cudaStream_t stream,
                                  std::optional<std::chrono::nanoseconds> limit = {});
-  /// The same, thrown.
+  /// Like that, but throws the error.
   void await(cudaStream_t stream);
 
  private:
