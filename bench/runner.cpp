@@ -77,7 +77,7 @@ void agree_on_memory(const Scenario& scenario, Group& group) {
   } catch (const Error& error) {
     refusal = error;
   }
-  group.agree({.operation = "bench", .rejection = refusal ? &*refusal : nullptr});
+  group.agree({.operation = "bench", .refusal = refusal ? &*refusal : nullptr});
 }
 
 Result describe(const Case& one, const RunOptions& options) {

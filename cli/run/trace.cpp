@@ -153,7 +153,7 @@ TraceSummary write_trace(Group& group, const TraceLog& log, const std::string& f
       failure = error;
     }
   }
-  group.agree({.operation = "run_trace", .rejection = failure ? &*failure : nullptr});
+  group.agree({.operation = "run_trace", .refusal = failure ? &*failure : nullptr});
   return summary;
 }
 

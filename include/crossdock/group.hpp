@@ -18,69 +18,73 @@
 namespace crossdock {
 
 namespace comm {
-class PeerEvents;
-class WindowPool;
+struct GroupInternals;
 }  // namespace comm
 
 struct GroupOptions {
-  /// For a peer to arrive at an operation. Unset: CROSSDOCK_ARRIVAL_DEADLINE (seconds), else 600 s.
+  /// Time for a peer to arrive at an operation. Default: CROSSDOCK_ARRIVAL_DEADLINE (seconds), else
+  /// 600 s.
   std::optional<std::chrono::nanoseconds> arrival_deadline{};
-  /// Without progress once data moves. Unset: CROSSDOCK_PROGRESS_DEADLINE (seconds), else 30 s.
+  /// Time without progress once data moves. Default: CROSSDOCK_PROGRESS_DEADLINE (seconds), else
+  /// 30 s.
   std::optional<std::chrono::nanoseconds> progress_deadline{};
-  /// Last events remembered (see EventRecorder); 0 turns the recorder off.
+  /// Number of recent events to keep (see EventRecorder); 0 turns the recorder off.
   int64_t recorded_events = 256;
-  /// Where the last events go when the group fails: one line of JSON per rank, appended to this
-  /// file. That of a culprit who cannot write any more is written by a rank of its node. Empty:
-  /// CROSSDOCK_REPORT, else nowhere.
+  /// File that receives the recent events when the group fails: each rank appends one line of JSON.
+  /// A failed rank's line is written by another rank on its node if it cannot write it itself.
+  /// Default: CROSSDOCK_REPORT, else no report.
   std::string report_file{};
-  /// Rows on their way between nodes take at most this much memory at a time, once for sending and
-  /// once for receiving, however many tokens there are and wherever they go (but one token of every
-  /// rank always goes). Not more than the engine can have in flight. The same on all ranks.
+  /// Limit on the memory for rows in transit between nodes, once for sending and once for
+  /// receiving, independent of the number of tokens (but at least one token of every rank). Also
+  /// limited by Communicator::max_bytes_in_flight. Must be identical on every rank.
   int64_t staging_bytes = int64_t{64} << 20;
-  /// That move and sum rows. Not given: the process's pool, which ranks that are threads share;
-  /// ranks that are processes have as many threads each as there are cores for a rank of the node.
+  /// Thread pool that moves and sums rows. Default: the process's pool, which ranks that are
+  /// threads share; if ranks are processes, a pool with this rank's share of the node's cores.
   std::shared_ptr<ThreadPool> threads{};
 };
 
-/// What this rank brings to a rendezvous.
+/// One rank's input to Group::agree.
 struct Proposal {
   const char* operation = "";  // a string literal of at most 23 characters: "plan", "dispatch", ...
-  uint64_t subject = 0;        // which object it is about: the number of the plan; 0 if none
-  /// What must be alike on all ranks, as "key=value;key=value": a difference becomes an error that
-  /// names the key, both values and the rank.
+  uint64_t subject = 0;        // the object it concerns: the number of the plan; 0 if none
+  /// Settings that must be identical on every rank, as "key=value;key=value". A difference becomes
+  /// an error that names the key, both values and the rank.
   std::string config{};
-  /// What the other ranks get if everybody agrees; any size.
+  /// Bytes for the other ranks, delivered if all ranks agree; any size.
   std::span<const std::byte> body{};
-  /// All ranks are inside the operation already (they met for it before): the progress deadline
-  /// holds, not the one for arrival.
+  /// True if all ranks are known to be inside the operation already: the progress deadline then
+  /// applies instead of the arrival deadline.
   bool under_way = false;
-  /// Set: this rank refuses, and every rank throws this error, prefixed with this rank's number.
-  const Error* rejection = nullptr;
+  /// If set, this rank refuses: every rank throws this error, prefixed with this rank's number.
+  const Error* refusal = nullptr;
 };
 
-/// What all ranks brought, if all agreed.
+/// The result of Group::agree: the bodies of all ranks.
 struct Agreement {
-  uint64_t sequence = 0;         // number of this rendezvous; the same on all ranks
-  Buffer bytes;                  // the bodies of all ranks, one after the other
+  uint64_t sequence = 0;         // number of this call of agree; identical on every rank
+  Buffer bytes;                  // the bodies, by rank, contiguous
   std::vector<int64_t> offsets;  // [P + 1]
 
   std::span<const std::byte> body(int rank) const;
 };
 
-/// Memory that one rank's group holds, in use or kept for later, in bytes.
+/// Memory that one rank's group holds, in use or kept for reuse, in bytes.
 struct GroupMemory {
   int64_t pool_bytes = 0;
-  int64_t window_bytes = 0;  // that the other ranks of its node reach
+  int64_t window_bytes = 0;  // reachable by the other ranks on its node
 };
 
-/// The P ranks that exchange rows, seen from one of them: a communicator made safe.
+/// The P ranks that exchange rows, seen from one of them: a communicator with agreement and failure
+/// handling.
 ///
-/// Every collective begins with agree(), a numbered rendezvous, so that a bad input, a different
-/// configuration or a rank at another call is the same error on all ranks before anything moved,
-/// and the group stays usable. A rank that does not come, fails or leaves is an error that names
-/// it; the group is then poisoned: every later call throws that error, until a new group is made of
-/// the survivors with subgroup(). Used by one thread at a time, by any thread. The destructor is
-/// not collective; it tells the peers that this rank has left.
+/// Every collective call begins with agree(). A bad input, a different configuration or a rank at
+/// another call is therefore the same error on every rank before anything has moved, and the group
+/// stays usable. A rank that fails, leaves or does not arrive is an error that names it, and the
+/// group is then poisoned: every later call throws that error. The survivors continue with
+/// subgroup().
+///
+/// May be used by any thread, but by only one at a time. The destructor is not collective: it tells
+/// the peers that this rank has left, and returns.
 class Group {
  public:
   explicit Group(std::unique_ptr<Communicator> communicator, GroupOptions options = {});
@@ -88,34 +92,30 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  int rank() const { return communicator_->rank(); }
-  int size() const { return communicator_->size(); }
-  const Topology& topology() const { return communicator_->topology(); }
-  Communicator& communicator() { return *communicator_; }
-  const GroupOptions& options() const { return options_; }  // defaults filled in
+  int rank() const;
+  int size() const;
+  const Topology& topology() const;
+  Communicator& communicator();
+  const GroupOptions& options() const;  // with defaults filled in
 
-  EventRecorder& recorder() { return recorder_; }
-  BufferPool& pool() { return pool_; }
-  const std::shared_ptr<ThreadPool>& threads() const { return options_.threads; }
-  /// Memory that the ranks of this node reach (for strategies inside the library).
-  comm::WindowPool& windows() { return *windows_; }
-  /// The events of the other ranks of this node (for the flight report).
-  comm::PeerEvents& peer_events() { return *peer_events_; }
+  EventRecorder& recorder();
+  BufferPool& pool();
+  const std::shared_ptr<ThreadPool>& threads() const;
   GroupMemory memory() const;
 
   /// Throws the error that poisoned this group, if any.
   void check() const;
-  bool is_poisoned() const { return poison_.has_value(); }
+  bool is_poisoned() const;
 
-  /// The rendezvous. Collective. Throws the same Error on all ranks if any rank refuses
-  /// (kInvalidArgument or what it refused with), is configured differently or is elsewhere
-  /// (kMismatch).
+  /// Compares the proposals of all ranks and exchanges their bodies. Collective. Throws the same
+  /// Error on every rank if a rank refuses (with its error), or has a different configuration or is
+  /// at another call (kMismatch); the group stays usable.
   Agreement agree(const Proposal& proposal);
 
-  /// Deadlines and names for an exchange that belongs to the rendezvous `sequence`.
+  /// Deadlines and names for an exchange that belongs to the agreement `sequence`.
   WaitContext wait_context(const char* operation, uint64_t sequence) const;
 
-  /// The communicator's exchanges, with failures recorded in this group.
+  /// The communicator's exchanges. They are recorded, and a failure poisons the group.
   void all_gather_v(const SharedBytes& send, const SharedBytes& recv,
                     std::span<const int64_t> recv_offsets, const WaitContext& wait);
   void all_to_all_v(const SharedBytes& send, std::span<const int64_t> send_offsets,
@@ -123,27 +123,23 @@ class Group {
                     const WaitContext& wait);
 
   /// Poisons the group and tells the peers. For failures after an agreement, when peers may already
-  /// be waiting for this rank's data. An error without a call gets that of the last rendezvous.
-  /// Does nothing if the group is poisoned already.
+  /// be waiting for this rank's data. An error whose context names no operation gets that of the
+  /// last agreement. Does nothing if the group is already poisoned.
   void fail(const Error& cause) noexcept;
 
-  /// Says goodbye with a reason; called by the destructor with a plain one.
+  /// Tells the peers that this rank makes no further calls, and why. The destructor does so if
+  /// nobody has.
   void leave(std::string_view reason) noexcept;
 
-  /// A group of `members` (ranks of this one, ascending, this rank among them), with these options.
-  /// Called by the members only, also on a poisoned group.
+  /// A group of `members` (ranks of this group, ascending, including this rank) with the same
+  /// options. Called by the members only; also works on a poisoned group.
   std::unique_ptr<Group> subgroup(std::span<const int> members);
 
  private:
-  std::unique_ptr<Communicator> communicator_;
-  GroupOptions options_;
-  EventRecorder recorder_;
-  BufferPool pool_;
-  std::unique_ptr<comm::WindowPool> windows_;
-  std::unique_ptr<comm::PeerEvents> peer_events_;
-  uint64_t next_sequence_ = 1;
-  const char* last_operation_ = "";  // of the last rendezvous, number next_sequence_ - 1
-  std::optional<Error> poison_;
+  friend struct comm::GroupInternals;
+
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace crossdock

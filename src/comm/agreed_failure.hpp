@@ -7,11 +7,11 @@
 
 namespace crossdock {
 
-/// What an exception is to the other ranks. REQUIRES to be called inside a catch block.
+/// The current exception as an Error for the other ranks. REQUIRES: called inside a catch block.
 Error current_error();
 
-/// Runs what a rank checks and allocates before the ranks meet; a failure becomes its refusal, for
-/// Proposal::rejection.
+/// Runs what a rank checks and allocates before the ranks agree. Returns the error if it fails, for
+/// Proposal::refusal.
 template <typename Body>
 std::optional<Error> refusal_of(const Body& body) {
   try {
@@ -22,8 +22,8 @@ std::optional<Error> refusal_of(const Body& body) {
   }
 }
 
-/// Runs what follows an agreement. Peers may be waiting for this rank's data by then, so a failure
-/// poisons the group, and is thrown as the group's.
+/// Runs what follows an agreement. Peers may already be waiting for this rank's data, so a failure
+/// poisons the group and is thrown as the group's error.
 template <typename Body>
 void run_agreed(Group& group, const Body& body) {
   try {

@@ -9,7 +9,7 @@
 namespace crossdock::comm {
 namespace {
 
-constexpr double kMaxSeconds = 1e9;  // over 30 years, and far from the end of the clock
+constexpr double kMaxSeconds = 1e9;  // over 30 years, far from overflow of the clock
 
 std::chrono::nanoseconds seconds_from_environment(const char* variable, double otherwise) {
   double seconds = otherwise;

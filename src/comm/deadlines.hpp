@@ -8,13 +8,13 @@ namespace crossdock::comm {
 using Clock = std::chrono::steady_clock;
 
 /// Deadline for a peer to arrive: CROSSDOCK_ARRIVAL_DEADLINE in seconds, else 600 s.
-/// Throws kInvalidArgument if the variable is set to something else than a positive number.
+/// Throws kInvalidArgument if the variable is set but is not a positive number.
 std::chrono::nanoseconds default_arrival_deadline();
 
 /// Deadline without progress: CROSSDOCK_PROGRESS_DEADLINE in seconds, else 30 s. Throws likewise.
 std::chrono::nanoseconds default_progress_deadline();
 
-/// `duration` from `start`, however long it is.
+/// `duration` after `start`, without overflow.
 Clock::time_point deadline_after(Clock::time_point start, std::chrono::nanoseconds duration);
 
 /// "30 s", "0.25 s".

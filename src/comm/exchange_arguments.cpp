@@ -11,7 +11,7 @@ void check_blocks(const char* name, const SharedBytes& bytes, std::span<const in
   CROSSDOCK_CHECK(offsets.size() == static_cast<size_t>(size) + 1, name, "_offsets must have ",
                   size + 1, " entries for ", size, " ranks, got ", offsets.size());
   CROSSDOCK_CHECK(offsets.front() >= 0 && std::is_sorted(offsets.begin(), offsets.end()), name,
-                  "_offsets must ascend from 0 or more");
+                  "_offsets must be ascending and not negative");
   CROSSDOCK_CHECK(offsets.back() <= bytes.num_bytes, name, "_offsets end at byte ", offsets.back(),
                   " but ", name, " has ", bytes.num_bytes, " bytes");
 }
@@ -31,9 +31,9 @@ void check_members(std::span<const int> members, int rank, int size) {
                   size - 1, ", got ", members.front(), " to ", members.back());
   CROSSDOCK_CHECK(
       std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end(),
-      "members of a subgroup must ascend");
+      "members of a subgroup must be ascending");
   CROSSDOCK_CHECK(std::binary_search(members.begin(), members.end(), rank), "rank ", rank,
-                  " must be among the members of a subgroup that it makes");
+                  " must be a member of the subgroup it makes");
 }
 
 int rank_among(std::span<const int> members, int rank) {

@@ -7,22 +7,22 @@
 
 namespace crossdock::comm {
 
-/// Throws unless `offsets` has P + 1 entries, ascending from at least 0, and `bytes` holds them.
+/// Throws unless `offsets` has P + 1 entries, not negative, ascending and within `bytes`.
 void check_blocks(const char* name, const SharedBytes& bytes, std::span<const int64_t> offsets,
                   int size);
 
-/// As check_blocks for what an all_gather_v receives; this rank's block must have the size of what
-/// it sends.
+/// Like check_blocks, for the received blocks of an all_gather_v; this rank's block must have the
+/// size of what it sends.
 void check_gather(const SharedBytes& send, const SharedBytes& recv,
                   std::span<const int64_t> recv_offsets, int rank, int size);
 
-/// Throws unless `members` are ranks of 0 ... size - 1, ascending, with `rank` among them.
+/// Throws unless `members` are ranks in [0, size), ascending, including `rank`.
 void check_members(std::span<const int> members, int rank, int size);
 
-/// Place of `rank` among `members`.
+/// The index of `rank` in `members`.
 int rank_among(std::span<const int> members, int rank);
 
-/// Adds what this rank sends to `peer`.
+/// Counts num_bytes that this rank sends to `peer`.
 void count_bytes(Traffic& traffic, const Topology& topology, int rank, int peer, int64_t num_bytes);
 
 }  // namespace crossdock::comm

@@ -58,7 +58,8 @@ Error to_error(const Failure& failure, int rank, int size) {
 
 const char* interned(std::string_view name) {
   static std::mutex mutex;
-  static auto* names = new std::set<std::string, std::less<>>;  // never freed: pointers live on
+  static auto* names =
+      new std::set<std::string, std::less<>>;  // never freed: pointers into it stay valid
   const std::lock_guard lock(mutex);
   auto entry = names->find(name);
   if (entry == names->end()) entry = names->emplace(name).first;

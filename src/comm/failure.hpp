@@ -10,18 +10,19 @@
 
 namespace crossdock::comm {
 
-/// Why a communicator is broken, in a form that can travel to the other ranks. All ranks end with
+/// Why a communicator has failed, in a form that can be sent to the other ranks: all ranks end with
 /// the same culprit, operation and sequence.
 struct Failure {
   ErrorCode code = ErrorCode::kPeerFailed;
   int culprit = -1;
-  int reporter = -1;  // rank whose words `text` are; -1: nobody's in particular
+  int reporter = -1;  // rank that wrote `text`; -1: no particular rank
   uint64_t sequence = 0;
   std::string operation;
   std::string text;
 };
 
-/// `reporter` has waited for `culprit` to arrive at an operation, or to go on with it.
+/// `reporter` has waited too long for `culprit` to arrive at an operation or to make progress in
+/// it.
 struct LateRank {
   int culprit = -1;
   int reporter = -1;
@@ -30,21 +31,21 @@ struct LateRank {
 };
 Failure late_failure(const LateRank& late, const WaitContext& wait);
 
-/// `culprit` will not come any more.
+/// `culprit` has left and will not arrive.
 Failure left_failure(int culprit, std::string_view reason, const WaitContext& wait);
 
-/// What `rank` gave up with. Without a culprit in its context it is `rank` itself.
+/// The error that made `rank` give up. If its context names no culprit, that is `rank` itself.
 Failure failure_from(const Error& cause, int rank);
 
-/// What rank `rank` of `size` throws.
+/// The error that rank `rank` of `size` throws.
 Error to_error(const Failure& failure, int rank, int size);
 
-/// The same text for the life of the process, as ErrorContext::operation must be.
+/// A copy of the text that lives as long as the process, as ErrorContext::operation requires.
 const char* interned(std::string_view name);
 
-/// The reason given when a rank says goodbye without one.
+/// The reason of a rank that leaves without giving one.
 inline constexpr std::string_view kPlainLeave = "it returned or was destroyed";
-/// The reason of a rank whose work is done.
+/// The reason of a rank whose work is complete.
 inline constexpr std::string_view kReturned = "it returned";
 
 }  // namespace crossdock::comm

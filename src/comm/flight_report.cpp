@@ -15,8 +15,7 @@
 namespace crossdock::comm {
 namespace {
 
-// Bytes that are not UTF-8, as of a file name in a message or of a text that was cut, become
-// U+FFFD.
+// Bytes that are not UTF-8 (a file name in a message, a truncated text) become U+FFFD.
 std::string quoted(std::string_view text) {
   std::string result = "\"";
   while (!text.empty()) {
@@ -59,7 +58,7 @@ std::string json_of(const Event& event) {
   return text.append("}");
 }
 
-// What is written of one rank: its own words, or those of `writer`.
+// The report on one rank, written by itself or by `writer`.
 struct Line {
   int rank;
   int writer;
@@ -85,12 +84,12 @@ std::string json_of(Group& group, const Line& line) {
 }
 
 void append(const std::string& file, const std::string& text) {
-  // Not blocking: a pipe that nobody reads must not hold up a rank that has failed.
+  // Not blocking: a pipe without a reader must not delay a rank that has failed.
   constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   const WriteSignalBlock no_signals;
   const int descriptor = open(file.c_str(), kFlags, 0644);
   if (descriptor < 0) return;
-  // One write: lines of ranks that append at the same time stay whole.
+  // One write, so that lines appended by several ranks at once are not interleaved.
   [[maybe_unused]] const ssize_t written = write(descriptor, text.data(), text.size());
   close(descriptor);
 }
@@ -135,7 +134,7 @@ void write_flight_report(Group& group, const std::string& message, const ErrorCo
             .events = group.recorder().events()};
   detail::EventRing* own = group.recorder().ring();
   if (own == nullptr || own->claim()) append(file, json_of(group, line));
-  detail::EventRing* of_culprit = group.peer_events().of(context.culprit);
+  detail::EventRing* of_culprit = peer_events_of(group).of(context.culprit);
   if (of_culprit == nullptr || !of_culprit->claim()) return;
   line.rank = context.culprit;
   line.events = of_culprit->events();

@@ -15,24 +15,27 @@ namespace crossdock::comm {
 /// CROSSDOCK_REPORT, or empty.
 std::string default_report_file();
 
-/// The recorders of the other ranks of a node, for a report on one that cannot write it any more.
+/// The event recorders of the other ranks on this node, to report on one that can no longer do so.
 class PeerEvents {
  public:
-  /// Puts into the header where the peers find the events of this rank, if they are shared.
+  /// Puts the location of this rank's events into the header, if they are shared.
   static void describe(EventRecorder& recorder, RendezvousHeader& header);
-  /// At the first rendezvous: opens what the ranks of this node share.
+  /// Opens the events that ranks on this node share. Does so once, at the first rendezvous.
   void open(std::span<const RendezvousHeader> headers, const Communicator& communicator);
-  /// Null if they are not known.
+  /// Null if unknown.
   detail::EventRing* of(int rank);
 
  private:
   std::vector<std::unique_ptr<detail::EventRing>> rings_;  // [P] after open
 };
 
-/// Appends one line of JSON to the group's report file, if it has one: this rank, what went wrong,
-/// and its last events, oldest first; an event under way has no end. The line of the culprit is
-/// written too, if it is of this node and nobody has written it. Ranks that share the file do not
-/// mix their lines. A file that cannot be written is passed over: the error itself matters more.
+/// The events of the other ranks of a group on this node.
+PeerEvents& peer_events_of(Group& group);
+
+/// Appends one line of JSON to the group's report file, if it has one: this rank, the error and its
+/// recent events, oldest first; an event in progress has no end. Also writes the culprit's line, if
+/// it is on this node and the line has not been written. Ranks may share the file. A file that
+/// cannot be written is ignored: the error itself matters more.
 void write_flight_report(Group& group, const std::string& message, const ErrorContext& context);
 
 }  // namespace crossdock::comm

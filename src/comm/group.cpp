@@ -9,6 +9,7 @@
 #include "comm/failure.hpp"
 #include "comm/flight_report.hpp"
 #include "comm/rendezvous.hpp"
+#include "comm/shared_bytes.hpp"
 #include "comm/window.hpp"
 #include "core/check.hpp"
 #include "core/pool_wait.hpp"
@@ -31,7 +32,7 @@ GroupOptions with_defaults(GroupOptions options) {
   return options;
 }
 
-// For processes that share the cores of a node: no more threads than there are cores.
+// Processes on one node share its cores, so that there are no more threads than cores.
 std::shared_ptr<ThreadPool> default_threads(Communicator& communicator) {
   auto all = ThreadPool::process_wide();
   if (communicator.shares_address_space()) return all;
@@ -51,7 +52,7 @@ EventPeers all_peers(const Communicator& communicator) {
   return peers;
 }
 
-// Those that this rank sends something to, or gets something from.
+// The ranks that this rank sends to or receives from.
 EventPeers peers_of(const Communicator& communicator, std::span<const int64_t> send_offsets,
                     std::span<const int64_t> recv_offsets) {
   EventPeers peers;
@@ -64,10 +65,6 @@ EventPeers peers_of(const Communicator& communicator, std::span<const int64_t> s
   return peers;
 }
 
-SharedBytes shared(const Buffer& buffer) {
-  return {.data = buffer.data(), .num_bytes = buffer.num_bytes(), .owner = buffer.owner()};
-}
-
 Buffer copy_into_pool(Group& group, std::span<const std::byte> bytes) {
   Buffer taken = group.pool().take_scratch(std::ssize(bytes));
   if (!bytes.empty()) std::memcpy(taken.data(), bytes.data(), bytes.size());
@@ -78,11 +75,11 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-/// Any error on the way leaves the peers waiting, so it is theirs too.
+/// Runs an exchange. Any error in it leaves the peers waiting, so it fails the group.
 template <typename Exchange>
 void guard(Group& group, const WaitContext& wait, const Exchange& exchange) {
   group.check();
-  const detail::PoolWait waiting;  // peers may need the pool whose worker this is
+  const detail::PoolWait waiting;  // peers may need the pool that this thread works for
   try {
     exchange();
   } catch (const Error& error) {
@@ -96,16 +93,16 @@ void guard(Group& group, const WaitContext& wait, const Exchange& exchange) {
   }
 }
 
-/// Everybody gets the bytes of everybody; offsets [P + 1] are known to all.
+/// Gathers the bytes of all ranks; offsets [P + 1] are identical on every rank.
 Buffer gather(Group& group, std::span<const std::byte> bytes, std::span<const int64_t> offsets,
               const WaitContext& wait) {
   Buffer all;
   guard(group, wait, [&] {
     const Buffer send = copy_into_pool(group, bytes);
     all = group.pool().take_scratch(offsets.back());
-    SharedBytes from = shared(send);
-    from.num_bytes = std::ssize(bytes);  // a pool may hand out more
-    group.communicator().all_gather_v(from, shared(all), offsets, wait);
+    SharedBytes from = shared_bytes(send);
+    from.num_bytes = std::ssize(bytes);  // the buffer may be larger
+    group.communicator().all_gather_v(from, shared_bytes(all), offsets, wait);
   });
   return all;
 }
@@ -124,7 +121,7 @@ std::vector<RendezvousHeader> gather_headers(Group& group, const RendezvousHeade
   return headers;
 }
 
-/// The texts of ranks that have something to say, [P]; the sizes [P] are known to all.
+/// Gathers a text from each rank, [P]; the sizes [P] are identical on every rank, 0 for no text.
 std::vector<std::string> gather_texts(Group& group, std::string_view own,
                                       const std::vector<int64_t>& sizes, const WaitContext& wait) {
   std::vector<int64_t> offsets = {0};
@@ -171,58 +168,116 @@ std::span<const std::byte> Agreement::body(int rank) const {
   return {bytes.data() + offsets[r], static_cast<size_t>(offsets[r + 1] - offsets[r])};
 }
 
-Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
-    : communicator_(std::move(communicator)),
-      options_(with_defaults(std::move(options))),
-      recorder_(options_.recorded_events, /*is_shared=*/!options_.report_file.empty()),
-      peer_events_(std::make_unique<comm::PeerEvents>()) {
-  CROSSDOCK_CHECK(communicator_ != nullptr, "a group needs a communicator, got none");
-  if (const int64_t limit = communicator_->max_bytes_in_flight(); limit > 0) {
-    options_.staging_bytes = std::min(options_.staging_bytes, limit);
+struct Group::State {
+  State(std::unique_ptr<Communicator> given, GroupOptions given_options)
+      : communicator(std::move(given)),
+        options(with_defaults(std::move(given_options))),
+        recorder(options.recorded_events, /*is_shared=*/!options.report_file.empty()) {
+    CROSSDOCK_CHECK(communicator != nullptr, "a group needs a communicator, got none");
+    if (const int64_t limit = communicator->max_bytes_in_flight(); limit > 0) {
+      options.staging_bytes = std::min(options.staging_bytes, limit);
+    }
+    if (!options.threads) options.threads = default_threads(*communicator);
+    windows = std::make_unique<comm::WindowPool>(*communicator, [this] { check(); });
   }
-  if (!options_.threads) options_.threads = default_threads(*communicator_);
-  windows_ = std::make_unique<comm::WindowPool>(*communicator_, [this] { check(); });
+
+  void check() const {
+    if (poison) throw *poison;
+  }
+
+  std::unique_ptr<Communicator> communicator;
+  GroupOptions options;
+  EventRecorder recorder;
+  BufferPool pool;
+  std::unique_ptr<comm::WindowPool> windows;
+  comm::PeerEvents peer_events;
+  uint64_t next_sequence = 1;
+  const char* last_operation = "";  // of the last agreement, number next_sequence - 1
+  std::optional<Error> poison;
+};
+
+struct comm::GroupInternals {
+  static Group::State& state(Group& group) { return *group.state_; }
+};
+
+comm::PeerEvents& comm::peer_events_of(Group& group) {
+  return GroupInternals::state(group).peer_events;
 }
+
+comm::WindowPool& comm::windows_of(Group& group) {
+  return *GroupInternals::state(group).windows;
+}
+
+Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
+    : state_(std::make_unique<State>(std::move(communicator), std::move(options))) {}
 
 Group::~Group() {
   leave(comm::kPlainLeave);
 }
 
-GroupMemory Group::memory() const {
-  return {.pool_bytes = pool_.bytes_held(), .window_bytes = windows_->bytes_held()};
+int Group::rank() const {
+  return state_->communicator->rank();
+}
+int Group::size() const {
+  return state_->communicator->size();
+}
+const Topology& Group::topology() const {
+  return state_->communicator->topology();
+}
+Communicator& Group::communicator() {
+  return *state_->communicator;
+}
+const GroupOptions& Group::options() const {
+  return state_->options;
+}
+EventRecorder& Group::recorder() {
+  return state_->recorder;
+}
+BufferPool& Group::pool() {
+  return state_->pool;
+}
+const std::shared_ptr<ThreadPool>& Group::threads() const {
+  return state_->options.threads;
+}
+bool Group::is_poisoned() const {
+  return state_->poison.has_value();
+}
+void Group::check() const {
+  state_->check();
 }
 
-void Group::check() const {
-  if (poison_) throw *poison_;
+GroupMemory Group::memory() const {
+  return {.pool_bytes = state_->pool.bytes_held(), .window_bytes = state_->windows->bytes_held()};
 }
 
 WaitContext Group::wait_context(const char* operation, uint64_t sequence) const {
-  // Everybody was at the rendezvous, so nobody has anything to do before he comes to the exchange.
+  // All ranks have just agreed, so none of them has other work to do before the exchange: the
+  // progress deadline applies to arrival too.
   return {.operation = operation,
           .sequence = sequence,
-          .arrival = *options_.progress_deadline,
-          .progress = *options_.progress_deadline};
+          .arrival = *options().progress_deadline,
+          .progress = *options().progress_deadline};
 }
 
 Agreement Group::agree(const Proposal& proposal) {
   check();
-  RendezvousHeader own = comm::make_header(proposal, next_sequence_);
-  peer_events_->describe(recorder_, own);
-  last_operation_ = proposal.operation;
-  const WaitContext wait = wait_context(proposal.operation, next_sequence_++);
-  EventRecorder::Scope scope(recorder_, proposal.operation, wait.sequence, own.body_bytes,
+  RendezvousHeader own = comm::make_header(proposal, state_->next_sequence);
+  comm::PeerEvents::describe(recorder(), own);
+  state_->last_operation = proposal.operation;
+  const WaitContext wait = wait_context(proposal.operation, state_->next_sequence++);
+  EventRecorder::Scope scope(recorder(), proposal.operation, wait.sequence, own.body_bytes,
                              "rendezvous");
-  scope.set_peers(all_peers(*communicator_));
+  scope.set_peers(all_peers(communicator()));
   const auto headers = gather_headers(*this, own, proposal);
-  peer_events_->open(headers, *communicator_);
+  state_->peer_events.open(headers, communicator());
 
-  // From here on all ranks see the same headers and come to the same end.
+  // From here on every rank sees the same headers and comes to the same result.
   if (const auto odd = comm::find_other_call(headers)) {
     throw Error(ErrorCode::kMismatch, comm::describe_other_call(headers, *odd),
                 {odd->culprit, wait.sequence, wait.operation});
   }
   const int refusing = comm::find_refusal(headers);
-  if (refusing >= 0) throw_refusal(*this, headers, refusing, proposal.rejection, wait);
+  if (refusing >= 0) throw_refusal(*this, headers, refusing, proposal.refusal, wait);
   if (const auto odd = comm::find_other_config(headers)) {
     throw_other_config(*this, headers, *odd, proposal.config, wait);
   }
@@ -239,51 +294,51 @@ Agreement Group::agree(const Proposal& proposal) {
 
 void Group::all_gather_v(const SharedBytes& send, const SharedBytes& recv,
                          std::span<const int64_t> recv_offsets, const WaitContext& wait) {
-  EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes, "exchange");
-  scope.set_peers(all_peers(*communicator_));
-  guard(*this, wait, [&] { communicator_->all_gather_v(send, recv, recv_offsets, wait); });
+  EventRecorder::Scope scope(recorder(), wait.operation, wait.sequence, send.num_bytes, "exchange");
+  scope.set_peers(all_peers(communicator()));
+  guard(*this, wait, [&] { communicator().all_gather_v(send, recv, recv_offsets, wait); });
 }
 
 void Group::all_to_all_v(const SharedBytes& send, std::span<const int64_t> send_offsets,
                          const SharedBytes& recv, std::span<const int64_t> recv_offsets,
                          const WaitContext& wait) {
-  EventRecorder::Scope scope(recorder_, wait.operation, wait.sequence, send.num_bytes, "exchange");
-  scope.set_peers(peers_of(*communicator_, send_offsets, recv_offsets));
+  EventRecorder::Scope scope(recorder(), wait.operation, wait.sequence, send.num_bytes, "exchange");
+  scope.set_peers(peers_of(communicator(), send_offsets, recv_offsets));
   guard(*this, wait,
-        [&] { communicator_->all_to_all_v(send, send_offsets, recv, recv_offsets, wait); });
+        [&] { communicator().all_to_all_v(send, send_offsets, recv, recv_offsets, wait); });
 }
 
 void Group::fail(const Error& cause) noexcept {
-  if (poison_) return;
+  std::optional<Error>& poison = state_->poison;
+  if (poison) return;
   try {
-    poison_ = *cause.context().operation != '\0'
-                  ? cause
-                  : Error(cause.code(),
-                          concat(cause.what(), " (in ", last_operation_, ", call ",
-                                 next_sequence_ - 1, ")"),
-                          {.culprit = rank(),
-                           .sequence = next_sequence_ - 1,
-                           .operation = last_operation_});
-    communicator_->abort(*poison_);
-    comm::write_flight_report(*this, poison_->what(), poison_->context());
+    const uint64_t sequence = state_->next_sequence - 1;
+    const char* operation = state_->last_operation;
+    poison = *cause.context().operation != '\0'
+                 ? cause
+                 : Error(cause.code(),
+                         concat(cause.what(), " (in ", operation, ", call ", sequence, ")"),
+                         {.culprit = rank(), .sequence = sequence, .operation = operation});
+    communicator().abort(*poison);
+    comm::write_flight_report(*this, poison->what(), poison->context());
   } catch (const std::exception&) {
-    // The peers then learn it by their deadlines.
-    if (!poison_) poison_ = cause;
+    // The peers find out by their deadlines.
+    if (!poison) poison = cause;
   }
 }
 
 void Group::leave(std::string_view reason) noexcept {
   try {
-    communicator_->leave(reason);
+    communicator().leave(reason);
     const bool is_failure = reason != comm::kPlainLeave && reason != comm::kReturned;
-    if (is_failure && !poison_) comm::write_flight_report(*this, std::string(reason), {});
+    if (is_failure && !is_poisoned()) comm::write_flight_report(*this, std::string(reason), {});
   } catch (const std::exception&) {
-    // The peers then learn it by their deadlines.
+    // The peers find out by their deadlines.
   }
 }
 
 std::unique_ptr<Group> Group::subgroup(std::span<const int> members) {
-  return std::make_unique<Group>(communicator_->subgroup(members), options_);
+  return std::make_unique<Group>(communicator().subgroup(members), options());
 }
 
 }  // namespace crossdock

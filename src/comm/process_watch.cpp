@@ -18,8 +18,8 @@ struct ProcessStat {
   uint64_t start_ticks = 0;
 };
 
-// /proc/<pid>/stat: pid (name) state ... with the start time as field 22; the name may hold
-// anything, so the fields are counted from its last parenthesis.
+// /proc/<pid>/stat: pid (name) state ... with the start time as field 22. The name may contain
+// anything, so fields are counted from the last parenthesis.
 ProcessStat read_stat(int32_t pid) {
   std::ifstream file(concat("/proc/", pid, "/stat"));
   const std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -34,7 +34,7 @@ std::optional<Disagreement> find_wrong_side(std::span<const RendezvousHeader> he
                       .num_wrong = static_cast<int>(std::ssize(headers) - size_of_side(*right))};
 }
 
-// "dispatch of plan 11", with the number of the call where that is what differs.
+// "dispatch of plan 11"; with the number of the call if that differs.
 std::string place_of(const RendezvousHeader& header, bool with_call) {
   std::string text = header.operation;
   if (header.subject != 0) text += concat(" of plan ", header.subject);
@@ -65,7 +65,7 @@ const Setting* find_key(const std::vector<Setting>& settings, std::string_view k
   return found == settings.end() ? nullptr : &*found;
 }
 
-// A long value is shown from shortly before the place where it differs from `other`.
+// Shows a long value from shortly before the first difference from `other`.
 std::string show(const Setting* setting, std::string_view key, const Setting* other) {
   constexpr size_t kBefore = 16;
   constexpr size_t kMaxShown = 64;
@@ -94,9 +94,9 @@ RendezvousHeader make_header(const Proposal& proposal, uint64_t sequence) {
   header.config_hash = hash_of(proposal.config);
   header.config_bytes = std::ssize(proposal.config);
   header.body_bytes = std::ssize(proposal.body);
-  if (const Error* rejection = proposal.rejection) {
-    header.refusal = 1 + static_cast<uint32_t>(rejection->code());
-    header.body_bytes = static_cast<int64_t>(std::strlen(rejection->what()));
+  if (const Error* refusal = proposal.refusal) {
+    header.refusal = 1 + static_cast<uint32_t>(refusal->code());
+    header.body_bytes = static_cast<int64_t>(std::strlen(refusal->what()));
   }
   std::copy(operation.begin(), operation.end(), header.operation);
   return header;
@@ -150,15 +150,16 @@ std::string describe_other_config(const Disagreement& odd, std::string_view culp
       return !mine || !theirs || mine->value != theirs->value;
     });
   };
-  if (!differs_in(reference) && !differs_in(culprit)) {  // e.g. the keys in another order
+  if (!differs_in(reference) && !differs_in(culprit)) {  // e.g. the keys are in another order
     return concat("rank ", odd.culprit, " has '", culprit_config, "' where rank ", odd.reference,
-                  " has '", reference_config, "'; all ranks of a group must be configured alike");
+                  " has '", reference_config,
+                  "'; all ranks of a group must have the same configuration");
   }
   const Setting* mine = find_key(culprit, key);
   const Setting* theirs = find_key(reference, key);
   return concat("rank ", odd.culprit, " has ", show(mine, key, theirs), " where rank ",
                 odd.reference, " has ", show(theirs, key, mine),
-                "; all ranks of a group must be configured alike");
+                "; all ranks of a group must have the same configuration");
 }
 
 }  // namespace crossdock::comm

@@ -10,7 +10,7 @@
 
 namespace crossdock::comm {
 
-/// What every rank tells every other one at the beginning of a collective. Sent as it is in memory:
+/// Sent by every rank to every other one at the beginning of a collective call, as it is in memory:
 /// the ranks of a group run the same build.
 struct RendezvousHeader {
   static constexpr uint32_t kMagic = 0x31524443;  // "CDR1": Crossdock rendezvous, version 1
@@ -22,9 +22,9 @@ struct RendezvousHeader {
   uint64_t subject = 0;
   uint64_t config_hash = 0;
   int64_t config_bytes = 0;
-  int64_t body_bytes = 0;  // of a refusing rank: the size of its message
+  int64_t body_bytes = 0;  // if the rank refuses: the size of its message
   char operation[kMaxOperation + 1] = {};
-  int32_t events_process = -1;  // where the peers find the events of this rank; see EventRing
+  int32_t events_process = -1;  // location of this rank's events; see EventRing
   int32_t events_descriptor = -1;
 
   bool refuses() const { return refusal != 0; }
@@ -33,18 +33,18 @@ struct RendezvousHeader {
 
 RendezvousHeader make_header(const Proposal& proposal, uint64_t sequence);
 
-/// Ranks that do not agree with the others. The larger side is right; of sides of one size, that of
-/// the lowest rank.
+/// Ranks that do not agree with the others. The larger side is taken to be right; if sides are of
+/// equal size, the side of the lowest rank.
 struct Disagreement {
   int culprit = 0;    // lowest rank on the wrong side
   int reference = 0;  // lowest rank on the right side
   int num_wrong = 0;
 };
 
-/// Ranks at another operation, subject or sequence.
+/// Finds ranks at another operation, subject or sequence.
 std::optional<Disagreement> find_other_call(std::span<const RendezvousHeader> headers);
 
-/// Ranks with another configuration.
+/// Finds ranks with another configuration.
 std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> headers);
 
 /// The lowest rank that refuses, or -1.

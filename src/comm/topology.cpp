@@ -1,5 +1,3 @@
-#include "comm/topology.hpp"
-
 #include <map>
 
 #include "core/check.hpp"
@@ -20,6 +18,23 @@ Topology Topology::uniform(int size, int ranks_per_node) {
   return topology;
 }
 
+Topology Topology::from_node_ids(std::span<const int> node_ids) {
+  Topology topology;
+  std::map<int, int> number_of_id;
+  for (const int id : node_ids) {
+    const auto [entry, is_new] = number_of_id.try_emplace(id, topology.num_nodes);
+    if (is_new) ++topology.num_nodes;
+    topology.node_of_rank.push_back(entry->second);
+  }
+  return topology;
+}
+
+Topology Topology::subset(std::span<const int> members) const {
+  std::vector<int> node_ids;
+  for (const int rank : members) node_ids.push_back(node_of_rank[static_cast<size_t>(rank)]);
+  return from_node_ids(node_ids);
+}
+
 std::vector<int> Topology::ranks_of_node(int node) const {
   std::vector<int> ranks;
   for (size_t rank = 0; rank < node_of_rank.size(); ++rank) {
@@ -28,26 +43,4 @@ std::vector<int> Topology::ranks_of_node(int node) const {
   return ranks;
 }
 
-namespace comm {
-
-Topology number_nodes(std::span<const int> node_names) {
-  Topology topology;
-  std::map<int, int> number_of_name;
-  for (const int name : node_names) {
-    const auto [entry, is_new] = number_of_name.try_emplace(name, topology.num_nodes);
-    if (is_new) ++topology.num_nodes;
-    topology.node_of_rank.push_back(entry->second);
-  }
-  return topology;
-}
-
-Topology restrict_to(const Topology& topology, std::span<const int> members) {
-  std::vector<int> names;
-  for (const int rank : members) {
-    names.push_back(topology.node_of_rank[static_cast<size_t>(rank)]);
-  }
-  return number_nodes(names);
-}
-
-}  // namespace comm
 }  // namespace crossdock

@@ -18,9 +18,7 @@
 namespace crossdock::comm {
 namespace {
 
-constexpr int64_t kPageBytes = 4096;
-
-// More than this cannot be had, and the kernel would look for it until it ends processes.
+// A larger request cannot succeed, and the kernel might end processes in search of memory.
 int64_t memory_of_this_machine() {
   return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
 }
@@ -29,7 +27,7 @@ int64_t memory_of_this_machine() {
   throw Error(ErrorCode::kCommunication, concat(what, ": ", std::strerror(errno), "; ", hint));
 }
 
-// 0, or the error.
+// Returns 0 or the error number.
 int reserve(int descriptor, int64_t num_bytes) {
   const WriteSignalBlock no_signals;
   return posix_fallocate(descriptor, 0, num_bytes);
@@ -55,7 +53,7 @@ class WindowPool::Mapping {
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
-  /// After the file has grown. REQUIRES: nobody uses the old address.
+  /// Maps the file again after it has grown. REQUIRES: the old address is not in use.
   void map_again(int64_t num_bytes) {
     unmap();
     map(num_bytes);
@@ -75,7 +73,7 @@ class WindowPool::Mapping {
     }
     address_ = static_cast<std::byte*>(address);
     num_bytes_ = size;
-    madvise(address_, num_bytes_, MADV_HUGEPAGE);  // a hint; most systems have it off for shm
+    madvise(address_, num_bytes_, MADV_HUGEPAGE);  // a hint; off for shared memory on most systems
   }
   void unmap() {
     if (num_bytes_ > 0) munmap(address_, num_bytes_);
@@ -106,9 +104,9 @@ WindowPool::WindowPool(Communicator& communicator, std::function<void()> check)
 
 WindowPool::~WindowPool() = default;
 
-// Gives a block memory of this size in place of what it has. REQUIRES: the block is not leased.
+// Replaces the memory of a block by memory of this size. REQUIRES: the block is not leased.
 void WindowPool::allocate(Block& block, int64_t num_bytes) {
-  block.num_bytes = 0;  // of no use to anybody if this fails
+  block.num_bytes = 0;  // unusable if this fails
   if (communicator_.shares_address_space()) {
     block.memory = {};
     block.memory = Buffer(num_bytes);
@@ -144,9 +142,9 @@ Buffer WindowPool::take(int64_t num_bytes) {
   check_();
   if (num_bytes == 0) return {};
   if (num_bytes > kMaxBytes) throw std::bad_alloc();
-  const int64_t wanted = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const int64_t wanted = round_up(num_bytes, kPageBytes);
   std::shared_ptr<Block> found;
-  std::shared_ptr<Block> nearly;  // the largest that is up to half too small
+  std::shared_ptr<Block> nearly;  // the largest that is too small, but at least half as large
   const std::lock_guard lock(state_->mutex);
   for (const auto& block : state_->blocks) {
     if (block->leased) continue;
@@ -204,8 +202,8 @@ std::byte* WindowPool::reach(int peer, const WindowHandle& handle) {
     const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (descriptor < 0) {
       throw_errno(concat("cannot open the window of rank ", peer, " (", path, ")"),
-                  "ranks of a node must run as one user and see each other's processes; use "
-                  "strategy alltoall where they do not");
+                  "ranks on a node must run as one user and see each other's processes; "
+                  "otherwise use strategy alltoall");
     }
     mapping = std::make_unique<Mapping>(descriptor, handle.block_bytes);
   }

@@ -12,9 +12,13 @@
 #include "crossdock/extend/communicator.hpp"
 #include "crossdock/tensor.hpp"
 
-namespace crossdock::comm {
+namespace crossdock {
 
-/// Where memory of a window lies: plain data that travels to the peers in a rendezvous.
+class Group;
+
+namespace comm {
+
+/// Locates memory of a window: plain data, sent to the peers in a rendezvous.
 struct WindowHandle {
   uint64_t block = 0;            // number of the block at its owner, from 1; 0: no memory
   int64_t block_bytes = 0;       // size of the whole block
@@ -24,21 +28,21 @@ struct WindowHandle {
   int32_t owner_descriptor = 0;  // of the memory file, in that process
 };
 
-/// Memory of this rank that the other ranks of its node load from and store to, and the way to
-/// theirs. Threads use plain memory, processes memory files (memfd), which vanish with the last
-/// process that maps them, however it ends.
+/// Memory of this rank that the other ranks on its node load from and store to, and access to
+/// theirs. Threads use plain memory. Processes use memory files (memfd), which disappear with the
+/// last process that maps them, however it ends.
 ///
-/// Blocks are leased: a Buffer from take() is valid until released and its block is handed out
-/// again afterwards. Growth adds a block, or enlarges a free one that is up to half too small, and
-/// never moves a live lease; peers map a block when its handle first reaches them, and again when
-/// it has grown, so handles must travel in a rendezvous, in which a rank that could not grow
-/// refuses. Who releases a lease must know that no peer uses it any more (the end of
-/// a dispatch or combine says so). After a fault nobody knows that: take() then throws, so that no
-/// block is handed out again or enlarged, and a peer that still writes holds its own mapping
-/// (processes) or finds the memory kept by the communicator (threads).
+/// Blocks are leased: a Buffer from take() is valid until it is released, and its block is reused
+/// afterwards. Growth adds a block, or enlarges a free one that is at least half as large as
+/// needed, and never moves a live lease. Peers map a block when they first receive its handle, and
+/// again when it has grown; handles must therefore be sent in a rendezvous, in which a rank that
+/// could not grow refuses. A lease may be released only when no peer uses it any more, as after a
+/// dispatch or combine. After a failure that is unknown, so take() throws: no block is reused or
+/// enlarged, and a peer that still writes has its own mapping (processes) or finds the memory kept
+/// alive by the communicator (threads).
 class WindowPool {
  public:
-  /// `check` throws the error that broke the group, if any; before any memory is taken.
+  /// `check` is called before memory is taken and throws the error that poisoned the group, if any.
   explicit WindowPool(
       Communicator& communicator, std::function<void()> check = [] {});
   ~WindowPool();
@@ -48,15 +52,15 @@ class WindowPool {
   /// Leases num_bytes of this rank's memory, contents unspecified. Not collective.
   Buffer take(int64_t num_bytes);
 
-  /// The handle of memory inside a leased block; nothing if it is foreign. Empty memory has the
+  /// The handle of memory inside a leased block; nullopt for any other memory. Empty memory has the
   /// handle of no block.
   std::optional<WindowHandle> find(const void* data, int64_t num_bytes) const;
 
-  /// The address, in this process, of memory that rank `peer` has the handle of. Maps its block on
-  /// first sight. Null for the handle of no block.
+  /// The address in this process of memory that rank `peer` sent the handle of. Maps its block when
+  /// first called. Null for the handle of no block.
   std::byte* reach(int peer, const WindowHandle& handle);
 
-  /// Bytes of this rank's blocks, leased or waiting.
+  /// Bytes of this rank's blocks, leased or free.
   int64_t bytes_held() const;
 
  private:
@@ -72,4 +76,8 @@ class WindowPool {
   std::map<std::pair<int, uint64_t>, std::unique_ptr<Mapping>> peer_blocks_;
 };
 
-}  // namespace crossdock::comm
+/// The windows of a group.
+WindowPool& windows_of(Group& group);
+
+}  // namespace comm
+}  // namespace crossdock

@@ -62,7 +62,7 @@ struct Dispatcher::Impl {
     });
     if (refusal) {
       context.group.agree(
-          {.operation = "plan", .config = context.config_text, .rejection = &*refusal});
+          {.operation = "plan", .config = context.config_text, .refusal = &*refusal});
     }
     return *device_path;
   }
@@ -75,7 +75,7 @@ struct Dispatcher::Impl {
     pending.plan_ = plan;
     const std::optional<Error> refusal = refusal_of([&] { path.begin_aside(); });
     if (refusal) {  // throws on all ranks
-      context.group.agree({.operation = operation, .subject = plan.id(), .rejection = &*refusal});
+      context.group.agree({.operation = operation, .subject = plan.id(), .refusal = &*refusal});
     }
     try {
       pending.result_ = call();

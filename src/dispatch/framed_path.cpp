@@ -50,7 +50,7 @@ uint64_t FramedPath::agree(const Call& call, const std::optional<Error>& refusal
               .subject = has_plan ? call.plan->id() : 0,
               .config = call.text,
               .body = {},
-              .rejection = refusal ? &*refusal : nullptr})
+              .refusal = refusal ? &*refusal : nullptr})
       .sequence;
 }
 

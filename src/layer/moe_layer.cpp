@@ -211,7 +211,7 @@ void MoeLayer::Impl::agree(const char* operation, const Plan& plan, std::string 
                 .subject = plan.valid() ? plan.id() : 0,
                 .config = std::move(config_text),
                 .body = {},
-                .rejection = refusal ? &*refusal : nullptr});
+                .refusal = refusal ? &*refusal : nullptr});
 }
 
 // Before the ranks agree on a call: a rank that cannot start the thread refuses the call.

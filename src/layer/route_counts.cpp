@@ -83,7 +83,7 @@ void RouteCounts::refuse_in_other_group(const MoeForwardArgs& args, const Error&
   if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
   refusal_of([&] {
     counting_group_->agree(
-        {.operation = "count", .config = counts_text(args), .body = {}, .rejection = &refusal});
+        {.operation = "count", .config = counts_text(args), .body = {}, .refusal = &refusal});
   });
 }
 
@@ -102,7 +102,7 @@ RouterStatistics RouteCounts::sum_over_other_group(const MoeForwardArgs& args,
   group_.agree({.operation = "counted",
                 .config = {},
                 .body = {},
-                .rejection = refusal ? &*refusal : nullptr});
+                .refusal = refusal ? &*refusal : nullptr});
   return total;
 }
 
@@ -116,7 +116,7 @@ void RouteCounts::agree(const MoeForwardArgs& args, const std::string& config_te
         {.operation = "route",
          .config = concat(config_text, counts_in_other_group() ? "" : counts_text(args)),
          .body = std::as_bytes(std::span(packed)),
-         .rejection = refusal ? &*refusal : nullptr});
+         .refusal = refusal ? &*refusal : nullptr});
   } catch (const Error& error) {
     if (counts_in_other_group()) refuse_in_other_group(args, error);
     throw;

@@ -1,10 +1,10 @@
-// The rendezvous: what all ranks learn, and how disagreement ends, on every engine.
+// Group::agree: what all ranks learn, and how disagreement ends, for every communicator.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <string_view>
 
-#include "comm/engine.hpp"
+#include "comm/group_runner.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -85,7 +85,7 @@ TEST(Agree, TurnsARefusalIntoTheSameErrorOnAllRanks) {
                       [&](int rank) {
                         return Proposal{.operation = "plan",
                                         .body = bytes_of(body),
-                                        .rejection = rank == culprit ? &refusal : nullptr};
+                                        .refusal = rank == culprit ? &refusal : nullptr};
                       },
                       {.code = ErrorCode::kCapacity,
                        .culprit = culprit,
@@ -105,7 +105,7 @@ TEST(Agree, ReportsTheLowestRankThatRefuses) {
       size,
       [&](int rank) {
         return Proposal{.operation = "plan",
-                        .rejection = rank > 0 ? &refusals[static_cast<size_t>(rank)] : nullptr};
+                        .refusal = rank > 0 ? &refusals[static_cast<size_t>(rank)] : nullptr};
       },
       {.code = ErrorCode::kInvalidArgument, .culprit = 1, .message = "rank 1: reason 1"});
 }
@@ -124,8 +124,8 @@ TEST(Agree, NamesTheSettingThatDiffers) {
         {.code = ErrorCode::kMismatch,
          .culprit = culprit,
          .message = "rank " + std::to_string(culprit) +
-                    " has top_k=4 where rank 0 has top_k=8; all ranks of a group must be "
-                    "configured alike"});
+                    " has top_k=4 where rank 0 has top_k=8; all ranks of a group must "
+                    "have the same configuration"});
   }
 }
 
@@ -137,8 +137,8 @@ TEST(Agree, HoldsTheLargerSideForRight) {
       [&](int rank) { return Proposal{.operation = "plan", .config = rank == 0 ? "k=1" : "k=2"}; },
       {.code = ErrorCode::kMismatch,
        .culprit = 0,
-       .message = "rank 0 has k=1 where rank 1 has k=2; all ranks of a group must be configured "
-                  "alike"});
+       .message = "rank 0 has k=1 where rank 1 has k=2; all ranks of a group must have the "
+                  "same configuration"});
 }
 
 TEST(Agree, NamesTheRankAtAnotherOperation) {

@@ -1,11 +1,11 @@
-// What the two exchanges move, on every engine.
+// What the two exchanges move, for every communicator.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
 #include <thread>
 
-#include "comm/engine.hpp"
+#include "comm/group_runner.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -19,7 +19,7 @@ std::vector<int64_t> offsets_of(int size, const std::function<int64_t(int)>& blo
   return offsets;
 }
 
-/// Byte i of what `source` sends to `target` in exchange `round`; any two neighbours differ.
+/// Byte i of what `source` sends to `target` in exchange `round`; adjacent bytes differ.
 std::byte value_of(int source, int target, int64_t i, int round) {
   const uint64_t mixed = (static_cast<uint64_t>(i) * 8 + static_cast<uint64_t>(source)) * 8 +
                          static_cast<uint64_t>(target) + static_cast<uint64_t>(round) * 77;
@@ -152,7 +152,7 @@ TEST(Exchanges, CountWhatLeavesTheRank) {
   });
 }
 
-// Every rank sends 10 bytes to every rank; `expected` is what a rank expects of another one.
+// Every rank sends 10 bytes to every rank; `expected` is what a rank expects from another one.
 std::vector<Outcome> exchange_expecting(int size, const SizeOf& expected) {
   return run_group(
       size,
@@ -188,7 +188,7 @@ TEST(Exchanges, OfOtherSizesThanExpectedAreAnError) {
 }
 
 TEST(Exchanges, GoOnAtOnceWhenThePeersLeaveAfterwards) {
-  // The first ranks are gone before the last ones have read what they sent.
+  // The first ranks have left before the last ones have read what they sent.
   for (const int size : group_sizes()) {
     for (const int64_t block_bytes : {10, 20000}) {
       run_healthy_group(size, [&](Group& group) {
@@ -202,11 +202,11 @@ TEST(Exchanges, GoOnAtOnceWhenThePeersLeaveAfterwards) {
 TEST(Subgroup, ExchangesAmongItsMembersOnly) {
   for (const int size : group_sizes()) {
     run_healthy_group(size, [&](Group& group) {
-      std::vector<int> alike;  // ranks of the same parity
-      for (int rank = group.rank() % 2; rank < size; rank += 2) alike.push_back(rank);
+      std::vector<int> members;  // ranks of the same parity
+      for (int rank = group.rank() % 2; rank < size; rank += 2) members.push_back(rank);
       for (int round = 0; round < 2; ++round) {  // the same members twice: two different groups
-        const auto half = group.subgroup(alike);
-        EXPECT_EQ(half->size(), static_cast<int>(alike.size()));
+        const auto half = group.subgroup(members);
+        EXPECT_EQ(half->size(), static_cast<int>(members.size()));
         EXPECT_EQ(half->rank(), group.rank() / 2);
         EXPECT_EQ(half->topology().num_nodes, 1);
         exchange_all_to_all(
@@ -243,8 +243,8 @@ TEST(Subgroup, RejectsMembersThatMakeNoGroup) {
     EXPECT_EQ(message_of({}), "a subgroup must have at least one member");
     EXPECT_NE(message_of({rank, group.size()}).find("members must be ranks from 0 to"),
               std::string::npos);
-    EXPECT_EQ(message_of({rank, rank}), "members of a subgroup must ascend");
-    EXPECT_NE(message_of({(rank + 1) % group.size()}).find("must be among the members"),
+    EXPECT_EQ(message_of({rank, rank}), "members of a subgroup must be ascending");
+    EXPECT_NE(message_of({(rank + 1) % group.size()}).find("must be a member of the subgroup"),
               std::string::npos);
   });
 }
@@ -267,7 +267,7 @@ TEST(Group, TwoInOneProcessDoNotMeet) {
   run_healthy_group(size, [&](Group& first) {
     const auto second = first.subgroup(everybody);
     for (int round = 0; round < 4; ++round) {
-      // Both groups are in an exchange at once, on threads of their own.
+      // Both groups are in an exchange at the same time, each on its own thread.
       std::jthread other([&] {
         exchange_all_to_all(
             *second, [](int from, int to) { return 300 * (from + to); }, round);

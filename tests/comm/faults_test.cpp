@@ -1,12 +1,12 @@
 // A rank that throws, returns, stalls or gives up: every other rank ends in an error that names it
-// and the call, and the survivors can go on. On every engine.
+// and the call, and the survivors can continue. For every communicator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <thread>
 
-#include "comm/engine.hpp"
+#include "comm/group_runner.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -51,7 +51,7 @@ struct Expected {
   std::string text = "";  // somewhere in the message
 };
 
-/// Every rank but the culprit ends so.
+/// Every rank but the culprit ends like this.
 void expect_all_blame(const std::vector<Outcome>& outcomes, const Expected& expected) {
   for (int rank = 0; rank < static_cast<int>(outcomes.size()); ++rank) {
     if (rank == expected.culprit) continue;
@@ -166,7 +166,8 @@ TEST(Faults, ARankThatStallsIsNamedAndLearnsIt) {
 
 TEST(Faults, ARankThatStallsAfterTheRendezvousIsNamed) {
   for_some_sizes([](int size, int culprit) {
-    // Large blocks, given up in mid-exchange: their memory is freed while the culprit still sleeps.
+    // Large blocks, abandoned in mid-exchange: their memory is freed while the culprit still
+    // sleeps.
     const auto outcomes =
         run_group(size,
                   [&](Group& group) {

@@ -45,7 +45,7 @@ TEST(FlightReport, HasALineWithTheLastOperationsOfEveryRank) {
     EXPECT_THAT(line, HasSubstr(R"("operation":"plan","phase":"rendezvous","sequence":1)"));
     EXPECT_THAT(line, HasSubstr(R"("num_peers":2,"peers":[)"));
     EXPECT_THAT(line, HasSubstr(R"(out of \"cheese\")"));
-    // Whoever comes first writes the line of the culprit, which itself has met no error.
+    // The first rank to fail writes the line of the culprit, which itself has no error.
     const bool is_culprits_own = line.find("\"rank\":1,") != std::string::npos &&
                                  line.find("\"written_by\"") == std::string::npos;
     EXPECT_EQ(line.find("\"culprit\":1,\"operation\":\"dispatch\"") == std::string::npos,
@@ -110,7 +110,7 @@ TEST(FlightReport, HasTheLineOfARankThatLeftWithoutAWord) {
   std::remove(file.c_str());
 }
 
-// The message of a failed open, say, holds the file's name, whatever its bytes are.
+// The message of a failed open, for example, contains the file's name, which may be any bytes.
 TEST(FlightReport, IsUtf8WhateverTheMessageIs) {
   const std::string file = testing::TempDir() + "flight_report_utf8_" + std::to_string(getpid());
   std::remove(file.c_str());

@@ -1,4 +1,4 @@
-// That the MPI engine gives back what it takes from MPI. Its calls come by here.
+// The MPI communicator releases the MPI resources it takes. This file intercepts its calls.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -42,8 +42,8 @@ extern "C" int MPI_Comm_free(MPI_Comm* communicator) {
 namespace crossdock {
 namespace {
 
-// A group has two. Those of the last few may still be open: a rank frees them when it makes others
-// and has heard that all peers have left.
+// A group has two. Those of the last few groups may still be open: a rank frees them when it makes
+// others and knows that all peers have left.
 constexpr int kFew = 2 * 4;
 constexpr int kMany = 100;
 
@@ -62,7 +62,8 @@ TEST(MpiLifetime, CommunicatorsOfGroupsThatHaveEndedAreFreed) {
   const int before = num_open;
   for (int i = 0; i < kMany; ++i) {
     Group group(make_mpi_communicator());
-    EXPECT_EQ(gather_ranks(group), group.size() * (group.size() - 1) / 2);  // and nothing of others
+    EXPECT_EQ(gather_ranks(group),
+              group.size() * (group.size() - 1) / 2);  // and nothing from other groups
     if (i % 3 == 0) group.leave("it is done");
   }
   EXPECT_LE(num_open, before + kFew);
@@ -93,7 +94,8 @@ TEST(MpiLifetime, CommunicatorsOfAFailedGroupAreLeftAsTheyAre) {
       EXPECT_THROW(gather_ranks(group), Error);
     }
   }
-  EXPECT_GE(num_open, before + 2 * kFailed - kFew);  // those of the test before may have gone
+  EXPECT_GE(num_open,
+            before + 2 * kFailed - kFew);  // those of the previous test may have been freed
   Group(make_mpi_communicator()).agree({.operation = "meet"});
 }
 

@@ -1,4 +1,4 @@
-// Where no thread can be started, the MPI engine refuses to make a communicator.
+// If no thread can be started, no MPI communicator is made.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// In which order the MPI engine posts what it sends and receives. Its calls come by here.
+// The order in which the MPI communicator posts its sends and receives. This file intercepts its
+// calls.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -30,8 +31,8 @@ extern "C" int MPI_Irecv(void* data, int count, MPI_Datatype type, int peer, int
 namespace crossdock {
 namespace {
 
-// A receive that finds its message there answers at once, and data follow the answer: sends that
-// are announced behind it wait for them, and the two directions of a link take turns.
+// A receive whose message has been announced answers at once, and the data follow: sends announced
+// after that answer wait for the data, and the two directions of a link take turns.
 TEST(MpiOrder, SendsAreAnnouncedBeforeReceivesAreAnswered) {
   Group group(make_mpi_communicator({.chunk_bytes = kLongBytes}));
   const Buffer send(int64_t{3} * kLongBytes * group.size());

@@ -1,5 +1,5 @@
 // One rank of a job whose processes end in various ways; mpi_process_test.cpp starts it under
-// mpirun. MPI is initialised and finalised by the library. Rank 1 is the one with the fault.
+// mpirun. MPI is initialised and finalised by the library. Rank 1 has the fault.
 #include <signal.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ using namespace crossdock;  // NOLINT: a program of its own
 constexpr int kCulprit = 1;
 constexpr std::chrono::seconds kStall{15};  // several deadlines of mpi_process_test.cpp
 
-/// What rank 1 does at call 3. Returns whether main shall return.
+/// What rank 1 does at call 3. Returns whether main should return.
 bool commit_fault(std::string_view fault) {
   if (fault == "kill") raise(SIGKILL);
   if (fault == "exit") std::exit(0);
@@ -34,7 +34,7 @@ void report(const Group& group, const Error& error) {
   std::fflush(stdout);
 }
 
-/// Rank 1 does not come to make the subgroup.
+/// Rank 1 does not take part in making the subgroup.
 void make_subgroup_without_culprit(Group& group) {
   if (group.rank() == kCulprit) {
     std::this_thread::sleep_for(kStall);

@@ -1,4 +1,4 @@
-// The words of the rendezvous, without ranks.
+// Headers and messages of the rendezvous, without ranks.
 #include "comm/rendezvous.hpp"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ TEST(Rendezvous, EqualHeadersAgree) {
 
 TEST(Rendezvous, ARefusalCarriesItsCodeAndTheSizeOfItsMessage) {
   const Error refusal(ErrorCode::kInvalidArgument, "no");
-  const auto header = header_of({.operation = "plan", .rejection = &refusal});
+  const auto header = header_of({.operation = "plan", .refusal = &refusal});
   EXPECT_TRUE(header.refuses());
   EXPECT_EQ(header.refusal_code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(header.body_bytes, 2);
@@ -74,17 +74,21 @@ TEST(Rendezvous, AnotherVersionIsSaidToBeOne) {
 }
 
 TEST(Rendezvous, TheFirstSettingThatDiffersIsNamed) {
-  EXPECT_EQ(difference("a=1;b=3;c=4", "a=1;b=2;c=3"),
-            "rank 3 has b=3 where rank 0 has b=2; all ranks of a group must be configured alike");
+  EXPECT_EQ(
+      difference("a=1;b=3;c=4", "a=1;b=2;c=3"),
+      "rank 3 has b=3 where rank 0 has b=2; all ranks of a group must have the same configuration");
   EXPECT_EQ(difference("a=1", "a=1;b=2"),
-            "rank 3 has no b where rank 0 has b=2; all ranks of a group must be configured alike");
+            "rank 3 has no b where rank 0 has b=2; all ranks of a group must have the same "
+            "configuration");
   EXPECT_EQ(difference("a=1;b=2", "a=1"),
-            "rank 3 has b=2 where rank 0 has no b; all ranks of a group must be configured alike");
-  EXPECT_EQ(difference("a=;b", "a=;b=1"),
-            "rank 3 has b= where rank 0 has b=1; all ranks of a group must be configured alike");
+            "rank 3 has b=2 where rank 0 has no b; all ranks of a group must have the same "
+            "configuration");
+  EXPECT_EQ(
+      difference("a=;b", "a=;b=1"),
+      "rank 3 has b= where rank 0 has b=1; all ranks of a group must have the same configuration");
   EXPECT_EQ(difference("b=2;a=1", "a=1;b=2"),
-            "rank 3 has 'b=2;a=1' where rank 0 has 'a=1;b=2'; all ranks of a group must be "
-            "configured alike");
+            "rank 3 has 'b=2;a=1' where rank 0 has 'a=1;b=2'; all ranks of a group must "
+            "have the same configuration");
 }
 
 TEST(Rendezvous, ALongValueIsShownWhereItDiffers) {
@@ -92,7 +96,8 @@ TEST(Rendezvous, ALongValueIsShownWhereItDiffers) {
   const std::string text = difference("p=" + common + "A" + common, "p=" + common + "B" + common);
   EXPECT_EQ(text, "rank 3 has p=..." + std::string(16, 'x') + "A" + std::string(47, 'x') +
                       "... where rank 0 has p=..." + std::string(16, 'x') + "B" +
-                      std::string(47, 'x') + "...; all ranks of a group must be configured alike");
+                      std::string(47, 'x') +
+                      "...; all ranks of a group must have the same configuration");
 }
 
 }  // namespace

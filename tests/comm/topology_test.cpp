@@ -1,8 +1,8 @@
-#include "comm/topology.hpp"
-
 #include <gtest/gtest.h>
 
-namespace crossdock::comm {
+#include "crossdock/extend/communicator.hpp"
+
+namespace crossdock {
 namespace {
 
 TEST(Topology, PutsSoManyRanksOnEachNode) {
@@ -14,13 +14,13 @@ TEST(Topology, PutsSoManyRanksOnEachNode) {
 }
 
 TEST(Topology, NumbersNodesByTheirLowestRank) {
-  const Topology topology = number_nodes(std::vector{5, 2, 5, 9});
+  const Topology topology = Topology::from_node_ids(std::vector{5, 2, 5, 9});
   EXPECT_EQ(topology.node_of_rank, (std::vector{0, 1, 0, 2}));
   EXPECT_EQ(topology.num_nodes, 3);
 }
 
 TEST(Topology, OfASubgroupKeepsWhoIsTogether) {
-  const Topology part = restrict_to(Topology::uniform(8, 2), std::vector{3, 4, 5, 7});
+  const Topology part = Topology::uniform(8, 2).subset(std::vector{3, 4, 5, 7});
   EXPECT_EQ(part.node_of_rank, (std::vector{0, 1, 1, 2}));
   EXPECT_EQ(part.num_nodes, 3);
 }
@@ -31,4 +31,4 @@ TEST(Topology, NeedsRanks) {
 }
 
 }  // namespace
-}  // namespace crossdock::comm
+}  // namespace crossdock

@@ -14,8 +14,8 @@
 namespace crossdock::comm {
 namespace {
 
-// A rank of two; nothing is exchanged. Ranks of other address spaces map memory files, which works
-// inside one process too.
+// One rank of two; nothing is exchanged. Ranks in separate address spaces map memory files, which
+// also works within one process.
 class StillCommunicator final : public Communicator {
  public:
   StillCommunicator(int rank, bool shares_address_space)
@@ -129,7 +129,7 @@ TEST_P(Window, GrowthNeverMovesALiveLease) {
   EXPECT_EQ(reach(live), seen);
 }
 
-// Sizes that change from step to step do not pile up blocks.
+// Blocks do not accumulate when sizes change from step to step.
 TEST_P(Window, RisingSizesHoldNoMoreThanTheLargest) {
   for (int64_t step = 0; step < 20; ++step) owner.take((100 + step) * 4096);
   EXPECT_EQ(owner.bytes_held(), 119 * 4096);
@@ -143,7 +143,7 @@ TEST_P(Window, MemoryOutlivesThePoolUntilTheCommunicatorLetsItGo) {
     data = gone.take(10000).data();
   }
   std::memset(data, 7, 10000);  // the address sanitizer would see a use after free
-  const Buffer other(12288);    // would get the memory if it was free
+  const Buffer other(12288);    // would get the memory if it were free
   std::memset(other.data(), 9, 12288);
   EXPECT_EQ(data[9999], std::byte{7});
 }

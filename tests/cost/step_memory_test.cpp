@@ -114,7 +114,7 @@ Held run(const MemoryCase& c, const std::string& strategy, const RouteMaker& mak
         Dispatcher dispatcher(group, config_of(c), strategy);
         for (int step = 0; step < 5; ++step) run_step(dispatcher, make_ids(c, random));
         held[static_cast<size_t>(group.rank())] = {
-            static_cast<double>(group.windows().bytes_held()),
+            static_cast<double>(comm::windows_of(group).bytes_held()),
             static_cast<double>(group.pool().bytes_held())};
       },
       options);

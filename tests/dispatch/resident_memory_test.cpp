@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/engine.hpp"
+#include "comm/group_runner.hpp"
 #include "crossdock/dispatcher.hpp"
 
 namespace crossdock {

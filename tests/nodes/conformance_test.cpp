@@ -1,4 +1,4 @@
-// Every strategy on MPI processes of several nodes, which the engine finds itself.
+// Every strategy on MPI processes on several nodes, which the communicator finds itself.
 
 #include <gtest/gtest.h>
 
@@ -6,13 +6,13 @@
 #include <sstream>
 
 #include "crossdock/mpi.hpp"
-#include "nodes/engine.hpp"
+#include "nodes/node_runner.hpp"
 #include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::nodes {
 namespace {
 
-// "2,1,1": what the engine must find, where the processes run on several nodes.
+// "2,1,1": the nodes that the communicator must find, if the processes run on several.
 const char* real_nodes() {
   return std::getenv("CROSSDOCK_TEST_NODES");
 }
@@ -40,7 +40,7 @@ class MpiNodes : public testing::TestWithParam<std::string> {};
 TEST_P(MpiNodes, GiveTheReferencesResults) {
   const bool knows_nodes = GetParam() == "direct" || GetParam() == "hierarchical";
   for (const Shape& shape : shapes()) {
-    // What does not depend on nodes is for conformance_mpi_test.
+    // Checks that do not depend on nodes are left to conformance_mpi_test.
     if (real_nodes() == nullptr && (!knows_nodes || shape.ranks_per_node == 0)) continue;
     run_on(
         shape,

@@ -1,5 +1,5 @@
-// 2 nodes x 4 ranks, K8 E64, fp32: what crosses between the nodes, as planned, as counted from the
-// routes and as sent.
+// 2 nodes x 4 ranks, K8 E64, fp32: bytes between the nodes as planned, as counted from the routes
+// and as sent.
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "crossdock/planner.hpp"
 #include "dispatch/payload.hpp"
-#include "nodes/engine.hpp"
+#include "nodes/node_runner.hpp"
 #include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::nodes {
@@ -55,7 +55,7 @@ Crossing counted(const Routes& routes, StrategyKind kind) {
           crossing(Movement::kPartialSums)};
 }
 
-// Bytes between nodes that all ranks have sent, from those of this one.
+// Bytes that all ranks have sent between nodes; `own` is this rank's share.
 double of_all_ranks(Group& group, int64_t own) {
   const Agreement all =
       group.agree({.operation = "sum", .body = std::as_bytes(std::span(&own, 1))});

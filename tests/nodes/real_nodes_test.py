@@ -18,7 +18,7 @@ from pathlib import Path
 import testbed
 
 LIMIT_S = 900  # for a job that hangs; many times what one needs on a busy machine
-DEADLINE_S = 6  # of the engine, where a link is cut
+DEADLINE_S = 6  # of the communicator, when a link is cut
 STEPS = ("run_step", "route", "plan", "dispatch", "combine")
 
 COMMAND, SUITE = sys.argv[1:3]
@@ -107,7 +107,7 @@ class RealNodes(unittest.TestCase):
         for same in ("checksum", "load", "nodes", "strategy"):
             self.assertEqual(slow[same], fast[same])
         self.assertEqual(slow["traffic"]["bytes_between_nodes"], fast["traffic"]["bytes_between_nodes"])
-        # Half of the bytes in each direction, all steps together; the counters also have what is said between steps.
+        # Half of the bytes in each direction, all steps together; the counters include messages between steps.
         # No machine is faster than its link, so this holds however busy it is.
         least_s = 0.9 * slow["traffic"]["bytes_between_nodes"] / 2 / 125e6
         self.assertGreater(sum(slow["steps_us"]) * 1e-6, least_s)
@@ -124,7 +124,7 @@ class RealNodes(unittest.TestCase):
         self.bed.cut(2)
         status = job.wait(LIMIT_S)
         words = job.output + job.errors
-        self.assertIsNotNone(status, words)  # it ended by itself
+        self.assertIsNotNone(status, words)  # it was not killed
         self.expect_no_processes()
         errors = {line["rank"]: line for line in map(json.loads, report.read_text().splitlines())}
         self.assertEqual(sorted(errors), [0, 1, 2, 3], words)
@@ -132,7 +132,7 @@ class RealNodes(unittest.TestCase):
             self.assertIn(line["operation"], STEPS, line["error"])
             self.assertGreater(line["sequence"], 0)
             self.assertIn(f"waited {DEADLINE_S} s for ", line["error"])
-        for rank in (0, 1, 2):  # who still hear each other
+        for rank in (0, 1, 2):  # still connected to each other
             self.assertEqual(errors[rank]["culprit"], 3, errors[rank]["error"])
             self.assertEqual(errors[rank]["sequence"], errors[0]["sequence"])
         self.assertIn(errors[3]["culprit"], (0, 1, 2), errors[3]["error"])
@@ -142,7 +142,7 @@ class RealNodes(unittest.TestCase):
         self.bed.cut(1)
         job = self.bed.start([1, 1], [COMMAND, *LARGE, "--steps", "1"], {"CROSSDOCK_ARRIVAL_DEADLINE": DEADLINE_S})
         status = job.wait(LIMIT_S)
-        self.assertIsNotNone(status, job.output + job.errors)  # it ended by itself
+        self.assertIsNotNone(status, job.output + job.errors)  # it was not killed
         self.assertIn(f"waited {DEADLINE_S} s for all processes", job.output + job.errors)
         self.expect_no_processes()
 

@@ -1,11 +1,11 @@
-// What must hold on any nodes, with any engine.
+// What must hold on any nodes, with any communicator.
 
 #include <gtest/gtest.h>
 
 #include <random>
 
 #include "dispatch/payload.hpp"
-#include "nodes/engine.hpp"
+#include "nodes/node_runner.hpp"
 #include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::nodes {
@@ -27,7 +27,7 @@ GroupOptions few_bytes_at_a_time() {
   return options;
 }
 
-// Routes of every rank to the experts `first` to `last`, one past.
+// Routes of every rank to the experts [first, last).
 conformance::World world_with(DispatchConfig config, int num_ranks, int64_t first, int64_t last) {
   conformance::World world{.name = "nodes", .config = std::move(config), .ranks = {}};
   world.exact_sums = world.config.partial_sums;

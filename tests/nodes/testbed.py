@@ -22,18 +22,18 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 INSIDE = "CROSSDOCK_TESTBED"  # set in the environment of everything that runs in the namespaces
-MISSING_RIGHTS = 77  # what ctest takes for "skipped"
+MISSING_RIGHTS = 77  # the exit status that ctest reports as skipped
 
 
 def namespace_command():
-    """What starts a program in namespaces of its own, all of whose processes end with it."""
+    """The command that runs a program in namespaces of its own, whose processes all end with it."""
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
     kinds = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     return ["unshare", *as_root, *kinds]
 
 
 def why_not():
-    """Why there can be no namespaces here; None if there can."""
+    """Why namespaces cannot be made here; None if they can."""
     for tool in ("unshare", "ip", "mpirun", "orted"):
         if shutil.which(tool) is None:
             return f"there is no {tool} on the PATH (Debian: util-linux, iproute2, openmpi-bin)"
@@ -45,7 +45,7 @@ def why_not():
 
 
 def enter_or_skip():
-    """Goes on in namespaces of its own, or ends the program as skipped."""
+    """Continues in namespaces of its own, or exits as skipped."""
     if INSIDE in os.environ:
         subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
         return
@@ -66,7 +66,7 @@ def ip(*arguments):
 
 
 def processes_here():
-    """The processes of this process namespace, without this one."""
+    """The other processes of this process namespace."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -98,7 +98,7 @@ class Job:
                                         stdin=subprocess.DEVNULL, stdout=self.files[0], stderr=self.files[1])
 
     def wait(self, limit_s=None):
-        """Waits for its end; the exit status, None if it had to be killed. Sets `output` and `errors`."""
+        """Waits for its end. Returns the exit status, None if it had to be killed. Sets `output` and `errors`."""
         try:
             status = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -114,7 +114,7 @@ class Job:
 
 
 class Testbed:
-    """`num_nodes` nodes, node0, node1, ...: `data` carries what MPI sends, `mgmt` what mpirun itself says."""
+    """`num_nodes` nodes, node0, node1, ...: `data` carries the messages of MPI, `mgmt` those of mpirun itself."""
 
     def __init__(self, num_nodes):
         self.num_nodes = num_nodes
@@ -138,7 +138,7 @@ class Testbed:
         return Job(ranks_per_node, command, environment or {})
 
     def sent_bytes(self, node):
-        """What has left the node on its data cable."""
+        """Bytes that have left the node on its data cable."""
         link = json.loads(ip("-n", f"node{node}", "-s", "-j", "link", "show", "data"))[0]
         return link["stats64"]["tx"]["bytes"]
 
@@ -149,14 +149,14 @@ class Testbed:
         ip("link", "set", f"data{node}", "up")
 
     def slow_down(self, node, rate):
-        """Limits the cable in both directions; False where the kernel cannot."""
+        """Limits the cable in both directions. Returns False if the kernel cannot."""
         limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
         there = ["tc", "qdisc", "replace", "dev", f"data{node}", *limit]
         back = ["tc", "-n", f"node{node}", "qdisc", "replace", "dev", "data", *limit]
         return all(subprocess.run(c, capture_output=True).returncode == 0 for c in (there, back))
 
     def held_back(self, node):
-        """How often the limit of slow_down() made a packet wait that left the node."""
+        """Number of outgoing packets that the limit of slow_down() delayed."""
         words = subprocess.run(["tc", "-n", f"node{node}", "-s", "qdisc", "show", "dev", "data"], check=True,
                                capture_output=True, text=True).stdout
         return int(re.search(r"overlimits (\d+)", words)[1])

@@ -1,4 +1,4 @@
-// Many more messages than the engine may have in flight, on MPI processes.
+// Many more messages than the communicator may have in flight, on MPI processes.
 
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -19,7 +19,7 @@ constexpr int64_t kWidth = 8;
 constexpr int kWindow = 128;
 constexpr int64_t kChunkBytes = 4096;
 
-// Token t of a rank is a number of its own, exact also when it is multiplied by 9 * 16.
+// Every token has a unique value, which stays exact when multiplied by 9 * 16.
 float value_of(int rank, int64_t t, int64_t d) {
   return static_cast<float>((static_cast<int64_t>(rank) * kTokens + t) % 65521 + d);
 }
@@ -46,7 +46,7 @@ void multiply(Group& group, const Plan& plan, ConstTensorView rows, TensorView y
   }
 }
 
-// Dispatch and combine; how many sums are wrong.
+// Dispatch and combine. Returns the number of wrong sums.
 int64_t count_wrong_sums(Group& group, const std::string& strategy) {
   const int rank = group.rank();
   std::vector<float> x;
@@ -88,7 +88,7 @@ TEST(Window, HoldsWhateverTheNumberOfTokens) {
     EXPECT_EQ(count_wrong_sums(group, strategy), 0) << strategy;
     const Traffic traffic = group.communicator().traffic();
     EXPECT_LE(traffic.max_requests_in_flight, kWindow);
-    EXPECT_GT(traffic.max_requests_in_flight, kWindow / 2);  // it was needed
+    EXPECT_GT(traffic.max_requests_in_flight, kWindow / 2);  // the limit was reached
     EXPECT_GT(traffic.requests_posted, 20 * kWindow);
     for (const Event& event : group.recorder().events()) {
       if (std::string_view(event.phase) != "exchange" || strategy == std::string("alltoall")) {

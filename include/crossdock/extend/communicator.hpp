@@ -15,50 +15,55 @@ namespace crossdock {
 
 /// Which ranks share a node, i.e. can reach each other's memory.
 struct Topology {
-  std::vector<int> node_of_rank;  // [P], nodes numbered by their lowest rank, from 0
+  std::vector<int> node_of_rank;  // [P], nodes numbered from 0 in the order of their lowest ranks
   int num_nodes = 0;
 
   static Topology single_node(int size);
   /// Rank r is on node r / ranks_per_node.
   static Topology uniform(int size, int ranks_per_node);
+  /// Ranks with equal entries of `node_ids` [P] share a node; the ids may be any numbers.
+  static Topology from_node_ids(std::span<const int> node_ids);
+  /// The topology of a subgroup; `members` are ranks of this one.
+  Topology subset(std::span<const int> members) const;
   std::vector<int> ranks_of_node(int node) const;  // ascending
 };
 
-/// Memory handed to an engine. `owner` keeps it alive: after a failed wait a request may still name
-/// the memory, and the engine then holds the owner until nothing can touch it any more.
-/// REQUIRES: owner is set where num_bytes > 0.
+/// Memory passed to a communicator. `owner` keeps it alive: a request that is still pending after a
+/// failed wait may refer to the memory, and the communicator then holds the owner until nothing can
+/// touch the memory any more. REQUIRES: owner is set if num_bytes > 0.
 struct SharedBytes {
   std::byte* data = nullptr;
   int64_t num_bytes = 0;
   std::shared_ptr<const void> owner;
 };
 
-/// What a wait belongs to and how long it may last.
+/// The operation that a wait belongs to, and how long it may take.
 struct WaitContext {
   const char* operation = "";           // a string literal, for messages
   uint64_t sequence = 0;                // number of the collective in its group
-  std::chrono::nanoseconds arrival{};   // for a peer to arrive at this operation
-  std::chrono::nanoseconds progress{};  // without any progress once data moves
+  std::chrono::nanoseconds arrival{};   // time for a peer to arrive at this operation
+  std::chrono::nanoseconds progress{};  // time without any progress once data moves
 };
 
-/// What an engine has moved since it was made.
+/// What a communicator has moved since it was made.
 struct Traffic {
-  int64_t bytes_within_node = 0;       // sent to other ranks of this node
-  int64_t bytes_between_nodes = 0;     // sent to ranks of other nodes
-  int64_t requests_posted = 0;         // 0 where the engine has no requests
-  int64_t max_requests_in_flight = 0;  // highest number outstanding at once
+  int64_t bytes_within_node = 0;       // sent to other ranks on this node
+  int64_t bytes_between_nodes = 0;     // sent to ranks on other nodes
+  int64_t requests_posted = 0;         // 0 if the communicator has no requests
+  int64_t max_requests_in_flight = 0;  // largest number pending at once
 };
 
 /// Moves bytes between the P ranks of a group. Knows nothing of tokens.
 ///
 /// The two exchanges are collective: all ranks call them in the same order with matching sizes.
-/// Sizes of 0 and null pointers are normal. A failed wait throws Error (kTimeout, kPeerFailed or
-/// kCommunication) with the culprit in its context; afterwards only abort, leave, subgroup and the
-/// destructor may be called. Used by one thread at a time, by any thread. An engine implements the
-/// pure members; the others have defaults.
+/// Sizes of 0 and null pointers are valid. Every wait has a deadline (WaitContext); a failed wait
+/// throws Error (kTimeout, kPeerFailed or kCommunication) with the culprit in its context, and
+/// afterwards only abort, leave, subgroup and the destructor may be called. A communicator may be
+/// used by any thread, but by only one at a time. Implement the pure members; the others have
+/// defaults. examples/05_own_communicator.cpp is a complete one.
 class Communicator {
  public:
-  /// Publishes "left" if leave() was not called. Never collective, never waits.
+  /// Tells the peers that this rank has left, unless leave() has. Not collective; never waits.
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
@@ -66,44 +71,44 @@ class Communicator {
   /// "threads", "mpi", ...
   virtual std::string_view name() const = 0;
 
-  /// Block r of recv, bytes [recv_offsets[r], recv_offsets[r + 1]), is what rank r sent.
-  /// recv_offsets has P + 1 entries, alike on all ranks.
+  /// Sends all of `send` to every rank. Bytes [recv_offsets[r], recv_offsets[r + 1]) of recv come
+  /// from rank r. recv_offsets has P + 1 entries, identical on every rank.
   virtual void all_gather_v(const SharedBytes& send, const SharedBytes& recv,
                             std::span<const int64_t> recv_offsets, const WaitContext& wait) = 0;
 
-  /// Bytes [send_offsets[r], send_offsets[r + 1]) of send go to rank r, those of recv come from it.
-  /// Both arrays have P + 1 entries.
+  /// Sends bytes [send_offsets[r], send_offsets[r + 1]) of send to rank r, and receives bytes
+  /// [recv_offsets[r], recv_offsets[r + 1]) of recv from it. Both arrays have P + 1 entries.
   virtual void all_to_all_v(const SharedBytes& send, std::span<const int64_t> send_offsets,
                             const SharedBytes& recv, std::span<const int64_t> recv_offsets,
                             const WaitContext& wait) = 0;
 
-  /// A communicator of `members` (ranks of this one, ascending, with this rank among them). Called
-  /// by the members only; also after a failure, to go on with the survivors.
+  /// A communicator of `members` (ranks of this one, ascending, including this rank). Called by the
+  /// members only; also after a failure, so that the survivors can continue.
   virtual std::unique_ptr<Communicator> subgroup(std::span<const int> members) = 0;
 
-  /// Which ranks share a node.
+  /// Which ranks share a node. `auto` and the strategies follow it.
   virtual const Topology& topology() const = 0;
 
-  /// (optional) Peers can use each other's pointers as they are (threads of one process).
+  /// (optional) Whether the ranks are threads of one process, which can use each other's pointers.
   virtual bool shares_address_space() const { return false; }
 
-  /// (optional, with shares_address_space) Holds `memory` until every rank of this communicator has
-  /// left: a peer that was given its address, even a stalled one, may use it until then.
+  /// (optional, with shares_address_space) Holds `memory` until every rank has left this
+  /// communicator: until then a peer that knows its address, even a stalled one, may use it.
   virtual void keep_alive(const std::shared_ptr<const void>& /*memory*/) {}
 
-  /// (optional) Tells the peers that this rank gave up and why, so that they need not wait for
-  /// their deadline: their waits throw the same reason and culprit. Never waits.
+  /// (optional) Tells the peers that this rank gave up and why, so that their waits throw the same
+  /// reason and culprit at once instead of at their deadlines. Never waits.
   virtual void abort(const Error& /*cause*/) {}
 
-  /// (optional) Tells the peers that this rank will make no further call. Their waits for it throw
-  /// kPeerFailed with this reason. Never waits.
+  /// (optional) Tells the peers that this rank makes no further calls. Their waits for this rank
+  /// throw kPeerFailed with this reason. Never waits.
   virtual void leave(std::string_view /*reason*/) {}
 
-  /// (optional) The most bytes that this rank can have on their way to others at once, and as many
-  /// from them; 0: no limit. The same on all ranks.
+  /// (optional) The maximum number of bytes that this rank can have in flight to its peers, and as
+  /// many from them; 0: no limit. Identical on every rank.
   virtual int64_t max_bytes_in_flight() const { return 0; }
 
-  /// (optional) What was moved so far.
+  /// (optional) What has been moved so far.
   virtual Traffic traffic() const { return {}; }
 };
 

@@ -1,4 +1,4 @@
-// The MPI engine of a build without MPI.
+// The MPI communicator in a build without MPI.
 #include "core/build_info.hpp"
 #include "core/check.hpp"
 #include "crossdock/mpi.hpp"

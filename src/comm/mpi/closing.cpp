@@ -47,7 +47,7 @@ Progress listen(MpiClosing& closing) {
   return all_left ? Progress::kAllLeft : Progress::kOpen;
 }
 
-// True when there is no more to do: freed, or left as it is because something is under way.
+// Whether nothing remains to be done: freed, or never to be freed because of a failure.
 bool is_over(MpiClosing& closing) {
   try {
     const Progress progress = listen(closing);
@@ -57,7 +57,7 @@ bool is_over(MpiClosing& closing) {
     check_mpi(MPI_Comm_free(&closing.control), "MPI_Comm_free");
     check_mpi(MPI_Comm_free(&closing.data), "MPI_Comm_free");
   } catch (const Error&) {
-    // They stay.
+    // Not freed.
   }
   return true;
 }
@@ -70,7 +70,7 @@ void free_when_all_have_left(MpiClosing closing) {
 }
 
 void free_closed_communicators() {
-  std::vector<MpiClosing> some = take_all();  // so that nobody waits for the lock if MPI blocks
+  std::vector<MpiClosing> some = take_all();  // no lock is held if MPI blocks
   std::erase_if(some, is_over);
   for (MpiClosing& closing : some) free_when_all_have_left(std::move(closing));
 }

@@ -10,6 +10,7 @@
 #include "comm/exchange_arguments.hpp"
 #include "comm/mpi/closing.hpp"
 #include "comm/mpi/environment.hpp"
+#include "comm/mpi/setup.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -17,10 +18,10 @@ namespace {
 
 using Kind = ControlMessage::Kind;
 
-constexpr int kNumTags = 16384;  // MPI promises twice as many
+constexpr int kNumTags = 16384;  // MPI guarantees twice as many
 constexpr std::chrono::milliseconds kProcessWatchInterval{50};
 
-/// Yields while the wait is young and the answer may be microseconds away, then sleeps: there may
+/// Yields during the first millisecond, when data may be microseconds away, then sleeps: there may
 /// be more ranks than cores.
 void pause(std::chrono::nanoseconds idle) {
   using std::chrono::microseconds;
@@ -55,7 +56,7 @@ MpiCommunicator::~MpiCommunicator() {
   try {
     close();
   } catch (const std::exception&) {
-    // The communicators then stay.
+    // The MPI communicators are then not freed.
   }
 }
 
@@ -74,7 +75,7 @@ void MpiCommunicator::leave_quietly(std::string_view reason) noexcept {
   try {
     leave(reason);
   } catch (const std::exception&) {
-    // The peers then learn it by their deadlines.
+    // The peers find out by their deadlines.
   }
 }
 
@@ -84,22 +85,27 @@ void MpiCommunicator::leave(std::string_view reason) {
 }
 
 void MpiCommunicator::abort(const Error& cause) {
-  if (!failure_) tell_failure(failure_from(cause, rank_));
+  if (!failure_) announce_failure(failure_from(cause, rank_));
 }
 
-void MpiCommunicator::tell_failure(Failure failure) {
+void MpiCommunicator::announce_failure(Failure failure) {
   failure_ = std::move(failure);
   note_mpi_failure();
   control_->send_to_all_others(abort_message(*failure_));
 }
 
 void MpiCommunicator::fail(Failure failure) {
-  tell_failure(std::move(failure));
+  announce_failure(std::move(failure));
   throw to_error(*failure_, rank_, size_);
 }
 
 void MpiCommunicator::throw_if_failed() const {
   if (failure_) throw to_error(*failure_, rank_, size_);
+}
+
+std::unique_ptr<Communicator> MpiCommunicator::subgroup(std::span<const int> members) {
+  check_members(members, rank_, size_);
+  return make_subgroup({.parent = data_, .of = members_, .ranks = members}, options_);
 }
 
 void MpiCommunicator::all_gather_v(const SharedBytes& send, const SharedBytes& recv,
@@ -166,9 +172,9 @@ void MpiCommunicator::exchange(std::vector<MpiLane> lanes,
 }
 
 void MpiCommunicator::complete(Waiting& waiting) {
-  // What was said while this rank was elsewhere comes first.
+  // Messages that arrived between exchanges come first.
   control_->poll(
-      [&](int sender, const ControlMessage& message) { hear(sender, message, waiting); });
+      [&](int sender, const ControlMessage& message) { handle(sender, message, waiting); });
   throw_if_failed();
   while (true) {
     const bool moved = waiting.transfers.advance();
@@ -178,14 +184,14 @@ void MpiCommunicator::complete(Waiting& waiting) {
       waiting.inquiry.reset();
       continue;
     }
-    look_for_trouble(waiting);
+    look_for_failures(waiting);
     pause(waiting.clock.idle());
   }
 }
 
-void MpiCommunicator::look_for_trouble(Waiting& waiting) {
+void MpiCommunicator::look_for_failures(Waiting& waiting) {
   control_->poll(
-      [&](int sender, const ControlMessage& message) { hear(sender, message, waiting); });
+      [&](int sender, const ControlMessage& message) { handle(sender, message, waiting); });
   throw_if_failed();
   for (int peer = 0; peer < size_; ++peer) {
     const auto& goodbye = left_[static_cast<size_t>(peer)];
@@ -193,7 +199,7 @@ void MpiCommunicator::look_for_trouble(Waiting& waiting) {
       fail(left_failure(peer, goodbye->text.data(), waiting.wait));
     }
   }
-  look_for_ended_processes(waiting);
+  look_for_dead_processes(waiting);
   const auto waited = waiting.clock.expired(waiting.transfers);
   if (!waited) return;
   if (!waiting.inquiry) {
@@ -202,13 +208,13 @@ void MpiCommunicator::look_for_trouble(Waiting& waiting) {
                                              .pending = waiting.transfers.pending_peers()},
                             *control_);
   } else if (waiting.inquiry->is_over()) {
-    judge(waiting, *waited);
+    throw_timeout(waiting, *waited);
   }
 }
 
-void MpiCommunicator::look_for_ended_processes(Waiting& waiting) {
+void MpiCommunicator::look_for_dead_processes(Waiting& waiting) {
   const auto now = Clock::now();
-  const bool is_idle = waiting.clock.idle() > kProcessWatchInterval;  // nothing on its way any more
+  const bool is_idle = waiting.clock.idle() > kProcessWatchInterval;  // data has stopped arriving
   if (!is_idle || now - waiting.last_watch < kProcessWatchInterval) return;
   waiting.last_watch = now;
   for (const int peer : waiting.transfers.pending_peers()) {
@@ -219,7 +225,7 @@ void MpiCommunicator::look_for_ended_processes(Waiting& waiting) {
   }
 }
 
-void MpiCommunicator::judge(Waiting& waiting, std::chrono::nanoseconds waited) {
+void MpiCommunicator::throw_timeout(Waiting& waiting, std::chrono::nanoseconds waited) {
   const auto verdict = waiting.inquiry->verdict();
   WaitContext missed_at = waiting.wait;
   if (verdict.first_missed_by) {
@@ -234,7 +240,7 @@ void MpiCommunicator::judge(Waiting& waiting, std::chrono::nanoseconds waited) {
       missed_at));
 }
 
-void MpiCommunicator::hear(int sender, const ControlMessage& message, Waiting& waiting) {
+void MpiCommunicator::handle(int sender, const ControlMessage& message, Waiting& waiting) {
   switch (message.kind) {
     case Kind::kAbort:
       if (failure_) return;

@@ -11,28 +11,29 @@
 
 #include "comm/failure.hpp"
 #include "comm/mpi/control.hpp"
-#include "comm/mpi/environment.hpp"
+#include "comm/mpi/exit_notice.hpp"
+#include "comm/mpi/inquiry.hpp"
 #include "comm/mpi/transfers.hpp"
-#include "comm/mpi/wait.hpp"
+#include "comm/mpi/wait_clock.hpp"
 #include "comm/process_watch.hpp"
 #include "crossdock/extend/communicator.hpp"
 #include "crossdock/mpi.hpp"
 
 namespace crossdock::comm {
 
-/// The ranks as MPI shows them at set-up.
+/// The ranks of a communicator, as found at set-up.
 struct MpiMembers {
   Topology topology;
   std::vector<ProcessIdentity> processes;  // [P]
 };
 
-/// The MPI engine. After set-up it makes no blocking MPI call: every exchange is a set of requests
-/// that are polled, together with the control messages of the peers, until they are done or a
-/// deadline has passed.
+/// Moves bytes by MPI. After set-up it makes no blocking MPI call: every exchange is a set of
+/// requests that are polled, together with the control messages of the peers, until they are done
+/// or a deadline has passed.
 class MpiCommunicator final : public Communicator {
  public:
-  /// Takes over both communicators. They are freed after all ranks have left them in good order
-  /// (mpi_closing.hpp); those of a failed engine are left as they are.
+  /// Takes ownership of both MPI communicators. They are freed after all ranks have left without a
+  /// failure (closing.hpp), and never after a failure.
   MpiCommunicator(MPI_Comm data, MPI_Comm control, MpiMembers members, const MpiOptions& options);
   ~MpiCommunicator() override;
   MpiCommunicator(const MpiCommunicator&) = delete;
@@ -57,7 +58,7 @@ class MpiCommunicator final : public Communicator {
   void leave(std::string_view reason) override;
 
  private:
-  struct Waiting {  // one exchange under way
+  struct Waiting {  // an exchange in progress
     const WaitContext& wait;
     MpiTransfers& transfers;
     MpiWaitClock clock;
@@ -68,13 +69,13 @@ class MpiCommunicator final : public Communicator {
   void exchange(std::vector<MpiLane> lanes, std::vector<std::shared_ptr<const void>> memory,
                 const WaitContext& wait);
   void complete(Waiting& waiting);
-  void look_for_trouble(Waiting& waiting);
-  void look_for_ended_processes(Waiting& waiting);
-  void judge(Waiting& waiting, std::chrono::nanoseconds waited);
-  void hear(int sender, const ControlMessage& message, Waiting& waiting);
+  void look_for_failures(Waiting& waiting);
+  void look_for_dead_processes(Waiting& waiting);
+  [[noreturn]] void throw_timeout(Waiting& waiting, std::chrono::nanoseconds waited);
+  void handle(int sender, const ControlMessage& message, Waiting& waiting);
   void answer(int peer, const Waiting& waiting);
   [[noreturn]] void fail(Failure failure);
-  void tell_failure(Failure failure);
+  void announce_failure(Failure failure);
   void throw_if_failed() const;
   void leave_quietly(std::string_view reason) noexcept;
   void close();
@@ -86,7 +87,7 @@ class MpiCommunicator final : public Communicator {
   const MpiOptions options_;
   int rank_ = 0;
   int size_ = 0;
-  std::vector<bool> is_watched_;                     // [P] processes whose end can be seen
+  std::vector<bool> is_watched_;                     // [P] processes whose end can be detected
   std::vector<std::optional<ControlMessage>> left_;  // [P] goodbyes
   std::atomic<uint64_t> num_exchanges_ = 0;          // begun
   std::atomic<uint64_t> num_completed_ = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "comm/mpi/abandoned_requests.hpp"
 #include "comm/mpi/environment.hpp"
 
 namespace crossdock::comm {

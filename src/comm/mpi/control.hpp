@@ -14,13 +14,13 @@
 
 namespace crossdock::comm {
 
-/// What ranks tell each other beside the data. Plain data, sent as it is in memory; small enough to
-/// be sent without the receiver's help.
+/// A message between ranks besides the data. Sent as it is in memory; small enough for MPI to send
+/// it before the receiver asks for it.
 struct ControlMessage {
   enum class Kind : int32_t {
     kAbort,     // the sender gave up: code, culprit, reporter, sequence, operation, text
-    kLeft,      // the sender takes part in no exchange from `exchange` on: num_begun, text (why)
-    kQuestion,  // are you waiting, and for whom?
+    kLeft,      // the sender takes no part in exchanges from `exchange` on: num_begun, text
+    kQuestion,  // is the receiver waiting, and for which ranks?
     kWaiting    // the answer: exchange, sequence, operation, pending
   };
   static constexpr size_t kMaxPending = 16;
@@ -31,10 +31,10 @@ struct ControlMessage {
   int32_t reporter = -1;
   uint64_t exchange = 0;
   uint64_t sequence = 0;
-  uint64_t num_begun = 0;  // exchanges that the sender has begun
+  uint64_t num_begun = 0;  // exchanges that the sender has started
   int32_t num_pending = 0;
-  std::array<int32_t, kMaxPending> pending{};  // the lowest ranks that the sender waits for
-  std::array<char, 24> operation{};            // ends with 0, as does text
+  std::array<int32_t, kMaxPending> pending{};  // the lowest ranks that the sender is waiting for
+  std::array<char, 24> operation{};            // null-terminated, like text
   std::array<char, 1024> text{};
 
   std::span<const int32_t> pending_ranks() const {
@@ -46,10 +46,10 @@ ControlMessage abort_message(const Failure& failure);
 Failure failure_from(const ControlMessage& abort_message);
 ControlMessage left_message(std::string_view reason, uint64_t exchange, uint64_t num_begun);
 
-/// The channel for control messages of one communicator. Never waits.
+/// Sends and receives the control messages of one communicator. Never waits.
 class MpiControl {
  public:
-  /// Takes over `communicator`, which nobody else uses.
+  /// Uses `communicator`, which nobody else may use.
   explicit MpiControl(MPI_Comm communicator);
   ~MpiControl();
   MpiControl(const MpiControl&) = delete;
@@ -57,10 +57,10 @@ class MpiControl {
 
   void send(int peer, const ControlMessage& message);
   void send_to_all_others(const ControlMessage& message);
-  /// As send_to_all_others, for the last message; also while another thread is in a call.
+  /// Like send_to_all_others, for the last message; also while another thread is in a call.
   void say_goodbye(const ControlMessage& message) const;
 
-  /// Hands every message that has come to `handle`, which may send.
+  /// Passes every message that has arrived to `handle`, which may send.
   void poll(const std::function<void(int sender, const ControlMessage&)>& handle);
 
  private:
@@ -74,7 +74,7 @@ class MpiControl {
   void forget_what_was_sent();
 
   MPI_Comm communicator_;
-  std::vector<int> peers_;  // all ranks but this
+  std::vector<int> peers_;  // all other ranks
   MPI_Request receive_ = MPI_REQUEST_NULL;
   std::shared_ptr<ControlMessage> incoming_;
   std::vector<Outgoing> outgoing_;

@@ -1,21 +1,23 @@
 #include "comm/mpi/environment.hpp"
 
+#include <mpi.h>
+
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
-#include <set>
 #include <thread>
-#include <utility>
 
 #include "comm/deadlines.hpp"
+#include "comm/mpi/blocking_call.hpp"
 #include "comm/mpi/closing.hpp"
-#include "comm/mpi/patience.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
 namespace {
 
-/// What this process initialised, and must finalise.
+/// The MPI that this process has initialised and must finalise.
 struct OwnMpi {
   MPI_Comm exit_communicator = MPI_COMM_NULL;
   std::chrono::nanoseconds exit_deadline{};
@@ -26,7 +28,7 @@ std::atomic<bool> has_failed = false;
 std::atomic<bool> is_stuck = false;
 OwnMpi own_mpi;  // written once, under call_once
 
-bool all_processes_come_to_exit() {
+bool all_processes_reach_exit() {
   MPI_Request barrier = MPI_REQUEST_NULL;
   if (MPI_Ibarrier(own_mpi.exit_communicator, &barrier) != MPI_SUCCESS) return false;
   const auto start = Clock::now();
@@ -41,7 +43,7 @@ bool all_processes_come_to_exit() {
 }
 
 void finalize_at_exit() {
-  if (!mpi_is_running() || is_stuck || !all_processes_come_to_exit()) return;
+  if (!mpi_is_running() || is_stuck || !all_processes_reach_exit()) return;
   give_up_closing();
   MPI_Finalize();
 }
@@ -59,7 +61,7 @@ void initialize() {
     return copy;
   };
   own_mpi.exit_communicator =
-      run_patiently(duplicate_world, "all processes to begin", own_mpi.exit_deadline);
+      run_with_deadline(duplicate_world, "all processes to start", own_mpi.exit_deadline);
 }
 
 }  // namespace
@@ -96,69 +98,6 @@ void note_mpi_failure() {
 
 void note_mpi_is_stuck() {
   is_stuck = true;
-}
-
-bool mpi_has_threads() {
-  int level = MPI_THREAD_SINGLE;
-  return MPI_Query_thread(&level) == MPI_SUCCESS && level == MPI_THREAD_MULTIPLE;
-}
-
-void give_up_on_mpi(const std::string& what, std::chrono::nanoseconds waited) {
-  note_mpi_is_stuck();
-  int rank = 0;
-  int size = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  throw Error(ErrorCode::kTimeout,
-              concat("process ", rank, " of ", size, ": waited ", to_seconds_text(waited), " for ",
-                     what, "; do all of them run, and are the links between them up?"),
-              {.culprit = -1, .sequence = 0, .operation = "set-up"});
-}
-
-void keep_until_exit(AbandonedRequests abandoned) {
-  static std::mutex mutex;
-  static auto* kept = new std::vector<AbandonedRequests>;  // never freed: that is the point
-  const std::lock_guard lock(mutex);
-  std::erase_if(*kept, [](AbandonedRequests& one) {  // those that have completed all the same
-    int done = 0;
-    const auto count = static_cast<int>(one.requests.size());
-    return MPI_Testall(count, one.requests.data(), &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS &&
-           done != 0;
-  });
-  kept->push_back(std::move(abandoned));
-}
-
-namespace {
-
-// Never freed: used while the process exits.
-struct PendingNotices {
-  std::mutex mutex;
-  std::set<const std::function<void()>*> notices;
-};
-
-PendingNotices& pending_notices() {
-  static auto* pending = new PendingNotices;
-  return *pending;
-}
-
-void give_notices() {
-  const std::lock_guard lock(pending_notices().mutex);
-  for (const auto* notice : pending_notices().notices) (*notice)();
-}
-
-}  // namespace
-
-ExitNotice::ExitNotice(std::function<void()> notice) : notice_(std::move(notice)) {
-  // Registered after finalize_at_exit, so it runs before it.
-  static std::once_flag once;
-  std::call_once(once, [] { std::atexit(give_notices); });
-  const std::lock_guard lock(pending_notices().mutex);
-  pending_notices().notices.insert(&notice_);
-}
-
-ExitNotice::~ExitNotice() {
-  const std::lock_guard lock(pending_notices().mutex);
-  pending_notices().notices.erase(&notice_);
 }
 
 }  // namespace crossdock::comm

@@ -1,16 +1,13 @@
-// Making MPI communicators: the only place where MPI may block, for as long as there is patience.
-#include <mpi.h>
+#include "comm/mpi/setup.hpp"
 
 #include <utility>
 #include <vector>
 
 #include "comm/deadlines.hpp"
-#include "comm/exchange_arguments.hpp"
+#include "comm/mpi/blocking_call.hpp"
 #include "comm/mpi/closing.hpp"
 #include "comm/mpi/communicator.hpp"
 #include "comm/mpi/environment.hpp"
-#include "comm/mpi/patience.hpp"
-#include "comm/topology.hpp"
 #include "core/check.hpp"
 #include "crossdock/mpi.hpp"
 
@@ -27,7 +24,7 @@ MPI_Comm duplicate(MPI_Comm communicator) {
   return copy;
 }
 
-/// The lowest rank of `communicator` that shares memory with this one.
+/// The lowest rank of `communicator` on this rank's node.
 int lowest_rank_of_node(MPI_Comm communicator, int rank) {
   MPI_Comm node = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node),
@@ -38,7 +35,7 @@ int lowest_rank_of_node(MPI_Comm communicator, int rank) {
   return lowest;
 }
 
-MpiMembers look_around(MPI_Comm communicator, int ranks_per_node) {
+MpiMembers find_members(MPI_Comm communicator, int ranks_per_node) {
   int rank = 0;
   int size = 0;
   check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
@@ -54,27 +51,27 @@ MpiMembers look_around(MPI_Comm communicator, int ranks_per_node) {
                           MPI_BYTE, communicator),
             "MPI_Allgather");
   members.topology =
-      ranks_per_node > 0 ? Topology::uniform(size, ranks_per_node) : number_nodes(nodes);
+      ranks_per_node > 0 ? Topology::uniform(size, ranks_per_node) : Topology::from_node_ids(nodes);
   return members;
 }
 
-// What a communicator is made of.
+// The parts of a communicator.
 struct MpiParts {
   MPI_Comm data = MPI_COMM_NULL;
   MPI_Comm control = MPI_COMM_NULL;
   MpiMembers members{};
 };
 
-std::unique_ptr<Communicator> put_together(MpiParts parts, const MpiOptions& options) {
+std::unique_ptr<Communicator> assemble(MpiParts parts, const MpiOptions& options) {
   return std::make_unique<MpiCommunicator>(parts.data, parts.control, std::move(parts.members),
                                            options);
 }
 
-std::chrono::nanoseconds patience_of(const MpiOptions& options) {
+std::chrono::nanoseconds setup_deadline_of(const MpiOptions& options) {
   return options.setup_deadline.value_or(default_arrival_deadline());
 }
 
-// The part of `communicator` with these ranks of it. Called by them alone.
+// The communicator of these ranks of `communicator`. Called by them alone.
 MPI_Comm communicator_of(MPI_Comm communicator, const std::vector<int>& members) {
   MPI_Group all = MPI_GROUP_NULL;
   MPI_Group chosen = MPI_GROUP_NULL;
@@ -89,6 +86,8 @@ MPI_Comm communicator_of(MPI_Comm communicator, const std::vector<int>& members)
   return part;
 }
 
+}  // namespace
+
 std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOptions& options) {
   CROSSDOCK_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= kMaxChunkBytes,
                   "chunk_bytes must be from 1 to ", kMaxChunkBytes, ", got ", options.chunk_bytes);
@@ -98,35 +97,33 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOpti
   CROSSDOCK_CHECK(options.ranks_per_node >= 0,
                   "ranks_per_node must be 0 (as MPI reports) or positive, got ",
                   options.ranks_per_node);
-  return put_together(
-      run_patiently<MpiParts>(
-          [original, ranks_per_node = options.ranks_per_node] {
-            free_closed_communicators();
-            const MPI_Comm data = duplicate(original);
-            return MpiParts{data, duplicate(data), look_around(data, ranks_per_node)};
-          },
-          "all processes to make a communicator", patience_of(options)),
-      options);
+  return assemble(run_with_deadline<MpiParts>(
+                      [original, ranks_per_node = options.ranks_per_node] {
+                        free_closed_communicators();
+                        const MPI_Comm data = duplicate(original);
+                        return MpiParts{data, duplicate(data), find_members(data, ranks_per_node)};
+                      },
+                      "all processes to make a communicator", setup_deadline_of(options)),
+                  options);
 }
 
-}  // namespace
-
-std::unique_ptr<Communicator> MpiCommunicator::subgroup(std::span<const int> members) {
-  check_members(members, rank_, size_);
-  MpiMembers part{.topology = restrict_to(topology(), members), .processes = {}};
-  for (const int member : members) {
-    part.processes.push_back(members_.processes[static_cast<size_t>(member)]);
+std::unique_ptr<Communicator> make_subgroup(const MpiSubgroup& subgroup,
+                                            const MpiOptions& options) {
+  MpiMembers members{.topology = subgroup.of.topology.subset(subgroup.ranks), .processes = {}};
+  for (const int rank : subgroup.ranks) {
+    members.processes.push_back(subgroup.of.processes[static_cast<size_t>(rank)]);
   }
-  return put_together(
-      run_patiently<MpiParts>(
-          [parent = data_, chosen = std::vector<int>(members.begin(), members.end()),
-           part = std::move(part)] {
-            free_closed_communicators();
-            const MPI_Comm data = communicator_of(parent, chosen);
-            return MpiParts{data, duplicate(data), part};
-          },
-          concat(members.size(), " processes to make a subgroup"), patience_of(options_)),
-      options_);
+  return assemble(run_with_deadline<MpiParts>(
+                      [parent = subgroup.parent,
+                       ranks = std::vector<int>(subgroup.ranks.begin(), subgroup.ranks.end()),
+                       members = std::move(members)] {
+                        free_closed_communicators();
+                        const MPI_Comm data = communicator_of(parent, ranks);
+                        return MpiParts{data, duplicate(data), members};
+                      },
+                      concat(subgroup.ranks.size(), " processes to make a subgroup"),
+                      setup_deadline_of(options)),
+                  options);
 }
 
 }  // namespace comm

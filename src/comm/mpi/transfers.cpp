@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/mpi/abandoned_requests.hpp"
 #include "comm/mpi/environment.hpp"
 #include "core/check.hpp"
 
@@ -39,9 +40,9 @@ void MpiTransfers::enqueue(Queue& queue, int peer, int64_t num_bytes) {
 bool MpiTransfers::advance() {
   const int receive_window = options_.max_in_flight / 2;
   const int send_window = options_.max_in_flight - receive_window;
-  // Sends first: a receive may answer a message that is there already, and its peer then fills the
-  // way back with data. Announcements of sends behind that answer would wait for the data to pass,
-  // and what goes to and fro would take turns on the link.
+  // Sends first: posting a receive may answer a message that has already been announced, and the
+  // peer then fills the link with data. Sends announced after that answer would wait for that data,
+  // and the two directions would take turns on the link.
   while (!sends_.empty() && sends_.num_in_flight < send_window) post(sends_, true);
   while (!receives_.empty() && receives_.num_in_flight < receive_window) post(receives_, false);
   return take_completed();
@@ -109,7 +110,7 @@ void MpiTransfers::take(const Message& message, const MPI_Status& status, bool f
   const auto peer = static_cast<size_t>(message.peer);
   --num_missing_[peer];
   --(message.is_send ? sends_ : receives_).num_in_flight;
-  if (message.is_send) return;  // a small send completes without its receiver
+  if (message.is_send) return;  // a small send completes without the receiver
   has_arrived_[peer] = true;
   int num_bytes = 0;
   check_mpi(MPI_Get_count(&status, MPI_BYTE, &num_bytes), "MPI_Get_count");

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "comm/deadlines.hpp"
-#include "comm/topology.hpp"
 
 namespace crossdock::comm {
 
@@ -30,14 +29,15 @@ void ThreadBoard::await_all_posted(int rank, uint64_t n, const WaitContext& wait
   std::unique_lock lock(mutex_);
   const auto deadline = deadline_after(Clock::now(), wait.arrival);
   bool expired = false;
-  while (last_posted_ < n) {  // asked first: what all have posted succeeds, whatever came after
+  while (last_posted_ < n) {  // checked first: an exchange that all have posted succeeds
     if (failure_) throw_failure(rank);
     for (int peer = 0; peer < size(); ++peer) {
       const Seat& seat = seats_[static_cast<size_t>(peer)];
       if (seat.num_posted >= n) continue;
-      if (seat.left) break_with(left_failure(peer, *seat.left, wait));
+      if (seat.left) set_failure(left_failure(peer, *seat.left, wait));
       if (expired) {
-        break_with(late_failure({.culprit = peer, .reporter = rank, .waited = wait.arrival}, wait));
+        set_failure(
+            late_failure({.culprit = peer, .reporter = rank, .waited = wait.arrival}, wait));
       }
       if (failure_) throw_failure(rank);
     }
@@ -52,17 +52,17 @@ void ThreadBoard::finish_reading(int rank, uint64_t n) {
     last_read_ = n;
     all_read_.notify_all();
   }
-  // The others are copying and do not wait for anybody meanwhile, so this needs no deadline.
+  // The others are copying and wait for nobody, so this wait needs no deadline.
   if (post_of(rank, n).is_inlined) return;
   all_read_.wait(lock, [&] { return last_read_ >= n; });
 }
 
 void ThreadBoard::fail(Failure failure) {
   const std::lock_guard lock(mutex_);
-  break_with(std::move(failure));
+  set_failure(std::move(failure));
 }
 
-void ThreadBoard::break_with(Failure failure) {
+void ThreadBoard::set_failure(Failure failure) {
   if (failure_) return;
   failure_ = std::move(failure);
   all_posted_or_failed_.notify_all();
@@ -92,8 +92,8 @@ std::shared_ptr<ThreadBoard> ThreadBoard::subgroup(std::span<const int> members,
   const auto key = std::pair(std::vector<int>(members.begin(), members.end()), number);
   Subgroup& subgroup = subgroups_[key];
   if (!subgroup.board) {
-    subgroup.board = std::make_shared<ThreadBoard>(static_cast<int>(members.size()),
-                                                   restrict_to(topology_, members));
+    subgroup.board =
+        std::make_shared<ThreadBoard>(static_cast<int>(members.size()), topology_.subset(members));
   }
   auto board = subgroup.board;
   if (++subgroup.num_joined == members.size()) subgroups_.erase(key);

@@ -19,28 +19,28 @@
 
 namespace crossdock::comm {
 
-/// What one rank offers in one exchange. The readers copy out of it.
+/// What one rank sends in one exchange. The readers copy from it.
 struct ThreadPost {
   const std::byte* data = nullptr;  // the sender's memory, or `inlined`
-  std::vector<int64_t> offsets;     // [P + 1] part of each reader; empty: everybody gets everything
+  std::vector<int64_t> offsets;  // [P + 1] part of each reader; empty: every reader gets all of it
   int64_t num_bytes = 0;
   bool is_inlined = false;
-  std::vector<std::byte> inlined;  // small sends are copied here, so that the sender need not wait
+  std::vector<std::byte> inlined;  // copy of a small send, so that the sender need not wait
 
   std::span<const std::byte> part_for(int reader) const;
 };
 
-/// The place where P thread ranks meet. Shared by their communicators.
+/// The state that the communicators of P thread ranks share.
 ///
 /// Exchange number n (from 1) of a rank:
-///   post(n), which fills the rank's own post of parity n % 2;
-///   await_all_posted(n), a barrier, the only wait that can fail;
-///   copying what is for it out of all posts, without the lock;
-///   finish_reading(n), which waits for all readers if this rank's memory is being read.
+///   post(n) publishes the rank's own post of parity n % 2;
+///   await_all_posted(n) is a barrier, the only wait that can fail;
+///   the rank copies its part of all posts, without the lock;
+///   finish_reading(n) waits for all readers if they read this rank's memory.
 /// A failure stops the posting, so an exchange either succeeds on all ranks or moves nothing, and
 /// memory is never read after its rank has returned from the exchange. A post may be overwritten
-/// after two exchanges: nobody posts n + 1 before it has read n, and everybody posted n + 1 before
-/// anybody begins n + 2.
+/// after two exchanges: no rank posts n + 1 before it has read n, and all ranks have posted n + 1
+/// before any rank starts n + 2.
 class ThreadBoard {
  public:
   ThreadBoard(int size, Topology topology);
@@ -54,32 +54,32 @@ class ThreadBoard {
     return seats_[static_cast<size_t>(rank)].posts[n % 2];
   }
 
-  /// Throws the failure, if there is one, and then posts nothing.
+  /// Throws the failure instead, if there is one.
   void post(int rank, uint64_t n);
   void await_all_posted(int rank, uint64_t n, const WaitContext& wait);
   void finish_reading(int rank, uint64_t n);
 
-  /// Breaks the board: all waits for posts end with this failure. The first one stays.
+  /// Ends all waits for posts with this failure. Only the first failure counts.
   void fail(Failure failure);
-  /// `rank` posts no more. The last one to leave frees what was kept alive.
+  /// `rank` posts no more. The last rank to leave frees what was kept alive.
   void leave(int rank, std::string_view reason);
   void keep_alive(std::shared_ptr<const void> memory);
 
-  /// The board of the `number`-th subgroup with these members. The first to ask makes it.
+  /// The board of subgroup number `number` with these members. The first caller makes it.
   std::shared_ptr<ThreadBoard> subgroup(std::span<const int> members, uint64_t number);
 
  private:
   struct Seat {
     std::array<ThreadPost, 2> posts;
     uint64_t num_posted = 0;
-    std::optional<std::string> left;  // the reason, if it left
+    std::optional<std::string> left;  // the reason, if the rank has left
   };
   struct Subgroup {
     std::shared_ptr<ThreadBoard> board;
     size_t num_joined = 0;
   };
 
-  void break_with(Failure failure);  // REQUIRES: mutex_ is held
+  void set_failure(Failure failure);  // REQUIRES: mutex_ is held
   [[noreturn]] void throw_failure(int rank) const;
 
   const Topology topology_;
@@ -87,7 +87,7 @@ class ThreadBoard {
   std::condition_variable all_posted_or_failed_;
   std::condition_variable all_read_;
   std::vector<Seat> seats_;
-  int num_posted_ = 0;        // ranks that posted exchange last_posted_ + 1
+  int num_posted_ = 0;        // ranks that have posted exchange last_posted_ + 1
   uint64_t last_posted_ = 0;  // last exchange that all have posted
   int num_read_ = 0;          // ranks that have read exchange last_posted_
   uint64_t last_read_ = 0;    // last exchange that all have read

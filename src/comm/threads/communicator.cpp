@@ -1,77 +1,43 @@
-#include <algorithm>
-#include <map>
+#include "comm/threads/communicator.hpp"
+
+#include <optional>
 #include <utility>
 
 #include "comm/exchange_arguments.hpp"
-#include "comm/threads/board.hpp"
 #include "core/check.hpp"
 #include "core/stream_copy.hpp"
-#include "crossdock/threads.hpp"
 
-namespace crossdock {
-namespace comm {
+namespace crossdock::comm {
 namespace {
 
-// Copying so much once more costs less than waiting until the readers have it.
+// Copying this much once more is cheaper than waiting until all readers have it.
 constexpr int64_t kMaxInlinedBytes = int64_t{16} << 10;
 
-class ThreadCommunicator final : public Communicator {
- public:
-  ThreadCommunicator(std::shared_ptr<ThreadBoard> board, int rank)
-      : board_(std::move(board)), rank_(rank) {}
-  ~ThreadCommunicator() override { board_->leave(rank_, kPlainLeave); }
-  ThreadCommunicator(const ThreadCommunicator&) = delete;
-  ThreadCommunicator& operator=(const ThreadCommunicator&) = delete;
+}  // namespace
 
-  int rank() const override { return rank_; }
-  int size() const override { return board_->size(); }
-  std::string_view name() const override { return "threads"; }
-  const Topology& topology() const override { return board_->topology(); }
-  bool shares_address_space() const override { return true; }
-  Traffic traffic() const override { return traffic_; }
+void ThreadCommunicator::all_gather_v(const SharedBytes& send, const SharedBytes& recv,
+                                      std::span<const int64_t> recv_offsets,
+                                      const WaitContext& wait) {
+  check_gather(send, recv, recv_offsets, rank_, size());
+  exchange(send, {}, recv, recv_offsets, wait);
+}
 
-  void all_gather_v(const SharedBytes& send, const SharedBytes& recv,
-                    std::span<const int64_t> recv_offsets, const WaitContext& wait) override {
-    check_gather(send, recv, recv_offsets, rank_, size());
-    exchange(send, {}, recv, recv_offsets, wait);
-  }
+void ThreadCommunicator::all_to_all_v(const SharedBytes& send,
+                                      std::span<const int64_t> send_offsets,
+                                      const SharedBytes& recv,
+                                      std::span<const int64_t> recv_offsets,
+                                      const WaitContext& wait) {
+  check_blocks("send", send, send_offsets, size());
+  check_blocks("recv", recv, recv_offsets, size());
+  exchange(send, send_offsets, recv, recv_offsets, wait);
+}
 
-  void all_to_all_v(const SharedBytes& send, std::span<const int64_t> send_offsets,
-                    const SharedBytes& recv, std::span<const int64_t> recv_offsets,
-                    const WaitContext& wait) override {
-    check_blocks("send", send, send_offsets, size());
-    check_blocks("recv", recv, recv_offsets, size());
-    exchange(send, send_offsets, recv, recv_offsets, wait);
-  }
-
-  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
-    check_members(members, rank_, size());
-    const uint64_t number = num_subgroups_[{members.begin(), members.end()}]++;
-    return std::make_unique<ThreadCommunicator>(board_->subgroup(members, number),
-                                                rank_among(members, rank_));
-  }
-
-  void keep_alive(const std::shared_ptr<const void>& memory) override {
-    board_->keep_alive(memory);
-  }
-  void abort(const Error& cause) override { board_->fail(failure_from(cause, rank_)); }
-  void leave(std::string_view reason) override { board_->leave(rank_, reason); }
-
- private:
-  // Without send_offsets everybody gets all of `send`.
-  void exchange(const SharedBytes& send, std::span<const int64_t> send_offsets,
-                const SharedBytes& recv, std::span<const int64_t> recv_offsets,
-                const WaitContext& wait);
-  void fill_post(const SharedBytes& send, std::span<const int64_t> send_offsets);
-  void read_posts(const SharedBytes& recv, std::span<const int64_t> recv_offsets,
-                  const WaitContext& wait);
-
-  const std::shared_ptr<ThreadBoard> board_;
-  const int rank_;
-  uint64_t num_exchanges_ = 0;
-  std::map<std::vector<int>, uint64_t> num_subgroups_;  // made so far, by members
-  Traffic traffic_;
-};
+std::unique_ptr<Communicator> ThreadCommunicator::subgroup(std::span<const int> members) {
+  check_members(members, rank_, size());
+  const uint64_t number = num_subgroups_[{members.begin(), members.end()}]++;
+  return std::make_unique<ThreadCommunicator>(board_->subgroup(members, number),
+                                              rank_among(members, rank_));
+}
 
 void ThreadCommunicator::exchange(const SharedBytes& send, std::span<const int64_t> send_offsets,
                                   const SharedBytes& recv, std::span<const int64_t> recv_offsets,
@@ -101,7 +67,7 @@ void ThreadCommunicator::read_posts(const SharedBytes& recv, std::span<const int
   std::optional<Error> mismatch;
   bool all_inlined = true;
   const Stores stores = stores_for(recv_offsets.back());
-  for (int i = 0; i < size(); ++i) {  // each rank begins with itself, so that they spread out
+  for (int i = 0; i < size(); ++i) {  // each rank starts with itself, to spread the load
     const int peer = (rank_ + i) % size();
     const ThreadPost& post = board_->post_of(peer, num_exchanges_);
     all_inlined = all_inlined && post.is_inlined;
@@ -122,23 +88,4 @@ void ThreadCommunicator::read_posts(const SharedBytes& recv, std::span<const int
   if (mismatch) throw *mismatch;
 }
 
-}  // namespace
-}  // namespace comm
-
-std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size,
-                                                                     const ThreadOptions& options) {
-  CROSSDOCK_CHECK(size > 0, "there must be at least one rank, got ", size);
-  CROSSDOCK_CHECK(options.ranks_per_node >= 0, "ranks_per_node must be 0 (one node) or positive, ",
-                  "got ", options.ranks_per_node);
-  auto board = std::make_shared<comm::ThreadBoard>(
-      size, options.ranks_per_node > 0 ? Topology::uniform(size, options.ranks_per_node)
-                                       : Topology::single_node(size));
-  std::vector<std::unique_ptr<Communicator>> communicators;
-  communicators.reserve(static_cast<size_t>(size));
-  for (int rank = 0; rank < size; ++rank) {
-    communicators.push_back(std::make_unique<comm::ThreadCommunicator>(board, rank));
-  }
-  return communicators;
-}
-
-}  // namespace crossdock
+}  // namespace crossdock::comm

@@ -10,7 +10,7 @@
 namespace crossdock {
 namespace {
 
-/// How the body ended on each rank.
+/// The result of the body on each rank.
 struct Outcomes {
   std::vector<std::exception_ptr> errors;  // [P]
   std::atomic<int> first_to_fail{-1};
@@ -29,7 +29,7 @@ void run_rank(Group& group, const std::function<void(Group&)>& body, Outcomes& o
   } catch (const std::exception& error) {
     failed_with(error.what());
   } catch (...) {
-    failed_with("something that is no std::exception");
+    failed_with("a non-standard exception");
   }
 }
 
@@ -40,8 +40,9 @@ void run_all(int size, const std::function<void(Group&)>& body, const ThreadOpti
     groups.push_back(std::make_unique<Group>(std::move(communicator), options.group));
   }
   outcomes.errors.resize(groups.size());
-  const detail::PoolWait waiting;     // until the threads are joined
-  std::vector<std::jthread> threads;  // joined before the groups go, also if one cannot be started
+  const detail::PoolWait waiting;  // until the threads are joined
+  std::vector<std::jthread>
+      threads;  // joined before the groups are destroyed, even if one cannot start
   try {
     for (auto& group : groups) {
       threads.emplace_back([&] { run_rank(*group, body, outcomes); });

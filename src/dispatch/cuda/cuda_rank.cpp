@@ -295,7 +295,7 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
                                .subject = proposal.subject,
                                .config = std::move(proposal.call_text),
                                .body = body,
-                               .rejection = proposal.refusal});
+                               .refusal = proposal.refusal});
   } catch (const Error&) {
     // If the reason was a routing that the device refused, it is on all ranks, and this was its
     // report; a rank whose device had not come so far would report it again.
@@ -349,7 +349,7 @@ void CudaRank::connect(const char* operation, uint64_t subject, const Agreed& ag
   group().agree({.operation = operation,
                  .subject = subject,
                  .under_way = true,
-                 .rejection = refusal ? &*refusal : nullptr});
+                 .refusal = refusal ? &*refusal : nullptr});
   streams_.lane().is_connected = true;
 }
 

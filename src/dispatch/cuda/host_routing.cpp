@@ -32,7 +32,7 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
     host = HostRouting(routing, rank);
   });
   if (refusal) {
-    rank.group().agree({.operation = "plan", .rejection = &*refusal});  // throws on all ranks
+    rank.group().agree({.operation = "plan", .refusal = &*refusal});  // throws on all ranks
   }
   const Plan host_plan = plan(host);
   std::shared_ptr<const DevicePlanData> device_data;

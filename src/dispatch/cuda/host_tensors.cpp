@@ -146,9 +146,8 @@ void HostTensors::copy_in(const char* operation, const Plan* plan,
     uploads();
   });
   if (!refusal) return;
-  group_.agree({.operation = operation,
-                .subject = plan != nullptr ? plan->id() : 0,
-                .rejection = &*refusal});
+  group_.agree(
+      {.operation = operation, .subject = plan != nullptr ? plan->id() : 0, .refusal = &*refusal});
 }
 
 Plan HostTensors::copy_out(const Plan& device_plan) {

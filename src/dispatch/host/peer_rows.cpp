@@ -10,7 +10,7 @@ namespace crossdock {
 
 ShownRows::ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes)
     : wanted_(rows), data_(rows) {
-  comm::WindowPool& windows = exchange.group.windows();
+  comm::WindowPool& windows = comm::windows_of(exchange.group);
   const std::optional<comm::WindowHandle> found = windows.find(rows, num_bytes);
   if (found) {
     handle_ = *found;
@@ -57,12 +57,13 @@ PeerRows::PeerRows(const Exchange& exchange, std::span<const ShownRows> shown)
                                                     .config = {},
                                                     .body = std::as_bytes(std::span(handles)),
                                                     .under_way = true,
-                                                    .rejection = nullptr});
+                                                    .refusal = nullptr});
   for (int rank = 0; rank < exchange.group.size(); ++rank) {
     std::memcpy(handles.data(), agreement.body(rank).data(), agreement.body(rank).size());
     for (const comm::WindowHandle& handle : handles) {
-      addresses_.push_back(
-          is_reachable(exchange, rank) ? exchange.group.windows().reach(rank, handle) : nullptr);
+      addresses_.push_back(is_reachable(exchange, rank)
+                               ? comm::windows_of(exchange.group).reach(rank, handle)
+                               : nullptr);
     }
   }
 }
@@ -74,7 +75,7 @@ void end_exchange(const Exchange& exchange) {
                         .config = {},
                         .body = {},
                         .under_way = true,
-                        .rejection = nullptr});
+                        .refusal = nullptr});
 }
 
 bool is_reachable(const Exchange& exchange, int rank) {

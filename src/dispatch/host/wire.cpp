@@ -28,10 +28,6 @@ TravellingRows::TravellingRows(const PlanData& plan)
   }
 }
 
-SharedBytes shared_bytes(const Buffer& buffer) {
-  return {.data = buffer.data(), .num_bytes = buffer.num_bytes(), .owner = buffer.owner()};
-}
-
 std::vector<int64_t> byte_offsets(std::span<const int64_t> row_offsets, int64_t row_bytes) {
   std::vector<int64_t> offsets(row_offsets.begin(), row_offsets.end());
   for (int64_t& offset : offsets) offset *= row_bytes;

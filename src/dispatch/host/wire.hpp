@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/shared_bytes.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/tensor.hpp"
@@ -45,9 +46,6 @@ struct RowExchange {
   int64_t row_bytes;
 };
 Buffer exchange_rows(const Exchange& exchange, const RowExchange& rows);
-
-/// A buffer as engines take it, its memory kept alive by its owner.
-SharedBytes shared_bytes(const Buffer& buffer);
 
 /// Offsets in bytes of offsets in rows.
 std::vector<int64_t> byte_offsets(std::span<const int64_t> row_offsets, int64_t row_bytes);

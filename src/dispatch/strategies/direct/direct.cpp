@@ -175,7 +175,7 @@ class Direct final : public Strategy {
 
   OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
     const Buffer lease =
-        exchange.group.windows().take(TensorView(nullptr, dtype, shape).num_bytes());
+        comm::windows_of(exchange.group).take(TensorView(nullptr, dtype, shape).num_bytes());
     return {.view = lease.view(dtype, shape), .owner = lease.owner()};
   }
 

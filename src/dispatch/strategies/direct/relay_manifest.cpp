@@ -70,7 +70,7 @@ std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
                .config = concat("staging_bytes=", group.options().staging_bytes),
                .body = {},
                .under_way = true,
-               .rejection = nullptr});
+               .refusal = nullptr});
   std::vector<int64_t> offsets(sizes.size() + 1);
   std::iota(offsets.begin(), offsets.end(), 0);
   const auto num_bytes = sizes.size() * sizeof(ManifestSize);

@@ -22,7 +22,7 @@ RowTraffic make_copies(Group& group, const Plan& plan, const Relay& relay) {
                                      .config = {},
                                      .body = std::as_bytes(std::span(relay.copy_offsets)),
                                      .under_way = true,
-                                     .rejection = nullptr});
+                                     .refusal = nullptr});
   std::vector<int64_t> begins(index(group.size()));
   for (int p = 0; p < group.size(); ++p) {
     const std::byte* offset = all.body(p).data() + index(group.rank()) * sizeof(int64_t);

@@ -18,24 +18,24 @@ struct Outcome {
   std::string message = "";
 };
 
-/// What the calling rank's body threw, or that it returned.
+/// How the calling rank's body ended.
 Outcome outcome_of(const std::function<void()>& body);
 
-// The tests of the engines are compiled once per engine; each program defines these.
+// The tests of communicators are compiled once for each; group_runner_<name>.cpp defines these.
 
-/// Group sizes that this engine is tested with.
+/// Group sizes that this communicator is tested with.
 std::vector<int> group_sizes();
 
-/// Runs body on each rank of a new group and returns how every rank ended, also where the ranks
-/// are processes.
+/// Runs body on each rank of a new group and returns how every rank ended, even if the ranks are
+/// processes.
 std::vector<Outcome> run_group(int size, const std::function<void(Group&)>& body,
                                GroupOptions options = {});
 
-/// Holds the calling rank of run_group up: until the others have ended where that can be seen, else
-/// for longer than it takes them to give up after kShort.
+/// Delays the calling rank of run_group until the others have ended, or, if that cannot be seen,
+/// for longer than they take to give up after kShort.
 void stall();
 
-/// A deadline that no healthy test needs, and one that a test waits for.
+/// A deadline that no healthy test reaches, and one that a test waits for.
 inline constexpr std::chrono::seconds kAmple{60};
 inline constexpr std::chrono::milliseconds kShort{1000};
 

@@ -4,12 +4,12 @@
 #include <cstdlib>
 
 #include "crossdock/mpi.hpp"
-#include "nodes/engine.hpp"
+#include "nodes/node_runner.hpp"
 
 namespace crossdock::nodes {
 namespace {
 
-/// "2,1,1": what the engine must find, where the processes run on several nodes.
+/// "2,1,1": the nodes that the communicator must find, if the processes run on several.
 const char* real_nodes() {
   return std::getenv("CROSSDOCK_TEST_NODES");
 }

@@ -1,13 +1,13 @@
 #include <atomic>
 #include <thread>
 
-#include "comm/engine.hpp"
+#include "comm/group_runner.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::testing {
 namespace {
 
-std::atomic<int> num_running = 0;  // ranks of the run_group under way
+std::atomic<int> num_running = 0;  // ranks of the current run_group
 
 struct Running {
   ~Running() { --num_running; }

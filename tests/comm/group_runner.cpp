@@ -1,4 +1,4 @@
-#include "comm/engine.hpp"
+#include "comm/group_runner.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 #include "crossdock/threads.hpp"
-#include "nodes/engine.hpp"
+#include "nodes/node_runner.hpp"
 
 namespace crossdock::nodes {
 

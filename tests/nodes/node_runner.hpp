@@ -6,14 +6,14 @@
 
 #include "crossdock/group.hpp"
 
-/// The tests of nodes are written once (suite_test.cpp) and compiled for each engine, which defines
-/// these.
+/// The tests of nodes are written once (suite_test.cpp) and compiled for each communicator;
+/// node_runner_<name>.cpp defines these.
 namespace crossdock::nodes {
 
-/// How ranks are put on nodes.
+/// How ranks are distributed over nodes.
 struct Shape {
   int size = 0;
-  int ranks_per_node = 0;  // 0: as the engine finds them
+  int ranks_per_node = 0;  // 0: as the communicator finds them
 };
 
 std::vector<Shape> shapes();

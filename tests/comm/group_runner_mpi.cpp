@@ -4,13 +4,13 @@
 #include <array>
 #include <thread>
 
-#include "comm/engine.hpp"
+#include "comm/group_runner.hpp"
 #include "crossdock/mpi.hpp"
 
 namespace crossdock::testing {
 namespace {
 
-/// An outcome as it travels between the processes.
+/// An outcome as it is sent between the processes.
 struct PackedOutcome {
   int threw = 0;
   ErrorCode code = ErrorCode::kInternal;
@@ -58,7 +58,7 @@ std::vector<int> group_sizes() {
 
 std::vector<Outcome> run_group(int size, const std::function<void(Group&)>& body,
                                GroupOptions options) {
-  // Several chunks for the larger blocks of the tests, and a window smaller than what they post.
+  // Several chunks for the larger blocks of the tests, and fewer requests than they post.
   const MpiOptions mpi{.chunk_bytes = 64 << 10, .max_in_flight = 8, .ranks_per_node = 0};
   auto group = std::make_unique<Group>(make_mpi_communicator(mpi), options);
   const Outcome own = outcome_of([&] {

@@ -1,14 +1,14 @@
-// What only the MPI engine has: chunks, the window of requests, the caller's communicators.
+// What only the MPI communicator has: chunks, the limit on requests, the caller's MPI_Comm.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "comm/engine.hpp"
+#include "comm/group_runner.hpp"
 #include "crossdock/mpi.hpp"
 
 namespace crossdock::testing {
 namespace {
 
-/// Sends block_bytes to every rank and checks what comes.
+/// Sends block_bytes to every rank and checks what arrives.
 void exchange(Communicator& communicator, int64_t block_bytes) {
   const int size = communicator.size();
   std::vector<int64_t> offsets;
@@ -41,7 +41,7 @@ int world_size() {
 }
 
 TEST(MpiWindow, BoundsTheRequestsInFlightWhateverIsSent) {
-  // Chunks that MPI sends at once, and chunks for which it waits until the receiver is there.
+  // Chunks that MPI sends immediately, and chunks for which it waits for the receiver.
   for (const int64_t chunk_bytes : {1000, 100000}) {
     for (const int window : {2, 3, 16}) {
       const auto communicator = make_mpi_communicator(

@@ -1,31 +1,16 @@
-#include "comm/mpi/wait.hpp"
+#include "comm/mpi/inquiry.hpp"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace crossdock::comm {
 namespace {
 
-// A rank that waits looks for questions every millisecond; the rest is for loaded machines.
+// A waiting rank looks for questions every millisecond; the rest is a margin for loaded machines.
 constexpr std::chrono::milliseconds kAnswerTime{500};
 
 }  // namespace
-
-std::optional<std::chrono::nanoseconds> MpiWaitClock::expired(const MpiTransfers& transfers) const {
-  const auto now = Clock::now();
-  if (now < deadline_after(last_progress_, wait_.progress) &&
-      now < deadline_after(begin_, wait_.arrival)) {
-    return std::nullopt;
-  }
-  const auto pending = transfers.pending_peers();
-  const bool all_arrived = std::all_of(pending.begin(), pending.end(),
-                                       [&](int peer) { return transfers.has_arrived(peer); });
-  const auto limit = all_arrived ? deadline_after(last_progress_, wait_.progress)
-                                 : std::max(deadline_after(begin_, wait_.arrival),
-                                            deadline_after(last_progress_, wait_.progress));
-  if (now < limit) return std::nullopt;
-  return all_arrived ? wait_.progress : wait_.arrival;
-}
 
 MpiInquiry::MpiInquiry(Self self, MpiControl& control)
     : self_(std::move(self)), control_(control), begin_(Clock::now()) {

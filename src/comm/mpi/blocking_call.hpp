@@ -14,23 +14,23 @@
 
 namespace crossdock::comm {
 
-/// Whether MPI may be called by several threads at once.
+/// Whether several threads may call MPI at once.
 bool mpi_has_threads();
 
-/// What a call that was given up leaves: see run_patiently.
-[[noreturn]] void give_up_on_mpi(const std::string& what, std::chrono::nanoseconds waited);
+/// Throws the kTimeout of a call that was abandoned after `waited`.
+[[noreturn]] void throw_abandoned_call(const std::string& what, std::chrono::nanoseconds waited);
 
-/// Runs a call that blocks in MPI until every process takes part, for at most `patience`. Past that
-/// it throws kTimeout (kUnsupported where no thread can be started), and the call stays where it
-/// is, on a thread of its own; MPI is then not finalised at exit. So `call` must own what it uses.
-/// Without threads in MPI it may block for ever.
+/// Runs a call that blocks in MPI until every process takes part. If it takes longer than
+/// `deadline`, throws kTimeout and abandons the call on its thread, so `call` must own what it
+/// uses; MPI is then not finalised at exit. Throws kUnsupported if no thread can be started.
+/// Without threads in MPI the call may block for ever.
 template <typename Result>
-Result run_patiently(std::function<Result()> call, const std::string& what,
-                     std::chrono::nanoseconds patience) {
+Result run_with_deadline(std::function<Result()> call, const std::string& what,
+                         std::chrono::nanoseconds deadline) {
   if (!mpi_has_threads()) return call();
   struct Outcome {
     std::mutex mutex;
-    std::condition_variable is_there;
+    std::condition_variable has_ended;
     std::optional<Result> result;
     std::exception_ptr error;
   };
@@ -46,12 +46,12 @@ Result run_patiently(std::function<Result()> call, const std::string& what,
     const std::lock_guard lock(outcome->mutex);
     outcome->result = std::move(result);
     outcome->error = error;
-    outcome->is_there.notify_all();
+    outcome->has_ended.notify_all();
   }).detach();
   std::unique_lock lock(outcome->mutex);
-  const bool came =
-      outcome->is_there.wait_for(lock, patience, [&] { return outcome->result || outcome->error; });
-  if (!came) give_up_on_mpi(what, patience);
+  const bool ended = outcome->has_ended.wait_for(lock, deadline,
+                                                 [&] { return outcome->result || outcome->error; });
+  if (!ended) throw_abandoned_call(what, deadline);
   if (outcome->error) std::rethrow_exception(outcome->error);
   return std::move(*outcome->result);
 }

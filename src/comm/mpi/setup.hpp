@@ -1,0 +1,24 @@
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <span>
+
+#include "comm/mpi/communicator.hpp"
+
+// Making MPI communicators: the only calls that block in MPI, until MpiOptions::setup_deadline.
+namespace crossdock::comm {
+
+/// A communicator over a duplicate of `original`. Collective.
+std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOptions& options);
+
+struct MpiSubgroup {
+  MPI_Comm parent = MPI_COMM_NULL;
+  const MpiMembers& of;        // all ranks of the parent
+  std::span<const int> ranks;  // those of the subgroup
+};
+/// Called by the ranks of the subgroup alone.
+std::unique_ptr<Communicator> make_subgroup(const MpiSubgroup& subgroup, const MpiOptions& options);
+
+}  // namespace crossdock::comm
