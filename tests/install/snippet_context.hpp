@@ -4,6 +4,7 @@
 #include <crossdock/extend/forwarding_strategy.hpp>
 #include <crossdock/moe_layer.hpp>
 #include <crossdock/testing/conformance.hpp>
+#include <crossdock/testing/faults.hpp>
 
 // The names that fragments of C++ in README.md and docs/ use without declaring them. Nothing is
 // linked.
@@ -11,6 +12,7 @@
 using namespace crossdock;
 
 extern Group& group;
+extern std::unique_ptr<Communicator> mine;
 extern const Router& router;
 extern Dispatcher& dispatcher;
 extern MoeLayer& layer;
