@@ -69,7 +69,7 @@ struct CombineBackwardResult {
 
 /// A call that has begun; see Dispatcher::begin_dispatch. Pass it to Dispatcher::finish.
 template <typename Result>
-class Pending {
+class [[nodiscard]] Pending {
  public:
   Pending() = default;
 
@@ -123,45 +123,48 @@ class Dispatcher {
   void check();
 
   /// Agrees on who receives how many rows, and on the final row of every route.
-  Plan plan(const Routing& routing);
-  Plan plan(const DenseRouting& routing);
+  [[nodiscard]] Plan plan(const Routing& routing);
+  [[nodiscard]] Plan plan(const DenseRouting& routing);
 
-  /// x [T, D] -> rows [R, D].
+  /// x [T, D] -> rows [R, D]. The result may be ignored if the outputs were given.
   DispatchResult dispatch(const Plan& plan, const DispatchArgs& args);
 
   /// y [R, D] -> out [T, D]: the sum over each token's routes, weighted by the plan's weights.
-  /// Tokens without routes get zeros.
-  OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out = {});
+  /// Tokens without routes get zeros. An `out` that is given is filled and returned.
+  [[nodiscard]] OwnedTensor combine(const Plan& plan, ConstTensorView y);
+  OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out);
 
   /// dispatch and combine in two halves, so that computation overlaps. On a GPU, begin queues the
   /// call in a stream of its own: it waits for the work that the stream of set_device_options holds
   /// now, and runs beside what is queued there until finish, which makes that stream wait for the
   /// result. Inputs and outputs must not be used in between. Collective like any call; several may
   /// be pending, with other calls between them. On the CPU the call is done when begin returns.
-  Pending<DispatchResult> begin_dispatch(const Plan& plan, const DispatchArgs& args);
-  Pending<OwnedTensor> begin_combine(const Plan& plan, ConstTensorView y, TensorView out = {});
+  [[nodiscard]] Pending<DispatchResult> begin_dispatch(const Plan& plan, const DispatchArgs& args);
+  [[nodiscard]] Pending<OwnedTensor> begin_combine(const Plan& plan, ConstTensorView y,
+                                                   TensorView out = {});
   /// The host does not wait.
   DispatchResult finish(Pending<DispatchResult> pending);
   OwnedTensor finish(Pending<OwnedTensor> pending);
 
   /// As combine with all weights 1 (for experts that applied the weights themselves).
-  OwnedTensor combine_unweighted(const Plan& plan, ConstTensorView y, TensorView out = {});
+  [[nodiscard]] OwnedTensor combine_unweighted(const Plan& plan, ConstTensorView y);
+  OwnedTensor combine_unweighted(const Plan& plan, ConstTensorView y, TensorView out);
 
   /// Backward of dispatch: grad_rows [R, D] -> grad_x [T, D]. The same as combine_unweighted.
-  OwnedTensor dispatch_backward(const Plan& plan, ConstTensorView grad_rows,
-                                TensorView grad_x = {});
+  [[nodiscard]] OwnedTensor dispatch_backward(const Plan& plan, ConstTensorView grad_rows);
+  OwnedTensor dispatch_backward(const Plan& plan, ConstTensorView grad_rows, TensorView grad_x);
 
   /// Backward of combine, for callers with experts of their own.
-  CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
-                                         ConstTensorView y);
+  [[nodiscard]] CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
+                                                       ConstTensorView y);
 
   /// One number per row -> one per route: rows [R] -> routes [T, K], 0 where there is no kept
   /// route. For example the gradients of weights that experts applied themselves.
-  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows);
+  [[nodiscard]] OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows);
 
   /// Memory for the experts' result (or gradient) rows [R, D] of this plan, from which combine
   /// (or dispatch_backward) starts without a copy.
-  OwnedTensor allocate_rows(const Plan& plan, DType dtype);
+  [[nodiscard]] OwnedTensor allocate_rows(const Plan& plan, DType dtype);
 
  private:
   struct Impl;

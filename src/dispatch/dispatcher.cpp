@@ -146,15 +146,27 @@ DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) 
   return impl_->path_of(plan).dispatch(plan, args);
 }
 
+OwnedTensor Dispatcher::combine(const Plan& plan, ConstTensorView y) {
+  return combine(plan, y, {});
+}
+
 OwnedTensor Dispatcher::combine(const Plan& plan, ConstTensorView y, TensorView out) {
   const ConstTensorView weights = plan.valid() ? plan.weights() : ConstTensorView{};
   return impl_->path_of(plan).gather_sum("combine", plan,
                                          {.rows = y, .weights = weights, .out = out});
 }
 
+OwnedTensor Dispatcher::combine_unweighted(const Plan& plan, ConstTensorView y) {
+  return combine_unweighted(plan, y, {});
+}
+
 OwnedTensor Dispatcher::combine_unweighted(const Plan& plan, ConstTensorView y, TensorView out) {
   return impl_->path_of(plan).gather_sum("combine_unweighted", plan,
                                          {.rows = y, .weights = {}, .out = out});
+}
+
+OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad_rows) {
+  return dispatch_backward(plan, grad_rows, {});
 }
 
 OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad_rows,

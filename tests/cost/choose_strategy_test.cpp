@@ -135,9 +135,9 @@ TEST(Auto, ADifferentConfigurationIsNamedAsSuch) {
         DispatchConfig config = kConfig;
         config.num_experts += group.rank();
         Dispatcher dispatcher(group, config, "auto");
-        dispatcher.plan(
+        static_cast<void>(dispatcher.plan(
             Routing{.expert_ids = ConstTensorView(static_cast<const int32_t*>(nullptr), {0, 8}),
-                    .weights = ConstTensorView(static_cast<const float*>(nullptr), {0, 8})});
+                    .weights = ConstTensorView(static_cast<const float*>(nullptr), {0, 8})}));
       },
       short_deadlines());
   for (const std::exception_ptr& error : errors) {

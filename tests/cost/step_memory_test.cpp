@@ -98,7 +98,7 @@ void run_step(Dispatcher& dispatcher, const std::vector<int32_t>& ids) {
   const OwnedTensor grad_row_weights =
       dispatcher.group().pool().take(DType::kF32, {plan.num_rows()});
   const OwnedTensor grad_x = dispatcher.dispatch_backward(plan, grad_rows.view);
-  dispatcher.collect_routes(plan, grad_row_weights.view);
+  static_cast<void>(dispatcher.collect_routes(plan, grad_row_weights.view));
 }
 
 // The most that any rank holds after some steps with other routes each.

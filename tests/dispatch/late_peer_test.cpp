@@ -118,12 +118,14 @@ TEST(LatePeer, FindsTheMemoryOfARankThatGaveUpAsItWas) {
     EXPECT_EQ(early->group.memory().window_bytes, held);
   };
   again([&] { early->dispatcher.dispatch(early->large_plan, {.x = early->large.view()}); });
-  again([&] { early->dispatcher.allocate_rows(early->small_plan, DType::kF32); });
-  again([&] { early->dispatcher.allocate_rows(early->large_plan, DType::kF32); });
+  again(
+      [&] { static_cast<void>(early->dispatcher.allocate_rows(early->small_plan, DType::kF32)); });
+  again(
+      [&] { static_cast<void>(early->dispatcher.allocate_rows(early->large_plan, DType::kF32)); });
   again([&] {
     const std::vector<float> y(96 * kWidth);
-    early->dispatcher.combine_backward(early->large_plan, early->large.view(),
-                                       {y.data(), {96, kWidth}});
+    static_cast<void>(early->dispatcher.combine_backward(early->large_plan, early->large.view(),
+                                                         {y.data(), {96, kWidth}}));
   });
   early.reset();  // and it stays when its owner goes
   gave_up.count_down();

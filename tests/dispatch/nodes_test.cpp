@@ -227,10 +227,10 @@ TEST(NodesMemory, StagingBytesMustBeAlike) {
                                       strategy);
                 std::string message = "nothing was thrown";
                 try {
-                  dispatcher.plan(
+                  static_cast<void>(dispatcher.plan(
                       Routing{.expert_ids = ConstTensorView(input.ids.data(), {input.T, kTopK}),
                               .weights = ConstTensorView(input.weights.data(), {input.T, kTopK}),
-                              .mask = {}});
+                              .mask = {}}));
                 } catch (const Error& error) {
                   message = error.what();
                   EXPECT_EQ(error.context().culprit, 3);
@@ -293,7 +293,7 @@ TEST(ForeignRows, CostACopyWhichIsRecordedAndTheLibrarysOwnNone) {
       args.x = ConstTensorView(x.data(), {3, kWidth});
       if (own_memory) args.rows = TensorView(rows.data(), {plan.num_rows(), kWidth});
       const DispatchResult result = dispatcher.dispatch(plan, args);
-      dispatcher.combine(plan, result.rows.view);
+      static_cast<void>(dispatcher.combine(plan, result.rows.view));
       int64_t copied_bytes = 0;
       for (const Event& event : group.recorder().events()) {
         if (std::string(event.phase) == "copy of foreign rows") copied_bytes += event.bytes;

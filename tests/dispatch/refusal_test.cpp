@@ -60,7 +60,7 @@ TEST(Refusal, ABadRouteOnOneRankIsTheSameErrorOnAll) {
     Dispatcher dispatcher(group, kConfig, "alltoall");
     Tokens tokens;
     if (group.rank() == 1) tokens.ids[3] = 7;
-    dispatcher.plan(tokens.routing());
+    static_cast<void>(dispatcher.plan(tokens.routing()));
   });
   EXPECT_EQ(message, "rank 1: token 1, slot 1: expert id 7 must be in [0, 4), or -1 for no route");
 }
@@ -70,7 +70,7 @@ TEST(Refusal, AWrongConfigurationIsRefusedAtTheFirstPlanByAll) {
     DispatchConfig config = kConfig;
     if (group.rank() == 2) config.top_k = 5;
     Dispatcher dispatcher(group, config, "alltoall");
-    dispatcher.plan(Tokens().routing());
+    static_cast<void>(dispatcher.plan(Tokens().routing()));
   });
   EXPECT_EQ(message, "rank 2: num_experts (4) must be at least top_k (5)");
 }
@@ -81,7 +81,7 @@ TEST(Refusal, AnUnknownStrategyNamesTheKnownOnes) {
     if (group.rank() == 0) {
       EXPECT_THROW(dispatcher.strategy(), Error);
     }
-    dispatcher.plan(Tokens().routing());
+    static_cast<void>(dispatcher.plan(Tokens().routing()));
   });
   EXPECT_NE(message.find("rank 0: strategy must be one of allgather, alltoall"), std::string::npos);
   EXPECT_NE(message.find("got \"teleport\""), std::string::npos);
@@ -116,13 +116,13 @@ TEST(Refusal, EverySettingMustBeAlikeOnAllRanks) {
       config.max_rows = 100;
       if (group.rank() == 2) setting.change(config);
       Dispatcher dispatcher(group, config, "alltoall");
-      dispatcher.plan(Tokens().routing());
+      static_cast<void>(dispatcher.plan(Tokens().routing()));
     });
     EXPECT_NE(message.find("rank 2 has " + setting.words), std::string::npos) << message;
   }
   const auto message = agreed_message(ErrorCode::kMismatch, [](Group& group) {
     Dispatcher dispatcher(group, kConfig, group.rank() == 2 ? "direct" : "alltoall");
-    dispatcher.plan(Tokens().routing());
+    static_cast<void>(dispatcher.plan(Tokens().routing()));
   });
   EXPECT_NE(message.find("rank 2 has strategy=direct"), std::string::npos) << message;
 }
@@ -157,7 +157,7 @@ TEST(Refusal, SizesThatCannotBeCountedAreRefusedByAll) {
         DispatchConfig config = kConfig;
         setting.change(config);
         Dispatcher dispatcher(group, config, strategy);
-        dispatcher.plan(Tokens().routing());
+        static_cast<void>(dispatcher.plan(Tokens().routing()));
       });
       EXPECT_NE(message.find(setting.message), std::string::npos) << message;
     }
@@ -169,7 +169,7 @@ TEST(Refusal, TooManyRowsAreAnAgreedErrorWithTheSizeNeeded) {
     DispatchConfig config = kConfig;
     config.max_rows = 5;
     Dispatcher dispatcher(group, config, "allgather");
-    dispatcher.plan(Tokens().routing());
+    static_cast<void>(dispatcher.plan(Tokens().routing()));
   });
   EXPECT_EQ(message,
             "rank 0 would receive 6 rows, more than max_rows (5); max_rows must be at least 6");
@@ -196,14 +196,14 @@ TEST(Refusal, AWrongTensorOnOneRankIsTheSameErrorOnAll) {
     Dispatcher dispatcher(group, kConfig, "alltoall");
     const Plan plan = dispatcher.plan(Tokens().routing());
     const auto y = dispatcher.allocate_rows(plan, DType::kF8E4M3);
-    dispatcher.combine(plan, y.view);
+    static_cast<void>(dispatcher.combine(plan, y.view));
   });
   EXPECT_EQ(message, "rank 0: rows must be fp64, fp32, bf16 or fp16, got fp8_e4m3");
   message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
     Dispatcher dispatcher(group, kConfig, "alltoall");
     const Plan plan = dispatcher.plan(Tokens().routing());
     const auto y = dispatcher.allocate_rows(plan, DType::kF64);
-    dispatcher.combine(plan, y.view);
+    static_cast<void>(dispatcher.combine(plan, y.view));
   });
   EXPECT_EQ(message, "rank 0: weights must be fp64 with rows of fp64; the plan was made with fp32");
 }
@@ -214,7 +214,7 @@ TEST(Refusal, AWrongDtypeOfABackwardIsTheSameErrorOnAll) {
     const Tokens tokens;
     const Plan plan = dispatcher.plan(tokens.routing());
     const auto y = dispatcher.allocate_rows(plan, group.rank() == 1 ? DType::kBF16 : DType::kF32);
-    dispatcher.combine_backward(plan, tokens.view(), y.view);
+    static_cast<void>(dispatcher.combine_backward(plan, tokens.view(), y.view));
   });
   EXPECT_EQ(message, "rank 1: y and grad_out must have one dtype, got bf16 and fp32");
   message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
@@ -222,7 +222,7 @@ TEST(Refusal, AWrongDtypeOfABackwardIsTheSameErrorOnAll) {
     const Plan plan = dispatcher.plan(Tokens().routing());
     const std::vector<float> rows(static_cast<size_t>(plan.num_rows()));
     const DType dtype = group.rank() == 1 ? DType::kBF16 : DType::kF32;
-    dispatcher.collect_routes(plan, {rows.data(), dtype, {plan.num_rows()}});
+    static_cast<void>(dispatcher.collect_routes(plan, {rows.data(), dtype, {plan.num_rows()}}));
   });
   EXPECT_EQ(message, "rank 1: rows must be fp32 or fp64, got bf16");
 }
@@ -250,7 +250,7 @@ TEST(Refusal, APlanBelongsToItsDispatcher) {
   EXPECT_EQ(message, "rank 0: the plan was made by another dispatcher; use the one that made it");
   message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
     Dispatcher dispatcher(group, kConfig, "alltoall");
-    dispatcher.combine(Plan(), Tokens().view());
+    static_cast<void>(dispatcher.combine(Plan(), Tokens().view()));
   });
   EXPECT_EQ(message, "rank 0: the plan is empty; make one with Dispatcher::plan");
 }
@@ -317,10 +317,10 @@ void run_all_calls(Dispatcher& dispatcher) {
   const Plan plan = dispatcher.plan(tokens.routing());
   const DispatchResult sent =
       dispatcher.dispatch(plan, {.x = tokens.view(), .with_row_weights = true});
-  dispatcher.combine(plan, sent.rows.view);
-  dispatcher.combine_backward(plan, tokens.view(), sent.rows.view);
-  dispatcher.dispatch_backward(plan, sent.rows.view);
-  dispatcher.collect_routes(plan, sent.row_weights.view);
+  static_cast<void>(dispatcher.combine(plan, sent.rows.view));
+  static_cast<void>(dispatcher.combine_backward(plan, tokens.view(), sent.rows.view));
+  static_cast<void>(dispatcher.dispatch_backward(plan, sent.rows.view));
+  static_cast<void>(dispatcher.collect_routes(plan, sent.row_weights.view));
 }
 
 TEST(Refusal, AFailureInsideACallReleasesThePeersAndPoisonsTheGroup) {
@@ -356,7 +356,7 @@ TEST(Refusal, AFailureInsideACallReleasesThePeersAndPoisonsTheGroup) {
             }
             EXPECT_NE(message.find("not enough memory"), std::string::npos) << message;
             EXPECT_TRUE(group.is_poisoned());
-            EXPECT_THROW(dispatcher.plan(Tokens().routing()), Error);
+            EXPECT_THROW(static_cast<void>(dispatcher.plan(Tokens().routing())), Error);
           },
           short_deadlines());
     }

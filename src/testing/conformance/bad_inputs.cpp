@@ -83,9 +83,10 @@ void run_step(Dispatcher& dispatcher, const Step& step) {
   dispatcher.dispatch(plan, args);
   const TensorView y = rows.view(step.y_dtype, rows_shape);
   dispatcher.combine(plan, y, out.view(DType::kF32, step.out_shape));
-  dispatcher.dispatch_backward(plan, y);
-  dispatcher.combine_backward(plan, tokens.view(step.grad_dtype, {kTokens, kWidth}), y);
-  dispatcher.collect_routes(plan, rows.view(DType::kF32, {rows_shape[0]}));
+  static_cast<void>(dispatcher.dispatch_backward(plan, y));
+  static_cast<void>(
+      dispatcher.combine_backward(plan, tokens.view(step.grad_dtype, {kTokens, kWidth}), y));
+  static_cast<void>(dispatcher.collect_routes(plan, rows.view(DType::kF32, {rows_shape[0]})));
 }
 
 DispatchConfig good_config() {
@@ -224,7 +225,7 @@ Findings too_many_bits(Group& group, const StrategyFactory& strategy) {
   expect_same_error(
       group, strategy, expected,
       [&] {
-        dispatcher.plan(DenseRouting{map_tensor.view, weights.view});
+        static_cast<void>(dispatcher.plan(DenseRouting{map_tensor.view, weights.view}));
       },
       findings);
   return findings;

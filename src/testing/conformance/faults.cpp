@@ -159,13 +159,13 @@ void run_step(Group& group, const std::string& strategy, const Injector& injecto
   if (!injector.skips(FaultStep::kBeforeCombine)) {
     if (injector.has_other_config(FaultStep::kBeforeCombine)) {
       const OwnedTensor wide = dispatcher.allocate_rows(plan, DType::kBF16);
-      dispatcher.combine(plan, wide.view);
+      static_cast<void>(dispatcher.combine(plan, wide.view));
     } else {
-      dispatcher.combine(plan, rows.view);
+      static_cast<void>(dispatcher.combine(plan, rows.view));
     }
   }
-  dispatcher.combine_backward(plan, tokens, rows.view);
-  dispatcher.dispatch_backward(plan, rows.view);
+  static_cast<void>(dispatcher.combine_backward(plan, tokens, rows.view));
+  static_cast<void>(dispatcher.dispatch_backward(plan, rows.view));
 }
 
 bool is_between_calls(FaultStep step) {

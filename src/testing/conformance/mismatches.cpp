@@ -94,7 +94,7 @@ void dispatch(Dispatcher& dispatcher, const Plan& plan, const Step& step) {
 }
 
 void combine(Dispatcher& dispatcher, const Plan& plan, const Step& step) {
-  dispatcher.combine(plan, step.rows(plan));
+  static_cast<void>(dispatcher.combine(plan, step.rows(plan)));
 }
 
 std::vector<Check> other_configs() {
@@ -122,11 +122,11 @@ std::vector<Check> other_calls() {
       other_call("dispatch_for_combine", "dispatch", combine, dispatch),
       other_call("backward_for_forward", "dispatch_backward", combine,
                  [](Dispatcher& dispatcher, const Plan& plan, const Step& step) {
-                   dispatcher.dispatch_backward(plan, step.rows(plan));
+                   static_cast<void>(dispatcher.dispatch_backward(plan, step.rows(plan)));
                  }),
       other_call("unweighted_for_weighted", "combine_unweighted", combine,
                  [](Dispatcher& dispatcher, const Plan& plan, const Step& step) {
-                   dispatcher.combine_unweighted(plan, step.rows(plan));
+                   static_cast<void>(dispatcher.combine_unweighted(plan, step.rows(plan)));
                  }),
       other_call(
           "plan_for_dispatch", "plan", dispatch,
@@ -166,7 +166,7 @@ Findings bad_input_at_another_step(Group& group, const StrategyFactory& strategy
   const Plan plan = step.plan(dispatcher);
   const auto body = [&] {
     if (is_culprit(group)) {
-      dispatcher.combine(plan, step.x());
+      static_cast<void>(dispatcher.combine(plan, step.x()));
     } else {
       dispatch(dispatcher, plan, step);
     }

@@ -62,7 +62,8 @@ TEST_F(CudaFaults, ABegunCallReportsABadRoutingOnce) {
     rank.dispatcher.finish(rank.dispatcher.begin_dispatch(rank.plan(), args));  // sets up
     const Plan plan = rank.dispatcher.plan(bad.routing());
     if (rank.group.rank() == 0) rank.stream.synchronize();  // the others may not know yet
-    const std::string message = message_of([&] { rank.dispatcher.begin_dispatch(plan, args); });
+    const std::string message =
+        message_of([&] { static_cast<void>(rank.dispatcher.begin_dispatch(plan, args)); });
     EXPECT_NE(message.find("rank 1: token 0, slot 0: expert id 6"), std::string::npos) << message;
     const QueuedStep next(rank.dispatcher, rank.tensors);
     EXPECT_EQ(next.wait(rank.stream).out, wanted.out);

@@ -73,7 +73,7 @@ TEST_F(CudaRefusals, ATensorThatIsNotOnThePlansGpu) {
                    [](GpuRank& rank, const Plan& /*plan*/, bool is_wrong) {
                      Routing routing = rank.tensors.routing();
                      if (is_wrong) routing.weights = on_device(routing.weights, kHost);
-                     rank.dispatcher.plan(routing);
+                     static_cast<void>(rank.dispatcher.plan(routing));
                    });
   }
 }
@@ -83,25 +83,26 @@ TEST_F(CudaRefusals, ATensorOfAWrongDtypeOrShape) {
     expect_refusal(strategy, "rows on a GPU must be fp32, bf16 or fp16, got fp64",
                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
                      const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
-                     rank.dispatcher.combine(plan,
-                                             is_wrong ? of_dtype(y.view, DType::kF64) : y.view);
+                     static_cast<void>(rank.dispatcher.combine(
+                         plan, is_wrong ? of_dtype(y.view, DType::kF64) : y.view));
                    });
     expect_refusal(strategy, "y and grad_out must have one dtype, got bf16 and fp32",
                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
                      const OwnedTensor y =
                          rank.dispatcher.allocate_rows(plan, is_wrong ? DType::kBF16 : DType::kF32);
-                     rank.dispatcher.combine_backward(plan, rank.tensors.grad_out.view, y.view);
+                     static_cast<void>(rank.dispatcher.combine_backward(
+                         plan, rank.tensors.grad_out.view, y.view));
                    });
     expect_refusal(strategy, "rows must be ", [](GpuRank& rank, const Plan& plan, bool is_wrong) {
       const Shape shape{plan.num_rows() + (is_wrong ? 1 : 0)};
       const OwnedTensor rows = device_tensor(DType::kF32, shape, rank.stream);
-      rank.dispatcher.collect_routes(plan, rows.view);
+      static_cast<void>(rank.dispatcher.collect_routes(plan, rows.view));
     });
     expect_refusal(strategy, "weights on a GPU must be fp32, got bf16",
                    [](GpuRank& rank, const Plan& /*plan*/, bool is_wrong) {
                      Routing routing = rank.tensors.routing();
                      if (is_wrong) routing.weights = of_dtype(routing.weights, DType::kBF16);
-                     rank.dispatcher.plan(routing);
+                     static_cast<void>(rank.dispatcher.plan(routing));
                    });
     expect_refusal(strategy, "scales go with fp8_e4m3 tokens only",
                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
@@ -195,7 +196,9 @@ TEST_F(CudaRefusals, ARankWhoseRoutingIsNotOnAGpu) {
     const auto r = static_cast<size_t>(rank.group.rank());
     const RankTensors host = tensors_of(the_case.config, the_case.ranks[r], DType::kF32);
     EXPECT_THAT(
-        message_of([&] { rank.dispatcher.plan(r == 0 ? host.routing() : rank.tensors.routing()); }),
+        message_of([&] {
+          static_cast<void>(rank.dispatcher.plan(r == 0 ? host.routing() : rank.tensors.routing()));
+        }),
         HasSubstr("device=cuda"));
     expect_next_step_works(rank, wanted);
   });
@@ -207,7 +210,7 @@ TEST_F(CudaRefusals, ARoutingOnAGpuThatIsNotThere) {
       Routing routing = rank.tensors.routing();
       if (rank.group.rank() == 1)
         routing.expert_ids = on_device(routing.expert_ids, {kOtherGpu.kind, 99});
-      EXPECT_THAT(message_of([&] { rank.dispatcher.plan(routing); }),
+      EXPECT_THAT(message_of([&] { static_cast<void>(rank.dispatcher.plan(routing)); }),
                   HasSubstr("the tensors are on GPU 99, this process has "));
       expect_next_step_works(rank, wanted);
     });
@@ -232,7 +235,8 @@ TEST_F(CudaRefusals, ThePlanOfAnotherDispatcher) {
     for (const Plan& foreign : {plan, other_plan}) {
       EXPECT_THAT(message_of([&] { staged.dispatch(foreign, {.x = host.x.view}); }),
                   HasSubstr(text));
-      EXPECT_THAT(message_of([&] { staged.combine(foreign, host.x.view); }), HasSubstr(text));
+      EXPECT_THAT(message_of([&] { static_cast<void>(staged.combine(foreign, host.x.view)); }),
+                  HasSubstr(text));
     }
     const DispatchResult moved = staged.dispatch(staged_plan, {.x = host.x.view});
     EXPECT_EQ(bytes_of(moved.rows.view), wanted.rows);
