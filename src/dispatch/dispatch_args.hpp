@@ -11,7 +11,7 @@ namespace crossdock {
 
 // What a dispatch asks of its arguments wherever the tensors are.
 
-/// What all ranks must have alike, for Proposal::config.
+/// What must be identical on every rank, for Proposal::config.
 std::string call_text(const DispatchArgs& args);
 
 /// Throws Error(kInvalidArgument) where an output overlaps another tensor.

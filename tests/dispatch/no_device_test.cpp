@@ -1,4 +1,4 @@
-// Without a GPU, or without CUDA in the build, tensors of a GPU are refused by all ranks alike.
+// Without a GPU, or without CUDA in the build, tensors on a GPU are refused by all ranks.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST(WithoutAGpu, TensorsOfOneAreRefused) {
   });
 }
 
-TEST(WithoutAGpu, HostTensorsAreNotStaged) {
+TEST(WithoutAGpu, HostTensorsAreNotTakenToOne) {
   if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
   run_ranks(2, [](Group& group) {
     Dispatcher dispatcher(group, {.num_experts = 4, .top_k = 1, .width = 8},

@@ -30,7 +30,7 @@ struct Tokens {
   ConstTensorView view() const { return {x.data(), {2, 3}}; }
 };
 
-// The message that all ranks get from `body`, alike, after which the group must go on.
+// The message that every rank gets from `body`; the group must stay usable.
 std::string agreed_message(ErrorCode code, const std::function<void(Group&)>& body) {
   std::vector<std::string> messages(kRanks, "nothing thrown");
   run_ranks(

@@ -52,7 +52,7 @@ int64_t resident_bytes_of_all(Group& group) {
   return total;
 }
 
-// Everybody's tokens go to all experts alike, in another order on every rank.
+// Every rank's tokens go to all experts equally, in another order on every rank.
 std::vector<int32_t> routes_of(int rank) {
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < kTokens; ++t) {

@@ -27,7 +27,7 @@ struct ShownMemory {
   std::byte* data = nullptr;    // where it is while they do
   std::byte* wanted = nullptr;  // where it was shown
   int64_t num_bytes = 0;
-  std::shared_ptr<const void> lease;  // of a copy that stands in for memory out of their reach
+  std::shared_ptr<const void> lease;  // of a copy, where peers do not reach the memory
 };
 
 /// One rank's side of a dispatcher on a GPU: its memory, its signals, and how it agrees with the

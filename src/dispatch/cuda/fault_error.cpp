@@ -41,7 +41,7 @@ std::string queue_hint() {
   return " Ranks that share a GPU need a hardware queue each: set CUDA_DEVICE_MAX_CONNECTIONS=32";
 }
 
-std::string flaw_text(const Fault& fault, FaultCode code, const FaultReader& reader) {
+std::string refusal_text(const Fault& fault, FaultCode code, const FaultReader& reader) {
   const std::string where = concat("rank ", fault.culprit, ": token ", fault.route / reader.shape.K,
                                    ", slot ", fault.route % reader.shape.K, ": ");
   if (code == FaultCode::kExpertRange) {
@@ -90,7 +90,7 @@ Error to_error(const Fault& fault, const FaultReader& reader) {
                      "); max_rows must be at least ", fault.route),
               context};
     default:
-      return {ErrorCode::kInvalidArgument, flaw_text(fault, code, reader), context};
+      return {ErrorCode::kInvalidArgument, refusal_text(fault, code, reader), context};
   }
 }
 

@@ -30,7 +30,7 @@ struct DevicePlan {
   int64_t* dropped;        // [E] routes of this rank that capacity dropped
 };
 
-/// What all ranks have alike, and which experts are whose.
+/// Identical on every rank: the shape of a plan, and who owns which expert.
 struct PlanShape {
   int32_t K;                     // slots per token
   int32_t E;                     // experts in all

@@ -41,15 +41,15 @@ __device__ int32_t read_route(const PlanArgs& args, int64_t route) {
   const Id id = ids[route];
   const float weight = routing.weights[route];
   if (id == -1 || (routing.mask != nullptr && routing.mask[token])) return -1;
-  FaultCode flaw = FaultCode::kNone;
-  if (args.shape.reject_nonfinite && !isfinite(weight)) flaw = FaultCode::kWeightNotFinite;
+  FaultCode fault = FaultCode::kNone;
+  if (args.shape.reject_nonfinite && !isfinite(weight)) fault = FaultCode::kWeightNotFinite;
   for (int64_t earlier = token * args.shape.K; earlier < route; ++earlier) {
-    if (ids[earlier] == id) flaw = FaultCode::kExpertRepeated;
+    if (ids[earlier] == id) fault = FaultCode::kExpertRepeated;
   }
-  if (id < 0 || id >= args.shape.E) flaw = FaultCode::kExpertRange;
-  if (flaw == FaultCode::kNone) return static_cast<int32_t>(id);
+  if (id < 0 || id >= args.shape.E) fault = FaultCode::kExpertRange;
+  if (fault == FaultCode::kNone) return static_cast<int32_t>(id);
   atomicMin(reinterpret_cast<unsigned long long*>(&args.signals.state->bad_route),
-            static_cast<unsigned long long>(route) << 8 | static_cast<uint32_t>(flaw));
+            static_cast<unsigned long long>(route) << 8 | static_cast<uint32_t>(fault));
   return -1;
 }
 

@@ -123,7 +123,7 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
   signals.state->bad_route = ~uint64_t{0};
 }
 
-// All ranks' counts into plan.counts, and their sums. Returns false on all ranks alike if one of
+// All ranks' counts into plan.counts, and their sums. Returns false on every rank if one of
 // them refused.
 __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
                                       const SegmentMemory& segments) {
@@ -230,7 +230,7 @@ __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& s
   __syncthreads();
 }
 
-// Writes the rows of every rank. False on all ranks alike if some rank has more than max_rows.
+// Writes the rows of every rank. False on every rank if some rank has more than max_rows.
 __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
                                   const SegmentMemory& segments) {
   __shared__ unsigned long long fullest;  // rows and, lower ranks first, whose they are

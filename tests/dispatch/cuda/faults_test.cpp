@@ -14,7 +14,7 @@ DispatchConfig config_with_room(int64_t max_rows) {
   return {.num_experts = 6, .top_k = 2, .width = 16, .max_rows = max_rows};
 }
 
-// Runs a step that the device refuses; the error comes at the next call, alike on all ranks.
+// Runs a step that the device refuses; the error comes at the next call, the same on all ranks.
 void expect_refusal(const DispatchCase& bad, const DispatchCase& good, ErrorCode code,
                     const std::string& text) {
   run_on_gpu(good, {}, [&](GpuRank& rank, const StepBytes& wanted) {

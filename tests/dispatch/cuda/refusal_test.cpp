@@ -223,22 +223,22 @@ TEST_F(CudaRefusals, ThePlanOfAnotherDispatcher) {
   run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
     const auto r = static_cast<size_t>(rank.group.rank());
     const RankTensors host = tensors_of(the_case.config, the_case.ranks[r], DType::kF32);
-    Dispatcher staged(rank.group, the_case.config, on_cuda(make_strategy("direct")));
+    Dispatcher on_gpu(rank.group, the_case.config, on_cuda(make_strategy("direct")));
     GpuRank other(rank.group, the_case, {.strategy = "alltoall"});
     const Plan plan = rank.plan();
-    const Plan staged_plan = staged.plan(host.routing());
+    const Plan plan_of_copies = on_gpu.plan(host.routing());
     const Plan other_plan = other.plan();
-    for (const Plan& foreign : {staged_plan, other_plan}) {
+    for (const Plan& foreign : {plan_of_copies, other_plan}) {
       const auto dispatch = [&] { rank.dispatcher.dispatch(foreign, {.x = rank.tensors.x.view}); };
       EXPECT_THAT(message_of(dispatch), HasSubstr(text));
     }
     for (const Plan& foreign : {plan, other_plan}) {
-      EXPECT_THAT(message_of([&] { staged.dispatch(foreign, {.x = host.x.view}); }),
+      EXPECT_THAT(message_of([&] { on_gpu.dispatch(foreign, {.x = host.x.view}); }),
                   HasSubstr(text));
-      EXPECT_THAT(message_of([&] { static_cast<void>(staged.combine(foreign, host.x.view)); }),
+      EXPECT_THAT(message_of([&] { static_cast<void>(on_gpu.combine(foreign, host.x.view)); }),
                   HasSubstr(text));
     }
-    const DispatchResult moved = staged.dispatch(staged_plan, {.x = host.x.view});
+    const DispatchResult moved = on_gpu.dispatch(plan_of_copies, {.x = host.x.view});
     EXPECT_EQ(bytes_of(moved.rows.view), wanted.rows);
     expect_next_step_works(rank, wanted);
   });
