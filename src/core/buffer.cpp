@@ -66,7 +66,7 @@ struct BufferPool::State : std::enable_shared_from_this<BufferPool::State> {
     CROSSDOCK_CHECK(num_bytes >= 0, "a buffer's size must not be negative, got ", num_bytes);
     if (num_bytes == 0) return {};
     if (num_bytes > kMaxBytes) throw std::bad_alloc();
-    const int64_t wanted_bytes = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    const int64_t wanted_bytes = round_up(num_bytes, kPageBytes);
     std::shared_ptr<void> block;
     std::vector<std::shared_ptr<void>> dropped;  // freed outside the lock
     BlockLedger::Grant grant;
