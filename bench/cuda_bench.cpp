@@ -8,6 +8,7 @@
 #include "bench/check.hpp"
 #include "bench/cuda_graph.hpp"
 #include "bench/cuda_memory.hpp"
+#include "bench/median.hpp"
 #include "bench/mover.hpp"
 #include "bench/workload.hpp"
 #include "crossdock/cuda.hpp"
@@ -161,7 +162,7 @@ std::vector<Step> steps_of(const Scenario& s, CudaMover& mover) {
 
 StepResult result_of(const Step& step, const std::vector<double>& times, double bandwidth) {
   return {.name = step.name,
-          .median_us = times[times.size() / 2],
+          .median_us = median(times),
           .min_us = times.front(),
           .max_us = times.back(),
           .bytes = step.bytes,

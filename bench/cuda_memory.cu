@@ -1,7 +1,7 @@
-#include <algorithm>
 #include <vector>
 
 #include "bench/cuda_memory.hpp"
+#include "bench/median.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::bench {
@@ -91,7 +91,7 @@ double measure_copy_bandwidth(cudaStream_t stream) {
   cudaEvent_t end = nullptr;
   check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
   check_cuda(cudaEventCreate(&end), "cudaEventCreate");
-  std::vector<float> times;
+  std::vector<double> times;
   for (int i = 0; i <= kCopies; ++i) {
     cudaEventRecord(begin, stream);
     check_cuda(
@@ -105,8 +105,7 @@ double measure_copy_bandwidth(cudaStream_t stream) {
   }
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
-  std::nth_element(times.begin(), times.begin() + kCopies / 2, times.end());
-  return 2.0 * static_cast<double>(kCopyBytes) / (times[kCopies / 2] * 1e3);
+  return 2.0 * static_cast<double>(kCopyBytes) / (median(times) * 1e3);
 }
 
 }  // namespace crossdock::bench

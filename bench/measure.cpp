@@ -7,6 +7,7 @@
 #include <span>
 
 #include "bench/copy_ceiling.hpp"
+#include "bench/median.hpp"
 
 namespace crossdock::bench {
 namespace {
@@ -43,12 +44,6 @@ double duration_us(const std::vector<Interval>& of_ranks, bool is_one_machine) {
 double traffic_of(const Step& step, CopyCeiling& ceiling) {
   if (step.num_written == 0) return 0.0;
   return ceiling.traffic_us(step.bytes - step.num_written, step.num_written);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
 }
 
 // [step][repetition] of all ranks, from every rank's own.

@@ -2,20 +2,15 @@
 
 #include <algorithm>
 
+#include "bench/mix.hpp"
+
 namespace crossdock::bench {
 namespace {
 
-// A bijection of 64-bit numbers that leaves no pattern (the finaliser of splitmix64).
-uint64_t mix(uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
-
 class Random {
  public:
-  explicit Random(uint64_t seed) : state_(mix(seed)) {}
-  uint64_t next() { return mix(state_ += 0x9e3779b97f4a7c15u); }
+  explicit Random(uint64_t seed) : state_(mix_bits(seed)) {}
+  uint64_t next() { return mix_bits(state_ += kMixStep); }
   int64_t below(int64_t limit) {
     return static_cast<int64_t>(next() % static_cast<uint64_t>(limit));
   }
@@ -74,7 +69,7 @@ void Workload::fill(uint32_t what, int rank, int64_t t, int64_t k, void* row) co
                       static_cast<uint64_t>(t)) *
                          static_cast<uint64_t>(scenario_.top_k) +
                      static_cast<uint64_t>(k);
-  const uint64_t seed = mix(place * 4 + what);
+  const uint64_t seed = mix_bits(place * 4 + what);
   switch (scenario_.dtype) {
     case DType::kBF16:
       return fill_row(seed, scenario_.width, static_cast<BF16*>(row));

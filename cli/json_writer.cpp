@@ -3,33 +3,9 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 namespace crossdock::cli {
-namespace {
-
-// Bytes of the UTF-8 sequence at the start of `text`, 0 if there is none.
-size_t utf8_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  const size_t length = lead < 0x80   ? 1
-                        : lead < 0xc2 ? 0
-                        : lead < 0xe0 ? 2
-                        : lead < 0xf0 ? 3
-                        : lead < 0xf5 ? 4
-                                      : 0;
-  if (length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  // Overlong forms, surrogates, beyond the last code point.
-  if (lead == 0xe0 && byte(1) < 0xa0) return 0;
-  if (lead == 0xed && byte(1) >= 0xa0) return 0;
-  if (lead == 0xf0 && byte(1) < 0x90) return 0;
-  if (lead == 0xf4 && byte(1) >= 0x90) return 0;
-  return length;
-}
-
-}  // namespace
 
 void JsonWriter::begin(char bracket) {
   separate();
@@ -50,7 +26,7 @@ void JsonWriter::new_line() {
   text_.append(2 * static_cast<size_t>(depth_), ' ');
 }
 
-// What stands between the text so far and the next entry.
+// The separator between the text so far and the next entry.
 void JsonWriter::separate() {
   if (after_key_) {
     after_key_ = false;
@@ -101,23 +77,13 @@ void JsonWriter::null() {
 }
 
 void JsonWriter::quote(std::string_view text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  text_ += '"';
-  while (!text.empty()) {
-    const size_t length = utf8_length(text);
-    const auto c = static_cast<unsigned char>(text[0]);
-    if (length == 0) {
-      text_ += "\xef\xbf\xbd";
-    } else if (c == '"' || c == '\\') {
-      text_ += {'\\', text[0]};
-    } else if (c < 0x20) {
-      text_ += {'\\', 'u', '0', '0', kHex[c >> 4], kHex[c & 15]};
-    } else {
-      text_.append(text.substr(0, length));
-    }
-    text.remove_prefix(length == 0 ? 1 : length);
+  using Json = nlohmann::json;
+  const auto is_plain = [](char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; };
+  if (std::ranges::all_of(text, is_plain)) {  // the usual case, without copies
+    text_.append(1, '"').append(text).append(1, '"');
+  } else {
+    text_ += Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
   }
-  text_ += '"';
 }
 
 std::string error_json(std::string_view message) {

@@ -9,8 +9,8 @@
 namespace crossdock::cli {
 
 /// Writes JSON text from front to back. Numbers have the fewest digits that give the same double
-/// back; those that are not finite become "NaN", "Infinity", "-Infinity". Bytes of a string that
-/// are not UTF-8 become U+FFFD. The outer `indented_depth` levels get a line per entry.
+/// back; values that JSON cannot represent become "NaN", "Infinity", "-Infinity". Bytes of a string
+/// that are not UTF-8 become U+FFFD. The outer `indented_depth` levels get a line per entry.
 class JsonWriter {
  public:
   explicit JsonWriter(int indented_depth = 2) : indented_depth_(indented_depth) {}
@@ -19,7 +19,7 @@ class JsonWriter {
   void end_object() { end('}'); }
   void begin_array() { begin('['); }
   void end_array() { end(']'); }
-  /// An array that stands on one line, however deep it is.
+  /// An array on one line, at any depth.
   void list(const auto& values) {
     const int kept = indented_depth_;
     indented_depth_ = std::min(indented_depth_, depth_);
@@ -61,7 +61,7 @@ class JsonWriter {
   std::string text_;
 };
 
-/// What a command prints in place of its results when it fails: {"error": message}.
+/// {"error": message}: printed by a command that fails, in place of its results.
 std::string error_json(std::string_view message);
 
 }  // namespace crossdock::cli

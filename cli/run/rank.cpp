@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "bench/median.hpp"
 #include "cli/run/check.hpp"
 #include "cli/run/checksum.hpp"
 #include "crossdock/extend/plan_data.hpp"
@@ -13,16 +14,11 @@
 namespace crossdock::cli {
 namespace {
 
+using bench::median;
 using Clock = std::chrono::steady_clock;
 
 double microseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // What a rank tells the others about its steps.

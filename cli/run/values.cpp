@@ -2,19 +2,14 @@
 
 #include <cmath>
 
+#include "bench/mix.hpp"
 #include "crossdock/testing/reference.hpp"
 #include "crossdock/thread_pool.hpp"
 
 namespace crossdock::cli {
 namespace {
 
-// A step of splitmix64: every bit of the result depends on every bit of the input.
-uint64_t mix(uint64_t value) {
-  value += 0x9e3779b97f4a7c15u;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
+using bench::mix;
 
 uint64_t key_of(uint64_t seed, Source source, int64_t index) {
   return mix(mix(mix(seed) + static_cast<uint64_t>(source)) + static_cast<uint64_t>(index));

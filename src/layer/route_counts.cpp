@@ -99,10 +99,8 @@ RouterStatistics RouteCounts::sum_over_other_group(const MoeForwardArgs& args,
                                                         .body = std::as_bytes(std::span(packed))});
     total = sum(unpack_all(agreement, counting_group_->size()));
   });
-  group_.agree({.operation = "counted",
-                .config = {},
-                .body = {},
-                .refusal = refusal ? &*refusal : nullptr});
+  group_.agree(
+      {.operation = "counted", .config = {}, .body = {}, .refusal = refusal ? &*refusal : nullptr});
   return total;
 }
 

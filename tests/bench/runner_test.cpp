@@ -8,6 +8,7 @@
 #include "bench/memory.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/extend/strategy.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock::bench {
 namespace {
@@ -19,16 +20,6 @@ std::vector<std::string> names(const std::vector<Scenario>& scenarios) {
   std::vector<std::string> list(scenarios.size());
   std::ranges::transform(scenarios, list.begin(), &Scenario::name);
   return list;
-}
-
-std::string message_of(const std::function<void()>& body, ErrorCode code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 Scenario small_scenario() {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,22 +25,31 @@ std::vector<std::string> lines_of(const std::string& file) {
   return lines;
 }
 
-TEST(FlightReport, HasALineWithTheLastOperationsOfEveryRank) {
-  const std::string file = testing::TempDir() + "flight_report_" + std::to_string(getpid());
+std::string temporary_file(const std::string& name) {
+  return testing::TempDir() + name + "_" + std::to_string(getpid());
+}
+
+ThreadOptions report_to(const std::string& file) {
+  return {.ranks_per_node = 0,
+          .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}};
+}
+
+// Runs ranks of which one fails, and returns the lines of their report.
+std::vector<std::string> report_of(int num_ranks, const std::function<void(Group&)>& body) {
+  const std::string file = temporary_file("flight_report");
   std::remove(file.c_str());
-  const ThreadOptions options{
-      .ranks_per_node = 0,
-      .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}};
-  const auto errors = try_ranks(
-      3,
-      [](Group& group) {
-        group.agree({.operation = "plan", .config = {}, .body = {}});
-        if (group.rank() == 1) throw std::runtime_error("out of \"cheese\"");
-        group.agree({.operation = "dispatch", .config = {}, .body = {}});
-      },
-      options);
-  EXPECT_EQ(std::count(errors.begin(), errors.end(), nullptr), 0);
+  try_ranks(num_ranks, body, report_to(file));
   const std::vector<std::string> lines = lines_of(file);
+  std::remove(file.c_str());
+  return lines;
+}
+
+TEST(FlightReport, HasALineWithTheLastOperationsOfEveryRank) {
+  const std::vector<std::string> lines = report_of(3, [](Group& group) {
+    group.agree({.operation = "plan"});
+    if (group.rank() == 1) throw std::runtime_error("out of \"cheese\"");
+    group.agree({.operation = "dispatch"});
+  });
   ASSERT_EQ(lines.size(), 3u);
   for (const std::string& line : lines) {
     EXPECT_THAT(line, HasSubstr(R"("operation":"plan","phase":"rendezvous","sequence":1)"));
@@ -51,24 +61,22 @@ TEST(FlightReport, HasALineWithTheLastOperationsOfEveryRank) {
     EXPECT_EQ(line.find("\"culprit\":1,\"operation\":\"dispatch\"") == std::string::npos,
               is_culprits_own);
   }
-  std::remove(file.c_str());
 }
 
 // One rank of two fails; the report goes to `file`.
 void write_report(const std::string& file) {
-  const auto errors =
-      try_ranks(2,
-                [](Group& group) {
-                  if (group.rank() == 1) throw std::runtime_error("failed");
-                  group.agree({.operation = "plan", .config = {}, .body = {}});
-                },
-                {.ranks_per_node = 0,
-                 .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}});
+  const auto errors = try_ranks(
+      2,
+      [](Group& group) {
+        if (group.rank() == 1) throw std::runtime_error("failed");
+        group.agree({.operation = "plan"});
+      },
+      report_to(file));
   EXPECT_EQ(std::count(errors.begin(), errors.end(), nullptr), 0);
 }
 
 TEST(FlightReport, DoesNotWaitForAReaderOfAPipe) {
-  const std::string file = testing::TempDir() + "report_pipe_" + std::to_string(getpid());
+  const std::string file = temporary_file("report_pipe");
   ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
   write_report(file);
   EXPECT_TRUE(std::filesystem::is_fifo(file));
@@ -76,7 +84,7 @@ TEST(FlightReport, DoesNotWaitForAReaderOfAPipe) {
 }
 
 TEST(FlightReport, SurvivesALimitOnFileSizes) {
-  const std::string file = testing::TempDir() + "report_limit_" + std::to_string(getpid());
+  const std::string file = temporary_file("report_limit");
   {
     const test::FileSizeLimit limit(0);
     write_report(file);
@@ -85,21 +93,16 @@ TEST(FlightReport, SurvivesALimitOnFileSizes) {
   std::remove(file.c_str());
 }
 
+TEST(FlightReport, AnUnwritableFileChangesNothing) {
+  write_report("/no/such/folder/x");
+}
+
 TEST(FlightReport, HasTheLineOfARankThatLeftWithoutAWord) {
-  const std::string file = testing::TempDir() + "flight_report_" + std::to_string(getpid());
-  std::remove(file.c_str());
-  const ThreadOptions options{
-      .ranks_per_node = 0,
-      .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}};
-  try_ranks(
-      3,
-      [](Group& group) {
-        group.agree({.operation = "plan"});
-        if (group.rank() == 1) return;
-        group.agree({.operation = "dispatch"});
-      },
-      options);
-  const std::vector<std::string> lines = lines_of(file);
+  const std::vector<std::string> lines = report_of(3, [](Group& group) {
+    group.agree({.operation = "plan"});
+    if (group.rank() == 1) return;
+    group.agree({.operation = "dispatch"});
+  });
   ASSERT_EQ(lines.size(), 3u);
   const auto of_culprit = std::find_if(lines.begin(), lines.end(), [](const std::string& line) {
     return line.find("\"rank\":1,") != std::string::npos;
@@ -107,30 +110,19 @@ TEST(FlightReport, HasTheLineOfARankThatLeftWithoutAWord) {
   ASSERT_NE(of_culprit, lines.end());
   EXPECT_THAT(*of_culprit, HasSubstr("\"written_by\":"));
   EXPECT_THAT(*of_culprit, HasSubstr(R"("operation":"plan","phase":"rendezvous","sequence":1)"));
-  std::remove(file.c_str());
 }
 
 // The message of a failed open, for example, contains the file's name, which may be any bytes.
 TEST(FlightReport, IsUtf8WhateverTheMessageIs) {
-  const std::string file = testing::TempDir() + "flight_report_utf8_" + std::to_string(getpid());
-  std::remove(file.c_str());
-  const ThreadOptions options{
-      .ranks_per_node = 0,
-      .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}};
-  try_ranks(
-      2,
-      [](Group& group) {
-        group.agree({.operation = "plan"});
-        if (group.rank() == 1) {
-          throw std::runtime_error(
-              "good <\xc3\xa9\xe2\x82\xac\xf0\x9f\x9a\x9a> latin-1 <\xe9> overlong <\xc0\xaf> half "
-              "a "
-              "pair <\xed\xa0\x80> too large <\xf4\x90\x80\x80> cut <\xe2\x82");
-        }
-        group.agree({.operation = "dispatch"});
-      },
-      options);
-  const std::vector<std::string> lines = lines_of(file);
+  const std::vector<std::string> lines = report_of(2, [](Group& group) {
+    group.agree({.operation = "plan"});
+    if (group.rank() == 1) {
+      throw std::runtime_error(
+          "good <\xc3\xa9\xe2\x82\xac\xf0\x9f\x9a\x9a> latin-1 <\xe9> overlong <\xc0\xaf> half a "
+          "pair <\xed\xa0\x80> too large <\xf4\x90\x80\x80> cut <\xe2\x82");
+    }
+    group.agree({.operation = "dispatch"});
+  });
   ASSERT_EQ(lines.size(), 2u);
   const std::string bad = "\xef\xbf\xbd";  // U+FFFD, one for each byte
   for (const std::string& line : lines) {
@@ -138,21 +130,6 @@ TEST(FlightReport, IsUtf8WhateverTheMessageIs) {
                                 "> overlong <" + bad + bad + "> half a pair <" + bad + bad + bad +
                                 "> too large <" + bad + bad + bad + bad + "> cut <" + bad + bad));
   }
-  std::remove(file.c_str());
-}
-
-TEST(FlightReport, AnUnwritableFileChangesNothing) {
-  const ThreadOptions options{
-      .ranks_per_node = 0,
-      .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = "/no/such/folder/x"}};
-  const auto errors = try_ranks(
-      2,
-      [](Group& group) {
-        if (group.rank() == 0) return;
-        group.agree({.operation = "dispatch", .config = {}, .body = {}});
-      },
-      options);
-  EXPECT_NE(errors[1], nullptr);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/threads.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock {
 namespace {
@@ -45,13 +46,9 @@ void expect_refusal(const std::string& words, const AnyCall& call) {
       Dispatcher dispatcher(group, {.num_experts = 3, .top_k = 1, .width = kWidth}, strategy);
       Memory memory(group.rank());
       const Plan plan = dispatcher.plan(memory.routing());
-      std::string message = "nothing was thrown";
-      try {
-        call(dispatcher, plan, memory, group.rank() == 1);
-      } catch (const Error& error) {
-        message = error.what();
-      }
-      EXPECT_THAT(message, HasSubstr("rank 1: " + words)) << "rank " << group.rank();
+      EXPECT_THAT(message_of([&] { call(dispatcher, plan, memory, group.rank() == 1); }),
+                  HasSubstr("rank 1: " + words))
+          << "rank " << group.rank();
       EXPECT_FALSE(group.is_poisoned());
       call(dispatcher, plan, memory, false);
     });

@@ -8,6 +8,7 @@
 
 #include "crossdock/extend/forwarding_strategy.hpp"
 #include "dispatch/random_case.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock {
 namespace {
@@ -162,15 +163,6 @@ TEST(DispatchChunks, OfAStrategyThatKnowsOfNoneAllComeAtTheEnd) {
                .on_chunk = [&](const DispatchResult&, const DispatchChunk&) { ++calls; }});
     EXPECT_EQ(calls, 3);
   });
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(DispatchChunks, MustBeAlikeOnAllRanksAndAtLeastOne) {

@@ -11,6 +11,7 @@
 
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/threads.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock {
 namespace {
@@ -70,15 +71,6 @@ struct Rank {
     large_plan = dispatcher.plan(large.routing());
   }
 };
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(LatePeer, FindsTheMemoryOfARankThatGaveUpAsItWas) {
   auto communicators = make_thread_communicators(2);

@@ -10,6 +10,7 @@
 #include "plan/capacity.hpp"
 #include "plan/config_check.hpp"
 #include "plan/local_routes.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock {
 namespace {
@@ -21,14 +22,8 @@ using Weights = std::vector<float>;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "nothing thrown";
+std::string refusal_of(const std::function<void()>& call) {
+  return message_of(call, ErrorCode::kInvalidArgument);
 }
 
 template <typename Weight = float>
@@ -40,24 +35,24 @@ std::vector<Weight> weights_of(const LocalRoutes& routes) {
 const DispatchConfig kFourExperts{.num_experts = 4, .top_k = 2, .width = 1};
 
 TEST(Routes, BadIdsAndWeightsNameTokenAndSlot) {
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               read_kept_routes(kFourExperts, {0, 1, 2, 4});
             }),
             "token 1, slot 1: expert id 4 must be in [0, 4), or -1 for no route");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               read_kept_routes(kFourExperts, {0, -2});
             }),
             "token 0, slot 1: expert id -2 must be in [0, 4), or -1 for no route");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               read_kept_routes(kFourExperts, {0, 1, 3, 3});
             }),
             "token 1, slot 1: expert id 3 is in slot 0 already; a token may name an expert once");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               read_kept_routes(kFourExperts, {0, 1, 2, 3}, {1, 1, -kInfinity, 1});
             }),
             "token 1, slot 0: weight must be finite, got -Infinity; nonfinite = propagate lets it "
             "pass");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               read_kept_routes(kFourExperts, {0, 1}, {1, kNaN});
             }),
             "token 0, slot 1: weight must be finite, got NaN; nonfinite = propagate lets it pass");
@@ -108,7 +103,7 @@ TEST(Routes, WrongShapesAndTypesSayWhatIsWanted) {
   EXPECT_EQ(message({ids.data(), DType::kI32, {3, 2}, {DeviceKind::kCuda, 0}}, {}),
             "expert_ids must be in host memory");
   EXPECT_EQ(message({nullptr, DType::kI32, {0, 2}}, {nullptr, DType::kF32, {0, 2}}),
-            "nothing thrown");
+            "nothing was thrown");
 }
 
 TEST(Routes, ADenseMapHasItsSlotsInAscendingExpertOrder) {
@@ -132,7 +127,7 @@ TEST(Routes, ADenseMapHasItsSlotsInAscendingExpertOrder) {
 
   const bool full[] = {true, true, true, false};
   const Weights ones(4, 1.0F);
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(refusal_of([&] {
               read_routes(
                   DenseRouting{.map = {full, {1, 4}}, .weights = {ones.data(), {1, 4}}, .mask = {}},
                   kFourExperts, pool);
@@ -188,7 +183,7 @@ TEST(Capacity, PaddedSegmentsTakeNoMoreTokensThanConfigured) {
   config.capacity->pad_to_capacity = true;
   config.capacity->max_tokens = 4;
   EXPECT_EQ(read_kept_routes(config, {0, 0}).expert_ids, (Ids{0, 0}));  // C = 2 whatever T is
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(refusal_of([&] {
               read_kept_routes(config, {0, 0, 0, 0, 0});
             }),
             "T is 5, must be at most max_tokens (4) with pad_to_capacity");
@@ -199,7 +194,7 @@ TEST(Config, RulesAreNamedWithTheirNumbers) {
     return message_of([&] { check_config(config, 4); });
   };
   const DispatchConfig good{.num_experts = 4, .top_k = 2, .width = 8};
-  EXPECT_EQ(message(good), "nothing thrown");
+  EXPECT_EQ(message(good), "nothing was thrown");
   DispatchConfig bad = good;
   bad.top_k = 12;
   EXPECT_EQ(message(bad), "num_experts (4) must be at least top_k (12)");

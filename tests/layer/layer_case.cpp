@@ -8,6 +8,8 @@
 #include <random>
 #include <sstream>
 
+#include "support/message_of.hpp"
+
 namespace crossdock {
 namespace {
 
@@ -218,13 +220,7 @@ std::string find_difference(const RankResult& got, const RankResult& wanted, dou
 
 void expect_refused(const Group& group, const std::string& words,
                     const std::function<void()>& call) {
-  std::string message = "nothing was thrown";
-  try {
-    call();
-  } catch (const Error& error) {
-    message = error.what();
-  }
-  EXPECT_THAT(message, ::testing::HasSubstr(words)) << "rank " << group.rank();
+  EXPECT_THAT(message_of(call), ::testing::HasSubstr(words)) << "rank " << group.rank();
   EXPECT_FALSE(group.is_poisoned()) << "rank " << group.rank();
 }
 

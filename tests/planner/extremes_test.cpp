@@ -6,8 +6,8 @@
 #include <limits>
 #include <random>
 
-#include "crossdock/error.hpp"
 #include "crossdock/planner.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock {
 namespace {
@@ -26,12 +26,7 @@ JobDescription small_job() {
 }
 
 std::string refusal_of(const JobDescription& job) {
-  try {
-    plan_job(job);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of([&] { plan_job(job); });
 }
 
 bool is_figure(double value) {
