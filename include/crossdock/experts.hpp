@@ -12,13 +12,13 @@
 
 namespace crossdock {
 
-/// What stands between the two matrices of an expert.
+/// Function between the two matrices of an expert.
 enum class Activation : uint8_t {
   kSwiglu,         // silu(gate) * linear
   kClampedSwiglu,  // gate at most limit, linear in [-limit, limit]:
                    // gate * sigmoid(1.702 * gate) * (linear + 1)
   kGeglu,          // gelu(gate) * linear
-  kGelu,           // by erf
+  kGelu,           // exact, with erf
   kGeluTanh,       // the tanh approximation
   kSquaredRelu     // max(h, 0)^2
 };
@@ -26,7 +26,7 @@ enum class Activation : uint8_t {
 inline constexpr std::array<std::string_view, 6> kActivationNames = {
     "swiglu", "clamped_swiglu", "geglu", "gelu", "gelu_tanh", "squared_relu"};
 
-/// Gated: W1 is [2F, D], gate and linear; otherwise [F, D].
+/// Whether W1 is [2F, D], gate and linear rows, instead of [F, D].
 constexpr bool is_gated(Activation activation) {
   return activation == Activation::kSwiglu || activation == Activation::kClampedSwiglu ||
          activation == Activation::kGeglu;
@@ -49,8 +49,8 @@ inline Activation parse_activation(std::string_view name) {
 
 /// Where the weights of the routes are applied.
 enum class WeightsIn : uint8_t {
-  kCombine,  // y = W2 a + b2; the combine multiplies
-  kExperts   // y = W2 (p a) + p b2 with p the row's weight; the combine is then unweighted
+  kCombine,  // y = W2 a + b2; combine multiplies by the weight
+  kExperts   // y = W2 (p a) + p b2 with p the row's weight; combine is unweighted
 };
 
 struct ExpertsConfig {
@@ -59,10 +59,10 @@ struct ExpertsConfig {
   int64_t inner = 0;              // F
   Activation activation = Activation::kSwiglu;
   bool interleaved = false;  // gated: rows of W1 are gate 0, linear 0, gate 1, ...
-  double limit = 7.0;        // of clamped_swiglu
+  double limit = 7.0;        // for clamped_swiglu
   WeightsIn weights_in = WeightsIn::kCombine;
   DType dtype = DType::kF32;  // of rows, y, weights and biases: fp64, fp32, bf16 or fp16
-  /// Nothing is saved by forward; backward computes the hidden rows again, to the same bits.
+  /// Forward saves nothing; backward recomputes the hidden rows, with the same bits.
   bool recompute = false;
 
   /// Rows of W1: 2F or F.
@@ -71,13 +71,14 @@ struct ExpertsConfig {
 
 /// Parameters of all local experts.
 struct ExpertWeights {
-  ConstTensorView w1 = {};  // [E_local, 2F or F, D]: gate rows, then linear rows, or in turn
+  ConstTensorView w1 = {};  // [E_local, 2F or F, D]: gate rows, then linear rows (or interleaved)
   ConstTensorView w2 = {};  // [E_local, D, F]
   ConstTensorView b1 = {};  // [E_local, 2F or F], optional
   ConstTensorView b2 = {};  // [E_local, D], optional
 };
 
-/// Where their gradients go; fp32, or fp64 for fp64. A view that is not given is left out.
+/// Outputs for the gradients of all local experts, in fp32 (fp64 if the experts are fp64). All
+/// optional: a gradient whose view is not given is not computed.
 struct ExpertGradients {
   TensorView w1 = {};  // [E_local, 2F or F, D]
   TensorView w2 = {};  // [E_local, D, F]
@@ -85,15 +86,16 @@ struct ExpertGradients {
   TensorView b2 = {};  // [E_local, D]
 };
 
-/// What forward leaves for backward. Belongs to one forward; any number may be in flight.
+/// Values of one forward that its backward needs. Any number of forwards may wait for their
+/// backward.
 ///
-/// After forward: `hidden` [R, 2F or F], W1 x + b1 in the dtype of the rows (nothing with
-/// `recompute`). After backward_dx, in its place: what backward_dw needs. The rows x and grad_y are
-/// the caller's and are not copied; y is not needed.
+/// After forward: `hidden`, W1 x + b1 in the dtype of the rows (nothing with `recompute`). After
+/// backward_dx: the other two instead, for backward_dw. The rows x and grad_y stay with the caller
+/// and are not copied; y is not needed.
 struct ExpertsSaved {
   Buffer hidden;               // [R, 2F or F]
   Buffer grad_hidden;          // [R, 2F or F]
-  Buffer weighted_activation;  // [R, F], the activation times the row's weight
+  Buffer weighted_activation;  // [R, F], activation times the row's weight
 
   int64_t num_bytes() const {
     return hidden.num_bytes() + grad_hidden.num_bytes() + weighted_activation.num_bytes();
@@ -104,11 +106,11 @@ struct ExpertsForwardArgs {
   ExpertWeights weights = {};
   ConstTensorView rows = {};         // [R, D]; R may be more than the segments hold
   Segments segments = {};            // E_local of them
-  ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); needed and read with kExperts only
+  ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); with WeightsIn::kExperts only
   TensorView y = {};                 // out [R, D]
 };
 
-/// The segments [first, last), for a call that computes a part of them.
+/// The segments [first, last).
 struct SegmentRange {
   int64_t first = 0;
   int64_t last = 0;
@@ -118,15 +120,15 @@ struct ExpertsBackwardDxArgs {
   ExpertWeights weights = {};
   ConstTensorView rows = {};  // [R, D] as in forward; read with `recompute` only
   Segments segments = {};
-  /// [R] the weight p of each row, whether the combine applied it or the experts did; not given: 1.
+  /// [R] the weight p of each row, whether combine or the experts applied it; default: 1.
   ConstTensorView row_weights = {};
   /// [R, D] gradient of the combined output, dispatched: not yet multiplied by the row's weight.
   ConstTensorView grad_y = {};
   ExpertsSaved* saved = nullptr;  // in and out
   TensorView grad_rows = {};      // out [R, D]
-  TensorView grad_row_weights =
-      {};                   // out [R] fp32 (fp64 for fp64), optional: <a, W2^T g> + <b2, g>
-  bool keep_for_dw = true;  // false: backward_dw will not be called; `saved` is emptied
+  /// out [R] fp32 (fp64 for fp64), optional: <a, W2^T g> + <b2, g>
+  TensorView grad_row_weights = {};
+  bool keep_for_dw = true;  // false: `saved` is emptied; backward_dw must not be called
 };
 
 struct ExpertsBackwardDwArgs {
@@ -136,49 +138,50 @@ struct ExpertsBackwardDwArgs {
   ConstTensorView grad_y = {};       // [R, D] as in backward_dx
   const ExpertsSaved* saved = nullptr;
   ExpertGradients grads = {};
-  /// true: the sums are added to what is there, and experts without rows are not touched.
-  /// false: overwritten; experts without rows get exactly 0.
+  /// true: adds to `grads`; the gradients of experts without rows are not touched.
+  /// false: overwrites `grads`; the gradients of experts without rows become exactly 0.
   bool accumulate = false;
 };
 
 /// The experts of one rank: a grouped MLP over ragged rows, forward and backward.
 ///
-/// Only rows of the segments are read. Pad rows and rows past the last segment may hold anything;
-/// in y, grad_rows and grad_row_weights they become 0. Any count may be 0. An output must not
-/// overlap an input or another output.
+/// Only the rows of segments are read: pad rows and rows past the last segment may hold anything,
+/// and become 0 in y, grad_rows and grad_row_weights. Any count may be 0. An output must not
+/// overlap an input or another output. Invalid arguments throw Error(kInvalidArgument).
 ///
-/// Products are those of ops/gemm.hpp: fp32 sums (fp64 for fp64) in a fixed order. The result of a
-/// row depends on that row alone; a weight gradient depends on the rows of its expert in their
-/// order; nothing depends on the number of threads. Members are thread-safe and not collective.
+/// Sums are in fp32 (fp64 for fp64), in a fixed order. The result of a row depends on that row
+/// alone, a weight gradient on the rows of its expert and their order, and nothing on the number of
+/// threads. Members are thread-safe and not collective.
 class CROSSDOCK_API Experts {
  public:
-  /// No pool: the one of the process.
+  /// Default pool: ThreadPool::process_wide().
   explicit Experts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool = nullptr);
 
   const ExpertsConfig& config() const { return config_; }
 
-  /// Throw where the calls below would because of these; for a caller that must know beforehand.
+  /// Throw if the calls below would refuse these, for a caller that must know in advance.
   void check(const ExpertWeights& weights) const;
   void check(const ExpertGradients& grads) const;
 
   ExpertsSaved forward(const ExpertsForwardArgs& args) const;
 
-  /// forward in parts, for rows that come one after the other: begin_forward takes the memory of
-  /// all rows and zeroes those of no expert in y; forward_part, with the same arguments, computes
-  /// some segments, whose rows are there by then. When every segment was computed once, the result
-  /// has the bits of forward.
+  /// forward in parts, for rows that arrive in chunks: begin_forward takes memory for all rows and
+  /// zeroes the rows of y that belong to no expert; forward_part, with the same arguments, computes
+  /// segments whose rows have arrived. Once every segment has been computed, the result has the
+  /// bits of forward.
   [[nodiscard]] ExpertsSaved begin_forward(const ExpertsForwardArgs& args) const;
   void forward_part(const ExpertsForwardArgs& args, ExpertsSaved& saved, SegmentRange part) const;
 
   /// Gradients of the rows and of their weights.
   void backward_dx(const ExpertsBackwardDxArgs& args) const;
 
-  /// The same in parts, likewise; at the end finish_backward_dx leaves what backward_dw needs.
+  /// backward_dx in parts, like forward; finish_backward_dx, after the last part, prepares `saved`
+  /// for backward_dw.
   void begin_backward_dx(const ExpertsBackwardDxArgs& args) const;
   void backward_dx_part(const ExpertsBackwardDxArgs& args, SegmentRange part) const;
   void finish_backward_dx(const ExpertsBackwardDxArgs& args) const;
 
-  /// Gradients of the parameters, after backward_dx, at once or any time later.
+  /// Gradients of the parameters, at any time after backward_dx.
   void backward_dw(const ExpertsBackwardDwArgs& args) const;
 
  private:
@@ -190,7 +193,7 @@ class CROSSDOCK_API Experts {
   std::shared_ptr<BufferPool> buffers_;
 };
 
-/// All rows in one segment: with it, Experts of one expert are a dense MLP (shared experts).
+/// A single segment of all rows. With it, Experts with one expert are a dense MLP.
 class OneSegment {
  public:
   explicit OneSegment(int64_t num_rows) : starts_{0, num_rows} {}

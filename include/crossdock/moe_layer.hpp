@@ -152,7 +152,7 @@ struct MoeLayerOptions {
 ///
 /// The bits of out, grad_x and the experts' gradients do not depend on strategy, communicator or
 /// threads, nor on the number of ranks if these hold the same tokens in the same order.
-class MoeLayer {
+class CROSSDOCK_API MoeLayer {
  public:
   MoeLayer(Group& group, MoeLayerConfig config, MoeLayerOptions options = {});
   ~MoeLayer();

@@ -16,7 +16,7 @@
 
 namespace crossdock {
 
-/// What turns logits into the scores that choose experts and weigh them.
+/// Function from logits to scores. The scores choose the experts and weigh them.
 enum class Score : uint8_t {
   kSoftmax,           // over all experts, before the choice
   kSoftmaxAfterTopK,  // chosen by logits, softmax over the chosen
@@ -30,8 +30,6 @@ inline constexpr std::array<std::string_view, 4> kScoreNames = {"softmax", "soft
 constexpr std::string_view name_of(Score score) {
   return kScoreNames[static_cast<size_t>(score)];
 }
-/// The inverse of name_of; throws Error(kInvalidArgument) that lists the names.
-CROSSDOCK_API Score parse_score(std::string_view name);
 
 /// Score of a group of experts, for the choice of groups.
 enum class GroupScore : uint8_t {
@@ -39,12 +37,12 @@ enum class GroupScore : uint8_t {
   kTop2       // sum of its 2 best
 };
 
-/// Over what the auxiliary loss balances. The formula is the same; what differs is over which
-/// tokens routes are counted (see RouterStatistics, and MoeForwardArgs::earlier).
+/// Tokens whose routes the auxiliary loss counts; the formula is always the same (see
+/// RouterStatistics, and MoeForwardArgs::earlier).
 enum class BalanceScope : uint8_t {
-  kBatch,       // the tokens of a micro-batch, on the ranks of a stated group
-  kSequence,    // every sequence for itself; the mean over sequences
-  kGlobalBatch  // as kBatch, with the routes and tokens of the step's earlier micro-batches
+  kBatch,       // all tokens of a micro-batch, on the ranks of a stated group
+  kSequence,    // each sequence on its own; the loss is the mean over sequences
+  kGlobalBatch  // like kBatch, plus the step's earlier micro-batches
 };
 
 struct RouterConfig {
@@ -54,19 +52,20 @@ struct RouterConfig {
   DType dtype = DType::kF32;  // of x: fp64, fp32, bf16 or fp16; logits are fp32, fp64 for fp64
 
   Score score = Score::kSoftmax;
-  int64_t num_groups = 1;  // G; the choice is limited to the best group_top_k groups
+  int64_t num_groups = 1;  // G; experts are chosen from the best group_top_k groups only
   int64_t group_top_k = 1;
   GroupScore group_score = GroupScore::kTopShare;
-  /// Weights are divided by (their sum + 1e-20), where K > 1. Unset: for kSigmoid and
-  /// kSqrtSoftplus.
+  /// If K > 1, weights are divided by (their sum + 1e-20). Unset: true for kSigmoid and
+  /// kSqrtSoftplus, false otherwise.
   std::optional<bool> normalise = {};
-  double scaling = 1.0;  // of the weights, after all else
+  double scaling = 1.0;  // factor on the final weights
 
   double aux_loss_coeff = 0.0;
   BalanceScope aux_loss_scope = BalanceScope::kBatch;
   double z_loss_coeff = 0.0;
 
-  double jitter = 0.0;  // logits see x times a random factor in [1 - jitter, 1 + jitter)
+  /// For the logits, x is multiplied by random factors in [1 - jitter, 1 + jitter).
+  double jitter = 0.0;
   /// For benchmarks: slot k of token t goes to expert (t * K + k) mod E; weights from the scores.
   bool force_balance = false;
 
@@ -76,8 +75,8 @@ struct RouterConfig {
   }
 };
 
-/// How many routes and tokens there are; what the auxiliary loss and the expert bias are made from.
-/// Additive: for a loss over several ranks (or micro-batches) sum it over them, field by field.
+/// Numbers of routes and tokens, from which the auxiliary loss and the expert bias are computed.
+/// Additive: for a loss over several ranks or micro-batches, add theirs up.
 struct CROSSDOCK_API RouterStatistics {
   int64_t num_sequences = 1;                    // B; 1 unless the loss is per sequence
   std::vector<int64_t> routes_per_expert = {};  // [B, E], before any drop
@@ -85,7 +84,7 @@ struct CROSSDOCK_API RouterStatistics {
 
   /// [E] routes to each expert, over all sequences.
   [[nodiscard]] std::vector<int64_t> load() const;
-  /// Adds another rank's or micro-batch's; the sequences must be the same.
+  /// Adds the numbers of another rank or micro-batch, which must have the same sequences.
   void add(const RouterStatistics& other);
 };
 
@@ -98,31 +97,31 @@ struct GateWeights {
 struct RouteArgs {
   ConstTensorView x = {};  // [T, D]
   GateWeights gate = {};
-  /// [E] fp32 (fp64 for fp64), optional: added to the scores for the choice, not for the weights.
+  /// [E] fp32 (fp64 if x is fp64), optional: added to the scores that choose, not to the weights.
   ConstTensorView expert_bias = {};
   /// [T] bool, optional: true = padding, which is ignored.
   ConstTensorView mask = {};
   /// [T] int32: the sequence of each token, in [0, num_sequences). Read with
-  /// BalanceScope::kSequence only, and needed there if there is more than one; ranks that share
-  /// sequences number them alike.
+  /// BalanceScope::kSequence only, and required there if num_sequences > 1. Ranks that share
+  /// sequences must number them identically.
   ConstTensorView sequence_ids = {};
   int64_t num_sequences = 1;  // B
-  /// [T, K] int32 or int64, optional: these routes instead of a choice (-1: none), e.g. the
-  /// expert_ids of an earlier step. No id twice in a token. Weights still come from the scores.
+  /// [T, K] int32 or int64, optional: routes to use instead of choosing (-1: none), e.g. the
+  /// expert_ids of an earlier step. The ids of a token must differ. Weights come from the scores.
   ConstTensorView forced_ids = {};
-  uint64_t jitter_seed = 0;  // give another one every step
-  /// [T] int64, optional: who a token is for the jitter; otherwise 0..T-1.
+  uint64_t jitter_seed = 0;  // use a different one in every step
+  /// [T] int64, optional: identifies each token for the jitter. Default: 0 to T - 1.
   ConstTensorView token_ids = {};
 };
 
-/// The routes of T tokens, and what backward needs of them.
+/// The routes of T tokens, and the values that backward needs.
 struct CROSSDOCK_API RouterOutput {
   int64_t T = 0;
   int64_t K = 0;
   int64_t E = 0;
   DType weight_dtype = DType::kF32;     // fp32, or fp64 for fp64 tokens
-  Buffer expert_ids;                    // [T, K] int32; the best first; -1 in padding
-  Buffer weights;                       // [T, K] in weight_dtype; 0 where there is no route
+  Buffer expert_ids;                    // [T, K] int32, best first; -1 in padding
+  Buffer weights;                       // [T, K] in weight_dtype; 0 in slots without a route
   Buffer logits;                        // [T, E] in weight_dtype; undefined in padding
   std::vector<int32_t> sequences = {};  // [T] the token's sequence; -1: padding
   std::vector<int64_t> token_ids = {};  // [T] with jitter only
@@ -134,16 +133,16 @@ struct CROSSDOCK_API RouterOutput {
   Routing routing() const&& = delete;
 };
 
-/// What the losses are counted over.
+/// The counts that the losses are computed from.
 struct LossCounts {
-  /// Summed over the group; null: this rank alone. The losses of the ranks sum to the group's. With
-  /// BalanceScope::kGlobalBatch, also those of the step's earlier micro-batches; then give
-  /// `total_tokens`.
+  /// Summed over the group; null: this rank only. The losses of the ranks sum to the group's. With
+  /// BalanceScope::kGlobalBatch, include the step's earlier micro-batches and set `total_tokens`.
   const RouterStatistics* statistics = nullptr;
-  /// Sequences in the group, for the mean of the per-sequence loss; 0: those with tokens in
-  /// `statistics`.
+  /// Sequences in the group, for the mean of the per-sequence loss; 0: the number of sequences with
+  /// tokens in `statistics`.
   int64_t total_sequences = 0;
-  /// Tokens of this micro-batch in the group, for the mean of the z-loss; 0: those in `statistics`.
+  /// Tokens of this micro-batch in the group, for the mean of the z-loss; 0: the number of tokens
+  /// in `statistics`.
   int64_t total_tokens = 0;
 };
 
@@ -153,11 +152,11 @@ struct RouterLosses {
 };
 
 struct RouterBackwardArgs {
-  ConstTensorView x = {};  // [T, D] as given to route
+  ConstTensorView x = {};  // [T, D] as in route
   GateWeights gate = {};
   const RouterOutput* output = nullptr;
   ConstTensorView grad_weights = {};  // [T, K] as RouterOutput::weights, optional: from the combine
-  LossCounts counts = {};             // as given to losses
+  LossCounts counts = {};             // as in losses
   double grad_losses = 1.0;           // factor on the gradients of both losses
 
   TensorView grad_x = {};  // out [T, D] dtype of x, optional
@@ -168,25 +167,25 @@ struct RouterBackwardArgs {
   TensorView grad_logits = {};  // out [T, E] fp32 (fp64 for fp64), optional
 };
 
-/// Decides which experts a token goes to, and how much each counts.
+/// Decides which experts each token goes to, and their weights.
 ///
-/// Logits are products as in ops/gemm.hpp: a token's routes depend on that token alone. Equal
-/// scores: the lower expert id wins; equal groups: the lower group. Exchanges nothing: where a loss
-/// is over several ranks, the caller sums RouterStatistics over them between route and losses. An
-/// output must not overlap an input or another output.
-/// Members are thread-safe and not collective; any number of outputs may be in flight.
+/// A token's routes depend on that token alone, bit for bit. Among equal scores the lower expert id
+/// wins, among equal groups the lower group. Not collective: for a loss over several ranks, the
+/// caller sums RouterStatistics over them between route and losses. An output must not overlap an
+/// input or another output. Members are thread-safe; any number of outputs may wait for their
+/// backward. Invalid arguments throw Error(kInvalidArgument).
 class CROSSDOCK_API Router {
  public:
-  /// No pool: the one of the process.
+  /// Default pool: ThreadPool::process_wide().
   explicit Router(RouterConfig config, std::shared_ptr<ThreadPool> pool = nullptr);
 
   const RouterConfig& config() const { return config_; }
 
   [[nodiscard]] RouterOutput route(const RouteArgs& args) const;
 
-  /// aux = coeff * E / (K T^2) * sum over e of (sum over t of s_te) n_e, with n and T of `counts`,
-  /// s of this rank's tokens: the softmax, or scores / sum of scores. z = coeff * mean of
-  /// logsumexp^2. 0 where there is no token.
+  /// aux = coeff * E / (K T^2) * sum over e of (sum over t of s_te) n_e, with n and T from `counts`
+  /// and s of this rank's tokens: the softmax, or scores / sum of scores. z = coeff * mean of
+  /// logsumexp^2. Without tokens both are 0.
   [[nodiscard]] RouterLosses losses(const RouterOutput& output,
                                     const LossCounts& counts = {}) const;
 
@@ -201,10 +200,10 @@ class CROSSDOCK_API Router {
 
 struct BiasUpdate {
   double rate = 0.001;
-  bool centred = false;  // the mean of the update is subtracted from it
+  bool centred = false;  // subtracts the mean of the update from it
 };
 
-/// bias[e] += rate * sign(mean load - load[e]). `load` is summed over all ranks that share the
+/// bias[e] += rate * sign(mean load - load[e]). `load` must be summed over all ranks that share the
 /// bias.
 CROSSDOCK_API void update_expert_bias(TensorView bias, std::span<const int64_t> load,
                                       const BiasUpdate& update);

@@ -26,8 +26,8 @@ void check_config(const ExpertsConfig& config) {
   CROSSDOCK_CHECK(is_summable(config.dtype), "experts compute in fp64, fp32, bf16 or fp16, not in ",
                   name_of(config.dtype));
   CROSSDOCK_CHECK(!config.interleaved || is_gated(config.activation),
-                  "interleaved is about gate and linear rows; ", name_of(config.activation),
-                  " has no gate");
+                  "interleaved needs an activation with a gate; ", name_of(config.activation),
+                  " has none");
   CROSSDOCK_CHECK(config.activation != Activation::kClampedSwiglu || config.limit > 0.0,
                   "limit must be positive, got ", config.limit);
 }
@@ -63,7 +63,7 @@ void check_row_weights(const ExpertsConfig& config, const char* name,
   check_tensor(name, weights, sum_dtype(config.dtype), Shape{num_rows});
 }
 
-// Parameters, or their gradients in another dtype.
+// Parameters, or their gradients, which may have another dtype.
 template <typename Views>
 void check_parameters(const ExpertsConfig& config, const Views& views, DType dtype,
                       const std::string& prefix, bool all_optional) {
@@ -79,14 +79,20 @@ void check_parameters(const ExpertsConfig& config, const Views& views, DType dty
   if (views.b2.given()) check_tensor(prefix + "b2", views.b2, dtype, Shape{E_local, config.width});
 }
 
-// The segments of a range; the others have no rows.
+std::vector<NamedTensor> inputs_of(const ExpertWeights& weights, std::vector<NamedTensor> rows) {
+  rows.insert(rows.end(),
+              {{"w1", weights.w1}, {"w2", weights.w2}, {"b1", weights.b1}, {"b2", weights.b2}});
+  return rows;
+}
+
+// Segments of which only those in a range have rows.
 class SomeSegments {
  public:
   SomeSegments(const Segments& all, SegmentRange range)
       : counts_(all.counts, all.counts + all.num_segments), view_(all) {
     CROSSDOCK_CHECK(0 <= range.first && range.first <= range.last && range.last <= all.num_segments,
-                    "a part must be of the ", all.num_segments, " segments, got [", range.first,
-                    ", ", range.last, ")");
+                    "a part must lie within the ", all.num_segments, " segments, got [",
+                    range.first, ", ", range.last, ")");
     std::fill(counts_.begin(), counts_.begin() + range.first, 0);
     std::fill(counts_.begin() + range.last, counts_.end(), 0);
     view_.counts = counts_.data();
@@ -140,12 +146,8 @@ void Experts::check(const ExpertsForwardArgs& args) const {
   if (config_.weights_in == WeightsIn::kExperts) {
     check_row_weights(config_, "row_weights", args.row_weights, R);
   }
-  check_no_overlap({{"y", args.y}}, {{"rows", args.rows},
-                                     {"row_weights", args.row_weights},
-                                     {"w1", args.weights.w1},
-                                     {"w2", args.weights.w2},
-                                     {"b1", args.weights.b1},
-                                     {"b2", args.weights.b2}});
+  check_no_overlap({{"y", args.y}}, inputs_of(args.weights, {{"rows", args.rows},
+                                                             {"row_weights", args.row_weights}}));
 }
 
 ExpertsSaved Experts::begin_forward(const ExpertsForwardArgs& args) const {
@@ -177,24 +179,20 @@ void Experts::check(const ExpertsBackwardDxArgs& args) const {
   if (args.grad_row_weights.given()) {
     check_row_weights(config_, "grad_row_weights", args.grad_row_weights, R);
   }
-  CROSSDOCK_CHECK(args.saved != nullptr, "saved must be given: what forward returned");
+  CROSSDOCK_CHECK(args.saved != nullptr, "saved must be the result of forward, got none");
   if (config_.recompute) {
     check_rows(config_, "rows", args.rows, R);
   } else {
     const int64_t wanted =
         args.segments.num_rows() * config_.hidden_width() * size_of(config_.dtype);
     CROSSDOCK_CHECK(args.saved->hidden.num_bytes() >= wanted,
-                    "saved must be what forward returned for these segments, not used before: ",
-                    wanted, " bytes of hidden rows, got ", args.saved->hidden.num_bytes());
+                    "saved must be the unused result of forward for these segments: ", wanted,
+                    " bytes of hidden rows, got ", args.saved->hidden.num_bytes());
   }
-  check_no_overlap({{"grad_rows", args.grad_rows}, {"grad_row_weights", args.grad_row_weights}},
-                   {{"rows", args.rows},
-                    {"row_weights", args.row_weights},
-                    {"grad_y", args.grad_y},
-                    {"w1", args.weights.w1},
-                    {"w2", args.weights.w2},
-                    {"b1", args.weights.b1},
-                    {"b2", args.weights.b2}});
+  check_no_overlap(
+      {{"grad_rows", args.grad_rows}, {"grad_row_weights", args.grad_row_weights}},
+      inputs_of(args.weights,
+                {{"rows", args.rows}, {"row_weights", args.row_weights}, {"grad_y", args.grad_y}}));
 }
 
 void Experts::begin_backward_dx(const ExpertsBackwardDxArgs& args) const {
@@ -227,12 +225,11 @@ void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
   check_segments(config_, args.segments, R);
   check(args.grads);
   if (args.row_weights.given()) check_row_weights(config_, "row_weights", args.row_weights, R);
-  CROSSDOCK_CHECK(args.saved != nullptr, "saved must be given: what backward_dx left");
+  CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from backward_dx, got none");
   const int64_t wanted = args.segments.num_rows() * config_.inner * size_of(config_.dtype);
-  CROSSDOCK_CHECK(
-      args.saved->weighted_activation.num_bytes() >= wanted,
-      "saved must be what backward_dx with keep_for_dw left for these segments: ", wanted,
-      " bytes of activations, got ", args.saved->weighted_activation.num_bytes());
+  CROSSDOCK_CHECK(args.saved->weighted_activation.num_bytes() >= wanted,
+                  "saved must come from backward_dx with keep_for_dw for these segments: ", wanted,
+                  " bytes of activations, got ", args.saved->weighted_activation.num_bytes());
   check_no_overlap(
       {{"grad of w1", args.grads.w1},
        {"grad of w2", args.grads.w2},

@@ -48,7 +48,7 @@ void GroupedMlp<T>::zero_unused_rows(const Segments& segments, const TensorView&
   zero(used, rows.num_rows());
 }
 
-// Room for [R, H].
+// Memory for [R, H].
 template <typename T>
 Buffer GroupedMlp<T>::take_hidden(const Segments& segments) {
   return buffers_.take(bytes_of<T>(segments.num_rows() * H_));
@@ -80,7 +80,7 @@ void GroupedMlp<T>::compute_hidden(const ExpertWeights& weights, const ConstTens
   });
 }
 
-// a = act(h), times the row's weight if that is applied here; in the type of the sums, [R, F].
+// a = act(h), times the row's weight if the experts apply it; in the sum type, [R, F].
 template <typename T>
 Buffer GroupedMlp<T>::compute_activation(const ExpertsForwardArgs& args, const T* hidden) {
   Buffer activated = buffers_.take(bytes_of<Sum>(args.segments.num_rows() * F_));
@@ -165,7 +165,7 @@ Buffer GroupedMlp<T>::multiply_by_w2(const ExpertsBackwardDxArgs& args) {
 }
 
 // Row by row: grad_weight = <a, u> + <b2, g>, then grad_a = p u and from it grad_h. `grad_a` holds
-// u on entry. Whether p was applied here or in the combine, all of these are the same.
+// u on entry. The results do not depend on where p was applied, here or in combine.
 template <typename T>
 void GroupedMlp<T>::backward_through_activation(const ExpertsBackwardDxArgs& args, const T* hidden,
                                                 Sum* grad_a) {

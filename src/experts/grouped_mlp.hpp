@@ -9,7 +9,7 @@
 
 namespace crossdock::experts {
 
-/// The work of Experts for rows of type T (double, float, BF16, F16), inputs already checked.
+/// Implements Experts for rows of type T (double, float, BF16, F16). REQUIRES checked inputs.
 /// h = W1 x + b1 [H = 2F or F] -> a = act(h) [F] -> y = W2 a + b2.
 template <typename T>
 class GroupedMlp {
@@ -43,7 +43,7 @@ class GroupedMlp {
   static ops::GemmOperand by_rows(const U* data, int64_t width) {
     return {data, DTypeOf<U>::value, width, 1};
   }
-  // Of a matrix stored [K, width]: the operand whose rows are its columns.
+  // A matrix stored as [K, width], transposed, as an operand.
   template <typename U>
   static ops::GemmOperand by_columns(const U* data, int64_t width) {
     return {data, DTypeOf<U>::value, 1, width};

@@ -6,11 +6,11 @@
 
 namespace crossdock {
 
-/// A dense MLP beside the routed experts: works on the tokens where they are, without any exchange.
-/// Bits, thread safety and checks are those of Experts.
+/// A dense MLP beside the routed experts, applied to each rank's own tokens without any exchange.
+/// Bits, thread safety and checks are as in Experts.
 class SharedExperts {
  public:
-  /// num_local_experts, weights_in are set here: one expert, no weights.
+  /// Overrides num_local_experts and weights_in: one expert, no weights.
   SharedExperts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool);
 
   const Experts& experts() const { return experts_; }
@@ -18,7 +18,7 @@ class SharedExperts {
   /// y [T, D] = MLP(x [T, D])
   ExpertsSaved forward(const ExpertWeights& weights, ConstTensorView x, TensorView y) const;
 
-  /// grad_x [T, D]; with keep_for_dw, `saved` is left for backward_dw.
+  /// Computes grad_x [T, D] and prepares `saved` for backward_dw.
   struct BackwardDxArgs {
     ExpertWeights weights;
     ConstTensorView x;         // [T, D]

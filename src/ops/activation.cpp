@@ -69,8 +69,8 @@ Slope<T> identity(T x) {
   return {x, T{1}};
 }
 
-// Calls use(gate, linear) with the two functions whose product a gated activation is, or use(f)
-// with the function of a plain one.
+// Calls use(gate, linear) with the two functions that a gated activation multiplies, or use(f) with
+// the function of a plain one.
 template <typename T, typename Use>
 void with_functions(const ActivationSpec& spec, const Use& use) {
   const T limit = static_cast<T>(spec.limit);
@@ -91,7 +91,7 @@ void with_functions(const ActivationSpec& spec, const Use& use) {
   }
 }
 
-// Where gate and linear value i stand in a row.
+// Positions of gate i and linear value i in a row.
 struct Places {
   explicit Places(const ActivationSpec& spec)
       : step(spec.interleaved ? 2 : 1), linear_offset(spec.interleaved ? 1 : spec.F) {}

@@ -6,15 +6,13 @@
 
 namespace crossdock::ops {
 
-/// What an activation needs to know beside its input. Of a gated one the input row h holds F gates
-/// and then F linear values, or gate and linear in turn (`interleaved`); of a plain one F values.
+/// An activation and the layout of its input row h: for a gated activation F gates and then F
+/// linear values, or gates and linear values interleaved; for a plain one F values.
 struct ActivationSpec {
   Activation kind = Activation::kSwiglu;
   bool interleaved = false;
-  double limit = 7.0;  // of clamped_swiglu
+  double limit = 7.0;  // for clamped_swiglu
   int64_t F = 0;
-
-  int64_t input_width() const { return is_gated(kind) ? 2 * F : F; }
 };
 
 /// One row: h [2F or F] -> a [F].

@@ -7,7 +7,7 @@ namespace crossdock::ops {
 
 /// sum[i] = round(sum[i] + term[i]), added in fp32 (fp64 for fp64).
 struct AddArgs {
-  ConstTensorView term;  // dtype and shape of sum
+  ConstTensorView term;  // same dtype and shape as sum
   TensorView sum;        // fp64, fp32, bf16 or fp16
 };
 

@@ -6,7 +6,7 @@
 
 namespace crossdock::ops {
 
-/// The type sums over values of T are made in: double for double, else float.
+/// Type of sums over values of type T: double for double, otherwise float.
 template <typename T>
 struct ComputeType {
   using Type = float;

@@ -7,8 +7,8 @@
 namespace crossdock::ops {
 namespace {
 
-// A copy whose size the compiler knows is one load and one store; single numbers per row (weights,
-// token numbers) are moved by these.
+// A copy of a size known at compile time is one load and one store. Used for rows of a single
+// number (weights, token numbers).
 template <int kRowBytes>
 void gather_small(const GatherRowsArgs& a) {
   for (int64_t i = 0; i < a.num_rows; ++i) {

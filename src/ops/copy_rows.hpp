@@ -9,8 +9,8 @@
 
 namespace crossdock::ops {
 
-// Rows move as bits, so one function serves every dtype. Empty inputs and null pointers for them
-// are legal.
+// Rows are copied as bits, so one function serves every dtype. Inputs may be empty, with null
+// pointers.
 
 /// rows[i] = x[index[i]]
 struct GatherRowsArgs {
@@ -23,7 +23,7 @@ struct GatherRowsArgs {
 };
 void gather_rows(const GatherRowsArgs& args);
 
-/// rows[index[i]] = x[i]: the way back
+/// rows[index[i]] = x[i]: the inverse
 struct ScatterRowsArgs {
   const std::byte* x = nullptr;    // [num_rows, row_bytes]
   const int64_t* index = nullptr;  // [num_rows] in [0, N), no value twice
@@ -33,7 +33,7 @@ struct ScatterRowsArgs {
 };
 void scatter_rows(const ScatterRowsArgs& args);
 
-/// Every token to all its places: the token is read once and stored up to K times.
+/// Copies each token to all its places: one read, up to K stores.
 struct FanOutArgs {
   const std::byte* x = nullptr;              // [T, row_bytes]
   std::byte* const* destinations = nullptr;  // [T, K] where a copy goes; null: nowhere
@@ -43,7 +43,7 @@ struct FanOutArgs {
 };
 void fan_out(const FanOutArgs& args, ThreadPool& pool);
 
-/// Rows [from, from + count) of one buffer become rows [to, to + count) of another.
+/// Copies rows [from, from + count) of one buffer to rows [to, to + count) of another.
 struct BlockCopy {
   int64_t from = 0;
   int64_t to = 0;

@@ -4,8 +4,9 @@
 
 namespace crossdock::ops {
 
-/// <a, b> with defined bits: 16 sums, of the products i = 0 to 15 modulo 16, each ascending in i;
-/// then those in pairs (0 with 8, 1 with 9, ...; then 0 with 4; 0 with 2; 0 with 1).
+/// <a, b> with defined bits: sum j = 0 to 15 adds the products i = j modulo 16, ascending in i; the
+/// 16 sums are then added in pairs (0 with 8, 1 with 9, ...; then 0 with 4, ...; 0 with 2; 0 with
+/// 1).
 template <typename T>
 T dot(const T* a, const T* b, int64_t count) {
   constexpr int64_t kLanes = 16;

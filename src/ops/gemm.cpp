@@ -42,8 +42,4 @@ void gemm(const GemmArgs<double>& args) {
   gemm_kernels().front().run_f64(args, thread_scratch<double>());
 }
 
-std::string_view gemm_kernel_name() {
-  return gemm_kernels().front().name;
-}
-
 }  // namespace crossdock::ops

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "crossdock/dtype.hpp"
 
@@ -25,10 +24,10 @@ struct GemmOperand {
 
 /// c[i, j] = sum over k of a[i, k] * b[j, k], with T float or double.
 ///
-/// The bits are defined, not left to the machine: k runs in blocks of kGemmBlockK from 0; within a
+/// The bits are the same on every machine: k runs in blocks of kGemmBlockK from 0; within a
 /// block s = fma(a[i, k], b[j, k], s), k ascending from s = +0; the blocks' sums are added in
-/// ascending order, the first one as it is. So a row's result depends on that row alone, whatever
-/// the tile, its position, the instruction set and the number of threads. K = 0 gives +0.
+/// ascending order, starting with the first. So a row's result depends on that row alone, not on
+/// the tile, its position, the instruction set or the number of threads. K = 0 gives +0.
 template <typename T>
 struct GemmArgs {
   GemmOperand a;   // [M, K]
@@ -47,11 +46,8 @@ inline constexpr int64_t kGemmColumnMultiple = 32;
 inline constexpr int64_t kGemmTileRows = 256;
 inline constexpr int64_t kGemmTileColumns = 256;
 
-/// Runs the fastest kernel of this machine on the calling thread.
+/// Runs this machine's fastest kernel on the calling thread.
 void gemm(const GemmArgs<float>& args);
 void gemm(const GemmArgs<double>& args);
-
-/// "avx512", "avx2" or "portable": what gemm() runs.
-std::string_view gemm_kernel_name();
 
 }  // namespace crossdock::ops

@@ -5,8 +5,8 @@
 
 #include "ops/gemm.hpp"
 
-// What the sources of the instruction sets offer; gemm.cpp chooses among them at run time. All give
-// the same bits.
+// The kernels, one source file per instruction set; gemm.cpp chooses among them at run time. All
+// give the same bits.
 
 namespace crossdock::ops {
 

@@ -7,9 +7,9 @@
 namespace crossdock::ops {
 namespace {
 
-// How one problem is cut: into parts as even as can be.
+// Parts of one problem, as even as possible.
 struct Cut {
-  int64_t rows = 0;     // of a part, but for the last
+  int64_t rows = 0;     // of a part, except the last
   int64_t columns = 0;  // likewise; a multiple of kGemmColumnMultiple
   int64_t num_row_parts = 0;
   int64_t num_parts = 0;
@@ -33,7 +33,7 @@ Cut cut(const GemmProblem& problem, int64_t max_columns) {
   return result;
 }
 
-// Full tiles, or narrower ones where there would be too few to keep all threads busy to the end.
+// Full tiles, or narrower ones if there would be too few to keep all threads busy to the end.
 std::vector<Cut> cut_all(std::span<const GemmProblem> problems, int num_threads) {
   std::vector<Cut> cuts(problems.size());
   for (int64_t columns = kGemmTileColumns;; columns /= 2) {

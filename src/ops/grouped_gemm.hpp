@@ -32,8 +32,8 @@ struct GemmTile {
 };
 
 /// Computes all problems on the pool and hands every part to `take`, on several threads at once and
-/// in any order; the values are gone when it returns. Values as defined in gemm.hpp, whatever the
-/// parts. A problem with M or N 0 has no parts; with K 0 its parts are zero.
+/// in any order; the values are valid until `take` returns, and are as defined in gemm.hpp. A
+/// problem with M or N = 0 has no parts; with K = 0 its parts are zero.
 template <typename T>
 void grouped_gemm(std::span<const GemmProblem> problems, ThreadPool& pool,
                   const std::function<void(const GemmTile<T>&)>& take);

@@ -5,7 +5,7 @@
 namespace crossdock::ops {
 namespace {
 
-// About 100 us of a core's memory traffic, against a few us for handing a block over.
+// About 100 us of a core's memory traffic; handing a block to a thread takes a few us.
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 
 }  // namespace
@@ -17,7 +17,7 @@ void for_row_blocks(ThreadPool& pool, int64_t count, int64_t row_bytes,
   const auto run_block = [&](int64_t block) {
     body(block * rows, std::min(count, (block + 1) * rows));
   };
-  // Peers wait for rows; the experts, who may be at work beside an exchange, can wait.
+  // Before the tasks of experts that compute during an exchange: peers wait for these rows.
   pool.parallel_for((count + rows - 1) / rows, run_block, Turn::kNext);
 }
 

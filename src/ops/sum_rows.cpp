@@ -12,7 +12,7 @@
 namespace crossdock::ops {
 namespace {
 
-// Values of a sum that are made at once; they fit in the registers of every instruction set.
+// Values of a sum that are computed together; they fit in the registers of every instruction set.
 constexpr int64_t kTile = 64;
 
 // Lanes of a dot product: lane l sums the values l, l + kLanes, ...; then the lanes are added in
@@ -37,8 +37,8 @@ CROSSDOCK_INLINE Out narrow(Acc value) {
   }
 }
 
-// One tile of one sum. The rows are the inner loop: the sum stays in registers, and as many streams
-// of memory as there are rows are read at once, which is twice as fast as row after row.
+// One tile of one sum. The inner loop is over the rows: the sum stays in registers, and all rows
+// are read at the same time, which is twice as fast as reading them one after another.
 template <typename In, typename Acc>
 CROSSDOCK_INLINE void sum_tile(const SumRowsArgs& a, int64_t begin, int64_t end, int64_t first,
                                Acc* __restrict sum, int64_t width) {

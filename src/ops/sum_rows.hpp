@@ -8,8 +8,9 @@
 
 namespace crossdock::ops {
 
-/// out[n] = round(acc), acc from +0 by fma(weight, row, acc) over the rows of n in the order given.
-/// acc is fp32, or fp64 for fp64 rows; one rounding at the end. Same bits on every machine.
+/// out[n] = round(acc), where acc starts at +0 and becomes fma(weight, row, acc) for the rows of n
+/// in the order given. acc is fp32, or fp64 for fp64 rows; one rounding at the end. Same bits on
+/// every machine.
 struct SumRowsArgs {
   const std::byte* const* rows = nullptr;  // address of each row of D values; null: no row
   const int64_t* offsets = nullptr;  // [N + 1]: rows offsets[n] to offsets[n + 1] are those of n;
@@ -19,7 +20,7 @@ struct SumRowsArgs {
   int64_t N = 0;
   int64_t D = 0;
   DType row_dtype = DType::kF32;  // fp64, fp32, bf16 or fp16
-  DType out_dtype = DType::kF32;  // the same as the rows', or fp32 on either side of bf16 and fp16
+  DType out_dtype = DType::kF32;  // equal; or one of the two fp32 and the other bf16 or fp16
 };
 void sum_rows(const SumRowsArgs& args, ThreadPool& pool);
 

@@ -6,7 +6,7 @@
 namespace crossdock::router {
 namespace {
 
-// a is strictly better than b; not-a-number is worse than any number.
+// Whether a is strictly better than b; NaN is worse than any number.
 template <typename T>
 bool is_better(T a, T b) {
   return a > b || (std::isnan(b) && !std::isnan(a));

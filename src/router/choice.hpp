@@ -7,8 +7,8 @@
 
 namespace crossdock::router {
 
-/// Chooses the experts of one token after the other; holds scratch, so one per thread. T is float
-/// or double.
+/// Chooses the experts of tokens, one token at a time. Holds scratch memory: use one per thread. T
+/// is float or double.
 template <typename T>
 class Choice {
  public:
@@ -18,8 +18,8 @@ class Choice {
         is_open_(static_cast<size_t>(config.num_experts)),
         group_scores_(static_cast<size_t>(config.num_groups)) {}
 
-  /// scores [E], bias [E] or null -> ids [K], best first, ties to the lower id. A score that is not
-  /// a number is chosen after all others.
+  /// scores [E], bias [E] or null -> ids [K], best first, ties to the lower id. NaN scores
+  /// are chosen last.
   void choose(const T* scores, const T* bias, int32_t* ids);
 
  private:

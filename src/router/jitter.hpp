@@ -4,7 +4,7 @@
 
 namespace crossdock::router {
 
-/// 64 well mixed bits from 64 (the finaliser of splitmix64).
+/// A step of splitmix64: every bit of the result depends on every bit of the input.
 inline uint64_t mix(uint64_t bits) {
   bits += 0x9e3779b97f4a7c15U;
   bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -12,7 +12,7 @@ inline uint64_t mix(uint64_t bits) {
   return bits ^ (bits >> 31);
 }
 
-/// The random factors of one token: the same whenever and wherever it is asked for.
+/// The random factors of one token, which depend on seed and token only.
 template <typename T>
 class TokenJitter {
  public:

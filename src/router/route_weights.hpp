@@ -7,12 +7,12 @@
 #include "crossdock/router.hpp"
 #include "router/scores.hpp"
 
-// From the scores of one token and its chosen experts to its weights, and back. Slots without a
-// route (-1) have weight 0 and take no part.
+// The weights of one token from its scores and chosen experts, forward and backward. Slots without
+// a route (-1) have weight 0 and are skipped.
 
 namespace crossdock::router {
 
-/// Weights before the scaling: the chosen scores, normalised or through their own softmax.
+/// Weights before scaling: the chosen scores, as they are, normalised or after a softmax over them.
 template <typename T>
 void unscaled_weights(const RouterConfig& config, const T* scores, const int32_t* ids, T* weights) {
   const int64_t K = config.top_k;

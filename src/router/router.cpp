@@ -122,7 +122,7 @@ void check_counts(const RouterOutput& output, const LossCounts& counts) {
 }
 
 void check_backward_args(const RouterConfig& config, const RouterBackwardArgs& args) {
-  CROSSDOCK_CHECK(args.output != nullptr, "output must be given: what route returned");
+  CROSSDOCK_CHECK(args.output != nullptr, "output must be the result of route, got none");
   const int64_t T = args.output->T;
   const int64_t E = config.num_experts;
   const DType sums = sum_dtype(config.dtype);
@@ -154,7 +154,7 @@ void check_backward_args(const RouterConfig& config, const RouterBackwardArgs& a
                     {"weights", routes.weights}});
 }
 
-// Calls work(pass) with the RouterPass of the type the dtype's sums are made in.
+// Calls work(pass) with the RouterPass in the dtype's sum type, float or double.
 template <typename Work>
 auto with_pass(const RouterConfig& config, ThreadPool& pool, BufferPool& buffers,
                const Work& work) {
@@ -163,16 +163,6 @@ auto with_pass(const RouterConfig& config, ThreadPool& pool, BufferPool& buffers
 }
 
 }  // namespace
-
-Score parse_score(std::string_view name) {
-  std::string known;
-  for (size_t i = 0; i < kScoreNames.size(); ++i) {
-    if (kScoreNames[i] == name) return static_cast<Score>(i);
-    known.append(i == 0 ? "" : ", ").append(kScoreNames[i]);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "score must be one of " + known + "; got \"" + std::string(name) + "\"");
-}
 
 std::vector<int64_t> RouterStatistics::load() const {
   const size_t E =

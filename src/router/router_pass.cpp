@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kChunkTokens = 64;
 
-// Calls work(Element{}) with the element type of x, whose sums are made in T.
+// Calls work(Element{}) with the element type of x, given that sums are in T.
 template <typename T, typename Work>
 void with_element(DType dtype, const Work& work) {
   if constexpr (sizeof(T) == 8) {
@@ -32,7 +32,7 @@ void with_element(DType dtype, const Work& work) {
 ops::GemmOperand by_rows(const ConstTensorView& matrix) {
   return {matrix.data, matrix.dtype, matrix.shape[1], 1};
 }
-// The operand whose rows are the matrix's columns.
+// The transposed matrix as an operand.
 ops::GemmOperand by_columns(const ConstTensorView& matrix) {
   return {matrix.data, matrix.dtype, 1, matrix.shape[1]};
 }

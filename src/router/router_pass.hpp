@@ -8,7 +8,7 @@
 
 namespace crossdock::router {
 
-/// The work of Router in T, float or double; inputs already checked.
+/// Implements Router with sums in T, float or double. REQUIRES checked inputs.
 template <typename T>
 class RouterPass {
  public:
@@ -25,18 +25,18 @@ class RouterPass {
   void backward(const RouterBackwardArgs& args);
 
  private:
-  // What a loss asks of one token.
+  // Contribution of one token to the losses.
   struct TokenLoss {
-    T aux_factor = 0;                 // share s_te counts aux_factor * routes[e]
+    T aux_factor = 0;                 // share s_te contributes aux_factor * routes[e]
     const int64_t* routes = nullptr;  // [E] of the token's sequence
-    T z_factor = 0;                   // logsumexp^2 counts this much
+    T z_factor = 0;                   // factor on logsumexp^2
   };
 
   // Runs body(first, last) over pieces of [0, T) on the pool.
   void for_each_chunk(int64_t num_tokens, const std::function<void(int64_t, int64_t)>& body);
 
   void note_tokens(const RouteArgs& args, RouterOutput& output);
-  // x [T, D] as the gate saw it: times the jitter, 0 in padding. Without either: x itself.
+  // Input of the gate [T, D]: x times the jitter, 0 in padding; x itself without either.
   ConstTensorView seen_by_gate(const ConstTensorView& x, const RouterOutput& output,
                                bool zero_padding, Buffer& memory);
   void compute_logits(const RouteArgs& args, RouterOutput& output);

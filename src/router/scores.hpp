@@ -6,7 +6,7 @@
 
 #include "crossdock/router.hpp"
 
-// Rows of E logits and what is made of them; forward beside backward. T is float or double.
+// Functions of a row of E logits, forward and backward. T is float or double.
 
 namespace crossdock::router {
 
@@ -92,7 +92,7 @@ void scores_backward(Score kind, const T* logits, const T* scores, const T* grad
   }
 }
 
-/// What the auxiliary loss takes for the share of an expert: the softmax, or score / sum of scores.
+/// Share of each expert in the auxiliary loss: the softmax, or score / sum of scores.
 template <typename T>
 void shares_of(Score kind, const T* logits, const T* scores, int64_t count, T* shares) {
   if (kind == Score::kSoftmax || kind == Score::kSoftmaxAfterTopK) {

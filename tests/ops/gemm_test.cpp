@@ -141,8 +141,7 @@ TEST(Gemm, ANotANumberStaysInItsRow) {
   }
 }
 
-TEST(Gemm, TheFastestKernelComesFirst) {
-  EXPECT_EQ(gemm_kernel_name(), gemm_kernels().front().name);
+TEST(Gemm, ThePortableKernelComesLast) {
   EXPECT_EQ(gemm_kernels().back().name, "portable");
 }
 
