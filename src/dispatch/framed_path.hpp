@@ -42,7 +42,7 @@ class FramedPath : public Path {
 
  protected:
   struct Traits {
-    const char* where = "";  // the tensors are, for messages
+    const char* where = "";  // tensors are, for messages: "x on a GPU must be ..."
     bool takes_fp64 = true;
     bool only_queues = false;  // rows may not have moved yet when a call returns
   };
@@ -85,8 +85,8 @@ class FramedPath : public Path {
   /// configured differently or is elsewhere. Returns the number of the agreement.
   virtual uint64_t agree(const Call& call, const std::optional<Error>& refusal);
 
-  // Each makes one call ready. Plan and tensors are checked, outputs are there; all arguments stay
-  // until the call returns.
+  // Each makes one call ready. Plan and tensors are checked, outputs are taken. The plan, and a
+  // dispatch's args and result, stay until the call returns; other arguments must be copied.
   virtual ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
                                    const DispatchResult& result) = 0;
   virtual ReadyCall ready_gather_sum(const char* operation, const Plan& plan,

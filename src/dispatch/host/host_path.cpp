@@ -181,7 +181,7 @@ ReadyCall HostPath::ready_collect_routes(const Plan& plan, const ConstTensorView
                                          const TensorView& routes) {
   return {
       .move =
-          [this, &plan, &rows, routes](uint64_t sequence) {
+          [this, &plan, rows, routes](uint64_t sequence) {
             zero(routes);
             strategy().gather_routes({group(), plan, sequence, "collect_routes", {}}, rows, routes);
           },
