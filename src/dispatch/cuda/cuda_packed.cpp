@@ -311,3 +311,5 @@ void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch,
   }
   launch_gather_sum(args, rank_.max_sms(), rank_.stream());
 }
+
+}  // namespace crossdock::cuda
