@@ -11,7 +11,7 @@
 #include "bench/move_bench.hpp"
 #include "bench/workload.hpp"
 #include "crossdock/error.hpp"
-#include "crossdock/extend/strategy.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/mpi.hpp"
 #include "crossdock/threads.hpp"
 

@@ -6,7 +6,7 @@
 #include "cli/option_checks.hpp"
 #include "crossdock/crossdock.hpp"
 #include "crossdock/experts.hpp"
-#include "crossdock/extend/strategy.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock::cli {

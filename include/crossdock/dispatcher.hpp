@@ -5,6 +5,7 @@
 #include <memory>
 #include <string_view>
 
+#include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"

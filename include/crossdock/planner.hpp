@@ -12,20 +12,21 @@
 #include "crossdock/error.hpp"
 #include "crossdock/experts.hpp"
 #include "crossdock/extend/communicator.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"
 
 namespace crossdock {
 
-/// The links and the memory of one rank. Rates are the makers' figures, in bytes per second; those
-/// of links are per direction.
+/// The links and the memory of one rank. Rates are the vendors' figures in bytes per second; link
+/// rates are per direction.
 struct Fabric {
   std::string_view name;
-  double within_node_rate = 0;    // to the ranks of its node, all together
+  double within_node_rate = 0;    // to all ranks of its node together
   double between_nodes_rate = 0;  // to all other ranks together
   double memory_rate = 0;         // read + written
-  int64_t memory_bytes = 0;       // for buffers; 0: no limit is known
+  int64_t memory_bytes = 0;       // for buffers; 0: no known limit
   int64_t send_queue_depth = 65535;
 };
 
@@ -79,115 +80,122 @@ inline const ModelPreset& find_model(std::string_view name) {
               "model must be one of " + known + "; got \"" + std::string(name) + "\"");
 }
 
-/// What is known before a job starts.
+/// What is known about a layer before a job starts.
 struct CostInputs {
   DispatchConfig config = {};
   Topology topology = {};      // of the ranks that exchange rows
   int64_t tokens = 0;          // T of every rank
   DType dtype = DType::kBF16;  // of the tokens; results of fp8 tokens are bf16
-  double zipf = 0;             // experts are drawn with weights (e + 1)^-zipf; 0: all alike
+  double zipf = 0;             // experts are drawn with weights (e + 1)^-zipf; 0: uniformly
   Fabric fabric = kFabricPresets[0];
   MpiOptions engine{};  // chunk_bytes and max_in_flight
   int64_t staging_bytes = GroupOptions{}.staging_bytes;
 };
 
-/// On the links of one rank.
+/// Rows or bytes on the links of one rank.
 struct LinkLoad {
   double within_node = 0;
   double between_nodes = 0;
 };
 
-/// One dispatch or one combine, as expected; with a capacity, of the routes that it keeps.
+/// Expected cost of one dispatch or one combine; with a capacity, of the routes that it keeps.
 struct OperationCost {
   LinkLoad rows;              // sent by a rank, mean
-  LinkLoad bytes;             // the same
+  LinkLoad bytes;             // sent by a rank, mean
   LinkLoad most_bytes;        // the most that any rank sends or receives
-  double memory_traffic = 0;  // the most bytes any rank reads and writes in its memory
-  double requests = 0;        // a rank's sends and receives through the engine, mean
-  double rounds = 0;          // exchanges that they are in
-  double lower_bound_s = 0;   // the slowest of links and memory at full rate, all at once
-  double serial_s = 0;        // links and memory one after the other, as the strategies run them
+  double memory_traffic = 0;  // the most bytes that any rank reads and writes in its memory
+  double requests = 0;        // a rank's sends and receives through the communicator, mean
+  double rounds = 0;          // exchanges that make these requests
+  double lower_bound_s = 0;   // links and memory at full rate, all at the same time
+  double serial_s = 0;        // first links, then memory, as the strategies work
 };
 
 /// Memory of one rank, in bytes.
 struct MemoryNeed {
-  double window_bytes = 0;  // that peers load from and store to
+  double window_bytes = 0;  // memory that peers load from and store into
   double pool_bytes = 0;    // staging and results
   double plan_bytes = 0;    // counts, orders and addresses of rows
   double total() const { return window_bytes + pool_bytes + plan_bytes; }
 };
 
-/// For one step: forward and backward of one layer, rows kept for backward, one plan in flight.
+/// Memory of one step: forward and backward of one layer, rows kept for backward, one plan at a
+/// time.
 struct StepMemory {
-  MemoryNeed expected;                        // of the rank that expects most rows
-  MemoryNeed worst_case;                      // all routes that can go to one rank go there
+  MemoryNeed expected;                        // of the rank that expects the most rows
+  MemoryNeed worst_case;                      // if all routes that can go to one rank go there
   std::optional<MemoryNeed> with_capacity{};  // no expert gets more than its capacity allows
 };
 
 struct StrategyCost {
   std::string name;
+  int64_t preference = 0;  // place in the list of candidates
+  std::string same_as{};   // a strategy that does the same on these nodes; empty: none
   OperationCost dispatch;
   OperationCost combine;       // exact
   OperationCost partial_sums;  // combine with config.partial_sums
   StepMemory memory;           // in the configured mode
-  int64_t max_in_flight = 0;   // requests outstanding at most; 0: rows need none
-  /// Forward and backward, that is two dispatches (the second of gradients, in the dtype of the
-  /// results) and two combines in the configured mode.
+  int64_t max_in_flight = 0;   // most requests pending at once; 0: rows need none
+  /// Forward and backward: two dispatches (the second of gradients, in the dtype of the results)
+  /// and two combines in the configured mode.
   double step_lower_bound_s = 0;
   double step_serial_s = 0;
 };
 
-/// Where the routes of a token go, as expected.
+/// Expected destinations of routes.
 struct RoutingEstimate {
   double ranks_per_token = 0;  // distinct ranks that a token has routes to
   double nodes_per_token = 0;  // distinct nodes
   double rows_per_rank = 0;    // R, mean
   double dropped_share = 0;    // of the routes, by capacity
-  double most_rows = 0;        // R of the rank that expects most
-  int64_t most_experts = 0;    // of a rank
+  double most_rows = 0;        // R of the rank that expects the most
+  int64_t most_experts = 0;    // of the rank that has the most
 };
 
 struct CostEstimate {
   RoutingEstimate routing;
-  /// The least that any way of dispatching must move: one row for every other rank that a token has
-  /// a route to, all but one per node of them inside nodes.
+  /// Lower bound for any strategy: one row for every other rank that a token has a route to, of
+  /// which one per node crosses between nodes.
   OperationCost least_dispatch;
-  std::vector<StrategyCost> strategies;  // in the order of strategy_names()
+  std::vector<StrategyCost> strategies;  // of all candidates, by name
 };
 
 /// Throws Error(kInvalidArgument) for a wrong configuration. Time and memory grow with P and E * K,
 /// not with T.
-CostEstimate estimate_costs(const CostInputs& inputs);
+CostEstimate estimate_costs(const CostInputs& inputs,
+                            const StrategyList& candidates = built_in_strategies());
 
 /// The largest number of tokens, up to inputs.tokens, with which the expected memory of some
-/// strategy fits into fabric.memory_bytes; 0 if there is none.
-int64_t largest_fitting_tokens(const CostInputs& inputs);
+/// candidate fits into fabric.memory_bytes; 0 if there is none.
+int64_t largest_fitting_tokens(const CostInputs& inputs,
+                               const StrategyList& candidates = built_in_strategies());
 
 struct StrategyChoice {
   std::string name;
   std::string reason;
 };
 
-/// The strategy with the least serial time, among those whose expected memory fits the fabric's if
-/// any does. Where two are within 2 %, the one that comes first in: direct, hierarchical, alltoall,
-/// allgather. The same on all ranks that give the same inputs.
+/// The strategy with the least serial time, among those whose expected memory fits the fabric's, if
+/// there are any. Where two are within 2 %, the one that comes first in the list of candidates. The
+/// same on all ranks that give the same inputs. Throws Error(kInvalidArgument) if there are no
+/// costs.
 StrategyChoice choose_strategy(const CostInputs& inputs, std::span<const StrategyCost> costs);
 
-/// The name that "auto" stands for in a group with this topology; other names as they are. Links
-/// are taken to be those of the first fabric preset: their ratio decides.
+/// The candidate that "auto" stands for in a group with this topology; other names are returned
+/// unchanged. Links are those of the first fabric preset: only their ratio matters.
 std::string resolve_strategy(std::string_view name, const DispatchConfig& config,
-                             const Topology& topology);
+                             const Topology& topology,
+                             const StrategyList& candidates = built_in_strategies());
 
 /// A job, before it starts.
 struct JobDescription {
   // The layer.
   int64_t width = 0;        // D
-  int64_t inner = 0;        // F, for the size of the experts' weights; 0: not wanted
+  int64_t inner = 0;        // F, for the size of the experts' weights; 0: not computed
   int64_t num_experts = 0;  // E
   int64_t top_k = 0;        // K
   DType dtype = DType::kBF16;
 
-  // The tokens of a rank: sequence times micro_batch, shared by tp * cp ranks; or given.
+  // The tokens of a rank: `tokens`, or sequence times micro_batch divided among tp * cp ranks.
   int64_t sequence = 0;
   int64_t micro_batch = 1;
   std::optional<int64_t> tokens{};
@@ -210,32 +218,32 @@ struct JobDescription {
   MpiOptions engine{};
 };
 
-/// What a scheme needs whose send queue has entries for all N tokens of a rank.
+/// The send queue that a library needs if it has entries for all N tokens of a rank at once.
 struct QueueNeed {
   int64_t entries_per_token = 0;
   int64_t entries = 0;                 // entries_per_token * N + 1
-  int64_t largest_tokens = 0;          // that the queue has room for
+  int64_t largest_tokens = 0;          // largest N that the queue has room for
   int64_t largest_rounded_tokens = 0;  // the same, in steps of 64
   bool fits = false;
 };
 
 /// What a job needs.
 struct JobPlan {
-  CostInputs inputs;                // with the ranks of one expert group: the one on most nodes
+  CostInputs inputs;                // for the expert group that spans the most nodes
   int64_t num_ranks = 0;            // in all
   int64_t group_ranks = 0;          // that exchange rows: ep
-  int64_t group_nodes = 0;          // on which they are
-  int64_t capacity_rows = 0;        // C, at most from a rank to an expert; 0: no capacity
-  int64_t expert_weight_bytes = 0;  // the most of a rank, one layer: three matrices an expert
+  int64_t group_nodes = 0;          // nodes that these ranks are on
+  int64_t capacity_rows = 0;        // C, most rows from a rank to an expert; 0: no capacity
+  int64_t expert_weight_bytes = 0;  // of the rank with the most, one layer; 3 matrices per expert
   CostEstimate costs;
   QueueNeed dispatch_queue;  // three entries per token
   QueueNeed combine_queue;   // two
   StrategyChoice choice;
 };
 
-/// Throws Error for a job that cannot be: kInvalidArgument where a rule is broken, kCapacity where
-/// no strategy's expected memory fits the fabric's. The message names the limit, the value and the
-/// largest legal one.
-JobPlan plan_job(const JobDescription& job);
+/// Throws Error for an impossible job: kInvalidArgument if a rule is broken, kCapacity if no
+/// candidate's expected memory fits the fabric's. The message names the limit, the value and the
+/// largest legal value.
+JobPlan plan_job(const JobDescription& job, const StrategyList& candidates = built_in_strategies());
 
 }  // namespace crossdock

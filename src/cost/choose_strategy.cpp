@@ -1,25 +1,23 @@
 #include <algorithm>
-#include <array>
 #include <iomanip>
 #include <sstream>
 
 #include "core/check.hpp"
 #include "crossdock/planner.hpp"
-#include "plan/config_check.hpp"
 
 namespace crossdock {
 namespace {
 
-// Of two that are as good, the one that stands first.
-constexpr std::array<std::string_view, 4> kPreferred = {"direct", "hierarchical", "alltoall",
-                                                        "allgather"};
+// Of two whose times differ by less, the one that comes first in the list of candidates.
 constexpr double kAsGood = 1.02;
 
-const StrategyCost& find(std::span<const StrategyCost> costs, std::string_view name) {
-  const auto found = std::find_if(costs.begin(), costs.end(),
-                                  [&](const StrategyCost& cost) { return cost.name == name; });
-  CROSSDOCK_ASSERT(found != costs.end());
-  return *found;
+std::vector<const StrategyCost*> by_preference(std::span<const StrategyCost> costs) {
+  std::vector<const StrategyCost*> sorted;
+  for (const StrategyCost& cost : costs) sorted.push_back(&cost);
+  std::stable_sort(sorted.begin(), sorted.end(), [](const StrategyCost* a, const StrategyCost* b) {
+    return a->preference < b->preference;
+  });
+  return sorted;
 }
 
 std::string rounded(double value) {
@@ -43,48 +41,51 @@ std::string reason_for(const CostInputs& inputs, std::span<const StrategyCost> c
                        const StrategyCost& best) {
   if (inputs.topology.node_of_rank.size() == 1) return "one rank: nothing travels";
   const StrategyCost* next = nullptr;
+  std::string same;
   for (const StrategyCost& cost : costs) {
-    const bool is_same =
-        inputs.topology.num_nodes == 1 && best.name == "direct" && cost.name == "hierarchical";
-    if (cost.name == best.name || is_same) continue;
-    if (next == nullptr || cost.step_serial_s < next->step_serial_s) next = &cost;
+    if (cost.name == best.name) continue;
+    if (cost.same_as == best.name) {
+      same += "; " + cost.name + " is the same thing " +
+              (inputs.topology.num_nodes == 1 ? "inside one node" : "on these nodes");
+    } else if (next == nullptr || cost.step_serial_s < next->step_serial_s) {
+      next = &cost;
+    }
   }
-  std::string text = "dispatch sends " + rows_per_token(inputs, best.dispatch) + "; " + next->name +
-                     ", the next best, " + rows_per_token(inputs, next->dispatch);
-  if (best.step_serial_s > 0) {
+  std::string text = "dispatch sends " + rows_per_token(inputs, best.dispatch);
+  if (next != nullptr) {
+    text += "; " + next->name + ", the next best, " + rows_per_token(inputs, next->dispatch);
+  }
+  if (next != nullptr && best.step_serial_s > 0) {
     const double ratio = next->step_serial_s / best.step_serial_s;
     text += " and takes " +
             (ratio < kAsGood ? "as long" : rounded(ratio) + " times as long, copies included");
   }
-  if (inputs.topology.num_nodes == 1 && best.name == "direct") {
-    text += "; hierarchical is the same thing inside one node";
-  }
-  return text;
+  return text + same;
 }
 
 }  // namespace
 
 StrategyChoice choose_strategy(const CostInputs& inputs, std::span<const StrategyCost> costs) {
+  CROSSDOCK_CHECK(!costs.empty(), "there must be at least one strategy to choose from, got none");
   const auto limit = static_cast<double>(inputs.fabric.memory_bytes);
   const auto fits = [&](const StrategyCost& cost) {
     return limit == 0 || cost.memory.expected.total() <= limit;
   };
   const bool any_fits = std::any_of(costs.begin(), costs.end(), fits);
   const StrategyCost* best = nullptr;
-  for (const std::string_view name : kPreferred) {
-    const StrategyCost& cost = find(costs, name);
-    if (any_fits && !fits(cost)) continue;
-    if (best == nullptr || cost.step_serial_s * kAsGood < best->step_serial_s) best = &cost;
+  for (const StrategyCost* cost : by_preference(costs)) {
+    if (any_fits && !fits(*cost)) continue;
+    if (best == nullptr || cost->step_serial_s * kAsGood < best->step_serial_s) best = cost;
   }
   return {.name = best->name, .reason = reason_for(inputs, costs, *best)};
 }
 
 std::string resolve_strategy(std::string_view name, const DispatchConfig& config,
-                             const Topology& topology) {
+                             const Topology& topology, const StrategyList& candidates) {
   if (name != "auto") return std::string(name);
   CostInputs inputs{.config = config, .topology = topology, .tokens = 4096};
   inputs.fabric.memory_bytes = 0;  // the number of tokens is not known yet
-  return choose_strategy(inputs, estimate_costs(inputs).strategies).name;
+  return choose_strategy(inputs, estimate_costs(inputs, candidates).strategies).name;
 }
 
 }  // namespace crossdock

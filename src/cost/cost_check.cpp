@@ -10,7 +10,6 @@
 namespace crossdock {
 namespace {
 
-constexpr int64_t kMaxTokens = int64_t{1} << 31;
 // Bytes per second; beyond these, times and their ratios are no numbers.
 constexpr double kLeastRate = 1;
 constexpr double kLargestRate = 1e18;

@@ -1,11 +1,16 @@
 #pragma once
 
+#include <cstdint>
+
 #include "crossdock/planner.hpp"
 
 namespace crossdock {
 
-/// Throws Error(kInvalidArgument) that names the rule that inputs of the cost model break. Figures
-/// of inputs that pass are finite and not negative.
+/// Largest number of tokens per rank that costs are computed for.
+inline constexpr int64_t kMaxTokens = int64_t{1} << 31;
+
+/// Throws Error(kInvalidArgument) that names the rule that inputs of the cost model break. The
+/// costs of inputs that pass are finite and not negative.
 void check_cost_inputs(const CostInputs& inputs);
 
 }  // namespace crossdock

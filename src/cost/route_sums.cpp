@@ -18,6 +18,10 @@ double difference(double sum, double part) {
   return std::max(0.0, sum - part);
 }
 
+double most(const std::vector<double>& a, const std::vector<double>& b) {
+  return std::max(*std::max_element(a.begin(), a.end()), *std::max_element(b.begin(), b.end()));
+}
+
 struct NodeMap {
   std::vector<int64_t> node_sizes;  // [nodes]
   std::vector<int64_t> places;      // [P] place of a rank in its node
@@ -117,6 +121,14 @@ double LinkFlow::total_sent(size_t rank) const {
 
 double LinkFlow::total_received(size_t rank) const {
   return kept[rank] + received_within[rank] + received_between[rank];
+}
+
+double LinkFlow::most_within() const {
+  return most(sent_within, received_within);
+}
+
+double LinkFlow::most_between() const {
+  return most(sent_between, received_between);
 }
 
 std::vector<double> sources_of_gateways(const Topology& topology) {

@@ -1,11 +1,13 @@
 #pragma once
 
-#include "cost/step_sizes.hpp"
+#include "crossdock/extend/strategy_model.hpp"
+#include "crossdock/planner.hpp"
 
 namespace crossdock {
 
-/// The memory of a rank after some steps, forward and backward, with these sizes: the library's
-/// requests, in their order, met as BufferPool and WindowPool meet them.
-MemoryNeed memory_of_step(const StepSizes& sizes, const CostInputs& inputs, StrategyKind kind);
+/// The memory of a rank after some steps, forward and backward, with these sizes: all requests of
+/// the library and of the strategy in their order, served as BufferPool and WindowPool serve them.
+MemoryNeed memory_of_step(const StrategyModel& model, const StepSizes& sizes,
+                          const StrategyJob& job);
 
 }  // namespace crossdock

@@ -2,20 +2,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "crossdock/extend/communicator.hpp"
+#include "crossdock/extend/strategy_model.hpp"
 #include "crossdock/plan.hpp"
 #include "plan/placement.hpp"
 
 namespace crossdock {
-
-/// Where the K distinct experts of one token are, before the router has spoken: expectations.
-struct TokenSpread {
-  std::vector<double> routes_to_rank;  // [P] number of routes
-  std::vector<double> reaches_rank;    // [P] probability of at least one route
-  std::vector<double> reaches_node;    // [nodes] the same
-};
 
 /// The router draws K experts one after the other, each with a probability proportional to
 /// (e + 1)^-zipf among those not drawn yet.

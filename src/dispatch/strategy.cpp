@@ -63,4 +63,9 @@ OwnedTensor Strategy::allocate_rows(const Exchange& exchange, DType dtype, Shape
   return exchange.group.pool().take(dtype, shape);
 }
 
+const StrategyModel& Strategy::model() const {
+  static const StrategyModel model;
+  return model;
+}
+
 }  // namespace crossdock

@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "cost/cost_check.hpp"
 
 namespace crossdock {
 namespace {
 
 constexpr int64_t kMaxRanks = 65536;
-constexpr int64_t kMaxTokens = int64_t{1} << 31;
 
 // The largest value up to `wanted` that divides `ranks`.
 int64_t largest_divisor(int64_t ranks, int64_t wanted) {

@@ -11,11 +11,11 @@ void check_mesh(const JobDescription& job);
 /// ep, or all ranks of a pipeline stage.
 int64_t expert_group_size(const JobDescription& job);
 
-/// Tokens of a rank, or of the rank that has most.
+/// Tokens of a rank, or of the rank that has the most.
 int64_t tokens_of_rank(const JobDescription& job);
 
-/// The nodes of the expert group that lies on most of them, the first of those. REQUIRES a checked
-/// mesh.
+/// The nodes of the expert group that spans the most nodes (of several, the first). REQUIRES a
+/// checked mesh.
 Topology widest_expert_group(const JobDescription& job);
 
 }  // namespace crossdock

@@ -12,10 +12,10 @@
 namespace crossdock {
 namespace {
 
-// Rounding of the token count in the schemes whose queue grows with it.
+// Rounding of the token count in libraries whose queue grows with it.
 constexpr int64_t kRoundedTokens = 64;
 
-// A larger capacity factor is a slip of the pen.
+// A larger capacity factor is taken to be a mistake.
 constexpr double kMaxCapacityFactor = 1 << 20;
 
 void check_layer(const JobDescription& job) {
@@ -83,21 +83,21 @@ double least_memory(const std::vector<StrategyCost>& costs) {
   return least;
 }
 
-void check_memory(const JobPlan& plan) {
+void check_memory(const JobPlan& plan, const StrategyList& candidates) {
   const auto limit = static_cast<double>(plan.inputs.fabric.memory_bytes);
   const double needed = least_memory(plan.costs.strategies);
   if (limit == 0 || needed <= limit) return;
-  throw Error(
-      ErrorCode::kCapacity,
-      concat("buffers for ", plan.inputs.tokens, " tokens per rank need ",
-             std::ceil(needed / 1e7) / 100, " GB with any strategy, more than the ", limit / 1e9,
-             " GB of a rank of ", plan.inputs.fabric.name,
-             "; the largest number of tokens per rank is ", largest_fitting_tokens(plan.inputs)));
+  throw Error(ErrorCode::kCapacity,
+              concat("buffers for ", plan.inputs.tokens, " tokens per rank need ",
+                     std::ceil(needed / 1e7) / 100, " GB with any strategy, more than the ",
+                     limit / 1e9, " GB of a rank of ", plan.inputs.fabric.name,
+                     "; the largest number of tokens per rank is ",
+                     largest_fitting_tokens(plan.inputs, candidates)));
 }
 
 }  // namespace
 
-JobPlan plan_job(const JobDescription& job) {
+JobPlan plan_job(const JobDescription& job, const StrategyList& candidates) {
   check_mesh(job);
   check_fabric(job);
   check_layer(job);
@@ -106,9 +106,9 @@ JobPlan plan_job(const JobDescription& job) {
   plan.num_ranks = job.nodes * job.ranks_per_node;
   plan.group_ranks = expert_group_size(job);
   plan.group_nodes = plan.inputs.topology.num_nodes;
-  plan.costs = estimate_costs(plan.inputs);
+  plan.costs = estimate_costs(plan.inputs, candidates);
   if (job.capacity) plan.capacity_rows = capacity_rows(plan.inputs.config, plan.inputs.tokens);
-  check_memory(plan);
+  check_memory(plan, candidates);
   plan.expert_weight_bytes = weight_bytes(job, plan.costs.routing.most_experts);
   plan.dispatch_queue = queue_need(3, plan.inputs.tokens, job.fabric.send_queue_depth);
   plan.combine_queue = queue_need(2, plan.inputs.tokens, job.fabric.send_queue_depth);

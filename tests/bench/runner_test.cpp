@@ -7,7 +7,7 @@
 
 #include "bench/memory.hpp"
 #include "crossdock/error.hpp"
-#include "crossdock/extend/strategy.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 #include "support/message_of.hpp"
 
 namespace crossdock::bench {

@@ -5,7 +5,7 @@
 
 #include "cli/command.hpp"
 #include "crossdock/experts.hpp"
-#include "crossdock/extend/strategy.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cost/route_sums.hpp"
-#include "cost/strategy_flow.hpp"
+#include "cost/top_k_odds.hpp"
 #include "crossdock/crossdock.hpp"
 #include "crossdock/planner.hpp"
 #include "dispatch/payload.hpp"
@@ -64,16 +64,18 @@ TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
   for (const bool partial_sums : {false, true}) {
     const Routes routes = routes_on(GetParam(), partial_sums);
     const RouteSums sums = count(routes);
-    for (const auto& [name, kind] : kAllKinds) {
+    for (const auto& strategy : built_in_strategies()) {
+      const std::string name(strategy->name());
+      const StrategyModel& model = strategy->model();
       const std::vector<Sent> sent = run_payload(routes, GetParam().ranks_per_node, name);
-      const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
-      const LinkFlow back = flow_of(
-          kind, partial_sums ? Movement::kPartialSums : Movement::kCombine, sums, routes.topology);
+      const LinkFlow out = model.flow(Movement::kDispatch, sums, routes.topology);
+      const LinkFlow back = model.flow(partial_sums ? Movement::kPartialSums : Movement::kCombine,
+                                       sums, routes.topology);
       for (size_t rank = 0; rank < sent.size(); ++rank) {
-        SCOPED_TRACE(std::string(name) + (partial_sums ? " partial sums" : " exact") + ", rank " +
+        SCOPED_TRACE(name + (partial_sums ? " partial sums" : " exact") + ", rank " +
                      std::to_string(rank));
-        expect_traffic(sent[rank].dispatch, out, rank, reaches_peers(kind));
-        expect_traffic(sent[rank].combine, back, rank, reaches_peers(kind));
+        expect_traffic(sent[rank].dispatch, out, rank, model.reaches_peers());
+        expect_traffic(sent[rank].combine, back, rank, model.reaches_peers());
       }
     }
   }
@@ -82,14 +84,16 @@ TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
 TEST_P(StrategyTraffic, IsTheSameInChunks) {
   const Routes routes = routes_on(GetParam(), /*partial_sums=*/false);
   const RouteSums sums = count(routes);
-  for (const auto& [name, kind] : kAllKinds) {
+  for (const auto& strategy : built_in_strategies()) {
+    const std::string name(strategy->name());
+    const StrategyModel& model = strategy->model();
     for (const int64_t num_chunks : {2, 5}) {
       const std::vector<Sent> sent =
           run_payload(routes, GetParam().ranks_per_node, name, num_chunks);
-      const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
+      const LinkFlow out = model.flow(Movement::kDispatch, sums, routes.topology);
       for (size_t rank = 0; rank < sent.size(); ++rank) {
-        SCOPED_TRACE(std::string(name) + ", rank " + std::to_string(rank));
-        expect_traffic(sent[rank].dispatch, out, rank, reaches_peers(kind));
+        SCOPED_TRACE(name + ", rank " + std::to_string(rank));
+        expect_traffic(sent[rank].dispatch, out, rank, model.reaches_peers());
       }
     }
   }

@@ -8,21 +8,10 @@
 #include <vector>
 
 #include "cost/route_sums.hpp"
-#include "cost/strategy_flow.hpp"
 #include "crossdock/crossdock.hpp"
 #include "plan/placement.hpp"
 
 namespace crossdock {
-
-/// The strategies as the cost model knows them.
-struct NamedKind {
-  const char* name;
-  StrategyKind kind;
-};
-inline constexpr NamedKind kAllKinds[] = {{"allgather", StrategyKind::kAllgather},
-                                          {"alltoall", StrategyKind::kAlltoall},
-                                          {"direct", StrategyKind::kDirect},
-                                          {"hierarchical", StrategyKind::kHierarchical}};
 
 /// Routes of all ranks, known to each of them.
 struct Routes {

@@ -112,12 +112,14 @@ TEST(Nodes, SendToTheByteWhatTheModelCountsFromTheRoutes) {
                                                 /*holes=*/true);
             const RouteSums sums = count(routes);
             const auto rank = static_cast<size_t>(group.rank());
-            for (const auto& [name, kind] : kAllKinds) {
+            for (const auto& strategy : built_in_strategies()) {
+              const std::string name(strategy->name());
+              const StrategyModel& model = strategy->model();
               const Sent sent = send_payload(group, routes, name);
-              const LinkFlow out = flow_of(kind, Movement::kDispatch, sums, routes.topology);
+              const LinkFlow out = model.flow(Movement::kDispatch, sums, routes.topology);
               const LinkFlow back =
-                  flow_of(kind, partial_sums ? Movement::kPartialSums : Movement::kCombine, sums,
-                          routes.topology);
+                  model.flow(partial_sums ? Movement::kPartialSums : Movement::kCombine, sums,
+                             routes.topology);
               EXPECT_EQ(static_cast<double>(sent.dispatch.bytes_between_nodes),
                         out.sent_between[rank] * kWidth * 4)
                   << name;

@@ -11,9 +11,9 @@
 
 namespace crossdock {
 
-/// Another strategy, call by call. Derive from it and override what shall differ, e.g. to watch a
-/// strategy at work or to disturb it in a test. Note that scatter_chunks goes to the inner strategy
-/// as well: who overrides scatter alone changes dispatches in one piece.
+/// Forwards every call to another strategy. Derive from it and override what differs, e.g. to
+/// observe a strategy or to disturb it in a test. scatter_chunks is forwarded too: overriding
+/// scatter alone changes only dispatches in one chunk.
 class ForwardingStrategy : public Strategy {
  public:
   explicit ForwardingStrategy(std::unique_ptr<Strategy> inner) : inner_(std::move(inner)) {}
@@ -49,6 +49,7 @@ class ForwardingStrategy : public Strategy {
   OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
     return inner_->allocate_rows(exchange, dtype, shape);
   }
+  const StrategyModel& model() const override { return inner_->model(); }
 
  protected:
   Strategy& inner() { return *inner_; }

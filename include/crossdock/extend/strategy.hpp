@@ -5,11 +5,11 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
+#include "crossdock/extend/strategy_model.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"
@@ -19,17 +19,17 @@ namespace crossdock {
 class Path;          // internal
 struct PathContext;  // internal
 
-/// What a strategy's calls have in common: the group, the plan and the rendezvous they belong to.
+/// Context of a strategy's call: the group, the plan and the agreement that the call belongs to.
 struct Exchange {
   Group& group;
   const Plan& plan;
-  uint64_t sequence;
+  uint64_t sequence;      // of the agreement
   const char* operation;  // for messages and records
   Stream stream;
 };
 
-/// Rows that move as bits: part i of every row is taken from `parts[i]`. fp8 rows have two parts,
-/// values and scales; all others one.
+/// Rows that are moved as bits: part i of every row is taken from `parts[i]`. fp8 rows have two
+/// parts, values and scales; all others have one.
 struct RowPart {
   const std::byte* tokens = nullptr;  // [T, row_bytes]
   std::byte* rows = nullptr;          // [R, row_bytes]
@@ -43,8 +43,8 @@ struct GatherSumArgs {
   TensorView out{};           // [T, D], dtype of rows
 };
 
-/// Some of the local experts of every rank, neighbours at each, and the rows that are theirs. Alike
-/// on all ranks; empty at some.
+/// A contiguous range of each rank's local experts, and their rows. Identical on every rank; may be
+/// empty for some.
 struct ExpertChunk {
   std::vector<int64_t> first_expert, last_expert;  // [P] local experts [first, last)
   std::vector<int64_t> first_row, last_row;        // [P] their rows, pad rows included
@@ -55,9 +55,10 @@ struct ExpertChunk {
   }
 };
 
-/// How rows travel. One short class per strategy; all give the same bits. Called by Dispatcher
-/// after all ranks have agreed, so inputs are valid; every call is collective and is made by every
-/// rank, whatever it holds. A strategy keeps no state between calls except what belongs to a plan.
+/// How rows travel. All strategies give the same bits. Dispatcher calls a strategy after all ranks
+/// have agreed, so inputs are valid. Calls that take an Exchange are collective, except
+/// allocate_rows: every rank makes them, whatever it holds. A strategy keeps no state between calls
+/// except in a plan.
 class Strategy {
  public:
   virtual ~Strategy() = default;
@@ -71,26 +72,26 @@ class Strategy {
   /// another strategy's is all that can be returned. Default: throws Error(kUnsupported).
   virtual std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const;
 
-  /// (optional) Exchanges what this strategy wants beyond the counts; kept in the plan and read
-  /// with Plan::strategy_state. `plan` has its data and no state yet.
+  /// (optional) Exchanges what this strategy needs beyond the counts. The plan keeps the result,
+  /// see Plan::strategy_state. `exchange.plan` has its data and no state yet.
   virtual std::shared_ptr<const void> prepare(const Exchange& /*exchange*/) { return nullptr; }
 
   /// rows[final row of (t, k)] = tokens[t] for every kept route, bits unchanged. Pad rows are
   /// zeroed by the caller.
   virtual void scatter(const Exchange& exchange, std::span<const RowPart> parts) = 0;
 
-  /// (optional) scatter, chunk by chunk: calls arrived(i) as soon as all rows of chunks[i] are in
-  /// their place at this rank, for every i, ascending. Rows of a chunk that has arrived are not
-  /// touched any more. The chunks hold all rows. Default: scatter, and then all have arrived.
+  /// (optional) As scatter, chunk by chunk: calls arrived(i) as soon as all rows of chunks[i] are
+  /// in their place at this rank, for every i, ascending. Rows of a chunk that has arrived are not
+  /// touched again. The chunks together hold all rows. Default: scatter, then all have arrived.
   virtual void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
                               std::span<const ExpertChunk> chunks,
                               const std::function<void(size_t)>& arrived);
 
-  /// The way back, summed at the source in slot order; exact mode.
+  /// Fetches the rows of each token and sums them at the source in slot order (exact mode).
   virtual void gather_sum(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
-  /// The way back with sums made per rank (fp32, or fp64 for fp64 rows) before they travel.
-  /// Deterministic for a fixed mesh, not the bits of gather_sum.
+  /// As gather_sum, with sums made per rank (fp32, or fp64 for fp64 rows) before they are sent.
+  /// Deterministic for a fixed mesh, but not the bits of gather_sum.
   virtual void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
   /// (optional) One element per route: rows[final row of (t, k)] = routes[t, k].
@@ -100,14 +101,13 @@ class Strategy {
   /// left as they are.
   virtual void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes);
 
-  /// (optional) Memory for a tensor of rows of this plan: where rows land best, or from where the
-  /// way back starts without a copy. Default: the group's pool.
+  /// (optional) Memory for a tensor of rows of this plan, into which scatter writes and from which
+  /// gather_sum reads without a copy. Not collective. Default: the group's pool.
   virtual OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape);
-};
 
-/// The strategies this build knows, by name. Names are listed in the order they were added.
-std::vector<std::string> strategy_names();
-/// Throws Error(kInvalidArgument) that lists the names.
-std::unique_ptr<Strategy> make_strategy(std::string_view name);
+  /// (optional) What this strategy sends and holds, for "auto" and the planner. Lives at least as
+  /// long as the strategy. Default: packs rows per destination and exchanges them, as alltoall.
+  virtual const StrategyModel& model() const;
+};
 
 }  // namespace crossdock

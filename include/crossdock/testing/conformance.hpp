@@ -2,13 +2,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "crossdock/dtype.hpp"
-#include "crossdock/extend/strategy.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/testing/reference.hpp"
@@ -16,8 +15,6 @@
 /// The suite that judges every strategy on every engine, the same for those of Crossdock and for
 /// yours: run_checks(group, your_strategy, list_checks()) on every rank of any group.
 namespace crossdock::conformance {
-
-using StrategyFactory = std::function<std::unique_ptr<Strategy>()>;
 
 /// Tokens and routes of all ranks. Every rank holds the whole world, computes the reference of all
 /// of it and compares its own part.

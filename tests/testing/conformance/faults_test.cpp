@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "crossdock/extend/strategy.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/mpi.hpp"
 #include "crossdock/threads.hpp"
 

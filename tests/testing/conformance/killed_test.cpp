@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "crossdock/extend/strategy.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/testing/faults.hpp"
 
 namespace crossdock::conformance {

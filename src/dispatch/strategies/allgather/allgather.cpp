@@ -1,5 +1,6 @@
 #include "dispatch/strategies/allgather/allgather.hpp"
 
+#include <numeric>
 #include <vector>
 
 #include "core/stream_copy.hpp"
@@ -57,6 +58,69 @@ void place(const Exchange& exchange, const RowBlock& block, const std::byte* tok
                     .row_bytes = part.row_bytes,
                     .stores = stores_for(all_bytes)});
 }
+
+// Every token goes to every rank.
+class AllgatherModel final : public StrategyModel {
+ public:
+  LinkFlow flow(Movement movement, const RouteSums& sums, const Topology& topology) const override {
+    if (movement == Movement::kCombine) return StrategyModel::flow(movement, sums, topology);
+    const LinkFlow flow = flow_of_tokens(sums, topology);
+    return is_scatter(movement) ? flow : flow.reversed();
+  }
+
+  double memory_traffic(Movement movement, const StepSizes& n,
+                        const StrategyJob& job) const override {
+    const RowBytes& bytes = job.row_bytes;
+    if (is_scatter(movement)) {  // copy, send; receive; gather
+      return bytes.of(movement) * (3 * n.tokens + n.all_tokens + 2 * n.received);
+    }
+    if (movement == Movement::kCombine) return StrategyModel::memory_traffic(movement, n, job);
+    return bytes.results * (n.received + n.tokens) + bytes.partial * (4 * n.all_tokens);
+  }
+
+  MessageModel messages(Movement movement, double row_bytes,
+                        const StrategyJob& job) const override {
+    if (movement == Movement::kCombine) return StrategyModel::messages(movement, row_bytes, job);
+    return {.rows_per_token = std::vector<double>(job.topology.node_of_rank.size(), 1.0)};
+  }
+
+  void trace_plan(const StepSizes& n, const StrategyJob& job, MemoryTrace& trace) const override {
+    trace.exchange(n.sent * kIndexBytes, n.received * kIndexBytes);  // exchange_arrival_tokens
+    trace.keep_in_plan(n.received * kIndexBytes);
+    StrategyModel::trace_plan(n, job, trace);
+  }
+
+  void trace_rows(Movement movement, double row_bytes, const StepSizes& n, const StrategyJob& job,
+                  MemoryTrace& trace) const override {
+    if (is_scatter(movement)) return trace.exchange(n.tokens * row_bytes, n.all_tokens * row_bytes);
+    if (movement == Movement::kCombine) {
+      return StrategyModel::trace_rows(movement, row_bytes, n, job, trace);
+    }
+    trace.exchange(n.all_tokens * row_bytes, n.all_tokens * row_bytes);
+  }
+
+ private:
+  static LinkFlow flow_of_tokens(const RouteSums& sums, const Topology& topology) {
+    const size_t P = sums.tokens.size();
+    std::vector<double> node_tokens(static_cast<size_t>(topology.num_nodes), 0.0);
+    std::vector<double> node_sizes(node_tokens.size(), 0.0);
+    for (size_t rank = 0; rank < P; ++rank) {
+      node_tokens[static_cast<size_t>(topology.node_of_rank[rank])] += sums.tokens[rank];
+      node_sizes[static_cast<size_t>(topology.node_of_rank[rank])] += 1.0;
+    }
+    const double all = std::accumulate(node_tokens.begin(), node_tokens.end(), 0.0);
+    LinkFlow flow(P);
+    for (size_t rank = 0; rank < P; ++rank) {
+      const auto node = static_cast<size_t>(topology.node_of_rank[rank]);
+      flow.kept[rank] = sums.tokens[rank];
+      flow.sent_within[rank] = sums.tokens[rank] * (node_sizes[node] - 1.0);
+      flow.sent_between[rank] = sums.tokens[rank] * (static_cast<double>(P) - node_sizes[node]);
+      flow.received_within[rank] = node_tokens[node] - sums.tokens[rank];
+      flow.received_between[rank] = all - node_tokens[node];
+    }
+    return flow;
+  }
+};
 
 class Allgather final : public Strategy {
  public:
@@ -136,6 +200,11 @@ class Allgather final : public Strategy {
                    .row_dtype = partial_dtype(args),
                    .out_dtype = args.out.dtype},
                   *exchange.group.threads());
+  }
+
+  const StrategyModel& model() const override {
+    static const AllgatherModel model;
+    return model;
   }
 };
 

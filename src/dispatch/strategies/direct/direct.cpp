@@ -11,14 +11,16 @@
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/peer_rows.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
+#include "dispatch/strategies/direct/relay_model.hpp"
 #include "dispatch/strategies/direct/source_partials.hpp"
 #include "ops/copy_rows.hpp"
 #include "ops/sum_rows.hpp"
 #include "plan/plan_builder.hpp"
 
 // Ranks of this rank's node are near: their memory is loaded and stored directly. All others are
-// far: copies go to a gateway in rounds (relay.hpp), which is the destination itself with "direct"
-// and one rank of its node with "hierarchical". docs/strategies.md has the steps.
+// far: copies go to a gateway in rounds (relay.hpp). A variant says which rank is the gateway: the
+// destination itself with direct, one rank of its node with hierarchical. docs/strategies.md has
+// the steps.
 namespace crossdock {
 namespace {
 
@@ -84,10 +86,9 @@ void sum_tokens(const Exchange& exchange, const GatherSumArgs& args,
 
 class Direct final : public Strategy {
  public:
-  /// by_node: one copy and one partial sum per node, otherwise per rank.
-  Direct(std::string_view name, bool by_node) : name_(name), by_node_(by_node) {}
+  explicit Direct(const DirectVariant& variant) : variant_(variant) {}
 
-  std::string_view name() const override { return name_; }
+  std::string_view name() const override { return variant_.name; }
 
   std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
     return make_direct_device_path(context, device);
@@ -97,15 +98,13 @@ class Direct final : public Strategy {
     auto state = std::make_shared<DirectState>();
     const Topology& topology = exchange.group.topology();
     if (has_far_ranks(exchange)) {
-      state->relay = make_relay(
-          exchange, by_node_ ? gateway_per_node(topology) : Gateway(gateway_is_destination));
+      state->relay = make_relay(exchange, variant_.make_gateway(topology));
     } else {
       state->relay.stretches = make_stretches(exchange, state->relay);
     }
     if (exchange.plan.data().config->partial_sums) {
-      state->partials = make_source_partials(exchange, state->relay, [&](int rank) {
-        return by_node_ ? topology.node_of_rank[static_cast<size_t>(rank)] : rank;
-      });
+      state->partials = make_source_partials(
+          exchange, state->relay, [&](int rank) { return variant_.sum_group_of(topology, rank); });
     }
     return state;
   }
@@ -179,6 +178,8 @@ class Direct final : public Strategy {
     return {.view = lease.view(dtype, shape), .owner = lease.owner()};
   }
 
+  const StrategyModel& model() const override { return variant_.model; }
+
  private:
   static std::vector<ShownRows> show_to_fill(const Exchange& exchange,
                                              std::span<const RowPart> parts) {
@@ -218,8 +219,24 @@ class Direct final : public Strategy {
     return ShownRows::to_read(exchange, static_cast<const std::byte*>(rows.data), rows.num_bytes());
   }
 
-  std::string_view name_;
-  bool by_node_;
+  DirectVariant variant_;
+};
+
+// One copy per token and far rank.
+class DirectModel final : public RelayModel {
+ public:
+  LinkFlow flow(Movement movement, const RouteSums& sums,
+                const Topology& /*topology*/) const override {
+    if (movement == Movement::kCombine) return sums.routes.reversed();
+    const LinkFlow flow = flow_with_copies(sums.routes, sums.ranks);
+    return is_scatter(movement) ? flow : flow.reversed();
+  }
+
+ protected:
+  const CopySizes& copies(const StepSizes& sizes) const override { return sizes.per_rank; }
+  std::vector<double> rows_per_token(Movement movement, const StrategyJob& job) const override {
+    return movement == Movement::kCombine ? job.spread.routes_to_rank : job.spread.reaches_rank;
+  }
 };
 
 }  // namespace
@@ -228,12 +245,17 @@ const Relay& relay_of(const Plan& plan) {
   return plan.strategy_state<DirectState>().relay;
 }
 
-std::unique_ptr<Strategy> make_direct() {
-  return std::make_unique<Direct>("direct", /*by_node=*/false);
+std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant) {
+  return std::make_unique<Direct>(variant);
 }
 
-std::unique_ptr<Strategy> make_hierarchical() {
-  return std::make_unique<Direct>("hierarchical", /*by_node=*/true);
+std::unique_ptr<Strategy> make_direct() {
+  static const DirectModel model;
+  return make_direct_variant(
+      {.name = "direct",
+       .make_gateway = [](const Topology&) -> Gateway { return gateway_is_destination; },
+       .sum_group_of = [](const Topology&, int rank) { return rank; },
+       .model = model});
 }
 
 }  // namespace crossdock

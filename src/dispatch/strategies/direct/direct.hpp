@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "crossdock/extend/strategy.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
@@ -11,11 +12,18 @@ namespace crossdock {
 /// lies on the way back. Between nodes a token crosses once per destination rank.
 std::unique_ptr<Strategy> make_direct();
 
-/// As direct, but between nodes a token crosses once per destination node and is forwarded inside
-/// it; with partial sums one row per node comes back.
-std::unique_ptr<Strategy> make_hierarchical();
+/// How strategies that reach near ranks directly differ from each other between nodes.
+struct DirectVariant {
+  std::string_view name;  // of a string that lives as long as the program
+  /// The ranks through which copies reach far ranks.
+  Gateway (*make_gateway)(const Topology& topology);
+  /// Which ranks' rows of a token are summed together before the rest, with partial sums.
+  int (*sum_group_of)(const Topology& topology, int rank);
+  const StrategyModel& model;  // lives as long as the program
+};
+std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant);
 
-/// What one of the two keeps in a plan of its own: the copies that cross between nodes.
+/// What such a strategy keeps in a plan of its own: the copies that cross between nodes.
 const Relay& relay_of(const Plan& plan);
 
 }  // namespace crossdock

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "crossdock/extend/strategy.hpp"
+
+namespace crossdock {
+
+/// Makes a new strategy, with the same name every time. May be called by several threads at once.
+using StrategyFactory = std::function<std::unique_ptr<Strategy>()>;
+
+/// The strategies that a name can stand for and that "auto" and the planner choose from. A value:
+/// copies are independent, and there is no list behind it that others see. Must be identical on
+/// every rank: where "auto" chooses, another list on some rank is an agreed error.
+///
+///   StrategyList candidates = built_in_strategies();
+///   candidates.add([] { return std::make_unique<Mine>(); });
+///   Dispatcher dispatcher(group, config, "auto", candidates);
+class StrategyList {
+ public:
+  using Samples = std::vector<std::shared_ptr<const Strategy>>;
+
+  /// Adds a strategy behind the others: of two that cost the same, "auto" prefers the earlier.
+  /// Throws Error(kInvalidArgument) for a name that is taken, "auto", or empty, or has one of the
+  /// characters ",;=".
+  void add(StrategyFactory make);
+
+  /// Throws Error(kInvalidArgument) that lists the names.
+  std::unique_ptr<Strategy> make(std::string_view name) const;
+
+  std::vector<std::string> names() const;  // in order of preference
+
+  /// A sample of each strategy, in order of preference; to ask for name and model.
+  Samples::const_iterator begin() const { return samples_.begin(); }
+  Samples::const_iterator end() const { return samples_.end(); }
+
+ private:
+  Samples samples_;
+  std::vector<StrategyFactory> factories_;
+};
+
+/// direct, hierarchical, alltoall, allgather.
+StrategyList built_in_strategies();
+
+/// The names of built_in_strategies(), in alphabetical order.
+std::vector<std::string> strategy_names();
+/// One of built_in_strategies().
+std::unique_ptr<Strategy> make_strategy(std::string_view name);
+
+}  // namespace crossdock

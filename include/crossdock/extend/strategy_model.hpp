@@ -1,0 +1,194 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "crossdock/extend/communicator.hpp"
+#include "crossdock/plan.hpp"
+
+namespace crossdock {
+
+/// The movements of one step. kGradients moves like kDispatch, in the dtype of the results.
+enum class Movement : uint8_t { kDispatch, kGradients, kCombine, kPartialSums };
+
+/// Whether rows go from tokens to experts (Strategy::scatter), not back.
+constexpr bool is_scatter(Movement movement) {
+  return movement == Movement::kDispatch || movement == Movement::kGradients;
+}
+
+/// Rows on the links of every rank, [P] each.
+struct LinkFlow {
+  std::vector<double> kept;  // stays on its rank
+  std::vector<double> sent_within;
+  std::vector<double> sent_between;
+  std::vector<double> received_within;
+  std::vector<double> received_between;
+
+  explicit LinkFlow(size_t num_ranks = 0);
+  void add(const Topology& topology, int from, int to, double rows);
+  /// The same rows in the opposite direction.
+  LinkFlow reversed() const;
+  /// All rows that a rank sends or receives, with those it keeps.
+  double total_sent(size_t rank) const;
+  double total_received(size_t rank) const;
+  /// The most rows that any rank sends or receives.
+  double most_within() const;
+  double most_between() const;
+};
+
+/// Totals over the routes of all ranks, either counted from a plan or expected before there is one.
+struct RouteSums {
+  std::vector<double> tokens;          // [P] T of every rank
+  std::vector<double> reach_own_node;  // [P] tokens of a rank with a route to its own node
+  LinkFlow routes;                     // one row per route
+  LinkFlow ranks;                      // one row per token and rank it has a route to
+  /// One row per token and other node it has a route to (between), and the rows that its gateways
+  /// there forward, one per route (within; kept: to themselves). Excludes routes to the own node.
+  LinkFlow nodes;
+};
+
+/// Expected destinations of one token's K distinct experts.
+struct TokenSpread {
+  std::vector<double> routes_to_rank;  // [P] number of routes
+  std::vector<double> reaches_rank;    // [P] probability of at least one route
+  std::vector<double> reaches_node;    // [nodes] the same
+};
+
+/// Bytes of one row.
+struct RowBytes {
+  double tokens = 0;   // in a dispatch
+  double scales = 0;   // beside them, with fp8
+  double results = 0;  // of experts, and of gradients
+  double partial = 0;  // of a partial sum
+
+  double of(Movement movement) const {
+    if (movement == Movement::kDispatch) return tokens + scales;
+    return movement == Movement::kPartialSums ? partial : results;
+  }
+};
+
+/// Copies of tokens that go to other nodes.
+struct CopySizes {
+  double near_sums = 0;         // partial sums of rows on the rank's own node
+  double sent = 0;              // copies that leave this rank
+  double received = 0;          // copies that arrive
+  double targets_received = 0;  // routes that the copies received stand for
+};
+
+/// What one rank has in one step, in rows.
+struct StepSizes {
+  double tokens = 0;         // T
+  double all_tokens = 0;     // of all ranks
+  double sent = 0;           // S
+  double received = 0;       // R without pads
+  double padded = 0;         // R
+  double kept = 0;           // routes of its own tokens to its own experts
+  double far_sent = 0;       // of sent: to other nodes
+  double far_received = 0;   // of received: from other nodes
+  double sums_sent = 0;      // ranks that its tokens have routes to: partial sums that come back
+  double sums_received = 0;  // tokens of each source that have routes to it: sums it makes
+  CopySizes per_rank{};      // with one copy per token and far rank
+  CopySizes per_node{};      // with one copy per token and far node, sent to a gateway there
+};
+
+/// The job that a model is asked about. All ranks have the same number of tokens.
+struct StrategyJob {
+  const DispatchConfig& config;
+  const Topology& topology;
+  double tokens = 0;  // T of every rank
+  RowBytes row_bytes{};
+  double staging_bytes = 0;   // limit of rows on their way at once, if a strategy works in rounds
+  const TokenSpread& spread;  // expected for one token
+  const RouteSums& sums;      // expected for all ranks
+
+  bool has_far_ranks() const { return topology.num_nodes > 1; }
+  double num_ranks() const { return static_cast<double>(topology.node_of_rank.size()); }
+};
+
+/// How a movement uses the communicator.
+struct MessageModel {
+  double rounds = 1;                     // exchanges; 0: rows do not pass the communicator
+  std::vector<double> rows_per_token{};  // [P] sent to each rank, or [nodes] to each node
+};
+
+/// Records what a strategy requests, in the order in which its code requests it. The planner
+/// replays the requests against the rules of the memory pools.
+class MemoryTrace {
+ public:
+  /// Memory in use; returned at the end of its scope or earlier by end().
+  class [[nodiscard]] Lease {
+   public:
+    explicit Lease(std::function<void()> give_back) : give_back_(std::move(give_back)) {}
+    ~Lease() { end(); }
+    Lease(Lease&& other) noexcept : give_back_(std::exchange(other.give_back_, nullptr)) {}
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    Lease& operator=(Lease&&) = delete;
+    void end() {
+      if (give_back_) std::exchange(give_back_, nullptr)();
+    }
+
+   private:
+    std::function<void()> give_back_;
+  };
+
+  virtual ~MemoryTrace() = default;
+
+  /// BufferPool::take_scratch.
+  virtual Lease take_scratch(double num_bytes) = 0;
+  /// Group::agree without a body.
+  virtual void agree() = 0;
+  /// One exchange, with scratch memory for what is sent and what is received.
+  void exchange(double sent_bytes, double received_bytes) {
+    const Lease sent = take_scratch(sent_bytes);
+    const Lease received = take_scratch(received_bytes);
+  }
+  /// Memory that the state of Strategy::prepare keeps: from the group's pool, or elsewhere
+  /// (vectors). Of use in trace_plan only.
+  virtual void keep_in_pool(double num_bytes) = 0;
+  virtual void keep_in_plan(double num_bytes) = 0;
+};
+
+inline constexpr double kIndexBytes = 8;   // of a row number
+inline constexpr double kWeightBytes = 4;  // of a route's weight: fp32
+
+/// What a strategy tells of itself before a job starts; the planner and "auto" compare strategies
+/// by this alone (Strategy::model). All members are optional: the defaults describe a strategy that
+/// packs rows per destination, exchanges them and unpacks them, as alltoall does. Members depend on
+/// their arguments alone, give the same result on every rank, and may be called by several threads
+/// at once.
+class StrategyModel {
+ public:
+  virtual ~StrategyModel() = default;
+
+  /// Whether ranks of a node load from and store into each other's memory. Rows then lie in the
+  /// group's windows, and only rows between nodes pass the communicator.
+  virtual bool reaches_peers() const { return false; }
+
+  /// The rows that cross each rank's links.
+  virtual LinkFlow flow(Movement movement, const RouteSums& sums, const Topology& topology) const;
+
+  /// Bytes that a rank's memory reads and writes, including peers' loads and stores.
+  virtual double memory_traffic(Movement movement, const StepSizes& sizes,
+                                const StrategyJob& job) const;
+
+  /// Messages for rows of `row_bytes`.
+  virtual MessageModel messages(Movement movement, double row_bytes, const StrategyJob& job) const;
+
+  /// The requests of Strategy::prepare.
+  virtual void trace_plan(const StepSizes& sizes, const StrategyJob& job, MemoryTrace& trace) const;
+
+  /// The requests of scatter (is_scatter), gather_sum (kCombine) or gather_partial_sums.
+  virtual void trace_rows(Movement movement, double row_bytes, const StepSizes& sizes,
+                          const StrategyJob& job, MemoryTrace& trace) const;
+
+  /// The name of another strategy that does exactly the same on these nodes; empty: none. It is
+  /// then not named as an alternative.
+  virtual std::string_view same_as(const Topology& /*topology*/) const { return {}; }
+};
+
+}  // namespace crossdock

@@ -1,0 +1,248 @@
+#include "cost/cost_model.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/check.hpp"
+#include "cost/route_sums.hpp"
+#include "cost/step_memory.hpp"
+#include "cost/step_sizes.hpp"
+#include "cost/top_k_odds.hpp"
+#include "plan/capacity.hpp"
+
+namespace crossdock {
+namespace {
+
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double time_at(double bytes, double rate) {
+  return bytes > 0 ? bytes / rate : 0.0;
+}
+
+// Bytes of a row on each kind of link. A peer's rows are loaded before they are summed.
+LinkLoad link_row_bytes(const StrategyModel& model, Movement movement, const RowBytes& bytes) {
+  const bool loads_rows = movement == Movement::kPartialSums && model.reaches_peers();
+  return {loads_rows ? bytes.results : bytes.of(movement), bytes.of(movement)};
+}
+
+std::optional<Drops> drops_of(const CostInputs& inputs) {
+  if (!inputs.config.capacity) return std::nullopt;
+  const Capacity& capacity = *inputs.config.capacity;
+  const int64_t tokens = capacity.pad_to_capacity ? capacity.max_tokens : inputs.tokens;
+  return Drops{.tokens = inputs.tokens,
+               .capacity = capacity_rows(inputs.config, tokens),
+               .policy = capacity.policy};
+}
+
+void set_times(const Fabric& fabric, OperationCost& cost) {
+  const double within = time_at(cost.most_bytes.within_node, fabric.within_node_rate);
+  const double between = time_at(cost.most_bytes.between_nodes, fabric.between_nodes_rate);
+  const double memory = time_at(cost.memory_traffic, fabric.memory_rate);
+  cost.lower_bound_s = std::max({within, between, memory});
+  cost.serial_s = std::max(within, between) + memory;
+}
+
+void check_flow(const Strategy& strategy, const LinkFlow& flow, size_t num_ranks) {
+  for (const auto* rows : {&flow.kept, &flow.sent_within, &flow.sent_between, &flow.received_within,
+                           &flow.received_between}) {
+    CROSSDOCK_CHECK(rows->size() == num_ranks, "the flow of strategy \"", strategy.name(),
+                    "\" must have an entry for each of the ", num_ranks, " ranks, got ",
+                    rows->size());
+  }
+}
+
+}  // namespace
+
+CostModel::CostModel(CostInputs inputs)
+    : inputs_(std::move(inputs)),
+      placement_(make_placement(inputs_.config, num_ranks())),
+      spread_(expected_spread(placement_, inputs_.topology,
+                              {.top_k = inputs_.config.top_k, .zipf = inputs_.zipf},
+                              drops_of(inputs_))),
+      sums_(expected_sums(spread_, inputs_.topology, inputs_.tokens)),
+      bytes_(row_bytes_of(inputs_)),
+      ranks_outside_(static_cast<size_t>(inputs_.topology.num_nodes), num_ranks()) {
+  for (const int node : inputs_.topology.node_of_rank) {
+    ranks_outside_[static_cast<size_t>(node)] -= 1.0;
+  }
+  expected_ = expected_sizes(sums_, inputs_, placement_, fullest_rank());
+}
+
+StrategyJob CostModel::job() const {
+  const MpiOptions& engine = inputs_.engine;
+  return {.config = inputs_.config,
+          .topology = inputs_.topology,
+          .tokens = static_cast<double>(inputs_.tokens),
+          .row_bytes = bytes_,
+          .staging_bytes = static_cast<double>(
+              std::min(inputs_.staging_bytes, engine.max_in_flight / 2 * engine.chunk_bytes)),
+          .spread = spread_,
+          .sums = sums_};
+}
+
+OperationCost CostModel::operation(const Strategy& strategy, Movement movement) const {
+  const StrategyModel& model = strategy.model();
+  const LinkFlow flow = model.flow(movement, sums_, inputs_.topology);
+  check_flow(strategy, flow, sums_.tokens.size());
+  const LinkLoad row_bytes = link_row_bytes(model, movement, bytes_);
+  OperationCost cost;
+  cost.rows = {mean(flow.sent_within), mean(flow.sent_between)};
+  cost.bytes = {cost.rows.within_node * row_bytes.within_node,
+                cost.rows.between_nodes * row_bytes.between_nodes};
+  cost.most_bytes = {flow.most_within() * row_bytes.within_node,
+                     flow.most_between() * row_bytes.between_nodes};
+  cost.memory_traffic = model.memory_traffic(movement, expected_, job());
+  if (movement == Movement::kDispatch) {
+    add_requests(strategy, movement, bytes_.tokens, cost);
+    add_requests(strategy, movement, bytes_.scales, cost);
+  } else {
+    add_requests(strategy, movement, row_bytes.between_nodes, cost);
+  }
+  set_times(inputs_.fabric, cost);
+  return cost;
+}
+
+// Sends and receives of a rank in one round, if every rank has T * rows_per_token[i] / rounds rows
+// for place i, a rank or a node, on all other ranks or (far_only) on those of other nodes.
+double CostModel::count_messages(const std::vector<double>& rows_per_token, bool far_only,
+                                 double row_bytes, double rounds) const {
+  const auto chunk = static_cast<double>(inputs_.engine.chunk_bytes);
+  const bool by_node = rows_per_token.size() != sums_.tokens.size();
+  double sends = 0;
+  for (size_t i = 0; i < rows_per_token.size(); ++i) {
+    const size_t node = by_node ? i : static_cast<size_t>(inputs_.topology.node_of_rank[i]);
+    const double senders = far_only ? ranks_outside_[node] : num_ranks() - 1.0;
+    const double rows = static_cast<double>(inputs_.tokens) * rows_per_token[i] / rounds;
+    sends += senders * std::ceil(rows * row_bytes / chunk);
+  }
+  return 2.0 * sends / num_ranks();
+}
+
+void CostModel::add_requests(const Strategy& strategy, Movement movement, double row_bytes,
+                             OperationCost& cost) const {
+  if (row_bytes == 0) return;
+  const StrategyModel& model = strategy.model();
+  const MessageModel messages = model.messages(movement, row_bytes, job());
+  if (messages.rounds == 0) return;
+  const size_t num_places = messages.rows_per_token.size();
+  CROSSDOCK_CHECK(num_places == sums_.tokens.size() || num_places == ranks_outside_.size(),
+                  "the messages of strategy \"", strategy.name(),
+                  "\" must be given for each of the ", sums_.tokens.size(),
+                  " ranks or each of the ", ranks_outside_.size(), " nodes, got ", num_places);
+  cost.rounds += messages.rounds;
+  cost.requests += messages.rounds * count_messages(messages.rows_per_token, model.reaches_peers(),
+                                                    row_bytes, messages.rounds);
+}
+
+// The rank with the most rows; without rows, the first.
+size_t CostModel::fullest_rank() const {
+  size_t fullest = 0;
+  for (size_t rank = 1; rank < sums_.tokens.size(); ++rank) {
+    if (sums_.routes.total_received(rank) > sums_.routes.total_received(fullest)) fullest = rank;
+  }
+  return fullest;
+}
+
+// The rank with the most experts.
+size_t CostModel::largest_rank() const {
+  const std::vector<int64_t>& offsets = placement_.owner_offsets;
+  size_t largest = 0;
+  for (size_t rank = 1; rank < sums_.tokens.size(); ++rank) {
+    if (offsets[rank + 1] - offsets[rank] > offsets[largest + 1] - offsets[largest]) largest = rank;
+  }
+  return largest;
+}
+
+RoutingEstimate CostModel::routing() const {
+  const auto sum = [](const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0);
+  };
+  const size_t largest = largest_rank();
+  const double kept = sum(spread_.routes_to_rank) / static_cast<double>(inputs_.config.top_k);
+  return {
+      .ranks_per_token = sum(spread_.reaches_rank),
+      .nodes_per_token = sum(spread_.reaches_node),
+      .rows_per_rank = mean(sums_.routes.kept) + mean(sums_.routes.sent_within) +
+                       mean(sums_.routes.sent_between),
+      .dropped_share = inputs_.config.capacity ? std::max(0.0, 1.0 - kept) : 0.0,
+      .most_rows = expected_.received,
+      .most_experts = placement_.owner_offsets[largest + 1] - placement_.owner_offsets[largest]};
+}
+
+StepMemory CostModel::memory(const StrategyModel& model) const {
+  const auto need = [&](const StepSizes& sizes) { return memory_of_step(model, sizes, job()); };
+  const size_t largest = largest_rank();
+  StepMemory memory{.expected = need(expected_),
+                    .worst_case = need(worst_sizes(inputs_, placement_, largest))};
+  if (inputs_.config.capacity || inputs_.config.max_rows) {
+    memory.with_capacity = need(limited_sizes(inputs_, placement_, largest));
+    // Fewer rows can take more memory, where blocks of a pool serve fewer requests.
+    if (memory.with_capacity->total() < memory.expected.total()) {
+      memory.with_capacity = memory.expected;
+    }
+  }
+  return memory;
+}
+
+bool CostModel::fits(int64_t tokens, const StrategyList& candidates) {
+  inputs_.tokens = tokens;
+  sums_ = expected_sums(spread_, inputs_.topology, tokens);
+  const auto limit = static_cast<double>(inputs_.fabric.memory_bytes);
+  expected_ = expected_sizes(sums_, inputs_, placement_, fullest_rank());
+  return std::any_of(candidates.begin(), candidates.end(), [&](const auto& strategy) {
+    return memory_of_step(strategy->model(), expected_, job()).total() <= limit;
+  });
+}
+
+StrategyCost CostModel::cost_of(const Strategy& strategy) const {
+  StrategyCost cost{.name = std::string(strategy.name()),
+                    .same_as = std::string(strategy.model().same_as(inputs_.topology)),
+                    .dispatch = operation(strategy, Movement::kDispatch),
+                    .combine = operation(strategy, Movement::kCombine),
+                    .partial_sums = operation(strategy, Movement::kPartialSums),
+                    .memory = memory(strategy.model())};
+  const OperationCost& back = inputs_.config.partial_sums ? cost.partial_sums : cost.combine;
+  const auto at_once = [](const OperationCost& operation) {
+    return operation.rounds > 0 ? std::ceil(operation.requests / operation.rounds) : 0.0;
+  };
+  cost.max_in_flight =
+      static_cast<int64_t>(std::min(std::max(at_once(cost.dispatch), at_once(back)),
+                                    static_cast<double>(inputs_.engine.max_in_flight)));
+  const OperationCost gradients = operation(strategy, Movement::kGradients);
+  cost.step_lower_bound_s =
+      cost.dispatch.lower_bound_s + gradients.lower_bound_s + 2 * back.lower_bound_s;
+  cost.step_serial_s = cost.dispatch.serial_s + gradients.serial_s + 2 * back.serial_s;
+  return cost;
+}
+
+OperationCost CostModel::least_dispatch() const {
+  const double between = mean(sums_.nodes.sent_between);
+  const double to_others = mean(sums_.ranks.sent_within) + mean(sums_.ranks.sent_between);
+  const double row_bytes = bytes_.tokens + bytes_.scales;
+  OperationCost cost;
+  cost.rows = {std::max(0.0, to_others - between), between};
+  cost.bytes = {cost.rows.within_node * row_bytes, between * row_bytes};
+  // Every rank must get its rows, and every node the copies for it, shared by its ranks.
+  cost.most_bytes = cost.bytes;
+  const auto T = static_cast<double>(inputs_.tokens);
+  for (size_t rank = 0; rank < sums_.tokens.size(); ++rank) {
+    const auto node = static_cast<size_t>(inputs_.topology.node_of_rank[rank]);
+    const double node_size = num_ranks() - ranks_outside_[node];
+    cost.most_bytes.within_node =
+        std::max(cost.most_bytes.within_node, sums_.ranks.received_within[rank] * row_bytes);
+    cost.most_bytes.between_nodes =
+        std::max(cost.most_bytes.between_nodes,
+                 T * spread_.reaches_node[node] * ranks_outside_[node] / node_size * row_bytes);
+  }
+  cost.memory_traffic = row_bytes * (mean(sums_.tokens) + to_others + mean(sums_.ranks.kept));
+  set_times(inputs_.fabric, cost);
+  return cost;
+}
+
+}  // namespace crossdock

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "crossdock/extend/strategy_list.hpp"
+#include "crossdock/extend/strategy_model.hpp"
+#include "crossdock/planner.hpp"
+#include "plan/placement.hpp"
+
+namespace crossdock {
+
+/// Everything about the inputs that is computed once, and the costs of strategies from it.
+/// REQUIRES checked inputs (check_cost_inputs).
+class CostModel {
+ public:
+  explicit CostModel(CostInputs inputs);
+
+  /// Throws Error(kInvalidArgument) if the strategy's model gives vectors of a wrong size.
+  StrategyCost cost_of(const Strategy& strategy) const;
+  OperationCost least_dispatch() const;
+  RoutingEstimate routing() const;
+
+  /// Whether the expected memory of some candidate fits the fabric's with so many tokens per rank,
+  /// which are the model's from here on. With a capacity the share of the routes that is kept stays
+  /// the one of the tokens that the model was made for.
+  bool fits(int64_t tokens, const StrategyList& candidates);
+
+ private:
+  int num_ranks() const { return static_cast<int>(inputs_.topology.node_of_rank.size()); }
+  StrategyJob job() const;
+  OperationCost operation(const Strategy& strategy, Movement movement) const;
+  void add_requests(const Strategy& strategy, Movement movement, double row_bytes,
+                    OperationCost& cost) const;
+  double count_messages(const std::vector<double>& rows_per_token, bool far_only, double row_bytes,
+                        double rounds) const;
+  StepMemory memory(const StrategyModel& model) const;
+  size_t fullest_rank() const;
+  size_t largest_rank() const;
+
+  CostInputs inputs_;
+  Placement placement_;
+  TokenSpread spread_;
+  RouteSums sums_;
+  RowBytes bytes_;
+  std::vector<double> ranks_outside_;  // [nodes] ranks of other nodes
+  StepSizes expected_;                 // of the fullest rank
+};
+
+}  // namespace crossdock
