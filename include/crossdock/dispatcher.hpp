@@ -104,9 +104,11 @@ class [[nodiscard]] Pending {
 class Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
-  /// A name of strategy_names(), or "auto": the strategy that costs least for this configuration
-  /// and these nodes (see planner.hpp); strategy().name() tells which.
-  Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name);
+  /// The name of a candidate, or "auto": the candidate with the least cost for this configuration
+  /// and these nodes (planner.hpp); strategy().name() tells which. Where "auto" chooses, candidates
+  /// must be identical on every rank.
+  Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name,
+             const StrategyList& candidates = built_in_strategies());
   ~Dispatcher();
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;

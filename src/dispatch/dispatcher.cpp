@@ -12,10 +12,20 @@
 namespace crossdock {
 namespace {
 
+// The candidates that "auto" chose from; empty for those that are the same in every program.
+std::string candidates_text(std::string_view strategy_name, const StrategyList& candidates) {
+  const std::vector<std::string> names = candidates.names();
+  if (strategy_name != "auto" || names == built_in_strategies().names()) return {};
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ",") + name;
+  return text;
+}
+
 using MakeStrategy = std::function<std::unique_ptr<Strategy>(const DispatchConfig& config)>;
 
 // A failure becomes the context's refusal.
-PathContext make_context(Group& group, DispatchConfig config, const MakeStrategy& make) {
+PathContext make_context(Group& group, DispatchConfig config, const MakeStrategy& make,
+                         const std::string& candidates = {}) {
   PathContext context{.group = group,
                       .config = std::make_shared<const DispatchConfig>(std::move(config)),
                       .strategy = nullptr,
@@ -24,7 +34,7 @@ PathContext make_context(Group& group, DispatchConfig config, const MakeStrategy
     context.strategy = make(*context.config);
     CROSSDOCK_CHECK(context.strategy != nullptr, "a dispatcher needs a strategy, got none");
     check_config(*context.config, group.size());
-    context.config_text = config_text(*context.config, context.strategy->name());
+    context.config_text = config_text(*context.config, context.strategy->name(), candidates);
   });
   return context;
 }
@@ -103,11 +113,15 @@ Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Stra
           make_context(group, std::move(config),
                        [&](const DispatchConfig& /*config*/) { return std::move(strategy); }))) {}
 
-Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name)
-    : impl_(std::make_unique<Impl>(
-          make_context(group, std::move(config), [&](const DispatchConfig& checked) {
-            return make_strategy(resolve_strategy(strategy_name, checked, group.topology()));
-          }))) {}
+Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::string_view strategy_name,
+                       const StrategyList& candidates)
+    : impl_(std::make_unique<Impl>(make_context(
+          group, std::move(config),
+          [&](const DispatchConfig& checked) {
+            return candidates.make(
+                resolve_strategy(strategy_name, checked, group.topology(), candidates));
+          },
+          candidates_text(strategy_name, candidates)))) {}
 
 Dispatcher::~Dispatcher() = default;
 

@@ -69,7 +69,8 @@ void check_config(const DispatchConfig& config, int num_ranks) {
                   " are more than can be counted");
 }
 
-std::string config_text(const DispatchConfig& config, std::string_view strategy_name) {
+std::string config_text(const DispatchConfig& config, std::string_view strategy_name,
+                        std::string_view candidates) {
   std::ostringstream out;
   out << std::setprecision(17);
   out << "num_experts=" << config.num_experts << ";top_k=" << config.top_k
@@ -95,6 +96,7 @@ std::string config_text(const DispatchConfig& config, std::string_view strategy_
   } else {
     out << "none";
   }
+  if (!candidates.empty()) out << ";candidates=" << candidates;
   // Last, because "auto" chooses by all the other settings.
   out << ";strategy=" << strategy_name;
   return out.str();
