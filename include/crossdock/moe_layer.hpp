@@ -21,7 +21,7 @@ struct MoeLayerConfig {
   RouterConfig router{};
   ExpertsConfig experts{};
   DispatchConfig dispatch{};      // alignment, capacity, placement, ...
-  std::string strategy = "auto";  // or one of strategy_names()
+  std::string strategy = "auto";  // or the name of one of MoeLayerOptions::candidates
   int64_t shared_inner = 0;       // F of the shared experts, one dense MLP; 0: none
   /// The shared experts compute while the dispatch moves rows. Same bits either way.
   bool overlap_shared = true;
@@ -128,7 +128,9 @@ struct MoeBackwardDwArgs {
 
 struct MoeLayerOptions {
   std::unique_ptr<Strategy> strategy{};  // your own; default: the one the configuration names
-  std::shared_ptr<ThreadPool> pool{};    // default: the group's
+  /// The strategies that MoeLayerConfig::strategy chooses from; identical on every rank.
+  StrategyList candidates = built_in_strategies();
+  std::shared_ptr<ThreadPool> pool{};  // default: the group's
   /// The counting group: the ranks over which the losses count routes, tokens and sequences; this
   /// rank must be among them. It must outlive the layer. Default: the group of the layer; with
   /// BalanceScope::kSequence each rank then counts the routes of its own sequences, and the loss is

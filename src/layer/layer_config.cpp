@@ -5,7 +5,6 @@
 
 #include "core/check.hpp"
 #include "core/sizes.hpp"
-#include "crossdock/planner.hpp"
 
 namespace crossdock {
 namespace {
@@ -38,7 +37,6 @@ MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group) {
   CROSSDOCK_CHECK(config.overlap_chunks >= 1, "overlap_chunks must be at least 1, got ",
                   config.overlap_chunks);
   config.router.dtype = config.experts.dtype;
-  config.strategy = resolve_strategy(config.strategy, config.dispatch, group.topology());
   config.experts.num_local_experts = count_local_experts(config.dispatch, group);
   return config;
 }

@@ -14,9 +14,9 @@ std::optional<SharedExperts> make_shared_experts(const MoeLayerConfig& config,
 }
 
 Dispatcher make_dispatcher(Group& group, const MoeLayerConfig& config,
-                           std::unique_ptr<Strategy> strategy) {
-  if (strategy) return Dispatcher(group, config.dispatch, std::move(strategy));
-  return Dispatcher(group, config.dispatch, config.strategy);
+                           MoeLayerOptions& options) {
+  if (options.strategy) return Dispatcher(group, config.dispatch, std::move(options.strategy));
+  return Dispatcher(group, config.dispatch, config.strategy, options.candidates);
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ LayerParts::LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLaye
       router(config.router, pool),
       experts(config.experts, pool),
       shared(make_shared_experts(config, pool)),
-      dispatcher(make_dispatcher(group, config, std::move(options.strategy))) {}
+      dispatcher(make_dispatcher(group, config, options)) {}
 
 ExpertsForwardArgs LayerParts::prepare_forward(const MoeForwardArgs& args, const Plan& plan,
                                                const DispatchResult& sent, OwnedTensor& y) {

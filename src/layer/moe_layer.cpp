@@ -38,7 +38,7 @@ class MoeLayer::Impl {
   std::string config_text_;  // must be identical on every rank
   std::optional<Error> config_error_;
   RouteCounts counts_;
-  std::optional<LayerParts> parts_;  // empty with a config_error_
+  std::optional<LayerParts> parts_;  // not used with a config_error_
   std::optional<Overlap> overlap_;   // if requested, from the first call on
 };
 
@@ -51,6 +51,7 @@ MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions option
     config_ = fill_in(config_, group_);
     config_text_ = config_text(config_);
     parts_.emplace(group_, config_, options);
+    config_.strategy = parts_->dispatcher.strategy().name();
   });
 }
 
