@@ -111,7 +111,7 @@ struct StrategyJob {
 
 /// How a movement uses the communicator.
 struct MessageModel {
-  double rounds = 1;                     // exchanges; 0: rows do not pass the communicator
+  double rounds = 1;                     // exchanges; 0: the communicator is not used
   std::vector<double> rows_per_token{};  // [P] sent to each rank, or [nodes] to each node
 };
 
@@ -147,8 +147,8 @@ class MemoryTrace {
     const Lease sent = take_scratch(sent_bytes);
     const Lease received = take_scratch(received_bytes);
   }
-  /// Memory that the state of Strategy::prepare keeps: from the group's pool, or elsewhere
-  /// (vectors). Of use in trace_plan only.
+  /// Memory that the result of Strategy::prepare keeps, from the group's pool or elsewhere
+  /// (vectors); it is held for the whole step. For trace_plan only.
   virtual void keep_in_pool(double num_bytes) = 0;
   virtual void keep_in_plan(double num_bytes) = 0;
 };
@@ -156,38 +156,39 @@ class MemoryTrace {
 inline constexpr double kIndexBytes = 8;   // of a row number
 inline constexpr double kWeightBytes = 4;  // of a route's weight: fp32
 
-/// What a strategy tells of itself before a job starts; the planner and "auto" compare strategies
-/// by this alone (Strategy::model). All members are optional: the defaults describe a strategy that
-/// packs rows per destination, exchanges them and unpacks them, as alltoall does. Members depend on
-/// their arguments alone, give the same result on every rank, and may be called by several threads
-/// at once.
+/// Describes what a strategy sends and what it holds, before a job starts. The planner and "auto"
+/// compare strategies by their models alone (Strategy::model). All members are optional: the
+/// defaults describe a strategy that packs rows per destination, exchanges them and unpacks them,
+/// as alltoall does. Results must depend on the arguments only and be identical on every rank.
+/// Members may be called by several threads at once.
 class StrategyModel {
  public:
   virtual ~StrategyModel() = default;
 
-  /// Whether ranks of a node load from and store into each other's memory. Rows then lie in the
-  /// group's windows, and only rows between nodes pass the communicator.
+  /// Whether ranks of a node load from and store into each other's memory. Rows are then allocated
+  /// in the group's windows, and only rows between nodes pass through the communicator.
   virtual bool reaches_peers() const { return false; }
 
-  /// The rows that cross each rank's links.
+  /// The rows that each rank sends and receives, one entry per rank in each vector.
   virtual LinkFlow flow(Movement movement, const RouteSums& sums, const Topology& topology) const;
 
   /// Bytes that a rank's memory reads and writes, including peers' loads and stores.
   virtual double memory_traffic(Movement movement, const StepSizes& sizes,
                                 const StrategyJob& job) const;
 
-  /// Messages for rows of `row_bytes`.
+  /// The exchanges in which rows of `row_bytes` bytes are sent.
   virtual MessageModel messages(Movement movement, double row_bytes, const StrategyJob& job) const;
 
-  /// The requests of Strategy::prepare.
+  /// Makes the requests of Strategy::prepare.
   virtual void trace_plan(const StepSizes& sizes, const StrategyJob& job, MemoryTrace& trace) const;
 
-  /// The requests of scatter (is_scatter), gather_sum (kCombine) or gather_partial_sums.
+  /// Makes the requests of scatter (is_scatter), gather_sum (kCombine) or gather_partial_sums
+  /// (kPartialSums) for rows of `row_bytes` bytes.
   virtual void trace_rows(Movement movement, double row_bytes, const StepSizes& sizes,
                           const StrategyJob& job, MemoryTrace& trace) const;
 
-  /// The name of another strategy that does exactly the same on these nodes; empty: none. It is
-  /// then not named as an alternative.
+  /// The name of a strategy that this one does not differ from on these nodes; empty: none. If that
+  /// strategy is chosen, this one is not named as an alternative.
   virtual std::string_view same_as(const Topology& /*topology*/) const { return {}; }
 };
 
