@@ -1,75 +1,79 @@
-# Thin wrappers over the CMake presets: everything here can be typed by hand.
+# Thin wrappers around the CMake presets: every command here can be typed by hand.
 JOBS ?= $(shell nproc)
-TEST_JOBS ?= $(shell expr 2 \* $(JOBS))  # most tests wait for ranks rather than compute
+TEST_JOBS ?= $(shell expr 2 \* $(JOBS))  # most tests wait for ranks more than they compute
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 DEMO ?= build/release/crossdock run --preset qwen3-30b-a3b --ranks 4
+# The library and the command, without tests and examples.
+BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_BUILD_EXAMPLES=OFF && \
+                cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
 .PHONY: all demo test test-quick test-sanitizers lint lint-full format bench cuda cuda-release test-cuda install clean help
 
-all:  ## install what is missing, build library, command, tests and examples
-	tools/setup.sh build test
+all:  ## build everything; installs missing packages first
+	tools/setup.sh build mpi test
 	cmake --preset release
 	cmake --build --preset release -j $(JOBS)
 
-demo:  ## install the least, build the command, run a layer on 4 ranks, checked
-	tools/setup.sh build
-	cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_BUILD_EXAMPLES=OFF
-	cmake --build --preset release -j $(JOBS)
+demo:  ## build the command, with MPI, and run a layer on 4 ranks, checked
+	tools/setup.sh build mpi
+	$(BUILD_COMMAND)
 	$(DEMO)
 
 test: all  ## build and run every test
 	ctest --preset release -j $(TEST_JOBS)
 
-test-quick: all  ## the unit tests alone, under a minute
+test-quick: all  ## run the unit tests only, under a minute
 	ctest --preset release -j $(TEST_JOBS) -L unit
 
-test-sanitizers: test-asan test-tsan  ## quick tests under ASan + UBSan, then those with threads under TSan
+test-sanitizers: test-asan test-tsan  ## run unit tests under ASan and UBSan, some under TSan
 
 .PHONY: test-asan test-tsan
 test-asan test-tsan: test-%:
-	tools/setup.sh build test
+	tools/setup.sh build mpi test
 	cmake --preset $*
 	cmake --build --preset $* -j $(JOBS) --target quick_tests
 	ctest --preset $* -j $(TEST_JOBS) -L unit
 
-lint:  ## format, clang-tidy (CUDA host sources too where there is nvcc), layers
-	tools/setup.sh build test lint
+lint:  ## check format and layers, run clang-tidy
+	tools/setup.sh build mpi test lint
 	cmake --preset release
 	$(if $(NVCC),cmake --preset cuda)
 	tools/lint.py --jobs $(JOBS) $(LINT_OPTIONS)
 
 lint-full: LINT_OPTIONS = --full
-lint-full: lint  ## lint with the static analyzer as well: before a release; takes much longer
+lint-full: lint  ## lint with the static analyzer (slow), before a release
 
-format:  ## rewrite the sources in the project's format
+format:  ## format the sources
 	tools/setup.sh lint
 	tools/lint.py --fix format
 
 bench:  ## build the command and run the default benchmarks
-	tools/setup.sh build bench
+	tools/setup.sh build mpi bench
 	cmake --preset release
 	cmake --build --preset release -j $(JOBS) --target crossdock_cli
 	build/release/crossdock bench
 
-cuda:  ## compile library, command and tests for GPUs (needs nvcc, no GPU)
+cuda:  ## compile for GPUs (needs nvcc, no GPU)
 	cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS) --target cuda_tests crossdock_cli
 	tools/check_ptx.py build/cuda/libcrossdock.a
 
-cuda-release:  ## before a release: compile the library for every GPU generation it is for
+cuda-release:  ## compile for every supported GPU, before a release
 	cmake --preset cuda-release
 	cmake --build --preset cuda-release -j $(JOBS) --target crossdock_library
 	tools/check_ptx.py build/cuda-release/libcrossdock.a
 
-test-cuda: cuda  ## on a machine with a GPU: run the tests labelled cuda
+test-cuda: cuda  ## run the tests that need a GPU
 	ctest --preset cuda -L cuda
 
-install: all  ## install under PREFIX (default: /usr/local)
+install:  ## build library and command, install in PREFIX (/usr/local)
+	tools/setup.sh build
+	$(BUILD_COMMAND)
 	cmake --install build/release $(if $(PREFIX),--prefix $(PREFIX))
 
 clean:  ## remove build/
 	rm -rf build
 
-help:  ## this list
+help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18

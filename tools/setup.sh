@@ -1,34 +1,35 @@
 #!/usr/bin/env bash
-# Installs what is missing for the given purposes, by apt, as root or by sudo.
-#   tools/setup.sh [build] [test] [lint] [bench]      (default: all of them)
-# Where neither works it prints the one command to run and fails. CROSSDOCK_SKIP_SETUP=1 turns it off, for machines
-# whose tools come from elsewhere: CMake then says what it misses.
+# Installs the missing Debian packages for the given purposes, with apt, as root or with sudo.
+#   tools/setup.sh [build] [mpi] [test] [lint] [bench]      (default: all)
+# Without root and sudo it prints the command to run and fails. CROSSDOCK_SKIP_SETUP=1 turns it off, for machines whose
+# tools do not come from apt; CMake then names what is missing.
 set -euo pipefail
 
-build="g++ cmake ninja-build libcli11-dev nlohmann-json3-dev"
-test="ccache libgmock-dev librapidcheck-dev libopenmpi-dev openmpi-bin libopenblas-dev iproute2 python3"
+build="g++ cmake ninja-build libcli11-dev nlohmann-json3-dev"  # the library and the command
+mpi="libopenmpi-dev openmpi-bin"
+test="ccache libgmock-dev librapidcheck-dev libopenblas-dev iproute2 python3"
 lint="clang-format clang-tidy python3"
-bench="libopenmpi-dev openmpi-bin libopenblas-dev"  # to compare with
+bench="libopenblas-dev"  # to compare with
 
 [[ "${CROSSDOCK_SKIP_SETUP:-0}" == 1 ]] && exit 0
 
 wanted=()
-for purpose in "${@:-build test lint bench}"; do
+for purpose in "${@:-build mpi test lint bench}"; do
   for name in $purpose; do
     case "$name" in
-      build | test | lint | bench) read -ra names <<<"${!name}" && wanted+=("${names[@]}") ;;
-      *) echo "setup.sh: unknown purpose '$name', must be build, test, lint or bench" >&2 && exit 2 ;;
+      build | mpi | test | lint | bench) read -ra names <<<"${!name}" && wanted+=("${names[@]}") ;;
+      *) echo "setup.sh: unknown purpose '$name', must be build, mpi, test, lint or bench" >&2 && exit 2 ;;
     esac
   done
 done
 
 if ! command -v apt-get >/dev/null; then
-  echo "setup.sh: no apt-get here. Install what these Debian packages hold, then set CROSSDOCK_SKIP_SETUP=1:" >&2
+  echo "setup.sh: apt-get is missing. Install what these Debian packages contain, then set CROSSDOCK_SKIP_SETUP=1:" >&2
   echo "  ${wanted[*]}" >&2
   exit 1
 fi
 
-# A tool counts as there wherever it came from; a library is there if its package is.
+# A tool may come from anywhere; a library must be installed as a package.
 declare -A command_of=([g++]=g++ [ccache]=ccache [cmake]=cmake [ninja-build]=ninja [openmpi-bin]=mpirun [iproute2]=ip
   [clang-format]=clang-format [clang-tidy]=clang-tidy [python3]=python3)
 missing=()
@@ -46,12 +47,12 @@ if [[ $EUID -eq 0 ]]; then
 elif command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; }; then
   run=(sudo env DEBIAN_FRONTEND=noninteractive sh -c)
 else
-  echo "setup.sh: packages are missing and there is no root here. Run this as root, then try again:" >&2
+  echo "setup.sh: packages are missing, and installing them needs root. Run this as root, then try again:" >&2
   echo "  $install" >&2
   exit 1
 fi
 echo "setup.sh: installing ${missing[*]}"
 if ! "${run[@]}" "$install"; then
-  echo "setup.sh: the installation failed. To go on with what there is, set CROSSDOCK_SKIP_SETUP=1." >&2
+  echo "setup.sh: the installation failed. Set CROSSDOCK_SKIP_SETUP=1 to continue without it." >&2
   exit 1
 fi
