@@ -1,6 +1,7 @@
-// What one writes in an hour with MPI, without this library: sort the routes by expert, pack,
-// MPI_Alltoallv, regroup by expert; and back, with a weighted sum. Plain code on purpose, but not
-// slow on purpose: buffers are made once, rows move by memcpy, a row is one MPI element.
+// A baseline without this library, as one would write it in an hour with MPI: sort the routes by
+// expert, pack, MPI_Alltoallv, regroup by expert; then the way back with a weighted sum. Simple but
+// not needlessly slow: buffers are allocated once, rows are copied with memcpy, a row is one MPI
+// element.
 
 #include "bench/mover.hpp"
 #include "crossdock/error.hpp"
@@ -28,7 +29,7 @@ class AnchorMover final : public Mover {
         E_(inputs.workload.scenario().experts) {
     if (in_.x.dtype != DType::kF32) {
       throw Error(ErrorCode::kUnsupported,
-                  "anchor-mpi-pack moves fp32 rows only, the scenario has " +
+                  "anchor-mpi-pack supports only fp32 rows, the scenario has " +
                       std::string(name_of(in_.x.dtype)));
     }
     MPI_Type_contiguous(static_cast<int>(D_), MPI_FLOAT, &row_type_);
@@ -44,13 +45,13 @@ class AnchorMover final : public Mover {
     std::vector<int> send_counts(static_cast<size_t>(E_), 0);
     for (const int32_t e : ids) ++send_counts[static_cast<size_t>(e)];
 
-    // Place of every route in the send buffer: by expert (so by rank), then token, then slot.
+    // Position of every route in the send buffer: by expert (hence by rank), then token, then slot.
     std::vector<int64_t> next(static_cast<size_t>(E_), 0);
     std::exclusive_scan(send_counts.begin(), send_counts.end(), next.begin(), int64_t{0});
     position_.resize(ids.size());
     for (size_t i = 0; i < ids.size(); ++i) position_[i] = next[static_cast<size_t>(ids[i])]++;
 
-    // Counts of this rank's experts from everybody, [source][local expert].
+    // Rows from every rank for each expert of this rank, [source][local expert].
     std::vector<int> expert_counts(static_cast<size_t>(P_));
     std::vector<int> expert_offsets(static_cast<size_t>(P_ + 1), 0);
     for (int r = 0; r < P_; ++r) {
@@ -137,7 +138,7 @@ class AnchorMover final : public Mover {
     std::memcpy(to, from, static_cast<size_t>(num_rows * D_) * sizeof(float));
   }
 
-  // Rows arrive by (source, expert) and are wanted by (expert, source).
+  // Rows arrive ordered by (source, expert) and are needed ordered by (expert, source).
   template <typename Body>
   void for_each_block(const Body& body) const {
     int64_t row = 0;
@@ -182,7 +183,7 @@ std::unique_ptr<Mover> make_anchor_mover(const MoverInputs& inputs) {
 namespace crossdock::bench {
 
 std::unique_ptr<Mover> make_anchor_mover(const MoverInputs& /*inputs*/) {
-  throw Error(ErrorCode::kUnsupported, "anchor-mpi-pack needs MPI, which this build has not");
+  throw Error(ErrorCode::kUnsupported, "anchor-mpi-pack needs MPI, and this build has none");
 }
 
 }  // namespace crossdock::bench

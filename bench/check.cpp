@@ -37,7 +37,7 @@ void check_num_rows(const char* what, int rank, const ConstTensorView& got, int6
                                         std::to_string(got.num_rows()));
 }
 
-// Every row of `got` must have the bits that `fill(row number, row)` writes.
+// Every row of `got` must have the bits that `fill(row_number, row)` writes.
 template <typename T, typename Fill>
 void check_bits(const char* what, int rank, const ConstTensorView& got, Fill fill) {
   const auto row_bytes = static_cast<size_t>(got.row_bytes());

@@ -14,7 +14,7 @@
 namespace crossdock::bench {
 namespace {
 
-// While it lives, this thread and those it starts may use every core of the machine.
+// While this object exists, the calling thread and threads it starts may use every core.
 class OnAllCores {
  public:
   OnAllCores() {
@@ -35,11 +35,11 @@ class OnAllCores {
   bool is_changed_;
 };
 
-// Small enough for the nearest cache, so that only what the loop wants reaches the memory.
+// Fits in the L1 cache, so that only the loop's own traffic reaches memory.
 using Chunk = std::array<uint64_t, 512>;
 constexpr int64_t kChunkBytes = sizeof(Chunk);
 
-// Memory of a ceiling is used over and over; it is far larger than the caches where that matters.
+// The buffers are used repeatedly; where it matters they are far larger than the caches.
 Chunk& chunk_of(const Buffer& memory, int64_t number) {
   const int64_t num_chunks = memory.num_bytes() / kChunkBytes;
   return *reinterpret_cast<Chunk*>(memory.data() + number % num_chunks * kChunkBytes);

@@ -9,28 +9,28 @@
 
 namespace crossdock::bench {
 
-/// The measures of all steps, by as many threads as the machine has cores, however few of them this
-/// process is bound to.
+/// Reference times that steps are compared with, using one thread per core of the machine even if
+/// this process is bound to fewer cores.
 class CopyCeiling {
  public:
-  /// Allocates and touches what copies of up to `max_bytes` need, which is max_bytes.
+  /// Allocates and touches `max_bytes` of memory, enough for copies of up to that many bytes.
   explicit CopyCeiling(int64_t max_bytes);
   ~CopyCeiling();
   CopyCeiling(const CopyCeiling&) = delete;
   CopyCeiling& operator=(const CopyCeiling&) = delete;
 
-  /// Time of one copy that reads and writes `num_bytes` together, so copies half of them.
+  /// Time of a copy that reads and writes `num_bytes` in total, so copies half as many.
   double copy_us(int64_t num_bytes);
 
-  /// Time of one loop over consecutive memory that reads and writes as much as a step does, no more
-  /// and no less: what is read is stored several times over, or summed into less. Cores often store
-  /// more slowly than they load, and do both at once faster than either; a copy does not tell.
+  /// Time of a loop over contiguous memory that reads and writes exactly as many bytes as a step:
+  /// values are stored several times, or summed. A copy cannot show this limit, since cores often
+  /// store more slowly than they load, and are fastest doing both at once.
   double traffic_us(int64_t num_read, int64_t num_written);
 
  private:
   void store_repeatedly(int64_t first, int64_t last, double reads_per_store);
   void sum_repeatedly(int64_t first, int64_t last, double stores_per_read);
-  // Runs body(first, last) on every thread's part of [0, count); returns the time it took.
+  // Runs body(first, last) on each thread's part of [0, count); returns the time taken.
   double time_us(int64_t count, const std::function<void(int64_t, int64_t)>& body);
 
   Buffer from_;

@@ -32,7 +32,7 @@ DispatchConfig config_of(const Workload& workload) {
   return config;
 }
 
-/// One rank's tensors and results on the GPU, and copies of the results for the check.
+/// One rank's tensors and results on the GPU, with copies of the results for the check.
 class CudaMover final : public Mover {
  public:
   CudaMover(const Workload& workload, Group& group, cudaStream_t stream)
@@ -67,7 +67,7 @@ class CudaMover final : public Mover {
     plan_ = dispatcher_.plan({.expert_ids = expert_ids_.view, .weights = weights_.view});
   }
   void dispatch() override { sent_ = dispatcher_.dispatch(plan_, {.x = x_.view}); }
-  /// Into rows that are there already, as a dispatch without a plan before it.
+  /// Writes to existing rows, to time a dispatch without a plan.
   void dispatch_again() { dispatcher_.dispatch(plan_, {.x = x_.view, .rows = rows_.view}); }
   void combine() override { dispatcher_.combine(plan_, y_.view, out_.view); }
   void combine_backward() override {
@@ -75,10 +75,10 @@ class CudaMover final : public Mover {
   }
   void dispatch_backward() override { dispatcher_.dispatch_backward(plan_, y_.view, grad_x_.view); }
 
-  /// Keeps what a captured graph works on.
+  /// Keeps the tensors that a captured graph uses.
   void keep() { kept_.push_back({plan_, sent_, grads_}); }
 
-  /// Brings results home and compares them.
+  /// Copies results to the host and compares them.
   void check() {
     const auto R = static_cast<int64_t>(
         workload_.layout().receivers[static_cast<size_t>(group_.rank())].sources.size());
@@ -148,7 +148,7 @@ std::vector<Step> steps_of(const Scenario& s, CudaMover& mover) {
     mover.dispatch();
     mover.combine();
   };
-  return {{.name = "nothing", .bytes = 0, .run = [] {}},  // what the clock itself takes
+  return {{.name = "nothing", .bytes = 0, .run = [] {}},  // the overhead of timing
           {.name = "plan", .bytes = s.ranks * s.tokens * s.top_k * route_bytes, .run = plan},
           {.name = "dispatch", .bytes = once, .run = dispatch_again},
           {.name = "plan+dispatch", .bytes = once, .run = plan_dispatch},
@@ -173,7 +173,7 @@ StepResult result_of(const Step& step, const std::vector<double>& times, double 
 
 std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& repeats,
                                       bool check) {
-  // With fewer queues streams of several ranks share one, and wait for each other in it.
+  // With fewer queues, streams of several ranks would share one and wait for each other.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   if (cuda_device_count() == 0) {
     throw Error(ErrorCode::kUnsupported,
@@ -187,7 +187,7 @@ std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& r
   run_ranks(scenario.ranks, [&](Group& group) {
     CudaMover mover(workload, group, streams.of(group.rank()));
     for (const Step& step : steps_of(scenario, mover)) {
-      step.run();  // takes memory from the driver, and shows that it works before it is captured
+      step.run();  // allocates memory and fails early, before the capture
       const cudaGraphExec_t graph = streams.capture(group, [&] {
         step.run();
         mover.keep();

@@ -4,16 +4,15 @@
 namespace crossdock::bench {
 namespace {
 
-// Both only grow.
+// Both counters only increase.
 struct GateWords {
-  unsigned arrived;  // ranks, over all replays
+  unsigned arrived;  // ranks, summed over replays
   unsigned opened;   // replays
 };
 
-constexpr unsigned long long kMostNs = 5'000'000'000;  // a wait must end
+constexpr unsigned long long kMostNs = 5'000'000'000;  // limit of every wait
 
-// The kernel behind may be brought onto the device meanwhile, as it is behind a kernel that
-// computes.
+// Allows the next kernel to launch early, as it would after a kernel that computes.
 __device__ void let_kernel_behind_come() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

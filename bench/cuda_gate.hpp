@@ -6,17 +6,17 @@
 
 namespace crossdock::bench {
 
-/// Lets the streams of ranks go at the same moment, as ranks on GPUs of their own would: the parts
-/// of a graph start one after the other. Used again and again by replays of a graph.
+/// Starts the streams of all ranks at the same moment, as if each rank had its own GPU; otherwise
+/// the branches of a graph start one after the other. Can be used by any number of replays.
 class StartGate {
  public:
   StartGate(int num_ranks, cudaStream_t stream);
 
-  /// Rank 0: goes on when all others are at the gate.
+  /// Rank 0: waits until all other ranks are at the gate.
   void queue_await_others(cudaStream_t stream) const;
-  /// Rank 0, after it.
+  /// Rank 0, after that.
   void queue_open(cudaStream_t stream) const;
-  /// The others: go on when it is open.
+  /// The other ranks: wait until the gate is open.
   void queue_pass(cudaStream_t stream) const;
 
  private:

@@ -5,7 +5,7 @@
 namespace crossdock::bench {
 namespace {
 
-// Everybody waits for everybody.
+// Every stream waits for all others.
 void meet(Group& group) {
   group.agree({.operation = "bench"});
 }
@@ -28,7 +28,7 @@ RankStreams::RankStreams(int num_ranks) {
 }
 
 RankStreams::~RankStreams() {
-  gate_.reset();  // frees its memory in a stream
+  gate_.reset();  // frees its memory on a stream
   for (const cudaEvent_t event : joined_) cudaEventDestroy(event);
   for (const cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   for (const cudaEvent_t event : {forked_, begin_, end_}) cudaEventDestroy(event);

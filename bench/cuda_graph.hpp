@@ -13,10 +13,10 @@
 
 namespace crossdock::bench {
 
-/// One stream per rank, and the events that tie them into one graph and time it from inside,
-/// without its launch: all ranks stand at a gate when the clock starts, and opening it counts; it
-/// stops at the end of rank 0's work, of which a barrier is the last, so all ranks' work is done
-/// (but for a plan alone, which has no such end). Shared by the threads of all ranks.
+/// One stream per rank, and the events that join them into one graph and time it without its
+/// launch. The clock starts when all ranks wait at a gate, so it includes opening the gate. It
+/// stops at the end of rank 0's work, which ends with a barrier, so all ranks have finished by then
+/// (except in a plan alone, which has no barrier). Shared by the threads of all ranks.
 class RankStreams {
  public:
   explicit RankStreams(int num_ranks);
@@ -26,12 +26,12 @@ class RankStreams {
 
   cudaStream_t of(int rank) const { return streams_[static_cast<size_t>(rank)]; }
 
-  /// Captures what the ranks queue into their streams in `body` as one graph. Collective: called by
-  /// all ranks; the graph is rank 0's, null on the others, who must not destroy what `body` made
-  /// before the graph is gone.
+  /// Captures the work that all ranks enqueue on their streams in `body` as one graph. Collective.
+  /// Only rank 0 gets the graph, the others null; they must not destroy anything `body` created
+  /// before the graph is destroyed.
   cudaGraphExec_t capture(Group& group, const std::function<void()>& body);
 
-  /// Microseconds that the last replay of any of the graphs took.
+  /// Microseconds of the latest replay of any of the graphs.
   double last_replay_us() const;
 
  private:
@@ -43,7 +43,8 @@ class RankStreams {
   cudaEvent_t end_ = nullptr;
 };
 
-/// Replays a graph, each time with a cold L2 cache; microseconds of each, ascending.
+/// Replays a graph repeatedly with a cold L2 cache; returns the microseconds of each replay,
+/// sorted.
 std::vector<double> time_replays(const RankStreams& streams, cudaGraphExec_t graph,
                                  const CacheFlush& flush, const Repeats& repeats);
 

@@ -11,7 +11,7 @@ constexpr int64_t kFlushBytes = int64_t{512} << 20;
 constexpr int64_t kCopyBytes = int64_t{4} << 30;
 constexpr int kCopies = 7;
 
-// A thread writes words in turn, each a hash of its place.
+// A thread writes words at a stride, each a hash of its index.
 __global__ void fill_kernel(uint64_t* words, int64_t count) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
@@ -22,7 +22,7 @@ __global__ void fill_kernel(uint64_t* words, int64_t count) {
   }
 }
 
-// A thread reads vectors in turn; the sum keeps the compiler from leaving them out.
+// A thread reads vectors at a stride; the sum keeps the compiler from removing the loads.
 __global__ void read_kernel(const ulonglong2* vectors, int64_t count, unsigned long long* sum) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   unsigned long long bits = 0;

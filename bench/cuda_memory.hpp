@@ -10,16 +10,16 @@
 
 namespace crossdock::bench {
 
-/// Throws Error(kCuda) with what the call said.
+/// Throws Error(kCuda) with the message of a failed call.
 void check_cuda(cudaError_t status, const std::string& call);
 
-/// Device memory of GPU 0, freed in the order of the stream.
+/// Device memory of GPU 0, freed in stream order.
 OwnedTensor device_tensor(DType dtype, const Shape& shape, cudaStream_t stream);
 OwnedTensor to_device(const ConstTensorView& host, cudaStream_t stream);
-/// The first num_rows rows in host memory. Waits for the stream.
+/// Copies the first num_rows rows to host memory. Waits for the stream.
 OwnedTensor to_host(const ConstTensorView& tensor, int64_t num_rows, cudaStream_t stream);
 
-/// Reads 512 MiB, so that nothing of before is left in the L2 cache.
+/// Reads 512 MiB, which evicts everything else from the L2 cache.
 class CacheFlush {
  public:
   explicit CacheFlush(cudaStream_t stream);
@@ -29,8 +29,8 @@ class CacheFlush {
   OwnedTensor memory_;
 };
 
-/// Bytes read and written per microsecond by a copy from device memory to device memory; the median
-/// of several copies of 4 GiB of random data.
+/// Bytes read and written per microsecond by a copy within device memory: the median of several
+/// copies of 4 GiB of random data.
 double measure_copy_bandwidth(cudaStream_t stream);
 
 }  // namespace crossdock::bench

@@ -22,7 +22,7 @@ std::vector<float> values(int64_t count, uint32_t seed) {
   return result;
 }
 
-// Ours and the library's side by side: SwiGLU experts with R rows each, fp32.
+// Experts and plain BLAS calls on the same data: SwiGLU experts with R rows each, fp32.
 class ExpertProducts {
  public:
   explicit ExpertProducts(const Scenario& s)
@@ -55,7 +55,7 @@ class ExpertProducts {
     return steps;
   }
 
-  // The first and the last row of every expert.
+  // Checks the first and the last row of every expert.
   void check() const {
     for (int64_t e = 0; e < E_; ++e) {
       const auto slice = [](const std::vector<float>& all, int64_t first, int64_t count) {
@@ -77,13 +77,14 @@ class ExpertProducts {
   using Member = void (ExpertProducts::*)();
 
   void add(std::vector<Step>& steps, const std::string& name, Member ours, Member library) {
-    // Parameters or their gradients once, two tensors of rows. Three products of 2 R D F each.
+    // Parameters or their gradients once, and two tensors of rows. Three products of 2 R D F flops
+    // each.
     const int64_t bytes = static_cast<int64_t>(sizeof(float)) * E_ * (3 * F_ * D_ + 2 * R_ * D_);
     const double flops = 6.0 * static_cast<double>(E_ * R_ * D_ * F_);
     steps.push_back(
         {.name = name, .bytes = bytes, .flops = flops, .run = [this, ours] { (this->*ours)(); }});
     if (!blas_) return;
-    // The library's threads spin for a while after a call.
+    // Threads of the BLAS library spin for a while after a call.
     steps.push_back({.name = name + "_blas",
                      .bytes = bytes,
                      .flops = flops,
@@ -140,7 +141,7 @@ class ExpertProducts {
     multiply_all({D_, F_, R_, true, false, g_.data(), hidden_.data(), grad_w2_.data()});
   }
 
-  // The product of every expert, of the first one's sizes.
+  // One product per expert, all of the same size as the first expert's.
   void multiply_all(PlainProduct p) const {
     for (int64_t e = 0; e < E_; ++e) {
       blas_->multiply(p);
@@ -167,7 +168,7 @@ class ExpertProducts {
   std::unique_ptr<PlainBlas> blas_;
   ExpertsSaved saved_;
   std::vector<float> x_, g_, w1_, w2_, y_, grad_x_, grad_w1_, grad_w2_;
-  std::vector<float> hidden_, library_rows_;  // the library's
+  std::vector<float> hidden_, library_rows_;  // of the BLAS calls
   std::vector<int64_t> starts_, counts_;
 };
 

@@ -7,8 +7,8 @@
 
 namespace crossdock::bench {
 
-/// Measures Experts, T / E rows for each expert: forward, dX and dW, each beside the same products
-/// as plain calls of a BLAS library with as many threads (step *_blas; left out where there is no
+/// Measures Experts with T / E rows per expert: forward, dX and dW, each compared with the same
+/// products as plain calls of a BLAS library with as many threads (step *_blas; skipped without
 /// OpenBLAS). Checks some rows of the result against the reference.
 std::vector<StepResult> run_experts(const Scenario& scenario, Group& group, const Repeats& repeats,
                                     bool check);

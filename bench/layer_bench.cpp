@@ -12,7 +12,7 @@
 namespace crossdock::bench {
 namespace {
 
-// Uniform in [-scale, scale), the same on every rank for the same place.
+// Uniform in [-scale, scale), a function of the index, identical on every rank.
 std::vector<float> values(int64_t count, uint32_t place, double scale) {
   std::vector<float> result(static_cast<size_t>(count));
   uint32_t state = place * 2654435761U + 1;
@@ -71,7 +71,7 @@ class LayerOnRank {
              .run = [this] { backward(); }}};
   }
 
-  // The first and the last token, by the experts the router chose.
+  // Checks the first and the last token, with the experts that the router chose.
   void check() const {
     const Routing routing = decision_.router->routing();
     for (const int64_t t : {int64_t{0}, s_.tokens - 1}) {
@@ -152,7 +152,7 @@ class LayerOnRank {
 
   Scenario s_;
   int rank_;
-  int64_t first_;  // of this rank's experts
+  int64_t first_;  // expert of this rank
   int64_t E_local_;
   MoeLayer layer_;
   std::vector<float> gate_, x_, grad_out_, grad_gate_;

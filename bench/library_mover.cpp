@@ -17,7 +17,7 @@ class LibraryMover final : public Mover {
                               .weights = {inputs_.workload.weights(rank).data(), shape}});
   }
 
-  // What a step gave last time goes back to the pool first, as in a training step.
+  // Previous results are returned to the pool first, as in a training step.
   void dispatch() override {
     sent_ = {};
     sent_ = dispatcher_.dispatch(plan_, {.x = inputs_.x});

@@ -12,7 +12,7 @@
 namespace crossdock::bench {
 namespace {
 
-// On the clock of the machine, which its processes share.
+// On the clock that all processes of the machine share.
 struct Interval {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
@@ -23,12 +23,12 @@ int64_t now_ns() {
 }
 
 void meet(Group& group) {
-  // A rank that has waited for long sleeps, and wakes late; after a second meeting all are awake.
+  // A rank that waited long is asleep and wakes late; after a second barrier all are awake.
   group.agree({.operation = "bench"});
   group.agree({.operation = "bench"});
 }
 
-// Ranks of different machines have different clocks: the longest of their own times must do.
+// Clocks of different machines cannot be compared: take the longest duration of any rank.
 double duration_us(const std::vector<Interval>& of_ranks, bool is_one_machine) {
   int64_t first = of_ranks[0].begin_ns;
   int64_t last = of_ranks[0].end_ns;
@@ -46,7 +46,7 @@ double traffic_of(const Step& step, CopyCeiling& ceiling) {
   return ceiling.traffic_us(step.bytes - step.num_written, step.num_written);
 }
 
-// [step][repetition] of all ranks, from every rank's own.
+// Combines the intervals of all ranks: [step][repetition].
 std::vector<std::vector<double>> durations_us(Group& group, const std::vector<Interval>& own,
                                               size_t num_steps) {
   const Agreement all = group.agree({.operation = "bench", .body = std::as_bytes(std::span(own))});
@@ -64,6 +64,12 @@ std::vector<std::vector<double>> durations_us(Group& group, const std::vector<In
 }
 
 }  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
+}
 
 std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
                                 const Repeats& repeats) {

@@ -10,11 +10,14 @@
 
 namespace crossdock::bench {
 
-/// What is timed, as one rank does it. All ranks have the same steps in the same order.
+/// Must not be empty.
+double median(std::vector<double> values);
+
+/// A step to be timed, as one rank executes it. All ranks have the same steps in the same order.
 struct Step {
   std::string name;
   int64_t bytes = 0;        // see StepResult
-  int64_t num_written = 0;  // so many of them are written; 0: not known
+  int64_t num_written = 0;  // how many of the bytes are written; 0: unknown
   double flops = 0.0;
   std::function<void()> run;
   std::function<void()> settle{};  // after every run, not timed
@@ -25,9 +28,10 @@ struct Repeats {
   int timed = 7;
 };
 
-/// Runs the steps in turn, warm-up rounds first. Before each step all ranks meet, after rank 0 has
-/// timed a copy of the step's bytes, and its traffic, while the others sleep: what disturbs one
-/// disturbs the other. Collective; the result is complete on rank 0 only.
+/// Runs all steps repeatedly, warm-up rounds first. Before each step rank 0 times a copy of the
+/// step's bytes and a loop with its traffic while the others sleep, so that disturbances affect
+/// both measurements; then all ranks pass a barrier. Collective; the result is complete on rank 0
+/// only.
 std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
                                 const Repeats& repeats);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// The number in a file of one number; kUnlimited if there is none.
+// The number that the file contains; kUnlimited if there is none.
 int64_t read_number(const std::string& path) {
   std::ifstream file(path);
   int64_t number = kUnlimited;
@@ -51,12 +51,12 @@ int64_t needed_bytes(const Scenario& s) {
   const int64_t tokens = s.token_bytes();
   const int64_t rows = s.row_bytes();
   if (s.kind != ScenarioKind::kMove) {
-    // Parameters, their gradients and the buffers of the copy; what experts keep of their rows.
+    // Parameters, gradients and the copy's buffers; what experts save for backward.
     const int64_t hidden = s.ranks * s.tokens * s.top_k * s.inner * s.element_bytes();
     return 4 * s.parameter_bytes() + 6 * tokens + 8 * rows + 10 * hidden;
   }
   const int64_t copies = tokens + (s.backward ? 2 : 1) * rows;
-  // x, out and a share of every rank's tokens (allgather); rows, y, packed and arrived; the routes.
+  // x, out and part of every rank's tokens (allgather); rows, y, packed and received; routes.
   const int64_t moved = (3 + s.ranks) * tokens + 4 * rows + s.ranks * s.tokens * s.top_k * 128;
   return moved + copies + (s.backward ? 2 * tokens + rows : 0);
 }
@@ -73,10 +73,10 @@ void check_memory(const Scenario& scenario) {
 void check_memory(const std::string& what, double needed_bytes, int ranks) {
   const auto available = static_cast<double>(available_bytes());
   if (needed_bytes <= available) return;
-  throw Error(ErrorCode::kCapacity, what + " needs " + gibibytes(needed_bytes) + " on " +
-                                        std::to_string(ranks) + " ranks, this machine has " +
-                                        gibibytes(available) +
-                                        " left; take a smaller one or fewer ranks (--ranks)");
+  throw Error(ErrorCode::kCapacity,
+              what + " needs " + gibibytes(needed_bytes) + " on " + std::to_string(ranks) +
+                  " ranks, but this machine has only " + gibibytes(available) +
+                  " left; choose a smaller one or fewer ranks (--ranks)");
 }
 
 }  // namespace crossdock::bench

@@ -31,7 +31,7 @@ std::vector<Step> move_steps(const Scenario& s, Mover& mover) {
   return steps;
 }
 
-// Reads expert ids and weights.
+// Reads expert ids and weights only.
 Step plan_step(const Scenario& s, Mover& mover) {
   const int64_t route_bytes = static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
   return {.name = "plan", .bytes = s.ranks * s.tokens * s.top_k * route_bytes, .run = [&] {
@@ -61,7 +61,7 @@ std::vector<StepResult> run_move(const Workload& workload, Group& group, std::st
   const std::unique_ptr<Mover> mover =
       strategy == kAnchorName ? make_anchor_mover(inputs) : make_library_mover(inputs, strategy);
 
-  // The rows of a plan are filled once; so plans are measured first, and the last one is used.
+  // Rows are filled once per plan, so plans are measured first and the last one is used.
   std::vector<StepResult> results = measure(group, {plan_step(scenario, *mover)}, repeats);
   fill_expert_outputs(workload, rank, mover->y());
   for (StepResult& step : measure(group, move_steps(scenario, *mover), repeats)) {

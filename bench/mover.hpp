@@ -9,7 +9,7 @@
 
 namespace crossdock::bench {
 
-/// What one rank starts from.
+/// One rank's input.
 struct MoverInputs {
   const Workload& workload;
   Group& group;
@@ -17,8 +17,8 @@ struct MoverInputs {
   ConstTensorView grad_out;  // [T, D]; given with scenario.backward
 };
 
-/// One rank's way of moving rows: the library with one of its strategies, or an anchor. A step's
-/// result is kept until the step runs again.
+/// Moves one rank's rows: the library with one of its strategies, or a baseline. The result of a
+/// step is kept until the step runs again.
 class Mover {
  public:
   virtual ~Mover() = default;
@@ -30,10 +30,10 @@ class Mover {
   virtual void combine_backward() {}
   virtual void dispatch_backward() {}
 
-  /// Whether combine gives the bits of the contract: fma in slot order.
+  /// Whether combine gives the exact bits of the contract: fma in slot order.
   virtual bool sums_exactly() const { return true; }
 
-  /// [R, D] in expert order; what combine sums, and dispatch_backward too. After plan.
+  /// [R, D] in expert order: input of combine and dispatch_backward. Valid after plan.
   virtual TensorView y() = 0;
 
   virtual ConstTensorView rows() const = 0;                 // [R, D] of dispatch
@@ -46,7 +46,7 @@ class Mover {
 std::unique_ptr<Mover> make_library_mover(const MoverInputs& inputs, std::string_view strategy);
 
 /// Pack, MPI_Alltoallv, regroup. REQUIRES: MPI is initialised and the group is its world. Throws
-/// Error(kUnsupported) where MPI is not built in.
+/// Error(kUnsupported) in builds without MPI.
 std::unique_ptr<Mover> make_anchor_mover(const MoverInputs& inputs);
 
 }  // namespace crossdock::bench

@@ -7,7 +7,7 @@
 namespace crossdock::bench {
 namespace {
 
-// Of the C interface of BLAS.
+// Constants of the C interface of BLAS.
 constexpr int kRowMajor = 101;
 constexpr int kNoTranspose = 111;
 constexpr int kTranspose = 112;
@@ -25,7 +25,7 @@ void* open_library() {
 }  // namespace
 
 std::unique_ptr<PlainBlas> PlainBlas::load(int num_threads) {
-  static void* const kLibrary = open_library();  // its threads live on: it is never closed
+  static void* const kLibrary = open_library();  // never closed, since its threads keep running
   if (kLibrary == nullptr) return nullptr;
   const auto sgemm = reinterpret_cast<Sgemm>(dlsym(kLibrary, "cblas_sgemm"));
   const auto set_threads =

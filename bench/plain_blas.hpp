@@ -15,11 +15,11 @@ struct PlainProduct {
   float* c;
 };
 
-/// OpenBLAS as it is, loaded at run time, with its best kernels for this machine: version 0.3.21
-/// takes new processors for old ones unless it is told.
+/// OpenBLAS, loaded at run time, with its best kernels for this machine: version 0.3.21 does not
+/// recognise new processors by itself.
 class PlainBlas {
  public:
-  /// Null if there is no OpenBLAS on this machine.
+  /// Null if OpenBLAS is not installed.
   static std::unique_ptr<PlainBlas> load(int num_threads);
 
   void multiply(const PlainProduct& product) const;

@@ -6,19 +6,19 @@
 
 namespace crossdock::bench {
 
-/// One step of a scenario over all repetitions. A repetition lasts from the first rank's begin to
-/// the last rank's end.
+/// Times of one step over all repetitions. A repetition lasts from the first rank's begin to the
+/// last rank's end.
 struct StepResult {
   std::string name;
   double median_us = 0.0;
   double min_us = 0.0;
   double max_us = 0.0;
-  int64_t bytes = 0;     // what the step must read and write at least, over all ranks
-  double copy_us = 0.0;  // a plain parallel memcpy that reads and writes so many bytes; median
-  /// A plain parallel loop that reads as much and writes as much as the step must; median. 0: not
-  /// known of this step.
+  int64_t bytes = 0;     // that the step must at least read and write, over all ranks
+  double copy_us = 0.0;  // parallel memcpy that reads and writes as many bytes; median
+  /// Parallel loop that reads as much and writes as much as the step must; median. 0: unknown for
+  /// this step.
   double traffic_us = 0.0;
-  double gflops = 0.0;  // of steps that are matrix products; else 0
+  double gflops = 0.0;  // 0 except for steps that are matrix products
 
   double ratio() const { return copy_us > 0.0 ? median_us / copy_us : 0.0; }
   double traffic_ratio() const { return traffic_us > 0.0 ? median_us / traffic_us : 0.0; }
@@ -26,14 +26,14 @@ struct StepResult {
 
 struct Result {
   std::string scenario;
-  std::string strategy;      // "none" where no rows move
-  std::string communicator;  // "none" with one rank that exchanges nothing
+  std::string strategy;      // "none" if no rows are moved
+  std::string communicator;  // "none" for a single rank
   int ranks = 0;
   int64_t tokens = 0;
   int64_t width = 0;
   int64_t top_k = 0;
   int64_t experts = 0;
-  int max_sms = 0;  // of each rank on a GPU; 0: all
+  int max_sms = 0;  // per rank on a GPU; 0: no limit
   std::string dtype;
   int repeat = 0;
   bool checked = false;  // the results were compared with the expected bits

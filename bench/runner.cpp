@@ -69,7 +69,7 @@ bool runs_on_gpu(const Case& one) {
   return one.scenario.kind == ScenarioKind::kCudaMove;
 }
 
-// Rank 0 looks before anybody allocates; its refusal is everybody's.
+// Rank 0 checks before any rank allocates; if it refuses, all ranks do.
 void agree_on_memory(const Scenario& scenario, Group& group) {
   std::optional<Error> refusal;
   try {
@@ -97,7 +97,7 @@ Result describe(const Case& one, const RunOptions& options) {
           .steps = {}};
 }
 
-// Null for scenarios that need none.
+// Null for scenarios without a workload.
 std::unique_ptr<const Workload> make_workload(const Scenario& scenario) {
   if (scenario.kind != ScenarioKind::kMove) return nullptr;
   return std::make_unique<const Workload>(scenario);
@@ -132,14 +132,14 @@ std::vector<Case> select_cases(const Selection& selection) {
   }
   if (cases.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                "no scenario fits this choice of strategies and communicators (anchor-mpi-pack "
-                "needs communicator mpi and an fp32 scenario without backward)");
+                "no scenario matches these strategies and communicators (anchor-mpi-pack needs "
+                "communicator mpi and an fp32 scenario without backward)");
   }
   if (selection.max_sms && std::ranges::none_of(cases, runs_on_gpu)) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "--max-sms limits the multiprocessors of ranks on a GPU, and no chosen scenario runs "
-        "there; leave it out or choose scenarios of the GPU (h200-*)");
+        "--max-sms limits the multiprocessors of ranks on a GPU, but no selected scenario runs on "
+        "one; leave it out or select GPU scenarios (h200-*)");
   }
   return cases;
 }
@@ -163,10 +163,9 @@ Result run_case(const Case& one, const RunOptions& options) {
 
 Result run_case(const Case& one, Group& group, const RunOptions& options) {
   if (one.scenario.ranks != group.size()) {
-    throw Error(ErrorCode::kInvalidArgument, "scenario " + one.scenario.name + " is set for " +
-                                                 std::to_string(one.scenario.ranks) +
-                                                 " ranks, there are " +
-                                                 std::to_string(group.size()) + " processes");
+    throw Error(ErrorCode::kInvalidArgument,
+                "scenario " + one.scenario.name + " is for " + std::to_string(one.scenario.ranks) +
+                    " ranks, but there are " + std::to_string(group.size()) + " processes");
   }
   agree_on_memory(one.scenario, group);
   Result result = describe(one, options);

@@ -11,16 +11,16 @@
 
 namespace crossdock::bench {
 
-/// What the user wants measured; an empty list stands for all that fit.
+/// What to measure; an empty list stands for everything that is possible.
 struct Selection {
   std::vector<std::string> scenarios{};  // see find_scenarios
   std::vector<std::string> strategies{};
   std::vector<std::string> communicators{};  // "threads", "mpi"
-  int ranks = 0;                             // instead of the scenario's own; 0: its own
-  std::optional<int> max_sms{};              // of each rank on a GPU, instead of the scenario's
+  int ranks = 0;                             // 0: the scenario's
+  std::optional<int> max_sms{};              // per rank on a GPU; not given: the scenario's
 };
 
-/// One line of the result.
+/// One combination to measure.
 struct Case {
   Scenario scenario;
   std::string strategy;
@@ -30,18 +30,18 @@ struct Case {
 struct RunOptions {
   Repeats repeats{};
   bool check = true;
-  int ranks_per_node = 0;  // of thread ranks; 0: all on one node
+  int ranks_per_node = 0;  // for threads; 0: all on one node
 };
 
-/// Throws Error(kInvalidArgument) for a name that is unknown, and if nothing is left;
-/// Error(kUnsupported) for MPI where it is not built in.
+/// Throws Error(kInvalidArgument) for an unknown name or if nothing is selected,
+/// Error(kUnsupported) for MPI in builds without it.
 std::vector<Case> select_cases(const Selection& selection);
 
-/// Runs a case whose communicator is not "mpi". Throws Error(kCapacity) before it begins if memory
-/// does not suffice, Error(kInternal) if a result is wrong.
+/// Runs a case whose communicator is not "mpi". Throws Error(kCapacity), before it starts, if there
+/// is not enough memory, Error(kInternal) if a result is wrong.
 Result run_case(const Case& one, const RunOptions& options);
 
-/// The same for "mpi", by every rank of the group. Complete on rank 0.
+/// The same for "mpi". Collective; the result is complete on rank 0 only.
 Result run_case(const Case& one, Group& group, const RunOptions& options);
 
 }  // namespace crossdock::bench

@@ -11,7 +11,7 @@ namespace {
 
 struct Size {
   int ranks;        // P
-  int64_t tokens;   // T, of every rank
+  int64_t tokens;   // T, per rank
   int64_t width;    // D
   int64_t top_k;    // K
   int64_t experts;  // E
@@ -23,7 +23,7 @@ constexpr Size kNarrow{4, 16384, 256, 8, 64};
 
 class ScenarioList {
  public:
-  /// The new one, to say what else it is.
+  /// Returns the new scenario, so that the caller can set the rest.
   Scenario& add(std::string name, std::string purpose, const Size& size) {
     return list_.emplace_back(Scenario{.name = std::move(name),
                                        .purpose = std::move(purpose),
@@ -36,39 +36,37 @@ class ScenarioList {
   std::vector<Scenario> take() { return {list_.begin(), list_.end()}; }
 
  private:
-  std::deque<Scenario> list_;  // which does not move what is in it
+  std::deque<Scenario> list_;  // a deque, because its elements never move
 };
 
 void add_moves(ScenarioList& list) {
-  list.add("cpu-large", "plan, dispatch and combine of large rows: memory traffic decides", kLarge)
-      .is_default = true;
-  list.add("anchor-mpi-pack",
-           "cpu-large by pack, MPI_Alltoallv, regroup: what one writes in an hour", kLarge)
+  list.add("cpu-large", "large rows, limited by memory traffic", kLarge).is_default = true;
+  list.add("anchor-mpi-pack", "cpu-large without this library: pack, MPI_Alltoallv, regroup",
+           kLarge)
       .only_strategy = kAnchorName;
-  list.add("cpu-medium", "fewer tokens and routes, a width that is no power of two", kMedium)
-      .is_default = true;
+  list.add("cpu-medium", "fewer tokens and routes, width not a power of two", kMedium).is_default =
+      true;
   list.add("cpu-many-ranks", "8 ranks, 128 experts", {8, 2048, 2048, 8, 128});
   list.add("cpu-bf16", "cpu-large in bf16: half the bytes, sums in fp32", kLarge).dtype =
       DType::kBF16;
   list.add("backward", "cpu-medium with combine_backward and dispatch_backward", kMedium).backward =
       true;
-  list.add("decode", "a few tokens per rank: latency decides", {4, 16, 2048, 8, 64}).is_default =
+  list.add("decode", "a few tokens per rank, limited by latency", {4, 16, 2048, 8, 64}).is_default =
       true;
 }
 
 void add_experts_and_layers(ScenarioList& list) {
-  Scenario& experts = list.add(
-      "experts-gemm", "Experts at 256 rows each beside plain BLAS calls on the same products",
-      {1, 2048, 2048, 1, 8});
+  Scenario& experts =
+      list.add("experts-gemm", "experts with 256 rows each, compared with plain BLAS calls",
+               {1, 2048, 2048, 1, 8});
   experts.kind = ScenarioKind::kExperts;
   experts.inner = 768;
   experts.is_default = true;
   const Size small{4, 512, 1024, 8, 64};
-  Scenario& layer =
-      list.add("layer", "a whole layer, forward and backward, router and experts included", small);
+  Scenario& layer = list.add("layer", "a whole layer, forward and backward", small);
   layer.is_default = true;
-  Scenario& overlap = list.add("layer-overlap",
-                               "layer with dispatch in 4 chunks, experts at work meanwhile", small);
+  Scenario& overlap =
+      list.add("layer-overlap", "layer with dispatch in 4 chunks, overlapped with experts", small);
   overlap.overlap_chunks = 4;
   for (Scenario* each : {&layer, &overlap}) {
     each->kind = ScenarioKind::kLayer;
@@ -94,19 +92,19 @@ void add_scales(ScenarioList& list) {
   for (const int64_t T : {4096, 16384, 65536}) {
     Size size = kNarrow;
     size.tokens = T;
-    list.add("scale-t" + std::to_string(T), "narrow rows: cost over the number of tokens", size);
+    list.add("scale-t" + std::to_string(T), "narrow rows, number of tokens varies", size);
   }
   for (const int P : {1, 2, 8, 16}) {
     Size size = kNarrow;
     size.ranks = P;
     size.tokens = 65536 / P;
     list.add("scale-p" + std::to_string(P),
-             "narrow rows: cost over the number of ranks, 65536 tokens in all", size);
+             "narrow rows, number of ranks varies, 65536 tokens in total", size);
   }
   for (const int64_t E : {16, 256, 1024}) {
     Size size = kNarrow;
     size.experts = E;
-    list.add("scale-e" + std::to_string(E), "narrow rows: cost over the number of experts", size);
+    list.add("scale-e" + std::to_string(E), "narrow rows, number of experts varies", size);
   }
 }
 
@@ -119,7 +117,7 @@ std::vector<Scenario> make_scenarios() {
   return list.take();
 }
 
-bool fits(std::string_view pattern, std::string_view name) {
+bool matches(std::string_view pattern, std::string_view name) {
   if (pattern.ends_with('*')) return name.starts_with(pattern.substr(0, pattern.size() - 1));
   return pattern == name;
 }
@@ -134,7 +132,8 @@ const std::vector<Scenario>& scenarios() {
 std::vector<Scenario> find_scenarios(const std::vector<std::string>& names) {
   const std::vector<Scenario>& all = scenarios();
   for (const std::string& name : names) {
-    if (std::ranges::any_of(all, [&](const Scenario& s) { return fits(name, s.name); })) continue;
+    if (std::ranges::any_of(all, [&](const Scenario& s) { return matches(name, s.name); }))
+      continue;
     std::vector<std::string> known(all.size());
     std::ranges::transform(all, known.begin(), &Scenario::name);
     throw_unknown_name("scenario", name, known);
@@ -142,7 +141,7 @@ std::vector<Scenario> find_scenarios(const std::vector<std::string>& names) {
   std::vector<Scenario> found;
   for (const Scenario& s : all) {
     const bool is_named =
-        std::ranges::any_of(names, [&](const std::string& name) { return fits(name, s.name); });
+        std::ranges::any_of(names, [&](const std::string& name) { return matches(name, s.name); });
     if (names.empty() ? s.is_default : is_named) found.push_back(s);
   }
   return found;

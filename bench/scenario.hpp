@@ -12,11 +12,11 @@ namespace crossdock::bench {
 enum class ScenarioKind : uint8_t {
   kMove,      // plan, dispatch and combine; with `backward` also their backward
   kCudaMove,  // kMove and its backward with all ranks on one GPU
-  kExperts,   // the experts' products beside plain calls of a BLAS library, on one rank
+  kExperts,   // the experts' products compared with plain BLAS calls, on one rank
   kLayer      // a whole MoeLayer, forward and backward
 };
 
-/// What is measured, at which size. T is the number of tokens of every rank.
+/// What is measured, and at which size. T is the number of tokens per rank.
 struct Scenario {
   std::string name{};
   std::string purpose{};  // one line, for --list
@@ -28,11 +28,11 @@ struct Scenario {
   int64_t experts = 0;  // E
   int64_t inner = 0;    // F, where experts compute
   DType dtype = DType::kF32;
-  int max_sms = 0;  // of each rank on a GPU (DeviceOptions); 0: all
+  int max_sms = 0;  // per rank on a GPU (DeviceOptions); 0: no limit
   bool backward = false;
   int64_t overlap_chunks = 1;   // of a layer
   bool is_default = false;      // run when no scenario is named
-  std::string only_strategy{};  // what it measures if not the strategies of the library
+  std::string only_strategy{};  // if set, the only strategy it is run with
 
   int64_t element_bytes() const { return size_of(dtype); }
   /// T * D and T * K * D elements of all ranks together, in bytes.
@@ -42,13 +42,13 @@ struct Scenario {
   int64_t parameter_bytes() const { return experts * 3 * inner * width * element_bytes(); }
 };
 
-/// The name of the anchor among the strategies: what one writes in an hour with MPI.
+/// Name of the baseline among the strategies (anchor_mpi_pack.cpp).
 inline constexpr std::string_view kAnchorName = "anchor-mpi-pack";
 
 const std::vector<Scenario>& scenarios();
 
-/// The scenarios of these names; a name that ends in * stands for all that begin so. No names: the
-/// default ones. Throws Error(kInvalidArgument) for a name that fits none.
+/// The scenarios with these names; a name that ends in * stands for all that begin like it. No
+/// names: the default scenarios. Throws Error(kInvalidArgument) for a name that matches none.
 std::vector<Scenario> find_scenarios(const std::vector<std::string>& names);
 
 /// Throws Error(kInvalidArgument): "<what> must be one of <known>; got <name>".

@@ -19,7 +19,7 @@ class Random {
   uint64_t state_;
 };
 
-// Values in [-1, 1) with all bits of their dtype in use, so that sums round.
+// Values in [-1, 1) that use all bits of their dtype, so that sums are rounded.
 template <typename T>
 void fill_row(uint64_t seed, int64_t width, T* row) {
   const auto low = static_cast<uint32_t>(seed);

@@ -10,9 +10,9 @@
 
 namespace crossdock::bench {
 
-/// Made-up data of a scenario, all of it a function of its place, so that every rank can tell what
-/// every other one holds: tokens, routes, and what the experts answer. Shared by the ranks of a
-/// process, read-only.
+/// Synthetic data of a scenario: tokens, routes and results of experts. Every value is a function
+/// of its position, so each rank can compute what any other rank holds. Read-only, shared by the
+/// ranks of a process.
 class Workload {
  public:
   explicit Workload(const Scenario& scenario);
@@ -24,13 +24,13 @@ class Workload {
   const std::vector<int32_t>& expert_ids(int rank) const { return expert_ids_[size_t(rank)]; }
   const std::vector<float>& weights(int rank) const { return weights_[size_t(rank)]; }
 
-  /// Where every route ends, as the reference lays it out.
+  /// The final row of every route, according to the reference.
   const reference::Layout& layout() const { return layout_; }
 
   /// One row of D values of the scenario's dtype.
   void token(int rank, int64_t t, void* row) const { fill(1, rank, t, 0, row); }
   void grad_out(int rank, int64_t t, void* row) const { fill(2, rank, t, 0, row); }
-  /// The answer of the expert of slot k.
+  /// The result of the expert in slot k.
   void expert_output(int rank, int64_t t, int64_t k, void* row) const { fill(3, rank, t, k, row); }
 
  private:

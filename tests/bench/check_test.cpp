@@ -10,7 +10,7 @@
 namespace crossdock::bench {
 namespace {
 
-// A mover whose results can be tampered with before they are checked.
+// A mover whose results can be changed before they are checked.
 class MovedRanks {
  public:
   MovedRanks() : workload_({.ranks = 2, .tokens = 5, .width = 6, .top_k = 2, .experts = 4}) {}

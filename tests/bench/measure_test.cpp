@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Runs on 3 ranks; what rank 0 got.
+// Runs on 3 ranks and returns the result of rank 0.
 std::vector<StepResult> measure_on_ranks(
     const std::function<std::vector<Step>(const Group&)>& steps, const Repeats& repeats) {
   std::vector<StepResult> results;
@@ -50,7 +50,7 @@ TEST(Measure, LeavesOutTheWarmUp) {
   EXPECT_GE(results[0].min_us, 40e3);
 }
 
-// No memory moves a terabyte per second; a copy of another step's bytes would seem to.
+// No memory copies a terabyte per second; a copy of another step's bytes would seem to.
 TEST(Measure, MeasuresACopyOfTheBytesOfEveryStep) {
   const auto results = measure_on_ranks(
       [](const Group&) -> std::vector<Step> {
@@ -63,7 +63,7 @@ TEST(Measure, MeasuresACopyOfTheBytesOfEveryStep) {
   EXPECT_GT(results[1].copy_us, (1 << 27) / 1e6);
   EXPECT_EQ(results[1].bytes, 1 << 27);
   EXPECT_DOUBLE_EQ(results[1].ratio(), results[1].median_us / results[1].copy_us);
-  EXPECT_EQ(results[0].traffic_us, 0.0);  // it does not say what it writes
+  EXPECT_EQ(results[0].traffic_us, 0.0);  // num_written is not given
   EXPECT_GT(results[1].traffic_us, (1 << 27) / 1e6);
   EXPECT_DOUBLE_EQ(results[1].traffic_ratio(), results[1].median_us / results[1].traffic_us);
 }
