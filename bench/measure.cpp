@@ -65,12 +65,6 @@ std::vector<std::vector<double>> durations_us(Group& group, const std::vector<In
 
 }  // namespace
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
-}
-
 std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
                                 const Repeats& repeats) {
   std::unique_ptr<CopyCeiling> ceiling;

@@ -10,9 +10,6 @@
 
 namespace crossdock::bench {
 
-/// Must not be empty.
-double median(std::vector<double> values);
-
 /// A step to be timed, as one rank executes it. All ranks have the same steps in the same order.
 struct Step {
   std::string name;

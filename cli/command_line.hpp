@@ -7,13 +7,12 @@
 
 namespace crossdock::cli {
 
-/// What was typed after `crossdock`: help to print, or a complaint, or else the command to run with
-/// its arguments.
+/// A parsed command line: help to print, a complaint, or the command to run with its arguments.
 struct CommandLine {
   std::string command;               // "run", "verify", ...; empty if none was named
-  std::string help;                  // or version; printed in place of running the command
+  std::string help;                  // or the version; printed instead of running the command
   std::string complaint;             // what is wrong with the arguments
-  std::vector<std::string> words{};  // all of them, without the program
+  std::vector<std::string> words{};  // all arguments, without the program's name
   RunArgs run{};
   VerifyArgs verify{};
   EvalArgs eval{};

@@ -6,16 +6,19 @@
 #include <string>
 #include <vector>
 
-/// One function per command. Each returns the exit status: 0, or 1 for a failure it has reported.
-/// Status 2 is for command-line arguments and belongs to main.cpp. Each argument by itself is known
-/// (names) or in its range (numbers): command_line.cpp sees to that.
+/// The commands. Each has a function that adds its options, which check that names are known and
+/// numbers in range, and one that runs it. The latter returns the exit status: 0, or 1 for a
+/// failure that it has reported. Status 2, for bad arguments, is returned by main.cpp.
 namespace crossdock::cli {
 
-constexpr int kMaxRanks = 1024;                   // that the commands start
-constexpr int64_t kMaxTokens = int64_t{1} << 31;  // of `run`, given in all or per rank
+class Options;
 
-/// Arguments that are well-formed each, but cannot be together; main.cpp makes it status 2. Under
-/// mpirun every process throws the same.
+constexpr int kMaxRanks = 1024;  // that a command starts
+
+std::vector<std::string> model_names();
+
+/// Arguments that contradict each other; main.cpp returns status 2. Under mpirun every process
+/// throws the same error.
 struct ArgumentError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -23,12 +26,14 @@ struct ArgumentError : std::runtime_error {
 struct InfoArgs {
   bool json = false;
 };
+void add_options(Options& options, InfoArgs& args);
 int run_info(const InfoArgs& args);
 
 struct EvalArgs {
   std::string path;    // "-": standard input
-  bool check = false;  // compare with the reference, say so on standard error
+  bool check = false;  // compare with the reference, report on standard error
 };
+void add_options(Options& options, EvalArgs& args);
 int run_eval(const EvalArgs& args);
 
 struct BenchArgs {
@@ -38,28 +43,29 @@ struct BenchArgs {
   std::vector<std::string> scenarios{};      // empty: the default ones
   std::vector<std::string> strategies{};     // empty: all
   std::vector<std::string> communicators{};  // empty: all that work here
-  std::string device = "cpu";                // cuda: the scenarios of the GPU by default
+  std::string device = "cpu";                // cuda: run the GPU scenarios by default
   int ranks = 0;                             // 0: the scenario's
-  int ranks_per_node = 0;                    // 0: as the engine reports
+  int ranks_per_node = 0;                    // 0: as the communicator reports
   int max_in_flight = 0;                     // with mpi; 0: its default
-  std::optional<int> max_sms{};              // of a rank, with cuda; not given: the scenario's
+  std::optional<int> max_sms{};              // per rank, with cuda; not given: the scenario's
   int repeat = 7;
   int warm_up = 2;
 };
+void add_options(Options& options, BenchArgs& args);
 int run_bench(const BenchArgs& args);
 
 struct RunArgs {
   std::string preset;             // a published model, scaled; empty: sizes as given
-  std::optional<int> scale;       // divisor of the preset's widths; not given: as large as is quick
+  std::optional<int> scale;       // divisor of the preset's widths; not given: chosen to be fast
   std::optional<int64_t> tokens;  // per rank
   std::optional<int64_t> tokens_total;  // spread over the ranks
   std::optional<int64_t> width, inner, shared_inner, experts, top_k;
   std::string strategy = "auto";
   std::string communicator;  // "threads" or "mpi"; empty: mpi under mpirun, else threads
-  std::optional<int> ranks;  // not given: 4; under mpirun the processes
-  int ranks_per_node = 0;    // 0: as the engine reports
-  int max_in_flight = 0;     // requests, with mpi; 0: the engine's default
-  int64_t chunk_bytes = 0;   // of a request, with mpi; 0: the engine's default
+  std::optional<int> ranks;  // not given: 4, or the number of processes under mpirun
+  int ranks_per_node = 0;    // 0: as the communicator reports
+  int max_in_flight = 0;     // requests, with mpi; 0: the communicator's default
+  int64_t chunk_bytes = 0;   // per request, with mpi; 0: the communicator's default
   int64_t overlap = 1;       // chunks of a dispatch
   std::string dtype = "fp32";
   std::string activation;  // empty: the preset's, or swiglu
@@ -68,10 +74,11 @@ struct RunArgs {
   uint64_t seed = 1;
   bool forward_only = false;
   bool check = true;
-  std::string trace;  // where a trace of the steps goes; empty: nowhere
+  std::string trace;  // file for a trace of the steps; empty: none
   bool json = false;
-  std::vector<std::string> words{};  // of the command line these came from, without the program
+  std::vector<std::string> words{};  // the whole command line, without the program's name
 };
+void add_options(Options& options, RunArgs& args);
 int run_run(const RunArgs& args);
 
 struct PlanArgs {
@@ -93,6 +100,7 @@ struct PlanArgs {
   std::optional<int> max_in_flight;
   bool json = false;
 };
+void add_options(Options& options, PlanArgs& args);
 int run_plan(const PlanArgs& args);
 
 struct VerifyArgs {
@@ -101,16 +109,17 @@ struct VerifyArgs {
   bool quick = false;
   std::vector<std::string> strategies{};     // empty: all
   std::vector<std::string> communicators{};  // empty: all that work here
-  std::vector<std::string> cases{};          // parts of names, or patterns; empty: all
+  std::vector<std::string> cases{};          // parts of names or patterns; empty: all
   std::vector<std::string> dtypes{};         // empty: all
   std::vector<int> ranks{};                  // empty: 1, 2, 4, 7
-  int ranks_per_node = 0;                    // 0: as the engine reports
-  bool faults = false;                       // the fault matrix instead of the checks
-  bool always_zero = false;                  // the report alone says whether checks failed
+  int ranks_per_node = 0;                    // 0: as the communicator reports
+  bool faults = false;                       // run the fault matrix instead of the checks
+  bool always_zero = false;                  // exit with status 0 even if checks failed
 };
+void add_options(Options& options, VerifyArgs& args);
 int run_verify(const VerifyArgs& args);
-/// `--faults`: every fault at every step, on threads and MPI processes; prints the matrix with the
-/// time from the point of the fault to the last survivor's error.
+/// `--faults`: causes every fault at every step, on threads and MPI processes, and prints the time
+/// from each fault to the last survivor's error.
 int run_verify_faults(const VerifyArgs& args);
 
 }  // namespace crossdock::cli

@@ -1,4 +1,3 @@
-#include <iomanip>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -6,23 +5,28 @@
 #include "cli/commands.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/machine.hpp"
+#include "cli/options.hpp"
+#include "cli/text/layout.hpp"
+#include "cli/text/numbers.hpp"
+#include "cli/text/table.hpp"
+include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/crossdock.hpp"
 
 namespace crossdock::cli {
 namespace {
 
-// A part of Crossdock on this machine.
+// A part of the library, and whether it works on this machine.
 struct Part {
   std::string name;
   bool is_built = false;
   bool works = false;
-  std::string note;  // how to use it, or why it does not work
+  std::string note;  // how to use it or why it does not work
 };
 
 std::string mpi_note() {
   if (mpi_is_launched()) return "this process was started by an MPI launcher";
   const std::string launcher = find_program("mpirun");
-  return launcher.empty() ? "no mpirun on the PATH to start ranks with (Debian: openmpi-bin)"
+  return launcher.empty() ? "mpirun, which starts ranks, is not on the PATH (Debian: openmpi-bin)"
                           : "start ranks with " + launcher;
 }
 
@@ -34,8 +38,7 @@ std::string cuda_note() {
 
 std::vector<Part> list_parts(const BuildDescription& build, const Machine& machine) {
   std::vector<Part> parts = {
-      {"threads", true, true,
-       "ranks as threads, " + std::to_string(machine.num_usable_cores) + " cores for them"}};
+      {"threads", true, true, "ranks as threads on " + counted(machine.num_usable_cores, "core")}};
   for (const Feature& feature : build.features) {
     Part part{std::string(feature.name), feature.is_built, feature.is_built,
               std::string(feature.note)};
@@ -92,30 +95,40 @@ std::string to_json(const BuildDescription& build, const Machine& machine,
   return writer.text();
 }
 
-void print_text(const BuildDescription& build, const Machine& machine,
-                const std::vector<Part>& parts) {
-  std::cout << "crossdock " << build.version;
-  if (!build.revision.empty()) std::cout << " (" << build.revision << ")";
-  std::cout << ", " << build.build_type << " build by " << build.compiler;
-  if (!build.sanitizers.empty()) std::cout << ", sanitizers: " << build.sanitizers;
-  std::cout << "\n\n";
+std::string joined(const auto& names) {
+  std::string text;
+  for (const std::string_view name : names) text.append(text.empty() ? "" : "  ").append(name);
+  return text;
+}
+
+std::string to_text(const BuildDescription& build, const Machine& machine,
+                    const std::vector<Part>& parts) {
+  const TextStyle style = output_style();
+  std::string title = "crossdock " + std::string(build.version);
+  if (!build.revision.empty()) title += " (" + std::string(build.revision) + ")";
+  title += ", " + std::string(build.build_type) + " build by " + std::string(build.compiler);
+  if (!build.sanitizers.empty()) title += ", sanitizers: " + std::string(build.sanitizers);
+  Table table(style, {{"", Align::kLeft, 8}, {"", Align::kLeft}, {"", Align::kLeft}});
   for (const Part& part : parts) {
-    std::cout << "  " << std::left << std::setw(9) << part.name << std::setw(11)
-              << (part.works      ? "works"
-                  : part.is_built ? "built"
-                                  : "not built")
-              << part.note << "\n";
+    const char* state = part.works ? "works" : part.is_built ? "built" : "not built";
+    table.add_row({part.name, {state, part.works ? Colour::kGreen : Colour::kNone}, part.note});
   }
-  std::cout << "\n  strategies";
-  for (const std::string& name : strategy_names()) std::cout << "  " << name;
-  std::cout << "\n  dtypes    ";
-  for (const std::string_view name : token_dtypes()) std::cout << "  " << name;
-  std::cout << "\n  machine     " << machine.num_usable_cores << " of " << machine.num_cores
-            << " cores, " << machine.memory_bytes / (int64_t{1} << 30) << " GiB, " << machine.simd
-            << "\n";
+  Table facts(style, {{"", Align::kLeft}, {"", Align::kLeft}});
+  facts.add_row({"strategies", joined(strategy_names())});
+  facts.add_row({"dtypes", joined(token_dtypes())});
+  facts.add_row({"machine", std::to_string(machine.num_usable_cores) + " of " +
+                                counted(machine.num_cores, "core") + ", " +
+                                std::to_string(machine.memory_bytes / (int64_t{1} << 30)) +
+                                " GiB, " + std::string(machine.simd)});
+  return wrap(title, style.width) + "\n\n" + table.text() + "\n" + facts.text();
 }
 
 }  // namespace
+
+void add_options(Options& options, InfoArgs& args) {
+  options.flag("--json", args.json, "Print JSON");
+  options.notes("Example:\n  crossdock info --json");
+}
 
 int run_info(const InfoArgs& args) {
   const BuildDescription build = describe_build();
@@ -124,7 +137,7 @@ int run_info(const InfoArgs& args) {
   if (args.json) {
     std::cout << to_json(build, machine, parts) << "\n";
   } else {
-    print_text(build, machine, parts);
+    std::cout << to_text(build, machine, parts);
   }
   return 0;
 }

@@ -26,7 +26,7 @@ void JsonWriter::new_line() {
   text_.append(2 * static_cast<size_t>(depth_), ' ');
 }
 
-// The separator between the text so far and the next entry.
+// Writes the separator before the next entry.
 void JsonWriter::separate() {
   if (after_key_) {
     after_key_ = false;

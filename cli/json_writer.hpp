@@ -8,9 +8,9 @@
 
 namespace crossdock::cli {
 
-/// Writes JSON text from front to back. Numbers have the fewest digits that give the same double
-/// back; values that JSON cannot represent become "NaN", "Infinity", "-Infinity". Bytes of a string
-/// that are not UTF-8 become U+FFFD. The outer `indented_depth` levels get a line per entry.
+/// Writes JSON text from front to back. Numbers have the fewest digits that identify the double;
+/// values that JSON cannot represent become "NaN", "Infinity" or "-Infinity". Bytes that are not
+/// UTF-8 become U+FFFD. In the outer `indented_depth` levels every entry has its own line.
 class JsonWriter {
  public:
   explicit JsonWriter(int indented_depth = 2) : indented_depth_(indented_depth) {}
@@ -19,7 +19,7 @@ class JsonWriter {
   void end_object() { end('}'); }
   void begin_array() { begin('['); }
   void end_array() { end(']'); }
-  /// An array on one line, at any depth.
+  /// An array on a single line, at any depth.
   void list(const auto& values) {
     const int kept = indented_depth_;
     indented_depth_ = std::min(indented_depth_, depth_);
@@ -56,12 +56,12 @@ class JsonWriter {
 
   int indented_depth_;
   int depth_ = 0;
-  bool is_first_ = true;  // of its object or array
+  bool is_first_ = true;  // entry of its object or array
   bool after_key_ = false;
   std::string text_;
 };
 
-/// {"error": message}: printed by a command that fails, in place of its results.
+/// What a command prints instead of its results if it fails: {"error": message}.
 std::string error_json(std::string_view message);
 
 }  // namespace crossdock::cli

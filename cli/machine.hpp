@@ -6,7 +6,7 @@
 
 namespace crossdock::cli {
 
-/// What this process may use.
+/// The hardware that this process may use.
 struct Machine {
   int num_cores = 0;         // of the machine
   int num_usable_cores = 0;  // by this process
@@ -16,7 +16,7 @@ struct Machine {
 
 Machine describe_machine();
 
-/// The full path of a program, as the shell would find it; empty if there is none.
+/// The full path of a program on the PATH; empty if there is none.
 std::string find_program(std::string_view name);
 
 }  // namespace crossdock::cli

@@ -6,8 +6,10 @@
 
 #include "cli/command_line.hpp"
 #include "cli/json_writer.hpp"
-#include "cli/launched_job.hpp"
-#include "cli/parent_watch.hpp"
+#include "cli/mpi/launched_job.hpp"
+#include "cli/mpi/parent_watch.hpp"
+#include "cli/text/layout.hpp"
+#include "cli/text/terminal.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/mpi.hpp"
 
@@ -15,24 +17,24 @@ namespace crossdock::cli {
 namespace {
 
 constexpr int kBadArguments = 2;
-constexpr std::chrono::seconds kPatienceToComplain{10};
+constexpr std::chrono::seconds kComplaintDeadline{10};
 
-// What one process does alone, however many mpirun has started.
+// Commands that one process executes alone, even under mpirun.
 bool is_for_one(const CommandLine& line) {
   return line.command == "eval" || line.command == "plan" || line.command == "info" ||
          line.bench.list || line.verify.list;
 }
 
-// Processes of one job with different commands or options would meet in different calls.
+// Processes with different commands or options would wait for each other in different calls.
 void check_job(const CommandLine& line) {
   if (line.complaint.empty()) {
     if (line.help.empty() && !is_for_one(line)) check_same_words(line.words);
     return;
   }
   try {
-    check_same_words(line.words, kPatienceToComplain);
+    check_same_words(line.words, kComplaintDeadline);
   } catch (const Error&) {
-    // The other processes are elsewhere; what is wrong here is said all the same.
+    // The other processes did not arrive; this process reports its complaint anyway.
   }
 }
 
@@ -57,7 +59,8 @@ int run(const CommandLine& line, const std::string& name) {
     return 0;
   } catch (const ArgumentError& error) {
     if (speaks_for_job()) {
-      std::cerr << name << ": " << error.what() << "\nRun `" << name << " --help` for usage.\n";
+      std::cerr << wrap(name + ": " + error.what(), message_width(), 2) << "\nRun `" << name
+                << " --help` for usage.\n";
     }
     return kBadArguments;
   }
@@ -86,7 +89,8 @@ int main(int argc, char** argv) {
     if (wants_json) {
       std::cout << crossdock::cli::error_json(error.what()) << std::endl;
     } else {
-      std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
+      const int width = crossdock::cli::message_width();
+      std::cerr << crossdock::cli::wrap(name + ": " + error.what(), width, 2) << std::endl;
     }
     return 1;
   }

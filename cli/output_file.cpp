@@ -25,10 +25,10 @@ constexpr mode_t kNewFileMode = 0666;
 
 // Where the bytes go.
 struct Target {
-  std::string path;  // without symbolic links if it is replaced
-  bool is_in_place;  // else it is replaced by a new file
-  bool exists;       // false for a dangling link, too
-  mode_t mode = 0;   // of what exists
+  std::string path;  // symbolic links resolved if it is replaced
+  bool is_in_place;  // otherwise a new file replaces it
+  bool exists;       // false also for a dangling link
+  mode_t mode = 0;   // of the existing file
   int output = -1;   // the descriptor if it is this process's standard output or error
 };
 
@@ -64,7 +64,7 @@ Target find_target(const std::string& file) {
           .mode = found.st_mode};
 }
 
-// 0, or the error.
+// Returns 0 or an errno.
 int write_all(int descriptor, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t count = write(descriptor, text.data() + done, text.size() - done);
@@ -88,7 +88,7 @@ int write_in_place(const Target& target, const std::string& text) {
   return !is_output && close(descriptor) != 0 && failure == 0 ? errno : failure;
 }
 
-// Where a symbolic link that points nowhere would have a file made.
+// The folder in which writing to a dangling symbolic link creates a file.
 std::string folder_of_new_file(const std::filesystem::path& link) {
   std::error_code failure;
   const auto folder = std::filesystem::read_symlink(link, failure).parent_path();
@@ -96,7 +96,7 @@ std::string folder_of_new_file(const std::filesystem::path& link) {
   return path.empty() ? "." : path;
 }
 
-// A new, empty file beside the target, with a name that nothing had.
+// A new, empty file with a unique name in the folder of the target.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const Target& target)
@@ -119,7 +119,7 @@ class TemporaryFile {
   TemporaryFile& operator=(const TemporaryFile&) = delete;
 
   int failure() const { return failure_; }
-  // 0, or the error.
+  // Returns 0 or an errno.
   int write_and_rename(const std::string& text, const std::string& path) {
     if (const int failure = write_all(descriptor_, text); failure != 0) return failure;
     is_renamed_ = std::rename(name_.c_str(), path.c_str()) == 0;

@@ -5,12 +5,12 @@
 /// Files that the commands write. `what` is for messages: "the trace".
 namespace crossdock::cli {
 
-/// Throws Error if write_file would fail, as far as can be known without writing.
+/// Throws Error if write_file would certainly fail, without writing.
 void check_output_file(const std::string& what, const std::string& file);
 
-/// Writes a file whole or not at all: under a temporary name of its own in the same folder, then
-/// renamed. What is not a regular file (a pipe, a device, this process's output) is written in
-/// place, and a symbolic link is followed. Throws Error.
+/// Writes a file completely or not at all: to a temporary file in the same folder, which is then
+/// renamed. Anything but a regular file (a pipe, a device, this process's output) is written in
+/// place; symbolic links are followed. Throws Error.
 void write_file(const std::string& what, const std::string& file, const std::string& text);
 
 }  // namespace crossdock::cli

@@ -4,9 +4,9 @@
 #include "bench/runner.hpp"
 #include "cli/bench/report.hpp"
 #include "cli/commands.hpp"
-#include "cli/launched_job.hpp"
 #include "cli/machine.hpp"
-#include "cli/mpi_launch.hpp"
+#include "cli/mpi/launch.hpp"
+#include "cli/mpi/launched_job.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/mpi.hpp"
 
@@ -24,7 +24,7 @@ bench::RunOptions run_options(const BenchArgs& args) {
           .ranks_per_node = args.ranks_per_node};
 }
 
-// Prints tables as results come, or all at the end as JSON.
+// Prints each table as soon as its result is there, or all results at the end as JSON.
 class Report {
  public:
   explicit Report(bool json) : json_(json) {}
@@ -32,9 +32,9 @@ class Report {
   void add(const bench::Scenario& scenario, const Result& result) {
     if (!json_) {
       if (results_.empty() || results_.back().scenario != scenario.name) {
-        print_head(std::cout, scenario);
+        std::cout << head_text(scenario, style_);
       }
-      print_result(std::cout, result);
+      std::cout << result_text(result, style_) << std::flush;
     }
     results_.push_back(result);
   }
@@ -44,10 +44,11 @@ class Report {
 
  private:
   bool json_;
+  TextStyle style_ = output_style();
   std::vector<Result> results_;
 };
 
-// Names that are not known are bad arguments.
+// Unknown names are bad arguments.
 std::vector<Case> select(const bench::Selection& selection) {
   try {
     return bench::select_cases(selection);
@@ -80,7 +81,7 @@ int run_as_rank(const BenchArgs& args) {
       if (group.rank() == 0) report.add(one.scenario, result);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kCapacity || group.rank() == 0) throw;
-      return 1;  // all ranks agreed that memory is short; rank 0 says so
+      return 1;  // all ranks agreed that memory is short; rank 0 reports it
     }
   }
   if (group.rank() == 0) report.finish();
@@ -114,7 +115,7 @@ int run_bench(const BenchArgs& args) {
     if (args.json) {
       std::cout << to_json(bench::scenarios()) << "\n";
     } else {
-      print_scenarios(std::cout, bench::scenarios());
+      std::cout << scenarios_text(bench::scenarios(), output_style());
     }
     return 0;
   }

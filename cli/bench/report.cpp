@@ -1,12 +1,13 @@
 #include "cli/bench/report.hpp"
 
 #include <algorithm>
-#include <iomanip>
 #include <nlohmann/json.hpp>
-#include <ostream>
 #include <sstream>
 
 #include "cli/json_writer.hpp"
+#include "cli/text/layout.hpp"
+#include "cli/text/numbers.hpp"
+#include "cli/text/table.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::cli {
@@ -26,11 +27,11 @@ std::string sizes_of(const Scenario& s) {
   return text.str();
 }
 
-void print_time(std::ostream& out, double us) {
-  out << std::right << std::fixed << std::setw(11) << std::setprecision(us < 1000.0 ? 1 : 0) << us;
+std::string microseconds(double us) {
+  return fixed(us, us < 1000.0 ? 1 : 0);
 }
 
-// What part of the library's plain speed the step has, if the library was measured beside it.
+// The step's speed relative to plain calls of the BLAS library, if those were measured too; else 0.
 double share_of_blas(const Result& result, const StepResult& step) {
   const auto plain = std::ranges::find(result.steps, step.name + "_blas", &StepResult::name);
   return plain == result.steps.end() ? 0.0 : plain->median_us / step.median_us;
@@ -38,13 +39,16 @@ double share_of_blas(const Result& result, const StepResult& step) {
 
 }  // namespace
 
-void print_scenarios(std::ostream& out, const std::vector<Scenario>& scenarios) {
+std::string scenarios_text(const std::vector<Scenario>& scenarios, const TextStyle& style) {
+  Table table(style, {{"", Align::kLeft}, {"", Align::kLeft}, {"", Align::kLeft}}, /*indent=*/0);
   for (const Scenario& s : scenarios) {
-    out << std::left << std::setw(17) << s.name << std::setw(36) << sizes_of(s) << s.purpose
-        << (s.is_default ? " *" : "") << "\n";
+    table.add_row({s.name + (s.is_default ? " *" : ""), sizes_of(s), s.purpose});
   }
-  out << "\n* run when no scenario is named. P ranks, T tokens per rank, D width, K experts per "
-         "token of E, F inner width; SMs: multiprocessors of a rank.\n";
+  return table.text() + "\n" +
+         wrap(
+             "* runs if no scenario is named. P: ranks, T: tokens per rank, D: width, K: experts "
+             "per token, E: experts, F: inner width, SMs: multiprocessors per rank.\n",
+             style.width);
 }
 
 std::string to_json(const std::vector<Scenario>& scenarios) {
@@ -67,39 +71,55 @@ std::string to_json(const std::vector<Scenario>& scenarios) {
   return writer.text();
 }
 
-void print_head(std::ostream& out, const Scenario& scenario) {
-  out << "\n" << scenario.name << ": " << sizes_of(scenario) << "\n";
-  out << std::left << std::setw(17) << "strategy" << std::setw(9) << "engine" << std::setw(18)
-      << "step" << std::right << std::setw(11) << "median us" << std::setw(11) << "min"
-      << std::setw(11) << "max" << std::setw(8) << "GB/s" << std::setw(11) << "copy us"
-      << std::setw(8) << "ratio" << std::setw(12) << "traffic us" << std::setw(8) << "ratio"
-      << "\n";
+std::string head_text(const Scenario& scenario, const TextStyle& style) {
+  return "\n" + paint(scenario.name, Colour::kBold, style) + ": " + sizes_of(scenario) + "\n";
 }
 
-void print_result(std::ostream& out, const Result& result) {
-  for (const StepResult& step : result.steps) {
-    out << std::left << std::setw(17) << result.strategy << std::setw(9) << result.communicator
-        << std::setw(18) << step.name;
-    print_time(out, step.median_us);
-    print_time(out, step.min_us);
-    print_time(out, step.max_us);
-    out << std::setw(8) << std::setprecision(1)
-        << static_cast<double>(step.bytes) / step.median_us * 1e-3;
-    print_time(out, step.copy_us);
-    out << std::setw(8) << std::setprecision(2) << step.ratio();
-    if (step.traffic_us > 0.0) {
-      out << " ";
-      print_time(out, step.traffic_us);
-      out << std::setw(8) << std::setprecision(2) << step.traffic_ratio();
-    }
-    if (step.gflops > 0.0) out << "  " << std::setprecision(0) << step.gflops << " GFLOP/s";
-    if (const double share = share_of_blas(result, step); share > 0.0) {
-      out << ", " << 100.0 * share << " % of BLAS";
-    }
-    out << "\n";
+std::string result_text(const Result& result, const TextStyle& style) {
+  const auto any = [&](double StepResult::*value) {
+    return std::ranges::any_of(result.steps, [=](const auto& step) { return step.*value > 0; });
+  };
+  const bool has_traffic = any(&StepResult::traffic_us);
+  const bool has_products = any(&StepResult::gflops);
+  std::vector<Column> columns = {{.title = "step", .align = Align::kLeft, .min_width = 17},
+                                 {.title = "median us", .min_width = 9},
+                                 {.title = "min", .min_width = 8, .is_optional = true},
+                                 {.title = "max", .min_width = 8, .is_optional = true},
+                                 {.title = "GB/s", .min_width = 6},
+                                 {.title = "copy us", .min_width = 8, .is_optional = true},
+                                 {.title = "x copy", .min_width = 6}};
+  if (has_traffic) {
+    columns.push_back({.title = "traffic us", .min_width = 10, .is_optional = true});
+    columns.push_back({.title = "x traffic", .min_width = 9});
   }
-  if (!result.checked) out << "(results not checked)\n";
-  out << std::flush;
+  if (has_products) columns.insert(columns.end(), {{"GFLOP/s"}, {"% of BLAS"}});
+  Table table(style, columns);
+  for (const StepResult& step : result.steps) {
+    std::vector<Cell> cells = {step.name,
+                               microseconds(step.median_us),
+                               microseconds(step.min_us),
+                               microseconds(step.max_us),
+                               fixed(static_cast<double>(step.bytes) / step.median_us * 1e-3, 1),
+                               microseconds(step.copy_us),
+                               fixed(step.ratio(), 2)};
+    if (has_traffic) {
+      const bool is_known = step.traffic_us > 0;
+      cells.emplace_back(is_known ? microseconds(step.traffic_us) : "");
+      cells.emplace_back(is_known ? fixed(step.traffic_ratio(), 2) : "");
+    }
+    if (has_products) {
+      const double share = share_of_blas(result, step);
+      cells.emplace_back(step.gflops > 0 ? fixed(step.gflops, 0) : "");
+      cells.emplace_back(share > 0 ? fixed(100.0 * share, 0) : "");
+    }
+    table.add_row(std::move(cells));
+  }
+  // One rank alone uses neither a strategy nor a communicator.
+  std::string heading = result.ranks == 1 && result.communicator == "none"
+                            ? "1 rank"
+                            : result.strategy + ", " + result.communicator;
+  if (!result.checked) heading += " (results not checked)";
+  return heading + "\n" + table.text();
 }
 
 std::string to_json(const std::vector<Result>& results) {

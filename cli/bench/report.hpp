@@ -1,24 +1,24 @@
 #pragma once
 
-#include <iosfwd>
 #include <string>
 #include <vector>
 
 #include "bench/result.hpp"
 #include "bench/scenario.hpp"
+#include "cli/text/terminal.hpp"
 
 namespace crossdock::cli {
 
-void print_scenarios(std::ostream& out, const std::vector<bench::Scenario>& scenarios);
+std::string scenarios_text(const std::vector<bench::Scenario>& scenarios, const TextStyle& style);
 std::string to_json(const std::vector<bench::Scenario>& scenarios);
 
-/// The line above the results of a scenario and the head of their table.
-void print_head(std::ostream& out, const bench::Scenario& scenario);
-/// One line per step.
-void print_result(std::ostream& out, const bench::Result& result);
+/// The line above the results of a scenario.
+std::string head_text(const bench::Scenario& scenario, const TextStyle& style);
+/// A table with one line per step.
+std::string result_text(const bench::Result& result, const TextStyle& style);
 
 std::string to_json(const std::vector<bench::Result>& results);
-/// The inverse of to_json.
+/// The inverse of to_json. Throws Error(kInternal).
 std::vector<bench::Result> parse_results(const std::string& json);
 
 }  // namespace crossdock::cli

@@ -19,8 +19,8 @@ struct EvalCase {
   DType weight_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 };
 
-/// Throws Error(kInvalidArgument) on whatever is wrong with the text as a case. What only the
-/// library can judge (ids, the strategy's name, the placement) is left to it.
+/// Throws Error(kInvalidArgument) if the text is not a valid case. Expert ids, the strategy's name
+/// and the placement are checked by the library later.
 EvalCase parse_case(const std::string& text);
 
 }  // namespace crossdock::cli

@@ -4,8 +4,8 @@
 #include <functional>
 #include <sstream>
 
-#include "cli/epsilon.hpp"
-#include "cli/input_noise.hpp"
+#include "cli/numerics/epsilon.hpp"
+#include "cli/numerics/input_noise.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -15,20 +15,20 @@ using reference::LayerOutput;
 using reference::MlpWeights;
 using reference::PerRank;
 
-// How far a result may be off.
+// How far a result may differ from the reference.
 struct Allowance {
   double tolerance = 0;       // times the scale
-  std::vector<double> scale;  // entry by entry
-  double floor = 0;           // the rounding of values too small for the dtype
+  std::vector<double> scale;  // per entry
+  double floor = 0;           // rounding error of values too small for the dtype
   DType dtype = DType::kF32;  // of the result
-  /// Entry by entry what rounding may move the result by; asked only if the rest does not suffice.
+  /// Per entry, how far rounding may move the result; only called if the rest does not suffice.
   std::function<std::vector<double>()> spread{};
 };
 
-// Collects what was compared and the first difference.
+// Compares results and keeps the first difference.
 class Checker {
  public:
-  // To the last bit.
+  // Bits must be equal.
   void exact(const std::string& name, const std::vector<double>& got,
              const std::vector<double>& wanted) {
     if (!same_size(name, got.size(), wanted.size())) return;
@@ -42,8 +42,8 @@ class Checker {
           std::vector<double>(wanted.begin(), wanted.end()));
   }
 
-  // |got - wanted| as allowed, entry by entry; what is not finite must be equal, or too large for
-  // the dtype.
+  // |got - wanted| must be allowed, per entry. Non-finite values must be equal; infinity is also
+  // accepted for values too large for the dtype.
   void near(const std::string& name, const std::vector<double>& got,
             const std::vector<double>& wanted, const Allowance& allowance) {
     if (!same_size(name, got.size(), wanted.size())) return;
@@ -92,7 +92,7 @@ class Checker {
   double largest_error_ = 0.0;
 };
 
-// The case with the routes that were kept as its only ones, so that other weights drop no others.
+// The case without its dropped routes and without a capacity: other weights cannot drop others.
 LayerInput with_kept_routes(LayerInput layer, const reference::Layout& layout) {
   layer.config.capacity.reset();
   for (size_t r = 0; r < layer.ranks.size(); ++r) {
@@ -103,7 +103,7 @@ LayerInput with_kept_routes(LayerInput layer, const reference::Layout& layout) {
   return layer;
 }
 
-// The case with magnitudes in place of values: its sums bound the rounding of the real ones.
+// The case with magnitudes instead of values: its sums bound the rounding error of the real sums.
 LayerInput magnitudes(LayerInput layer) {
   const auto take = [](std::vector<double>& values) {
     for (double& value : values) value = std::isfinite(value) ? std::abs(value) : 0.0;
@@ -131,9 +131,9 @@ void for_each_array(LayerInput& layer, const auto& visit) {
   }
 }
 
-// Results of the case with shaken inputs. All experts have biases there, which stand for the
-// rounding of inner values and of results. A quarter of the tolerance, as the spread sums up what
-// each input adds to it.
+// Results of the case with randomly changed inputs. All experts get biases, which model the
+// rounding of inner values and results. Changes are a quarter of the tolerance, since the effects
+// of all inputs add up.
 std::vector<LayerOutput> shaken_results(LayerInput layer, double tolerance, double spacing) {
   for (reference::MlpWeights& expert : layer.experts) {
     expert.b1.resize(expert.w1.size() / static_cast<size_t>(layer.mlp.D));
@@ -150,7 +150,7 @@ std::vector<LayerOutput> shaken_results(LayerInput layer, double tolerance, doub
   return results;
 }
 
-// The largest magnitude everywhere.
+// The largest magnitude, for every entry.
 std::vector<double> flat_scale(const std::vector<double>& values) {
   double most = 0.0;
   for (const double value : values)
@@ -162,7 +162,7 @@ std::string of_rank(const char* name, size_t rank) {
   return std::string(name) + " of rank " + std::to_string(rank);
 }
 
-// Every expert returns its row: the sums are a function of exact rows, so their bits are fixed.
+// Experts return their rows unchanged: sums are functions of exact rows, so their bits are fixed.
 void check_exact_sums(const EvalCase& eval_case, const EvalResult& result,
                       const LayerOutput& wanted, Checker& checker) {
   const int64_t D = eval_case.layer.config.width;
@@ -194,7 +194,7 @@ void check_exact_sums(const EvalCase& eval_case, const EvalResult& result,
   }
 }
 
-// Every expert returns its row: sums of magnitudes bound the rounding of sums.
+// Experts return their rows unchanged: sums of magnitudes bound the rounding of sums.
 void check_near_rows(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
                      double tolerance, Checker& checker) {
   const DispatchConfig& config = eval_case.layer.config;
@@ -210,7 +210,7 @@ void check_near_rows(const EvalCase& eval_case, const EvalResult& result, const 
     const EvalRank& rank = result.ranks[r];
     checker.near(of_rank("grad_weights", r), rank.grad_weights, wanted.grad_weights[r],
                  allow(bound.grad_weights[r], config.width, eval_case.weight_dtype()));
-    if (!config.partial_sums) continue;  // check_exact_sums
+    if (!config.partial_sums) continue;  // compared by check_exact_sums
     const int64_t terms = config.top_k + 1;
     checker.near(of_rank("out", r), rank.out, wanted.out[r],
                  allow(bound.out[r], terms, eval_case.dtype));
@@ -219,7 +219,8 @@ void check_near_rows(const EvalCase& eval_case, const EvalResult& result, const 
   }
 }
 
-// Of MLPs the largest value of a result is the scale of all; where terms cancel, the spread.
+// With MLPs, a result is compared relative to its largest value, or to its spread where terms
+// cancel.
 void check_near_mlps(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
                      double tolerance, Checker& checker) {
   LayerInput layer = with_kept_routes(eval_case.layer, wanted.layout);
@@ -295,7 +296,7 @@ CheckReport check_result(const EvalCase& eval_case, const EvalResult& result) {
     num_rows += wanted.layout.num_rows(static_cast<int>(r));
   }
   checker.exact("dropped", result.dropped(), wanted.dropped);
-  // Products are summed in fp32 at least, over K or D terms, or D and F of an MLP whose inner
+  // Products are summed at least in fp32, over K or D terms, or D and F terms of an MLP whose inner
   // values are rounded to the dtype.
   const bool identity = layer.experts.empty();
   const double terms = static_cast<double>(layer.config.width + layer.config.top_k + layer.mlp.F);
@@ -310,7 +311,7 @@ CheckReport check_result(const EvalCase& eval_case, const EvalResult& result) {
   if (checker.passed()) {
     summary << "checked against the fp64 reference: " << result.ranks.size() << " ranks, "
             << num_tokens << " tokens, " << num_rows << " rows; rows"
-            << (has_fixed_bits ? ", out and grad_x" : "") << " equal to the last bit, "
+            << (has_fixed_bits ? ", out and grad_x" : "") << " bit-identical, "
             << (has_fixed_bits ? "grad_weights" : "sums and gradients") << " within "
             << checker.largest_error() << " (relative; at most " << tolerance << ")";
   } else {

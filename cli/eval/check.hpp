@@ -13,8 +13,8 @@ struct CheckReport {
   std::string summary;
 };
 
-/// Rows and counts must be equal; sums must have the reference's bits where the same-bits contract
-/// fixes them; the rest must lie within the dtype's rounding.
+/// Rows and counts must be equal. Sums must have the reference's bits where the library guarantees
+/// exact bits; everything else must agree up to rounding in the dtype.
 CheckReport check_result(const EvalCase& eval_case, const EvalResult& result);
 
 }  // namespace crossdock::cli

@@ -12,6 +12,8 @@
 #include "cli/eval/check.hpp"
 #include "cli/eval/run.hpp"
 #include "cli/json_writer.hpp"
+#include "cli/text/layout.hpp"
+#include "cli/text/terminal.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::cli {
@@ -112,7 +114,7 @@ int run_eval(const EvalArgs& args) {
     if (!args.check) return print(json, 0);
     const CheckReport report = check_result(eval_case, result);
     const int status = print(json, report.passed ? 0 : 1);
-    std::cerr << report.summary << "\n";
+    std::cerr << wrap(report.summary, message_width(), 2) << "\n";
     return status;
   } catch (const std::bad_alloc&) {
     return print(error_json("not enough memory for this case"), 1);

@@ -16,7 +16,7 @@ using Parameter = std::vector<double> reference::MlpWeights::*;
 struct LocalExperts::Mlp {
   Mlp(const EvalCase& eval_case, const PlanData& plan);
 
-  // Fills views of values and gradients, unless no local expert has the parameter.
+  // Sets the views of values and gradients, unless no local expert has the parameter.
   void add(Parameter parameter, Shape shape, ConstTensorView& value, TensorView& grad);
   // The gradients of local expert i, in the form of its parameters.
   reference::MlpWeights grads_of(size_t i) const;
@@ -44,7 +44,7 @@ ExpertsConfig make_config(const EvalCase& eval_case, int64_t num_local_experts) 
           .dtype = eval_case.dtype};
 }
 
-// rows [R, D], each times its weight
+// rows [R, D], each multiplied by its weight
 OwnedTensor scaled(ConstTensorView rows, const std::vector<double>& weights) {
   std::vector<double> values = reference::to_values(rows);
   const auto D = static_cast<size_t>(rows.shape[1]);
@@ -52,7 +52,7 @@ OwnedTensor scaled(ConstTensorView rows, const std::vector<double>& weights) {
   return reference::to_tensor(rows.dtype, rows.shape, values);
 }
 
-// <a row, b row> for every row
+// Dot product of a's and b's row, for every row.
 std::vector<double> row_products(ConstTensorView a, ConstTensorView b) {
   const std::vector<double> left = reference::to_values(a);
   const std::vector<double> right = reference::to_values(b);
@@ -93,7 +93,7 @@ void LocalExperts::Mlp::add(Parameter parameter, Shape shape, ConstTensorView& v
   for (size_t i = 0; i < experts.size(); ++i) {
     const std::vector<double>& entry = all[static_cast<size_t>(experts[i])].*parameter;
     stacked.insert(stacked.end(), entry.begin(), entry.end());
-    // A bias that this expert has not, while another has it.
+    // Zeros for a bias that this expert does not have but another local expert has.
     stacked.resize((i + 1) * static_cast<size_t>(shape.num_elements()) / experts.size());
   }
   memory.push_back(reference::to_tensor(eval_case.dtype, shape, stacked));

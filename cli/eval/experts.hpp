@@ -9,15 +9,15 @@
 
 namespace crossdock::cli {
 
-/// The experts of one rank of a case, on the rows of one plan: MLPs, or, in a case without
-/// parameters, experts that return their rows (times the weight, if weights are applied there).
+/// The experts of one rank of a case, for the rows of one plan: MLPs, or, in a case without
+/// parameters, experts that return their rows (multiplied by the weights, if experts apply those).
 class LocalExperts {
  public:
   /// `sent` must have the row weights. All arguments must outlive this object.
   LocalExperts(const EvalCase& eval_case, const Plan& plan, const DispatchResult& sent);
   ~LocalExperts();
 
-  /// Whether forward applies the weights, so that the combine must not.
+  /// Whether forward applies the weights, so that combine must not.
   bool apply_weights() const { return case_.layer.weights_in_experts; }
 
   /// y [R, D]

@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxRanks = 1024;
 constexpr double kMaxCaseBytes = 0x1p32;
-constexpr int kMaxDepth = 64;  // far more than a case has; deep values are printed recursively
+constexpr int kMaxDepth = 64;  // far more than a case needs; deep values are printed recursively
 
 template <typename... Parts>
 [[noreturn]] void reject(const Parts&... parts) {
@@ -33,7 +33,7 @@ std::string shown(const Json& value) {
   return text.size() <= 40 ? text : text.substr(0, 37) + "...";
 }
 
-// The text as JSON; a key given twice is an error, as one of the two would be lost.
+// Parses the text as JSON. A repeated key is an error, since one of its values would be lost.
 Json parse_json(const std::string& text) {
   std::vector<std::set<std::string>> keys;
   std::string repeated;
@@ -47,7 +47,7 @@ Json parse_json(const std::string& text) {
   };
   try {
     Json json = Json::parse(text, watch);
-    if (!repeated.empty()) reject("key \"", repeated, "\" stands twice in one object");
+    if (!repeated.empty()) reject("key \"", repeated, "\" appears twice in one object");
     return json;
   } catch (const Json::exception& e) {
     const std::string_view message = e.what();
@@ -55,7 +55,7 @@ Json parse_json(const std::string& text) {
   }
 }
 
-// An object of the case: knows its name, for messages, and the keys it may have.
+// An object of the case, with its name for messages and the keys it may have.
 class Object {
  public:
   Object(const Json& json, std::string name, std::initializer_list<std::string_view> keys)
@@ -103,10 +103,10 @@ class Object {
   std::string name_;
 };
 
-// The name of an entry, made where a message needs it.
+// The name of an entry, only built if a message needs it.
 using Name = std::function<std::string()>;
 
-// A number, or one of the strings that stand for the numbers JSON has not.
+// A number, or one of the strings for values that JSON cannot represent.
 double number(const Json& value, const Name& name) {
   if (value.is_number()) return value.get<double>();
   if (value == "NaN") return std::numeric_limits<double>::quiet_NaN();
@@ -132,13 +132,13 @@ const Json& array(const Json& value, const std::string& name, int64_t size, cons
   return value;
 }
 
-// The names of a matrix' parts, for messages: "rank 1, token 2: x", "expert 0: w1[3]".
+// Names of a matrix and its parts, for messages: "rank 1, token 2: x", "expert 0: w1[3]".
 struct MatrixNames {
   std::string whole;         // "rank 1: x"
   std::string row_prefix;    // "rank 1, token "
   std::string row_suffix;    // ": x"
-  const char* height = "";   // what its number of rows is
-  const char* width = "";    // what its number of columns is
+  const char* height = "";   // what the number of rows is
+  const char* width = "";    // what the number of columns is
   const char* column = "[";  // between a row's name and the column's number
   const char* column_end = "]";
 
@@ -176,7 +176,7 @@ MatrixNames token_matrix(int rank, const char* key, const char* width) {
   return {r + ": " + key, r + ", token ", std::string(": ") + key, "one per token of x", width};
 }
 
-// Slots are named as the library names them, so that a message about data reads the same.
+// Slots have the same names as in messages of the library.
 MatrixNames slot_matrix(int rank, const char* key) {
   MatrixNames names = token_matrix(rank, key, "top_k");
   names.column = ", slot ";
@@ -308,8 +308,8 @@ void read_experts(const Object& object, EvalCase& parsed) {
   }
 }
 
-// A small text may ask for any amount of memory: counts are [ranks, experts] on every rank, and
-// alignment and pad_to_capacity add rows. Counted in doubles, which cannot overflow.
+// Even a short text can require any amount of memory: counts are [ranks, experts] on every rank,
+// and alignment and pad_to_capacity add rows. Computed in doubles, which cannot overflow.
 void check_size(const DispatchConfig& config, const std::vector<size_t>& tokens_per_rank) {
   const auto P = static_cast<double>(tokens_per_rank.size());
   const auto E = static_cast<double>(config.num_experts);

@@ -30,7 +30,7 @@ std::vector<int64_t> real_rows_per_expert(const PlanData& plan) {
   return rows_per_expert;
 }
 
-// As a caller with experts of its own does it; every expert returns its row, so y is what was sent.
+// Like a caller with its own experts. Experts return their rows, so y is what was dispatched.
 void run_identity(Dispatcher& dispatcher, const Plan& plan, ConstTensorView y,
                   ConstTensorView grad_out, EvalRank& result) {
   result.out = reference::to_values(dispatcher.combine(plan, y));
@@ -39,7 +39,7 @@ void run_identity(Dispatcher& dispatcher, const Plan& plan, ConstTensorView y,
   result.grad_x = reference::to_values(dispatcher.dispatch_backward(plan, back.grad_rows.view));
 }
 
-// As a layer does it: the experts' backward takes the dispatched grad_out and the row weights.
+// Like a layer: the experts' backward takes the dispatched grad_out and the row weights.
 void run_experts(Dispatcher& dispatcher, const Plan& plan, ConstTensorView grad_out,
                  LocalExperts& experts, EvalResult& result) {
   EvalRank& rank = result.ranks[static_cast<size_t>(plan.data().rank)];

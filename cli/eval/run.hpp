@@ -8,7 +8,7 @@
 
 namespace crossdock::cli {
 
-/// What one rank of a case computed. Values are exact: every value of every dtype is a double.
+/// Results of one rank. Doubles represent the values of every dtype exactly.
 struct EvalRank {
   std::vector<double> rows;              // [R, D], pad rows included
   std::vector<int64_t> rows_per_expert;  // [E_local], without pad rows
@@ -26,8 +26,8 @@ struct EvalResult {
   std::vector<int64_t> dropped() const;
 };
 
-/// Runs the case with the library, forward and backward, on ranks that are threads of this process.
-/// Throws the library's Error, which is the same from every rank.
+/// Runs the case with the library, forward and backward, with ranks as threads of this process.
+/// Throws the library's Error, which is identical on every rank.
 EvalResult run_case(const EvalCase& eval_case);
 
 }  // namespace crossdock::cli

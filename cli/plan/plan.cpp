@@ -70,7 +70,7 @@ int run_plan(const PlanArgs& args) {
   if (args.json) {
     std::cout << plan_json(heading, plan) << "\n";
   } else {
-    std::cout << plan_text(heading, plan);
+    std::cout << plan_text(heading, plan, output_style());
   }
   return 0;
 }

@@ -1,113 +1,87 @@
 #include "cli/plan/report.hpp"
 
-#include <array>
 #include <cmath>
-#include <iomanip>
 #include <sstream>
 #include <vector>
+
+#include "cli/text/layout.hpp"
+#include "cli/text/numbers.hpp"
+#include "cli/text/table.hpp"
 
 namespace crossdock::cli {
 namespace {
 
-constexpr int kNameWidth = 14;
-constexpr int kColumnWidth = 12;
-
-std::string number(double value, int digits) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(digits) << value;
-  return text.str();
-}
-
-// Three digits and a unit: "1.54 GB".
-std::string with_unit(double value, const char* unit) {
-  constexpr std::array<const char*, 6> kPrefixes = {"", "k", "M", "G", "T", "P"};
-  size_t prefix = 0;
-  for (; value >= 999.5 && prefix + 1 < kPrefixes.size(); ++prefix) value /= 1000.0;
-  const int digits = value == 0 || (prefix == 0 && value == std::floor(value)) ? 0
-                     : value < 9.995                                           ? 2
-                     : value < 99.95                                           ? 1
-                                                                               : 0;
-  const std::string text = number(value, digits);
-  const std::string suffix = std::string(kPrefixes[prefix]) + unit;
-  return suffix.empty() ? text : text + " " + suffix;
-}
-
-std::string bytes(double value) {
-  return with_unit(value, "B");
-}
-
-std::string time(double seconds) {
-  const bool is_long = seconds >= 0.9995;
-  const double value = is_long ? seconds : seconds * 1e3;
-  return number(value, value < 9.995 ? 3 : value < 99.95 ? 2 : 1) + (is_long ? " s" : " ms");
-}
-
 class TextPlan {
  public:
-  TextPlan(const PlanHeading& heading, const JobPlan& plan) : heading_(heading), plan_(plan) {}
+  TextPlan(const PlanHeading& heading, const JobPlan& plan, const TextStyle& style)
+      : heading_(heading), plan_(plan), style_(style) {}
 
   std::string text() {
-    write_heading();
+    write_layer();
+    write_ranks();
     write_links("rows sent by a rank", &OperationCost::rows,
                 [](double rows) { return with_unit(rows, ""); });
-    write_links("bytes sent by a rank", &OperationCost::bytes, bytes);
+    write_links("bytes sent by a rank", &OperationCost::bytes, bytes_text);
     if (is_uneven()) {
-      write_links("most bytes that a rank sends or receives", &OperationCost::most_bytes, bytes);
+      write_links("most bytes that a rank sends or receives", &OperationCost::most_bytes,
+                  bytes_text);
     }
     write_times();
     write_memory();
     write_queue();
     write_choice();
-    return out_.str();
+    return text_;
   }
 
  private:
-  void row(const std::string& name, const std::vector<std::string>& cells) {
-    out_ << "  " << std::left << std::setw(kNameWidth) << name << std::right;
-    for (const std::string& cell : cells) out_ << std::setw(kColumnWidth) << cell;
-    out_ << "\n";
+  void write_line(const std::string& line, int indent = 2) {
+    text_ += wrap(line, style_.width, indent) + "\n";
   }
 
-  // A title over every two columns.
-  void pair_titles(const std::vector<std::string>& titles) {
-    out_ << "  " << std::setw(kNameWidth) << "" << std::right;
-    for (const std::string& title : titles) out_ << std::setw(2 * kColumnWidth) << title;
-    out_ << "\n";
+  void write_table(const std::string& title, const Table& table) {
+    write_line(paint(title, Colour::kBold, style_));
+    text_ += table.text();
   }
 
-  void write_heading() {
+  void write_layer() {
     const JobDescription& job = heading_.job;
-    const CostInputs& inputs = plan_.inputs;
-    const RoutingEstimate& routing = plan_.costs.routing;
-    out_ << (heading_.model.empty() ? "" : heading_.model + ": ") << "width " << job.width << ", "
-         << job.top_k << " of " << job.num_experts << " experts, " << name_of(job.dtype) << "\n"
-         << inputs.tokens << " tokens per rank";
+    std::ostringstream line;
+    line << (heading_.model.empty() ? "" : heading_.model + ": ") << "width " << job.width << ", "
+         << job.top_k << " of " << job.num_experts << " experts, " << name_of(job.dtype);
+    write_line(line.str());
+    line.str("");
+    line << plan_.inputs.tokens << " tokens per rank";
     if (!job.tokens) {
-      out_ << " (sequence " << job.sequence << " x micro-batch " << job.micro_batch;
-      if (job.tp * job.cp > 1) out_ << " / " << job.tp * job.cp << " shards";
-      out_ << ")";
+      line << " (sequence " << job.sequence << " x micro-batch " << job.micro_batch;
+      if (job.tp * job.cp > 1) line << " / " << job.tp * job.cp << " shards";
+      line << ")";
     }
-    out_ << "\n"
-         << plan_.num_ranks << " ranks on " << job.nodes << (job.nodes == 1 ? " node" : " nodes")
-         << "; an expert group has " << plan_.group_ranks << " on " << plan_.group_nodes
-         << (plan_.group_nodes == 1 ? " node" : " nodes") << "; fabric " << job.fabric.name << "\n"
-         << routing.most_experts << (routing.most_experts == 1 ? " expert" : " experts")
-         << " per rank";
+    write_line(line.str());
+  }
+
+  void write_ranks() {
+    const JobDescription& job = heading_.job;
+    const RoutingEstimate& routing = plan_.costs.routing;
+    write_line(counted(plan_.num_ranks, "rank") + " on " + counted(job.nodes, "node") +
+               "; each expert group: " + counted(plan_.group_ranks, "rank") + " on " +
+               counted(plan_.group_nodes, "node") + "; fabric " + std::string(job.fabric.name));
+    std::string experts = counted(routing.most_experts, "expert") + " per rank";
     if (plan_.expert_weight_bytes > 0) {
-      out_ << " (" << bytes(static_cast<double>(plan_.expert_weight_bytes)) << " of weights)";
+      experts += " (" + bytes_text(static_cast<double>(plan_.expert_weight_bytes)) + " of weights)";
     }
-    out_ << "; " << with_unit(routing.rows_per_rank, "") << " rows per rank, the most "
-         << with_unit(routing.most_rows, "") << "\n"
-         << (job.zipf > 0 ? "experts skewed by " + number(job.zipf, 2)
-                          : std::string("experts alike"))
-         << ": a token reaches " << number(routing.ranks_per_token, 3) << " ranks on "
-         << number(routing.nodes_per_token, 3) << " nodes";
+    write_line(experts + "; rows per rank: mean " + with_unit(routing.rows_per_rank, "") +
+               ", most " + with_unit(routing.most_rows, ""));
+    write_line((job.zipf > 0 ? "experts skewed by " + fixed(job.zipf, 2)
+                             : std::string("experts equally likely")) +
+               ": a token reaches " + fixed(routing.ranks_per_token, 3) + " ranks on " +
+               fixed(routing.nodes_per_token, 3) + " nodes");
     if (job.capacity) {
-      out_ << "\ncapacity " << number(*job.capacity, 2) << ": at most " << plan_.capacity_rows
-           << " rows of a rank for an expert; " << number(100 * routing.dropped_share, 2)
-           << " % of the routes are expected to be dropped (and count in the worst case alone)";
+      write_line("capacity " + fixed(*job.capacity, 2) + ": at most " +
+                 counted(plan_.capacity_rows, "row") + " from a rank to an expert; about " +
+                 fixed(100 * routing.dropped_share, 2) +
+                 " % of the routes are dropped (considered in the worst case only)");
     }
-    out_ << "\n\n";
+    text_ += "\n";
   }
 
   // Whether some rank has clearly more to do than the mean.
@@ -125,61 +99,72 @@ class TextPlan {
 
   template <typename Show>
   void write_links(const char* title, LinkLoad OperationCost::*load, const Show& show) {
-    out_ << title << "\n";
-    pair_titles({"dispatch", "combine, exact", "combine, partial sums"});
-    row("", {"in node", "between", "in node", "between", "in node", "between"});
+    std::vector<Column> columns = {{"", Align::kLeft}};
+    for (int i = 0; i < 3; ++i) columns.insert(columns.end(), {{"in node"}, {"between"}});
+    Table table(style_, columns);
+    table.add_group("dispatch", 1, 2);
+    table.add_group("combine, exact", 3, 2);
+    table.add_group("partial sums", 5, 2);
     for (const StrategyCost& cost : plan_.costs.strategies) {
-      std::vector<std::string> cells;
+      std::vector<Cell> cells = {cost.name};
       for (const OperationCost* one : {&cost.dispatch, &cost.combine, &cost.partial_sums}) {
-        cells.push_back(show((one->*load).within_node));
-        cells.push_back(show((one->*load).between_nodes));
+        cells.emplace_back(show((one->*load).within_node));
+        cells.emplace_back(show((one->*load).between_nodes));
       }
-      row(cost.name, cells);
+      table.add_row(std::move(cells));
     }
     const LinkLoad& least = plan_.costs.least_dispatch.*load;
-    row("(least)", {show(least.within_node), show(least.between_nodes)});
-    out_ << "\n";
+    table.add_row({"(minimum)", show(least.within_node), show(least.between_nodes)});
+    write_table(title, table);
+    text_ += "\n";
   }
 
   void write_times() {
-    out_ << "lower bound of time (a step: forward and backward, "
-         << (heading_.job.partial_sums ? "partial sums" : "exact") << ")\n";
-    row("", {"dispatch", "combine", "partial", "step", "with copies"});
+    Table table(style_, {{"", Align::kLeft},
+                         {"dispatch"},
+                         {"combine"},
+                         {"partial sums"},
+                         {"step"},
+                         {"with copies"}});
     for (const StrategyCost& cost : plan_.costs.strategies) {
-      row(cost.name, {time(cost.dispatch.lower_bound_s), time(cost.combine.lower_bound_s),
-                      time(cost.partial_sums.lower_bound_s), time(cost.step_lower_bound_s),
-                      time(cost.step_serial_s)});
+      table.add_row({cost.name, time_text(cost.dispatch.lower_bound_s),
+                     time_text(cost.combine.lower_bound_s),
+                     time_text(cost.partial_sums.lower_bound_s), time_text(cost.step_lower_bound_s),
+                     time_text(cost.step_serial_s)});
     }
-    row("(least)", {time(plan_.costs.least_dispatch.lower_bound_s)});
-    out_ << "\n";
+    table.add_row({"(minimum)", time_text(plan_.costs.least_dispatch.lower_bound_s)});
+    write_table(std::string("lower bound of time (step: forward and backward, ") +
+                    (heading_.job.partial_sums ? "partial sums)" : "exact)"),
+                table);
+    text_ += "\n";
   }
 
   void write_memory() {
     const bool has_capacity = heading_.job.capacity.has_value();
-    out_ << "memory of a rank, and requests in flight\n";
-    std::vector<std::string> titles = {"expected", "worst case"};
-    if (has_capacity) titles.emplace_back("capacity");
-    titles.insert(titles.end(), {"of plan", "requests", "in flight"});
-    row("", titles);
+    std::vector<Column> columns = {{"", Align::kLeft}, {"expected"}, {"worst case"}};
+    if (has_capacity) columns.push_back({"capacity"});
+    columns.insert(columns.end(), {{"plan"}, {"requests"}, {"in flight"}});
+    Table table(style_, columns);
     for (const StrategyCost& cost : plan_.costs.strategies) {
-      std::vector<std::string> cells = {bytes(cost.memory.expected.total()),
-                                        bytes(cost.memory.worst_case.total())};
-      if (has_capacity) cells.push_back(bytes(cost.memory.with_capacity->total()));
-      cells.push_back(bytes(cost.memory.expected.plan_bytes));
-      cells.push_back(number(std::ceil(cost.dispatch.requests), 0));
-      cells.push_back(std::to_string(cost.max_in_flight));
-      row(cost.name, cells);
+      std::vector<Cell> cells = {cost.name, bytes_text(cost.memory.expected.total()),
+                                 bytes_text(cost.memory.worst_case.total())};
+      if (has_capacity) cells.emplace_back(bytes_text(cost.memory.with_capacity->total()));
+      cells.emplace_back(bytes_text(cost.memory.expected.plan_bytes));
+      cells.emplace_back(with_unit(std::ceil(cost.dispatch.requests), ""));
+      cells.emplace_back(std::to_string(cost.max_in_flight));
+      table.add_row(std::move(cells));
     }
+    write_table("memory per rank, requests per dispatch", table);
     write_excess("expected memory", [](const StepMemory& memory) { return memory.expected; });
     if (has_capacity) {
       write_excess("memory with capacity",
                    [](const StepMemory& memory) { return *memory.with_capacity; });
     }
     write_excess("worst case", [](const StepMemory& memory) { return memory.worst_case; });
-    out_ << "\n";
+    text_ += "\n";
   }
 
-  // Names the strategies whose need exceeds the memory of the fabric.
+  // Names the strategies that need more memory than the fabric has.
   template <typename Need>
   void write_excess(const char* what, const Need& need) {
     const Fabric& fabric = heading_.job.fabric;
@@ -189,33 +174,40 @@ class TextPlan {
       names.append(names.empty() ? "" : ", ").append(cost.name);
     }
     if (names.empty()) return;
-    out_ << "  ! the " << what << " of " << names << " exceeds the "
-         << bytes(static_cast<double>(fabric.memory_bytes)) << " of a rank of " << fabric.name
-         << "\n";
-  }
-
-  void write_scheme(const char* name, const QueueNeed& need) {
-    out_ << "  " << std::left << std::setw(kNameWidth) << name << std::right << need.entries
-         << " entries for " << plan_.inputs.tokens
-         << " tokens: " << (need.fits ? "fits" : "does not fit") << "; largest N "
-         << need.largest_tokens << " (" << need.largest_rounded_tokens << " in steps of 64)\n";
+    write_line("  ! the " + std::string(what) + " of " + names + " exceeds the " +
+                   bytes_text(static_cast<double>(fabric.memory_bytes)) + " per rank of " +
+                   std::string(fabric.name),
+               4);
   }
 
   void write_queue() {
-    out_ << "send queue: " << heading_.job.fabric.send_queue_depth << " entries at most\n";
-    write_scheme("3N+1 dispatch", plan_.dispatch_queue);
-    write_scheme("2N+1 combine", plan_.combine_queue);
-    out_ << "  " << std::left << std::setw(kNameWidth) << "crossdock" << std::right
-         << heading_.job.engine.max_in_flight << " requests in flight at most, for any N: fits\n\n";
+    Table table(
+        style_,
+        {{"", Align::kLeft}, {"entries"}, {"", Align::kLeft}, {"largest N"}, {"multiple of 64"}});
+    const auto add = [&](const char* scheme, const QueueNeed& need) {
+      table.add_row({scheme, std::to_string(need.entries), need.fits ? "fits" : "does not fit",
+                     std::to_string(need.largest_tokens),
+                     std::to_string(need.largest_rounded_tokens)});
+    };
+    add("3N+1 dispatch", plan_.dispatch_queue);
+    add("2N+1 combine", plan_.combine_queue);
+    write_table("send queue of at most " + std::to_string(heading_.job.fabric.send_queue_depth) +
+                    " entries, N = " + std::to_string(plan_.inputs.tokens) + " tokens",
+                table);
+    write_line("  crossdock: at most " + std::to_string(heading_.job.engine.max_in_flight) +
+                   " requests in flight for any N: fits\n",
+               4);
   }
 
   void write_choice() {
-    out_ << "strategy: " << plan_.choice.name << "\n  " << plan_.choice.reason << "\n";
+    write_line("strategy: " + plan_.choice.name);
+    write_line("  " + plan_.choice.reason);
   }
 
   const PlanHeading& heading_;
   const JobPlan& plan_;
-  std::ostringstream out_;
+  TextStyle style_;
+  std::string text_;
 };
 
 }  // namespace
@@ -224,8 +216,8 @@ bool fits(const MemoryNeed& need, const Fabric& fabric) {
   return fabric.memory_bytes == 0 || need.total() <= static_cast<double>(fabric.memory_bytes);
 }
 
-std::string plan_text(const PlanHeading& heading, const JobPlan& plan) {
-  return TextPlan(heading, plan).text();
+std::string plan_text(const PlanHeading& heading, const JobPlan& plan, const TextStyle& style) {
+  return TextPlan(heading, plan, style).text();
 }
 
 }  // namespace crossdock::cli

@@ -6,8 +6,8 @@
 #include <functional>
 #include <sstream>
 
-#include "cli/epsilon.hpp"
-#include "cli/input_noise.hpp"
+#include "cli/numerics/epsilon.hpp"
+#include "cli/numerics/input_noise.hpp"
 #include "cli/run/reference.hpp"
 
 namespace crossdock::cli {
@@ -16,12 +16,12 @@ namespace {
 using reference::MlpWeights;
 using Values = std::vector<double>;
 
-constexpr double kWork = 6e8;       // multiplications of the reference for tokens, all together
+constexpr double kWork = 6e8;       // multiplications of the reference for all sampled tokens
 constexpr int64_t kMaxTokens = 64;  // in the sample
-constexpr int64_t kMaxSlice = 4;    // inner places whose weight gradients are compared
+constexpr int64_t kMaxSlice = 4;    // inner positions whose weight gradients are compared
 
-// Sums are in fp32 (fp64 for fp64), results and hidden rows are rounded to the dtype. The longest
-// sum is that of a softmax over many experts.
+// Sums are computed in fp32 (fp64 for fp64); results and hidden rows are rounded to the dtype. The
+// longest sum may be that of a softmax over many experts.
 double tolerance_of(const RunJob& job) {
   const RouterConfig& router = job.layer.router;
   const auto terms =
@@ -29,17 +29,17 @@ double tolerance_of(const RunJob& job) {
   return 8.0 * epsilon_of(job.dtype()) + 16.0 * std::sqrt(terms) * epsilon_of(job.sum_dtype());
 }
 
-// What this rank found.
+// Compares results of this rank and keeps the first difference.
 class Findings {
  public:
   Findings(const RunJob& job, const RunValues& values, int rank)
       : job_(job), values_(values), tolerance_(tolerance_of(job)), rank_(rank) {}
 
-  // One result of the reference, from another reference with shaken inputs.
+  // Computes the same result with another reference, whose inputs were changed.
   using Again = std::function<Values(const RunReference&)>;
 
-  // |got - wanted| at most the tolerance times the largest magnitude wanted; or, where terms
-  // cancel, at most what shaken inputs make of it. Entries are judged up to the first failure.
+  // |got - wanted| must be at most the tolerance times the largest magnitude of `wanted`, or, where
+  // terms cancel, at most what changed inputs cause. Stops at the first difference.
   void compare(const std::string& name, const Values& got, const Values& wanted,
                const Again& again) {
     double scale = 0.0;
@@ -69,7 +69,7 @@ class Findings {
   RunCheck& check() { return check_; }
 
  private:
-  // Half the tolerance: the spread sums up what each input adds to it.
+  // Half the tolerance, since the effects of all inputs add up.
   Values spread_under_noise(const Values& wanted, const Again& again) {
     for (uint64_t sample = shaken_.size(); sample < InputNoise::kSamples; ++sample) {
       const InputNoise noise{.relative = tolerance_ / 2, .sample = sample};
@@ -84,7 +84,7 @@ class Findings {
   const RunValues& values_;
   double tolerance_;
   int rank_;
-  std::vector<RunReference> shaken_;  // made where they are needed
+  std::vector<RunReference> shaken_;  // created when needed
   RunCheck check_;
 };
 
@@ -117,7 +117,7 @@ int64_t sample_size(const RunJob& job) {
   return std::min(job.tokens_total, std::clamp<int64_t>(affordable, 2, kMaxTokens));
 }
 
-// The sampled tokens that this rank holds.
+// Checks the sampled tokens that this rank holds.
 void check_tokens(const RunJob& job, const RunReference& reference, const OwnRoutes& routes,
                   const RunOutcome& outcome, int rank, Findings& findings) {
   const int64_t K = job.layer.router.top_k;
@@ -143,7 +143,7 @@ void check_tokens(const RunJob& job, const RunReference& reference, const OwnRou
   }
 }
 
-// All ranks' routes to one expert of this rank, in the order of tokens. Collective.
+// The routes of all ranks to each expert, in the order of tokens. Collective.
 std::vector<std::vector<RunReference::Route>> gather_routes(Group& group, const RunJob& job,
                                                             const OwnRoutes& own) {
   const Agreement ids =
@@ -166,7 +166,7 @@ std::vector<std::vector<RunReference::Route>> gather_routes(Group& group, const 
   return routes;
 }
 
-// The gradients of one local expert, as the library gives them.
+// The library's gradients of one local expert.
 MlpWeights library_gradients(const ExpertGradients& grads, int64_t local_expert) {
   MlpWeights result;
   result.w1 = row_of(grads.w1, local_expert);
@@ -176,7 +176,7 @@ MlpWeights library_gradients(const ExpertGradients& grads, int64_t local_expert)
   return result;
 }
 
-// The most loaded expert of this rank.
+// Checks the most loaded expert of this rank.
 void check_expert(const RunJob& job, const RunReference& reference,
                   const std::vector<std::vector<RunReference::Route>>& routes, int rank,
                   const ExpertGradients& grads, Findings& findings) {
@@ -205,7 +205,7 @@ void check_expert(const RunJob& job, const RunReference& reference,
   ++findings.check().num_experts;
 }
 
-// The findings of all ranks as one. Collective.
+// Combines the findings of all ranks. Collective.
 RunCheck merge(Group& group, const RunCheck& own) {
   std::ostringstream text;
   text << own.passed << ' ' << own.num_tokens << ' ' << own.num_experts << ' ' << own.largest_error

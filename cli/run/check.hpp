@@ -7,9 +7,9 @@
 
 namespace crossdock::cli {
 
-/// Compares a sample with the fp64 reference, which gets its numbers from `values` and not from the
-/// ranks: routes, outputs and gradients of some tokens, and some rows of weight gradients of one
-/// expert of each rank. Collective; the same on all ranks.
+/// Compares a sample with the fp64 reference, which computes it from `values`, not from the ranks'
+/// tensors: routes, outputs and gradients of some tokens, and some rows of the weight gradients of
+/// one expert per rank. Collective; the result is identical on every rank.
 RunCheck check_run(Group& group, const RunJob& job, const RunValues& values,
                    const RunTensors& tensors, const RunOutcome& outcome);
 

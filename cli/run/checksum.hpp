@@ -7,9 +7,8 @@
 
 namespace crossdock::cli {
 
-/// A hash of the bits of all ranks' rows [T, D], one after the other in the order of ranks: the
-/// same for any number of ranks that hold the same rows in the same order. Collective; the same on
-/// all ranks.
+/// A hash of the bits of all ranks' rows [T, D], in the order of ranks. It does not depend on how
+/// the rows are divided among ranks. Collective; identical on every rank.
 uint64_t checksum(Group& group, ConstTensorView rows);
 
 }  // namespace crossdock::cli

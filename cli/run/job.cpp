@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "cli/launched_job.hpp"
+#include "cli/mpi/launched_job.hpp"
 #include "crossdock/crossdock.hpp"
 #include "crossdock/planner.hpp"
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kDefaultRanks = 4;
 constexpr int64_t kDefaultTokens = 512;           // per rank
-constexpr int64_t kQuickParameters = 48'000'000;  // of a preset that was scaled without being told
+constexpr int64_t kQuickParameters = 48'000'000;  // of a preset without --scale
 
 template <typename... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
@@ -21,7 +21,7 @@ template <typename... Parts>
   throw ArgumentError(message.str());
 }
 
-// What a published model has beyond its sizes.
+// Sets what a published model has beyond its sizes.
 void apply_model(const ModelPreset& model, RunJob& job) {
   RouterConfig& router = job.layer.router;
   job.layer.experts.activation = model.activation;
@@ -47,7 +47,7 @@ bool divides(int64_t scale, const ModelPreset& model) {
   return model.width % scale == 0 && model.inner % scale == 0 && model.shared_inner % scale == 0;
 }
 
-// The smallest divisor of the widths that leaves few enough parameters.
+// The smallest divisor of the widths that leaves at most kQuickParameters.
 int64_t quick_scale(const ModelPreset& model) {
   const int64_t parameters = 3 * model.num_experts * model.width * model.inner;
   int64_t scale = 1;
@@ -79,7 +79,7 @@ void apply_preset(const RunArgs& args, RunJob& job) {
 void apply_sizes(const RunArgs& args, RunJob& job) {
   RouterConfig& router = job.layer.router;
   if (args.preset.empty()) {
-    if (args.scale) refuse("--scale goes with --preset");
+    if (args.scale) refuse("--scale needs --preset");
     router.width = 512;
     router.num_experts = 32;
     router.top_k = 4;
@@ -93,7 +93,7 @@ void apply_sizes(const RunArgs& args, RunJob& job) {
   if (router.top_k > router.num_experts) {
     refuse("--experts (", router.num_experts, ") must be at least --top-k (", router.top_k, ")");
   }
-  if (args.experts || args.top_k) {  // the model's groups were made for its own numbers
+  if (args.experts || args.top_k) {  // the model's groups fit only its own numbers
     router.num_groups = 1;
     router.group_top_k = 1;
   }
@@ -105,16 +105,16 @@ void apply_tokens(const RunArgs& args, RunJob& job) {
   job.tokens_total = args.tokens_total.value_or(per_rank * job.num_ranks);
 }
 
-void apply_engine(const RunArgs& args, int num_processes, RunJob& job) {
+void apply_communicator(const RunArgs& args, int num_processes, RunJob& job) {
   const bool launched = num_processes > 0;
-  job.engine = !args.communicator.empty() ? args.communicator : launched ? "mpi" : "threads";
+  job.communicator = !args.communicator.empty() ? args.communicator : launched ? "mpi" : "threads";
   if (launched) {
-    check_against_job(num_processes, {job.engine},
+    check_against_job(num_processes, {job.communicator},
                       args.ranks ? std::vector<int>{*args.ranks} : std::vector<int>{});
   }
   job.num_ranks = launched ? num_processes : args.ranks.value_or(kDefaultRanks);
-  if ((args.max_in_flight != 0 || args.chunk_bytes != 0) && job.engine != "mpi") {
-    refuse("--max-in-flight and --chunk-bytes are about requests of the mpi engine");
+  if ((args.max_in_flight != 0 || args.chunk_bytes != 0) && job.communicator != "mpi") {
+    refuse("--max-in-flight and --chunk-bytes need --communicator mpi");
   }
   job.ranks_per_node = args.ranks_per_node;
 }
@@ -135,7 +135,7 @@ RunJob make_job(const RunArgs& args, int num_processes) {
   RunJob job;
   if (!args.preset.empty()) apply_preset(args, job);
   apply_sizes(args, job);
-  apply_engine(args, num_processes, job);
+  apply_communicator(args, num_processes, job);
   apply_tokens(args, job);
   apply_numbers(args, job);
   job.num_steps = args.steps;

@@ -8,16 +8,16 @@
 
 namespace crossdock::cli {
 
-/// What `crossdock run` is asked to do, with everything decided.
+/// What `crossdock run` does, with all defaults filled in.
 struct RunJob {
-  std::string preset;   // empty: none
-  std::string scaling;  // what was made smaller, in words; empty: nothing
-  std::string engine;   // "threads" or "mpi"
-  int num_ranks = 0;    // P
+  std::string preset;        // empty: none
+  std::string scaling;       // how the widths were scaled, in words; empty: they were not
+  std::string communicator;  // "threads" or "mpi"
+  int num_ranks = 0;         // P
   int ranks_per_node = 0;
   MoeLayerConfig layer;
-  bool with_biases = false;       // of gate and experts
-  bool with_expert_bias = false;  // of the choice
+  bool with_biases = false;       // gate and experts have biases
+  bool with_expert_bias = false;  // the choice of experts has a bias
   int64_t tokens_total = 0;
   int num_steps = 0;
   uint64_t seed = 0;
@@ -25,14 +25,14 @@ struct RunJob {
   bool with_check = true;
   std::string trace_file;  // empty: none
 
-  /// Tokens are spread contiguously, as evenly as can be.
+  /// Tokens are divided into contiguous ranges of nearly equal size.
   int64_t first_token(int rank) const { return first_expert(tokens_total, num_ranks, rank); }
   int64_t num_tokens(int rank) const { return first_token(rank + 1) - first_token(rank); }
   DType dtype() const { return layer.experts.dtype; }
   DType sum_dtype() const { return dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
 };
 
-/// `num_processes`: of mpirun; 0 if this process was not started by it. Throws ArgumentError.
+/// `num_processes`: number of processes under mpirun, otherwise 0. Throws ArgumentError.
 RunJob make_job(const RunArgs& args, int num_processes);
 
 }  // namespace crossdock::cli

@@ -21,7 +21,7 @@ double microseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
 }
 
-// What a rank tells the others about its steps.
+// Times of one step on one rank.
 struct StepTimes {
   double forward_us = 0;
   double backward_us = 0;
@@ -38,7 +38,7 @@ void add(const Event& event, const std::string& name, StepTimes& step) {
   operation.bytes += event.bytes;
 }
 
-// One line per number, so that ranks need not agree on a layout.
+// As text, so that ranks may have different operations.
 std::string to_text(const std::vector<StepTimes>& steps) {
   std::ostringstream text;
   for (const StepTimes& step : steps) {
@@ -66,14 +66,14 @@ std::vector<StepTimes> from_text(std::span<const std::byte> body) {
   return steps;
 }
 
-Agreement tell_all(Group& group, const char* operation, std::span<const std::byte> body) {
+Agreement share(Group& group, const char* operation, std::span<const std::byte> body) {
   return group.agree({.operation = operation, .body = body});
 }
 
-// The slowest rank of each step, and then the median over the steps.
+// Takes the slowest rank of each step, then the median over the steps.
 void merge_times(Group& group, const std::vector<StepTimes>& own, RunResult& result) {
   const std::string text = to_text(own);
-  const Agreement all = tell_all(group, "run_times", std::as_bytes(std::span(text)));
+  const Agreement all = share(group, "run_times", std::as_bytes(std::span(text)));
   std::vector<double> forward(own.size());
   std::vector<double> backward(own.size());
   result.steps_us.assign(own.size(), 0);
@@ -93,17 +93,17 @@ void merge_times(Group& group, const std::vector<StepTimes>& own, RunResult& res
       }
     }
   }
-  result.forward_us = median(forward);
-  result.backward_us = median(backward);
+  result.forward_us = bench::median(forward);
+  result.backward_us = bench::median(backward);
   for (const OperationTime& operation : own[0].operations) {
     result.operations.push_back(
-        {operation.name, median(slowest[operation.name]), bytes[operation.name]});
+        {operation.name, bench::median(slowest[operation.name]), bytes[operation.name]});
   }
 }
 
 void merge_traffic(Group& group, RunResult& result) {
   const Traffic own = group.communicator().traffic();
-  const Agreement all = tell_all(group, "run_traffic", std::as_bytes(std::span(&own, 1)));
+  const Agreement all = share(group, "run_traffic", std::as_bytes(std::span(&own, 1)));
   for (int rank = 0; rank < group.size(); ++rank) {
     Traffic one;
     std::copy_n(all.body(rank).begin(), sizeof(one), reinterpret_cast<std::byte*>(&one));
@@ -117,7 +117,7 @@ void merge_traffic(Group& group, RunResult& result) {
 
 void merge_memory(Group& group, RunResult& result) {
   const GroupMemory own = group.memory();
-  const Agreement all = tell_all(group, "run_memory", std::as_bytes(std::span(&own, 1)));
+  const Agreement all = share(group, "run_memory", std::as_bytes(std::span(&own, 1)));
   for (int rank = 0; rank < group.size(); ++rank) {
     GroupMemory one;
     std::copy_n(all.body(rank).begin(), sizeof(one), reinterpret_cast<std::byte*>(&one));
@@ -127,7 +127,7 @@ void merge_memory(Group& group, RunResult& result) {
   }
 }
 
-// What the cost model expects a rank to hold after a step, forward and backward.
+// Memory that the cost model predicts for a rank after a step, forward and backward.
 int64_t planned_bytes(Group& group, const RunJob& job, const DispatchConfig& config,
                       const std::string& strategy) {
   const CostEstimate costs = estimate_costs({.config = config,
@@ -151,11 +151,11 @@ void read_load(const PlanData& plan, RunResult& result) {
   }
 }
 
-// One step, timed, with the operations it consisted of.
+// Runs and times one step and its operations.
 StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, MoeLayer& layer,
                    RunOutcome& outcome, TraceLog& log) {
   outcome = {};
-  tell_all(group, "run_step", {});
+  share(group, "run_step", {});
   const Clock::time_point begin = Clock::now();
   MoeForwardResult forward = layer.forward({.weights = tensors.weights, .x = tensors.x.view});
   const Clock::time_point middle = Clock::now();
@@ -196,7 +196,7 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   const auto say = [&](const std::string& words) {
     if (group.rank() == 0) progress(words);
   };
-  say("making parameters");
+  say("creating parameters");
   const RunValues values(job);
   const RunTensors tensors(job, values, group);
   MoeLayer layer(group, job.layer);

@@ -13,10 +13,10 @@
 
 namespace crossdock::cli {
 
-/// Events that the recorder of a run's group must hold: all of one step, at least.
+/// Capacity of the event recorder; must hold all events of one step.
 constexpr int64_t kRecordedEvents = 16384;
 
-/// What one rank of a run holds: its tokens, its parameters and their gradients.
+/// Tokens, parameters and gradients of one rank.
 struct RunTensors {
   OwnedTensor x;         // [T, D]
   OwnedTensor grad_out;  // [T, D]
@@ -26,52 +26,52 @@ struct RunTensors {
   RunTensors(const RunJob& job, const RunValues& values, Group& group);
 
  private:
-  std::vector<Buffer> buffers_;  // of all of them
+  std::vector<Buffer> buffers_;  // memory of all tensors
 };
 
-/// What one rank of a run has computed, in its last step.
+/// Results of one rank, from the last step.
 struct RunOutcome {
   OwnedTensor out;     // [T, D]
   OwnedTensor grad_x;  // [T, D], with backward
   MoeDecision decision;
 };
 
-/// How the sample that was compared with the fp64 reference came out.
+/// Result of comparing a sample with the fp64 reference.
 struct RunCheck {
   bool passed = true;
   int64_t num_tokens = 0;    // whose outputs and gradients were compared
-  int64_t num_experts = 0;   // of whose weight gradients some rows were compared
-  double largest_error = 0;  // as a part of what is allowed
+  int64_t num_experts = 0;   // for which rows of weight gradients were compared
+  double largest_error = 0;  // as a fraction of the tolerance
   std::string failure;       // the first one, with its rank
 };
 
 /// Time and bytes of one operation.
 struct OperationTime {
   std::string name;
-  double median_us = 0;  // over the steps; of the slowest rank
+  double median_us = 0;  // over the steps, slowest rank
   int64_t bytes = 0;     // moved in one step by all ranks together
 };
 
-/// The whole run; the same on all ranks.
+/// Results of the whole run; identical on every rank.
 struct RunResult {
-  std::string strategy;   // the one that was used
-  double forward_us = 0;  // medians over the steps, of the slowest rank
+  std::string strategy;   // the one used, if "auto" chose it
+  double forward_us = 0;  // medians over the steps, slowest rank
   double backward_us = 0;
   std::vector<double> steps_us;           // forward and backward of each step, slowest rank
-  std::vector<OperationTime> operations;  // in their order
+  std::vector<OperationTime> operations;  // in execution order
   std::vector<int64_t> rows_per_rank;     // [P]
   std::vector<int64_t> rows_per_expert;   // [E]
   int num_nodes = 1;
-  GroupMemory memory;         // of the rank that holds most, after the steps
-  int64_t planned_bytes = 0;  // what a rank was expected to hold, all experts alike
-  Traffic traffic;        // summed over ranks and steps; requests in flight: the most of any rank
-  uint64_t checksum = 0;  // of out
+  GroupMemory memory;         // after the steps, of the rank with the most
+  int64_t planned_bytes = 0;  // predicted, if all experts are equally likely
+  Traffic traffic;            // summed over ranks and steps; requests in flight: maximum over ranks
+  uint64_t checksum = 0;      // of out
   uint64_t grad_checksum = 0;  // of grad_x; 0 without backward
   std::optional<RunCheck> check;
   std::optional<TraceSummary> trace;  // with --trace
 };
 
-/// Called by rank 0 with what is done next.
+/// Called by rank 0 with a description of what it does next.
 using StepProgress = std::function<void(const std::string&)>;
 
 /// Runs the job as one of its ranks. Collective.

@@ -86,7 +86,7 @@ RunReference::Token RunReference::token(int64_t index, const std::vector<int64_t
   const Values grad_out = token_row(Source::kGradOut, index);
   token.out.resize(grad_out.size());
   token.grad_x.resize(grad_out.size());
-  // Adds what one expert gives; returns the gradient of its weight.
+  // Adds the output of one expert; returns the gradient of its weight.
   const auto add_expert = [&](const MlpWeights& weights, int64_t inner, double weight) {
     const MlpConfig config = mlp_config(inner);
     add(reference::mlp_forward(config, weights, input.x, {weight}), token.out);

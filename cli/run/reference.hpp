@@ -3,27 +3,27 @@
 #include <cstdint>
 #include <vector>
 
-#include "cli/input_noise.hpp"
+#include "cli/numerics/input_noise.hpp"
 #include "cli/run/job.hpp"
 #include "cli/run/values.hpp"
 #include "crossdock/testing/reference.hpp"
 
 namespace crossdock::cli {
 
-/// A run in fp64, token by token and expert by expert, from the run's values alone: nothing comes
-/// from the ranks but the routes.
+/// Computes a run in fp64, token by token and expert by expert, from the run's values. Only the
+/// routes come from the ranks.
 class RunReference {
  public:
   RunReference(const RunJob& job, const RunValues& values, const InputNoise& noise = {});
 
   struct Token {
-    std::vector<double> chosen_weights;  // [K] of the experts that the reference would choose
-    std::vector<double> weights;         // [K] of those given
+    std::vector<double> chosen_weights;  // [K] of the experts that the reference chooses
+    std::vector<double> weights;         // [K] of the given experts
     std::vector<double> out;             // [D]
     std::vector<double> grad_x;          // [D], with backward
   };
 
-  /// The token with this global index on its way through the experts `ids` [K].
+  /// Results for the token with this global index and the experts `ids` [K].
   Token token(int64_t index, const std::vector<int64_t>& ids) const;
 
   /// A route to an expert.
@@ -32,7 +32,7 @@ class RunReference {
     double weight = 0;
   };
 
-  /// Gradients of some of an expert's parameters: those of `count` inner places from `first` on.
+  /// A range of an expert's inner positions, whose parameters' gradients are computed.
   struct Slice {
     int64_t first = 0;
     int64_t count = 0;
@@ -40,7 +40,7 @@ class RunReference {
   reference::MlpWeights gradients(int64_t expert, const std::vector<Route>& routes,
                                   const Slice& slice) const;
 
-  /// The same part of gradients of the whole expert.
+  /// The same slice of a whole expert's gradients.
   reference::MlpWeights cut(const reference::MlpWeights& whole, const Slice& slice) const;
 
  private:

@@ -3,40 +3,25 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <iomanip>
 #include <numeric>
 #include <sstream>
 
-#include "cli/bars.hpp"
 #include "cli/json_writer.hpp"
+#include "cli/text/bars.hpp"
+#include "cli/text/layout.hpp"
+#include "cli/text/numbers.hpp"
+#include "cli/text/table.hpp"
 
 namespace crossdock::cli {
 namespace {
 
-constexpr int kBarWidth = 24;
-constexpr int kColumnsPerLine = 64;
 constexpr int kIndent = 2;
+constexpr int kLabelWidth = 12;  // with the indent: "  check     "
 
 std::string hex(uint64_t value) {
   std::array<char, 17> text{};
   std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(value));
   return text.data();
-}
-
-std::string time_text(double us) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(us < 99950.0 ? 2 : 0) << us * 1e-3 << " ms";
-  return text.str();
-}
-
-std::string bytes_text(int64_t bytes) {
-  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto amount = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; amount >= 1024.0 && unit + 1 < kUnits.size(); ++unit) amount /= 1024.0;
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(unit == 0 ? 0 : 1) << amount << ' ' << kUnits[unit];
-  return text.str();
 }
 
 double total_us(const RunResult& result) {
@@ -49,8 +34,8 @@ double operations_us(const RunResult& result) {
   return sum;
 }
 
-// Shares are of all lines together: operations that overlap, or are slow on different ranks, may
-// take longer in sum than the step.
+// A share of the step, or of the sum of all operations if that is longer, as it can be if
+// operations overlap or different ranks are slow.
 double share_of(const RunResult& result, double us) {
   const double whole = std::max(total_us(result), operations_us(result));
   return whole > 0 ? us / whole : 0;
@@ -66,125 +51,152 @@ double imbalance(const std::vector<int64_t>& values) {
 
 class TextReport {
  public:
-  TextReport(const RunJob& job, const RunResult& result, bool colour)
-      : job_(job), result_(result), colour_(colour) {
-    text_ << std::fixed;
-  }
+  TextReport(const RunJob& job, const RunResult& result, const TextStyle& style)
+      : job_(job), result_(result), style_(style) {}
 
   std::string text() {
     write_head();
     write_operations();
+    write_totals();
     write_load();
-    write_verdict();
-    return text_.str();
+    write_check();
+    write_trace_note();
+    return text_;
   }
 
  private:
-  std::string paint(const char* code, const std::string& words) const {
-    return colour_ ? std::string("\x1b[") + code + "m" + words + "\x1b[0m" : words;
+  void write_line(const std::string& line, int indent) {
+    text_ += wrap(line, style_.width, indent) + "\n";
+  }
+
+  void write_labelled(std::string label, const std::string& words) {
+    label.resize(kLabelWidth - kIndent, ' ');
+    write_line(std::string(kIndent, ' ') + label + words, kLabelWidth);
+  }
+
+  std::string title(const char* words) const {
+    return std::string(kIndent, ' ') + paint(words, Colour::kBold, style_);
   }
 
   void write_head() {
     const MoeLayerConfig& layer = job_.layer;
     if (!job_.preset.empty()) {
-      text_ << job_.preset << (job_.scaling.empty() ? ", full size" : ", " + job_.scaling) << "\n";
+      write_line(job_.preset + (job_.scaling.empty() ? ", full size" : ", " + job_.scaling),
+                 kIndent);
     }
-    text_ << job_.num_ranks << (job_.num_ranks == 1 ? " rank" : " ranks") << " (" << job_.engine
-          << (result_.num_nodes == 1 ? ", 1 node"
-                                     : ", " + std::to_string(result_.num_nodes) + " nodes")
-          << "), " << result_.strategy << (layer.strategy == "auto" ? " (auto)" : "") << ", "
-          << name_of(job_.dtype()) << "; " << job_.tokens_total << " tokens of width "
-          << layer.router.width << ", " << layer.router.top_k << " of " << layer.router.num_experts
-          << " experts each, inner width " << layer.experts.inner;
-    if (layer.shared_inner > 0) text_ << ", shared experts " << layer.shared_inner;
+    std::ostringstream line;
+    line << counted(job_.num_ranks, "rank") << " (" << job_.communicator << ", "
+         << counted(result_.num_nodes, "node") << "), " << result_.strategy
+         << (layer.strategy == "auto" ? " (auto)" : "") << ", " << name_of(job_.dtype()) << "; "
+         << counted(job_.tokens_total, "token") << " of width " << layer.router.width << ", "
+         << layer.router.top_k << " of " << layer.router.num_experts
+         << " experts each, inner width " << layer.experts.inner;
+    if (layer.shared_inner > 0) line << ", shared experts " << layer.shared_inner;
     if (layer.overlap_chunks > 1) {
-      text_ << "; dispatch in up to " << layer.overlap_chunks << " chunks";
+      line << "; dispatch in up to " << layer.overlap_chunks << " chunks";
     }
-    text_ << "\n\n";
-  }
-
-  void write_operation(const std::string& name, double us, int64_t bytes) {
-    const double share = share_of(result_, us);
-    text_ << "  " << std::left << std::setw(20) << name << std::right << std::setw(13)
-          << time_text(us) << std::setw(7) << std::setprecision(1) << 100.0 * share << " %  "
-          << std::setw(10) << (bytes > 0 ? bytes_text(bytes) : "") << "  "
-          << paint("36", bar(share, kBarWidth)) << "\n";
+    write_line(line.str(), kIndent);
+    text_ += "\n";
   }
 
   void write_operations() {
-    text_ << paint("1", "  step                         time    share       bytes") << "\n";
+    Table table(style_,
+                {{"step", Align::kLeft}, {"time"}, {"share"}, {"bytes"}, {"", Align::kLeft}});
+    const auto add = [&](const std::string& name, double us, int64_t bytes) {
+      const double share = share_of(result_, us);
+      table.add_row({name, time_text(us * 1e-6), fixed(100.0 * share, 1) + " %",
+                     bytes > 0 ? bytes_text(static_cast<double>(bytes)) : "", Cell::bar(share)});
+    };
     for (const OperationTime& operation : result_.operations) {
-      write_operation(operation.name, operation.median_us, operation.bytes);
+      add(operation.name, operation.median_us, operation.bytes);
     }
     const double waited_us = total_us(result_) - operations_us(result_);
-    if (waited_us > 0) write_operation("meeting, waiting", waited_us, 0);
-    text_ << "  forward " << time_text(result_.forward_us);
-    if (job_.with_backward) text_ << ", backward " << time_text(result_.backward_us);
-    text_ << ": medians of " << job_.num_steps << (job_.num_steps == 1 ? " step" : " steps")
-          << ", every line of the rank that was slowest there\n";
-    text_ << "  messages of the engine: " << bytes_text(result_.traffic.bytes_within_node)
-          << " within nodes, " << bytes_text(result_.traffic.bytes_between_nodes)
-          << " between nodes";
-    if (result_.traffic.requests_posted > 0) {
-      text_ << "; at most " << result_.traffic.max_requests_in_flight << " of "
-            << result_.traffic.requests_posted << " requests in flight at a rank";
+    if (waited_us > 0) add("agreeing, waiting", waited_us, 0);
+    text_ += table.text();
+  }
+
+  void write_totals() {
+    std::string times = "  forward " + time_text(result_.forward_us * 1e-6);
+    if (job_.with_backward) times += ", backward " + time_text(result_.backward_us * 1e-6);
+    write_line(times + ": medians of " + counted(job_.num_steps, "step") +
+                   "; each line shows the slowest rank",
+               kIndent);
+    const Traffic& traffic = result_.traffic;
+    std::string messages =
+        "  sent by the communicator: " +
+        bytes_text(static_cast<double>(traffic.bytes_within_node)) + " within nodes, " +
+        bytes_text(static_cast<double>(traffic.bytes_between_nodes)) + " between nodes";
+    if (traffic.requests_posted > 0) {
+      messages += "; " + counted(traffic.requests_posted, "request") + ", at most " +
+                  std::to_string(traffic.max_requests_in_flight) + " in flight per rank";
     }
-    text_ << "\n  held at most by a rank: "
-          << bytes_text(result_.memory.window_bytes + result_.memory.pool_bytes);
-    if (job_.with_backward) text_ << ", planned " << bytes_text(result_.planned_bytes);
-    text_ << "\n\n";
+    write_line(messages, kIndent);
+    std::string memory =
+        "  peak memory per rank: " +
+        bytes_text(static_cast<double>(result_.memory.window_bytes + result_.memory.pool_bytes));
+    if (job_.with_backward) {
+      memory += ", planned " + bytes_text(static_cast<double>(result_.planned_bytes));
+    }
+    write_line(memory, kIndent);
+    text_ += "\n";
   }
 
   void write_load() {
-    const int64_t most = std::max<int64_t>(1, *std::ranges::max_element(result_.rows_per_rank));
-    text_ << paint("1", "  rows per rank") << ", largest " << std::setprecision(2)
-          << imbalance(result_.rows_per_rank) << " x the mean\n";
-    for (size_t rank = 0; rank < result_.rows_per_rank.size(); ++rank) {
-      const int64_t rows = result_.rows_per_rank[rank];
-      text_ << "  " << std::setw(4) << rank << std::setw(10) << rows << "  "
-            << paint("36", bar(static_cast<double>(rows) / static_cast<double>(most), kBarWidth))
-            << "\n";
+    const std::vector<int64_t>& ranks = result_.rows_per_rank;
+    const std::vector<int64_t>& experts = result_.rows_per_expert;
+    const auto most = static_cast<double>(std::max<int64_t>(1, *std::ranges::max_element(ranks)));
+    text_ += title("rows per rank") + ", largest " + fixed(imbalance(ranks), 2) + " x the mean\n";
+    Table table(style_, {{"", Align::kRight, 4}, {"", Align::kRight, 8}, {"", Align::kLeft}});
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      table.add_row({std::to_string(rank), std::to_string(ranks[rank]),
+                     Cell::bar(static_cast<double>(ranks[rank]) / most)});
     }
-    text_ << paint("1", "  rows per expert") << ", largest " << imbalance(result_.rows_per_expert)
-          << " x the mean (" << *std::ranges::min_element(result_.rows_per_expert) << " to "
-          << *std::ranges::max_element(result_.rows_per_expert) << ")\n  "
-          << paint("36", columns(result_.rows_per_expert, kColumnsPerLine, kIndent)) << "\n\n";
+    text_ += table.text();
+    text_ += title("rows per expert") + ", largest " + fixed(imbalance(experts), 2) +
+             " x the mean (" + std::to_string(*std::ranges::min_element(experts)) + " to " +
+             std::to_string(*std::ranges::max_element(experts)) + ")\n" +
+             std::string(kIndent, ' ') +
+             paint(columns(experts, style_.width - 2 * kIndent, kIndent), Colour::kCyan, style_) +
+             "\n\n";
   }
 
-  void write_verdict() {
+  void write_check() {
     if (const auto& check = result_.check; !check) {
-      text_ << "  check     left out\n";
+      write_labelled("check", "skipped");
     } else if (check->passed) {
-      text_ << "  check     " << paint("32", "passed") << ": " << check->num_tokens << " tokens";
-      if (job_.with_backward) text_ << " and the weights of " << check->num_experts << " experts";
-      text_ << " against the fp64 reference; largest error " << std::setprecision(3)
-            << check->largest_error << " of the tolerance\n";
+      std::string words =
+          paint("passed", Colour::kGreen, style_) + ": " + counted(check->num_tokens, "token");
+      if (job_.with_backward) {
+        words += " and the weights of " + counted(check->num_experts, "expert");
+      }
+      write_labelled("check", words + " against the fp64 reference; largest error " +
+                                  fixed(check->largest_error, 3) + " of the tolerance");
     } else {
-      text_ << "  check     " << paint("31", "FAILED") << ": " << check->failure << "\n";
+      write_labelled("check", paint("FAILED", Colour::kRed, style_) + ": " + check->failure);
     }
-    text_ << "  checksum  " << hex(result_.checksum) << " (outputs)";
-    if (job_.with_backward) text_ << ", " << hex(result_.grad_checksum) << " (gradients)";
-    text_ << "\n";
-    write_trace_note();
+    std::string sums = hex(result_.checksum) + " (outputs)";
+    if (job_.with_backward) sums += ", " + hex(result_.grad_checksum) + " (gradients)";
+    write_labelled("checksum", sums);
   }
 
   void write_trace_note() {
     if (!result_.trace) return;
     const TraceSummary& trace = *result_.trace;
-    text_ << "  trace     " << trace.file << ": ";
     if (trace.num_lost == 0) {
-      text_ << (trace.num_steps == 1 ? "1 step\n"
-                                     : "all " + std::to_string(trace.num_steps) + " steps\n");
+      write_labelled("trace", trace.file + ": " + (trace.num_steps == 1 ? "" : "all ") +
+                                  counted(trace.num_steps, "step"));
     } else {
-      text_ << "the last " << trace.num_steps << " of " << job_.num_steps << " steps; the first "
-            << trace.num_lost << " are missing or incomplete, as the trace is full\n";
+      write_labelled("trace", trace.file + ": the last " + std::to_string(trace.num_steps) +
+                                  " of " + counted(job_.num_steps, "step") + "; the first " +
+                                  std::to_string(trace.num_lost) +
+                                  " are missing or incomplete because the trace is full");
     }
   }
 
   const RunJob& job_;
   const RunResult& result_;
-  bool colour_;
-  std::ostringstream text_;
+  TextStyle style_;
+  std::string text_;
 };
 
 void write_list(JsonWriter& writer, const char* name, const auto& values) {
@@ -198,7 +210,7 @@ void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   const MoeLayerConfig& layer = job.layer;
   writer.field("preset", std::string_view(job.preset));
   writer.field("scaling", std::string_view(job.scaling));
-  writer.field("communicator", std::string_view(job.engine));
+  writer.field("communicator", std::string_view(job.communicator));
   writer.field("ranks", job.num_ranks);
   writer.field("nodes", result.num_nodes);
   writer.field("strategy", std::string_view(result.strategy));
@@ -245,7 +257,8 @@ void write_measured(JsonWriter& writer, const RunJob& job, const RunResult& resu
   writer.begin_object();
   writer.field("window_bytes", result.memory.window_bytes);
   writer.field("pool_bytes", result.memory.pool_bytes);
-  if (job.with_backward) writer.field("planned_bytes", result.planned_bytes);  // it is of both
+  if (job.with_backward)
+    writer.field("planned_bytes", result.planned_bytes);  // covers forward and backward
   writer.end_object();
 }
 
@@ -273,8 +286,8 @@ void write_check(JsonWriter& writer, const RunResult& result) {
 
 }  // namespace
 
-std::string to_text(const RunJob& job, const RunResult& result, bool colour) {
-  return TextReport(job, result, colour).text();
+std::string to_text(const RunJob& job, const RunResult& result, const TextStyle& style) {
+  return TextReport(job, result, style).text();
 }
 
 std::string to_json(const RunJob& job, const RunResult& result) {

@@ -4,11 +4,12 @@
 
 #include "cli/run/job.hpp"
 #include "cli/run/rank.hpp"
+#include "cli/text/terminal.hpp"
 
 namespace crossdock::cli {
 
-/// For people; with colours if `colour`.
-std::string to_text(const RunJob& job, const RunResult& result, bool colour);
+/// A report for people.
+std::string to_text(const RunJob& job, const RunResult& result, const TextStyle& style);
 
 std::string to_json(const RunJob& job, const RunResult& result);
 

@@ -1,17 +1,17 @@
-#include <unistd.h>
-
 #include <iostream>
 #include <optional>
 
 #include "bench/memory.hpp"
 #include "cli/commands.hpp"
 #include "cli/json_writer.hpp"
-#include "cli/mpi_launch.hpp"
+#include "cli/mpi/launch.hpp"
 #include "cli/output_file.hpp"
-#include "cli/progress_line.hpp"
 #include "cli/run/job.hpp"
 #include "cli/run/rank.hpp"
 #include "cli/run/report.hpp"
+#include "cli/text/layout.hpp"
+#include "cli/text/progress_line.hpp"
+#include "cli/text/terminal.hpp"
 #include "crossdock/crossdock.hpp"
 
 namespace crossdock::cli {
@@ -28,7 +28,7 @@ RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
   return result;
 }
 
-// The group of MPI processes this one belongs to; none if it was not started by mpirun.
+// The group of MPI processes that this one belongs to; null if mpirun did not start it.
 std::unique_ptr<Group> join_processes(const RunArgs& args) {
   if (!mpi_is_launched()) return nullptr;
   MpiOptions options{.ranks_per_node = args.ranks_per_node};
@@ -45,8 +45,8 @@ std::unique_ptr<Group> join_processes(const RunArgs& args) {
   continue_under_mpi(job.num_ranks, args.words);
 }
 
-// What all ranks hold for certain: parameters and their gradients; of a token x, grad_out, out and
-// its scores; of a row what dispatch and experts make of it. In doubles, which do not overflow.
+// Memory that all ranks need at least: parameters and gradients; x, grad_out, out and scores of
+// every token; dispatched and hidden values of every row. In doubles, which cannot overflow.
 double least_bytes(const RunJob& job) {
   const MoeLayerConfig& layer = job.layer;
   const auto tokens = static_cast<double>(job.tokens_total);
@@ -66,16 +66,14 @@ int print(const RunArgs& args, const RunJob& job, const RunResult& result) {
   if (args.json) {
     std::cout << to_json(job, result) << "\n" << std::flush;
   } else {
-    // mpirun gives its processes a terminal of their own, whatever watches mpirun.
-    const bool colour = job.engine == "threads" && isatty(STDOUT_FILENO) != 0;
-    std::cout << to_text(job, result, colour) << std::flush;
+    std::cout << to_text(job, result, output_style()) << std::flush;
   }
   return !result.check || result.check->passed ? 0 : 1;
 }
 
 void print_error(const RunArgs& args, const char* message) {
   if (!args.json) {
-    std::cerr << "crossdock run: " << message << "\n";
+    std::cerr << wrap(std::string("crossdock run: ") + message, message_width()) << "\n";
     return;
   }
   std::cout << error_json(message) << "\n" << std::flush;
@@ -91,7 +89,7 @@ int run_run(const RunArgs& args) {
     if (!processes) {
       bench::check_memory("this layer", least_bytes(job), job.num_ranks);
       if (!job.trace_file.empty()) check_output_file(kTrace, job.trace_file);
-      if (job.engine == "mpi") start_processes(args, job);
+      if (job.communicator == "mpi") start_processes(args, job);
     }
     RunResult result;
     {
@@ -104,7 +102,8 @@ int run_run(const RunArgs& args) {
   } catch (const ArgumentError&) {
     throw;
   } catch (const std::bad_alloc&) {
-    if (prints) print_error(args, "there is not enough memory for this layer; take a smaller one");
+    if (prints)
+      print_error(args, "there is not enough memory for this layer; choose a smaller one");
     return 1;
   } catch (const std::exception& error) {
     if (prints) print_error(args, error.what());

@@ -9,11 +9,11 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr int64_t kMaxTracedEvents = 65536;  // of a rank: some 2000 steps
+constexpr int64_t kMaxTracedEvents = 65536;  // per rank: about 2000 steps
 
-constexpr int kTracksPerRank = 3;  // exchange, experts and shared experts at the same time
+constexpr int kTracksPerRank = 3;  // exchange, experts and shared experts may run at the same time
 
-// Events of a track must nest. Of two that overlap without nesting the later goes to another
+// Events of a track must nest. If two events overlap without nesting, the later one goes to another
 // track.
 class Tracks {
  public:
@@ -30,7 +30,7 @@ class Tracks {
   }
 
  private:
-  std::vector<int64_t> ends_[kTracksPerRank];  // of the events that are open, outermost first
+  std::vector<int64_t> ends_[kTracksPerRank];  // of open events, outermost first
 };
 
 void write_name(JsonWriter& writer, int track, const std::string& name) {
@@ -65,7 +65,7 @@ void write_event(JsonWriter& writer, const Event& event, int track) {
   writer.end_object();
 }
 
-// What one rank adds: entries of the array, without its brackets.
+// The entries of one rank, without the brackets of the array.
 std::string entries_of(const Group& group, std::vector<Event> events) {
   std::erase_if(events, [](const Event& event) { return event.end_ns == 0; });
   std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
@@ -96,7 +96,7 @@ void write_steps(JsonWriter& writer, const TraceSummary& summary) {
   writer.field("first_step", summary.num_lost + 1);
 }
 
-// The steps that no rank had to drop, and the entries of all ranks.
+// Joins the entries of all ranks and counts the steps that some rank dropped.
 std::string join(const Agreement& all, int num_ranks, TraceSummary& summary) {
   std::string entries;
   for (int rank = 0; rank < num_ranks; ++rank) {

@@ -17,8 +17,8 @@ constexpr const char* kTrace = "the trace";  // in messages about its file
 /// many events.
 class TraceLog {
  public:
-  /// After every step, with the events of the recorder; those of earlier steps are left out.
-  /// is_whole: the recorder still had all events of this step.
+  /// Call it after every step with the events of the recorder; events of earlier steps are ignored.
+  /// is_whole: the recorder still has all events of this step.
   void add_step(std::span<const Event> recorded, bool is_whole);
 
   std::vector<Event> events() const;
@@ -28,13 +28,13 @@ class TraceLog {
 
  private:
   std::deque<std::vector<Event>> steps_;
-  int64_t num_steps_ = 0;  // that were added
+  int64_t num_steps_ = 0;  // added so far
   int64_t num_lost_ = 0;
   int64_t num_events_ = 0;
   int64_t newest_ns_ = 0;  // when the last event began
 };
 
-/// The number of steps in a trace, always the last ones, and of those before that are missing.
+/// Number of steps in a trace (always the last ones) and number of missing earlier steps.
 struct TraceSummary {
   std::string file;
   int64_t num_steps = 0;
@@ -42,7 +42,7 @@ struct TraceSummary {
 };
 
 /// Writes the events of all ranks to `file` as a Chrome trace, which Perfetto and chrome://tracing
-/// open: one track per rank, a second one where work overlapped. Rank 0 writes (see write_file).
+/// open: one track per rank, more where work overlapped. Rank 0 writes the file (see write_file).
 /// Collective. Throws Error on all ranks if the file cannot be written.
 TraceSummary write_trace(Group& group, const TraceLog& log, const std::string& file);
 

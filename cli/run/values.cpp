@@ -15,7 +15,7 @@ uint64_t key_of(uint64_t seed, Source source, int64_t index) {
   return mix(mix(mix(seed) + static_cast<uint64_t>(source)) + static_cast<uint64_t>(index));
 }
 
-// Uniform in [-scale, scale), exact in fp32 up to the rounding of the product.
+// Uniform in [-scale, scale); exact in fp32 except for the rounding of the product.
 float draw(uint64_t key, int64_t place, float scale) {
   const auto bits = static_cast<int32_t>(mix(key + static_cast<uint64_t>(place)) >> 40);
   return scale * (static_cast<float>(bits - (1 << 23)) * 0x1p-23f);
@@ -43,7 +43,7 @@ RunValues::RunValues(const RunJob& job)
       inner_(static_cast<double>(job.layer.experts.inner)),
       shared_inner_(static_cast<double>(job.layer.shared_inner)) {}
 
-// So that activations and logits are near 1 in size whatever the widths are.
+// Keeps the magnitude of activations and logits near 1 for all widths.
 double RunValues::scale_of(Source source) const {
   switch (source) {
     case Source::kX:

@@ -8,7 +8,7 @@
 
 namespace crossdock::cli {
 
-/// The tensors of a run; each has its own random numbers.
+/// The tensors of a run; each has different random numbers.
 enum class Source : uint64_t {
   kX = 1,
   kGradOut,
@@ -25,17 +25,17 @@ enum class Source : uint64_t {
   kSharedB2
 };
 
-/// Uniform random numbers for the tensors of a job. A number depends on the seed, the tensor, the
-/// index (global token, expert) and the place in its row alone: neither on the number of ranks nor
-/// on the dtype, but for its rounding.
+/// Uniform random numbers for the tensors of a job. A number depends only on the seed, the tensor,
+/// the index (global token or expert) and the position in the row, not on the number of ranks; the
+/// dtype only rounds it.
 class RunValues {
  public:
   explicit RunValues(const RunJob& job);
 
-  /// `rows` [n, ...]: row i is that of index first + i. Rounds to the tensor's dtype.
+  /// Fills `rows` [n, ...]; row i has the index first + i. Rounds to the tensor's dtype.
   void fill(Source source, int64_t first, TensorView rows) const;
 
-  /// The same as doubles, rounded to the dtype.
+  /// One row as doubles, rounded to the dtype.
   std::vector<double> row(Source source, int64_t index, int64_t width, DType dtype) const;
 
  private:

@@ -1,15 +1,18 @@
+include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/testing/faults.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
-#include "cli/mpi_launch.hpp"
-#include "cli/progress_line.hpp"
+#include "cli/mpi/launch.hpp"
+#include "cli/text/layout.hpp"
+#include "cli/text/numbers.hpp"
+#include "cli/text/progress_line.hpp"
+#include "cli/text/table.hpp"
 #include "cli/verify/run.hpp"
 #include "crossdock/crossdock.hpp"
 
@@ -23,12 +26,12 @@ using nlohmann::json;
 
 constexpr int kRanks = 4;
 constexpr int kCulprit = 2;
-constexpr std::chrono::seconds kDeadline{2};    // of the group with the fault
-constexpr std::chrono::seconds kPatience{120};  // of the group around it
+constexpr std::chrono::seconds kDeadline{2};         // of the group in which the fault happens
+constexpr std::chrono::seconds kOuterDeadline{120};  // of the group that collects the results
 constexpr std::chrono::seconds kLimitOfRanks{1200};
 
-GroupOptions patient() {
-  return {.arrival_deadline = kPatience, .progress_deadline = kPatience};
+GroupOptions outer_options() {
+  return {.arrival_deadline = kOuterDeadline, .progress_deadline = kOuterDeadline};
 }
 
 bool kills(const FaultCase& fault) {
@@ -41,10 +44,10 @@ std::vector<FaultCase> select(const VerifyArgs& args) {
   std::set<std::string> names;
   for (const FaultCase& fault : cases) names.insert(fault.name());
   std::erase_if(cases, [&](const FaultCase& fault) {
-    const auto is_meant = [&](const std::string& part) {
-      return names.contains(part) ? fault.name() == part : fits(fault.name(), part);
+    const auto is_selected = [&](const std::string& part) {
+      return names.contains(part) ? fault.name() == part : matches(fault.name(), part);
     };
-    return !args.cases.empty() && std::none_of(args.cases.begin(), args.cases.end(), is_meant);
+    return !args.cases.empty() && std::none_of(args.cases.begin(), args.cases.end(), is_selected);
   });
   return cases;
 }
@@ -59,7 +62,7 @@ void list(const std::vector<FaultCase>& cases, bool as_json) {
   for (const json& name : names) std::cout << name.get<std::string>() << "\n";
 }
 
-// Those who can still say how a case ended.
+// The ranks that can still report how a case ended.
 std::unique_ptr<Group> survivors_of(Group& group, const FaultCase& fault) {
   std::vector<int> members;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -68,7 +71,7 @@ std::unique_ptr<Group> survivors_of(Group& group, const FaultCase& fault) {
   return group.subgroup(members);
 }
 
-// How a case ended on all ranks together; whole on rank 0.
+// Runs a case and collects the outcomes of all ranks; complete on rank 0.
 json run_case(Group& group, const FaultCase& fault) {
   const FaultOutcome outcome = conformance::run_fault(group, fault, kDeadline);
   const std::unique_ptr<Group> survivors = kills(fault) ? survivors_of(group, fault) : nullptr;
@@ -120,11 +123,11 @@ json run_on_threads(const std::vector<FaultCase>& cases) {
               json own = run_cases(group, cases);
               if (group.rank() == 0) results = std::move(own);
             },
-            {.ranks_per_node = 0, .group = patient()});
+            {.ranks_per_node = 0, .group = outer_options()});
   return results;
 }
 
-// One job runs all cases in which nobody dies; each of the others is a job of its own.
+// One job runs all cases without a death; every other case needs its own job.
 json run_on_processes(const std::vector<FaultCase>& cases) {
   const std::vector<std::string> head = {"verify", "--faults", "--json", "--always-zero"};
   std::vector<std::string> arguments = head;
@@ -150,29 +153,39 @@ json run_on_processes(const std::vector<FaultCase>& cases) {
                          {"passed", false},
                          {"latency_ms", 0.0},
                          {"message", ""},
-                         {"findings", {"the survivors did not come to an end"}}});
+                         {"findings", {"the survivors did not finish"}}});
     }
   }
   return results;
 }
 
-void print_table(const json& results) {
-  std::printf("%-46s %-8s %-7s %9s\n", "fault", "engine", "result", "latency");
+std::string to_text(const json& results, const TextStyle& style) {
+  std::string text;
+  bool is_first = true;
+  ptrdiff_t num_passed = 0;
   for (const json& result : results) {
-    std::printf("%-46s %-8s %-7s %6.1f ms\n", result["case"].get<std::string>().c_str(),
-                result["communicator"].get<std::string>().c_str(),
-                result["passed"].get<bool>() ? "named" : "FAILED",
-                result["latency_ms"].get<double>());
+    const bool passed = result["passed"];
+    Table table(style,
+                {{"fault", Align::kLeft, 45},
+                 {"communicator", Align::kLeft},
+                 {"result", Align::kLeft, 6},
+                 {"latency", Align::kRight, 10}},
+                /*indent=*/0);
+    table.add_row({result["case"].get<std::string>(),
+                   result["communicator"].get<std::string>(),
+                   {passed ? "named" : "FAILED", passed ? Colour::kGreen : Colour::kRed},
+                   fixed(result["latency_ms"], 1) + " ms"});
+    text += is_first ? table.text() : table.rows();
+    is_first = false;
+    num_passed += passed ? 1 : 0;
     for (const auto& finding : result["findings"]) {
-      std::printf("    %s\n", finding.get<std::string>().c_str());
+      text += wrap("    " + finding.get<std::string>(), style.width, 4) + "\n";
     }
   }
-  const auto num_passed = std::count_if(results.begin(), results.end(),
-                                        [](const json& one) { return one["passed"].get<bool>(); });
-  std::printf(
-      "%td of %zu faults: every survivor named rank %d and the call, and went on without "
-      "it\n",
-      num_passed, results.size(), kCulprit);
+  return text + wrap(std::to_string(num_passed) + " of " + counted(std::ssize(results), "fault") +
+                         ": every survivor named rank " + std::to_string(kCulprit) +
+                         " and the call, and went on without it\n",
+                     style.width);
 }
 
 }  // namespace
@@ -180,12 +193,13 @@ void print_table(const json& results) {
 int run_verify_faults(const VerifyArgs& args) {
   if (args.quick || !args.ranks.empty() || !args.dtypes.empty() || args.ranks_per_node > 0) {
     throw ArgumentError(
-        "--faults runs on 4 ranks of one node; --quick, --ranks, --dtype and --ranks-per-node do "
-        "not go with it");
+        "--faults runs on 4 ranks of one node and cannot be combined with --quick, --ranks, "
+        "--dtype "
+        "or --ranks-per-node");
   }
   std::vector<FaultCase> cases = select(args);
   if (cases.empty())
-    throw ArgumentError("no fault fits; `crossdock verify --faults --list` names all");
+    throw ArgumentError("no fault matches; `crossdock verify --faults --list` shows all names");
   if (args.list) {
     list(cases, args.json);
     return 0;
@@ -198,9 +212,9 @@ int run_verify_faults(const VerifyArgs& args) {
   json results = json::array();
   bool prints = true;
   if (mpi_is_launched()) {
-    Group group(make_mpi_communicator(), patient());
+    Group group(make_mpi_communicator(), outer_options());
     if (group.size() <= kCulprit) throw ArgumentError("--faults needs at least 3 processes");
-    // After a death the job cannot run further cases.
+    // A job cannot run further cases after a death.
     if (cases.size() > 1) std::erase_if(cases, kills);
     results = run_cases(group, cases);
     prints = group.rank() == 0;
@@ -217,7 +231,7 @@ int run_verify_faults(const VerifyArgs& args) {
     if (results.empty()) throw ArgumentError("only MPI processes can be killed");
   }
   if (prints && args.json) std::cout << results.dump(1) << "\n" << std::flush;
-  if (prints && !args.json) print_table(results);
+  if (prints && !args.json) std::cout << to_text(results, output_style()) << std::flush;
   const bool passed = std::all_of(results.begin(), results.end(),
                                   [](const json& one) { return one["passed"].get<bool>(); });
   return passed || args.always_zero ? 0 : 1;

@@ -1,22 +1,21 @@
 #include "cli/verify/report.hpp"
 
 #include <algorithm>
-#include <iomanip>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cli/json_writer.hpp"
+#include "cli/text/layout.hpp"
+#include "cli/text/numbers.hpp"
+#include "cli/text/table.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::cli {
 namespace {
 
 constexpr size_t kShownFailures = 20;
-constexpr int kNameWidth = 14;
-constexpr int kCellWidth = 13;
 
-std::string column_of(const VerifyCell& cell) {
-  return cell.communicator + " P" + std::to_string(cell.ranks);
+std::string ranks_of(const VerifyCell& cell) {
+  return cell.communicator + ", " + counted(cell.ranks, "rank");
 }
 
 // In the order they first appear.
@@ -40,43 +39,48 @@ std::string strategy_of(const VerifyCell& cell) {
   return cell.strategy;
 }
 
-void write_failures(const std::vector<VerifyResult>& results, std::ostream& out) {
-  size_t shown = 0;
-  size_t all = 0;
+std::string failures_text(const std::vector<VerifyResult>& results, int width) {
+  std::string text;
+  size_t count = 0;
   for (const VerifyResult& result : results) {
     for (const conformance::Failure& failure : result.failures) {
-      if (++all > kShownFailures) continue;
-      out << "\n"
-          << result.cell.strategy << ", " << column_of(result.cell) << ", " << failure.check
-          << "\n  " << failure.message << "\n";
-      ++shown;
+      if (++count > kShownFailures) continue;
+      const std::string where = strategy_of(result.cell) + ", " + ranks_of(result.cell);
+      text += "\n" + wrap(where + ", " + failure.check, width, 2) + "\n" +
+              wrap("  " + failure.message, width, 2) + "\n";
     }
   }
-  if (all > shown) out << "\nand " << all - shown << " more\n";
+  if (count > kShownFailures) {
+    text += "\nand " + std::to_string(count - kShownFailures) + " more\n";
+  }
+  return text;
+}
+
+std::string matrix_text(const std::vector<VerifyResult>& results, const TextStyle& style) {
+  const std::vector<std::string> strategies = distinct(results, strategy_of);
+  std::vector<Column> columns = {{"", Align::kLeft}};
+  for (const std::string& strategy : strategies) columns.push_back({strategy});
+  Table table(style, columns, /*indent=*/0);
+  for (const std::string& ranks : distinct(results, ranks_of)) {
+    std::vector<Cell> cells = {ranks};
+    for (const std::string& strategy : strategies) {
+      const auto found = std::ranges::find_if(results, [&](const VerifyResult& result) {
+        return strategy_of(result.cell) == strategy && ranks_of(result.cell) == ranks;
+      });
+      if (found == results.end()) {
+        cells.emplace_back("-");
+      } else {
+        cells.emplace_back(verdict_of(*found), found->passed() ? Colour::kGreen : Colour::kRed);
+      }
+    }
+    table.add_row(std::move(cells));
+  }
+  return table.text();
 }
 
 }  // namespace
 
-std::string to_text(const std::vector<VerifyResult>& results, bool colour) {
-  std::ostringstream out;
-  const std::vector<std::string> columns = distinct(results, column_of);
-  out << std::left << std::setw(kNameWidth) << "strategy";
-  for (const std::string& column : columns) out << std::setw(kCellWidth) << column;
-  out << "\n";
-  for (const std::string& strategy : distinct(results, strategy_of)) {
-    out << std::setw(kNameWidth) << strategy;
-    for (const std::string& column : columns) {
-      const auto found = std::find_if(results.begin(), results.end(), [&](const auto& result) {
-        return result.cell.strategy == strategy && column_of(result.cell) == column;
-      });
-      const std::string words = found == results.end() ? "-" : verdict_of(*found);
-      const bool failed = found != results.end() && !found->passed();
-      if (colour) out << (failed ? "\x1b[31m" : "\x1b[32m");
-      out << std::setw(kCellWidth) << words << (colour ? "\x1b[0m" : "");
-    }
-    out << "\n";
-  }
-  write_failures(results, out);
+std::string to_text(const std::vector<VerifyResult>& results, const TextStyle& style) {
   int64_t num_checks = 0;
   double seconds = 0;
   bool passed = true;
@@ -85,10 +89,10 @@ std::string to_text(const std::vector<VerifyResult>& results, bool colour) {
     seconds += result.seconds;
     passed = passed && result.passed();
   }
-  out << "\n"
-      << num_checks << " checks in " << std::fixed << std::setprecision(1) << seconds
-      << " s: " << (passed ? "all passed" : "FAILED") << "\n";
-  return out.str();
+  return matrix_text(results, style) + failures_text(results, style.width) + "\n" +
+         counted(num_checks, "check") + " in " + fixed(seconds, 1) + " s: " +
+         paint(passed ? "all passed" : "FAILED", passed ? Colour::kGreen : Colour::kRed, style) +
+         "\n";
 }
 
 std::string to_json(const std::vector<VerifyResult>& results) {

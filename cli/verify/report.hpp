@@ -3,12 +3,14 @@
 #include <string>
 #include <vector>
 
+#include "cli/text/terminal.hpp"
 #include "cli/verify/run.hpp"
 
 namespace crossdock::cli {
 
-/// Strategies down, engines and ranks across, then what failed.
-std::string to_text(const std::vector<VerifyResult>& results, bool colour);
+/// A table with a line per communicator and number of ranks and a column per strategy, then the
+/// failures.
+std::string to_text(const std::vector<VerifyResult>& results, const TextStyle& style);
 
 std::string to_json(const std::vector<VerifyResult>& results);
 

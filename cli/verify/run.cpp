@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::cli {
@@ -24,11 +25,11 @@ bool is_selected(const Check& check, const CheckFilter& filter) {
     return list.empty() || std::any_of(list.begin(), list.end(), test);
   };
   return (check.is_quick || !filter.is_quick) &&
-         any(filter.names, [&](const auto& name) { return fits(check.name, name); }) &&
+         any(filter.names, [&](const auto& name) { return matches(check.name, name); }) &&
          any(filter.dtypes, [&](const auto& dtype) { return has_part(check.name, dtype); });
 }
 
-// Failures as text, two lines each; messages have one line.
+// Failures as text: a line with the check and a line with the message.
 std::string to_text(const std::vector<Failure>& failures) {
   std::string text;
   for (const Failure& failure : failures) {
@@ -57,7 +58,7 @@ void append_from_text(std::span<const std::byte> body, std::vector<Failure>& fai
 
 }  // namespace
 
-bool fits(const std::string& name, const std::string& pattern) {
+bool matches(const std::string& name, const std::string& pattern) {
   return name.find(pattern) != std::string::npos || fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 
@@ -81,7 +82,7 @@ VerifyResult verify_on(Group& group, const VerifyCell& cell, const std::vector<C
                       .num_checks = report.num_checks,
                       .seconds = 0,
                       .failures = {}};
-  if (group.is_poisoned()) {  // every rank knows why
+  if (group.is_poisoned()) {  // every rank has the same failures
     result.failures = report.failures;
   } else {
     const std::string own = to_text(report.failures);

@@ -1,16 +1,16 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <iostream>
 
 #include "cli/commands.hpp"
 #include "cli/json_writer.hpp"
-#include "cli/launched_job.hpp"
 #include "cli/machine.hpp"
-#include "cli/mpi_launch.hpp"
-#include "cli/progress_line.hpp"
+#include "cli/mpi/launch.hpp"
+#include "cli/mpi/launched_job.hpp"
+#include "cli/text/numbers.hpp"
+#include "cli/text/progress_line.hpp"
 #include "cli/verify/report.hpp"
 #include "cli/verify/run.hpp"
+include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/crossdock.hpp"
 
 namespace crossdock::cli {
@@ -22,7 +22,7 @@ constexpr std::chrono::seconds kLimitOfRanks{1200};
 
 CheckProgress progress_of(const ProgressLine& line, const VerifyCell& cell, size_t count) {
   return [&line, cell, count](int64_t number, const Check& check) {
-    line.show(cell.strategy + ", " + std::to_string(cell.ranks) + " ranks (" + cell.communicator +
+    line.show(cell.strategy + ", " + counted(cell.ranks, "rank") + " (" + cell.communicator +
               "): " + std::to_string(number) + " of " + std::to_string(count) + "  " + check.name);
   };
 }
@@ -54,7 +54,7 @@ std::vector<std::string> arguments_of_ranks(const VerifyArgs& args, const Verify
   return list;
 }
 
-// The cells to fill, without mpirun.
+// The cells to run if this process was not started by mpirun.
 std::vector<VerifyCell> cells_of(const VerifyArgs& args) {
   std::vector<std::string> communicators = args.communicators;
   if (communicators.empty()) {
@@ -94,7 +94,7 @@ std::vector<VerifyResult> verify_all(const VerifyArgs& args, const std::vector<C
       results.push_back(verify_on_threads(cell, checks, progress_of(line, cell, checks.size())));
       continue;
     }
-    line.show(cell.strategy + ", " + std::to_string(cell.ranks) + " ranks (mpi)");
+    line.show(cell.strategy + ", " + counted(cell.ranks, "rank") + " (mpi)");
     const std::string output =
         run_under_mpi(cell.ranks, arguments_of_ranks(args, cell), kLimitOfRanks);
     for (VerifyResult& result : parse_verify_results(output)) results.push_back(std::move(result));
@@ -108,7 +108,7 @@ int run_verify(const VerifyArgs& args) {
   const std::vector<Check> checks =
       select_checks({.names = args.cases, .dtypes = args.dtypes, .is_quick = args.quick});
   if (checks.empty()) {
-    throw ArgumentError("no check fits; `crossdock verify --list` names all");
+    throw ArgumentError("no check matches; `crossdock verify --list` shows all names");
   }
   if (args.list) {
     list(args, checks);
@@ -121,8 +121,8 @@ int run_verify(const VerifyArgs& args) {
   const std::vector<VerifyResult> results =
       group ? verify_as_rank(args, *group, checks) : verify_all(args, checks);
   if (!group || group->rank() == 0) {
-    const bool colour = !group && isatty(STDOUT_FILENO) != 0;
-    std::cout << (args.json ? to_json(results) + "\n" : to_text(results, colour)) << std::flush;
+    std::cout << (args.json ? to_json(results) + "\n" : to_text(results, output_style()))
+              << std::flush;
   }
   const bool passed = std::all_of(results.begin(), results.end(),
                                   [](const auto& result) { return result.passed(); });

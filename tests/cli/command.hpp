@@ -16,11 +16,11 @@ struct CommandResult {
 /// input.
 CommandResult run_command(const std::string& arguments, const std::string& input = "");
 
-/// Runs any command line likewise.
+/// The same for any command line.
 CommandResult run_program(const std::string& line, const std::string& input = "");
 
 /// The command must refuse each of these arguments: with status 2, nothing on standard output, and
-/// the words beside them on standard error.
+/// the given words on standard error.
 void expect_bad_arguments(const std::vector<std::pair<std::string, std::string>>& known);
 
 /// The text of a file of the project, by its path from the root.

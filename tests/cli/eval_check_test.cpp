@@ -1,5 +1,4 @@
-// What `crossdock eval --check` compares with the reference must pass what is right and see what is
-// wrong.
+// `crossdock eval --check` must accept correct results and detect wrong ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,8 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "cli/epsilon.hpp"
 #include "cli/eval/check.hpp"
+#include "cli/numerics/epsilon.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -103,7 +102,7 @@ double largest(const Values& values) {
 TEST(EvalCheck, PassesDropsByWeightWhereWeightsAreNegative) {
   EvalCase eval_case = identity_case(DType::kF32, {0.1, 0.7, 0.3}, {-3.1, 0.5, 0.2});
   eval_case.layer.config.capacity = Capacity{.factor = 0.5, .policy = DropPolicy::kWeight};
-  eval_case.layer.config.partial_sums = true;  // other bits: judged by the tolerance
+  eval_case.layer.config.partial_sums = true;  // no exact bits: compared with a tolerance
   for (const Values& weights : {Values{-3.1, 0.5, 0.2}, Values{-0.7, -0.1, -0.3}}) {
     for (size_t i = 0; i < weights.size(); ++i) {
       eval_case.layer.ranks[0].weights[i] = reference::round_to(DType::kF32, weights[i]);
@@ -157,7 +156,7 @@ TEST(EvalCheck, SeesANumberWhereTheReferenceHasNoneAndTheOtherWayRound) {
       check_spoiled(eval_case, [](EvalResult& result) { result.ranks[0].out[0] = 0.0; }).passed);
 }
 
-// Values around the smallest normal number and far below it, none of them a round one.
+// Values near the smallest normal number and far below it, none of them a power of two.
 TEST(EvalCheck, PassesCorrectlyRoundedDenormalsAndSeesTheirNeighbours) {
   for (const DType dtype : kDTypes) {
     for (const bool in_experts : {false, true}) {
@@ -183,7 +182,7 @@ TEST(EvalCheck, PassesDenormalsInsideTheExperts) {
     for (const std::string_view name : kActivationNames) {
       for (const double size : {0x1p-3, 0x1p-7, 0x1p-10}) {
         EvalCase eval_case = mlp_case({.activation = parse_activation(name), .dtype = dtype});
-        // The inner values of each type come near its smallest.
+        // Brings the inner values near the smallest of each type.
         const double factor =
             dtype == DType::kF16 ? size : size * std::sqrt(denormal_spacing_of(dtype));
         for (reference::RankInput& rank : eval_case.layer.ranks) {
@@ -217,7 +216,7 @@ TEST(EvalCheck, PassesWhatIsTooLargeForItsTypeAndSeesAWrongSign) {
   }
 }
 
-// At width 1 terms cancel, and nothing beside the result tells how large they were.
+// At width 1 terms cancel, and no other value of the result shows how large they were.
 TEST(EvalCheck, PassesSumsThatCancel) {
   for (const DType dtype : kDTypes) {
     for (uint32_t seed = 0; seed < 40; ++seed) {

@@ -1,4 +1,4 @@
-// Whatever is wrong with a case: {"error": message} alone on standard output, and status 1.
+// For every invalid case: only {"error": message} on standard output, and status 1.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

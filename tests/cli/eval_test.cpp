@@ -32,7 +32,7 @@ void expect_checked(const json& eval_case) {
   EXPECT_THAT(result.err, StartsWith("checked against the fp64 reference"));
 }
 
-// The text between the fences of the n-th block of that kind in a page.
+// The text of the n-th code block of this kind in a page.
 std::string fenced_block(const std::string& page, const std::string& kind, int n) {
   size_t at = 0;
   for (int i = 0; i <= n; ++i) at = page.find("```" + kind + "\n", at) + kind.size() + 4;
@@ -180,7 +180,7 @@ TEST(Eval, GivesEmptyExpertsZeroGradientsAndNullForNoBias) {
   expect_checked(eval_case);
 }
 
-// The demo with all that a case may ask for.
+// The demo with every option of a case.
 TEST(Eval, IsRightForEveryActivationDtypeAndPlaceOfTheWeights) {
   const json demo = json::parse(read_project_file("examples/cases/demo.json"));
   for (const std::string_view name : kActivationNames) {
@@ -197,7 +197,7 @@ TEST(Eval, IsRightForEveryActivationDtypeAndPlaceOfTheWeights) {
           if (!gated) expert["w1"].erase(expert["w1"].begin() + 3, expert["w1"].end());
           expert["b1"] = std::vector<double>(gated ? 6 : 3, 0.25);
         }
-        eval_case["per_expert"][1].erase("b1");  // one expert without
+        eval_case["per_expert"][1].erase("b1");  // one expert without a bias
         SCOPED_TRACE(std::string(name) + " " + weights_in + " " + dtype);
         expect_checked(eval_case);
       }

@@ -1,4 +1,4 @@
-// The command under an mpirun that the user has started.
+// The command under an mpirun that the user started.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ TEST(UnderMpirun, PrintsOnceWhatOneProcessDoes) {
   }
 }
 
-// mpirun ends the job as soon as one process has failed; the words must be out by then.
+// mpirun ends the job as soon as one process fails; the message must be printed before.
 TEST(UnderMpirun, SaysOnceWhatIsWrongWithItsArguments) {
   if (!has_mpirun()) GTEST_SKIP() << "MPI is not in this build";
   const std::vector<std::pair<const char*, const char*>> known = {
@@ -43,8 +43,8 @@ TEST(UnderMpirun, SaysOnceWhatIsWrongWithItsArguments) {
       {"run --frob", "unknown option or argument \"--frob\""},
       {"run --ranks 2", "--ranks must be the number of processes, 3"},
       {"bench --scenario no-such", "scenario must be one of"},
-      {"bench --communicator threads", "for threads run the command by itself"},
-      {"verify --case no_such", "no check fits"},
+      {"bench --communicator threads", "for threads, run the command without mpirun"},
+      {"verify --case no_such", "no check matches"},
       {"verify --ranks 2", "--ranks must be the number of processes, 3"},
   };
   for (const auto& [arguments, words] : known) {

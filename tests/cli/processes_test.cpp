@@ -1,4 +1,4 @@
-// Processes that the command starts: found, told their settings, and ended with it.
+// Processes that the command starts: they get their settings and end with the command.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Processes with this word in their environment, which a job's processes inherit; no zombies.
+// Processes with this word in their environment, which all processes of a job inherit; no zombies.
 std::vector<pid_t> processes_with(const std::string& word) {
   std::vector<pid_t> found;
   std::error_code ended;
@@ -47,7 +47,7 @@ bool comes_true(const Condition& condition) {
 
 struct LongJob {
   const char* arguments;
-  int num_processes;  // in all: command, mpirun and ranks
+  int num_processes;  // in total: command, mpirun and ranks
   int signal;
 };
 
@@ -64,7 +64,7 @@ class EndOfJob : public testing::TestWithParam<LongJob> {
 
   int num_processes() const { return static_cast<int>(processes_with(word).size()); }
 
-  // The command with these arguments, and the word in its environment.
+  // Starts the command with the word in its environment.
   pid_t start(const std::string& arguments) const {
     const std::string line = "exec " CROSSDOCK_COMMAND " " + arguments + " > /dev/null 2>&1";
     const pid_t pid = fork();
@@ -135,8 +135,8 @@ TEST(Launcher, ALimitOnFileSizesIsAClearError) {
   EXPECT_THAT(of_ranks.err, HasSubstr("raise the limit on file sizes (ulimit -f)"));
 }
 
-// Survivors of a killed rank wait for it at their end, as long as the command tells them; with the
-// deadline of this test's environment they would not come to an end.
+// At exit, survivors of a killed rank wait for it until a deadline that the command sets; with the
+// deadline in this test's environment they would not finish in time.
 TEST(Launcher, FaultsHaveTheirOwnDeadline) {
   if (!mpi_is_built()) GTEST_SKIP() << "built without MPI";
   const CommandResult result = run_program(

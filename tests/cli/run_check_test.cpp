@@ -1,10 +1,10 @@
-// What `crossdock run` compares with the reference must see a wrong value.
+// The check of `crossdock run` must detect wrong values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "cli/epsilon.hpp"
+#include "cli/numerics/epsilon.hpp"
 #include "cli/run/check.hpp"
 
 namespace crossdock::cli {
@@ -17,7 +17,7 @@ RunJob small_job() {
   args.preset = "gpt-oss-20b";
   args.scale = 90;
   args.ranks = 2;
-  args.tokens = 20;  // few enough that all are in the sample
+  args.tokens = 20;  // few enough to be all in the sample
   return make_job(args, 0);
 }
 
@@ -25,7 +25,7 @@ float& value_of(const TensorView& tensor, int64_t index) {
   return static_cast<float*>(tensor.data)[index];
 }
 
-// Runs a step, lets one rank spoil what it has, and returns the verdict of rank 0.
+// Runs a step, lets one rank corrupt its values, and returns the check of rank 0.
 RunCheck check_spoiled(const std::function<void(RunTensors&, RunOutcome&)>& spoil,
                        const RunJob& job = small_job()) {
   RunCheck check;
@@ -91,7 +91,7 @@ TEST(RunCheck, SeesARouteThatIsNotTheBest) {
   EXPECT_FALSE(check.passed);
 }
 
-// At width 1 terms cancel, and nothing beside a value tells how large they were.
+// At width 1 terms cancel, and no other value shows how large they were.
 RunJob narrow_job(uint64_t seed, const std::string& dtype) {
   RunArgs args;
   args.width = 1;
@@ -116,7 +116,7 @@ TEST(RunCheck, PassesWhatIsRightAtWidthOne) {
   }
 }
 
-// Values are about 1 in size, rounding is about 1e-7.
+// Values are near 1, rounding errors near 1e-7.
 TEST(RunCheck, SeesAWrongValueAtWidthOne) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     for (const int64_t token : {0, 21}) {
@@ -148,7 +148,7 @@ TEST(RunCheck, SeesWhatIsJustOutsideTheTolerance) {
   EXPECT_THAT(check_spoiled(spoil).failure, HasSubstr("rank 1: out of token 20, value 3"));
 }
 
-// A minute where the reference takes E * E steps for a token.
+// Would take a minute if the reference needed E * E steps per token.
 TEST(RunCheck, ChecksManyExperts) {
   RunArgs args;
   args.width = 2;

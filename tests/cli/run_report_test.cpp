@@ -17,7 +17,7 @@ RunJob small_job() {
   return make_job(args, 0);
 }
 
-// Shares of the operations, as reported for a step of 100 us.
+// The shares of operations that are reported for a step of 100 us.
 std::vector<double> shares(const std::vector<OperationTime>& operations) {
   RunResult result;
   result.forward_us = 60;
@@ -43,9 +43,9 @@ TEST(RunReport, SaysWhichStepsTheTraceLost) {
   result.rows_per_rank = {4, 4};
   result.rows_per_expert = {4, 4};
   result.steps_us = {100};
-  EXPECT_THAT(to_text(job, result, /*colour=*/false), Not(HasSubstr("trace")));
+  EXPECT_THAT(to_text(job, result, {.width = 100}), Not(HasSubstr("trace")));
   result.trace = {.file = "t.json", .num_steps = 7, .num_lost = 3};
-  EXPECT_THAT(to_text(job, result, /*colour=*/false),
+  EXPECT_THAT(to_text(job, result, {.width = 100}),
               HasSubstr("t.json: the last 7 of 10 steps; the first 3 are missing or incomplete"));
 }
 

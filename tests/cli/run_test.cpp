@@ -193,7 +193,7 @@ TEST(Run, RejectsBadArgumentsWithStatusTwo) {
   expect_bad_arguments({
       {"run --preset gpt-5", "gpt-5"},
       {"run --preset mixtral-8x7b --scale 5", "--scale must divide the widths of mixtral-8x7b"},
-      {"run --scale 2", "--scale goes with --preset"},
+      {"run --scale 2", "--scale needs --preset"},
       {"run --tokens 4 --tokens-total 5", "not both"},
       {"run --tokens -1", "tokens must be from 0 to 2147483648, got -1"},
       {"run --tokens 9223372036854775807", "tokens must be from 0 to 2147483648"},
@@ -207,7 +207,7 @@ TEST(Run, RejectsBadArgumentsWithStatusTwo) {
       {"run --ranks 100000", "--ranks must be from 1 to 1024, got 100000"},
       {"run --steps 0", "--steps must be at least 1"},
       {"run --communicator mpi --max-in-flight 1", "--max-in-flight must be at least 2"},
-      {"run --max-in-flight 3", "requests of the mpi engine"},
+      {"run --max-in-flight 3", "--max-in-flight and --chunk-bytes need --communicator mpi"},
       {"run --chunk-bytes 0", "--chunk-bytes must be at least 1, got 0"},
       {"run --width many", "--width must be a whole number, got \"many\""},
       {"run --tokens 99999999999999999999", "got 99999999999999999999"},

@@ -163,7 +163,7 @@ TEST_F(TraceFile, IsWrittenIntoAPipe) {
 }
 
 TEST_F(TraceFile, LeavesADeviceADevice) {
-  const std::string device = path("null");  // never the real one: a defect would destroy it
+  const std::string device = path("null");  // not the real /dev/null, which a bug would destroy
   if (mknod(device.c_str(), S_IFCHR | 0666, makedev(1, 3)) != 0 ||
       !std::ofstream(device).put('x').flush()) {
     GTEST_SKIP() << "devices cannot be made, or used, here";
@@ -254,7 +254,7 @@ TEST(VerifyFaults, RanksAreKilledWhereTheyAreProcesses) {
 TEST(VerifyFaults, AnUnknownCaseIsRefused) {
   const CommandResult result = run_command("verify --faults --case no_such_case");
   EXPECT_EQ(result.status, 2);
-  EXPECT_THAT(result.err, HasSubstr("no fault fits"));
+  EXPECT_THAT(result.err, HasSubstr("no fault matches"));
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ TEST(Verify, PrintsATable) {
   const CommandResult result = run_command(
       "verify --communicator threads --ranks 2 --case vector --strategy alltoall,direct");
   EXPECT_EQ(result.status, 0);
-  for (const char* words : {"threads P2", "alltoall", "direct", " ok", "all passed"}) {
+  for (const char* words : {"threads, 2 ranks", "alltoall", "direct", " ok", "all passed"}) {
     EXPECT_THAT(result.out, HasSubstr(words));
   }
 }
@@ -82,10 +82,10 @@ TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
   expect_bad_arguments({
       {"verify --strategy teleport", "teleport"},
       {"verify --ranks 0", "--ranks"},
-      {"verify --case no_such_thing", "no check fits"},
+      {"verify --case no_such_thing", "no check matches"},
       {"verify --communicator pigeons", "pigeons"},
       {"verify --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
-      {"verify --faults --case no_such_thing", "no fault fits"},
+      {"verify --faults --case no_such_thing", "no fault matches"},
       {"verify --faults --ranks 3", "--faults runs on 4 ranks"},
       {"verify --faults --case killed --communicator threads", "only MPI processes can be killed"},
   });

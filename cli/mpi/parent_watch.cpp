@@ -1,4 +1,4 @@
-#include "cli/parent_watch.hpp"
+#include "cli/mpi/parent_watch.hpp"
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -37,7 +37,7 @@ void watch_parent() {
   try {
     std::thread(end_with, getppid()).detach();
   } catch (const std::system_error&) {
-    // Without a thread the rank runs all the same.
+    // The rank can run without this thread.
   }
 }
 

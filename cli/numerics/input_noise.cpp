@@ -1,4 +1,4 @@
-#include "cli/input_noise.hpp"
+#include "cli/numerics/input_noise.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,8 @@ namespace crossdock::cli {
 
 void InputNoise::shake(std::vector<double>& values, uint64_t stream) const {
   std::mt19937_64 random(stream * kSamples + sample);
-  constexpr double kWidth = std::numbers::sqrt3;  // of a uniform distribution with deviation 1
+  constexpr double kWidth =
+      std::numbers::sqrt3;  // of a uniform distribution with standard deviation 1
   std::uniform_real_distribution<double> draw(-kWidth, kWidth);
   for (double& value : values) {
     value *= 1.0 + relative * draw(random);

@@ -1,4 +1,4 @@
-#include "cli/bars.hpp"
+#include "cli/text/bars.hpp"
 
 #include <algorithm>
 #include <array>
@@ -30,7 +30,7 @@ std::string columns(std::span<const int64_t> values, int per_line, int indent) {
       text += '\n';
       text.append(static_cast<size_t>(indent), ' ');
     }
-    const int64_t eighths = (8 * values[i] + most - 1) / most;  // any row at all is seen
+    const int64_t eighths = (8 * values[i] + most - 1) / most;  // anything above zero is visible
     text += kHigh[static_cast<size_t>(eighths)];
   }
   return text;

@@ -4,7 +4,7 @@
 
 namespace crossdock::cli {
 
-/// The distance of neighbouring values near 1; of fp64, fp32, bf16 and fp16.
+/// Distance between neighbouring values near 1, for fp64, fp32, bf16 and fp16.
 constexpr double epsilon_of(DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -18,7 +18,7 @@ constexpr double epsilon_of(DType dtype) {
   }
 }
 
-/// The smallest positive value; of the same.
+/// Smallest positive value, for the same dtypes.
 constexpr double denormal_spacing_of(DType dtype) {
   switch (dtype) {
     case DType::kF64:

@@ -1,4 +1,4 @@
-#include "cli/mpi_launch.hpp"
+#include "cli/mpi/launch.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -14,7 +14,8 @@
 #include <thread>
 
 #include "cli/machine.hpp"
-#include "cli/parent_watch.hpp"
+#include "cli/mpi/parent_watch.hpp"
+#include "cli/text/terminal.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::cli {
@@ -23,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPollMilliseconds = 200;
-constexpr int kCannotStart = 127;                 // as shells have it
+constexpr int kCannotStart = 127;                 // as in shells
 constexpr rlim_t kLargestFileOfMpirun = 4 << 20;  // a segment of PMIx
 
 // "NAME=value" entries, each name once.
@@ -39,7 +40,7 @@ class Environment {
     std::erase_if(variables_, [&](const std::string& one) { return one.starts_with(head); });
     variables_.push_back(head + value);
   }
-  // What the user has set stays.
+  // Keeps a value that the user has set.
   void set_default(const std::string& name, const std::string& value) {
     if (std::getenv(name.c_str()) == nullptr) set(name, value);
   }
@@ -49,11 +50,14 @@ class Environment {
   std::vector<std::string> variables_;
 };
 
-// Settings of Open MPI; another MPI does not look at them. Ranks may outnumber cores and are bound
-// to none; nothing leaves this machine.
+// The OMPI variables are settings of Open MPI, which other MPIs ignore: ranks may outnumber cores,
+// are not bound to any, and do not use the network.
 Environment environment_of_ranks() {
   Environment environment;
   environment.set(kEndsWithParent, "1");
+  const TextStyle style = output_style();
+  environment.set("COLUMNS", std::to_string(style.width));
+  if (style.colour) environment.set("CLICOLOR_FORCE", "1");
   environment.set_default("OMPI_MCA_rmaps_base_oversubscribe", "1");
   environment.set_default("OMPI_MCA_hwloc_base_binding_policy", "none");
   environment.set_default("OMPI_MCA_btl_tcp_if_include", "lo");
@@ -76,15 +80,15 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   throw Error(ErrorCode::kCommunication, "mpirun: " + message);
 }
 
-// Ignored signals stay ignored across exec; this program ignores SIGXFSZ, mpirun must not.
+// Ignored signals stay ignored across exec. This program ignores SIGXFSZ; mpirun must not.
 void restore_signals() {
   signal(SIGXFSZ, SIG_DFL);
 }
 
 volatile sig_atomic_t caught_signal = 0;
 
-// While one exists, signals that ask this process to end are kept, so that it can end its child
-// first.
+// While this object exists, signals that ask this process to end are only recorded, so that it can
+// end its child first.
 class SignalCatcher {
  public:
   SignalCatcher() {
@@ -106,18 +110,18 @@ class SignalCatcher {
   std::array<struct sigaction, kSignals.size()> old_{};
 };
 
-// Made before fork, for the child.
+// What the child needs, prepared before fork.
 struct Start {
   std::vector<char*> command;
   std::vector<char*> environment;
   int output;     // becomes its standard output
-  bool is_quiet;  // nothing on standard error
+  bool is_quiet;  // discard standard error
   pid_t parent;
 };
 
-// The child, between fork and exec: calls only what is safe there.
+// The child, between fork and exec: calls only async-signal-safe functions.
 [[noreturn]] void become_program(const Start& start) {
-  // mpirun ends with this process, however that ends; mpirun then ends its ranks.
+  // mpirun ends when this process does, for whatever reason, and then ends its ranks.
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != start.parent) _exit(EXIT_FAILURE);
   dup2(start.output, STDOUT_FILENO);
@@ -130,12 +134,12 @@ struct Start {
   _exit(kCannotStart);
 }
 
-// A running program and the read end of its standard output. Ends it, if it has not ended.
+// A running program and the read end of its standard output. The destructor ends the program.
 class Child {
  public:
   Child(std::vector<std::string> command, std::vector<std::string> environment, bool is_quiet) {
     std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw_failure("no pipe could be made");
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw_failure("cannot create a pipe");
     const Start start{.command = pointers_to(command),
                       .environment = pointers_to(environment),
                       .output = ends[1],
@@ -166,7 +170,7 @@ class Child {
 
   enum class Reading { kEnd, kDeadline, kSignal };
 
-  // All of its output, unless the deadline or a signal comes before its end.
+  // Reads until the program closes its output, the deadline passes or a signal arrives.
   Reading read_to_end(std::string& text, Clock::time_point deadline) const {
     std::array<char, 4096> piece{};
     for (;;) {
@@ -181,7 +185,7 @@ class Child {
     }
   }
 
-  // Its exit status; it must have closed its output.
+  // The exit status. The program must have closed its output.
   int wait_for_end() {
     int status = 0;
     pid_t ended = -1;
@@ -221,7 +225,7 @@ void check_file_size_limit() {
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur > kLargestFileOfMpirun) return;
   throw_failure("the limit on file sizes must exceed " + std::to_string(kLargestFileOfMpirun) +
                 " bytes, got " + std::to_string(limit.rlim_cur) +
-                "; raise it (ulimit -f) or choose --communicator threads");
+                "; raise it (ulimit -f) or use --communicator threads");
 }
 
 std::string find_launcher() {
@@ -229,19 +233,19 @@ std::string find_launcher() {
   if (launcher.empty()) {
     throw Error(ErrorCode::kUnsupported,
                 "communicator mpi needs mpirun, and there is none on the PATH (Debian: "
-                "openmpi-bin); or choose --communicator threads");
+                "openmpi-bin); or use --communicator threads");
   }
   check_file_size_limit();
   return launcher;
 }
 
-// A signal that came meanwhile is left in caught_signal.
+// A signal that arrives meanwhile is left in caught_signal.
 JobEnd run_or_be_interrupted(const Job& job) {
   std::vector<std::string> command = {find_launcher(), "-np", std::to_string(job.ranks)};
   Environment environment = environment_of_ranks();
   if (job.has_a_death) {
     command.emplace_back("--enable-recovery");
-    environment.set("CROSSDOCK_PROGRESS_DEADLINE", "1");  // of the wait for it at the end
+    environment.set("CROSSDOCK_PROGRESS_DEADLINE", "1");  // for the final wait for the dead process
   }
   command.push_back(path_of_this_program());
   command.insert(command.end(), job.args.begin(), job.args.end());

@@ -1,4 +1,4 @@
-#include "cli/launched_job.hpp"
+#include "cli/mpi/launched_job.hpp"
 
 #include <algorithm>
 
@@ -12,10 +12,10 @@ namespace crossdock::cli {
 bool speaks_for_job() {
   if (!mpi_is_built() || !mpi_is_launched()) return true;
   try {
-    // Once MPI is initialised, the processes wait for each other at exit.
+    // Once MPI is initialised, processes wait for each other at exit.
     return make_mpi_communicator({.setup_deadline = std::chrono::seconds(10)})->rank() == 0;
   } catch (const Error&) {
-    return true;  // the others are elsewhere; better said twice than not at all
+    return true;  // the others did not arrive; better printed twice than not at all
   }
 }
 
@@ -43,11 +43,11 @@ void check_against_job(int num_processes, const std::vector<std::string>& commun
                        const std::vector<int>& ranks) {
   if (std::ranges::find(communicators, "threads") != communicators.end()) {
     throw ArgumentError(
-        "under mpirun the processes are the ranks; for threads run the command by itself");
+        "under mpirun the processes are the ranks; for threads, run the command without mpirun");
   }
   if (!ranks.empty() && ranks != std::vector<int>{num_processes}) {
     throw ArgumentError("--ranks must be the number of processes, " +
-                        std::to_string(num_processes) + ", or be left out under mpirun");
+                        std::to_string(num_processes) + ", or be omitted under mpirun");
   }
 }
 

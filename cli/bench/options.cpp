@@ -1,0 +1,47 @@
+#include "cli/options.hpp"
+
+#include "cli/commands.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr const char* kNotes =
+    R"(For each step: median, minimum and maximum time of the slowest rank; GB/s of the
+bytes that the step must at least read and write; and the median relative to
+  copy     a parallel memcpy that reads and writes as many bytes,
+  traffic  a parallel loop that reads as much and writes as much as the step.
+MPI ranks are started with mpirun; under mpirun its processes are the ranks.
+
+Examples:
+  crossdock bench --list
+  crossdock bench --scenario cpu-large --strategy direct,alltoall --json
+  crossdock bench --scenario 'scale-*' --communicator threads
+  mpirun -np 4 crossdock bench --scenario cpu-medium)";
+
+}  // namespace
+
+void add_options(Options& options, BenchArgs& args) {
+  options.flag("--list", args.list, "List the scenarios");
+  options.list("--scenario", args.scenarios,
+               "Names, or beginnings followed by * (default: those that --list marks with *)");
+  options.list("--strategy", args.strategies, "Strategies, or anchor-mpi-pack (default: all)");
+  options.choices("--communicator", args.communicators, {"threads", "mpi"}, "Communicators",
+                  "all that work here");
+  options.choice("--device", args.device, {"cpu", "cuda"},
+                 "Which scenarios run by default, those of the CPU or h200-*");
+  options.whole_number("--ranks", args.ranks, {1, kMaxRanks},
+                       "Number of ranks (default: the scenario's)");
+  options.whole_number("--ranks-per-node", args.ranks_per_node, {0, kMaxRanks},
+                       "Ranks per simulated node (default: real nodes)");
+  options.whole_number("--max-in-flight", args.max_in_flight, {2},
+                       "Requests in flight per rank, with mpi (default: 128)");
+  options.whole_number("--max-sms", args.max_sms, {0},
+                       "Multiprocessors per rank on a GPU; 0: no limit (default: the scenario's)");
+  options.whole_number("--repeat", args.repeat, {1}, "Timed repetitions");
+  options.whole_number("--warm-up", args.warm_up, {0}, "Repetitions before the timed ones");
+  options.flag_off("--no-check", args.check, "Do not compare results with the expected bits");
+  options.flag("--json", args.json, "Print JSON");
+  options.notes(kNotes);
+}
+
+}  // namespace crossdock::cli

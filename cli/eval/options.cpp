@@ -1,0 +1,26 @@
+#include "cli/options.hpp"
+
+#include "cli/commands.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr const char* kNotes =
+    R"(Prints one JSON object. If anything is wrong with the case, it is
+{"error": message}, and the exit status is 1. See docs/case_format.md.
+
+Examples:
+  crossdock eval examples/cases/demo.json
+  crossdock eval --check examples/cases/demo.json > result.json)";
+
+}  // namespace
+
+void add_options(Options& options, EvalArgs& args) {
+  options.argument("CASE", args.path, "JSON file with the case; - for standard input");
+  options.flag("--check", args.check,
+               "Compare with the fp64 reference and report on standard error; a difference exits "
+               "with status 1");
+  options.notes(kNotes);
+}
+
+}  // namespace crossdock::cli

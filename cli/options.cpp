@@ -1,0 +1,176 @@
+#include "cli/options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <sstream>
+#include <utility>
+
+namespace crossdock::cli {
+namespace {
+
+// The number type of an option's value, and whether it is a list.
+template <typename T>
+struct ValueTraits {
+  using Number = T;
+  static constexpr bool kIsList = false;
+  static std::string default_of(T value) {
+    std::ostringstream text;
+    text << value;
+    return value == T{} ? "" : text.str();
+  }
+};
+template <typename T>
+struct ValueTraits<std::optional<T>> {
+  using Number = T;
+  static constexpr bool kIsList = false;
+  static std::string default_of(const std::optional<T>&) { return ""; }
+};
+template <typename T>
+struct ValueTraits<std::vector<T>> {
+  using Number = T;
+  static constexpr bool kIsList = true;
+  static std::string default_of(const std::vector<T>&) { return ""; }
+};
+
+std::string with_default(const std::string& words, const std::string& value) {
+  return value.empty() ? words : words + " (default: " + value + ")";
+}
+
+// "a, b or c"
+std::string alternatives(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    text.append(i == 0 ? "" : i + 1 == names.size() ? " or " : ", ").append(names[i]);
+  }
+  return text;
+}
+
+// A decimal number in the range. For transform(), not check(): it removes leading zeros, which
+// CLI11 would take for an octal number. `limit`: the largest that the type holds.
+CLI::Validator in_range(const Range& range, int64_t limit) {
+  const auto complaint = [least = range.least, largest = range.largest.value_or(limit),
+                          has_largest = range.largest.has_value()](std::string& text) {
+    int64_t value = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, failure] = std::from_chars(text.data(), end, value);
+    if (stop != end || failure == std::errc::invalid_argument) {
+      return "must be a whole number, got \"" + text + "\"";
+    }
+    if (failure == std::errc{} && value >= least && value <= largest) {
+      text = std::to_string(value);
+      return std::string();
+    }
+    const bool is_small = failure == std::errc{} ? value < least : text.front() == '-';
+    if (is_small && !has_largest) {
+      return "must be at least " + std::to_string(least) + ", got " + text;
+    }
+    return "must be from " + std::to_string(least) + " to " + std::to_string(largest) + ", got " +
+           text;
+  };
+  return {complaint, "", ""};
+}
+
+CLI::Validator is_number() {
+  const auto complaint = [](const std::string& text) -> std::string {
+    double value = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, failure] = std::from_chars(text.data(), end, value);
+    if (stop == end && failure == std::errc{}) return "";
+    return "must be a number, got \"" + text + "\"";
+  };
+  return {complaint, "", ""};
+}
+
+CLI::Validator is_one_of(const std::vector<std::string>& names) {
+  const auto complaint = [=](const std::string& text) -> std::string {
+    if (std::find(names.begin(), names.end(), text) != names.end()) return "";
+    return "must be one of " + CLI::detail::join(names, ", ") + "; got \"" + text + "\"";
+  };
+  return {complaint, "", ""};
+}
+
+}  // namespace
+
+template <typename Number>
+void Options::whole_number(const char* name, Number& value, const Range& range,
+                           const std::string& words) {
+  using Traits = ValueTraits<Number>;
+  constexpr auto kTypeLimit = std::numeric_limits<typename Traits::Number>::max();
+  constexpr auto kLimit = std::cmp_less(kTypeLimit, std::numeric_limits<int64_t>::max())
+                              ? static_cast<int64_t>(kTypeLimit)
+                              : std::numeric_limits<int64_t>::max();
+  CLI::Option* option =
+      command_.add_option(name, value, with_default(words, Traits::default_of(value)));
+  option->transform(in_range(range, kLimit))->option_text(Traits::kIsList ? "LIST" : "N");
+  if (Traits::kIsList) option->delimiter(',');
+}
+
+template void Options::whole_number(const char*, int&, const Range&, const std::string&);
+template void Options::whole_number(const char*, int64_t&, const Range&, const std::string&);
+template void Options::whole_number(const char*, uint64_t&, const Range&, const std::string&);
+template void Options::whole_number(const char*, std::optional<int>&, const Range&,
+                                    const std::string&);
+template void Options::whole_number(const char*, std::optional<int64_t>&, const Range&,
+                                    const std::string&);
+template void Options::whole_number(const char*, std::vector<int>&, const Range&,
+                                    const std::string&);
+
+template <typename Number>
+void Options::number(const char* name, Number& value, std::string words) {
+  words = with_default(words, ValueTraits<Number>::default_of(value));
+  command_.add_option(name, value, words)->check(is_number())->option_text("X");
+}
+
+template void Options::number(const char*, double&, std::string);
+template void Options::number(const char*, std::optional<double>&, std::string);
+
+void Options::text(const char* name, const char* placeholder, std::string& value,
+                   const std::string& words) {
+  command_.add_option(name, value, with_default(words, value))->option_text(placeholder);
+}
+
+void Options::choice(const char* name, std::string& value, const std::vector<std::string>& names,
+                     const std::string& words, const std::string& fallback) {
+  const std::string shown =
+      with_default(words + ": " + alternatives(names), value.empty() ? fallback : value);
+  command_.add_option(name, value, shown)->check(is_one_of(names))->option_text("NAME");
+}
+
+void Options::list(const char* name, std::vector<std::string>& values, const std::string& words) {
+  command_.add_option(name, values, words)->delimiter(',')->option_text("LIST");
+}
+
+void Options::choices(const char* name, std::vector<std::string>& values,
+                      const std::vector<std::string>& names, const std::string& words,
+                      const std::string& fallback) {
+  const std::string shown = with_default(words + ": " + CLI::detail::join(names, ", "), fallback);
+  command_.add_option(name, values, shown)
+      ->delimiter(',')
+      ->check(is_one_of(names))
+      ->option_text("LIST");
+}
+
+void Options::flag(const char* name, bool& value, const std::string& words) {
+  command_.add_flag(name, value, words);
+}
+
+void Options::flag_off(const char* name, bool& value, const std::string& words) {
+  command_.add_flag_callback(
+      name, [&value] { value = false; }, words);
+}
+
+void Options::hidden_flag(const char* name, bool& value) {
+  command_.add_flag(name, value)->group("");
+}
+
+void Options::argument(const char* name, std::string& value, const std::string& words) {
+  command_.add_option(name, value, words)->required();
+}
+
+void Options::notes(const char* text) {
+  command_.footer(text);
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace crossdock::cli {
+
+/// The whole numbers that an option takes.
+struct Range {
+  int64_t least = 0;
+  std::optional<int64_t> largest{};  // not given: what the type holds
+};
+
+/// The options of one command. The commands add theirs through this class, so that only its own
+/// source includes CLI11, which is slow to compile. Help shows an initial value that is neither
+/// zero nor empty as the default.
+class Options {
+ public:
+  explicit Options(CLI::App& command) : command_(command) {}
+
+  /// int, int64_t or uint64_t; optional; or a vector, which takes a comma-separated list.
+  template <typename Number>
+  void whole_number(const char* name, Number& value, const Range& range, const std::string& words);
+  /// double, or optional.
+  template <typename Number>
+  void number(const char* name, Number& value, std::string words);
+  /// Any text; help calls it `placeholder`.
+  void text(const char* name, const char* placeholder, std::string& value,
+            const std::string& words);
+  /// One of `names`. `fallback` describes the default if the value is empty.
+  void choice(const char* name, std::string& value, const std::vector<std::string>& names,
+              const std::string& words, const std::string& fallback = "");
+  /// Any texts, separated by commas.
+  void list(const char* name, std::vector<std::string>& values, const std::string& words);
+  /// Some of `names`, separated by commas; `fallback` describes the default.
+  void choices(const char* name, std::vector<std::string>& values,
+               const std::vector<std::string>& names, const std::string& words,
+               const std::string& fallback);
+  void flag(const char* name, bool& value, const std::string& words);
+  /// Sets the value to false.
+  void flag_off(const char* name, bool& value, const std::string& words);
+  /// A flag that help does not show.
+  void hidden_flag(const char* name, bool& value);
+  /// A required argument without an option's name.
+  void argument(const char* name, std::string& value, const std::string& words);
+
+  /// What help shows below the options, in lines of at most 80 columns.
+  void notes(const char* text);
+
+ private:
+  CLI::App& command_;
+};
+
+}  // namespace crossdock::cli

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+namespace crossdock::cli {
+
+/// One line on standard error that is written over, where a terminal can show that. Cut to the
+/// terminal's width; gone when this object is.
+class ProgressLine {
+ public:
+  ProgressLine();
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void show(const std::string& words) const;
+
+ private:
+  bool is_shown_;
+};
+
+}  // namespace crossdock::cli

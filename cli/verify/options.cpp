@@ -1,0 +1,44 @@
+#include "cli/options.hpp"
+
+#include "cli/commands.hpp"
+include "crossdock/extend/strategy_list.hpp"
+#include "crossdock/extend/strategy.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr const char* kNotes =
+    R"(Every check runs with every selected strategy, communicator and number of ranks;
+results are compared with the fp64 reference. MPI ranks are started with mpirun;
+under mpirun its processes are the ranks.
+
+Examples:
+  crossdock verify --quick
+  crossdock verify --strategy direct --communicator threads --case error
+  crossdock verify --dtype bf16 --case 'routing/skewed/*'
+  crossdock verify --faults --strategy direct --case stalls
+  mpirun -np 4 crossdock verify --quick)";
+
+}  // namespace
+
+void add_options(Options& options, VerifyArgs& args) {
+  options.flag("--quick", args.quick, "Run only the quick checks");
+  options.choices("--strategy", args.strategies, strategy_names(), "Strategies", "all");
+  options.choices("--communicator", args.communicators, {"threads", "mpi"}, "Communicators",
+                  "all that work here");
+  options.whole_number("--ranks", args.ranks, {1, kMaxRanks},
+                       "Numbers of ranks (default: 1,2,4,7)");
+  options.list("--case", args.cases, "Checks whose names contain a text or match a pattern with *");
+  options.choices("--dtype", args.dtypes, {"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"},
+                  "Only checks of these data types", "all");
+  options.whole_number("--ranks-per-node", args.ranks_per_node, {0, kMaxRanks},
+                       "Ranks per simulated node (default: real nodes)");
+  options.flag("--faults", args.faults,
+               "Instead of the checks, make one rank of four fail at every step");
+  options.flag("--list", args.list, "List the names of the checks or faults, run none");
+  options.flag("--json", args.json, "Print JSON");
+  options.hidden_flag("--always-zero", args.always_zero);  // for ranks that verify starts
+  options.notes(kNotes);
+}
+
+}  // namespace crossdock::cli

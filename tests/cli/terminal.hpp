@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace crossdock::cli {
+
+/// What a terminal has shown of a program.
+struct Screen {
+  int status = -1;                 // exit status; -1 if a signal ended it
+  std::string bytes;               // as written
+  std::vector<std::string> lines;  // as left on the screen, without colours
+  bool has_wrapped = false;        // a line was longer than the terminal is wide
+
+  std::string text() const;
+};
+
+/// Runs a command line, as a shell reads it, with a pseudo terminal of this width as its standard
+/// input, output and error. Ends it after two minutes.
+Screen run_in_terminal(const std::string& line, int columns);
+
+}  // namespace crossdock::cli
