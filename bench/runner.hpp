@@ -11,7 +11,7 @@
 
 namespace crossdock::bench {
 
-/// What to measure; an empty list stands for everything that is possible.
+/// Selects what to measure; an empty list stands for everything that is possible.
 struct Selection {
   std::vector<std::string> scenarios{};  // see find_scenarios
   std::vector<std::string> strategies{};

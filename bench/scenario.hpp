@@ -16,7 +16,7 @@ enum class ScenarioKind : uint8_t {
   kLayer      // a whole MoeLayer, forward and backward
 };
 
-/// What is measured, and at which size. T is the number of tokens per rank.
+/// A measurement and its sizes. T is the number of tokens per rank.
 struct Scenario {
   std::string name{};
   std::string purpose{};  // one line, for --list

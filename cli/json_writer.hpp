@@ -61,7 +61,7 @@ class JsonWriter {
   std::string text_;
 };
 
-/// What a command prints instead of its results if it fails: {"error": message}.
+/// {"error": message}, which a command prints instead of its results if it fails.
 std::string error_json(std::string_view message);
 
 }  // namespace crossdock::cli

@@ -51,7 +51,7 @@ class Options {
   /// A required argument without an option's name.
   void argument(const char* name, std::string& value, const std::string& words);
 
-  /// What help shows below the options, in lines of at most 80 columns.
+  /// The end of the help text, in lines of at most 80 columns.
   void notes(const char* text);
 
  private:

@@ -110,7 +110,7 @@ class SignalCatcher {
   std::array<struct sigaction, kSignals.size()> old_{};
 };
 
-// What the child needs, prepared before fork.
+// Prepared before fork, for the child.
 struct Start {
   std::vector<char*> command;
   std::vector<char*> environment;

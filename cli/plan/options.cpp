@@ -73,8 +73,7 @@ void add_options(Options& options, PlanArgs& args) {
   options.whole_number("--alignment", args.alignment, {1},
                        "Each expert's rows start at a multiple of this");
   options.number("--capacity", args.capacity, "Capacity factor (default: nothing is dropped)");
-  options.flag("--partial-sums", args.partial_sums,
-               "Combine sums rows before they leave a rank or node");
+  options.flag("--partial-sums", args.partial_sums, "Sum rows before combine sends them");
   options.number("--zipf", args.zipf,
                  "Skew: expert e is chosen with weight (e + 1)^-X (default: 0)");
   add_fabric(options, args);

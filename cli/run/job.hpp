@@ -8,7 +8,7 @@
 
 namespace crossdock::cli {
 
-/// What `crossdock run` does, with all defaults filled in.
+/// The job of `crossdock run`, with all defaults filled in.
 struct RunJob {
   std::string preset;        // empty: none
   std::string scaling;       // how the widths were scaled, in words; empty: they were not

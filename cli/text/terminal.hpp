@@ -5,7 +5,7 @@
 
 namespace crossdock::cli {
 
-/// What text is laid out for.
+/// Width and colour of printed text.
 struct TextStyle {
   int width = 80;  // columns
   bool colour = false;

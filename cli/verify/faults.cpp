@@ -204,9 +204,9 @@ int run_verify_faults(const VerifyArgs& args) {
     list(cases, args.json);
     return 0;
   }
-  const auto wants = [&](const char* engine) {
+  const auto wants = [&](const char* communicator) {
     return args.communicators.empty() ||
-           std::find(args.communicators.begin(), args.communicators.end(), engine) !=
+           std::find(args.communicators.begin(), args.communicators.end(), communicator) !=
                args.communicators.end();
   };
   json results = json::array();

@@ -5,7 +5,7 @@
 
 namespace crossdock::cli {
 
-/// What a terminal has shown of a program.
+/// A terminal after a program has run in it.
 struct Screen {
   int status = -1;                 // exit status; -1 if a signal ended it
   std::string bytes;               // as written

@@ -1,4 +1,4 @@
-// What the command shows: on terminals of different kinds and widths, and without one.
+// Output of the command on terminals of different kinds and widths, and without a terminal.
 
 #include "cli/terminal.hpp"
 
@@ -48,11 +48,13 @@ std::vector<std::string> all_outputs() {
       "info --help",
       "info",
       "run --preset deepseek-v3 --scale 64 --tokens 16 --steps 1 --overlap 2",
-      "run --width 8 --inner 8 --experts 300 --top-k 3 --tokens-total 123456 --steps 1 --ranks 9 "
+      "run --width 8 --inner 8 --experts 300 --top-k 3 --tokens-total 4321 --steps 1 --ranks 9 "
       "--ranks-per-node 2 --strategy hierarchical --no-check --trace " +
           trace,
       "run --tokens 4 --steps 1 --forward-only",
-      "plan --model deepseek-v3 --tokens 1000000000 --nodes 1000 --zipf 1.5 --capacity 1.25",
+      "plan --model deepseek-v3 --tokens 2000 --nodes 4 --zipf 1.5 --capacity 1.25",
+      "plan --width 2 --experts 60000 --top-k 2 --tokens 100000000 --nodes 2 --fabric ethernet",
+      "plan --model deepseek-v3 --tokens 1000000000",
       "plan --model qwen3-30b-a3b --seq 8192 --micro-batch 8 --nodes 2 --partial-sums",
       "plan --model qwen3-30b-a3b --seq 8 --max-in-flight 70000 --queue-depth 1",
       "bench --list",
