@@ -9,8 +9,8 @@
 #include "cli/text/layout.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/text/table.hpp"
-include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/crossdock.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -1,9 +1,9 @@
 #include "cli/options.hpp"
 
 #include "cli/commands.hpp"
-include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/experts.hpp"
 #include "crossdock/extend/strategy.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
 namespace {

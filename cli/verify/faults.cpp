@@ -1,4 +1,3 @@
-include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/testing/faults.hpp"
 
 #include <algorithm>
@@ -15,6 +14,7 @@ include "crossdock/extend/strategy_list.hpp"
 #include "cli/text/table.hpp"
 #include "cli/verify/run.hpp"
 #include "crossdock/crossdock.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-include "crossdock/extend/strategy_list.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::cli {

@@ -10,8 +10,8 @@
 #include "cli/text/progress_line.hpp"
 #include "cli/verify/report.hpp"
 #include "cli/verify/run.hpp"
-include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/crossdock.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -101,7 +101,7 @@ class [[nodiscard]] Pending {
 /// the GPU: the plan is empty, outputs are zero, and the next call or check() throws, on all ranks.
 /// Results must be released before their stream is destroyed. Calls may be captured into a CUDA
 /// graph: the plan and all results must then live as long as the graph.
-class Dispatcher {
+class CROSSDOCK_API Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
   /// The name of a candidate, or "auto": the candidate with the least cost for this configuration

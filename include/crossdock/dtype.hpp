@@ -36,7 +36,7 @@ constexpr int64_t size_of(DType dtype) {
 CROSSDOCK_API std::string_view name_of(DType dtype) noexcept;
 
 /// The inverse of name_of. Throws Error(kInvalidArgument) with the valid names.
-DType parse_dtype(std::string_view name);
+CROSSDOCK_API DType parse_dtype(std::string_view name);
 
 /// Whether rows of this type can be summed (combine); fp8 rows can only be moved.
 constexpr bool is_summable(DType dtype) {
@@ -117,7 +117,7 @@ CROSSDOCK_HOST_DEVICE constexpr F16 to_f16(float value) {
 }
 
 /// Rounds to nearest even; values beyond the largest finite one (448) saturate to it.
-F8E4M3 to_f8e4m3(float value);
+CROSSDOCK_API F8E4M3 to_f8e4m3(float value);
 
 template <typename T>
 CROSSDOCK_HOST_DEVICE constexpr T from_float(float value) = delete;

@@ -37,7 +37,7 @@ struct ErrorContext {
 };
 
 /// The exception that the library throws. The only other one is std::bad_alloc.
-class Error : public std::runtime_error {
+class CROSSDOCK_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message, ErrorContext context = {})
       : std::runtime_error(message), code_(code), context_(context) {}

@@ -60,7 +60,7 @@ struct Proposal {
 };
 
 /// The result of Group::agree: the bodies of all ranks.
-struct Agreement {
+struct CROSSDOCK_API Agreement {
   uint64_t sequence = 0;         // number of this call of agree; identical on every rank
   Buffer bytes;                  // the bodies, by rank, contiguous
   std::vector<int64_t> offsets;  // [P + 1]
@@ -85,7 +85,7 @@ struct GroupMemory {
 ///
 /// May be used by any thread, but by only one at a time. The destructor is not collective: it tells
 /// the peers that this rank has left, and returns.
-class Group {
+class CROSSDOCK_API Group {
  public:
   explicit Group(std::unique_ptr<Communicator> communicator, GroupOptions options = {});
   ~Group();

@@ -22,7 +22,7 @@ struct MpiOptions {
 CROSSDOCK_API bool mpi_is_built();
 
 /// Whether this process was started by mpirun or the like, judging by its environment.
-bool mpi_is_launched();
+CROSSDOCK_API bool mpi_is_launched();
 
 /// A communicator over MPI_COMM_WORLD. Collective. Throws Error(kUnsupported) if this build has no
 /// MPI.
@@ -41,11 +41,12 @@ bool mpi_is_launched();
 /// thread, which is abandoned after setup_deadline with an Error (kTimeout). MPI_Init, and an MPI
 /// without MPI_THREAD_MULTIPLE, block without a deadline. The death of a process on the same
 /// machine is detected within a fraction of a second, any other by the deadlines.
-std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
+CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
 
 /// A communicator over a duplicate of the caller's MPI_Comm. `mpi_comm` points to an MPI_Comm (a
 /// void pointer keeps mpi.h out of this header). Collective over that MPI_Comm. MPI must have been
 /// initialised with MPI_THREAD_MULTIPLE if several threads use groups at once.
-std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm, MpiOptions options = {});
+CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm,
+                                                                  MpiOptions options = {});
 
 }  // namespace crossdock

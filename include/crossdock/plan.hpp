@@ -43,7 +43,7 @@ struct DispatchConfig {
 };
 
 /// First expert of rank r under the default placement; rank P gives E.
-int64_t first_expert(int64_t num_experts, int num_ranks, int rank);
+CROSSDOCK_API int64_t first_expert(int64_t num_experts, int num_ranks, int rank);
 
 /// Where each token goes. Routes are explicit: a slot holds an expert id, or -1 for none; a weight
 /// of exactly 0 is a real route. Weights of slots without a route are not looked at.
@@ -63,7 +63,7 @@ struct DenseRouting {
 
 /// One routing, agreed by all ranks. Made by Dispatcher::plan, read-only afterwards, owned by its
 /// caller; any number may be in flight. Cheap to copy (shares its data).
-class Plan {
+class CROSSDOCK_API Plan {
  public:
   Plan() = default;
   Plan(std::shared_ptr<const PlanData> data, std::shared_ptr<const void> strategy_state,

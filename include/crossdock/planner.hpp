@@ -161,13 +161,13 @@ struct CostEstimate {
 
 /// Throws Error(kInvalidArgument) for a wrong configuration. Time and memory grow with P and E * K,
 /// not with T.
-CostEstimate estimate_costs(const CostInputs& inputs,
-                            const StrategyList& candidates = built_in_strategies());
+CROSSDOCK_API CostEstimate estimate_costs(const CostInputs& inputs,
+                                          const StrategyList& candidates = built_in_strategies());
 
 /// The largest number of tokens, up to inputs.tokens, with which the expected memory of some
 /// candidate fits into fabric.memory_bytes; 0 if there is none.
-int64_t largest_fitting_tokens(const CostInputs& inputs,
-                               const StrategyList& candidates = built_in_strategies());
+CROSSDOCK_API int64_t largest_fitting_tokens(
+    const CostInputs& inputs, const StrategyList& candidates = built_in_strategies());
 
 struct StrategyChoice {
   std::string name;
@@ -178,13 +178,14 @@ struct StrategyChoice {
 /// there are any. Where two are within 2 %, the one that comes first in the list of candidates. The
 /// same on all ranks that give the same inputs. Throws Error(kInvalidArgument) if there are no
 /// costs.
-StrategyChoice choose_strategy(const CostInputs& inputs, std::span<const StrategyCost> costs);
+CROSSDOCK_API StrategyChoice choose_strategy(const CostInputs& inputs,
+                                             std::span<const StrategyCost> costs);
 
 /// The candidate that "auto" stands for in a group with this topology; other names are returned
 /// unchanged. Links are those of the first fabric preset: only their ratio matters.
-std::string resolve_strategy(std::string_view name, const DispatchConfig& config,
-                             const Topology& topology,
-                             const StrategyList& candidates = built_in_strategies());
+CROSSDOCK_API std::string resolve_strategy(std::string_view name, const DispatchConfig& config,
+                                           const Topology& topology,
+                                           const StrategyList& candidates = built_in_strategies());
 
 /// A job, before it starts.
 struct JobDescription {
@@ -244,6 +245,7 @@ struct JobPlan {
 /// Throws Error for an impossible job: kInvalidArgument if a rule is broken, kCapacity if no
 /// candidate's expected memory fits the fabric's. The message names the limit, the value and the
 /// largest legal value.
-JobPlan plan_job(const JobDescription& job, const StrategyList& candidates = built_in_strategies());
+CROSSDOCK_API JobPlan plan_job(const JobDescription& job,
+                               const StrategyList& candidates = built_in_strategies());
 
 }  // namespace crossdock

@@ -13,7 +13,7 @@ class EventRing;
 }
 
 /// The ranks that an event exchanged data with.
-struct EventPeers {
+struct CROSSDOCK_API EventPeers {
   int32_t count = 0;
   uint64_t first_64 = 0;  // bit r: rank r is one of them; ranks from 64 on are only counted
 
@@ -33,7 +33,7 @@ struct Event {
 
 /// Keeps the most recent `capacity` events of one rank. With capacity 0 it is off, and a Scope
 /// costs one comparison. Thread-safe: work on other threads (shared experts) is recorded too.
-class EventRecorder {
+class CROSSDOCK_API EventRecorder {
  public:
   /// is_shared: other processes on the node can read its events.
   explicit EventRecorder(int64_t capacity = 0, bool is_shared = false);

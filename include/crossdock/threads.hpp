@@ -17,17 +17,18 @@ struct ThreadOptions {
 
 /// Communicators for `size` ranks that are threads of this process; element r belongs to rank r.
 /// Each may be used by any thread, but by only one at a time.
-std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
+CROSSDOCK_API std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
     int size, const ThreadOptions& options = {});
 
 /// Runs body(group) on `size` threads, one per rank, and waits for all of them. A rank that throws
 /// or returns leaves its group, so that its peers do not wait for it. Returns what each rank threw
 /// (null: it returned normally).
-std::vector<std::exception_ptr> try_ranks(int size, const std::function<void(Group&)>& body,
-                                          const ThreadOptions& options = {});
+CROSSDOCK_API std::vector<std::exception_ptr> try_ranks(int size,
+                                                        const std::function<void(Group&)>& body,
+                                                        const ThreadOptions& options = {});
 
 /// Like try_ranks, but throws the exception of the rank that failed first, if any.
-void run_ranks(int size, const std::function<void(Group&)>& body,
-               const ThreadOptions& options = {});
+CROSSDOCK_API void run_ranks(int size, const std::function<void(Group&)>& body,
+                             const ThreadOptions& options = {});
 
 }  // namespace crossdock

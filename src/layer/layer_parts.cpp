@@ -13,8 +13,7 @@ std::optional<SharedExperts> make_shared_experts(const MoeLayerConfig& config,
   return SharedExperts(shared, pool);
 }
 
-Dispatcher make_dispatcher(Group& group, const MoeLayerConfig& config,
-                           MoeLayerOptions& options) {
+Dispatcher make_dispatcher(Group& group, const MoeLayerConfig& config, MoeLayerOptions& options) {
   if (options.strategy) return Dispatcher(group, config.dispatch, std::move(options.strategy));
   return Dispatcher(group, config.dispatch, config.strategy, options.candidates);
 }

@@ -14,7 +14,7 @@
 namespace crossdock {
 
 /// Which ranks share a node, i.e. can reach each other's memory.
-struct Topology {
+struct CROSSDOCK_API Topology {
   std::vector<int> node_of_rank;  // [P], nodes numbered from 0 in the order of their lowest ranks
   int num_nodes = 0;
 
@@ -61,7 +61,7 @@ struct Traffic {
 /// afterwards only abort, leave, subgroup and the destructor may be called. A communicator may be
 /// used by any thread, but by only one at a time. Implement the pure members; the others have
 /// defaults. examples/05_own_communicator.cpp is a complete one.
-class Communicator {
+class CROSSDOCK_API Communicator {
  public:
   /// Tells the peers that this rank has left, unless leave() has. Not collective; never waits.
   virtual ~Communicator() = default;

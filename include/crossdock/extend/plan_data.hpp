@@ -70,7 +70,7 @@ struct PlanData {
 
 /// The part of a plan that is in device memory. If the plan was made on the device, PlanData holds
 /// only what the host knows without waiting: sizes, configuration and placement.
-class DevicePlanData {
+class CROSSDOCK_API DevicePlanData {
  public:
   virtual ~DevicePlanData() = default;
 

@@ -59,7 +59,7 @@ struct ExpertChunk {
 /// have agreed, so inputs are valid. Calls that take an Exchange are collective, except
 /// allocate_rows: every rank makes them, whatever it holds. A strategy keeps no state between calls
 /// except in a plan.
-class Strategy {
+class CROSSDOCK_API Strategy {
  public:
   virtual ~Strategy() = default;
 

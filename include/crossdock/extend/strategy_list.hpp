@@ -20,7 +20,7 @@ using StrategyFactory = std::function<std::unique_ptr<Strategy>()>;
 ///   StrategyList candidates = built_in_strategies();
 ///   candidates.add([] { return std::make_unique<Mine>(); });
 ///   Dispatcher dispatcher(group, config, "auto", candidates);
-class StrategyList {
+class CROSSDOCK_API StrategyList {
  public:
   using Samples = std::vector<std::shared_ptr<const Strategy>>;
 
@@ -44,11 +44,11 @@ class StrategyList {
 };
 
 /// direct, hierarchical, alltoall, allgather.
-StrategyList built_in_strategies();
+CROSSDOCK_API StrategyList built_in_strategies();
 
 /// The names of built_in_strategies(), in alphabetical order.
-std::vector<std::string> strategy_names();
+CROSSDOCK_API std::vector<std::string> strategy_names();
 /// One of built_in_strategies().
-std::unique_ptr<Strategy> make_strategy(std::string_view name);
+CROSSDOCK_API std::unique_ptr<Strategy> make_strategy(std::string_view name);
 
 }  // namespace crossdock

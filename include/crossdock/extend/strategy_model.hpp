@@ -21,7 +21,7 @@ constexpr bool is_scatter(Movement movement) {
 }
 
 /// Rows on the links of every rank, [P] each.
-struct LinkFlow {
+struct CROSSDOCK_API LinkFlow {
   std::vector<double> kept;  // stays on its rank
   std::vector<double> sent_within;
   std::vector<double> sent_between;
@@ -117,7 +117,7 @@ struct MessageModel {
 
 /// Records what a strategy requests, in the order in which its code requests it. The planner
 /// replays the requests against the rules of the memory pools.
-class MemoryTrace {
+class CROSSDOCK_API MemoryTrace {
  public:
   /// Memory in use; returned at the end of its scope or earlier by end().
   class [[nodiscard]] Lease {
@@ -161,7 +161,7 @@ inline constexpr double kWeightBytes = 4;  // of a route's weight: fp32
 /// defaults describe a strategy that packs rows per destination, exchanges them and unpacks them,
 /// as alltoall does. Results must depend on the arguments only and be identical on every rank.
 /// Members may be called by several threads at once.
-class StrategyModel {
+class CROSSDOCK_API StrategyModel {
  public:
   virtual ~StrategyModel() = default;
 
