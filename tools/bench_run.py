@@ -68,7 +68,7 @@ def main():
     parser.add_argument("--repeat", type=int, help="timed repetitions (cpu: 7, h200: 31)")
     parser.add_argument("--command", help="the command that is measured (build/release/crossdock, build/cuda/crossdock)")
     parser.add_argument("--output", type=pathlib.Path, help="the raw file (bench/results/MACHINE.json)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     own = MACHINES[arguments.machine]
     scenarios = arguments.scenarios or own["scenarios"]
     batches = [[name] for name in scenarios] if arguments.machine == "cpu" else [scenarios]
