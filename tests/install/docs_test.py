@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
-CODE = re.compile(r"^ {4}.*$|^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^ {4}[^\n]*$|^```.*?^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"`((?:src|include|cli|bench|tests|tools|docs|cmake|examples)/[\w./-]*[\w/])`")
 SOURCES = (".cpp", ".hpp", ".cu", ".cuh")
 LITERAL = re.compile(r'"([A-Z][A-Z0-9]+(?:_\w+)?)"')
