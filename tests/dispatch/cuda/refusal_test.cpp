@@ -24,8 +24,7 @@ View on_device(View tensor, Device device) {
   tensor.device = device;
   return tensor;
 }
-template <typename View>
-View of_dtype(View tensor, DType dtype) {
+ConstTensorView of_dtype(ConstTensorView tensor, DType dtype) {
   tensor.dtype = dtype;
   return tensor;
 }
