@@ -159,8 +159,8 @@ struct CostEstimate {
   std::vector<StrategyCost> strategies;  // of all candidates, by name
 };
 
-/// Throws Error(kInvalidArgument) for a wrong configuration. Time and memory grow with P and E * K,
-/// not with T.
+/// Throws Error(kInvalidArgument) for a wrong configuration or no candidates. Time and memory grow
+/// with P and E * K, not with T.
 CROSSDOCK_API CostEstimate estimate_costs(const CostInputs& inputs,
                                           const StrategyList& candidates = built_in_strategies());
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/check.hpp"
 #include "cost/cost_check.hpp"
 #include "cost/cost_model.hpp"
 #include "crossdock/planner.hpp"
@@ -23,6 +24,8 @@ int64_t search_fitting_tokens(CostModel& model, const StrategyList& candidates, 
 
 CostEstimate estimate_costs(const CostInputs& inputs, const StrategyList& candidates) {
   check_cost_inputs(inputs);
+  CROSSDOCK_CHECK(candidates.begin() != candidates.end(),
+                  "candidates must have at least one strategy, got none");
   const CostModel model(inputs);
   CostEstimate estimate;
   estimate.routing = model.routing();

@@ -187,6 +187,9 @@ TEST(Candidates, AreIndependentOfOtherLists) {
 }
 
 TEST(Candidates, NoneIsAnError) {
+  JobDescription job{.width = 16, .num_experts = 8, .top_k = 2};
+  job.tokens = 10;
+  expect_error([&] { plan_job(job, {}); }, ErrorCode::kInvalidArgument, "at least one strategy");
   expect_error([] { resolve_strategy("auto", kConfig, Topology::single_node(2), {}); },
                ErrorCode::kInvalidArgument, "at least one strategy");
 }
