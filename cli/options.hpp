@@ -5,9 +5,8 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's
 class App;
-class Option;
 }  // namespace CLI
 
 namespace crossdock::cli {
