@@ -139,7 +139,7 @@ std::string plan_json(const PlanHeading& heading, const JobPlan& plan) {
   writer.field("depth", heading.job.fabric.send_queue_depth);
   write(writer, "dispatch_3n_plus_1", plan.dispatch_queue);
   write(writer, "combine_2n_plus_1", plan.combine_queue);
-  writer.field("max_in_flight", int64_t{heading.job.engine.max_in_flight});
+  writer.field("max_in_flight", int64_t{heading.job.mpi.max_in_flight});
   writer.end_object();
   writer.field("strategy", plan.choice.name);
   writer.field("reason", plan.choice.reason);

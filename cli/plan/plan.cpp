@@ -40,7 +40,7 @@ void set_fabric(const PlanArgs& args, JobDescription& job) {
   if (args.within_rate) job.fabric.within_node_rate = *args.within_rate * 1e9;
   if (args.between_rate) job.fabric.between_nodes_rate = *args.between_rate * 1e9;
   if (args.queue_depth) job.fabric.send_queue_depth = *args.queue_depth;
-  if (args.max_in_flight) job.engine.max_in_flight = *args.max_in_flight;
+  if (args.max_in_flight) job.mpi.max_in_flight = *args.max_in_flight;
 }
 
 PlanHeading describe(const PlanArgs& args) {

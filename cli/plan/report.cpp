@@ -194,7 +194,7 @@ class TextPlan {
     write_table("send queue of at most " + std::to_string(heading_.job.fabric.send_queue_depth) +
                     " entries, N = " + std::to_string(plan_.inputs.tokens) + " tokens",
                 table);
-    write_line("  crossdock: at most " + std::to_string(heading_.job.engine.max_in_flight) +
+    write_line("  crossdock: at most " + std::to_string(heading_.job.mpi.max_in_flight) +
                    " requests in flight for any N: fits\n",
                4);
   }

@@ -88,7 +88,7 @@ struct CostInputs {
   DType dtype = DType::kBF16;  // of the tokens; results of fp8 tokens are bf16
   double zipf = 0;             // experts are drawn with weights (e + 1)^-zipf; 0: uniformly
   Fabric fabric = kFabricPresets[0];
-  MpiOptions engine{};  // chunk_bytes and max_in_flight
+  MpiOptions mpi{};  // chunk_bytes and max_in_flight
   int64_t staging_bytes = GroupOptions{}.staging_bytes;
 };
 
@@ -216,7 +216,7 @@ struct JobDescription {
   bool partial_sums = false;
   double zipf = 0;
   Fabric fabric = kFabricPresets[0];
-  MpiOptions engine{};
+  MpiOptions mpi{};
 };
 
 /// The send queue that a library needs if it has entries for all N tokens of a rank at once.

@@ -35,13 +35,13 @@ void check_links(const CostInputs& inputs) {
   CROSSDOCK_CHECK(fabric.memory_bytes >= 0,
                   "the memory of a fabric must not be negative (0: no limit is known), got ",
                   fabric.memory_bytes, " bytes");
-  CROSSDOCK_CHECK(inputs.engine.max_in_flight >= 2,
+  CROSSDOCK_CHECK(inputs.mpi.max_in_flight >= 2,
                   "max_in_flight must be at least 2 (one request each way), got ",
-                  inputs.engine.max_in_flight);
+                  inputs.mpi.max_in_flight);
   constexpr int64_t kMaxChunkBytes = std::numeric_limits<int>::max();
-  CROSSDOCK_CHECK(inputs.engine.chunk_bytes >= 1 && inputs.engine.chunk_bytes <= kMaxChunkBytes,
+  CROSSDOCK_CHECK(inputs.mpi.chunk_bytes >= 1 && inputs.mpi.chunk_bytes <= kMaxChunkBytes,
                   "chunk_bytes must be from 1 to ", kMaxChunkBytes, ", got ",
-                  inputs.engine.chunk_bytes);
+                  inputs.mpi.chunk_bytes);
   CROSSDOCK_CHECK(inputs.staging_bytes > 0, "staging_bytes must be positive, got ",
                   inputs.staging_bytes);
 }

@@ -75,13 +75,13 @@ CostModel::CostModel(CostInputs inputs)
 }
 
 StrategyJob CostModel::job() const {
-  const MpiOptions& engine = inputs_.engine;
+  const MpiOptions& mpi = inputs_.mpi;
   return {.config = inputs_.config,
           .topology = inputs_.topology,
           .tokens = static_cast<double>(inputs_.tokens),
           .row_bytes = bytes_,
           .staging_bytes = static_cast<double>(
-              std::min(inputs_.staging_bytes, engine.max_in_flight / 2 * engine.chunk_bytes)),
+              std::min(inputs_.staging_bytes, mpi.max_in_flight / 2 * mpi.chunk_bytes)),
           .spread = spread_,
           .sums = sums_};
 }
@@ -112,7 +112,7 @@ OperationCost CostModel::operation(const Strategy& strategy, Movement movement) 
 // for place i, a rank or a node, on all other ranks or (far_only) on those of other nodes.
 double CostModel::count_messages(const std::vector<double>& rows_per_token, bool far_only,
                                  double row_bytes, double rounds) const {
-  const auto chunk = static_cast<double>(inputs_.engine.chunk_bytes);
+  const auto chunk = static_cast<double>(inputs_.mpi.chunk_bytes);
   const bool by_node = rows_per_token.size() != sums_.tokens.size();
   double sends = 0;
   for (size_t i = 0; i < rows_per_token.size(); ++i) {
@@ -213,7 +213,7 @@ StrategyCost CostModel::cost_of(const Strategy& strategy) const {
   };
   cost.max_in_flight =
       static_cast<int64_t>(std::min(std::max(at_once(cost.dispatch), at_once(back)),
-                                    static_cast<double>(inputs_.engine.max_in_flight)));
+                                    static_cast<double>(inputs_.mpi.max_in_flight)));
   const OperationCost gradients = operation(strategy, Movement::kGradients);
   cost.step_lower_bound_s =
       cost.dispatch.lower_bound_s + gradients.lower_bound_s + 2 * back.lower_bound_s;

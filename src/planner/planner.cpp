@@ -44,9 +44,9 @@ void check_fabric(const JobDescription& job) {
   const Fabric& fabric = job.fabric;
   CROSSDOCK_CHECK(fabric.send_queue_depth >= 2, "the send-queue depth must be at least 2, got ",
                   fabric.send_queue_depth);
-  CROSSDOCK_CHECK(job.engine.max_in_flight <= fabric.send_queue_depth, "max_in_flight is ",
-                  job.engine.max_in_flight, ", more than the send queue of ", fabric.name,
-                  " holds (", fabric.send_queue_depth, "); the largest max_in_flight is ",
+  CROSSDOCK_CHECK(job.mpi.max_in_flight <= fabric.send_queue_depth, "max_in_flight is ",
+                  job.mpi.max_in_flight, ", more than the send queue of ", fabric.name, " holds (",
+                  fabric.send_queue_depth, "); the largest max_in_flight is ",
                   fabric.send_queue_depth);
 }
 
@@ -63,7 +63,7 @@ CostInputs cost_inputs(const JobDescription& job) {
                     .dtype = job.dtype,
                     .zipf = job.zipf,
                     .fabric = job.fabric,
-                    .engine = job.engine};
+                    .mpi = job.mpi};
   if (job.capacity) inputs.config.capacity = Capacity{.factor = *job.capacity};
   return inputs;
 }

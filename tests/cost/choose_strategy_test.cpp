@@ -121,7 +121,7 @@ TEST(ChooseStrategy, TakesTheMoreUsualOfTwoThatAreAsGood) {
 TEST(StrategyRequests, AreTheSendsAndReceivesOfARank) {
   CostInputs inputs = inputs_of(Topology::uniform(2, 1), 1000);
   inputs.config.top_k = inputs.config.num_experts = 2;
-  inputs.engine.chunk_bytes = 1000 * inputs.config.width * 2 / 4;  // bf16, in four messages
+  inputs.mpi.chunk_bytes = 1000 * inputs.config.width * 2 / 4;  // bf16, in four messages
   for (const StrategyCost& cost : estimate_costs(inputs).strategies) {
     EXPECT_EQ(cost.dispatch.requests, 4 + 4) << cost.name;
   }

@@ -36,7 +36,7 @@ std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node, const st
 
 void expect_traffic(const Traffic& traffic, const LinkFlow& flow, size_t rank, bool reaches) {
   EXPECT_EQ(static_cast<double>(traffic.bytes_between_nodes), flow.sent_between[rank] * kRowBytes);
-  // Rows stored into a peer's memory do not pass the engine.
+  // Rows stored into a peer's memory do not pass through the communicator.
   EXPECT_EQ(static_cast<double>(traffic.bytes_within_node),
             reaches ? 0.0 : flow.sent_within[rank] * kRowBytes);
 }

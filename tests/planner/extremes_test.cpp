@@ -134,8 +134,8 @@ TEST(PlannerExtremes, EveryJobIsRefusedOrHasFigures) {
     job.fabric.memory_rate = rate();
     job.fabric.memory_bytes = one_of({0, 0, 1, 80 * kGigabyte, kMost, -1});
     job.fabric.send_queue_depth = one_of({65535, 65535, kMost});
-    job.engine.max_in_flight = static_cast<int>(one_of({2, 128, 128, 2147483647, 0}));
-    job.engine.chunk_bytes = one_of({1, 4 << 20, 4 << 20, 2147483647, 0});
+    job.mpi.max_in_flight = static_cast<int>(one_of({2, 128, 128, 2147483647, 0}));
+    job.mpi.chunk_bytes = one_of({1, 4 << 20, 4 << 20, 2147483647, 0});
     try {
       EXPECT_TRUE(has_figures(plan_job(job))) << "job " << i;
       ++num_planned;

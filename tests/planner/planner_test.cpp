@@ -201,7 +201,7 @@ TEST(Planner, NamesTheLimitTheValueAndTheLargestLegalOne) {
     return refusal_of(job);
   };
   using Job = JobDescription;
-  EXPECT_THAT(refusal_with([](Job& job) { job.engine.max_in_flight = 70000; }),
+  EXPECT_THAT(refusal_with([](Job& job) { job.mpi.max_in_flight = 70000; }),
               AllOf(HasSubstr("max_in_flight is 70000"), HasSubstr("65535"),
                     HasSubstr("h100-nvlink-400g")));
   EXPECT_THAT(refusal_with([](Job& job) { job.ep = 12; }),
