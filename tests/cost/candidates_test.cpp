@@ -138,7 +138,7 @@ TEST(Candidates, OtherOnesOnOneRankAreAnAgreedError) {
         StrategyList list = with_mine(0.1);
         if (group.rank() == 1) list.add([] { return std::make_unique<Mine>("other", 9.0); });
         Dispatcher dispatcher(group, kConfig, "auto", list);
-        dispatcher.plan(
+        const Plan plan = dispatcher.plan(
             Routing{.expert_ids = ConstTensorView(static_cast<const int32_t*>(nullptr), {0, 8}),
                     .weights = ConstTensorView(static_cast<const float*>(nullptr), {0, 8})});
       },
