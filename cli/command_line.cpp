@@ -90,7 +90,7 @@ std::string describe(const CLI::ParseError& error, const CLI::App* command,
     const CLI::Option* option = command->get_option_no_throw(name);
     const bool is_repeated = option != nullptr && option->count() > 1;
     return name + (is_repeated ? " must be given once, not " + std::to_string(option->count()) +
-                                     " times; leave one value"
+                                     " times; keep one value"
                                : " needs a value");
   }
   if (message.compare(colon, 6, ": must") == 0) message.erase(colon, 1);

@@ -184,7 +184,7 @@ std::string to_text(const json& results, const TextStyle& style) {
   }
   return text + wrap(std::to_string(num_passed) + " of " + counted(std::ssize(results), "fault") +
                          ": every survivor named rank " + std::to_string(kCulprit) +
-                         " and the call, and went on without it\n",
+                         " and the call, and continued without it\n",
                      style.width);
 }
 

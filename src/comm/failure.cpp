@@ -10,11 +10,11 @@ namespace crossdock::comm {
 
 Failure late_failure(const LateRank& late, const WaitContext& wait) {
   const std::string call = concat(wait.operation, " (call ", wait.sequence, ")");
-  const std::string missed = late.has_arrived
-                                 ? concat(" for data from rank ", late.culprit, " in ", call,
-                                          " without progress; is it stuck, or the link to it?")
-                                 : concat(" for rank ", late.culprit, " to arrive at ", call,
-                                          "; is it making the same calls?");
+  const std::string missed =
+      late.has_arrived ? concat(" for data from rank ", late.culprit, " in ", call,
+                                " without progress; is that rank stuck, or the link to it down?")
+                       : concat(" for rank ", late.culprit, " to arrive at ", call,
+                                "; is it making the same calls?");
   return {.code = ErrorCode::kTimeout,
           .culprit = late.culprit,
           .reporter = late.reporter,

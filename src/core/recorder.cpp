@@ -24,8 +24,9 @@ void EventPeers::add(int rank) {
 }
 
 EventRecorder::EventRecorder(int64_t capacity, bool is_shared) {
-  CROSSDOCK_CHECK(capacity >= 0 && capacity <= kMaxEvents, "a recorder must hold from 0 to ",
-                  kMaxEvents, " events, got ", capacity);
+  CROSSDOCK_CHECK(capacity >= 0 && capacity <= kMaxEvents,
+                  "the capacity of a recorder must be from 0 to ", kMaxEvents, " events, got ",
+                  capacity);
   if (capacity > 0) ring_ = std::make_unique<detail::EventRing>(capacity, is_shared);
 }
 

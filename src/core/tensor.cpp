@@ -10,7 +10,8 @@ namespace {
 
 int64_t checked_product(std::initializer_list<int64_t> factors, const Shape& shape) {
   const auto product = product_within(std::numeric_limits<int64_t>::max(), factors);
-  CROSSDOCK_CHECK(product, "a tensor of shape ", shape.to_string(), " is too large to be counted");
+  CROSSDOCK_CHECK(product, "a tensor of shape ", shape.to_string(),
+                  " is too large for 64-bit sizes");
   return *product;
 }
 

@@ -29,7 +29,7 @@ std::optional<Shape> check_args(const DispatchArgs& args, int64_t T, int64_t D) 
     CROSSDOCK_CHECK(!args.row_scales.given(), "row_scales needs scales");
     return std::nullopt;
   }
-  CROSSDOCK_CHECK(args.x.dtype == DType::kF8E4M3, "scales go with fp8_e4m3 tokens only, x is ",
+  CROSSDOCK_CHECK(args.x.dtype == DType::kF8E4M3, "scales are for fp8_e4m3 tokens only, but x is ",
                   name_of(args.x.dtype));
   const int64_t group = fp8_group_size(args.scales.dtype);
   return Shape{T, (D + group - 1) / group};

@@ -130,7 +130,7 @@ CombineBackwardResult FramedPath::combine_backward(const Plan& plan, ConstTensor
     check_tensor("grad_out", grad_out, {plan.num_tokens(), config().width});
     check_tensor("y", y, {plan.capacity_rows(), config().width});
     check_summable("grad_out", grad_out);
-    CROSSDOCK_CHECK(y.dtype == grad_out.dtype, "y and grad_out must have one dtype, got ",
+    CROSSDOCK_CHECK(y.dtype == grad_out.dtype, "y and grad_out must have the same dtype, got ",
                     name_of(y.dtype), " and ", name_of(grad_out.dtype));
     check_weight_dtype(plan, y.dtype);
     result.grad_rows = take_rows("combine_backward", plan, y.dtype);

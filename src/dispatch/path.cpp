@@ -22,7 +22,8 @@ Error no_cuda_error() {
 std::unique_ptr<Path> Strategy::make_device_path(const PathContext& /*context*/,
                                                  Device /*device*/) const {
   if (!cuda_is_built()) throw no_cuda_error();
-  throw Error(ErrorCode::kUnsupported, concat("strategy \"", name(), "\" has no GPU side"));
+  throw Error(ErrorCode::kUnsupported,
+              concat("strategy \"", name(), "\" is not supported on GPUs"));
 }
 
 std::unique_ptr<Path> ForwardingStrategy::make_device_path(const PathContext& context,

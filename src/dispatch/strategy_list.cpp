@@ -25,10 +25,11 @@ void StrategyList::add(StrategyFactory make) {
   std::shared_ptr<const Strategy> sample = make();
   CROSSDOCK_CHECK(sample != nullptr, "a factory must make a strategy, got none");
   const std::string_view name = sample->name();
-  CROSSDOCK_CHECK(!name.empty() && name != "auto" && name.find_first_of(",;=") == name.npos,
-                  "the name of a strategy must not be \"\" or \"auto\" nor have any of \",;=\", "
-                  "got \"",
-                  name, "\"");
+  CROSSDOCK_CHECK(
+      !name.empty() && name != "auto" && name.find_first_of(",;=") == name.npos,
+      "the name of a strategy must not be empty or \"auto\", or contain any of \",;=\"; "
+      "got \"",
+      name, "\"");
   const bool is_taken = std::any_of(samples_.begin(), samples_.end(),
                                     [&](const auto& other) { return other->name() == name; });
   CROSSDOCK_CHECK(!is_taken, "the list already has a strategy \"", name, "\"");

@@ -33,15 +33,16 @@ void check_config(const ExpertsConfig& config) {
 }
 
 void check_segments(const ExpertsConfig& config, const Segments& segments, int64_t num_rows) {
-  CROSSDOCK_CHECK(segments.num_segments == config.num_local_experts, "segments must be ",
-                  config.num_local_experts, ", one for each local expert, got ",
+  CROSSDOCK_CHECK(segments.num_segments == config.num_local_experts, "there must be ",
+                  config.num_local_experts, " segments, one for each local expert, got ",
                   segments.num_segments);
   CROSSDOCK_CHECK(segments.device.is_cpu(), "segments must be in host memory");
   int64_t end = 0;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     CROSSDOCK_CHECK(segments.starts[e] >= end && segments.counts[e] >= 0, "segment ", e,
-                    " must start at row ", end, " or later with no negative count, got start ",
-                    segments.starts[e], " count ", segments.counts[e]);
+                    " must start at row ", end,
+                    " or later and have a count of at least 0, got start ", segments.starts[e],
+                    " count ", segments.counts[e]);
     end = segments.starts[e] + segments.counts[e];
   }
   CROSSDOCK_CHECK(segments.num_rows() >= end && segments.num_rows() <= num_rows,
@@ -91,7 +92,7 @@ class SomeSegments {
   SomeSegments(const Segments& all, SegmentRange range)
       : counts_(all.counts, all.counts + all.num_segments), view_(all) {
     CROSSDOCK_CHECK(0 <= range.first && range.first <= range.last && range.last <= all.num_segments,
-                    "a part must lie within the ", all.num_segments, " segments, got [",
+                    "the range must be within the ", all.num_segments, " segments, got [",
                     range.first, ", ", range.last, ")");
     std::fill(counts_.begin(), counts_.begin() + range.first, 0);
     std::fill(counts_.begin() + range.last, counts_.end(), 0);

@@ -88,9 +88,9 @@ void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
   if (args.decision == nullptr) return check_earlier(config.router, args.earlier);
   CROSSDOCK_CHECK(args.decision->router != nullptr && args.decision->plan.valid(),
                   "decision must come from an earlier forward, got an empty one");
-  CROSSDOCK_CHECK(args.decision->plan.num_tokens() == tokens[0], "decision is about ",
-                  args.decision->plan.num_tokens(), " tokens, x has ", tokens[0],
-                  "; give the tokens of the forward it comes from");
+  CROSSDOCK_CHECK(args.decision->plan.num_tokens() == tokens[0], "decision is for ",
+                  args.decision->plan.num_tokens(), " tokens, but x has ", tokens[0],
+                  "; pass the tokens of the forward that it comes from");
 }
 
 void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {

@@ -62,7 +62,7 @@ void fp8_to_bf16(const Fp8ToBf16Args& a) {
                   a.rows.shape.to_string(), " bf16, got ", a.out.shape.to_string(), " ",
                   name_of(a.out.dtype));
   CROSSDOCK_CHECK(a.rows.device == a.scales.device && a.rows.device == a.out.device,
-                  "rows, scales and out must be on one device");
+                  "rows, scales and out must be on the same device");
   check_no_overlap({{"out", a.out}}, {{"rows", a.rows}, {"scales", a.scales}});
   if (!a.rows.device.is_cpu()) return ops::fp8_to_bf16_on_device(a);
   return a.scales.dtype == DType::kF32 ? convert_f32(a) : convert_e8m0(a);

@@ -53,11 +53,11 @@ class RouteWriter {
     const auto expert = static_cast<size_t>(id);
     const int64_t place = token * K_ + slot;
     CROSSDOCK_CHECK(last_slot_[expert] < token * K_, "token ", token, ", slot ", slot,
-                    ": expert id ", id, " is in slot ", last_slot_[expert] - token * K_,
-                    " already; a token may name an expert once");
+                    ": expert id ", id, " is already in slot ", last_slot_[expert] - token * K_,
+                    "; a token may name an expert only once");
     CROSSDOCK_CHECK(!reject_ || std::isfinite(weight), "token ", token, ", slot ", slot,
                     ": weight must be finite, got ", print_weight(static_cast<double>(weight)),
-                    "; nonfinite = propagate lets it pass");
+                    "; nonfinite = propagate allows it");
     last_slot_[expert] = place;
     ++routes_.counts[expert];
     routes_.expert_ids[static_cast<size_t>(place)] = static_cast<int32_t>(id);

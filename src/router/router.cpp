@@ -22,7 +22,8 @@ void check_config(const RouterConfig& config) {
                   config.width, " and ", K);
   CROSSDOCK_CHECK(E >= K, "num_experts (", E, ") must be at least top_k (", K, ")");
   CROSSDOCK_CHECK(is_summable(config.dtype),
-                  "tokens of a router are fp64, fp32, bf16 or fp16, not ", name_of(config.dtype));
+                  "tokens of a router must be fp64, fp32, bf16 or fp16, got ",
+                  name_of(config.dtype));
   const int64_t num_groups = config.num_groups;
   CROSSDOCK_CHECK(num_groups >= 1 && E % num_groups == 0, "num_experts (", E,
                   ") must be a multiple of num_groups (", num_groups, ")");
@@ -33,7 +34,8 @@ void check_config(const RouterConfig& config) {
                     "top_k (", K, ") must be a multiple of group_top_k (", config.group_top_k,
                     ") where group_score is kTopShare");
     CROSSDOCK_CHECK(config.group_top_k * (E / num_groups) >= K, "group_top_k (", config.group_top_k,
-                    ") groups of ", E / num_groups, " experts must hold top_k (", K, ")");
+                    ") groups of ", E / num_groups, " experts must have at least top_k (", K,
+                    ") experts");
   }
   CROSSDOCK_CHECK(config.jitter >= 0.0 && config.jitter < 1.0, "jitter must be in [0, 1), got ",
                   config.jitter);
@@ -117,7 +119,7 @@ void check_counts(const RouterOutput& output, const LossCounts& counts) {
       counts.statistics->num_sequences == B &&
           static_cast<int64_t>(counts.statistics->num_tokens.size()) == B &&
           static_cast<int64_t>(counts.statistics->routes_per_expert.size()) == B * output.E,
-      "the summed statistics must be of the same ", B, " sequences and ", output.E,
+      "the summed statistics must have the same ", B, " sequences and ", output.E,
       " experts as this rank's");
 }
 
@@ -178,7 +180,7 @@ void RouterStatistics::add(const RouterStatistics& other) {
   CROSSDOCK_CHECK(num_sequences == other.num_sequences &&
                       routes_per_expert.size() == other.routes_per_expert.size() &&
                       num_tokens.size() == other.num_tokens.size(),
-                  "statistics can be added if they are of the same sequences and experts; got ",
+                  "statistics to be added must have the same sequences and experts; got ",
                   num_sequences, " and ", other.num_sequences, " sequences");
   for (size_t i = 0; i < routes_per_expert.size(); ++i) {
     routes_per_expert[i] += other.routes_per_expert[i];

@@ -216,7 +216,7 @@ TEST(Refusal, AWrongDtypeOfABackwardIsTheSameErrorOnAll) {
     const auto y = dispatcher.allocate_rows(plan, group.rank() == 1 ? DType::kBF16 : DType::kF32);
     static_cast<void>(dispatcher.combine_backward(plan, tokens.view(), y.view));
   });
-  EXPECT_EQ(message, "rank 1: y and grad_out must have one dtype, got bf16 and fp32");
+  EXPECT_EQ(message, "rank 1: y and grad_out must have the same dtype, got bf16 and fp32");
   message = agreed_message(ErrorCode::kInvalidArgument, [](Group& group) {
     Dispatcher dispatcher(group, kConfig, "alltoall");
     const Plan plan = dispatcher.plan(Tokens().routing());

@@ -43,19 +43,20 @@ TEST(Routes, BadIdsAndWeightsNameTokenAndSlot) {
               read_kept_routes(kFourExperts, {0, -2});
             }),
             "token 0, slot 1: expert id -2 must be in [0, 4), or -1 for no route");
-  EXPECT_EQ(refusal_of([] {
-              read_kept_routes(kFourExperts, {0, 1, 3, 3});
-            }),
-            "token 1, slot 1: expert id 3 is in slot 0 already; a token may name an expert once");
+  EXPECT_EQ(
+      refusal_of([] {
+        read_kept_routes(kFourExperts, {0, 1, 3, 3});
+      }),
+      "token 1, slot 1: expert id 3 is already in slot 0; a token may name an expert only once");
   EXPECT_EQ(refusal_of([] {
               read_kept_routes(kFourExperts, {0, 1, 2, 3}, {1, 1, -kInfinity, 1});
             }),
-            "token 1, slot 0: weight must be finite, got -Infinity; nonfinite = propagate lets it "
-            "pass");
+            "token 1, slot 0: weight must be finite, got -Infinity; nonfinite = propagate allows "
+            "it");
   EXPECT_EQ(refusal_of([] {
               read_kept_routes(kFourExperts, {0, 1}, {1, kNaN});
             }),
-            "token 0, slot 1: weight must be finite, got NaN; nonfinite = propagate lets it pass");
+            "token 0, slot 1: weight must be finite, got NaN; nonfinite = propagate allows it");
 }
 
 TEST(Routes, AnIdMayReturnInTheNextToken) {

@@ -61,7 +61,8 @@ TEST(Experts, RefuseWeightsAndSegmentsOfTheWrongShape) {
   args.segments = {.starts = starts, .counts = counts, .num_segments = 2, .device = {}};
   EXPECT_THAT(
       [&] { two.forward(args); },
-      refusal("segment 1 must start at row 2 or later with no negative count, got start 1"));
+      refusal(
+          "segment 1 must start at row 2 or later and have a count of at least 0, got start 1"));
 }
 
 TEST(Experts, RefuseOutputsThatOverlapInputs) {

@@ -189,7 +189,7 @@ TEST(MoeLayerRefusal, ARecomputationOnSomeRanksOnly) {
 }
 
 TEST(MoeLayerRefusal, ADecisionAboutOtherTokens) {
-  expect_refusal("decision is about 6 tokens, x has 5",
+  expect_refusal("decision is for 6 tokens, but x has 5",
                  [](Group& group, const LayerCase& layer_case) {
                    LayerOnRank rank(group, layer_case);
                    const MoeForwardResult first = rank.forward();

@@ -340,7 +340,8 @@ TEST(Router, SaysWhatIsWrongWithAConfiguration) {
   config.group_top_k = 3;
   EXPECT_THAT(message(config), HasSubstr("top_k (4) must be a multiple of group_top_k (3)"));
   config.group_top_k = 1;
-  EXPECT_THAT(message(config), HasSubstr("groups of 2 experts must hold top_k (4)"));
+  EXPECT_THAT(message(config),
+              HasSubstr("groups of 2 experts must have at least top_k (4) experts"));
 }
 
 TEST(Router, NamesTokenAndSlotOfABadForcedRoute) {

@@ -120,7 +120,7 @@ Error StreamWatch::failed(const Exchange& exchange, const std::string& reason) c
       ErrorCode::kCommunication,
       concat("rank ", options_.rank, " of ", options_.size, ": NCCL failed in ", exchange.operation,
              " (call ", exchange.sequence, "): ", reason,
-             ". The communicator is left as it is; abort it (ncclCommAbort) to free the GPU"),
+             ". The communicator was not aborted; call ncclCommAbort to free the GPU"),
       {.culprit = options_.rank, .sequence = exchange.sequence, .operation = exchange.operation}};
 }
 
@@ -130,15 +130,15 @@ Error StreamWatch::late(const Exchange& exchange) const {
       concat("rank ", options_.rank, " of ", options_.size, ": NCCL did not finish ",
              exchange.operation, " (call ", exchange.sequence, ") within ",
              seconds(options_.progress_deadline),
-             " s; are all ranks of its communicator alive? The communicator is left as it is; "
-             "abort it (ncclCommAbort) to free the GPU"),
+             " s; are all ranks of its communicator alive? The communicator was not aborted; "
+             "call ncclCommAbort to free the GPU"),
       {.culprit = options_.rank, .sequence = exchange.sequence, .operation = exchange.operation}};
 }
 
 Error StreamWatch::held_up(std::chrono::nanoseconds waited) const {
   return {ErrorCode::kTimeout,
           concat("rank ", options_.rank, " of ", options_.size, ": waited ", seconds(waited),
-                 " s for its GPU stream; does something that was queued there wait for ever?")};
+                 " s for its GPU stream; is work that was queued there waiting forever?")};
 }
 
 }  // namespace crossdock::cuda

@@ -21,7 +21,7 @@ void throw_abandoned_call(const std::string& what, std::chrono::nanoseconds wait
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   throw Error(ErrorCode::kTimeout,
               concat("process ", rank, " of ", size, ": waited ", to_seconds_text(waited), " for ",
-                     what, "; do all of them run, and are the links between them up?"),
+                     what, "; are all of them running, and are the links between them up?"),
               {.culprit = -1, .sequence = 0, .operation = "set-up"});
 }
 

@@ -81,7 +81,8 @@ void ensure_mpi_is_initialized() {
     MPI_Initialized(&initialized);
     if (initialized == 0) initialize();
   });
-  CROSSDOCK_CHECK(mpi_is_running(), "MPI has been finalised already; make communicators before");
+  CROSSDOCK_CHECK(mpi_is_running(),
+                  "MPI has already been finalised; make communicators before that");
 }
 
 bool mpi_is_running() {

@@ -61,7 +61,7 @@ void enable_peer_access(int device, int peer) {
   CROSSDOCK_CUDA(cudaDeviceCanAccessPeer(&possible, device, peer));
   if (possible == 0) {
     throw Error(ErrorCode::kUnsupported, concat("GPU ", device, " cannot reach the memory of GPU ",
-                                                peer, "; use another strategy than direct"));
+                                                peer, "; use a strategy other than direct"));
   }
   const DeviceGuard guard(device);
   const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);

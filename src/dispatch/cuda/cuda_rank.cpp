@@ -43,7 +43,7 @@ int existing_device(int device) {
   int count = 0;
   CROSSDOCK_CUDA(cudaGetDeviceCount(&count));
   CROSSDOCK_CHECK(device >= 0 && device < count, "the tensors are on GPU ", device,
-                  ", this process has ", count);
+                  ", but the number of GPUs is ", count);
   return device;
 }
 
@@ -235,7 +235,7 @@ void CudaRank::check_usable() {
   raise_faults();
   CROSSDOCK_CHECK(options_.max_sms >= 0, "max_sms must be 0 (all) or more, got ", options_.max_sms);
   CROSSDOCK_CHECK(options_.nccl_comm == context_.options.nccl_comm,
-                  "nccl_comm must be given before the first plan, and stay; make another "
+                  "nccl_comm must be set before the first plan and must not change; make another "
                   "dispatcher for another communicator");
 }
 

@@ -50,10 +50,10 @@ std::string refusal_text(const Fault& fault, FaultCode code, const FaultReader& 
   }
   if (code == FaultCode::kExpertRepeated) {
     return concat(where, "expert id ", fault.value,
-                  " is in a slot before already; a token may name an expert once");
+                  " is already in an earlier slot; a token may name an expert only once");
   }
   return concat(where, "weight must be finite, got ", print_weight(fault.value),
-                "; nonfinite = propagate lets it pass");
+                "; nonfinite = propagate allows it");
 }
 
 }  // namespace

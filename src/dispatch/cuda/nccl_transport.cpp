@@ -108,7 +108,7 @@ class NcclTransport final : public RowTransport {
       if (std::chrono::steady_clock::now() > deadline) {
         throw Error(ErrorCode::kTimeout,
                     "NCCL did not queue an exchange within the progress deadline; are all ranks of "
-                    "its communicator there?");
+                    "its communicator alive?");
       }
       std::this_thread::yield();
       check_nccl(ncclCommGetAsyncError(comm_, &status), "ncclCommGetAsyncError");

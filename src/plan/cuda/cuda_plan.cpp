@@ -50,8 +50,8 @@ void copy_out(void* to, const void* from, size_t num_bytes, const CudaPlan& plan
   const cudaStream_t stream = plan.inputs().stream;
   const bool is_per_thread = plan.inputs().is_per_thread;
   CROSSDOCK_CHECK(!is_capturing(stream) && !(is_per_thread && is_capturing(cudaStreamPerThread)),
-                  "num_rows and dropped of a plan wait for the device, which a graph that is being "
-                  "captured cannot; use capacity_rows, or ask after a replay");
+                  "num_rows and dropped of a plan wait for the GPU, which is not possible while a "
+                  "graph is captured; use capacity_rows, or call them after a replay");
   // This thread may have launched a graph with the plan in its own stream.
   if (is_per_thread) plan.inputs().watch->await(cudaStreamPerThread);
   plan.inputs().watch->await(stream);

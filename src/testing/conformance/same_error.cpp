@@ -15,7 +15,7 @@ void expect_same_error(Group& group, const StrategyFactory& strategy,
   std::string message;
   try {
     body();
-    find("no error came");
+    find("no error was thrown");
   } catch (const Error& error) {
     message = error.what();
     if (error.code() != expected.code) {

@@ -139,7 +139,7 @@ void Trial::check_plan() {
     find(concat("the plan has ", plan_.num_rows(), " rows, must have ", layout_.num_rows(rank_)));
   }
   if (plan_.capacity_rows() < plan_.num_rows()) find("capacity_rows is less than num_rows");
-  if (plan_.num_tokens() != input_.T) find("the plan has another number of tokens");
+  if (plan_.num_tokens() != input_.T) find("the plan has a wrong number of tokens");
   if (segments.num_segments != E_local || plan_.num_local_experts() != E_local) {
     find(concat("the plan has ", segments.num_segments, " segments, must have ", E_local));
     return;

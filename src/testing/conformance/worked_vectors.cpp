@@ -52,7 +52,7 @@ class Worked {
   template <typename Value>
   void expect(const char* what, int where, std::vector<Value> got, std::vector<Value> wanted) {
     if (rank_ != where) wanted.clear();
-    if (got != wanted) findings.push_back(concat("rank ", rank_, ": ", what, " are others"));
+    if (got != wanted) findings.push_back(concat("rank ", rank_, ": ", what, " are wrong"));
   }
 
   Findings findings;

@@ -64,7 +64,7 @@ auto with_element(DType dtype, const Visit& visit) {
       return visit(bool{});
     default:
       throw Error(ErrorCode::kInvalidArgument,
-                  concat("the reference has no values of dtype ", name_of(dtype)));
+                  concat("the reference does not support dtype ", name_of(dtype)));
   }
 }
 
@@ -99,7 +99,7 @@ std::vector<double> to_values(ConstTensorView tensor) {
 }
 
 Comparison compare(const std::vector<double>& got, const std::vector<double>& wanted) {
-  CROSSDOCK_CHECK(got.size() == wanted.size(), "arrays to compare must have one size; got ",
+  CROSSDOCK_CHECK(got.size() == wanted.size(), "arrays to compare must have the same size; got ",
                   got.size(), " and ", wanted.size());
   Comparison result;
   for (size_t i = 0; i < got.size(); ++i) {

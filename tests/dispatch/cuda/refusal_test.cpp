@@ -85,7 +85,7 @@ TEST_F(CudaRefusals, ATensorOfAWrongDtypeOrShape) {
                      static_cast<void>(rank.dispatcher.combine(
                          plan, is_wrong ? of_dtype(y.view, DType::kF64) : y.view));
                    });
-    expect_refusal(strategy, "y and grad_out must have one dtype, got bf16 and fp32",
+    expect_refusal(strategy, "y and grad_out must have the same dtype, got bf16 and fp32",
                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
                      const OwnedTensor y =
                          rank.dispatcher.allocate_rows(plan, is_wrong ? DType::kBF16 : DType::kF32);
@@ -103,7 +103,7 @@ TEST_F(CudaRefusals, ATensorOfAWrongDtypeOrShape) {
                      if (is_wrong) routing.weights = of_dtype(routing.weights, DType::kBF16);
                      static_cast<void>(rank.dispatcher.plan(routing));
                    });
-    expect_refusal(strategy, "scales go with fp8_e4m3 tokens only",
+    expect_refusal(strategy, "scales are for fp8_e4m3 tokens only",
                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
                      DispatchArgs args{.x = rank.tensors.x.view};
                      if (is_wrong) args.scales = rank.tensors.weights.view;
@@ -143,7 +143,7 @@ TEST_F(CudaRefusals, OptionsThatCannotBe) {
           rank.dispatcher.set_device_options({.stream = stream});
           if (error) throw *error;
         });
-    expect_refusal(strategy, "nccl_comm must be given before the first plan",
+    expect_refusal(strategy, "nccl_comm must be set before the first plan",
                    [](GpuRank& rank, const Plan& /*plan*/, bool is_wrong) {
                      const Stream stream = rank.stream.view();
                      int anything = 0;
@@ -210,7 +210,7 @@ TEST_F(CudaRefusals, ARoutingOnAGpuThatIsNotThere) {
       if (rank.group.rank() == 1)
         routing.expert_ids = on_device(routing.expert_ids, {kOtherGpu.kind, 99});
       EXPECT_THAT(message_of([&] { static_cast<void>(rank.dispatcher.plan(routing)); }),
-                  HasSubstr("the tensors are on GPU 99, this process has "));
+                  HasSubstr("the tensors are on GPU 99, but the number of GPUs is "));
       expect_next_step_works(rank, wanted);
     });
   }
