@@ -1,6 +1,6 @@
 #pragma once
 
-/// The C++ front door of Crossdock: includes every header for users.
+/// Crossdock's C++ API. Includes every header for users.
 ///
 ///   Group       the ranks that exchange rows: threads (threads.hpp) or MPI processes (mpi.hpp)
 ///   MoeLayer    a whole layer: router, dispatch, experts and combine, forward and backward
@@ -13,8 +13,8 @@
 /// Start with examples/01_single_process.cpp. Not included here:
 ///
 ///   crossdock/extend/   to write a strategy or a communicator: examples/03_own_strategy.cpp
-///   crossdock/testing/  to check one: reference results, the conformance suite, faults. A library
-///                       of its own: link crossdock::testing
+///   crossdock/testing/  to test one: reference results, conformance suite, fault injection. A
+///                       separate library: link crossdock::testing
 
 #include <string_view>
 #include <vector>
@@ -41,13 +41,13 @@ namespace crossdock {
 struct Feature {
   std::string_view name;  // "mpi", "cuda"
   bool is_built = false;
-  std::string_view note;  // which one was found, or why there is none
+  std::string_view note;  // what was found, or why the feature is missing
 };
 
-/// What this library was built from and with. Strings that do not apply are empty.
+/// How this library was built. Strings that do not apply are empty.
 struct BuildDescription {
   std::string_view version;     // "0.1.0"
-  std::string_view revision;    // of the source
+  std::string_view revision;    // of the source tree
   std::string_view compiler;    // "GNU 12.2.0"
   std::string_view build_type;  // "Release"
   std::string_view sanitizers;  // "address,undefined"

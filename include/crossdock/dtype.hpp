@@ -35,7 +35,7 @@ constexpr int64_t size_of(DType dtype) {
 /// "fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "e8m0", "int64", "int32", "uint8", "bool".
 CROSSDOCK_API std::string_view name_of(DType dtype) noexcept;
 
-/// The inverse of name_of. Throws Error(kInvalidArgument) with the valid names.
+/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
 CROSSDOCK_API DType parse_dtype(std::string_view name);
 
 /// Whether rows of this type can be summed (combine); fp8 rows can only be moved.

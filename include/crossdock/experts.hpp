@@ -26,7 +26,7 @@ enum class Activation : uint8_t {
 inline constexpr std::array<std::string_view, 6> kActivationNames = {
     "swiglu", "clamped_swiglu", "geglu", "gelu", "gelu_tanh", "squared_relu"};
 
-/// Whether W1 is [2F, D], gate and linear rows, instead of [F, D].
+/// Whether W1 is [2F, D] (gate and linear rows) instead of [F, D].
 constexpr bool is_gated(Activation activation) {
   return activation == Activation::kSwiglu || activation == Activation::kClampedSwiglu ||
          activation == Activation::kGeglu;
@@ -36,7 +36,7 @@ constexpr std::string_view name_of(Activation activation) {
   return kActivationNames[static_cast<size_t>(activation)];
 }
 
-/// The inverse of name_of; throws Error(kInvalidArgument) that lists the names.
+/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
 inline Activation parse_activation(std::string_view name) {
   std::string known;
   for (size_t i = 0; i < kActivationNames.size(); ++i) {
@@ -77,8 +77,8 @@ struct ExpertWeights {
   ConstTensorView b2 = {};  // [E_local, D], optional
 };
 
-/// Outputs for the gradients of all local experts, in fp32 (fp64 if the experts are fp64). All
-/// optional: a gradient whose view is not given is not computed.
+/// Outputs for the gradients of all local experts, in fp32 (fp64 if the experts are fp64). All are
+/// optional: gradients whose view is unset are not computed.
 struct ExpertGradients {
   TensorView w1 = {};  // [E_local, 2F or F, D]
   TensorView w2 = {};  // [E_local, D, F]
@@ -86,12 +86,11 @@ struct ExpertGradients {
   TensorView b2 = {};  // [E_local, D]
 };
 
-/// Values of one forward that its backward needs. Any number of forwards may wait for their
-/// backward.
+/// Values of one forward that its backward needs. Any number of backwards may be pending.
 ///
-/// After forward: `hidden`, W1 x + b1 in the dtype of the rows (nothing with `recompute`). After
-/// backward_dx: the other two instead, for backward_dw. The rows x and grad_y stay with the caller
-/// and are not copied; y is not needed.
+/// forward fills `hidden`, W1 x + b1 in the dtype of the rows (nothing with `recompute`).
+/// backward_dx replaces it with the other two, for backward_dw. The rows x and grad_y are not
+/// copied: the caller keeps them. y is not needed.
 struct ExpertsSaved {
   Buffer hidden;               // [R, 2F or F]
   Buffer grad_hidden;          // [R, 2F or F]
@@ -104,8 +103,8 @@ struct ExpertsSaved {
 
 struct ExpertsForwardArgs {
   ExpertWeights weights = {};
-  ConstTensorView rows = {};         // [R, D]; R may be more than the segments hold
-  Segments segments = {};            // E_local of them
+  ConstTensorView rows = {};         // [R, D]; R may exceed the rows of the segments
+  Segments segments = {};            // E_local segments
   ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); with WeightsIn::kExperts only
   TensorView y = {};                 // out [R, D]
 };
@@ -120,9 +119,9 @@ struct ExpertsBackwardDxArgs {
   ExpertWeights weights = {};
   ConstTensorView rows = {};  // [R, D] as in forward; read with `recompute` only
   Segments segments = {};
-  /// [R] the weight p of each row, whether combine or the experts applied it; default: 1.
+  /// [R] the weight p of each row, whether combine or the experts applied it; unset: 1.
   ConstTensorView row_weights = {};
-  /// [R, D] gradient of the combined output, dispatched: not yet multiplied by the row's weight.
+  /// [R, D] dispatched gradient of the combined output, not yet multiplied by the row's weight.
   ConstTensorView grad_y = {};
   ExpertsSaved* saved = nullptr;  // in and out
   TensorView grad_rows = {};      // out [R, D]
@@ -138,20 +137,20 @@ struct ExpertsBackwardDwArgs {
   ConstTensorView grad_y = {};       // [R, D] as in backward_dx
   const ExpertsSaved* saved = nullptr;
   ExpertGradients grads = {};
-  /// true: adds to `grads`; the gradients of experts without rows are not touched.
+  /// true: adds to `grads`; the gradients of experts without rows are left unchanged.
   /// false: overwrites `grads`; the gradients of experts without rows become exactly 0.
   bool accumulate = false;
 };
 
 /// The experts of one rank: a grouped MLP over ragged rows, forward and backward.
 ///
-/// Only the rows of segments are read: pad rows and rows past the last segment may hold anything,
-/// and become 0 in y, grad_rows and grad_row_weights. Any count may be 0. An output must not
-/// overlap an input or another output. Invalid arguments throw Error(kInvalidArgument).
+/// Only rows of segments are read. Pad rows and rows past the last segment may hold anything; they
+/// become 0 in y, grad_rows and grad_row_weights. Any count may be 0. An output must not overlap an
+/// input or another output. Invalid arguments throw Error(kInvalidArgument).
 ///
-/// Sums are in fp32 (fp64 for fp64), in a fixed order. The result of a row depends on that row
-/// alone, a weight gradient on the rows of its expert and their order, and nothing on the number of
-/// threads. Members are thread-safe and not collective.
+/// Sums are computed in fp32 (fp64 for fp64), in a fixed order. The result of a row depends on that
+/// row alone, a weight gradient on the rows of its expert and their order; neither depends on the
+/// number of threads. Members are thread-safe and not collective.
 class CROSSDOCK_API Experts {
  public:
   /// Default pool: ThreadPool::process_wide().
@@ -159,29 +158,29 @@ class CROSSDOCK_API Experts {
 
   const ExpertsConfig& config() const { return config_; }
 
-  /// Throw if the calls below would refuse these, for a caller that must know in advance.
+  /// Throw if the calls below would refuse these arguments, for callers that check in advance.
   void check(const ExpertWeights& weights) const;
   void check(const ExpertGradients& grads) const;
 
   ExpertsSaved forward(const ExpertsForwardArgs& args) const;
 
-  /// forward in parts, for rows that arrive in chunks: begin_forward takes memory for all rows and
-  /// zeroes the rows of y that belong to no expert; forward_part, with the same arguments, computes
-  /// segments whose rows have arrived. Once every segment has been computed, the result has the
-  /// bits of forward.
+  /// forward in parts, for rows that arrive in chunks. begin_forward allocates memory for all rows
+  /// and zeroes the rows of y that belong to no expert; forward_part, with the same arguments,
+  /// computes segments whose rows have arrived. Once every segment has been computed, the result
+  /// has the same bits as forward's.
   [[nodiscard]] ExpertsSaved begin_forward(const ExpertsForwardArgs& args) const;
   void forward_part(const ExpertsForwardArgs& args, ExpertsSaved& saved, SegmentRange part) const;
 
-  /// Gradients of the rows and of their weights.
+  /// Computes the gradients of the rows and of their weights.
   void backward_dx(const ExpertsBackwardDxArgs& args) const;
 
-  /// backward_dx in parts, like forward; finish_backward_dx, after the last part, prepares `saved`
-  /// for backward_dw.
+  /// backward_dx in parts, like forward. Call finish_backward_dx after the last part: it prepares
+  /// `saved` for backward_dw.
   void begin_backward_dx(const ExpertsBackwardDxArgs& args) const;
   void backward_dx_part(const ExpertsBackwardDxArgs& args, SegmentRange part) const;
   void finish_backward_dx(const ExpertsBackwardDxArgs& args) const;
 
-  /// Gradients of the parameters, at any time after backward_dx.
+  /// Computes the gradients of the parameters, at any time after backward_dx.
   void backward_dw(const ExpertsBackwardDwArgs& args) const;
 
  private:
@@ -193,7 +192,7 @@ class CROSSDOCK_API Experts {
   std::shared_ptr<BufferPool> buffers_;
 };
 
-/// A single segment of all rows. With it, Experts with one expert are a dense MLP.
+/// A single segment that holds all rows, to use Experts with one expert as a dense MLP.
 class OneSegment {
  public:
   explicit OneSegment(int64_t num_rows) : starts_{0, num_rows} {}

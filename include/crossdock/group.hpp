@@ -35,7 +35,7 @@ struct GroupOptions {
   /// Default: CROSSDOCK_REPORT, else no report.
   std::string report_file{};
   /// Limit on the memory for rows in transit between nodes, once for sending and once for
-  /// receiving, independent of the number of tokens (but at least one token of every rank). Also
+  /// receiving. Independent of the number of tokens, but at least one token of every rank. Also
   /// limited by Communicator::max_bytes_in_flight. Must be identical on every rank.
   int64_t staging_bytes = int64_t{64} << 20;
   /// Thread pool that moves and sums rows. Default: the process's pool, which ranks that are
@@ -46,7 +46,7 @@ struct GroupOptions {
 /// One rank's input to Group::agree.
 struct Proposal {
   const char* operation = "";  // a string literal of at most 23 characters: "plan", "dispatch", ...
-  uint64_t subject = 0;        // the object it concerns: the number of the plan; 0 if none
+  uint64_t subject = 0;        // id of the plan that the operation uses; 0 if none
   /// Settings that must be identical on every rank, as "key=value;key=value". A difference becomes
   /// an error that names the key, both values and the rank.
   std::string config{};
@@ -77,14 +77,14 @@ struct GroupMemory {
 /// The P ranks that exchange rows, seen from one of them: a communicator with agreement and failure
 /// handling.
 ///
-/// Every collective call begins with agree(). A bad input, a different configuration or a rank at
-/// another call is therefore the same error on every rank before anything has moved, and the group
-/// stays usable. A rank that fails, leaves or does not arrive is an error that names it, and the
-/// group is then poisoned: every later call throws that error. The survivors continue with
-/// subgroup().
+/// Every collective call begins with agree(). If an input is invalid, configurations differ or a
+/// rank makes another call, all ranks throw the same error before anything has moved, and the group
+/// stays usable. If a rank fails, leaves or does not arrive, the others throw an error that names
+/// it, and the group is poisoned: every later call throws that error. The survivors can continue
+/// with subgroup().
 ///
 /// May be used by any thread, but by only one at a time. The destructor is not collective: it tells
-/// the peers that this rank has left, and returns.
+/// the peers that this rank has left and does not wait for them.
 class CROSSDOCK_API Group {
  public:
   explicit Group(std::unique_ptr<Communicator> communicator, GroupOptions options = {});
@@ -108,11 +108,11 @@ class CROSSDOCK_API Group {
   bool is_poisoned() const;
 
   /// Compares the proposals of all ranks and exchanges their bodies. Collective. Throws the same
-  /// Error on every rank if a rank refuses (with its error), or has a different configuration or is
-  /// at another call (kMismatch); the group stays usable.
+  /// Error on every rank if a rank refuses (with its error), has a different configuration or makes
+  /// another call (kMismatch); the group stays usable.
   Agreement agree(const Proposal& proposal);
 
-  /// Deadlines and names for an exchange that belongs to the agreement `sequence`.
+  /// The wait context for an exchange that belongs to the agreement `sequence`.
   WaitContext wait_context(const char* operation, uint64_t sequence) const;
 
   /// The communicator's exchanges. They are recorded, and a failure poisons the group.
@@ -123,12 +123,12 @@ class CROSSDOCK_API Group {
                     const WaitContext& wait);
 
   /// Poisons the group and tells the peers. For failures after an agreement, when peers may already
-  /// be waiting for this rank's data. An error whose context names no operation gets that of the
-  /// last agreement. Does nothing if the group is already poisoned.
+  /// be waiting for this rank's data. If the context of `cause` names no operation, the operation
+  /// of the last agreement is used. Does nothing if the group is already poisoned.
   void fail(const Error& cause) noexcept;
 
   /// Tells the peers that this rank makes no further calls, and why. The destructor does so if
-  /// nobody has.
+  /// leave has not been called.
   void leave(std::string_view reason) noexcept;
 
   /// A group of `members` (ranks of this group, ascending, including this rank) with the same

@@ -21,26 +21,26 @@ struct MpiOptions {
 /// Whether this build has MPI.
 CROSSDOCK_API bool mpi_is_built();
 
-/// Whether this process was started by mpirun or the like, judging by its environment.
+/// Whether this process was started by mpirun or a similar launcher, judging by its environment.
 CROSSDOCK_API bool mpi_is_launched();
 
 /// A communicator over MPI_COMM_WORLD. Collective. Throws Error(kUnsupported) if this build has no
 /// MPI.
 ///
-/// Initialises MPI with MPI_THREAD_MULTIPLE unless it is initialised already, and in that case
-/// finalises it at exit. MPI_Finalize waits for every process without a deadline, so the processes
-/// first wait for each other with one: CROSSDOCK_ARRIVAL_DEADLINE, or CROSSDOCK_PROGRESS_DEADLINE
-/// once a communicator has failed. If a process is missing by then, MPI is not finalised; the exit
-/// code remains the caller's, and mpirun reports this process unless it runs with
-/// --enable-recovery.
+/// If MPI is not initialised yet, initialises it with MPI_THREAD_MULTIPLE and finalises it at exit.
+/// MPI_Finalize waits for every process without a deadline, so the processes first wait for each
+/// other with one: CROSSDOCK_ARRIVAL_DEADLINE, or CROSSDOCK_PROGRESS_DEADLINE once a communicator
+/// has failed. If a process is missing by then, MPI is not finalised; this process keeps its exit
+/// code, and mpirun reports it unless started with --enable-recovery.
 ///
-/// MPI resources of a communicator are released once all its ranks have left it without a failure,
+/// The MPI resources of a communicator that all its ranks have left without a failure are released
 /// when the next communicator is made.
 ///
-/// MPI has no deadlines of its own. Making a communicator or a subgroup blocks in MPI on a separate
-/// thread, which is abandoned after setup_deadline with an Error (kTimeout). MPI_Init, and an MPI
-/// without MPI_THREAD_MULTIPLE, block without a deadline. The death of a process on the same
-/// machine is detected within a fraction of a second, any other by the deadlines.
+/// MPI itself has no deadlines. Making a communicator or a subgroup blocks in MPI on a separate
+/// thread; after setup_deadline the thread is abandoned and the call throws Error(kTimeout).
+/// MPI_Init, and an MPI without MPI_THREAD_MULTIPLE, block without a deadline. The death of a
+/// process on the same machine is detected within a fraction of a second, any other by the
+/// deadlines.
 CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
 
 /// A communicator over a duplicate of the caller's MPI_Comm. `mpi_comm` points to an MPI_Comm (a

@@ -23,7 +23,7 @@ namespace crossdock {
 /// rates are per direction.
 struct Fabric {
   std::string_view name;
-  double within_node_rate = 0;    // to all ranks of its node together
+  double within_node_rate = 0;    // to all ranks on its node together
   double between_nodes_rate = 0;  // to all other ranks together
   double memory_rate = 0;         // read + written
   int64_t memory_bytes = 0;       // for buffers; 0: no known limit
@@ -37,10 +37,10 @@ inline constexpr std::array kFabricPresets = {
     Fabric{"h200-nvlink-400g", 450e9, 50e9, 4.8e12, 141 * kGigabyte},
     Fabric{"gb200", 900e9, 50e9, 8e12, 186 * kGigabyte},      // a node is an NVLink domain
     Fabric{"efa", 450e9, 50e9, 3.35e12, 80 * kGigabyte},      // 3200 Gbit/s for 8 ranks
-    Fabric{"ethernet", 25e9, 3.125e9, 2e12, 48 * kGigabyte},  // PCIe and 25 Gbit/s for a rank
+    Fabric{"ethernet", 25e9, 3.125e9, 2e12, 48 * kGigabyte},  // PCIe and 25 Gbit/s per rank
 };
 
-/// Throws Error(kInvalidArgument) that lists the names.
+/// Throws Error(kInvalidArgument) that lists the valid names if there is no such preset.
 inline const Fabric& find_fabric(std::string_view name) {
   std::string known;
   for (const Fabric& preset : kFabricPresets) {
@@ -69,7 +69,7 @@ inline constexpr std::array kModelPresets = {
     ModelPreset{"mixtral-8x7b", 4096, 14336, 8, 2, Activation::kSwiglu, 0},
 };
 
-/// Throws Error(kInvalidArgument) that lists the names.
+/// Throws Error(kInvalidArgument) that lists the valid names if there is no such preset.
 inline const ModelPreset& find_model(std::string_view name) {
   std::string known;
   for (const ModelPreset& preset : kModelPresets) {
@@ -80,7 +80,7 @@ inline const ModelPreset& find_model(std::string_view name) {
               "model must be one of " + known + "; got \"" + std::string(name) + "\"");
 }
 
-/// What is known about a layer before a job starts.
+/// Input of the cost model: one layer, its tokens and the machine.
 struct CostInputs {
   DispatchConfig config = {};
   Topology topology = {};      // of the ranks that exchange rows
@@ -98,7 +98,7 @@ struct LinkLoad {
   double between_nodes = 0;
 };
 
-/// Expected cost of one dispatch or one combine; with a capacity, of the routes that it keeps.
+/// Expected cost of one dispatch or one combine; with a capacity, only kept routes count.
 struct OperationCost {
   LinkLoad rows;              // sent by a rank, mean
   LinkLoad bytes;             // sent by a rank, mean
@@ -106,8 +106,8 @@ struct OperationCost {
   double memory_traffic = 0;  // the most bytes that any rank reads and writes in its memory
   double requests = 0;        // a rank's sends and receives through the communicator, mean
   double rounds = 0;          // exchanges that make these requests
-  double lower_bound_s = 0;   // links and memory at full rate, all at the same time
-  double serial_s = 0;        // first links, then memory, as the strategies work
+  double lower_bound_s = 0;   // links and memory at full rate, all concurrently
+  double serial_s = 0;        // links first, then memory, as the strategies work
 };
 
 /// Memory of one rank, in bytes.
@@ -123,13 +123,13 @@ struct MemoryNeed {
 struct StepMemory {
   MemoryNeed expected;                        // of the rank that expects the most rows
   MemoryNeed worst_case;                      // if all routes that can go to one rank go there
-  std::optional<MemoryNeed> with_capacity{};  // no expert gets more than its capacity allows
+  std::optional<MemoryNeed> with_capacity{};  // worst case within capacity and max_rows
 };
 
 struct StrategyCost {
   std::string name;
-  int64_t preference = 0;  // place in the list of candidates
-  std::string same_as{};   // a strategy that does the same on these nodes; empty: none
+  int64_t preference = 0;  // position in the list of candidates
+  std::string same_as{};   // an equivalent strategy on this topology; empty: none
   OperationCost dispatch;
   OperationCost combine;       // exact
   OperationCost partial_sums;  // combine with config.partial_sums
@@ -143,29 +143,29 @@ struct StrategyCost {
 
 /// Expected destinations of routes.
 struct RoutingEstimate {
-  double ranks_per_token = 0;  // distinct ranks that a token has routes to
+  double ranks_per_token = 0;  // distinct ranks that a token is routed to
   double nodes_per_token = 0;  // distinct nodes
   double rows_per_rank = 0;    // R, mean
-  double dropped_share = 0;    // of the routes, by capacity
+  double dropped_share = 0;    // share of routes that capacity drops
   double most_rows = 0;        // R of the rank that expects the most
   int64_t most_experts = 0;    // of the rank that has the most
 };
 
 struct CostEstimate {
   RoutingEstimate routing;
-  /// Lower bound for any strategy: one row for every other rank that a token has a route to, of
-  /// which one per node crosses between nodes.
+  /// Lower bound for any strategy: one row to every other rank that a token has a route to; only
+  /// one row per far node crosses between nodes.
   OperationCost least_dispatch;
-  std::vector<StrategyCost> strategies;  // of all candidates, by name
+  std::vector<StrategyCost> strategies;  // all candidates, sorted by name
 };
 
-/// Throws Error(kInvalidArgument) for a wrong configuration or no candidates. Time and memory grow
-/// with P and E * K, not with T.
+/// Estimates the costs of all candidates. Throws Error(kInvalidArgument) if the configuration is
+/// invalid or there are no candidates. Takes time and memory that grow with P and E * K, not T.
 CROSSDOCK_API CostEstimate estimate_costs(const CostInputs& inputs,
                                           const StrategyList& candidates = built_in_strategies());
 
-/// The largest number of tokens, up to inputs.tokens, with which the expected memory of some
-/// candidate fits into fabric.memory_bytes; 0 if there is none.
+/// The largest number of tokens, at most inputs.tokens, for which the expected memory of at least
+/// one candidate is within fabric.memory_bytes; 0 if there is none.
 CROSSDOCK_API int64_t largest_fitting_tokens(
     const CostInputs& inputs, const StrategyList& candidates = built_in_strategies());
 
@@ -174,20 +174,20 @@ struct StrategyChoice {
   std::string reason;
 };
 
-/// The strategy with the least serial time, among those whose expected memory fits the fabric's, if
-/// there are any. Where two are within 2 %, the one that comes first in the list of candidates. The
-/// same on all ranks that give the same inputs. Throws Error(kInvalidArgument) if there are no
-/// costs.
+/// The strategy with the least serial time among those whose expected memory is within
+/// fabric.memory_bytes, or among all if none is. If two are within 2 %, the earlier candidate wins.
+/// Ranks with identical inputs get the same choice. Throws Error(kInvalidArgument) if `costs` is
+/// empty.
 CROSSDOCK_API StrategyChoice choose_strategy(const CostInputs& inputs,
                                              std::span<const StrategyCost> costs);
 
 /// The candidate that "auto" stands for in a group with this topology; other names are returned
-/// unchanged. Links are those of the first fabric preset: only their ratio matters.
+/// unchanged. Assumes the links of the first fabric preset: only their ratio matters.
 CROSSDOCK_API std::string resolve_strategy(std::string_view name, const DispatchConfig& config,
                                            const Topology& topology,
                                            const StrategyList& candidates = built_in_strategies());
 
-/// A job, before it starts.
+/// A job to plan.
 struct JobDescription {
   // The layer.
   int64_t width = 0;        // D
@@ -196,21 +196,21 @@ struct JobDescription {
   int64_t top_k = 0;        // K
   DType dtype = DType::kBF16;
 
-  // The tokens of a rank: `tokens`, or sequence times micro_batch divided among tp * cp ranks.
+  // Tokens per rank: `tokens`, or sequence * micro_batch divided among tp * cp ranks.
   int64_t sequence = 0;
   int64_t micro_batch = 1;
   std::optional<int64_t> tokens{};
 
-  // The mesh. Ranks are numbered node by node; tp and cp are fastest among the ranks that hold
-  // tokens, ep among those that hold experts, pp slowest.
+  // The mesh. Ranks are numbered node by node. tp and cp vary fastest in the mesh of tokens, ep in
+  // the mesh of experts; pp varies slowest.
   int64_t nodes = 1;
   int64_t ranks_per_node = 1;
   int64_t tp = 1;
   int64_t cp = 1;
   int64_t pp = 1;
-  std::optional<int64_t> ep{};  // not given: all ranks of a pipeline stage
+  std::optional<int64_t> ep{};  // default: all ranks of a pipeline stage
 
-  // How rows travel.
+  // The exchange of rows.
   int64_t alignment = 1;
   std::optional<double> capacity{};  // factor
   bool partial_sums = false;
@@ -219,22 +219,22 @@ struct JobDescription {
   MpiOptions mpi{};
 };
 
-/// The send queue that a library needs if it has entries for all N tokens of a rank at once.
+/// The send queue of a library that posts entries for all N tokens of a rank at once.
 struct QueueNeed {
   int64_t entries_per_token = 0;
   int64_t entries = 0;                 // entries_per_token * N + 1
-  int64_t largest_tokens = 0;          // largest N that the queue has room for
-  int64_t largest_rounded_tokens = 0;  // the same, in steps of 64
+  int64_t largest_tokens = 0;          // largest N for which the queue has room
+  int64_t largest_rounded_tokens = 0;  // rounded down to a multiple of 64
   bool fits = false;
 };
 
-/// What a job needs.
+/// Result of plan_job.
 struct JobPlan {
   CostInputs inputs;                // for the expert group that spans the most nodes
-  int64_t num_ranks = 0;            // in all
-  int64_t group_ranks = 0;          // that exchange rows: ep
-  int64_t group_nodes = 0;          // nodes that these ranks are on
-  int64_t capacity_rows = 0;        // C, most rows from a rank to an expert; 0: no capacity
+  int64_t num_ranks = 0;            // total
+  int64_t group_ranks = 0;          // ranks that exchange rows: ep
+  int64_t group_nodes = 0;          // nodes of these ranks
+  int64_t capacity_rows = 0;        // C, limit per source rank and expert; 0: no capacity
   int64_t expert_weight_bytes = 0;  // of the rank with the most, one layer; 3 matrices per expert
   CostEstimate costs;
   QueueNeed dispatch_queue;  // three entries per token
@@ -242,9 +242,9 @@ struct JobPlan {
   StrategyChoice choice;
 };
 
-/// Throws Error for an impossible job: kInvalidArgument if a rule is broken, kCapacity if no
-/// candidate's expected memory fits the fabric's. The message names the limit, the value and the
-/// largest legal value.
+/// Plans a job. Throws Error for an impossible one: kInvalidArgument if a rule is broken, kCapacity
+/// if the expected memory of every candidate exceeds the fabric's. The message names the limit, the
+/// value and the largest legal value.
 CROSSDOCK_API JobPlan plan_job(const JobDescription& job,
                                const StrategyList& candidates = built_in_strategies());
 

@@ -15,7 +15,7 @@ class EventRing;
 /// The ranks that an event exchanged data with.
 struct CROSSDOCK_API EventPeers {
   int32_t count = 0;
-  uint64_t first_64 = 0;  // bit r: rank r is one of them; ranks from 64 on are only counted
+  uint64_t first_64 = 0;  // bit r: rank r is included; ranks from 64 on are only counted
 
   void add(int rank);
 };
@@ -31,8 +31,8 @@ struct Event {
   EventPeers peers{};
 };
 
-/// Keeps the most recent `capacity` events of one rank. With capacity 0 it is off, and a Scope
-/// costs one comparison. Thread-safe: work on other threads (shared experts) is recorded too.
+/// Keeps the most recent `capacity` events of one rank. With capacity 0 the recorder is off, and a
+/// Scope costs one comparison. Thread-safe: work on other threads (shared experts) is recorded too.
 class CROSSDOCK_API EventRecorder {
  public:
   /// is_shared: other processes on the node can read its events.
@@ -42,13 +42,13 @@ class CROSSDOCK_API EventRecorder {
   EventRecorder& operator=(const EventRecorder&) = delete;
 
   bool is_on() const { return ring_ != nullptr; }
-  /// Oldest first.
+  /// The recorded events, oldest first.
   std::vector<Event> events() const;
 
   /// (for the library) Null if the recorder is off.
   detail::EventRing* ring() { return ring_.get(); }
 
-  /// An event that lasts from construction to destruction.
+  /// Records an event that lasts from construction to destruction. The recorder must outlive it.
   class Scope {
    public:
     Scope(EventRecorder& recorder, const char* operation, uint64_t sequence, int64_t bytes = 0,

@@ -16,10 +16,10 @@
 
 namespace crossdock {
 
-/// Function from logits to scores. The scores choose the experts and weigh them.
+/// Function from logits to scores. The scores select the experts and weight them.
 enum class Score : uint8_t {
-  kSoftmax,           // over all experts, before the choice
-  kSoftmaxAfterTopK,  // chosen by logits, softmax over the chosen
+  kSoftmax,           // over all experts, before the selection
+  kSoftmaxAfterTopK,  // selects by logits, softmax over the selected
   kSigmoid,
   kSqrtSoftplus  // sqrt(log(1 + exp(logit)))
 };
@@ -31,7 +31,7 @@ constexpr std::string_view name_of(Score score) {
   return kScoreNames[static_cast<size_t>(score)];
 }
 
-/// Score of a group of experts, for the choice of groups.
+/// Score of a group of experts, for the selection of groups.
 enum class GroupScore : uint8_t {
   kTopShare,  // sum of its K / group_top_k best biased scores; group_top_k must divide K
   kTop2       // sum of its 2 best
@@ -40,8 +40,8 @@ enum class GroupScore : uint8_t {
 /// Tokens whose routes the auxiliary loss counts; the formula is always the same (see
 /// RouterStatistics, and MoeForwardArgs::earlier).
 enum class BalanceScope : uint8_t {
-  kBatch,       // all tokens of a micro-batch, on the ranks of a stated group
-  kSequence,    // each sequence on its own; the loss is the mean over sequences
+  kBatch,       // all tokens of a micro-batch, on the ranks of the counting group
+  kSequence,    // each sequence separately; the loss is the mean over sequences
   kGlobalBatch  // like kBatch, plus the step's earlier micro-batches
 };
 
@@ -52,7 +52,7 @@ struct RouterConfig {
   DType dtype = DType::kF32;  // of x: fp64, fp32, bf16 or fp16; logits are fp32, fp64 for fp64
 
   Score score = Score::kSoftmax;
-  int64_t num_groups = 1;  // G; experts are chosen from the best group_top_k groups only
+  int64_t num_groups = 1;  // G; experts are selected from the best group_top_k groups only
   int64_t group_top_k = 1;
   GroupScore group_score = GroupScore::kTopShare;
   /// If K > 1, weights are divided by (their sum + 1e-20). Unset: true for kSigmoid and
@@ -76,7 +76,7 @@ struct RouterConfig {
 };
 
 /// Numbers of routes and tokens, from which the auxiliary loss and the expert bias are computed.
-/// Additive: for a loss over several ranks or micro-batches, add theirs up.
+/// Additive: for a loss over several ranks or micro-batches, add up their statistics.
 struct CROSSDOCK_API RouterStatistics {
   int64_t num_sequences = 1;                    // B; 1 unless the loss is per sequence
   std::vector<int64_t> routes_per_expert = {};  // [B, E], before any drop
@@ -84,7 +84,7 @@ struct CROSSDOCK_API RouterStatistics {
 
   /// [E] routes to each expert, over all sequences.
   [[nodiscard]] std::vector<int64_t> load() const;
-  /// Adds the numbers of another rank or micro-batch, which must have the same sequences.
+  /// Adds the statistics of another rank or micro-batch, which must have the same sequences.
   void add(const RouterStatistics& other);
 };
 
@@ -97,7 +97,7 @@ struct GateWeights {
 struct RouteArgs {
   ConstTensorView x = {};  // [T, D]
   GateWeights gate = {};
-  /// [E] fp32 (fp64 if x is fp64), optional: added to the scores that choose, not to the weights.
+  /// [E] fp32 (fp64 if x is fp64), optional: added to the scores for the selection only.
   ConstTensorView expert_bias = {};
   /// [T] bool, optional: true = padding, which is ignored.
   ConstTensorView mask = {};
@@ -106,10 +106,10 @@ struct RouteArgs {
   /// sequences must number them identically.
   ConstTensorView sequence_ids = {};
   int64_t num_sequences = 1;  // B
-  /// [T, K] int32 or int64, optional: routes to use instead of choosing (-1: none), e.g. the
-  /// expert_ids of an earlier step. The ids of a token must differ. Weights come from the scores.
+  /// [T, K] int32 or int64, optional: routes to use instead of the selection (-1: none), e.g. the
+  /// expert_ids of an earlier step; distinct per token. Weights come from the scores.
   ConstTensorView forced_ids = {};
-  uint64_t jitter_seed = 0;  // use a different one in every step
+  uint64_t jitter_seed = 0;  // use a different seed in every step
   /// [T] int64, optional: identifies each token for the jitter. Default: 0 to T - 1.
   ConstTensorView token_ids = {};
 };
@@ -135,7 +135,7 @@ struct CROSSDOCK_API RouterOutput {
 
 /// The counts that the losses are computed from.
 struct LossCounts {
-  /// Summed over the group; null: this rank only. The losses of the ranks sum to the group's. With
+  /// Summed over the group; null: this rank only. The ranks' losses sum to the group's loss. With
   /// BalanceScope::kGlobalBatch, include the step's earlier micro-batches and set `total_tokens`.
   const RouterStatistics* statistics = nullptr;
   /// Sequences in the group, for the mean of the per-sequence loss; 0: the number of sequences with
@@ -155,7 +155,7 @@ struct RouterBackwardArgs {
   ConstTensorView x = {};  // [T, D] as in route
   GateWeights gate = {};
   const RouterOutput* output = nullptr;
-  ConstTensorView grad_weights = {};  // [T, K] as RouterOutput::weights, optional: from the combine
+  ConstTensorView grad_weights = {};  // [T, K] as RouterOutput::weights, optional: from combine
   LossCounts counts = {};             // as in losses
   double grad_losses = 1.0;           // factor on the gradients of both losses
 
@@ -172,8 +172,8 @@ struct RouterBackwardArgs {
 /// A token's routes depend on that token alone, bit for bit. Among equal scores the lower expert id
 /// wins, among equal groups the lower group. Not collective: for a loss over several ranks, the
 /// caller sums RouterStatistics over them between route and losses. An output must not overlap an
-/// input or another output. Members are thread-safe; any number of outputs may wait for their
-/// backward. Invalid arguments throw Error(kInvalidArgument).
+/// input or another output. Members are thread-safe; any number of backwards may be pending.
+/// Invalid arguments throw Error(kInvalidArgument).
 class CROSSDOCK_API Router {
  public:
   /// Default pool: ThreadPool::process_wide().
@@ -189,7 +189,7 @@ class CROSSDOCK_API Router {
   [[nodiscard]] RouterLosses losses(const RouterOutput& output,
                                     const LossCounts& counts = {}) const;
 
-  /// Gradients of <grad_weights, weights> + grad_losses * (aux + z).
+  /// Computes the gradients of <grad_weights, weights> + grad_losses * (aux + z).
   void backward(const RouterBackwardArgs& args) const;
 
  private:

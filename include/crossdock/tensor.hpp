@@ -13,7 +13,7 @@
 
 #include "crossdock/dtype.hpp"
 
-// The legend of letters, used beside every tensor in this library:
+// Letters for dimensions, used in all shapes of this library:
 //   T tokens here · K routes per token · E experts in all · E_local here · P ranks · D token width
 //   F expert inner width · S rows sent · R rows received · B batch · L sequence length
 
@@ -29,7 +29,7 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// Work queue of a device: a cudaStream_t, or nothing on the CPU, where calls run at once.
+/// Work queue of a device: a cudaStream_t, or null on the CPU, where calls run synchronously.
 struct Stream {
   void* handle = nullptr;
 };
@@ -55,8 +55,9 @@ class CROSSDOCK_API Shape {
 
 class OwnedView;
 
-/// Borrowed memory with a dtype, a shape and a device; never owns. `Void` is void or const void.
-/// A null pointer is legal where num_elements() is 0. A default-made view means "not given".
+/// Borrowed memory with a dtype, a shape and a device; never owns it. `Void` is void or const void.
+/// The pointer may be null if num_elements() is 0. A default-constructed view is unset: given() is
+/// false.
 template <typename Void>
 struct CROSSDOCK_API BasicTensorView {
   Void* data = nullptr;
@@ -77,13 +78,13 @@ struct CROSSDOCK_API BasicTensorView {
         shape(shape_in),
         device(device_in) {}
 
-  /// A mutable view is also a const one.
+  /// Converts a mutable view to a const one.
   template <typename Other>
   requires(std::is_const_v<Void> && !std::is_const_v<Other>)
       BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: implicit by design
       : data(other.data), dtype(other.dtype), shape(other.shape), device(other.device) {}
 
-  /// Not the view of a temporary OwnedTensor, whose memory ends with the statement: keep the owner.
+  /// Deleted, as a temporary OwnedTensor may free its memory after the statement: keep the owner.
   template <std::same_as<OwnedView> View>
   BasicTensorView(const View&& of_temporary) = delete;
   template <std::same_as<OwnedView> View>
@@ -94,10 +95,10 @@ struct CROSSDOCK_API BasicTensorView {
   int64_t num_bytes() const;
   /// Size of the first dimension.
   int64_t num_rows() const { return shape.rank() > 0 ? shape[0] : 0; }
-  /// Bytes of one index of the first dimension, also when there are no rows.
+  /// Bytes per index of the first dimension, even if there are no rows.
   int64_t row_bytes() const;
 
-  /// The memory as T; the dtype must be T's. Host memory only, as nothing else can be read here.
+  /// The elements as T. Throws Error(kInvalidArgument) for another dtype. REQUIRES: host memory.
   template <typename T>
   std::span<std::conditional_t<std::is_const_v<Void>, const T, T>> as() const {
     require_dtype(DTypeOf<T>::value);
@@ -123,19 +124,19 @@ struct Segments {
   int64_t num_segments = 0;         // E_local
   Device device{};
 
-  /// Host segments only.
+  /// REQUIRES: segments in host memory.
   int64_t num_rows() const { return num_segments > 0 ? starts[num_segments] : 0; }
 };
 
-/// Owned memory on a device, 64-byte aligned, contents unspecified. Moves, does not copy.
+/// Owned memory on a device, 64-byte aligned, contents unspecified. Movable, not copyable.
 ///
-/// `owner()` shares the ownership: whoever holds it keeps the memory alive, also after the Buffer
-/// is gone. Engines hold it while a request that names this memory may still be under way.
+/// `owner()` shares ownership: its holder keeps the memory alive even after the Buffer is gone.
+/// Communicators hold it while a request that refers to this memory may still be pending.
 class CROSSDOCK_API Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t num_bytes, Device device = {});
-  /// Memory that came from somewhere else (a pool, a window); `owner` frees it.
+  /// Memory allocated elsewhere (a pool, a window); `owner` frees it.
   Buffer(std::shared_ptr<void> owner, std::byte* data, int64_t num_bytes, Device device);
 
   Buffer(Buffer&&) noexcept = default;
@@ -148,9 +149,9 @@ class CROSSDOCK_API Buffer {
   Device device() const { return device_; }
   std::shared_ptr<const void> owner() const { return owner_; }
   std::span<std::byte> bytes() const& { return {data_, static_cast<size_t>(num_bytes_)}; }
-  std::span<std::byte> bytes() const&& = delete;  // the memory may end with the buffer
+  std::span<std::byte> bytes() const&& = delete;  // the memory may be freed with the buffer
 
-  /// The first elements of the buffer as a tensor; the buffer must be large enough.
+  /// The start of the buffer as a tensor. Throws Error(kInvalidArgument) if it is too small.
   [[nodiscard]] TensorView view(DType dtype, Shape shape) const&;
   TensorView view(DType dtype, Shape shape) const&& = delete;
 
@@ -161,7 +162,7 @@ class CROSSDOCK_API Buffer {
   Device device_;
 };
 
-/// The view of an OwnedTensor: a TensorView that cannot be taken out of a temporary owner.
+/// The view of an OwnedTensor: a TensorView that cannot be copied out of a temporary owner.
 /// `TensorView rows = dispatcher.dispatch(plan, args).rows.view;` does not compile.
 class OwnedView : public TensorView {
  public:
@@ -179,21 +180,20 @@ class OwnedView : public TensorView {
   std::span<T> as() const&& = delete;
 
  private:
-  friend struct OwnedTensor;  // which moves its view together with its owner
+  friend struct OwnedTensor;  // moves its view together with its owner
   OwnedView(OwnedView&&) = default;
   OwnedView& operator=(OwnedView&&) = default;
 };
 
-/// A tensor together with what keeps its memory alive: a pool buffer, a lease of a peer window, or
-/// nothing when the caller gave the memory. Keep it as long as its view is used.
+/// A tensor and the owner of its memory: a pool buffer, a lease of a peer window, or null if the
+/// caller provided the memory. Keep it as long as its view is used.
 struct OwnedTensor {
   OwnedView view{};
   std::shared_ptr<const void> owner{};
 };
 
-/// Host memory that is handed out again instead of being returned to the system, so that a step
-/// does not pay for fresh pages. Holds hardly more than was ever in use at once. Thread-safe.
-/// Buffers may outlive the pool.
+/// Reuses host memory instead of returning it to the system, so that a step does not pay for fresh
+/// pages. Holds little more than the peak in use. Thread-safe. Buffers may outlive the pool.
 class CROSSDOCK_API BufferPool {
  public:
   BufferPool();
@@ -203,11 +203,11 @@ class CROSSDOCK_API BufferPool {
 
   /// A buffer of at least num_bytes, contents unspecified; returns to the pool when released.
   [[nodiscard]] Buffer take(int64_t num_bytes);
-  /// The same for something that is released before the operation ends: any block will do.
+  /// As take, for memory that is released before the operation ends; may use a far larger block.
   [[nodiscard]] Buffer take_scratch(int64_t num_bytes);
   [[nodiscard]] OwnedTensor take(DType dtype, Shape shape);
 
-  /// Bytes handed out now / bytes held in all (handed out or waiting).
+  /// Bytes in use now / bytes held in total (in use or free).
   int64_t bytes_in_use() const;
   int64_t bytes_held() const;
 
@@ -216,18 +216,18 @@ class CROSSDOCK_API BufferPool {
   std::shared_ptr<State> state_;
 };
 
-/// Rows of fp8 with their scales, as a dispatch delivers them, made into bf16.
-/// `out` must not overlap the others.
+/// Converts fp8 rows with scales, as dispatch delivers them, to bf16.
 /// out[r, d] = round(rows[r, d] * scale of d's group in row r): the product in fp32, one rounding.
+/// `out` must not overlap the inputs.
 struct Fp8ToBf16Args {
   ConstTensorView rows{};    // [R, D] fp8 e4m3
   ConstTensorView scales{};  // [R, ceil(D/128)] fp32, or [R, ceil(D/32)] e8m0 (MXFP8)
   TensorView out{};          // [R, D] bf16
-  Stream stream{};           // for tensors on a GPU; all three are on one device
+  Stream stream{};           // for tensors on a GPU; all three must be on one device
 };
 CROSSDOCK_API void fp8_to_bf16(const Fp8ToBf16Args& args);
 
-/// Values that share a scale: 128 with fp32 scales, 32 with e8m0.
+/// Number of values that share a scale: 128 with fp32 scales, 32 with e8m0.
 /// Throws Error(kInvalidArgument) for other dtypes.
 [[nodiscard]] CROSSDOCK_API int64_t fp8_group_size(DType scale_dtype);
 

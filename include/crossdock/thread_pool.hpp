@@ -14,17 +14,17 @@ class PoolWait;
 
 /// When a parallel_for starts.
 enum class Turn : uint8_t {
-  kInOrder,  // after all that were submitted earlier
-  kNext      // before all that have not started: for work that peers wait for
+  kInOrder,  // after all calls submitted earlier
+  kNext      // before all calls that have not started: for work that peers wait for
 };
 
-/// Threads that compute. Ranks that are threads of one process share a pool, so at most num_threads
-/// of them compute at a time, however many ranks there are; a rank that waits for the pool sleeps.
-/// Results never depend on the size. Thread-safe.
+/// A pool of compute threads. Ranks that are threads of one process share a pool, so that at most
+/// num_threads threads compute at a time, however many ranks there are; a rank that waits for the
+/// pool sleeps. Results never depend on the size of the pool. Thread-safe.
 class CROSSDOCK_API ThreadPool {
  public:
-  /// 0: one thread per core that this process may run on. A pool of 1 has no thread of its own and
-  /// runs on the caller's: the right size if there are as many ranks as cores. Throws
+  /// 0: one thread per core that this process may run on. A pool of size 1 starts no thread and
+  /// runs on the calling one: the right size if there are as many ranks as cores. Throws
   /// Error(kUnsupported) if the threads cannot be started.
   explicit ThreadPool(int num_threads = 0);
   ~ThreadPool();
@@ -40,7 +40,7 @@ class CROSSDOCK_API ThreadPool {
   void parallel_for(int64_t count, const std::function<void(int64_t)>& body,
                     Turn turn = Turn::kInOrder);
 
-  /// The default pool of the process, with CROSSDOCK_THREADS threads, else one per core.
+  /// The process's default pool, with CROSSDOCK_THREADS threads, else one per core.
   static std::shared_ptr<ThreadPool> process_wide();
 
  private:

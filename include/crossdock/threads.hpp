@@ -21,8 +21,8 @@ CROSSDOCK_API std::vector<std::unique_ptr<Communicator>> make_thread_communicato
     int size, const ThreadOptions& options = {});
 
 /// Runs body(group) on `size` threads, one per rank, and waits for all of them. A rank that throws
-/// or returns leaves its group, so that its peers do not wait for it. Returns what each rank threw
-/// (null: it returned normally).
+/// or returns leaves its group, so that its peers do not wait for it. Returns the exception of each
+/// rank (null if it returned normally).
 CROSSDOCK_API std::vector<std::exception_ptr> try_ranks(int size,
                                                         const std::function<void(Group&)>& body,
                                                         const ThreadOptions& options = {});

@@ -9,25 +9,25 @@
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"
 
-/// The judge of everything: what Crossdock means, as plain loops in fp64 over all ranks at once, in
-/// one process and without any exchange. Slow on purpose. Values are doubles whatever the dtype:
-/// every value of every dtype is a double.
+/// The reference for all results: plain loops in fp64 over all ranks at once, in one process and
+/// without any exchange. Slow on purpose. Values are doubles for every dtype, as a double can hold
+/// every value of the floating-point dtypes.
 namespace crossdock::reference {
 
 /// One array per rank. [P]
 using PerRank = std::vector<std::vector<double>>;
 
-/// What one rank holds.
+/// Input of one rank.
 struct RankInput {
   int64_t T = 0;
   std::vector<double> x = {};            // [T, D]
   std::vector<int64_t> expert_ids = {};  // [T, K]; -1: no route
-  std::vector<double> weights = {};      // [T, K]; not looked at where there is no route
+  std::vector<double> weights = {};      // [T, K]; ignored in slots without a route
   std::vector<double> grad_out = {};     // [T, D]; empty: zeros
   std::vector<uint8_t> mask = {};  // [T]; 1: padding, the token has no routes; empty: no padding
 };
 
-/// The route a row belongs to; -1 everywhere in a pad row.
+/// The route that a row belongs to; all fields are -1 for a pad row.
 struct RowSource {
   int rank = -1;
   int64_t token = -1;
@@ -35,7 +35,7 @@ struct RowSource {
   friend bool operator==(const RowSource&, const RowSource&) = default;
 };
 
-/// Where a route ends; -1 where it was masked, absent or dropped.
+/// The final row of a route; -1 if the route is masked, absent or dropped.
 struct RowPlace {
   int rank = -1;
   int64_t row = -1;
@@ -50,7 +50,7 @@ struct Receiver {
   std::vector<RowSource> sources;        // [R]
 };
 
-/// Where every route of every rank goes: the row order, alignment and capacity of the dispatch.
+/// The final rows of all routes of all ranks, with the dispatch's order, alignment and capacity.
 struct Layout {
   int64_t K = 0;
   std::vector<Receiver> receivers;            // [P]
@@ -66,11 +66,11 @@ struct Layout {
   }
 };
 
-/// Rows an expert takes from one source rank at most: ceil((T * K / E) * factor).
+/// Maximum number of rows that an expert takes from one source rank: ceil((T * K / E) * factor).
 CROSSDOCK_API int64_t capacity_of(int64_t num_tokens, int64_t top_k, int64_t num_experts,
                                   double factor);
 
-/// The rank of every expert: the placement, or contiguous and as even as can be. [E]
+/// [E] the rank of every expert: the placement, or contiguous and as even as possible.
 CROSSDOCK_API std::vector<int32_t> owners_of(const DispatchConfig& config, int num_ranks);
 
 /// REQUIRES: a valid routing.
@@ -82,7 +82,7 @@ CROSSDOCK_API PerRank dispatch(const Layout& layout, int64_t width, const PerRan
 /// routes [T, K] -> rows [R]; 0 in pad rows.
 CROSSDOCK_API PerRank dispatch_routes(const Layout& layout, const PerRank& routes);
 
-/// rows [R] -> routes [T, K]; 0 where there is no kept route.
+/// rows [R] -> routes [T, K]; 0 in slots without a kept route.
 CROSSDOCK_API PerRank collect_routes(const Layout& layout, const PerRank& rows);
 
 /// rows [R, D] -> [T, D], the sum of a token's rows, each times its weight. Without weights: all 1.
@@ -90,14 +90,14 @@ CROSSDOCK_API PerRank collect_routes(const Layout& layout, const PerRank& rows);
 CROSSDOCK_API PerRank combine(const Layout& layout, int64_t width, const PerRank& rows,
                               const PerRank* weights = nullptr);
 
-/// As combine, to the last bit: acc from +0 by fma(weight, row, acc), slots ascending, in fp32
-/// (fp64 for fp64 rows), then one rounding to the dtype.
+/// As combine, but bit-exact: acc starts at +0, acc = fma(weight, row, acc) for ascending slots, in
+/// fp32 (fp64 for fp64 rows), then one rounding to the dtype.
 CROSSDOCK_API PerRank combine_exact(const Layout& layout, int64_t width, DType dtype,
                                     const PerRank& rows, const PerRank* weights = nullptr);
 
 struct CombineGradients {
   PerRank rows = {};     // [R, D] = weight * grad_out of the row's token; 0 in pad rows
-  PerRank weights = {};  // [T, K] = <y row, grad_out>; 0 where there is no kept route
+  PerRank weights = {};  // [T, K] = <y row, grad_out>; 0 in slots without a kept route
 };
 
 /// Backward of combine.
@@ -108,7 +108,7 @@ CROSSDOCK_API CombineGradients combine_backward(const Layout& layout, int64_t wi
 /// The value of the dtype nearest to `value`, ties to even; through fp32 for the small floats.
 CROSSDOCK_API double round_to(DType dtype, double value);
 
-/// The values, rounded to the dtype, as a tensor in host memory. Integers: REQUIRES exact values.
+/// The values, rounded to the dtype, as a host tensor. REQUIRES: exact values for integer dtypes.
 CROSSDOCK_API OwnedTensor to_tensor(DType dtype, Shape shape, const std::vector<double>& values);
 
 /// The inverse of to_tensor.
@@ -119,21 +119,21 @@ inline std::vector<double> to_values(const OwnedTensor& tensor) {
 
 /// How two arrays of values differ. Any NaN equals any NaN; +0 and -0 differ.
 struct Comparison {
-  int64_t num_different = 0;  // entries with other bits
-  int64_t first = -1;         // the first of them
-  double max_error = 0.0;     // largest |got - wanted|; infinite where one of them is not finite
+  int64_t num_different = 0;  // entries whose bits differ
+  int64_t first = -1;         // index of the first such entry; -1: none
+  double max_error = 0.0;     // largest |got - wanted|; infinite if that is not finite
 };
 
-/// REQUIRES: arrays of one size.
+/// REQUIRES: arrays of equal size.
 CROSSDOCK_API Comparison compare(const std::vector<double>& got, const std::vector<double>& wanted);
 
-/// A grouped MLP's form.
+/// Sizes and activation of an expert's MLP.
 struct MlpConfig {
   int64_t D = 0;
   int64_t F = 0;
   Activation activation = Activation::kSwiglu;
   bool interleaved = false;  // gated: rows of W1 are gate 0, linear 0, gate 1, ...
-  double limit = 7.0;        // of clamped_swiglu
+  double limit = 7.0;        // for clamped_swiglu
 };
 
 /// One expert's parameters, or their gradients.
@@ -144,8 +144,8 @@ struct MlpWeights {
   std::vector<double> b2 = {};  // [D]; empty: none
 };
 
-/// rows [R, D] -> y [R, D] = W2 (p act(W1 x + b1)) + p b2, with p the row's weight; no row weights:
-/// all 1.
+/// rows [R, D] -> y [R, D] = W2 (p act(W1 x + b1)) + p b2, with p the row's weight; all 1 if
+/// row_weights is empty.
 CROSSDOCK_API std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& expert,
                                               const std::vector<double>& rows,
                                               const std::vector<double>& row_weights = {});
@@ -161,7 +161,7 @@ CROSSDOCK_API MlpGradients mlp_backward(const MlpConfig& config, const MlpWeight
                                         const std::vector<double>& row_weights,
                                         const std::vector<double>& grad_y);
 
-/// A whole layer behind the router.
+/// A whole layer after the router.
 struct LayerInput {
   DispatchConfig config = {};
   std::vector<RankInput> ranks = {};  // [P]
@@ -174,9 +174,9 @@ struct LayerInput {
 struct LayerOutput {
   Layout layout;
   PerRank rows;                          // [R, D]
-  PerRank y;                             // [R, D] what the experts gave
+  PerRank y;                             // [R, D] results of the experts
   PerRank out;                           // [T, D]
-  PerRank grad_y;                        // [R, D] what the experts got in backward
+  PerRank grad_y;                        // [R, D] gradients passed to the experts
   PerRank grad_x;                        // [T, D]
   PerRank grad_weights;                  // [T, K]
   std::vector<MlpWeights> expert_grads;  // [E], or empty

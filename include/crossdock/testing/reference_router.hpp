@@ -10,7 +10,7 @@
 namespace crossdock::reference {
 
 struct RouterInput {
-  RouterConfig config = {};  // `jitter` is not looked at: give x as the gate sees it
+  RouterConfig config = {};  // `jitter` is ignored: pass x as the gate sees it
   int64_t T = 0;
   std::vector<double> x = {};              // [T, D]
   std::vector<double> gate = {};           // [E, D]
@@ -19,20 +19,20 @@ struct RouterInput {
   std::vector<uint8_t> mask = {};          // [T]; 1: padding; empty: no padding
   std::vector<int32_t> sequence_ids = {};  // [T]; empty: one sequence
   int64_t num_sequences = 1;               // B
-  std::vector<int64_t> forced_ids = {};    // [T, K]; empty: choose
+  std::vector<int64_t> forced_ids = {};    // [T, K]; empty: the router selects
 };
 
-/// What the losses are counted over: a group's tokens, or one rank's own.
+/// Counts from which the losses are computed, for a group or for one rank.
 struct RouterCounts {
   std::vector<int64_t> routes_per_expert = {};  // [B, E]
   std::vector<int64_t> num_tokens = {};         // [B]
-  int64_t total_sequences = 0;                  // 0: those with tokens
+  int64_t total_sequences = 0;                  // 0: the number of sequences with tokens
   int64_t total_tokens = 0;                     // 0: the sum of num_tokens
 };
 
-/// What BalanceScope::kGlobalBatch counts for the last of a step's micro-batches, given the counts
-/// of every rank in each, [micro-batches][P]: the routes and tokens of all of them. total_tokens,
-/// for the z-loss, is the last one's.
+/// The counts of BalanceScope::kGlobalBatch for the last micro-batch of a step: the routes and
+/// tokens of all `micro_batches` [micro-batches][P], summed over ranks. total_tokens, for the
+/// z-loss, is that of the last micro-batch.
 CROSSDOCK_API RouterCounts
 global_batch_counts(const std::vector<std::vector<RouterCounts>>& micro_batches);
 
@@ -60,7 +60,7 @@ struct RouterGradients {
   std::vector<double> gate_bias = {};  // [E]
 };
 
-/// Gradients of <grad_weights, weights> + grad_losses * (aux + z), the choice held fixed.
+/// Gradients of <grad_weights, weights> + grad_losses * (aux + z), with the selection held fixed.
 CROSSDOCK_API RouterGradients route_backward(const RouterInput& input, const RouterResult& result,
                                              const std::vector<double>& grad_weights,
                                              const RouterCounts& counts, double grad_losses = 1.0);
