@@ -6,19 +6,19 @@
 
 namespace crossdock {
 
-// The paths of the library's strategies for tensors on a GPU. Each throws Error(kUnsupported) where
-// this build has no CUDA or this machine no such device.
+// The paths of the library's strategies for tensors on a GPU. Each throws Error(kUnsupported) if
+// the build has no CUDA or the machine no such device.
 
 std::unique_ptr<Path> make_allgather_device_path(const PathContext& context, Device device);
 std::unique_ptr<Path> make_alltoall_device_path(const PathContext& context, Device device);
-/// Of direct and hierarchical.
+/// For direct and hierarchical.
 std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device);
 
-/// Takes host tensors to a GPU for every call, and the results back. `path` is the GPU's.
+/// Copies host tensors to a GPU for every call, and the results back. `path` is the GPU's.
 std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> path, Group& group,
                                              Device device);
 
-/// Why a build without CUDA has none of them.
+/// The error that these throw in builds without CUDA.
 Error no_cuda_error();
 
 }  // namespace crossdock

@@ -9,18 +9,17 @@
 
 namespace crossdock {
 
-// What a dispatch asks of its arguments wherever the tensors are.
+// Checks of a dispatch's arguments, for tensors on the host and on GPUs.
 
-/// What must be identical on every rank, for Proposal::config.
+/// The arguments that must be identical on every rank, for Proposal::config.
 std::string call_text(const DispatchArgs& args);
 
-/// Throws Error(kInvalidArgument) where an output overlaps another tensor.
+/// Throws Error(kInvalidArgument) if an output overlaps another tensor.
 void check_outputs(const DispatchArgs& args);
 void check_outputs(const GatherSumArgs& args);
 
-/// Throws Error(kInvalidArgument) where scales do not go with x, num_chunks is not a number of
-/// chunks or an output overlaps another tensor. Returns the shape that scales must have; nothing if
-/// there are none.
+/// Throws Error(kInvalidArgument) if scales do not match x, num_chunks is invalid or an output
+/// overlaps another tensor. Returns the shape that scales must have; nothing if there are none.
 std::optional<Shape> check_args(const DispatchArgs& args, int64_t T, int64_t D);
 
 }  // namespace crossdock

@@ -12,7 +12,7 @@
 namespace crossdock {
 namespace {
 
-// The candidates that "auto" chose from; empty for those that are the same in every program.
+// The candidates that "auto" chose from; empty if they are the built-in strategies.
 std::string candidates_text(std::string_view strategy_name, const StrategyList& candidates) {
   const std::vector<std::string> names = candidates.names();
   if (strategy_name != "auto" || names == built_in_strategies().names()) return {};
@@ -44,13 +44,13 @@ PathContext make_context(Group& group, DispatchConfig config, const MakeStrategy
 struct Dispatcher::Impl {
   explicit Impl(PathContext shared) : context(std::move(shared)), host_path(context) {}
 
-  // The path that made the plan. Another dispatcher's plan is refused by whichever gets it.
+  // The path that made the plan. Every path refuses another dispatcher's plan.
   Path& path_of(const Plan& plan) {
     if (device_path && plan.device_data()) return *device_path;
     return host_path;
   }
 
-  // The path for a routing: where it is, or where the strategy takes host tensors.
+  // The path for a routing: on its device, or on the strategy's device_for_host_tensors.
   Path& path_for(const ConstTensorView& routes, const ConstTensorView& weights) {
     Device device = routes.device;
     if (device.is_cpu() && context.strategy) {
@@ -62,7 +62,7 @@ struct Dispatcher::Impl {
     return path_on(device);
   }
 
-  // Made when first needed. A rank that cannot make it refuses the plan of all.
+  // Makes the path on first use. A failure is this rank's refusal of the plan.
   Path& path_on(Device device) {
     const std::optional<Error> refusal = refusal_of([&] {
       if (context.refusal) throw *context.refusal;

@@ -25,7 +25,7 @@ FramedPath::FramedPath(PathContext context, const Traits& traits)
     : context_(std::move(context)), traits_(traits) {}
 
 uint64_t FramedPath::run(const Call& call, const MakeReady& make_ready) {
-  group().check();  // before any memory is taken: peers may still use what a failed call had
+  group().check();  // before taking memory: peers may still use that of a failed call
   ReadyCall ready;
   const std::optional<Error> refusal = refusal_of([&] {
     check_usable();

@@ -9,16 +9,16 @@
 
 namespace crossdock {
 
-/// A call that this rank has made ready: its tensors are checked and its memory is taken.
+/// A call that this rank has prepared: its tensors are checked and its memory is taken.
 struct ReadyCall {
-  /// Moves the rows, or queues that, once all ranks have agreed. `sequence` is the number of the
-  /// agreement.
+  /// Moves the rows, or queues the work, once all ranks have agreed. `sequence` is the number of
+  /// the agreement.
   std::function<void(uint64_t sequence)> move{};
-  int64_t num_bytes = 0;     // payload, for the recorder; 0 where it is not known
-  int64_t copied_bytes = 0;  // copied because peers do not reach the caller's memory
+  int64_t num_bytes = 0;     // payload, for the recorder; 0 if unknown
+  int64_t copied_bytes = 0;  // copied because peers cannot reach the caller's memory
 };
 
-/// The tensors of a combine_backward, checked and taken.
+/// The tensors of a combine_backward, checked, with outputs allocated.
 struct GradientTensors {
   ConstTensorView grad_out;  // [T, D]
   ConstTensorView y;         // [R, D]
@@ -42,7 +42,7 @@ class FramedPath : public Path {
 
  protected:
   struct Traits {
-    const char* where = "";  // tensors are, for messages: "x on a GPU must be ..."
+    const char* where = "";  // where tensors are, for messages: "x on a GPU must be ..."
     bool takes_fp64 = true;
     bool only_queues = false;  // rows may not have moved yet when a call returns
   };
@@ -61,13 +61,13 @@ class FramedPath : public Path {
   /// The frame; returns the number of the agreement. A path may override it to surround the call.
   virtual uint64_t run(const Call& call, const MakeReady& make_ready);
 
-  /// The agreement that ends a dispatch with on_chunk, so that what the last on_chunk throws is
-  /// every rank's error. It has the deadline for arrival: on_chunk may take longer than data moves.
+  /// The agreement that ends a dispatch with on_chunk: what the last on_chunk throws becomes every
+  /// rank's error. It uses the arrival deadline, as on_chunk may take longer than moving data.
   void agree_on_chunks(const Plan& plan);
 
-  // The steps of a call. What throws before the ranks have agreed is this rank's refusal.
+  // The steps of a call. An exception before the agreement is this rank's refusal.
 
-  /// Whether the path can work at all, and whatever must come before tensors are used.
+  /// Throws if the path cannot work at all; does whatever must precede the use of tensors.
   virtual void check_usable() = 0;
   virtual void check_tensor(const char* name, const ConstTensorView& tensor,
                             const Shape& shape) const = 0;
@@ -82,11 +82,11 @@ class FramedPath : public Path {
   virtual OwnedTensor take_dispatch_rows(const Plan& plan, DType dtype);
 
   /// Agrees with the other ranks; throws the same error on all of them if a rank refuses, is
-  /// configured differently or is elsewhere. Returns the number of the agreement.
+  /// configured differently or makes another call. Returns the number of the agreement.
   virtual uint64_t agree(const Call& call, const std::optional<Error>& refusal);
 
-  // Each makes one call ready. Plan and tensors are checked, outputs are taken. The plan, and a
-  // dispatch's args and result, stay until the call returns; other arguments must be copied.
+  // Each prepares one call. Plan and tensors are checked, outputs are allocated. The plan, and a
+  // dispatch's args and result, live until the call returns; other arguments must be copied.
   virtual ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
                                    const DispatchResult& result) = 0;
   virtual ReadyCall ready_gather_sum(const char* operation, const Plan& plan,

@@ -7,7 +7,7 @@
 namespace crossdock {
 namespace {
 
-/// The inner strategy, with a GPU for host tensors. Its own calls move what stays on the host.
+/// Runs host tensors on a GPU. The inner strategy moves what stays on the host.
 class OnCuda final : public ForwardingStrategy {
  public:
   OnCuda(std::unique_ptr<Strategy> inner, int device)

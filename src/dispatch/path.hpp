@@ -9,14 +9,14 @@
 
 namespace crossdock {
 
-/// What a dispatcher and its paths share.
+/// Shared by a dispatcher and its paths.
 struct PathContext {
   Group& group;
   std::shared_ptr<const DispatchConfig> config;
   std::shared_ptr<Strategy> strategy;  // null only together with a refusal
   std::string config_text;             // must be identical on every rank
-  std::optional<Error> refusal{};      // what is wrong with the configuration: no plan is made
-  DeviceOptions options{};             // of GPUs, when the path was made
+  std::optional<Error> refusal{};      // error in the configuration: no plan is made
+  DeviceOptions options{};             // GPU options when the path was made
 };
 
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.
@@ -41,17 +41,17 @@ class Path {
   /// Not collective.
   virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
 
-  /// Calls from begin_aside to end_aside are queued in a stream of their own, which waits for what
-  /// the caller's stream holds now and runs beside what is queued there afterwards. end_aside
-  /// returns what finish makes the caller's stream wait for; null where calls are done when they
-  /// return.
+  /// Calls between begin_aside and end_aside are queued in a separate stream, which waits for the
+  /// work that is already in the caller's stream and runs concurrently with later work there.
+  /// end_aside returns what finish makes the caller's stream wait for; null if calls are done when
+  /// they return.
   virtual void begin_aside() = 0;
   virtual std::shared_ptr<const void> end_aside() = 0;
   virtual void finish(const std::shared_ptr<const void>& done) = 0;
 
-  /// Stream and limits of later calls.
+  /// Sets the stream and limits of later calls.
   virtual void set_options(const DeviceOptions& options) = 0;
-  /// Throws what a GPU has reported, if anything; does not wait for it.
+  /// Throws an error that the GPU has reported, if any; does not wait for the GPU.
   virtual void check() = 0;
   /// Waits until the queued work is done, at most as long as the deadlines allow.
   virtual void await() = 0;

@@ -34,7 +34,7 @@ MessageModel StrategyModel::messages(Movement movement, double /*row_bytes*/,
                                                                : job.spread.routes_to_rank};
 }
 
-// As exchange_partial_sums.
+// Mirrors exchange_partial_sums.
 void StrategyModel::trace_plan(const StepSizes& n, const StrategyJob& job,
                                MemoryTrace& trace) const {
   if (!job.config.partial_sums) return;

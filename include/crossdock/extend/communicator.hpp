@@ -45,7 +45,7 @@ struct WaitContext {
   std::chrono::nanoseconds progress{};  // time without any progress once data moves
 };
 
-/// What a communicator has moved since it was made.
+/// Bytes and requests of a communicator since its creation.
 struct Traffic {
   int64_t bytes_within_node = 0;       // sent to other ranks on this node
   int64_t bytes_between_nodes = 0;     // sent to ranks on other nodes
@@ -63,7 +63,7 @@ struct Traffic {
 /// defaults. examples/05_own_communicator.cpp is a complete one.
 class CROSSDOCK_API Communicator {
  public:
-  /// Tells the peers that this rank has left, unless leave() has. Not collective; never waits.
+  /// Tells the peers that this rank has left, unless leave() did. Not collective; never waits.
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
@@ -104,11 +104,11 @@ class CROSSDOCK_API Communicator {
   /// throw kPeerFailed with this reason. Never waits.
   virtual void leave(std::string_view /*reason*/) {}
 
-  /// (optional) The maximum number of bytes that this rank can have in flight to its peers, and as
-  /// many from them; 0: no limit. Identical on every rank.
+  /// (optional) Limit on the bytes in flight from this rank to its peers, and also on those from
+  /// its peers; 0: no limit. Identical on every rank.
   virtual int64_t max_bytes_in_flight() const { return 0; }
 
-  /// (optional) What has been moved so far.
+  /// (optional) Traffic so far.
   virtual Traffic traffic() const { return {}; }
 };
 

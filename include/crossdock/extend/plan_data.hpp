@@ -10,8 +10,8 @@
 
 namespace crossdock {
 
-/// Rows from one source for one local expert: the `count` arrivals from number `arrival` on become
-/// the rows from `row` on. Arrivals are numbered in the order (source, expert, token, slot).
+/// Rows from one source for one local expert: arrivals [arrival, arrival + count) become rows [row,
+/// row + count). Arrivals are numbered in the order (source, expert, token, slot).
 struct RowBlock {
   int source = 0;
   int64_t arrival = 0;

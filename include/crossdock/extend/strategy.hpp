@@ -28,8 +28,8 @@ struct Exchange {
   Stream stream;
 };
 
-/// Rows that are moved as bits: part i of every row is taken from `parts[i]`. fp8 rows have two
-/// parts, values and scales; all others have one.
+/// One part of every row, moved as bits; scatter gets a span of them. fp8 rows have two parts,
+/// values and scales; all others have one.
 struct RowPart {
   const std::byte* tokens = nullptr;  // [T, row_bytes]
   std::byte* rows = nullptr;          // [R, row_bytes]
@@ -57,19 +57,19 @@ struct ExpertChunk {
 
 /// How rows travel. All strategies give the same bits. Dispatcher calls a strategy after all ranks
 /// have agreed, so inputs are valid. Calls that take an Exchange are collective, except
-/// allocate_rows: every rank makes them, whatever it holds. A strategy keeps no state between calls
-/// except in a plan.
+/// allocate_rows: every rank makes them, even without tokens or rows. A strategy keeps no state
+/// between calls except in a plan.
 class CROSSDOCK_API Strategy {
  public:
   virtual ~Strategy() = default;
 
   virtual std::string_view name() const = 0;
 
-  /// (optional) Host tensors are copied to this device, moved there and copied back. See on_cuda.
+  /// (optional) Host tensors are copied to this device, and results back. See on_cuda.
   virtual std::optional<Device> device_for_host_tensors() const { return std::nullopt; }
 
-  /// (optional) This strategy's side for tensors on a GPU; only the library makes a Path, so
-  /// another strategy's is all that can be returned. Default: throws Error(kUnsupported).
+  /// (optional) The path for tensors on a GPU. Only the library can make a Path; other code can
+  /// only return another strategy's. Default: throws Error(kUnsupported).
   virtual std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const;
 
   /// (optional) Exchanges what this strategy needs beyond the counts. The plan keeps the result,
@@ -81,8 +81,8 @@ class CROSSDOCK_API Strategy {
   virtual void scatter(const Exchange& exchange, std::span<const RowPart> parts) = 0;
 
   /// (optional) As scatter, chunk by chunk: calls arrived(i) as soon as all rows of chunks[i] are
-  /// in their place at this rank, for every i, ascending. Rows of a chunk that has arrived are not
-  /// touched again. The chunks together hold all rows. Default: scatter, then all have arrived.
+  /// in place on this rank, for every i, ascending. Rows of a chunk that has arrived are not
+  /// touched again. The chunks together hold all rows. Default: scatter, then all arrived.
   virtual void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
                               std::span<const ExpertChunk> chunks,
                               const std::function<void(size_t)>& arrived);
@@ -90,19 +90,19 @@ class CROSSDOCK_API Strategy {
   /// Fetches the rows of each token and sums them at the source in slot order (exact mode).
   virtual void gather_sum(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
-  /// As gather_sum, with sums made per rank (fp32, or fp64 for fp64 rows) before they are sent.
-  /// Deterministic for a fixed mesh, but not the bits of gather_sum.
+  /// As gather_sum, but rows are summed per rank (fp32, or fp64 for fp64 rows) before they are
+  /// sent. Deterministic for a fixed mesh, but not bit-identical to gather_sum.
   virtual void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
   /// (optional) One element per route: rows[final row of (t, k)] = routes[t, k].
   virtual void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows);
 
   /// (optional) One element per route: routes[t, k] = rows[final row of (t, k)]; other slots are
-  /// left as they are.
+  /// unchanged.
   virtual void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes);
 
-  /// (optional) Memory for a tensor of rows of this plan, into which scatter writes and from which
-  /// gather_sum reads without a copy. Not collective. Default: the group's pool.
+  /// (optional) Allocates rows of this plan that scatter writes and gather_sum reads without a
+  /// copy. Not collective. Default: memory from the group's pool.
   virtual OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape);
 
   /// (optional) What this strategy sends and holds, for "auto" and the planner. Lives at least as

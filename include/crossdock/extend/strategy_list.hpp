@@ -13,9 +13,9 @@ namespace crossdock {
 /// Makes a new strategy, with the same name every time. May be called by several threads at once.
 using StrategyFactory = std::function<std::unique_ptr<Strategy>()>;
 
-/// The strategies that a name can stand for and that "auto" and the planner choose from. A value:
-/// copies are independent, and there is no list behind it that others see. Must be identical on
-/// every rank: where "auto" chooses, another list on some rank is an agreed error.
+/// The strategies that can be named and that "auto" and the planner choose from. A value type:
+/// copies are independent, and there is no global list. Must be identical on every rank: with
+/// "auto", a different list on some rank is an error on all ranks.
 ///
 ///   StrategyList candidates = built_in_strategies();
 ///   candidates.add([] { return std::make_unique<Mine>(); });
@@ -24,17 +24,17 @@ class CROSSDOCK_API StrategyList {
  public:
   using Samples = std::vector<std::shared_ptr<const Strategy>>;
 
-  /// Adds a strategy behind the others: of two that cost the same, "auto" prefers the earlier.
-  /// Throws Error(kInvalidArgument) for a name that is taken, "auto", or empty, or has one of the
+  /// Appends a strategy; "auto" prefers the earlier of two with equal cost. Throws
+  /// Error(kInvalidArgument) if the name is taken, "auto", or empty, or contains one of the
   /// characters ",;=".
   void add(StrategyFactory make);
 
-  /// Throws Error(kInvalidArgument) that lists the names.
+  /// Throws Error(kInvalidArgument), with a list of the names, if no strategy has this name.
   std::unique_ptr<Strategy> make(std::string_view name) const;
 
   std::vector<std::string> names() const;  // in order of preference
 
-  /// A sample of each strategy, in order of preference; to ask for name and model.
+  /// One instance of each strategy, in order of preference, to query its name and model.
   Samples::const_iterator begin() const { return samples_.begin(); }
   Samples::const_iterator end() const { return samples_.end(); }
 

@@ -12,7 +12,7 @@
 
 namespace crossdock {
 
-/// The movements of one step. kGradients moves like kDispatch, in the dtype of the results.
+/// Movements of rows in one step. kGradients is like kDispatch, in the dtype of the results.
 enum class Movement : uint8_t { kDispatch, kGradients, kCombine, kPartialSums };
 
 /// Whether rows go from tokens to experts (Strategy::scatter), not back.
@@ -20,9 +20,9 @@ constexpr bool is_scatter(Movement movement) {
   return movement == Movement::kDispatch || movement == Movement::kGradients;
 }
 
-/// Rows on the links of every rank, [P] each.
+/// Rows that each rank keeps, sends and receives, [P] each.
 struct CROSSDOCK_API LinkFlow {
-  std::vector<double> kept;  // stays on its rank
+  std::vector<double> kept;  // rows that stay on their rank
   std::vector<double> sent_within;
   std::vector<double> sent_between;
   std::vector<double> received_within;
@@ -32,10 +32,10 @@ struct CROSSDOCK_API LinkFlow {
   void add(const Topology& topology, int from, int to, double rows);
   /// The same rows in the opposite direction.
   LinkFlow reversed() const;
-  /// All rows that a rank sends or receives, with those it keeps.
+  /// All rows that a rank sends or receives, including those it keeps.
   double total_sent(size_t rank) const;
   double total_received(size_t rank) const;
-  /// The most rows that any rank sends or receives.
+  /// Maximum number of rows that any rank sends or receives.
   double most_within() const;
   double most_between() const;
 };
@@ -47,7 +47,7 @@ struct RouteSums {
   LinkFlow routes;                     // one row per route
   LinkFlow ranks;                      // one row per token and rank it has a route to
   /// One row per token and other node it has a route to (between), and the rows that its gateways
-  /// there forward, one per route (within; kept: to themselves). Excludes routes to the own node.
+  /// there forward, one per route (within; kept: to themselves). Excludes routes within a node.
   LinkFlow nodes;
 };
 
@@ -60,10 +60,10 @@ struct TokenSpread {
 
 /// Bytes of one row.
 struct RowBytes {
-  double tokens = 0;   // in a dispatch
-  double scales = 0;   // beside them, with fp8
-  double results = 0;  // of experts, and of gradients
-  double partial = 0;  // of a partial sum
+  double tokens = 0;   // a dispatched token
+  double scales = 0;   // its scales, with fp8
+  double results = 0;  // an expert's result, or a gradient
+  double partial = 0;  // a partial sum
 
   double of(Movement movement) const {
     if (movement == Movement::kDispatch) return tokens + scales;
@@ -76,32 +76,32 @@ struct CopySizes {
   double near_sums = 0;         // partial sums of rows on the rank's own node
   double sent = 0;              // copies that leave this rank
   double received = 0;          // copies that arrive
-  double targets_received = 0;  // routes that the copies received stand for
+  double targets_received = 0;  // routes that the received copies serve
 };
 
-/// What one rank has in one step, in rows.
+/// Row counts of one rank in one step.
 struct StepSizes {
   double tokens = 0;         // T
   double all_tokens = 0;     // of all ranks
   double sent = 0;           // S
-  double received = 0;       // R without pads
+  double received = 0;       // R without pad rows
   double padded = 0;         // R
   double kept = 0;           // routes of its own tokens to its own experts
-  double far_sent = 0;       // of sent: to other nodes
-  double far_received = 0;   // of received: from other nodes
-  double sums_sent = 0;      // ranks that its tokens have routes to: partial sums that come back
-  double sums_received = 0;  // tokens of each source that have routes to it: sums it makes
+  double far_sent = 0;       // part of sent: to other nodes
+  double far_received = 0;   // part of received: from other nodes
+  double sums_sent = 0;      // partial sums returned to it: one per own token and rank it reaches
+  double sums_received = 0;  // partial sums it makes: one per token with a route to it
   CopySizes per_rank{};      // with one copy per token and far rank
   CopySizes per_node{};      // with one copy per token and far node, sent to a gateway there
 };
 
-/// The job that a model is asked about. All ranks have the same number of tokens.
+/// The job that a model describes. All ranks have the same number of tokens.
 struct StrategyJob {
   const DispatchConfig& config;
   const Topology& topology;
   double tokens = 0;  // T of every rank
   RowBytes row_bytes{};
-  double staging_bytes = 0;   // limit of rows on their way at once, if a strategy works in rounds
+  double staging_bytes = 0;   // limit of rows in flight, if a strategy works in rounds
   const TokenSpread& spread;  // expected for one token
   const RouteSums& sums;      // expected for all ranks
 
@@ -115,8 +115,8 @@ struct MessageModel {
   std::vector<double> rows_per_token{};  // [P] sent to each rank, or [nodes] to each node
 };
 
-/// Records what a strategy requests, in the order in which its code requests it. The planner
-/// replays the requests against the rules of the memory pools.
+/// Records the memory requests and exchanges of a strategy, in the order of its code. The planner
+/// replays them against the rules of the memory pools.
 class CROSSDOCK_API MemoryTrace {
  public:
   /// Memory in use; returned at the end of its scope or earlier by end().
@@ -153,8 +153,8 @@ class CROSSDOCK_API MemoryTrace {
   virtual void keep_in_plan(double num_bytes) = 0;
 };
 
-inline constexpr double kIndexBytes = 8;   // of a row number
-inline constexpr double kWeightBytes = 4;  // of a route's weight: fp32
+inline constexpr double kIndexBytes = 8;   // a row number
+inline constexpr double kWeightBytes = 4;  // a route's weight: fp32
 
 /// Describes what a strategy sends and what it holds, before a job starts. The planner and "auto"
 /// compare strategies by their models alone (Strategy::model). All members are optional: the
@@ -187,7 +187,7 @@ class CROSSDOCK_API StrategyModel {
   virtual void trace_rows(Movement movement, double row_bytes, const StepSizes& sizes,
                           const StrategyJob& job, MemoryTrace& trace) const;
 
-  /// The name of a strategy that this one does not differ from on these nodes; empty: none. If that
+  /// The name of a strategy that is identical to this one on these nodes; empty: none. If that
   /// strategy is chosen, this one is not named as an alternative.
   virtual std::string_view same_as(const Topology& /*topology*/) const { return {}; }
 };

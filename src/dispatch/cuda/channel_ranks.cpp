@@ -30,7 +30,7 @@ ChannelRanks::ChannelRanks(const Topology& topology, int rank, Waits waits)
 
 void check_channel_size(const ChannelUse& use, const Topology& topology, const ChannelRanks& ranks,
                         int max_peers) {
-  // Between nodes one slot holds the rows that came from the other nodes.
+  // With several nodes, one slot holds the rows received from other nodes.
   const int most_in_node = topology.num_nodes > 1 ? max_peers - 1 : max_peers;
   const int most = use.uses_rows_in_place ? most_in_node : max_peers;
   const char* advice = "give an NCCL communicator (DeviceOptions::nccl_comm)";

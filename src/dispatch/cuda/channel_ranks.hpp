@@ -26,11 +26,11 @@ class ChannelRanks {
   std::vector<int> slots_;  // [P]
 };
 
-/// What a strategy asks of a channel.
+/// A strategy's requirements on its channel.
 struct ChannelUse {
   std::string_view strategy;  // for messages
   Waits waits = Waits::kForAll;
-  bool uses_rows_in_place = false;  // of the ranks of a node: nothing is packed for them
+  bool uses_rows_in_place = false;  // within a node, rows are not packed
 };
 
 /// Throws Error(kInvalidArgument) if the strategy needs a channel of more than max_peers ranks; the

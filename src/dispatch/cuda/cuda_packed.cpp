@@ -11,7 +11,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// Where the transport waits for peers itself, as NCCL does.
+// For transports that wait for peers themselves, as NCCL does.
 Waits waits_beside_transport(const Packing& packing) {
   return packing.relay ? Waits::kForNode : Waits::kForNobody;
 }
@@ -87,8 +87,8 @@ ReadyCall CudaPacked::ready_gather_sum(const char* operation, const Plan& plan,
                        });
 }
 
-// grad_out and the weights go to the rows, gradients are made there, and those of the weights come
-// home.
+// Sends grad_out and the weights to the rows, computes the gradients there and returns those of the
+// weights.
 ReadyCall CudaPacked::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {
   const int64_t R = plan.capacity_rows();
   const GradientRows rows{.grad_out = rank_.take(tensors.y.dtype, tensors.y.shape),
@@ -135,7 +135,7 @@ ReadyCall CudaPacked::ready_collect_routes(const Plan& plan, const ConstTensorVi
       });
 }
 
-// One number per route that was sent; 0 for the others.
+// Writes one number per sent route, and 0 for the others.
 void CudaPacked::unpack_routes(const Plan& plan, const RowBatch& batch, const TensorView& routes) {
   if (routes.num_bytes() > 0) {
     CROSSDOCK_CUDA(
@@ -185,7 +185,7 @@ CudaPacked::RowBatch CudaPacked::routes_to_rows(const Plan& plan, const ConstTen
           .row_bytes = rows.row_bytes()};
 }
 
-// The arrivals stay where they arrive.
+// Arrivals are not unpacked.
 CudaPacked::RowBatch CudaPacked::rows_to_tokens(const Plan& plan,
                                                 const ConstTensorView& rows) const {
   const ExchangePlan& exchange = packed_plan(plan).exchange();
@@ -193,7 +193,7 @@ CudaPacked::RowBatch CudaPacked::rows_to_tokens(const Plan& plan,
                  .from = static_cast<const std::byte*>(rows.data),
                  .from_index = exchange.arrival_rows,
                  .row_bytes = rows.row_bytes()};
-  if (packing_.relay && rows.shape.rank() == 2) {  // single numbers take the plain way
+  if (packing_.relay && rows.shape.rank() == 2) {  // single numbers are not relayed
     batch.relay = packed_plan(plan).relay();
     batch.traffic = &batch.relay->far_home;
     batch.from_index = batch.relay->far_rows;
@@ -225,7 +225,7 @@ ReadyCall CudaPacked::ready_batches(std::vector<RowBatch> batches, QueueBatches 
     batch.entry = call.handles.size();
     call.handles.push_back(batch.shown.handle);
   }
-  for (RowBatch& batch : batches) {  // behind: transports count on the others' order
+  for (RowBatch& batch : batches) {  // last: transports expect the other handles to be contiguous
     batch.rows_entry = call.handles.size();
     if (batch.relay != nullptr) call.handles.push_back(batch.shown_rows.handle);
   }
@@ -266,7 +266,7 @@ void CudaPacked::exchange(const CudaRank::Agreed& agreed, Operation operation,
   }
 }
 
-// This rank's tokens, and the copies that arrived, into the rows of this node.
+// Scatters this rank's tokens and the received copies into the rows of this node.
 void CudaPacked::scatter_near(const CudaRank::Agreed& agreed, Operation operation,
                               const RowBatch& batch) {
   const cudaStream_t stream = rank_.stream();
@@ -296,7 +296,7 @@ void CudaPacked::zero_pads(const Plan& plan, const RowBatch& batch) const {
   rank_.zero_pads(device_plan(plan), rows, batch.row_bytes);
 }
 
-// Sums what came home and, inside a node, what is read where it lies.
+// Sums the received rows and, within a node, rows that are read in place.
 void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch,
                      GatherSumKernelArgs& args) {
   if (batch.relay == nullptr) {

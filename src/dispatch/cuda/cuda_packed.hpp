@@ -14,7 +14,7 @@
 
 namespace crossdock::cuda {
 
-/// A plan's arrays, and what its exchanges need.
+/// A plan's arrays, and the data of its exchanges.
 class PackedPlan final : public CudaPlan {
  public:
   PackedPlan(CudaRank& rank, const PlanData& data, std::span<const int64_t> arrival_tokens)
@@ -25,7 +25,7 @@ class PackedPlan final : public CudaPlan {
   const ExchangePlan& exchange() const { return exchange_; }
 
   void set_relay(RelayPlan relay) { relay_ = std::move(relay); }
-  /// Null where tokens are not relayed.
+  /// Null if tokens are not relayed.
   const RelayPlan* relay() const { return relay_ ? &*relay_ : nullptr; }
 
  private:
@@ -33,18 +33,18 @@ class PackedPlan final : public CudaPlan {
   std::optional<RelayPlan> relay_;
 };
 
-/// What a strategy exchanges. Default: one row per route, as alltoall does. At most one is set.
+/// The rows that a strategy exchanges. Default: one per route, as alltoall. At most one is set.
 struct Packing {
   /// All tokens go to every rank, as with allgather. Returns [received] the token of every arrival,
-  /// as its source counts. Collective.
+  /// numbered as on its source. Collective.
   std::function<std::vector<int64_t>(const Exchange& exchange)> arrival_tokens{};
-  /// Only copies that cross between nodes are exchanged, as with direct; within a node rows are
-  /// written and read where they lie. Collective.
+  /// Only copies between nodes are exchanged, as with direct; within a node rows are written and
+  /// read in place. Collective.
   std::function<RelayPlan(CudaRank& rank, const Plan& host_plan)> relay{};
 };
 
-/// Rows are packed by destination, exchanged by a transport and unpacked. The plan is made on the
-/// host, so that its sizes are known there.
+/// Packs rows by destination, exchanges them through a transport and unpacks them. Makes plans on
+/// the host, so that their sizes are known there.
 class CudaPacked final : public CudaPath {
  public:
   /// Exchanges through context.options.nccl_comm if given, else through peers' memory.
@@ -59,9 +59,8 @@ class CudaPacked final : public CudaPath {
   CudaPacked(const PathContext& context, int device, const Packing& packing, Waits waits,
              const MakeTransport& make_transport);
 
-  /// Rows that are exchanged together: from[from_index[i]] is packed as the i-th, and the i-th
-  /// arrival, taken from among the arrivals by arrival_index, becomes to[to_index[i]]. A null index
-  /// counts up.
+  /// Rows that are exchanged together: packed[i] = from[from_index[i]] before the exchange, and
+  /// to[to_index[i]] = arrived[arrival_index[i]] after it. A null index means i.
   struct RowBatch {
     const RowTraffic* traffic = nullptr;
     const std::byte* from = nullptr;
@@ -70,18 +69,18 @@ class CudaPacked final : public CudaPath {
     std::byte* to = nullptr;
     const int64_t* to_index = nullptr;
     const int64_t* arrival_index = nullptr;
-    int64_t num_unpacked = 0;  // rows that go to `to`
+    int64_t num_unpacked = 0;  // rows written to `to`
     int64_t row_bytes = 0;
     OwnedTensor packed{};   // [num_sent, row_bytes]
     OwnedTensor arrived{};  // [num_received, row_bytes]
     ShownMemory shown{};
-    size_t entry = 0;  // of `shown` among the handles
+    size_t entry = 0;  // index of `shown` among the handles
 
-    // For tokens that are relayed, and rows that are read where they lie.
+    // For relayed tokens, and for rows that are read in place.
     const RelayPlan* relay = nullptr;
-    bool is_read = false;        // the rows are; otherwise tokens go there
+    bool is_read = false;        // rows are read; otherwise tokens are written there
     int64_t num_tokens = 0;      // at `from`
-    const void* rows = nullptr;  // that ranks of this node use
+    const void* rows = nullptr;  // used by the ranks of this node
     int64_t rows_bytes = 0;
     ShownMemory shown_rows{};
     size_t rows_entry = 0;
@@ -96,30 +95,30 @@ class CudaPacked final : public CudaPath {
   ReadyCall ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
                                  const TensorView& routes) override;
 
-  // What a plan exchanges.
+  // The batches of a plan.
   RowBatch tokens_to_rows(const Plan& plan, const ConstTensorView& tokens,
                           const TensorView& rows) const;
   RowBatch routes_to_rows(const Plan& plan, const ConstTensorView& routes,
                           const TensorView& rows) const;
   RowBatch rows_to_tokens(const Plan& plan, const ConstTensorView& rows) const;
 
-  /// A call that exchanges these batches: takes their memory, numbers their handles. `queue` gets
-  /// them when the ranks have agreed.
+  /// Makes a call that exchanges these batches: takes their memory and numbers their handles. Once
+  /// the ranks have agreed, `queue` gets the batches.
   using QueueBatches =
       std::function<void(const CudaRank::Agreed& agreed, std::span<const RowBatch> batches)>;
   ReadyCall ready_batches(std::vector<RowBatch> batches, QueueBatches queue);
   void take_memory(RowBatch& batch);
 
-  /// Packs, exchanges and unpacks batches whose handles are neighbours.
+  /// Packs, exchanges and unpacks batches with contiguous handles.
   void exchange(const CudaRank::Agreed& agreed, Operation operation,
                 std::span<const RowBatch> batches);
   void scatter_near(const CudaRank::Agreed& agreed, Operation operation, const RowBatch& batch);
-  /// Zeroes the pad rows where a batch arrives.
+  /// Zeroes the pad rows of a batch's destination.
   void zero_pads(const Plan& plan, const RowBatch& batch) const;
   void sum(const CudaRank::Agreed& agreed, const RowBatch& batch, GatherSumKernelArgs& args);
   void unpack_routes(const Plan& plan, const RowBatch& batch, const TensorView& routes);
 
-  /// What gradients are made of where the rows are.
+  /// Inputs and results of combine_backward, one entry per row.
   struct GradientRows {
     OwnedTensor grad_out;      // [R, D]
     OwnedTensor weights;       // [R]

@@ -28,7 +28,7 @@ Plan CudaPath::plan(const DenseRouting& routing) {
 
 uint64_t CudaPath::run(const Call& call, const MakeReady& make_ready) {
   const CudaRank::CallScope scope(rank_);
-  rank_.take_copied_bytes();  // of a call that was refused
+  rank_.take_copied_bytes();  // discards those of a refused call
   call_ = {};                 // likewise
   const uint64_t sequence = FramedPath::run(call, make_ready);
   call_ = {};

@@ -12,15 +12,15 @@
 
 namespace crossdock::cuda {
 
-/// A call on a GPU that one rank has made ready.
+/// A call on a GPU that this rank has prepared.
 struct CudaCall {
   std::vector<MemoryHandle> handles{};                          // memory that peers use
-  std::function<void(const CudaRank::Agreed& agreed)> queue{};  // once all ranks have agreed
+  std::function<void(const CudaRank::Agreed& agreed)> queue{};  // called once all ranks have agreed
   bool needs_barrier = true;  // peers must wait for this rank's stream before they begin
 };
 
-/// What the paths on a GPU have in common. Once the ranks have agreed, a rank only queues work
-/// until all have: an allocation could wait for kernels that wait for this rank.
+/// Base of the paths on a GPU. After an agreement a rank only queues work until all ranks have done
+/// so: an allocation could wait for kernels that wait for this rank.
 class CudaPath : public FramedPath {
  public:
   Plan plan(const Routing& routing) override;
@@ -36,16 +36,16 @@ class CudaPath : public FramedPath {
  protected:
   CudaPath(const PathContext& context, int device, const ChannelUse& use);
 
-  /// Brings to the GPU what calls need of a plan that the host has made.
+  /// Copies to the GPU what calls need of a plan made on the host.
   virtual std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan) = 0;
 
   uint64_t run(const Call& call, const MakeReady& make_ready) final;
-  /// The call that the ranks will agree on next, for the ready_ members of a path.
+  /// Sets the call that the ranks agree on next, for the ready_ members of a path.
   ReadyCall ready(CudaCall call);
 
   OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) final;
 
-  /// The part of a sum that does not depend on where rows are.
+  /// Kernel arguments that do not depend on where the rows are.
   GatherSumKernelArgs sum_args(const char* operation, const Plan& plan,
                                const GatherSumArgs& args) const;
 
@@ -60,7 +60,7 @@ class CudaPath : public FramedPath {
                             const Shape& shape) final;
   uint64_t agree(const Call& call, const std::optional<Error>& refusal) final;
 
-  // The call under way; empty between calls.
+  // The current call; empty between calls.
   CudaCall call_;
   CudaRank::Agreed agreed_;
 };

@@ -26,7 +26,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// Owner, experts by owner and owner offsets, one after the other on the device.
+// Copies owner, experts_by_owner and owner_offsets to the device, one after the other.
 Buffer upload(const Placement& placement, DeviceArena& arena) {
   std::vector<int32_t> tables = placement.owner;
   tables.insert(tables.end(), placement.experts_by_owner.begin(), placement.experts_by_owner.end());
@@ -49,20 +49,20 @@ int existing_device(int device) {
 
 void keep_for_ever(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
-  static auto* kept = new std::vector<std::shared_ptr<const void>>;  // never freed: the point
+  static auto* kept = new std::vector<std::shared_ptr<const void>>;  // never freed, on purpose
   const std::lock_guard lock(mutex);
   kept->push_back(std::move(memory));
 }
 
-// What a rank brings to an agreement, ahead of its handles.
+// Precedes a rank's handles in its proposal.
 struct ProposalHeader {
   int64_t num_handles;
   int64_t needs_barrier;
   int64_t has_waiting_room;
 };
 
-// All kernels that a call may need, whatever this dispatcher does: the device may have to be idle
-// to load one, where kernels of another dispatcher may be waiting for a rank that has not launched.
+// Loads all kernels that any call may need: loading one may wait until the device is idle, while
+// kernels of another dispatcher may be waiting for a rank that has not launched.
 void load_all_kernels() {
   load_barrier();
   load_plan();
@@ -116,7 +116,7 @@ RankStreams::Lane CudaRank::make_lane() {
       ChannelOptions{.max_words = plan_words(config().num_experts),
                      .deadline = *group().options().arrival_deadline});
   lane.is_connected = waits_ == Waits::kForNobody;
-  // A peer that is late, or stalled, may write its flags after this rank has gone.
+  // A late or stalled peer may write its flags after this rank has left.
   group().communicator().keep_alive(lane.channel->mailbox().owner());
   return lane;
 }
@@ -128,12 +128,12 @@ CudaRank::~CudaRank() {
   bool is_broken = group().is_poisoned();
   for (const RankStreams::Lane* lane : streams_.lanes()) {
     is_done = streams_.ends_in_time(*lane) && is_done;
-    const std::optional<Fault> fault = lane->channel->fault();  // no call may have reported it yet
+    const std::optional<Fault> fault = lane->channel->fault();  // may not be reported yet
     is_broken = is_broken || group().is_poisoned() || (fault && is_fatal(*fault));
   }
   if (!is_done) peers_.leave_mapped();
   // After a failure peers may still be writing. Memory that another process has mapped is neither
-  // freed nor handed out again; and cudaFree waits for the device, which may never be done.
+  // freed nor reused; and cudaFree waits for the device, which may never finish.
   if (!is_done || (is_broken && peers_.needs_export())) {
     keep_memory_for_ever();
   } else if (is_broken) {
@@ -297,10 +297,10 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
                                .body = body,
                                .refusal = proposal.refusal});
   } catch (const Error&) {
-    // If the reason was a routing that the device refused, it is on all ranks, and this was its
-    // report; a rank whose device had not come so far would report it again.
+    // A routing that the device refused is refused on all ranks and has now been reported. Clear
+    // it, or a rank whose device was behind would report it again.
     if (!group().is_poisoned() && !is_capturing(stream())) {
-      watch().try_await(stream());  // if it does not end, the next call says so
+      watch().try_await(stream());  // the next call reports a timeout
       for (const RankStreams::Lane* lane : streams_.lanes()) {
         const std::optional<Fault> fault = lane->channel->fault();
         if (fault && !is_fatal(*fault)) lane->channel->clear_fault();
@@ -327,8 +327,8 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
   return agreed;
 }
 
-// Reaching memory for the first time may wait for the device, so the ranks agree again before any
-// of them launches a kernel that waits for the others.
+// Reaching a peer's memory for the first time may wait for the device, so the ranks agree again
+// before any of them launches a kernel that waits for the others.
 void CudaRank::connect(const char* operation, uint64_t subject, const Agreed& agreed) {
   const std::optional<Error> refusal = refusal_of([&] {
     num_sharing_ = 1;

@@ -24,20 +24,20 @@ namespace crossdock::cuda {
 /// Memory of this rank that peers use during one call.
 struct ShownMemory {
   MemoryHandle handle{};
-  std::byte* data = nullptr;    // where it is while they do
-  std::byte* wanted = nullptr;  // where it was shown
+  std::byte* data = nullptr;    // the address that peers use
+  std::byte* wanted = nullptr;  // the address given to show
   int64_t num_bytes = 0;
-  std::shared_ptr<const void> lease;  // of a copy, where peers do not reach the memory
+  std::shared_ptr<const void> lease;  // keeps a copy alive, if peers cannot reach the memory
 };
 
 /// One rank's side of a dispatcher on a GPU: its memory, its signals, and how it agrees with the
 /// others.
 class CudaRank {
  public:
-  /// The context must outlive it.
+  /// The context must outlive this object.
   CudaRank(const PathContext& context, int device, const ChannelUse& use);
   /// Waits for this rank's streams, since they use what it owns, but not longer than the deadlines:
-  /// what is in use then is never freed, and the group fails.
+  /// memory still in use then is never freed, and the group fails.
   ~CudaRank();
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
@@ -56,27 +56,27 @@ class CudaRank {
   int device() const { return device_; }
   Device where() const { return {.kind = DeviceKind::kCuda, .index = device_}; }
   void set_options(const DeviceOptions& options);
-  /// For all work of a call, and the waits for it.
+  /// The streams for all work of a call and for the waits for it.
   RankStreams& streams() { return streams_; }
   cudaStream_t stream() const { return streams_.stream(); }
   StreamWatch& watch() const { return *streams_.watch(); }
-  /// Waits for stream(). If it does not end in time, the group fails and throws.
+  /// Waits for stream(). On a timeout, fails the group and throws.
   void await_stream() const { streams_.await(); }
   int max_sms() const { return options_.max_sms; }
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return num_sharing_; }
   DevicePool& pool() { return pool_; }
   const PeerSignals& signals() const { return streams_.lane().channel->signals(); }
-  /// The same for waits within the node.
+  /// Signals for waits within the node.
   PeerSignals near_signals() const;
-  /// The same for kernels that work for this rank alone.
+  /// Signals for kernels that involve this rank only.
   PeerSignals signals_alone() const;
   bool is_near(int peer) const { return peers_.is_near(peer); }
   /// The ranks of this rank's channels. Targets in kernels that wait are slots among them.
   const ChannelRanks& channel_ranks() const { return channel_ranks_; }
 
   const Placement& placement() const { return placement_; }
-  /// What plans of T tokens are made of.
+  /// The inputs for plans of T tokens.
   CudaPlanInputs plan_inputs(int64_t T) const;
 
   // Tensors. The checks throw Error(kInvalidArgument) that names the tensor.
@@ -88,30 +88,30 @@ class CudaRank {
   /// Zeroes the plan's pad rows in rows [R, row_bytes].
   void zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const;
 
-  /// What this rank brings to the agreement on a call.
+  /// This rank's part in the agreement on a call.
   struct Proposal {
     const char* operation;
     uint64_t subject;                   // number of the plan; 0: there is none yet
     std::string call_text;              // must be identical on every rank
     std::vector<MemoryHandle> handles;  // memory that peers use
     bool needs_barrier = true;          // peers must wait for this rank's stream before they begin
-    const Error* refusal = nullptr;     // what this rank found wrong
+    const Error* refusal = nullptr;     // why this rank refuses, if it does
   };
-  /// What all ranks brought.
+  /// The combined proposals of all ranks.
   struct Agreed {
     const char* operation = "";
     uint64_t sequence = 0;
-    bool needs_barrier = false;                      // any rank's
-    bool has_waiting_room = true;                    // every rank's, for kernels on max_sms
+    bool needs_barrier = false;                      // on any rank
+    bool has_waiting_room = true;                    // on every rank, for kernels on max_sms
     std::vector<std::vector<MemoryHandle>> handles;  // [P]
   };
   /// Collective. Throws the same error on all ranks if one refuses. The first time it also connects
   /// the ranks' signals.
   Agreed agree(Proposal proposal);
 
-  /// For peers to use: memory itself, or a lease in its place where they cannot reach it.
+  /// Makes memory available to peers: itself, or a lease in its place if they cannot reach it.
   ShownMemory show(const void* data, int64_t num_bytes, bool with_contents);
-  /// Bytes of such leases since it was last asked.
+  /// Bytes of such leases since the last call.
   int64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   /// Entry `entry` of every rank's handles, for kernels of this rank. REQUIRES: kernels wait for
   /// all ranks.
@@ -126,13 +126,13 @@ class CudaRank {
       if (is_near(p)) reach_one(agreed, entry, p, pointers[channel_ranks_.slot_of(p)]);
     }
   }
-  /// After peers have written: what is in a lease goes where it was wanted.
+  /// After peers have written: queues the copy from a lease, if any, to the memory shown.
   void fetch(const ShownMemory& shown) const;
 
-  /// Throws what the device has reported, if anything, a fatal fault first, or what the watch has
-  /// found. Does not wait.
+  /// Throws a fault that the device has reported, fatal ones first, or an error that the watch has
+  /// found, if any. Does not wait.
   void raise_faults();
-  /// The same, or what is wrong with the options: ahead of every call.
+  /// As raise_faults, and also throws if the options are invalid. Runs before every call.
   void check_usable();
 
  private:
@@ -156,12 +156,12 @@ class CudaRank {
   Waits waits_;
   ChannelRanks channel_ranks_;
   int64_t copied_bytes_ = 0;
-  // By stream and multiprocessors; null where there was none.
+  // By stream and number of SMs; null if there was no room.
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;
   int num_sharing_ = 1;  // ranks of this process on this GPU
   Placement placement_;
-  std::shared_ptr<const void> tables_;  // placement_ on the device, what shape_ points to
-  PlanShape shape_{};                   // without what depends on T
+  std::shared_ptr<const void> tables_;  // placement_ on the device; shape_ points to it
+  PlanShape shape_{};                   // without the members that depend on T
 };
 
 }  // namespace crossdock::cuda

@@ -10,8 +10,8 @@ size_t index(int64_t i) {
   return static_cast<size_t>(i);
 }
 
-// Where this rank's rows begin in the send buffer of each other: rows_to(p, rank) go from p to
-// rank.
+// Offset of this rank's rows in the send buffer of every other rank: rows_to(p, rank) rows go from
+// p to rank.
 template <typename RowsTo>
 std::vector<int64_t> peer_begins(const PlanData& data, const RowsTo& rows_to) {
   std::vector<int64_t> begins(index(data.P), 0);
@@ -27,13 +27,13 @@ RowTraffic make_out(const PlanData& data) {
   return make_traffic(data.send_offsets, data.recv_offsets, peer_begins(data, rows_to));
 }
 
-// The same rows on their way back.
+// The same rows in the opposite direction.
 RowTraffic make_home(const PlanData& data) {
   const auto rows_to = [&](int p, int rank) { return rows_between(data, rank, p); };
   return make_traffic(data.recv_offsets, data.send_offsets, peer_begins(data, rows_to));
 }
 
-// All tokens of every rank to every rank.
+// All tokens of every rank, sent to every rank.
 RowTraffic make_tokens(const PlanData& data) {
   RowTraffic traffic{.parts = {}, .num_sent = data.T, .num_received = 0};
   for (const int64_t tokens : data.tokens_per_rank) {

@@ -35,7 +35,7 @@ std::string print_weight(int64_t bits) {
   return weight > 0 ? "Infinity" : "-Infinity";
 }
 
-// With too few hardware queues the work of a rank may lie behind a kernel that waits for it.
+// With too few hardware queues, a rank's work may be queued behind a kernel that waits for it.
 std::string queue_hint() {
   if (std::getenv("CUDA_DEVICE_MAX_CONNECTIONS") != nullptr) return "";
   return " Ranks that share a GPU need a hardware queue each: set CUDA_DEVICE_MAX_CONNECTIONS=32";

@@ -11,7 +11,7 @@ namespace crossdock::cuda {
 /// The operation of a call that sums rows: combine, combine_unweighted or dispatch_backward.
 Operation operation_of_sum(std::string_view name);
 
-/// What the device found, in the words the host uses for the same. `rank` is this rank, of P.
+/// Words a device's fault as the host words the same error. `rank` is this rank, of P.
 struct FaultReader {
   int rank;
   int P;

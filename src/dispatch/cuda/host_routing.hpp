@@ -12,7 +12,7 @@
 
 namespace crossdock::cuda {
 
-/// A routing of the device, copied to host memory. Waits for the device, so not during a capture.
+/// Host copy of a routing on the device. Waits for the device, so not during a capture.
 class HostRouting {
  public:
   HostRouting() = default;
@@ -36,10 +36,10 @@ class HostRouting {
   ConstTensorView mask_;
 };
 
-/// Brings to the device what it needs of a plan that the host has made.
+/// Copies to the device what it needs of a plan made on the host.
 using MakeDeviceData = std::function<std::shared_ptr<const DevicePlanData>(const Plan& host_plan)>;
 
-/// Copies the routing to the host, makes its plan there and brings that to the device. Collective.
+/// Copies the routing to the host, makes the plan there and copies it to the device. Collective.
 Plan plan_on_host(CudaRank& rank, const Routing& routing, const MakeDeviceData& make_device_data);
 Plan plan_on_host(CudaRank& rank, const DenseRouting& routing,
                   const MakeDeviceData& make_device_data);

@@ -14,10 +14,10 @@
 namespace crossdock::cuda {
 namespace {
 
-/// What the host is shown of a plan on the device: copies of its arrays.
+/// A device's plan as the host sees it: copies of its arrays.
 class CopiedPlan final : public DevicePlanData {
  public:
-  /// `path` made the plan and works in the stream.
+  /// `path` made the plan and queues its work in the stream.
   CopiedPlan(Plan device_plan, std::shared_ptr<const OwnedStream> owned_stream, Path& path)
       : stream_(std::move(owned_stream)), device_plan_(std::move(device_plan)) {
     const RelaxedCapture relaxed;
@@ -67,7 +67,7 @@ class CopiedPlan final : public DevicePlanData {
   Shape weights_shape_;
 };
 
-// A plan of another dispatcher goes on as it is: the path refuses it.
+// Passes another dispatcher's plan on unchanged: the path refuses it.
 const Plan& plan_on_device(const Plan& plan) {
   const auto* copied = dynamic_cast<const CopiedPlan*>(plan.device_data().get());
   return copied != nullptr ? copied->device_plan() : plan;
@@ -93,18 +93,18 @@ void HostTensors::set_options(const DeviceOptions& options) {
   path_->set_options(own);
 }
 
-// A tensor that is not as it must be goes on as it is: the path names what is wrong.
+// Passes invalid tensors on unchanged: the path reports what is wrong.
 OwnedTensor HostTensors::upload(const ConstTensorView& tensor) {
   return tensor.given() ? upload_as(tensor.shape, tensor) : OwnedTensor{};
 }
 
-// The device's tensors of rows have as many as its plan may have.
+// Row tensors on the device have capacity_rows rows.
 OwnedTensor HostTensors::upload_rows(const Plan& plan, const ConstTensorView& rows) {
   if (!rows.given() || rows.num_rows() != plan.num_rows()) return upload(rows);
   return upload_as(with_rows(rows.shape, plan_on_device(plan).capacity_rows()), rows);
 }
 
-// `shape` has room for the tensor.
+// REQUIRES: the tensor fits in `shape`.
 OwnedTensor HostTensors::upload_as(const Shape& shape, const ConstTensorView& tensor) {
   const RelaxedCapture relaxed;
   const Buffer buffer = pool_.take(shape.num_elements() * size_of(tensor.dtype), stream_->get());
@@ -128,7 +128,7 @@ OwnedTensor HostTensors::download(const ConstTensorView& tensor, int64_t num_row
     const Buffer buffer = group_.pool().take(shape.num_elements() * size_of(tensor.dtype));
     copy = {.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
   }
-  // A copy that waits for kernels, which wait for other ranks, could keep those from launching.
+  // A copy queued behind kernels that wait for other ranks could keep those from launching.
   path_->await();
   if (copy.view.num_bytes() > 0) {
     CROSSDOCK_CUDA(cudaMemcpyAsync(copy.view.data, tensor.data,
@@ -142,7 +142,7 @@ OwnedTensor HostTensors::download(const ConstTensorView& tensor, int64_t num_row
 void HostTensors::copy_in(const char* operation, const Plan* plan,
                           const std::function<void()>& uploads) {
   const std::optional<Error> refusal = refusal_of([&] {
-    group_.check();  // behind a failed call a copy could wait for ever
+    group_.check();  // after a failed call a copy could wait forever
     uploads();
   });
   if (!refusal) return;
@@ -185,7 +185,7 @@ DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args)
   OwnedTensor rows;
   OwnedTensor row_scales;
   copy_in("dispatch", &plan, [&] {
-    check_outputs(args);  // the copies do not overlap
+    check_outputs(args);  // here, since the copies do not overlap
     x = upload(args.x);
     scales = upload(args.scales);
     rows = upload_rows(plan, args.rows);
@@ -206,7 +206,7 @@ DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args)
                          .row_scales = row_scales.view,
                          .with_row_weights = args.with_row_weights,
                          .num_chunks = args.num_chunks};
-  if (args.on_chunk) {  // gets all rows at once
+  if (args.on_chunk) {  // called once, with all rows
     on_device.on_chunk = [&](const DispatchResult& moved, const DispatchChunk& chunk) {
       copy_back(moved);
       args.on_chunk(result, chunk);

@@ -10,12 +10,12 @@
 namespace crossdock::cuda {
 
 /// Host tensors on a GPU's path: every call copies its inputs to the GPU, waits, and copies the
-/// results back. For checking GPU results with programs that know host memory only.
+/// results back. For checking GPU results with programs that only use host memory.
 class HostTensors final : public Path {
  public:
   HostTensors(std::unique_ptr<Path> path, Group& group, int device);
 
-  /// The stream is this path's own; the other options count.
+  /// Ignores options.stream, since this path has its own; uses the other options.
   void set_options(const DeviceOptions& options) override;
   Plan plan(const Routing& routing) override;
   Plan plan(const DenseRouting& routing) override;
@@ -33,7 +33,7 @@ class HostTensors final : public Path {
   void await() override { path_->await(); }
 
  private:
-  /// Copies a call's inputs before the call. A rank that fails here refuses the call of all.
+  /// Copies a call's inputs before the call. A failure here is this rank's refusal.
   void copy_in(const char* operation, const Plan* plan, const std::function<void()>& uploads);
   OwnedTensor upload(const ConstTensorView& tensor);
   OwnedTensor upload_rows(const Plan& plan, const ConstTensorView& rows);

@@ -19,7 +19,7 @@ void check_nccl(ncclResult_t status, const char* call) {
   throw Error(ErrorCode::kCommunication, concat(call, ": ", ncclGetErrorString(status)));
 }
 
-// What has failed in the background, or "".
+// The communicator's asynchronous error, or "".
 std::string async_error(ncclComm_t comm) {
   ncclResult_t status = ncclSuccess;
   const ncclResult_t asked = ncclCommGetAsyncError(comm, &status);
@@ -28,8 +28,8 @@ std::string async_error(ncclComm_t comm) {
   return is_well ? "" : ncclGetErrorString(status);
 }
 
-/// Calls from its making to end() are one operation. A group that is left open by an error would
-/// swallow what the thread gives to NCCL later.
+/// NCCL calls from its construction to end() are one operation. After an error the destructor
+/// closes the group; an open one would swallow the thread's later NCCL calls.
 class NcclGroup {
  public:
   NcclGroup() { check_nccl(ncclGroupStart(), "ncclGroupStart"); }
@@ -68,7 +68,7 @@ class NcclTransport final : public RowTransport {
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
 
-  // The communicator is the caller's: it is never aborted here, whatever happens.
+  // The caller owns the communicator, so it is never aborted here.
   void run(const CudaRank::Agreed& agreed, size_t /*first_entry*/,
            std::span<const RowTransfer> transfers) override {
     rank_.watch().begin_exchange(rank_.stream(), agreed.operation, agreed.sequence);
@@ -96,7 +96,7 @@ class NcclTransport final : public RowTransport {
     }
   }
 
-  // A communicator that does not block may say that a call is under way.
+  // A non-blocking communicator may return ncclInProgress.
   static void check_queued(ncclResult_t status, const char* call) {
     if (status != ncclInProgress) check_nccl(status, call);
   }

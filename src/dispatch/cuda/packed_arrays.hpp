@@ -13,10 +13,10 @@
 
 namespace crossdock::cuda {
 
-/// Arrays one after the other in one piece of device memory, each at a multiple of 16 bytes.
+/// Arrays packed into one block of device memory, each aligned to 16 bytes.
 class PackedArrays {
  public:
-  /// upload will set `place` to where the array then is.
+  /// upload will set `place` to the array's address.
   template <typename T>
   void add(const std::vector<T>& values, const T*& place) {
     const size_t offset = bytes_.size();
@@ -29,7 +29,7 @@ class PackedArrays {
     });
   }
 
-  /// Waits for the device, at most as long as the watch does.
+  /// Waits for the device, at most as long as the watch allows.
   Buffer upload(DevicePool& pool, cudaStream_t stream, StreamWatch& watch) const {
     Buffer memory = pool.take(std::ssize(bytes_), stream);
     if (!bytes_.empty()) {

@@ -4,7 +4,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// Kernels copy: a copy of the driver's that waits for a barrier could keep other ranks from
+// Copies with kernels: a copy by the driver that waits for a barrier could keep other ranks from
 // launching theirs.
 class PeerCopies final : public RowTransport {
  public:

@@ -45,15 +45,15 @@ void RankStreams::set_callers_stream(Stream stream) {
   const CallGuard guard(device_);
   const cudaStream_t before = callers_stream();
   const cudaStream_t wanted = wanted_stream(stream);
-  // Taking a stream that stands in for the threads' own may wait for the GPU (see begin_aside).
+  // Taking the stream that replaces the threads' own may wait for the GPU (see begin_aside).
   const bool takes_stream = wanted == cudaStreamPerThread && !callers_.is_per_thread();
   if (takes_stream && has_queued_ && !is_capturing(before)) {
     CROSSDOCK_CUDA(cudaStreamSynchronize(before));
   }
   callers_.set(wanted);
   const cudaStream_t after = callers_stream();
-  // Kernels of a channel run one after the other. Between a graph and what runs now there is no
-  // order to keep.
+  // Kernels of a channel run one after the other. There is no order to keep between a graph being
+  // captured and work that runs now.
   if (after == before || !has_queued_ || is_capturing(before) || is_capturing(after)) return;
   const OwnedEvent here(device_);
   here.record(before);
@@ -64,8 +64,8 @@ void RankStreams::begin_aside() {
   const CallGuard guard(device_);
   follow_caller();
   if (!aside_) {
-    // Taking memory and a stream may wait for the GPU, where a peer's kernel may be waiting for
-    // one that is not launched yet. When this rank's kernels have ended, all are.
+    // Taking memory and a stream may wait for the GPU, where a peer's kernel may be waiting for one
+    // that is not launched yet. Once this rank's kernels have ended, all have been launched.
     if (!is_capturing(callers_stream())) await(callers_stream());
     Lane lane = make_lane_();
     lane.stream = lease_stream(device_);

@@ -17,23 +17,23 @@
 namespace crossdock::cuda {
 
 /// The streams in which one rank queues its work: the caller's, and one of its own for calls that
-/// run beside it.
+/// run concurrently with it.
 class RankStreams {
  public:
   RankStreams(Group& group, int device);
 
-  /// What the kernels of one stream share: they run one after the other.
+  /// State shared by the kernels of one stream, which run one after the other.
   struct Lane {
     std::shared_ptr<PeerChannel> channel;
-    bool is_connected = false;                  // or need not be
+    bool is_connected = false;                  // or needs no connection
     std::shared_ptr<const OwnedStream> stream;  // null: the caller's
   };
-  /// How a lane gets its channel; called now, and when work first runs beside the caller's stream.
+  /// Makes a lane with its channel; called by open and by the first begin_aside.
   using MakeLane = std::function<Lane()>;
   void open(MakeLane make_lane);
 
-  /// Surrounds every call. If the caller's stream is the calling thread's own, what the thread
-  /// queues there afterwards comes after the call.
+  /// Surrounds every call. If the caller's stream is the calling thread's own, work that the thread
+  /// queues there afterwards runs after the call.
   class CallScope {
    public:
     explicit CallScope(const RankStreams& streams)
@@ -46,31 +46,31 @@ class RankStreams {
     CallGuard guard_;
     const CallersStream& callers_;
   };
-  /// If the caller's stream is the calling thread's own, the call comes after what the thread has
-  /// queued there. Inside a CallScope, before anything that depends on the stream.
+  /// If the caller's stream is the calling thread's own, the call runs after the work that the
+  /// thread has queued there. Call inside a CallScope, before anything that depends on the stream.
   void follow_caller() const { callers_.follow_thread(); }
 
-  /// The caller's stream; another than before waits for this rank's work in the previous one.
+  /// Sets the caller's stream. A new one waits for this rank's work in the previous one.
   void set_callers_stream(Stream stream);
   bool is_per_thread() const { return callers_.is_per_thread(); }
 
-  /// The stream for work, and its lane.
+  /// The stream in which work is queued, and its lane.
   cudaStream_t stream() const;
   Lane& lane() { return is_aside_ ? *aside_ : main_; }
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
   std::vector<Lane*> lanes();
-  /// Work is about to be queued in stream().
+  /// Records that work is about to be queued in stream().
   void note_work() { has_queued_ = has_queued_ || !is_aside_; }
 
-  /// Work is queued in a stream of its own, with signals of its own, until end_aside (see Path).
+  /// Until end_aside, work is queued in a separate stream with separate signals (see Path).
   void begin_aside();
   std::shared_ptr<const void> end_aside();
   void finish(const std::shared_ptr<const void>& done) const;
 
   const std::shared_ptr<StreamWatch>& watch() const { return watch_; }
-  /// Waits for stream(). If it does not end in time, the group fails and throws.
+  /// Waits for stream(). On a timeout, fails the group and throws.
   void await() const { await(stream()); }
-  /// Whether all work of a lane has ended. If it does not end in time, the group fails.
+  /// Waits for a lane's work; returns whether it ended in time. If not, the group fails.
   bool ends_in_time(const Lane& lane) noexcept;
 
  private:
@@ -87,7 +87,7 @@ class RankStreams {
   Lane main_;
   std::optional<Lane> aside_;  // made when first needed
   bool is_aside_ = false;
-  bool has_queued_ = false;  // into the caller's stream
+  bool has_queued_ = false;  // work is in the caller's stream
 };
 
 }  // namespace crossdock::cuda

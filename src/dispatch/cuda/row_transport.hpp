@@ -24,17 +24,17 @@ class RowTransport {
  public:
   virtual ~RowTransport() = default;
 
-  /// Queues transfers. The agreed handles from `first_entry` on are those of their send buffers.
-  /// The transfers are done when the stream has passed them; send buffers may then be used again.
+  /// Queues transfers. The agreed handles from `first_entry` on belong to their send buffers. Once
+  /// the stream has executed the transfers, they are done and send buffers may be reused.
   virtual void run(const CudaRank::Agreed& agreed, size_t first_entry,
                    std::span<const RowTransfer> transfers) = 0;
 };
 
-/// Every rank copies what is for it out of its peers' memory.
+/// Every rank copies its rows out of its peers' memory.
 std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank);
 
 /// Grouped ncclSend and ncclRecv on `nccl_comm`, an ncclComm_t whose ranks are the group's. Throws
-/// Error(kUnsupported) where NCCL is not built in.
+/// Error(kUnsupported) if built without NCCL.
 std::unique_ptr<RowTransport> make_nccl_transport(CudaRank& rank, void* nccl_comm);
 
 }  // namespace crossdock::cuda

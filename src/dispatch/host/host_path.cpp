@@ -106,7 +106,7 @@ ReadyCall HostPath::ready_dispatch(const Plan& plan, const DispatchArgs& args,
           .num_bytes = num_bytes};
 }
 
-// Tokens to the rows of their experts, at once or chunk by chunk.
+// Scatters tokens to the rows of their experts, at once or chunk by chunk.
 void HostPath::scatter_tokens(const Exchange& exchange, std::span<const RowPart> parts,
                               const DispatchArgs& args, const DispatchResult& result) {
   const PlanData& plan = exchange.plan.data();
@@ -117,7 +117,7 @@ void HostPath::scatter_tokens(const Exchange& exchange, std::span<const RowPart>
     strategy().scatter_routes(exchange, exchange.plan.weights(), result.row_weights.view);
   }
   const std::vector<ExpertChunk> chunks = cut_experts(plan, args.num_chunks);
-  std::optional<EventRecorder::Scope> recorded;  // of the chunk on its way
+  std::optional<EventRecorder::Scope> recorded;  // of the current chunk
   const auto begin = [&](size_t i) {
     if (chunks.size() == 1 || i == chunks.size()) return;
     recorded.emplace(group().recorder(), exchange.operation, exchange.sequence,
@@ -150,8 +150,8 @@ ReadyCall HostPath::ready_gather_sum(const char* operation, const Plan& plan,
           .num_bytes = plan.data().num_received() * args.rows.row_bytes()};
 }
 
-// grad_out and the weights go to the rows, gradients are made there, and those of the weights come
-// back.
+// Sends grad_out and the weights to the rows, computes the gradients there and returns those of the
+// weights.
 ReadyCall HostPath::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {
   const PlanData& data = plan.data();
   const OwnedTensor row_weights = take(data.weight_dtype, {data.num_rows()});

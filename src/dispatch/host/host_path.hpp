@@ -7,11 +7,11 @@
 
 namespace crossdock {
 
-/// Makes a plan of a routing in host memory. Collective.
+/// Makes a plan from a routing in host memory. Collective.
 Plan make_host_plan(const PathContext& context, const Routing& routing);
 Plan make_host_plan(const PathContext& context, const DenseRouting& routing);
 
-/// The calls for tensors in host memory: the dispatcher's strategy moves the rows. A call is done
+/// The path for tensors in host memory: the dispatcher's strategy moves the rows. A call is done
 /// when it returns.
 class HostPath final : public FramedPath {
  public:

@@ -9,7 +9,7 @@
 namespace crossdock {
 namespace {
 
-// What the rank that holds a row must know to sum it.
+// Tells the rank that holds a row how to sum it.
 struct RowOrigin {
   int64_t token;
   int64_t row;
@@ -39,7 +39,7 @@ Buffer pack_origins(const Exchange& exchange) {
   return packed;
 }
 
-// Rows of the same source and token stand together, in slot order.
+// Groups the rows of the same source and token, in slot order.
 void group_by_token(const Exchange& exchange, const Buffer& arrived, PartialSums& sums) {
   const PlanData& plan = exchange.plan.data();
   const auto* origins = reinterpret_cast<const RowOrigin*>(arrived.data());

@@ -8,18 +8,18 @@
 
 namespace crossdock {
 
-/// Who sums what when sums are made per rank: the rows of one token at one rank become one partial
-/// row (slot order, fp32, or fp64 for fp64 rows), and the source adds a token's partial rows in the
-/// order of the ranks.
+/// Which rows are summed where when sums are made per rank: the rows of one token at one rank
+/// become one partial row (slot order, fp32, or fp64 for fp64 rows), and the source adds a token's
+/// partial rows in the order of the ranks.
 struct PartialSums {
   // At the experts: the sums this rank makes, by (source, token).
   std::vector<int64_t> rows;            // [received] the rows to sum, by (source, token, slot)
   Buffer weights;                       // [received] their weights, in the plan's weight dtype
   std::vector<int64_t> sum_offsets;     // [sums + 1] into rows
-  std::vector<int64_t> tokens;          // [sums] the token, as its source counts
+  std::vector<int64_t> tokens;          // [sums] the token, numbered as on its source
   std::vector<int64_t> source_offsets;  // [P + 1] into sums
 
-  // At the source: the partial rows that come, by (rank, token).
+  // At the source: the partial rows that arrive, by (rank, token).
   std::vector<int64_t> rank_offsets;   // [P + 1]
   std::vector<int64_t> partials;       // partial rows of each token, ranks ascending
   std::vector<int64_t> token_offsets;  // [T + 1] into partials
@@ -40,7 +40,7 @@ Buffer sum_at_experts(const Exchange& exchange, const PartialSums& sums, const G
 Buffer sum_at_experts_dense(const Exchange& exchange, const PartialSums& sums,
                             const GatherSumArgs& args);
 
-/// args.out from the partial rows that came, as sum_at_experts made them.
+/// Computes args.out from the arrived partial rows, made by sum_at_experts.
 void sum_partials(const Exchange& exchange, const PartialSums& sums, const Buffer& arrived,
                   const GatherSumArgs& args);
 

@@ -26,7 +26,7 @@ ShownRows ShownRows::to_fill(const Exchange& exchange, std::byte* rows, int64_t 
 }
 
 ShownRows ShownRows::to_read(const Exchange& exchange, const std::byte* rows, int64_t num_bytes) {
-  // Peers only load, so the memory stays as it is.
+  // Peers only read, so the memory does not change.
   ShownRows shown(exchange, const_cast<std::byte*>(rows), num_bytes);
   if (shown.data_ == rows) return shown;
   const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,

@@ -10,11 +10,11 @@
 
 namespace crossdock {
 
-/// Phase of the event of a copy of foreign memory.
+/// Phase of the event that records a copy of foreign memory.
 inline constexpr const char* kForeignCopy = "copy of foreign rows";
 
-/// Rows of this rank that the ranks of its node reach. Foreign memory, which they do not reach, is
-/// stood in for by a lease of the same size; the copy this costs is recorded as an event.
+/// Rows of this rank that the ranks of its node can reach. Foreign memory, which is not reachable,
+/// is replaced by a lease of the same size; the copy is recorded as an event.
 class ShownRows {
  public:
   /// For peers to store into. Contents of a lease are unspecified.
@@ -25,7 +25,7 @@ class ShownRows {
   const comm::WindowHandle& handle() const { return handle_; }
   /// Where the rows of this rank are while peers use them.
   std::byte* data() const { return data_; }
-  /// After the peers have stored: the plan's rows that landed in a lease go where they were wanted.
+  /// After the peers have stored: copies the plan's rows from a lease, if any, to the rows given.
   void fetch(const Exchange& exchange, int64_t row_bytes) const;
 
  private:
@@ -33,16 +33,16 @@ class ShownRows {
 
   std::byte* wanted_;
   std::byte* data_;
-  Buffer lease_;  // empty where the memory itself is in a window
+  Buffer lease_;  // empty if the memory itself is in a window
   comm::WindowHandle handle_;
 };
 
-/// The rows of all ranks of this node, one entry per thing shown. Collective over the whole group.
+/// The rows of all ranks of this node, one entry per ShownRows. Collective over the whole group.
 class PeerRows {
  public:
   PeerRows(const Exchange& exchange, std::span<const ShownRows> shown);
 
-  /// Null where `rank` is on another node or has no rows.
+  /// Null if `rank` is on another node or has no rows.
   std::byte* at(int rank, size_t entry = 0) const {
     return addresses_[static_cast<size_t>(rank) * num_entries_ + entry];
   }

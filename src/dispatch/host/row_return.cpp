@@ -10,7 +10,7 @@
 namespace crossdock {
 namespace {
 
-// Rows of other ranks, in the order in which they came.
+// Packs the rows of other ranks, in the order in which they arrived.
 Buffer pack_by_source(const Exchange& exchange, const TravellingRows& travelling,
                       const ConstTensorView& rows) {
   std::vector<ops::BlockCopy> blocks;

@@ -4,8 +4,8 @@
 
 namespace crossdock {
 
-/// The exact way back: every row travels to its source by an all-to-all and is summed there in slot
-/// order, straight out of where it arrived.
+/// Exact gather_sum: an all-to-all returns every row to its source, which sums the rows in slot
+/// order directly from the receive buffer.
 void return_and_sum(const Exchange& exchange, const GatherSumArgs& args);
 
 }  // namespace crossdock

@@ -12,7 +12,7 @@ namespace crossdock {
 /// tokens [T, ...] and the rows [R, ...] they go to, as bits.
 RowPart row_part(const ConstTensorView& tokens, const TensorView& rows);
 
-/// Rows of no route.
+/// Zeroes the rows that belong to no route.
 void zero_pad_rows(const PlanData& plan, const TensorView& rows);
 
 void zero(const TensorView& tensor);

@@ -5,7 +5,7 @@
 namespace crossdock {
 namespace {
 
-// Takes the block of `rank` out of the offsets; returns its size.
+// Removes the block of `rank` from the offsets; returns its size.
 int64_t remove_block(std::vector<int64_t>& offsets, size_t rank) {
   const int64_t size = offsets[rank + 1] - offsets[rank];
   for (size_t r = rank + 1; r < offsets.size(); ++r) offsets[r] -= size;

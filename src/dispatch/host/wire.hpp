@@ -11,8 +11,8 @@
 
 namespace crossdock {
 
-/// The rows that travel in an all-to-all: those of the plan without the ones that stay on this
-/// rank, which need no copy on the way.
+/// The rows that an all-to-all exchanges: those of the plan except the ones that stay on this rank,
+/// which need no staging.
 class TravellingRows {
  public:
   explicit TravellingRows(const PlanData& plan);
@@ -22,7 +22,7 @@ class TravellingRows {
   int64_t num_sent() const { return send_offsets_.back(); }
   int64_t num_received() const { return recv_offsets_.back(); }
 
-  /// Place of a route among those that leave this rank; its owner must be another one.
+  /// Index of a route among those that leave this rank. REQUIRES: another rank is its owner.
   int64_t send_index(int64_t send_position) const {
     return send_position < send_offsets_[rank_] ? send_position : send_position - staying_sent_;
   }
@@ -38,7 +38,7 @@ class TravellingRows {
 };
 
 /// An all-to-all of rows. Rows [send_offsets[r], send_offsets[r + 1]) of `send` go to rank r;
-/// returns what came, in the order of the sources.
+/// returns the received rows, ordered by source.
 struct RowExchange {
   const Buffer& send;
   std::span<const int64_t> send_offsets;  // [P + 1] in rows
@@ -47,7 +47,7 @@ struct RowExchange {
 };
 Buffer exchange_rows(const Exchange& exchange, const RowExchange& rows);
 
-/// Offsets in bytes of offsets in rows.
+/// Converts offsets in rows to offsets in bytes.
 std::vector<int64_t> byte_offsets(std::span<const int64_t> row_offsets, int64_t row_bytes);
 
 }  // namespace crossdock

@@ -9,7 +9,7 @@
 
 namespace crossdock::cuda {
 
-/// One fp32 number per row -> one per route.
+/// From one fp32 number per row to one per route.
 struct GatherRoutesArgs {
   const RouteTarget* targets;    // [T, K]
   int64_t num_routes;            // T * K
@@ -18,8 +18,8 @@ struct GatherRoutesArgs {
   PeerSignals signals;
 };
 
-/// routes[t, k] = rows[target of (t, k)], 0 without one or if a rank has not arrived. Collective,
-/// as launch_gather_sum.
+/// routes[t, k] = rows[target of (t, k)], or 0 if there is no target or a rank has not arrived.
+/// Collective, as launch_gather_sum.
 void load_gather_routes();  // before the first launch
 void launch_gather_routes(const GatherRoutesArgs& args, cudaStream_t stream);
 

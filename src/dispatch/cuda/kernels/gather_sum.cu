@@ -11,19 +11,19 @@ namespace crossdock::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kBlocksPerSm = 6;         // that fit, of most kernels
-constexpr int kLastingBlocksPerSm = 4;  // where a number of multiprocessors is given
+constexpr int kBlocksPerSm = 6;         // resident at once, for most kernels
+constexpr int kLastingBlocksPerSm = 4;  // with an SM limit
 
-// How many vectors of each row a lane has in flight, and how many blocks must fit with what that
-// needs of registers. Measured: where K is small, more vectors are worth fewer blocks.
+// Vectors of each row that a lane has in flight, and blocks that must fit with the registers this
+// needs. Measured: with small K, more vectors are worth fewer blocks.
 template <int kBatch, bool kMore>
 struct Depth {
   static constexpr int kUnroll = kMore || kBatch == 8 ? 1 : kBatch == 4 ? 3 : 2;
   static constexpr int kBlocks = kMore ? 5 : kBatch == 4 ? 4 : kBlocksPerSm;
 };
 
-// The rows of up to kBatch slots of one token; null where there is no kept route, and without
-// peers.
+// The rows of up to kBatch slots of one token; null if there is no kept route or a peer has not
+// arrived.
 template <typename Vector, int kBatch>
 struct SlotBatch {
   const Vector* rows[kBatch];
@@ -45,8 +45,8 @@ struct SlotBatch {
   }
 };
 
-// sums += weight * row, slot by slot, for kUnroll vectors that are 32 apart, as far as they are in
-// the row; all loads are started before the first is used.
+// sums += weight * row, slot by slot, for up to kUnroll vectors of the row, 32 apart. Starts all
+// loads before it uses the first.
 template <typename Vector, int kBatch, int kUnroll, int kCount>
 __device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t first, int64_t end,
                           float (&sums)[kUnroll][kCount]) {
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
         Vector result;
 #pragma unroll
         for (int j = 0; j < kCount; ++j) result.elements[j] = narrow<Element>(sums[u][j]);
-        out[first + u * 32] = result;  // may stay in the cache: it is what is read next
+        out[first + u * 32] = result;  // may stay in the cache: out is read next
       }
     }
   }
@@ -119,10 +119,10 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
   }
 }
 
-// Where blocks come in a few waves, the last of them leaves multiprocessors idle for long: blocks
-// that go on do better, on this rank's share of the GPU. Returns that share; 0: blocks that end
-// with their task, which are better for many waves (they keep more loads in flight) and for less
-// than a few (their tasks start at once).
+// With a few waves of blocks, the last wave leaves SMs idle for long: persistent blocks on this
+// rank's share of the GPU are faster. Returns that share, or 0 for blocks that end with their task,
+// which are faster with many waves (they keep more loads in flight) and with fewer than a few
+// (their tasks start at once).
 int lasting_sms(int64_t wanted_blocks, int num_sharing) {
   const int all_sms = num_sms(current_device());
   const int64_t at_once = int64_t{all_sms} * kBlocksPerSm;
@@ -133,7 +133,7 @@ int lasting_sms(int64_t wanted_blocks, int num_sharing) {
 
 template <typename Element, int kCount, int kBatch, bool kMore>
 void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
-  // Rows are cut into pieces until every multiprocessor has enough warps.
+  // Rows are cut into pieces until every SM has enough warps.
   const int64_t row_vectors = args.D / kCount;
   const int64_t all_sms = sms > 0 ? sms : num_sms(current_device());
   const int64_t wanted_warps = all_sms * kBlocksPerSm * kWarps;

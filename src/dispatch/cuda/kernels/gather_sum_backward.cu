@@ -21,7 +21,7 @@ __device__ float warp_sum(float value) {
 }
 
 // One token and up to kBatch of its slots: reads grad_out and y, writes grad_rows, sums products.
-// Without peers every slot is one without a kept route.
+// If a peer has not arrived, every slot is treated as unused.
 template <typename Element, int kCount, int kBatch>
 __device__ void gather_slots(const GatherSumBackwardArgs& args, int64_t token, int first_slot) {
   using Vector = RowVector<Element, kCount>;

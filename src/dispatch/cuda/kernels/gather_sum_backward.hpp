@@ -28,10 +28,9 @@ struct GatherSumBackwardArgs {
   PeerSignals signals;
 };
 
-/// Collective; all ranks are done when it ends. REQUIRES: all ranks' y are written and their
-/// grad_rows are free to be written. If a rank has not arrived, no peer's memory is used;
-/// grad_weights are zero, and so are the grad_rows that this rank owes itself. `sms`: limit
-/// of multiprocessors; 0: none.
+/// Collective; when it ends, all ranks are done. REQUIRES: all ranks' y are written and their
+/// grad_rows may be written. If a rank has not arrived, no peer's memory is used; grad_weights are
+/// zero, and so are the grad_rows of this rank's routes to itself. `sms`: SM limit; 0: none.
 void load_gather_sum_backward();  // before the first launch
 void launch_gather_sum_backward(const GatherSumBackwardArgs& args, int sms, cudaStream_t stream);
 

@@ -9,8 +9,8 @@
 
 namespace crossdock::cuda {
 
-/// to[to_index[i]] = from[from_index[i]] for every i, as bits; an index that is null counts up.
-/// No row is written twice. Rows of a peer that has not arrived are not read: zeros come instead.
+/// to[to_index[i]] = from[from_index[i]] for every i, as bits; a null index means i. No row is
+/// written twice. Rows of a peer that has not arrived are not read, but replaced by zeros.
 struct MoveRowsArgs {
   const std::byte* from;  // [any, row_bytes]
   const int64_t* from_index;
@@ -18,7 +18,7 @@ struct MoveRowsArgs {
   const int64_t* to_index;
   int64_t num_rows;
   int64_t row_bytes;
-  const SignalState* signals = nullptr;  // of this rank, where `from` is a peer's
+  const SignalState* signals = nullptr;  // of this rank, if `from` is a peer's
 };
 
 void load_move_rows();  // before the first launch

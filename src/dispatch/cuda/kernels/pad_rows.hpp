@@ -9,7 +9,7 @@
 
 namespace crossdock::cuda {
 
-/// Zeroes this rank's pad rows: what alignment and pad_to_capacity leave between the routes' rows.
+/// Zeroes this rank's pad rows, which alignment and pad_to_capacity leave between routes' rows.
 struct PadRowsArgs {
   DevicePlan plan;
   PlanShape shape;

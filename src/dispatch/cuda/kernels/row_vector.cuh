@@ -10,7 +10,7 @@
 
 namespace crossdock::cuda {
 
-/// kCount neighbouring elements of a row in registers, as they lie in memory.
+/// kCount contiguous elements of a row in registers, laid out as in memory.
 template <typename Element, int kCount>
 struct alignas(sizeof(Element) * kCount) RowVector {
   Element elements[kCount];
@@ -20,7 +20,7 @@ struct alignas(sizeof(Element) * kCount) RowVector {
 template <typename Element>
 inline constexpr int kWide = 16 / static_cast<int>(sizeof(Element));
 
-/// Calls `use` with a value of the type that elements of rows which are computed with have.
+/// Calls `use` with a value of the dtype's element type, for dtypes that kernels compute with.
 template <typename Use>
 void with_element(DType dtype, const Use& use) {
   switch (dtype) {
@@ -36,7 +36,7 @@ void with_element(DType dtype, const Use& use) {
   }
 }
 
-// Loads that are used once: they leave no trace in the L1 cache.
+// For values that are used once: the loads do not allocate in the L1 cache.
 template <typename Vector>
 __device__ inline Vector load_once(const Vector* from) {
   Vector value;
@@ -65,7 +65,7 @@ __device__ inline void store_once(Vector* to, const Vector& value) {
   }
 }
 
-// The conversions of the device agree with those of crossdock/dtype.hpp except in the bits of NaN.
+// The device's conversions match those of crossdock/dtype.hpp except in the bits of NaN.
 __device__ inline float widen(float value) {
   return value;
 }

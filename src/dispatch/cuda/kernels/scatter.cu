@@ -5,13 +5,13 @@
 #include "dispatch/cuda/kernels/scatter.hpp"
 #include "dispatch/cuda/kernels/zero_rows.cuh"
 
-// Writing dominates, and scattered rows are written fastest when each is written at once: a block
-// holds a whole token in registers and stores it row by row, with streaming stores (they leave the
-// L2 cache first). Blocks end with their token, which keeps more stores in flight than blocks that
-// go on; measured against warps per token and bulk copies through shared memory.
+// Writing dominates, and scattered rows are fastest when each is written in one go: a block holds a
+// whole token in registers and stores it row by row, with streaming stores (first to leave the L2
+// cache). Blocks end with their token, which keeps more stores in flight than persistent blocks;
+// measured against warps per token and bulk copies through shared memory.
 //
-// Memory that is written and read in turn loses time at every turn, so tokens are read in bursts:
-// some blocks bring the tokens of the next burst into the L2 cache, one after the other, and the
+// Memory loses time whenever it switches between reads and writes, so tokens are read in bursts:
+// some blocks prefetch the tokens of the next burst into the L2 cache, one after the other, and the
 // rest of the time memory is only written.
 
 namespace crossdock::cuda {
@@ -22,7 +22,7 @@ constexpr int kInFlight = 8;  // vectors of a thread: a row of 16 KiB at once
 constexpr int kSlotsAtOnce = 32;
 constexpr int kBlocksPerSm = 8;
 constexpr int64_t kBurstBytes = int64_t{7} << 20;  // two bursts are a quarter of an H200's L2 cache
-constexpr int kRowsAhead = 4;                      // that one block brings
+constexpr int kRowsAhead = 4;                      // prefetched by one block
 
 __device__ void bring_to_cache(const std::byte* from, int64_t num_bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -32,8 +32,8 @@ __device__ void bring_to_cache(const std::byte* from, int64_t num_bytes) {
 #endif
 }
 
-// The first blocks of a burst of `burst` tokens bring the next one. Blocks that go on (burst 1)
-// each bring the token that is theirs next. 0: tokens are read as they come.
+// The first blocks of a burst of `burst` tokens prefetch the next burst. With burst 1, persistent
+// blocks each prefetch their own next token. 0: no prefetch.
 __device__ void read_ahead(const ScatterArgs& args, int64_t burst, int64_t token) {
   if (burst == 0 || threadIdx.x >= kRowsAhead) return;
   const int64_t place = token % burst * kRowsAhead + threadIdx.x;
@@ -67,7 +67,7 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
   }
 }
 
-// Zeroes the rows that this rank owes itself, by one block.
+// Zeroes the rows of this rank's routes to itself, with one block.
 __device__ void zero_own_parts(const ScatterArgs& args) {
   const int own = args.signals.rank;
   const int64_t num_routes = args.T * args.K;
@@ -80,8 +80,8 @@ __device__ void zero_own_parts(const ScatterArgs& args) {
   zero_own_rows(args.targets, num_routes, own, row_weights, sizeof(float));
 }
 
-// A block takes tokens in turn; a thread moves vectors of a row. Vector divides every part's rows.
-// Without its peers the kernel scatters nothing.
+// A block takes tokens in turn; a thread moves vectors of a row. Rows of every part are a multiple
+// of Vector. If a peer has not arrived, the kernel scatters nothing.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     scatter_kernel(const __grid_constant__ ScatterArgs args, int64_t burst) {

@@ -13,7 +13,7 @@ namespace crossdock::cuda {
 /// One part of every row, moved as bits.
 struct ScatterPart {
   const std::byte* tokens;     // [T, row_bytes]
-  std::byte* rows[kMaxPeers];  // [R, row_bytes] of every rank; null where no target is
+  std::byte* rows[kMaxPeers];  // [R, row_bytes] of every rank; null if it has no target
   int64_t row_bytes;
 };
 
@@ -23,17 +23,17 @@ struct ScatterArgs {
   int32_t K;
   int32_t num_parts;  // fp8: 2, values and scales; else 1
   ScatterPart parts[2];
-  const float* weights;           // [T, K], or null: no row weights wanted
+  const float* weights;           // [T, K], or null: no row weights requested
   float* row_weights[kMaxPeers];  // [R] of every rank
   PeerSignals signals;
   Operation operation;  // for messages
-  bool awaits_peers;    // first; all ranks' blocks fit on their GPU together
+  bool awaits_peers;    // at its start; the blocks of all ranks must fit on their GPU together
 };
 
-/// rows[row] of rank `rank` = tokens[t] for every route's target; all ranks are done when it ends.
-/// Collective. REQUIRES: all ranks' rows are free to be written, or are so at the kernel's place in
-/// their streams where it awaits them. If a rank has not arrived, nothing is written but zeros to
-/// the rows that this rank owes itself. `sms`: limit of multiprocessors; 0: none.
+/// rows[row] of rank `rank` = tokens[t] for every route's target; when it ends, all ranks are done.
+/// Collective. REQUIRES: all ranks' rows are free to be written or, with awaits_peers, are so
+/// once their streams reach the kernel. If a rank has not arrived, only the rows of this rank's
+/// routes to itself are written, with zeros. `sms`: SM limit; 0: none.
 void load_scatter();  // before the first launch
 void launch_scatter(const ScatterArgs& args, int sms, cudaStream_t stream);
 

@@ -7,7 +7,7 @@
 
 namespace crossdock::cuda {
 
-/// By all threads of a block.
+/// Called by all threads of a block.
 __device__ inline void zero_bytes(std::byte* begin, int64_t num_bytes) {
   if ((reinterpret_cast<uint64_t>(begin) | static_cast<uint64_t>(num_bytes)) % 16 == 0) {
     for (int64_t i = threadIdx.x; i < num_bytes / 16; i += blockDim.x) {
@@ -18,7 +18,7 @@ __device__ inline void zero_bytes(std::byte* begin, int64_t num_bytes) {
   }
 }
 
-/// Zeroes rows [R, row_bytes] of rank `own` where routes end there. By all threads of a block.
+/// Zeroes rows of rank `own` that are targets; rows [R, row_bytes]. Called by a whole block.
 __device__ inline void zero_own_rows(const RouteTarget* targets, int64_t num_routes, int own,
                                      std::byte* rows, int64_t row_bytes) {
   for (int64_t route = 0; route < num_routes; ++route) {

@@ -16,11 +16,11 @@ namespace crossdock {
 namespace {
 
 struct AllgatherState {
-  std::vector<int64_t> arrival_tokens;  // [received] token of each, as its source counts
+  std::vector<int64_t> arrival_tokens;  // [received] token of each, numbered as on its source
   PartialSums sums;                     // with partial_sums only
 };
 
-// First token of every rank in the order of all tokens, [P + 1].
+// First token of every rank among all tokens, [P + 1].
 std::vector<int64_t> token_offsets(const PlanData& plan) {
   std::vector<int64_t> offsets{0};
   for (const int64_t tokens : plan.tokens_per_rank) offsets.push_back(offsets.back() + tokens);
@@ -46,7 +46,7 @@ size_t source_of(const RowBlock& block) {
   return static_cast<size_t>(block.source);
 }
 
-// The tokens of a block's source to its rows.
+// Copies tokens of a block's source to the block's rows.
 void place(const Exchange& exchange, const RowBlock& block, const std::byte* tokens,
            const RowPart& part) {
   const auto& state = exchange.plan.strategy_state<AllgatherState>();
@@ -147,8 +147,8 @@ class Allgather final : public Strategy {
     }
   }
 
-  // Every rank needs every token for any of its experts: all travel once, and what is done chunk by
-  // chunk is to put them into their rows.
+  // Every rank needs every token for any of its experts, so all tokens are exchanged once; only
+  // copying them to their rows is done chunk by chunk.
   void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
@@ -172,7 +172,7 @@ class Allgather final : public Strategy {
     return_and_sum(exchange, args);
   }
 
-  // A reduce-scatter: the partial row of every token from every rank, added in the order of ranks.
+  // A reduce-scatter: the partial row of every token from every rank, added in rank order.
   void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
     const PlanData& plan = exchange.plan.data();
     const auto& sums = exchange.plan.strategy_state<AllgatherState>().sums;

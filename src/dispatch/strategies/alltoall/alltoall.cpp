@@ -14,7 +14,7 @@
 namespace crossdock {
 namespace {
 
-// Every token to its places: in the send buffer by destination, or in its final row if it stays.
+// Copies every token to the send buffer, by destination, or to its final row if it stays.
 Buffer pack(const Exchange& exchange, const TravellingRows& travelling, const RowPart& part) {
   const PlanData& plan = exchange.plan.data();
   Buffer packed = exchange.group.pool().take_scratch(travelling.num_sent() * part.row_bytes);
@@ -35,7 +35,7 @@ Buffer pack(const Exchange& exchange, const TravellingRows& travelling, const Ro
   return packed;
 }
 
-// Arrivals in the order (source, expert) to their final rows in the order (expert, source).
+// Copies arrivals, ordered by (source, expert), to final rows, ordered by (expert, source).
 void regroup(const TravellingRows& travelling, const Buffer& arrived, const RowPart& part) {
   std::vector<ops::BlockCopy> blocks;
   for (const RowBlock& block : travelling.recv_blocks()) {

@@ -6,8 +6,8 @@
 
 namespace crossdock {
 
-/// Pack by destination, all-to-all-v, regroup by expert; the same way back. At most K rows per
-/// token travel in each direction; with partial_sums one per (token, rank) comes back.
+/// Packs by destination, exchanges by all-to-all-v, regroups by expert; returns in reverse. At most
+/// K rows per token in each direction; with partial_sums one per (token, rank) returns.
 std::unique_ptr<Strategy> make_alltoall();
 
 }  // namespace crossdock

@@ -81,8 +81,8 @@ CudaDirect::CudaDirect(const PathContext& context, int device)
                 .waits = Waits::kForAll,
                 .uses_rows_in_place = true}) {}
 
-// Drops by weight need a selection per expert, which the host makes; so do more experts than the
-// GPU has shared memory for.
+// The host makes plans that drop by weight, which needs a selection per expert, and plans with more
+// experts than the GPU has shared memory for.
 bool CudaDirect::plans_on_device() const {
   const std::optional<Capacity>& capacity = config().capacity;
   return (!capacity || capacity->policy == DropPolicy::kPosition) &&
@@ -124,7 +124,7 @@ Plan CudaDirect::plan(const Routing& routing) {
   return {host_part(rank_, T, id), nullptr, std::move(arrays)};
 }
 
-// The plan's own rows if they are still there and large enough.
+// Uses the plan's own rows if they have not been taken and are large enough.
 OwnedTensor CudaDirect::take_dispatch_rows(const Plan& plan, DType dtype) {
   const CudaPlan& arrays = device_plan(plan);
   const Shape shape{plan.capacity_rows(), config().width};
@@ -134,7 +134,7 @@ OwnedTensor CudaDirect::take_dispatch_rows(const Plan& plan, DType dtype) {
     return CudaPath::take_dispatch_rows(plan, dtype);
   }
   const Buffer landing = arrays.take_landing();
-  // A graph without the plan does not exchange it anew before it writes the rows again.
+  // Replaying a graph without the plan does not exchange it again before writing the rows again.
   rows_are_free_ = arrays.inputs().capture_id == capture_id(rank_.stream());
   return {.view = landing.view(dtype, shape), .owner = landing.owner()};
 }

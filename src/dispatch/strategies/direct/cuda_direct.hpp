@@ -16,7 +16,7 @@ class CudaDirect final : public CudaPath {
   CudaDirect(const PathContext& context, int device);
 
   using CudaPath::plan;
-  /// On the GPU where that is possible.
+  /// Makes the plan on the GPU if possible.
   Plan plan(const Routing& routing) override;
 
  private:
@@ -37,12 +37,12 @@ class CudaDirect final : public CudaPath {
   };
 
   bool plans_on_device() const;
-  /// landings: rows, then scales and row weights where the call has them.
+  /// landings: rows, then scales and row weights if the call has them.
   void queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan, const DispatchArgs& args,
                      std::span<const Landing> landings);
 
-  bool rows_are_free_ = false;  // the rows taken last: peers that have the plan may write at once
-  // Of the last dispatch; the next is likely to be the same.
+  bool rows_are_free_ = false;  // the last rows taken: peers may write them once they have the plan
+  // From the last dispatch; the next is likely to be the same.
   DType row_dtype_ = DType::kBF16;
   bool wants_landing_ = true;
 };

@@ -24,8 +24,8 @@
 namespace crossdock {
 namespace {
 
-/// What a plan keeps: the relayed copies (none where all ranks share a node) and, with partial
-/// sums, how they are added up.
+/// State in a plan: the relayed copies (none if all ranks share a node) and, with partial sums, how
+/// they are added up.
 struct DirectState {
   Relay relay;
   SourcePartials partials;
@@ -60,14 +60,14 @@ std::vector<const std::byte*> near_rows(const Exchange& exchange, const PeerRows
   return near_rows_as<const std::byte>(exchange, peers, 0, row_bytes);
 }
 
-// The rounds in which rows cross between nodes; none where all ranks share one.
+// The rounds in which rows are sent between nodes; none if all ranks share a node.
 std::vector<RelayRound> rounds_between_nodes(const Exchange& exchange, const Relay& relay,
                                              RelayedRows travelling, int64_t row_bytes) {
   if (!has_far_ranks(exchange)) return {};
   return relay_rounds(exchange, relay, travelling, row_bytes);
 }
 
-// Rows [first, last) of args.out, each from its K rows, wherever they are.
+// Computes rows [first, last) of args.out, each from its K rows, given by address.
 void sum_tokens(const Exchange& exchange, const GatherSumArgs& args,
                 const std::vector<const std::byte*>& rows, int64_t first, int64_t last) {
   const PlanData& plan = exchange.plan.data();
@@ -191,7 +191,7 @@ class Direct final : public Strategy {
     return shown;
   }
 
-  // All rows of the plan, and the relayed copies.
+  // Moves all rows of the plan, including the relayed copies.
   static void move_out(const Exchange& exchange, const Relay& relay, std::span<const RowPart> parts,
                        std::span<const ShownRows> shown, const PeerRows& peers) {
     const PlanData& plan = exchange.plan.data();

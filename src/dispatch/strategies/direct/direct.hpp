@@ -8,22 +8,22 @@
 
 namespace crossdock {
 
-/// Every row is written straight into its final place in the receiver's memory, and read where it
-/// lies on the way back. Between nodes a token crosses once per destination rank.
+/// Writes every row directly to its final place in the receiver's memory, and combine reads it
+/// there. Between nodes a token is sent once per destination rank.
 std::unique_ptr<Strategy> make_direct();
 
 /// How strategies that reach near ranks directly differ from each other between nodes.
 struct DirectVariant {
-  std::string_view name;  // of a string that lives as long as the program
+  std::string_view name;  // static lifetime
   /// The ranks through which copies reach far ranks.
   Gateway (*make_gateway)(const Topology& topology);
-  /// Which ranks' rows of a token are summed together before the rest, with partial sums.
+  /// With partial sums: the group of a rank; a token's rows of one group are summed together first.
   int (*sum_group_of)(const Topology& topology, int rank);
-  const StrategyModel& model;  // lives as long as the program
+  const StrategyModel& model;  // static lifetime
 };
 std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant);
 
-/// What such a strategy keeps in a plan of its own: the copies that cross between nodes.
+/// The copies between nodes, which such a strategy keeps in its plans.
 const Relay& relay_of(const Plan& plan);
 
 }  // namespace crossdock

@@ -9,8 +9,8 @@
 namespace crossdock {
 namespace {
 
-// Offsets of the parts [first[r], last[r]) when they stand one after the other, with the size of
-// part r given by `size`.
+// Offsets of the parts [first[r], last[r]) when they are concatenated, with the size of part r
+// given by `size`.
 template <typename Size>
 std::vector<int64_t> offsets_of(const std::vector<int64_t>& first, const std::vector<int64_t>& last,
                                 const Size& size) {

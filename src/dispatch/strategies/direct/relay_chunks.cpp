@@ -18,9 +18,9 @@ size_t chunk_of(std::span<const ExpertChunk> chunks, int rank, int64_t row) {
   return index(std::partition_point(chunks.begin(), chunks.end(), is_before) - chunks.begin());
 }
 
-// Calls visit(part, copy) for every copy, block by block, with the first of the chunks of its
-// elements i in [element_offsets[copy], element_offsets[copy + 1]), and end_block() after each
-// block.
+// Calls visit(part, copy) for every copy, block by block, and end_block() after each block. `part`
+// is the first of the chunks of the copy's elements i in [element_offsets[copy],
+// element_offsets[copy + 1]).
 template <typename ChunkOf, typename Visit, typename EndBlock>
 void for_each_copy(const std::vector<int64_t>& block_offsets,
                    const std::vector<int64_t>& element_offsets, const ChunkOf& chunk_of_element,
@@ -45,7 +45,7 @@ std::vector<Relay> split_relay(const Relay& relay, const PlanData& plan,
   std::vector<Relay> parts(chunks.size());
   for (Relay& part : parts) {
     part.copy_offsets = part.arrival_offsets = part.target_offsets = {0};
-    part.stretches = relay.stretches;  // with as many rows or fewer
+    part.stretches = relay.stretches;  // a part has at most as many rows
   }
   for_each_copy(
       relay.copy_offsets, relay.slot_offsets,

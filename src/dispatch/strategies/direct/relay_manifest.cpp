@@ -9,17 +9,17 @@
 namespace crossdock {
 namespace {
 
-// What a source tells a gateway of one copy; the targets of all copies follow the headers.
+// Describes one copy to a gateway; the targets of all copies follow the headers.
 struct CopyHeader {
   int64_t token = 0;
   int64_t num_targets = 0;
 };
 
-// Everything this rank tells one gateway.
+// Describes all copies that this rank sends to one gateway.
 struct Manifest {
   std::vector<CopyHeader> copies;
   std::vector<RelayTarget> targets;
-  std::vector<int64_t> slots;  // of the targets; stays here
+  std::vector<int64_t> slots;  // of the targets; not sent
 
   int64_t num_bytes() const {
     return static_cast<int64_t>(copies.size() * sizeof(CopyHeader) +
@@ -27,7 +27,7 @@ struct Manifest {
   }
 };
 
-// What the two ends of a manifest know of it beforehand.
+// The size of a manifest, known to both ends before it is sent.
 struct ManifestSize {
   int64_t num_copies = 0;
   int64_t num_bytes = 0;
@@ -39,7 +39,7 @@ double weight_at(const PlanData& plan, size_t slot) {
                                           : static_cast<double>(weights.as<float>()[slot]);
 }
 
-// Token by token, slot by slot: the first target of a token at a gateway opens a copy.
+// Token by token, slot by slot: the first target of a token at a gateway starts a copy.
 std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& gateway) {
   const PlanData& plan = exchange.plan.data();
   std::vector<Manifest> manifests(static_cast<size_t>(plan.P));
@@ -60,8 +60,8 @@ std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& g
   return manifests;
 }
 
-// The sizes of the manifests that come to this rank, [P] by source. Every pair tells each other
-// alone: all sizes at every rank would grow with the square of P.
+// Receives the sizes of the manifests for this rank, [P] by source. Each rank gets only its own:
+// all sizes on every rank would grow with the square of P.
 std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
                                          const std::vector<ManifestSize>& sizes) {
   Group& group = exchange.group;
@@ -95,7 +95,7 @@ std::byte* write(std::byte* to, const std::vector<T>& from) {
   return to + from.size() * sizeof(T);
 }
 
-// A source remembers what it told a gateway.
+// Stores at the source the copies that it announced to a gateway.
 void keep_copies(const Manifest& manifest, Relay& relay) {
   for (const CopyHeader& copy : manifest.copies) {
     relay.copy_tokens.push_back(copy.token);
@@ -104,7 +104,7 @@ void keep_copies(const Manifest& manifest, Relay& relay) {
   relay.slots.insert(relay.slots.end(), manifest.slots.begin(), manifest.slots.end());
 }
 
-// A gateway reads what a source told it.
+// Reads a source's manifest at the gateway.
 void read_manifest(const std::byte* from, const ManifestSize& size, Relay& relay) {
   std::vector<CopyHeader> copies(static_cast<size_t>(size.num_copies));
   const size_t header_bytes = copies.size() * sizeof(CopyHeader);

@@ -15,11 +15,11 @@ constexpr double kCopyBytes = 16;  // header of a copy in a manifest, and the si
 // Rows that a rank sends or receives between nodes, whichever is more.
 struct RelayLoad {
   double routes = 0;
-  double sent = 0;  // in the operation at hand: copies, or routes
+  double sent = 0;  // in the current operation: copies or routes
   bool are_sums = false;
 };
 
-// Tokens of every rank that one round serves (relay_rounds in relay.hpp), by the load of one token.
+// Tokens of every rank that one round serves (RelayRound), from the load of one token.
 double tokens_per_round(const StrategyJob& job, const RelayLoad& load, double row_bytes) {
   const auto K = static_cast<double>(job.config.top_k);
   const auto rows_at_once = [&](double bytes) {
@@ -41,7 +41,7 @@ double tokens_per_round(const StrategyJob& job, const RelayLoad& load, double ro
   return stretch * std::max(1.0, stretches);
 }
 
-// The tokens of one round as a share of all, by the load of all.
+// Share of all tokens that one round serves, from the load of all tokens.
 double share_of_round(const StrategyJob& job, RelayLoad load, double row_bytes, double tokens) {
   if (tokens <= 0) return 1.0;
   load.routes /= tokens;
@@ -86,7 +86,7 @@ MessageModel RelayModel::messages(Movement movement, double row_bytes,
   return {.rounds = std::max(1.0, rounds), .rows_per_token = rows_per_token(movement, job)};
 }
 
-// As make_relay and make_source_partials.
+// Mirrors make_relay and make_source_partials.
 void RelayModel::trace_plan(const StepSizes& n, const StrategyJob& job, MemoryTrace& trace) const {
   const CopySizes& far = copies(n);
   if (job.has_far_ranks()) {

@@ -7,7 +7,7 @@
 namespace crossdock {
 
 /// The model of strategies that store to near ranks directly and send copies to far ranks in rounds
-/// (relay.hpp). Where the copies go is left to the derived class.
+/// (relay.hpp). The derived class says where copies go.
 class RelayModel : public StrategyModel {
  public:
   bool reaches_peers() const override { return true; }
@@ -25,7 +25,7 @@ class RelayModel : public StrategyModel {
   virtual std::vector<double> rows_per_token(Movement movement, const StrategyJob& job) const = 0;
 };
 
-/// Rows within nodes as the routes go, between nodes as the copies go.
+/// The flow of routes within nodes and of copies between nodes.
 LinkFlow flow_with_copies(const LinkFlow& routes, const LinkFlow& copies);
 
 }  // namespace crossdock

@@ -14,8 +14,8 @@ size_t index(int64_t i) {
   return static_cast<size_t>(i);
 }
 
-// Copies that leave and come. Every rank tells where in its send buffer the copies for each other
-// begin.
+// Copies sent and received. Every rank announces where the copies for each rank begin in its send
+// buffer.
 RowTraffic make_copies(Group& group, const Plan& plan, const Relay& relay) {
   const Agreement all = group.agree({.operation = "plan",
                                      .subject = plan.id(),
@@ -31,8 +31,8 @@ RowTraffic make_copies(Group& group, const Plan& plan, const Relay& relay) {
   return make_traffic(relay.copy_offsets, relay.arrival_offsets, begins);
 }
 
-// Rows whose source is on another node, on their way back: in the order of arrivals here, of
-// send_positions at the source, each without those that stay in a node.
+// Rows that return to sources on other nodes: in the order of arrivals here, and of send_positions
+// at the source, both without the rows that stay in a node.
 RowTraffic make_far_home(const PlanData& data, const std::vector<int>& node_of) {
   const auto is_far = [&](int a, int b) { return node_of[index(a)] != node_of[index(b)]; };
   RowTraffic traffic;
@@ -57,8 +57,8 @@ struct RouteTargets {
   std::vector<RouteTarget> sums;  // [T, K]
 };
 
-// A route of this node is where it lies; one of another node comes home to the far_home place of
-// its owner's part.
+// A route within this node is summed in place; the row of a route to another node returns to the
+// far_home part of its owner.
 RouteTargets make_targets(const PlanData& data, const CudaRank& rank, const RowTraffic& far_home) {
   const ChannelRanks& slots = rank.channel_ranks();
   RouteTargets targets;
@@ -79,7 +79,7 @@ RouteTargets make_targets(const PlanData& data, const CudaRank& rank, const RowT
   return targets;
 }
 
-// [copies received, K]: the rows on this node where a copy ends.
+// [copies received, K]: the final rows of each copy, on this node.
 std::vector<RouteTarget> make_copy_targets(const Relay& relay, int64_t K,
                                            const ChannelRanks& slots) {
   const int64_t num_copies = relay.arrival_offsets.back();

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kWidestValue = 8;  // bytes
 
-// What one rank sends or receives for a stretch.
+// Rows that one rank sends or receives for a stretch.
 struct Load {
   int64_t num_copies = 0;
   int64_t num_routes = 0;
@@ -22,18 +22,18 @@ Load most(const Load& a, const Load& b) {
           .num_routes = std::max(a.num_routes, b.num_routes)};
 }
 
-// Rows of so many bytes that may be on their way at once.
+// Maximum number of rows of this size in flight.
 int64_t rows_at_once(const Exchange& exchange, int64_t row_bytes) {
   return std::max<int64_t>(
       1, exchange.group.options().staging_bytes / std::max<int64_t>(1, row_bytes));
 }
 
-// Tokens whose routes, if each is a row, are as many.
+// Maximum number of tokens in flight if each of their routes is a row.
 int64_t tokens_at_once(const Exchange& exchange, int64_t row_bytes) {
   return std::max<int64_t>(1, rows_at_once(exchange, row_bytes) / exchange.plan.data().K);
 }
 
-// The stretch of a token; none if it is in a gap between them.
+// The stretch of a token; null if it is in a gap between stretches.
 RelayStretch* find_stretch(std::vector<RelayStretch>& stretches, int64_t token) {
   const auto after = std::upper_bound(
       stretches.begin(), stretches.end(), token,
@@ -42,7 +42,7 @@ RelayStretch* find_stretch(std::vector<RelayStretch>& stretches, int64_t token) 
   return &*std::prev(after);
 }
 
-// Adds up the rows of `tokens`, with `route_offsets` [tokens + 1].
+// Adds the rows of `tokens` to their stretches, with `route_offsets` [tokens + 1].
 void add_rows(const std::vector<int64_t>& tokens, const std::vector<int64_t>& route_offsets,
               std::vector<RelayStretch>& stretches) {
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -53,7 +53,7 @@ void add_rows(const std::vector<int64_t>& tokens, const std::vector<int64_t>& ro
   }
 }
 
-// What this rank sends or receives, whichever is more.
+// Rows that this rank sends or receives, whichever is more, per stretch.
 std::vector<Load> own_loads(const Relay& relay, const std::vector<RelayStretch>& stretches) {
   std::vector<RelayStretch> sent = stretches;
   std::vector<RelayStretch> received = stretches;
@@ -67,7 +67,7 @@ std::vector<Load> own_loads(const Relay& relay, const std::vector<RelayStretch>&
   return loads;
 }
 
-// The most of every load on any rank: each rank looks after a share of them. Collective.
+// Sets every load to its maximum over the ranks; each rank computes a share. Collective.
 void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
   Group& group = exchange.group;
   const int64_t P = group.size();
@@ -77,7 +77,7 @@ void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
   for (int64_t r = 0; r <= P; ++r) share_offsets.push_back(n * r / P);
   const auto rank = static_cast<size_t>(group.rank());
   const int64_t own_size = share_offsets[rank + 1] - share_offsets[rank];
-  std::vector<int64_t> own_offsets;  // [P + 1] what comes here, a share from every rank
+  std::vector<int64_t> own_offsets;  // [P + 1] what arrives here, a share from every rank
   for (int64_t r = 0; r <= P; ++r) own_offsets.push_back(own_size * r);
 
   const Buffer all = group.pool().take_scratch(n * kBytes);
@@ -101,7 +101,7 @@ void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
   std::memcpy(loads.data(), all.data(), static_cast<size_t>(n * kBytes));
 }
 
-// Where the tokens from `token` on begin in each block of `tokens`, ascending within a block.
+// Index of the first token >= `token` in each block of `tokens`, ascending within a block.
 std::vector<int64_t> find_token(const std::vector<int64_t>& tokens,
                                 const std::vector<int64_t>& block_offsets, int64_t token) {
   std::vector<int64_t> places;

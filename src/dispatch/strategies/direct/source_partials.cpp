@@ -11,13 +11,13 @@
 namespace crossdock {
 namespace {
 
-// One partial of a token while they are put in order.
+// A partial of a token, for sorting.
 struct Partial {
   int group = 0;
   int64_t number = 0;
 };
 
-// The copy numbers of every token, as (token, group, copy) in ascending order.
+// A relayed copy of a token and its sum group.
 struct TokenCopy {
   int64_t token = 0;
   int group = 0;

@@ -10,16 +10,16 @@
 
 namespace crossdock {
 
-/// Which routes of a token are summed together before the rest: those of one rank, or of one node.
+/// The group of a rank: a token's rows of one group (a rank or a node) are summed together first.
 using SumGroup = std::function<int(int rank)>;
 
-/// How a source adds up a token when its sums are grouped: rows of its own node it loads itself,
-/// group by group; those of other nodes come back as one partial row per relayed copy.
+/// How a source adds up a token with grouped sums: it loads rows of its own node itself, group by
+/// group; those of other nodes return as one partial row per relayed copy.
 struct SourcePartials {
   std::vector<int64_t> near_slots;  // t * K + k of the routes to this node, by (token, group, slot)
   std::vector<int64_t> near_offsets;        // [near sums + 1] into near_slots
   std::vector<int64_t> near_token_offsets;  // [T + 1] into the near sums
-  // Of each token, groups ascending: the number of a near sum, or ~ the number of a copy.
+  // By (token, group): the number of a near sum, or ~ the number of a copy.
   std::vector<int64_t> partials;
   std::vector<int64_t> partial_token_offsets;  // [T + 1] into partials
 

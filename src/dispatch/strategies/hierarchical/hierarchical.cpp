@@ -8,7 +8,7 @@
 namespace crossdock {
 namespace {
 
-// Gateways forward what they receive, or fetch what they return.
+// Adds the rows that gateways forward after receiving, or fetch before returning them.
 void add_forwarded(const LinkFlow& nodes, LinkFlow& flow) {
   for (size_t rank = 0; rank < flow.kept.size(); ++rank) {
     flow.sent_within[rank] += nodes.sent_within[rank];
