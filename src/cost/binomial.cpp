@@ -6,9 +6,9 @@
 namespace crossdock {
 namespace {
 
-constexpr double kNegligible = 1e-18;  // of a sum
+constexpr double kNegligible = 1e-18;  // relative to a sum
 
-// The logarithm of n!. std::lgamma also sets a global sign, which ranks that are threads may not.
+// The logarithm of n!. Not std::lgamma, which sets a global: a race if ranks are threads.
 double log_factorial(double n) {
   int sign = 0;
   return lgamma_r(n + 1, &sign);
@@ -21,8 +21,8 @@ double probability_of(int64_t n, double p, int64_t k) {
                   (N - K) * std::log1p(-p));
 }
 
-// Sums of the tail from `first` away from the mean: of the probabilities, and of their products
-// with the distance from `origin`.
+// Sums over the tail that begins at `first`, away from the mean: of the probabilities, and of their
+// products with the distance from `origin`.
 struct Tail {
   double probability = 0;
   double distance = 0;

@@ -10,7 +10,7 @@ namespace crossdock {
 /// Probability of N <= k.
 double binomial_at_most(int64_t n, double p, int64_t k);
 
-/// Expectation of min(N, limit): what a capacity of `limit` leaves. REQUIRES limit >= 0.
+/// Expectation of min(N, limit): what a capacity of `limit` keeps. REQUIRES limit >= 0.
 double binomial_limited_mean(int64_t n, double p, int64_t limit);
 
 }  // namespace crossdock

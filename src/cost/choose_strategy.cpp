@@ -8,7 +8,7 @@
 namespace crossdock {
 namespace {
 
-// Of two whose times differ by less, the one that comes first in the list of candidates.
+// If two times differ by less than this factor, the earlier candidate is chosen.
 constexpr double kAsGood = 1.02;
 
 std::vector<const StrategyCost*> by_preference(std::span<const StrategyCost> costs) {

@@ -10,7 +10,7 @@
 namespace crossdock {
 namespace {
 
-// Bytes per second; beyond these, times and their ratios are no numbers.
+// Bytes per second; outside these limits, times and their ratios may not be finite.
 constexpr double kLeastRate = 1;
 constexpr double kLargestRate = 1e18;
 

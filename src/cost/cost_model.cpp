@@ -108,8 +108,8 @@ OperationCost CostModel::operation(const Strategy& strategy, Movement movement) 
   return cost;
 }
 
-// Sends and receives of a rank in one round, if every rank has T * rows_per_token[i] / rounds rows
-// for place i, a rank or a node, on all other ranks or (far_only) on those of other nodes.
+// Sends and receives of a rank in one round, on average. Place i, a rank or a node, gets T *
+// rows_per_token[i] / rounds rows from all other ranks or (far_only) from those of other nodes.
 double CostModel::count_messages(const std::vector<double>& rows_per_token, bool far_only,
                                  double row_bytes, double rounds) const {
   const auto chunk = static_cast<double>(inputs_.mpi.chunk_bytes);
@@ -182,7 +182,7 @@ StepMemory CostModel::memory(const StrategyModel& model) const {
                     .worst_case = need(worst_sizes(inputs_, placement_, largest))};
   if (inputs_.config.capacity || inputs_.config.max_rows) {
     memory.with_capacity = need(limited_sizes(inputs_, placement_, largest));
-    // Fewer rows can take more memory, where blocks of a pool serve fewer requests.
+    // Fewer rows can take more memory if blocks of a pool then serve fewer requests.
     if (memory.with_capacity->total() < memory.expected.total()) {
       memory.with_capacity = memory.expected;
     }
@@ -228,7 +228,7 @@ OperationCost CostModel::least_dispatch() const {
   OperationCost cost;
   cost.rows = {std::max(0.0, to_others - between), between};
   cost.bytes = {cost.rows.within_node * row_bytes, between * row_bytes};
-  // Every rank must get its rows, and every node the copies for it, shared by its ranks.
+  // Every rank must get its rows, and every node its copies, divided among its ranks.
   cost.most_bytes = cost.bytes;
   const auto T = static_cast<double>(inputs_.tokens);
   for (size_t rank = 0; rank < sums_.tokens.size(); ++rank) {

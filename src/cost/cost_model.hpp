@@ -11,8 +11,8 @@
 
 namespace crossdock {
 
-/// Everything about the inputs that is computed once, and the costs of strategies from it.
-/// REQUIRES checked inputs (check_cost_inputs).
+/// Computes once what depends on the inputs alone, and from it the costs of strategies. REQUIRES
+/// checked inputs (check_cost_inputs).
 class CostModel {
  public:
   explicit CostModel(CostInputs inputs);
@@ -22,9 +22,9 @@ class CostModel {
   OperationCost least_dispatch() const;
   RoutingEstimate routing() const;
 
-  /// Whether the expected memory of some candidate fits the fabric's with so many tokens per rank,
-  /// which are the model's from here on. With a capacity the share of the routes that is kept stays
-  /// the one of the tokens that the model was made for.
+  /// Whether the expected memory of any candidate fits the fabric's with this many tokens per rank;
+  /// the model keeps this number of tokens. With a capacity, the share of routes kept remains that
+  /// of the tokens that the model was made for.
   bool fits(int64_t tokens, const StrategyList& candidates);
 
  private:

@@ -45,8 +45,8 @@ int64_t largest_fitting_tokens(const CostInputs& inputs, const StrategyList& can
   CostModel model(tried);
   tried.tokens = search_fitting_tokens(model, candidates, inputs.tokens);
   if (!inputs.config.capacity || tried.tokens == inputs.tokens) return tried.tokens;
-  // With fewer tokens a capacity drops another share of the routes, with which the search is done
-  // again, until a number of tokens is found with its own share. The share hardly changes.
+  // With fewer tokens a capacity drops a different share of the routes. Repeat the search with that
+  // share until the number of tokens found agrees with it. The share hardly changes.
   constexpr int kMaxPasses = 32;
   int64_t largest = 0;
   for (int pass = 0; pass < kMaxPasses; ++pass) {

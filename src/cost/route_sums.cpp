@@ -13,7 +13,7 @@ size_t index(int64_t i) {
   return static_cast<size_t>(i);
 }
 
-// Of a sum and a part of it: what rounding makes negative is 0.
+// sum - part, or 0 if rounding makes it negative.
 double difference(double sum, double part) {
   return std::max(0.0, sum - part);
 }
@@ -24,7 +24,7 @@ double most(const std::vector<double>& a, const std::vector<double>& b) {
 
 struct NodeMap {
   std::vector<int64_t> node_sizes;  // [nodes]
-  std::vector<int64_t> places;      // [P] place of a rank in its node
+  std::vector<int64_t> places;      // [P] index of a rank on its node
 
   explicit NodeMap(const Topology& topology)
       : node_sizes(index(topology.num_nodes), 0), places(topology.node_of_rank.size()) {

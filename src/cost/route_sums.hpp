@@ -12,8 +12,8 @@ namespace crossdock {
 /// T tokens on every rank, each with this spread.
 RouteSums expected_sums(const TokenSpread& spread, const Topology& topology, int64_t tokens);
 
-/// [P] How many ranks of other nodes reach this rank's node through it, with one gateway per node
-/// (gateway_per_node in relay.hpp).
+/// [P] Number of ranks on other nodes that reach this rank's node through it, with one gateway per
+/// node (gateway_per_node in gateway.hpp).
 std::vector<double> sources_of_gateways(const Topology& topology);
 
 /// One rank's routes: [T, K] experts, -1 for none.
@@ -22,7 +22,7 @@ struct CountedRoutes {
   int64_t top_k = 0;
 };
 
-/// The routes of every rank as they are.
+/// Counts the given routes of every rank.
 RouteSums counted_sums(std::span<const CountedRoutes> ranks, std::span<const int32_t> owner,
                        const Topology& topology);
 

@@ -16,8 +16,8 @@ namespace {
 constexpr double kPageBytes = 4096;
 constexpr double kHeaderBytes = 72;  // of an agreement
 
-// The blocks of the windows: a request gets the smallest free block that fits, unless more than
-// half of it would be wasted; otherwise a new one, in place of a free one up to half too small.
+// Models the windows: a request gets the smallest free block that fits, unless more than half of it
+// would be wasted; otherwise a new one, which replaces a free one at least half as large.
 class WindowModel {
  public:
   double take(double num_bytes) {
@@ -46,11 +46,11 @@ class WindowModel {
   double held_ = 0;
 };
 
-// The blocks of the pool.
+// Models the pool.
 class PoolModel {
  public:
-  /// No request is larger than `largest` bytes. The ledger counts bytes where a few times as many
-  /// can be counted, and larger units otherwise.
+  /// No request exceeds `largest` bytes. The ledger counts in bytes or, if a few times `largest`
+  /// would overflow, in larger units.
   explicit PoolModel(double largest)
       : unit_(std::exp2(std::max(0.0, std::ceil(std::log2(std::max(1.0, largest))) - 57.0))) {}
 
@@ -88,8 +88,8 @@ class StepTrace final : public MemoryTrace {
         pool_(largest_request),
         kept_in_pool_(std::move(kept_in_pool)) {}
 
-  // Forward and backward of a layer: the rows stay for backward, the experts' result does not; the
-  // weights go to the rows in backward, and their gradients come back.
+  // Forward and backward of a layer: rows are kept for backward, the experts' result is not;
+  // backward sends the weights to the rows and returns their gradients.
   void run() {
     const Lease plan_weights = take_result(n_.tokens * K_ * kWeightBytes);
     std::vector<Lease> kept;
@@ -192,7 +192,7 @@ MemoryNeed memory_of_step(const StrategyModel& model, const StepSizes& sizes,
   // In units of infinite size no request takes a block: this step only records the requests.
   StepTrace first(model, sizes, job, std::numeric_limits<double>::infinity());
   first.run();
-  // Blocks that one step leaves serve the next in other places: what is held settles in a few.
+  // The next step uses the blocks of this one differently; memory settles after a few steps.
   StepTrace trace(model, sizes, job, 2 * first.largest_request(), first.kept_in_pool());
   for (int step = 0; step < 4; ++step) trace.run();
   return trace.held();

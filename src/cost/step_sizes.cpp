@@ -15,8 +15,8 @@ struct Surroundings {
   double num_ranks = 0;
   double num_nodes = 0;
   double node_size = 0;     // ranks of its node
-  double num_experts = 0;   // of its own
-  double node_experts = 0;  // of its node
+  double num_experts = 0;   // on this rank
+  double node_experts = 0;  // on its node
 };
 
 Surroundings look_around(const CostInputs& inputs, const Placement& placement, size_t rank) {

@@ -10,7 +10,7 @@ namespace crossdock {
 
 RowBytes row_bytes_of(const CostInputs& inputs);
 
-/// One rank's expected sizes. Pads are half an alignment per local expert.
+/// One rank's expected sizes, with half an alignment of pad rows per local expert.
 StepSizes expected_sizes(const RouteSums& sums, const CostInputs& inputs,
                          const Placement& placement, size_t rank);
 

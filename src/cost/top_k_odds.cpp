@@ -12,7 +12,7 @@
 namespace crossdock {
 namespace {
 
-// Experts in disjoint sets: one each, those of a rank, those of a node.
+// Disjoint sets of experts: single ones, those of each rank, or those of each node.
 struct ExpertSets {
   std::vector<int32_t> experts;  // by set
   std::vector<int64_t> offsets;  // [sets + 1] into experts
@@ -43,13 +43,13 @@ ExpertSets sets_by_node(const Placement& placement, const Topology& topology) {
   return sets;
 }
 
-// K of E experts are drawn, all alike.
+// K of E experts are drawn, all equally likely.
 class UniformDraw {
  public:
   UniformDraw(int64_t num_experts, int64_t top_k) : E_(num_experts), K_(top_k) {}
 
-  // Probability that one of a set is drawn and kept, if each that is drawn is kept with the
-  // probability `kept`; all of them: 1 - C(E - n, K) / C(E, K).
+  // Probability that any expert of a set is drawn and kept, if each drawn one is kept with the
+  // probability `kept`; with kept = 1: 1 - C(E - n, K) / C(E, K).
   std::vector<double> hits(const ExpertSets& sets, double kept) {
     std::vector<double> hits;
     for (size_t set = 0; set < sets.size(); ++set) {
@@ -62,8 +62,8 @@ class UniformDraw {
   }
 
  private:
-  // Probability of 0, 1, ... drawn experts of a set: hypergeometric. Terms are made from their
-  // neighbours, away from the largest, so that none overflows.
+  // Probability of 0, 1, ... drawn experts of a set: hypergeometric. Terms are computed from their
+  // neighbours, starting at the largest, so that none overflows.
   const std::vector<double>& odds_of_counts(int64_t set_size) {
     const auto [entry, is_new] = odds_.try_emplace(set_size);
     std::vector<double>& odds = entry->second;
@@ -97,7 +97,7 @@ class UniformDraw {
 // independently of the others, so the number of arrivals has the generating polynomial
 // prod_e (exp(-p_e t) + (1 - exp(-p_e t)) z). If each expert that is drawn is kept with a
 // probability of its own, independently, a set is hit if its first kept arrival comes while fewer
-// than K others have arrived, those of the set that are not kept among them. The density of that
+// than K others have arrived, including those of the set that are not kept. The density of that
 // arrival is a sum over the members e of the set, of kept_e p_e exp(-p_e t) times the product of
 // the other members' factors exp(-p_f t) + (1 - kept_f) (1 - exp(-p_f t)) z.
 class Race {
@@ -108,7 +108,7 @@ class Race {
         present_(rates_.size()),
         absent_(rates_.size()) {}
 
-  // Of the variable of the integral. The K-th arrival is a peak of width 1 / sqrt(K).
+  // Step of the integration variable. The K-th arrival is a peak of width 1 / sqrt(K).
   static double step_of(int64_t top_k) {
     return std::min(0.1, 0.7 / std::sqrt(static_cast<double>(top_k)));
   }
@@ -116,7 +116,7 @@ class Race {
 
   // kept: [E].
   std::vector<double> hits(const ExpertSets& all_sets, std::span<const double> kept) {
-    std::vector<size_t> places;  // of the sets that have members
+    std::vector<size_t> places;  // indices of the sets that have members
     const ExpertSets sets = without_empty(all_sets, places);
     // t = exp(x - exp(-x)) turns the integral into one over the whole line whose integrand falls
     // off doubly exponentially on the left; equal steps then converge exponentially.
@@ -145,7 +145,7 @@ class Race {
         .subspan(first, static_cast<size_t>(sets.offsets[set + 1]) - first);
   }
 
-  // The polynomial times the factors of a set, without powers of K and above.
+  // The polynomial times the factors of a set, truncated below the power K.
   void multiply(std::span<const int32_t> experts, double* polynomial) const {
     for (const int32_t e : experts) {
       const double absent = absent_[static_cast<size_t>(e)];
@@ -168,7 +168,7 @@ class Race {
   }
 
   // density[set] of the first kept arrival at t with fewer than K others before it: from the
-  // product of the factors before the set, its own, and those behind it.
+  // product of the factors before the set, its own, and those after it.
   void first_kept_arrivals(const ExpertSets& sets, double t, std::span<const double> kept,
                            std::vector<double>& density) {
     for (size_t e = 0; e < rates_.size(); ++e) {
@@ -234,7 +234,7 @@ std::vector<double> zipf_rates(size_t num_experts, double exponent) {
   return rates;
 }
 
-// Probability that an expert's route is kept, for a token with so many before it.
+// Probability that an expert's route is kept, for a token with this many before it.
 std::vector<double> kept_at(const std::vector<double>& hits, int64_t tokens_before,
                             int64_t capacity) {
   std::vector<double> kept;
@@ -257,17 +257,17 @@ std::vector<double> mean_kept(const std::vector<double>& hits, const Drops& drop
   return kept;
 }
 
-// Fewer where a race is long.
+// Fewer if a Race is expensive.
 int64_t num_sampled_places(int64_t num_experts, const TopKDraw& draw) {
   const int64_t slots = draw.zipf > 0 ? draw.top_k * num_experts : 1;
   return std::clamp<int64_t>((int64_t{1} << 17) / slots, 4, 64);
 }
 
-// The ways in which tokens keep their routes, [E] each, one as frequent as the other.
+// Equally frequent samples of the probability that a token's routes are kept, [E] each.
 std::vector<std::vector<double>> sample_kept(const std::vector<double>& hits,
                                              const std::vector<double>& routes,
                                              const TopKDraw& draw, const Drops& drops) {
-  if (drops.policy == DropPolicy::kWeight) {  // nothing tells one token from another
+  if (drops.policy == DropPolicy::kWeight) {  // the same for every token
     std::vector<double> kept = routes;
     for (size_t e = 0; e < kept.size(); ++e)
       kept[e] = hits[e] > 0 ? std::min(1.0, kept[e] / hits[e]) : 1.0;

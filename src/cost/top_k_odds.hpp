@@ -19,7 +19,7 @@ struct TopKDraw {
 
 /// Every source keeps at most `capacity` routes to an expert.
 struct Drops {
-  int64_t tokens = 0;  // of a source
+  int64_t tokens = 0;  // per source
   int64_t capacity = 0;
   DropPolicy policy = DropPolicy::kPosition;
 };
@@ -29,18 +29,18 @@ inline constexpr double kMaxZipf = 10;
 /// About how many multiplications expected_spread needs for its integrals: with zipf > 0 every
 /// expert costs top_k of them per node of the quadrature. 0 if it needs no integral.
 double draw_steps(int64_t num_experts, const TopKDraw& draw, bool with_drops);
-/// Some seconds.
+/// Takes a few seconds.
 inline constexpr double kMaxDrawSteps = 1.3e9;
-/// Largest top_k * num_experts with zipf > 0, whatever the steps.
+/// Largest top_k * num_experts with zipf > 0, regardless of draw_steps.
 inline constexpr int64_t kMaxSkewedSlots = int64_t{1} << 18;
 
-/// zipf = 0, all experts alike: exact, by the hypergeometric formula. zipf > 0: an integral over
-/// one variable, to about 1e-12.
+/// zipf = 0, all experts equally likely: exact, by the hypergeometric formula. zipf > 0: an
+/// integral over one variable, to about 1e-12.
 ///
-/// With drops, of the routes that are kept, as a mean over a source's tokens. The number of routes
-/// is exact for any policy: a source has a binomial number of them to an expert. For ranks and
-/// nodes the drops of one token's routes are taken to be independent of each other, given its place
-/// among the tokens (kPosition: early ones keep theirs), which is sampled.
+/// With drops, only kept routes count, as a mean over a source's tokens. The number of routes is
+/// exact for any policy: a source has a binomial number of them to an expert. For ranks and nodes
+/// the drops of one token's routes are assumed independent of each other, given the token's
+/// position (kPosition: early tokens keep theirs), which is sampled.
 TokenSpread expected_spread(const Placement& placement, const Topology& topology,
                             const TopKDraw& draw, const std::optional<Drops>& drops = {});
 

@@ -13,7 +13,7 @@
 namespace crossdock {
 namespace {
 
-// The counts of all experts are kept for every rank; more experts are taken for a mistake.
+// The counts of all experts are kept for every rank; more experts are assumed to be a mistake.
 constexpr int64_t kMaxExperts = int64_t{1} << 20;
 constexpr std::array<int64_t, 7> kAlignments = {1, 8, 16, 32, 64, 128, 256};
 

@@ -9,10 +9,10 @@ namespace crossdock {
 /// The rank through which rank `source` sends to rank `destination` on another node.
 using Gateway = std::function<int(int source, int destination)>;
 
-/// Every destination is its own gateway: a token with several experts on one rank crosses once.
+/// Every destination is its own gateway: a token with several experts on one rank is sent once.
 int gateway_is_destination(int source, int destination);
 
-/// One gateway per (source, node): the rank whose index on its node is that of the source on its
+/// One gateway per (source, node): the rank with the same index on its node as the source on its
 /// own (modulo the node's size), which spreads the work over all ranks.
 Gateway gateway_per_node(const Topology& topology);
 

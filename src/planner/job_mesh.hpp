@@ -11,7 +11,7 @@ void check_mesh(const JobDescription& job);
 /// ep, or all ranks of a pipeline stage.
 int64_t expert_group_size(const JobDescription& job);
 
-/// Tokens of a rank, or of the rank that has the most.
+/// The number of tokens per rank; if it differs, the largest.
 int64_t tokens_of_rank(const JobDescription& job);
 
 /// The nodes of the expert group that spans the most nodes (of several, the first). REQUIRES a

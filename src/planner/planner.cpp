@@ -12,10 +12,10 @@
 namespace crossdock {
 namespace {
 
-// Rounding of the token count in libraries whose queue grows with it.
+// Libraries whose queue grows with the token count round it to a multiple of this.
 constexpr int64_t kRoundedTokens = 64;
 
-// A larger capacity factor is taken to be a mistake.
+// A larger capacity factor is assumed to be a mistake.
 constexpr double kMaxCapacityFactor = 1 << 20;
 
 void check_layer(const JobDescription& job) {
@@ -28,7 +28,7 @@ void check_layer(const JobDescription& job) {
                   job.capacity.value_or(0));
 }
 
-// Three matrices an expert.
+// Three matrices per expert.
 int64_t weight_bytes(const JobDescription& job, int64_t num_experts) {
   const int64_t row_bytes = 3 * job.width * size_of(job.dtype);
   const int64_t largest = std::numeric_limits<int64_t>::max() / num_experts / row_bytes;

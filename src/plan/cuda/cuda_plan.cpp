@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 
-// Hands out parts of one allocation: first asked for their sizes, then for their places.
+// Divides one allocation into arrays: used once to get the size, then to set the addresses.
 class Carver {
  public:
   explicit Carver(std::byte* memory) : memory_(memory) {}
@@ -43,8 +43,8 @@ int64_t carve(const CudaPlanInputs& inputs, std::byte* memory, DevicePlan& plan)
   return carver.num_bytes();
 }
 
-// To host memory. The copy follows the wait: one that waits for kernels, which may wait for other
-// ranks, could keep those from launching theirs.
+// Copies to host memory, after a wait: a copy queued behind kernels that wait for other ranks could
+// keep those from launching theirs.
 void copy_out(void* to, const void* from, size_t num_bytes, const CudaPlan& plan) {
   const CallGuard guard(plan.device().index);
   const cudaStream_t stream = plan.inputs().stream;

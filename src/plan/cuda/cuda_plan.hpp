@@ -15,18 +15,18 @@
 
 namespace crossdock::cuda {
 
-/// What a plan on the device is made from.
+/// The inputs of a plan on the device.
 struct CudaPlanInputs {
   int64_t T = 0;
   int P = 0;
   int rank = 0;
   int64_t num_local = 0;               // E_local
   PlanShape shape{};                   // of the dispatcher; its tables outlive the plan
-  std::shared_ptr<const void> tables;  // keeps them
+  std::shared_ptr<const void> tables;  // keeps them alive
   cudaStream_t stream = nullptr;
   std::shared_ptr<StreamWatch> watch;  // of the stream
-  bool is_per_thread = false;          // the stream stands in for the threads' own (CallersStream)
-  uint64_t capture_id = 0;  // of the graph that fills the arrays anew at every replay; 0: none
+  bool is_per_thread = false;          // the stream replaces the threads' own (CallersStream)
+  uint64_t capture_id = 0;  // of the graph that fills the arrays again at every replay; 0: none
 };
 
 /// A plan's arrays on one device, and what the host knows of them.
@@ -35,8 +35,8 @@ class CudaPlan : public DevicePlanData {
   /// Memory for the arrays, contents unspecified.
   CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs);
 
-  /// With the arrays of a plan that was made on the host. Waits for the device, at most as long as
-  /// the watch does.
+  /// Copies the arrays of a plan made on the host. Waits for the device, at most as long as the
+  /// watch allows.
   CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanData& data);
 
   const DevicePlan& arrays() const { return arrays_; }
@@ -46,7 +46,7 @@ class CudaPlan : public DevicePlanData {
   void set_capacity_rows(int64_t rows) { capacity_rows_ = rows; }
 
   /// Rows for the first dispatch, taken before the plan was exchanged: peers that have the plan may
-  /// write them at once. Empty if there is none, or somebody has taken it.
+  /// write them at once. Empty if there are none or they have been taken.
   void set_landing(Buffer rows) { landing_ = std::move(rows); }
   Buffer take_landing() const { return std::move(landing_); }
   int64_t landing_bytes() const { return landing_.num_bytes(); }

@@ -7,8 +7,8 @@
 
 #include "comm/cuda/peer_signals.cuh"
 
-// The plan on the device: what plan.cu writes and the moving kernels read. Counts and rows are
-// 32-bit (a rank has fewer than 2^31 rows), byte offsets are 64-bit.
+// The plan on the device: written by plan.cu, read by the kernels that move rows. Counts and rows
+// are 32-bit (a rank has fewer than 2^31 rows), byte offsets are 64-bit.
 
 namespace crossdock::cuda {
 

@@ -11,8 +11,8 @@
 
 // A stable counting sort over all ranks. Every block counts a range of tokens, every warp of it a
 // part of that range in (token, slot) order; the last block of each rank exchanges the counts with
-// its peers and fixes where every expert's rows of this rank begin; then each route adds up its
-// place. Nothing depends on the order in which blocks run.
+// its peers and computes where this rank's rows of every expert begin; then each route computes its
+// row. Nothing depends on the order in which blocks run.
 
 namespace crossdock::cuda {
 namespace {
@@ -32,7 +32,7 @@ __device__ TokenRange split(int64_t begin, int64_t end, int parts, int part) {
   return {min(first, end), min(first + each, end)};
 }
 
-// The expert of a route, or -1; notes the lowest bad route of this rank.
+// The expert of a route, or -1; records the lowest bad route of this rank.
 template <typename Id>
 __device__ int32_t read_route(const PlanArgs& args, int64_t route) {
   const DeviceRouting& routing = args.routing;
@@ -127,7 +127,7 @@ __device__ void place_routes(const PlanArgs& args, int block, const TokenRange& 
   }
 }
 
-// A block counts a range of tokens; the last one exchanges; a single one places the routes too.
+// A block counts a range of tokens; the last exchanges counts; a sole block also places routes.
 template <typename Id>
 __global__ void __launch_bounds__(kMostPlanWarps * 32)
     count_kernel(const __grid_constant__ PlanArgs args) {

@@ -3,19 +3,19 @@
 #include "comm/cuda/peer_signals.cuh"
 #include "plan/cuda/device_plan.hpp"
 
-// The part of a plan that one block per rank does: counts to all peers, their counts from them, and
-// from all counts where every expert's rows begin. All ranks compute the same from the same words.
+// The part of a plan that one block per rank does: sends counts to all peers, receives theirs and
+// computes where every expert's rows begin. All ranks compute the same from the same words.
 
 namespace crossdock::cuda {
 
 inline constexpr int kMostPlanWarps = 32;
 
-/// What a rank sends ahead of its counts.
+/// Header words that a rank sends ahead of its counts.
 enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, kHeaderWords };
 
 /// Shared memory of the exchanging block, segment_bytes(E) of it.
 struct SegmentMemory {
-  int64_t* sums;      // [E + 1] aligned rows of all experts before, in the order of by_owner
+  int64_t* sums;      // [E + 1] aligned rows of all preceding experts, in the order of by_owner
   int32_t* used;      // [E] rows of expert e that Segments counts
   int32_t* before;    // [E] where this rank's rows begin in the segment of expert e
   int32_t* by_owner;  // [E] copies of what PlanShape points to
@@ -27,7 +27,7 @@ struct SegmentMemory {
   }
 };
 
-// Turns the counts of all blocks into sums of the blocks before; returns the total of expert e.
+// Turns the counts of all blocks into exclusive sums over blocks; returns the total of expert e.
 __device__ inline int64_t sum_blocks(const PlanArgs& args, int e) {
   constexpr int kInFlight = 8;
   const int32_t E = args.shape.E;
@@ -58,7 +58,7 @@ __device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int
   }
 }
 
-// Word `index` of `count` ranks from `first` on; 0 for a rank that did not send in time.
+// Receives word `index` from `count` ranks, `first` and up; 0 if a rank did not send in time.
 template <int kCount>
 __device__ inline void receive_words(const PeerSignals& signals, uint32_t epoch, int first,
                                      int64_t index, uint32_t (&values)[kCount]) {
@@ -91,7 +91,7 @@ __device__ inline void receive_words(const PeerSignals& signals, uint32_t epoch,
   }
 }
 
-// This rank's counts to all peers. A rank that refuses its input, or has failed, sends no routes.
+// Sends this rank's counts to all peers. A rank that refuses its input or has failed sends zeros.
 __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
   const PeerSignals& signals = args.signals;
   const uint64_t bad_route = *static_cast<volatile uint64_t*>(&signals.state->bad_route);
@@ -123,7 +123,7 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
   signals.state->bad_route = ~uint64_t{0};
 }
 
-// All ranks' counts into plan.counts, and their sums. Returns false on every rank if one of
+// Stores all ranks' counts in plan.counts, and their sums. Returns false on every rank if one of
 // them refused.
 __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
                                       const SegmentMemory& segments) {
@@ -230,10 +230,10 @@ __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& s
   __syncthreads();
 }
 
-// Writes the rows of every rank. False on every rank if some rank has more than max_rows.
+// Writes the rows of every rank. Returns false on every rank if one has more than max_rows.
 __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
                                   const SegmentMemory& segments) {
-  __shared__ unsigned long long fullest;  // rows and, lower ranks first, whose they are
+  __shared__ unsigned long long fullest;  // number of rows and, lower ranks first, the rank
   constexpr int kRankBits = 8;
   static_assert(kMaxPeers < 1 << kRankBits);
   if (threadIdx.x == 0) fullest = 0;
@@ -260,7 +260,7 @@ __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
   return most <= args.shape.max_rows;
 }
 
-// Where each expert's rows of this rank begin, and the segments of this rank's experts.
+// Writes where this rank's rows of each expert begin, and the segments of this rank's experts.
 __device__ inline void write_segments(const PlanArgs& args, const SegmentMemory& segments) {
   const int32_t* offsets = args.shape.owner_offsets;
   const int rank = args.signals.rank;
