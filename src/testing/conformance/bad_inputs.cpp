@@ -14,20 +14,20 @@ constexpr int64_t kExperts = 6;
 constexpr int64_t kWidth = 3;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// All that one rank passes in a step. A bad input changes it on the last rank, before or after the
-// plan is made.
+// Everything that one rank passes in a step. A bad input changes it on the last rank, before or
+// after the plan is made.
 struct Step {
   std::vector<int64_t> expert_ids;  // [T, K]
   std::vector<double> weights;      // [T, K]
   Shape ids_shape{kTokens, kTopK};
   DType id_dtype = DType::kI64;
   DType weight_dtype = DType::kF32;
-  Shape mask_shape;  // given if it has a rank
+  Shape mask_shape;  // no mask if its rank is 0
 
   Shape x_shape{kTokens, kWidth};
   DType x_dtype = DType::kF32;
   bool with_scales = false;
-  int64_t more_rows = 0;  // in the caller's rows, y, rows to collect
+  int64_t more_rows = 0;  // extra rows in the caller's rows, y, rows to collect
   DType y_dtype = DType::kF32;
   Shape out_shape{kTokens, kWidth};
   DType grad_dtype = DType::kF32;
@@ -70,7 +70,7 @@ Plan make_plan(Dispatcher& dispatcher, const Step& step) {
   return dispatcher.plan(routing);
 }
 
-// A whole step; what is wrong in it is an error at the first call that gets it.
+// Runs a whole step; a bad input is an error of the first call that gets it.
 void run_step(Dispatcher& dispatcher, const Step& step) {
   const Memory tokens;
   const Memory scales;
@@ -95,7 +95,7 @@ DispatchConfig good_config() {
 
 using Spoil = std::function<void(Step&)>;
 
-// A check in which the last rank alone has something wrong.
+// A check in which only the last rank has a bad input.
 Check bad_step(const std::string& name, const std::vector<std::string>& words, const Spoil& spoil,
                const DispatchConfig& config = good_config()) {
   const auto body = [=](Group& group, const StrategyFactory& strategy) {

@@ -13,10 +13,10 @@ std::vector<Check> list_scenarios();
 /// Known rows, starts and sums of small cases, written down by hand.
 std::vector<Check> list_worked_vectors();
 
-/// Inputs that one rank has wrong.
+/// Bad inputs on one rank.
 std::vector<Check> list_bad_inputs();
 
-/// Ranks that are configured differently or do different things.
+/// Ranks that are configured differently or make different calls.
 std::vector<Check> list_mismatches();
 
 }  // namespace crossdock::conformance

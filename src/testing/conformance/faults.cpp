@@ -22,14 +22,14 @@ constexpr int64_t kExperts = 8;
 constexpr int64_t kTopK = 2;
 constexpr int64_t kWidth = 16;
 
-/// What the culprit does when its moment has come.
+/// Makes the culprit fail at the step of the fault.
 class Injector {
  public:
   Injector(FaultCase fault, bool is_culprit, std::chrono::nanoseconds deadline)
       : fault_(std::move(fault)), is_culprit_(is_culprit), deadline_(deadline) {}
 
-  /// At a point between calls, or inside one of `inside`. Throws or sleeps if the fault is due
-  /// here.
+  /// Called between calls, or inside a call of `inside`. Throws, sleeps or kills the process if the
+  /// fault is due here.
   void pass(FaultStep step, Group* inside = nullptr) const {
     if (fault_.step == step) reached_ = Clock::now();
     if (!is_due(step)) return;
@@ -47,10 +47,10 @@ class Injector {
   }
 
   FaultStep step() const { return fault_.step; }
-  /// When this rank, culprit or not, came to the point of the fault.
+  /// When this rank, culprit or not, reached the step of the fault.
   Clock::time_point reached() const { return reached_; }
 
-  struct Leaving {};  // unwinds the culprit's step, so that its group goes
+  struct Leaving {};  // unwinds the culprit's step, so that it leaves its group
 
  private:
   bool is_due(FaultStep step) const { return is_culprit_ && fault_.step == step; }
@@ -61,7 +61,7 @@ class Injector {
   mutable Clock::time_point reached_ = Clock::now();
 };
 
-/// A strategy that lets the injector in when all ranks are inside a call.
+/// A strategy that runs the injector when all ranks are inside a call.
 class Interrupted : public ForwardingStrategy {
  public:
   Interrupted(std::unique_ptr<Strategy> inner, const Injector& injector)
@@ -96,7 +96,7 @@ class Interrupted : public ForwardingStrategy {
   const Injector& injector_;
 };
 
-/// The call in which a survivor meets the fault.
+/// The call in which a survivor detects the fault.
 std::string_view operation_at(FaultStep step) {
   switch (step) {
     case FaultStep::kBeforeCounts:
@@ -173,7 +173,7 @@ bool is_between_calls(FaultStep step) {
          step == FaultStep::kBeforeCombine;
 }
 
-// The ranks find it out together, before anything has moved, and go on with the same group.
+// Whether the ranks detect it together, before anything has moved, and keep using the group.
 bool is_agreed(const FaultCase& fault) {
   return fault.kind == FaultKind::kOtherConfig ||
          (fault.kind == FaultKind::kSkips && is_between_calls(fault.step));
@@ -182,17 +182,17 @@ bool is_agreed(const FaultCase& fault) {
 bool can_happen(FaultKind kind, FaultStep step) {
   if (kind == FaultKind::kOtherConfig) return is_between_calls(step);
   if (kind != FaultKind::kSkips) return true;
-  // Without a plan, or half of one, the culprit has nothing to go on with; and a chunk is no call.
+  // Without a complete plan the culprit cannot continue; and a chunk is not a call to skip.
   return step != FaultStep::kBeforeCounts && step != FaultStep::kAfterCounts &&
          step != FaultStep::kBetweenChunks;
 }
 
-// What a survivor's error must say.
+// Checks a survivor's error.
 void judge_error(const FaultCase& fault, const Error& error, FaultOutcome& outcome) {
   outcome.message = error.what();
   const bool is_named = outcome.message.find(concat("rank ", fault.culprit)) != std::string::npos;
   const bool is_culprit = error.context().culprit == fault.culprit;
-  // Ranks that make different exchanges inside a call each take the other to be wrong.
+  // Ranks that make different exchanges inside a call blame each other.
   if (fault.kind == FaultKind::kSkips && !is_between_calls(fault.step)) {
     if (is_named || is_culprit) return;
   }
@@ -201,8 +201,8 @@ void judge_error(const FaultCase& fault, const Error& error, FaultOutcome& outco
                                       ", it names rank ", error.context().culprit, ": ",
                                       outcome.message));
   }
-  // Where nothing is exchanged after the counts, or after the first chunk, the fault is met at the
-  // next call.
+  // If nothing is exchanged after the counts, or after the first chunk, the next call detects the
+  // fault.
   const std::string_view operation = error.context().operation;
   const bool is_next = (fault.step == FaultStep::kAfterCounts && operation == "dispatch") ||
                        (fault.step == FaultStep::kBetweenChunks && operation == "combine");
@@ -212,7 +212,7 @@ void judge_error(const FaultCase& fault, const Error& error, FaultOutcome& outco
   }
 }
 
-// The survivors' group, or all ranks again after an agreed error, gives the right results.
+// Checks the results of the survivors' group or, after an agreed error, of the same group.
 void judge_recovery(Group& group, const FaultCase& fault, FaultOutcome& outcome) {
   std::vector<int> members;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -263,7 +263,7 @@ FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanosec
     Group group(base.communicator().subgroup(everybody), options);
     try {
       run_step(group, fault.strategy, injector);
-      // Who leaves out the inside of the last call has made all its calls.
+      // A culprit that skips the inside of the last call has made all its calls.
       if (!is_culprit || is_agreed(fault)) {
         outcome.findings.emplace_back("the step ended without an error");
       }

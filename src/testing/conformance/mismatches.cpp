@@ -54,7 +54,7 @@ bool is_culprit(const Group& group) {
   return group.rank() == group.size() - 1;
 }
 
-// The last rank has another configuration.
+// The last rank has a different configuration.
 Check other_config(const std::string& name, const char* word,
                    const std::function<void(DispatchConfig&)>& change) {
   const auto body = [=](Group& group, const StrategyFactory& strategy) {
@@ -73,7 +73,7 @@ Check other_config(const std::string& name, const char* word,
 
 using Call = std::function<void(Dispatcher&, const Plan&, const Step&)>;
 
-// The last rank makes another call than the others.
+// The last rank makes a different call.
 Check other_call(const std::string& name, const char* word, const Call& right, const Call& wrong) {
   const auto body = [=](Group& group, const StrategyFactory& strategy) {
     Findings findings;
@@ -143,7 +143,7 @@ std::vector<Check> other_calls() {
   };
 }
 
-// Two plans in flight, and the last rank takes the other one.
+// Two plans in flight, and the last rank uses the other one.
 Findings other_plan(Group& group, const StrategyFactory& strategy) {
   Findings findings;
   if (group.size() < 2) return findings;
@@ -157,7 +157,7 @@ Findings other_plan(Group& group, const StrategyFactory& strategy) {
   return findings;
 }
 
-// The last rank rejects its input while it is at another step: one cause is told to all.
+// The last rank refuses its input in a different call: all ranks report the same cause.
 Findings bad_input_at_another_step(Group& group, const StrategyFactory& strategy) {
   Findings findings;
   if (group.size() < 2) return findings;

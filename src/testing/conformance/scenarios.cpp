@@ -105,7 +105,7 @@ Findings subgroups(Group& group, const StrategyFactory& strategy) {
   return findings;
 }
 
-// With values that round: the same bits twice, and near the exact sums.
+// With values that round: the same bits twice, and close to the exact sums.
 Findings partial_sums_of_rounded_values(Group& group, const StrategyFactory& strategy) {
   Findings findings;
   World world = make_small_world(alike(group, 12), 33, 6);

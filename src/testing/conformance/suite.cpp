@@ -10,9 +10,9 @@ namespace {
 constexpr std::array kDtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64,
                                 DType::kF8E4M3};
 
-// What is judged of a routing: every dtype plain, every variant in fp32, and in the other dtypes
-// two variants, which take turns from routing to routing so that every pair of variant and dtype
-// comes.
+// Selects the checks of a routing: every dtype with plain, every variant with fp32, and two
+// variants with each other dtype, which change from routing to routing so that every pair of
+// variant and dtype occurs.
 bool is_wanted(size_t routing, size_t variant, size_t dtype) {
   constexpr size_t kOthers = kVariantNames.size() - 1;  // without plain
   if (variant == 0 || dtype == 0) return true;
@@ -20,7 +20,7 @@ bool is_wanted(size_t routing, size_t variant, size_t dtype) {
   return turn == 0 || turn == kOthers / 2;
 }
 
-// The short run has every routing, every variant and every dtype, but few of their products.
+// The short run has every routing, every variant and every dtype, but few combinations.
 bool is_quick(size_t routing, size_t variant, size_t dtype) {
   return (routing + variant + dtype) % 3 == 0;
 }

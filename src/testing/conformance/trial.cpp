@@ -18,7 +18,7 @@ using reference::RowSource;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Memory full of NaN of every dtype, and of ids that no expert has.
+// Memory filled with NaN in every dtype, and with ids of no expert.
 OwnedTensor poisoned(DType dtype, Shape shape) {
   const Buffer buffer(shape.num_elements() * size_of(dtype));
   if (buffer.num_bytes() > 0) {
@@ -27,7 +27,7 @@ OwnedTensor poisoned(DType dtype, Shape shape) {
   return {buffer.view(dtype, shape), buffer.owner()};
 }
 
-// What the library takes from its pool is used memory, not fresh zeros.
+// Makes the library take used memory from its pool, not fresh zeros.
 void poison_pool(BufferPool& pool) {
   std::vector<Buffer> held;
   for (int64_t size = 64; size <= 65536; size *= 2) {
@@ -147,7 +147,7 @@ void Trial::check_plan() {
   const bool padded = world_.config.capacity && world_.config.capacity->pad_to_capacity;
   for (int64_t i = 0; i < E_local; ++i) {
     const auto e = static_cast<size_t>(i);
-    // With pad_to_capacity rows and pad rows alternate, so all of them are the expert's.
+    // With pad_to_capacity rows and pad rows alternate, so all of them count as the expert's.
     const bool same_count = padded ? segments.counts[i] >= receiver.rows_per_expert[e]
                                    : segments.counts[i] == receiver.rows_per_expert[e];
     if (segments.starts[i] != receiver.segment_starts[e] || !same_count) {
@@ -258,7 +258,7 @@ void Trial::combine() {
   const auto me = static_cast<size_t>(rank_);
   const Shape shape{plan_.num_rows(), width()};
 
-  // From where the library wants rows to be, and from memory of our own.
+  // From rows that the library allocated, and from other memory.
   const OwnedTensor own = reference::to_tensor(sum_dtype(), shape, rows[me]);
   const OwnedTensor leased = dispatcher_.allocate_rows(plan_, sum_dtype());
   if (own.view.num_bytes() > 0) {
@@ -320,7 +320,7 @@ void Trial::backward() {
   expect_bits("collect_routes", routes.view, reference::collect_routes(layout_, numbers)[me]);
 }
 
-// A dot product's order of summation is free: its error is bounded by the sum of magnitudes.
+// A dot product may sum in any order: its error is bounded by the sum of magnitudes.
 void Trial::expect_near_weights(ConstTensorView got, const std::vector<double>& wanted,
                                 const PerRank& grad_out, const PerRank& y) {
   const auto magnitude = [](PerRank values) {

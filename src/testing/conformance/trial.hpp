@@ -9,11 +9,11 @@
 
 namespace crossdock::conformance {
 
-/// One routing on its way through a dispatcher, step by step, each step compared with the
-/// reference. Every step is collective. Outputs that the library fills are poisoned before.
+/// Takes one routing through a dispatcher and compares each step with the reference. Every step is
+/// collective. Outputs are poisoned before the library fills them.
 class Trial {
  public:
-  /// What is added to the seed for the values that `combine` sums.
+  /// Added to the seed for the values that `combine` sums.
   static constexpr uint64_t kCombineSeed = 4;
 
   /// Makes the plan. All arguments must outlive this object. `seed` chooses the values.
@@ -41,7 +41,7 @@ class Trial {
   void expect_near_weights(ConstTensorView got, const std::vector<double>& wanted,
                            const reference::PerRank& grad_out, const reference::PerRank& y);
   void find(const std::string& message);
-  /// Of results and gradients: that of the tokens, bf16 for fp8.
+  /// The dtype of results and gradients: that of the tokens, bf16 for fp8.
   DType sum_dtype() const;
   DType weight_dtype() const;
   int64_t width() const { return world_.config.width; }

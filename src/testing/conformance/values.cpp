@@ -6,7 +6,7 @@
 namespace crossdock::conformance {
 namespace {
 
-// Digits of the mantissa behind the point.
+// Fraction bits of the mantissa.
 int mantissa_bits(DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -22,7 +22,7 @@ int mantissa_bits(DType dtype) {
   }
 }
 
-// With all digits of the dtype, magnitude in [1/8, 8).
+// A value that uses all mantissa bits of the dtype, magnitude in [1/8, 8).
 double full_value(DType dtype, uint64_t hash) {
   const int bits = mantissa_bits(dtype);
   const double mantissa = 1.0 + std::ldexp(static_cast<double>(hash >> (64 - bits)), -bits);
@@ -47,7 +47,7 @@ bool has_zero_weight(const World& world, uint64_t token, int64_t slot) {
   return !world.exact_sums && token % 5 == 4 && slot == 0 && !has_cancelling_slots(world, token);
 }
 
-// big, small, -big: 0 in slot order, as `small` is lost beside `big`; in other orders `small`.
+// big, small, -big: sums to 0 in slot order, as rounding loses `small`; otherwise to `small`.
 double cancelling_value(DType dtype, uint64_t hash, int64_t slot) {
   const double value = full_value(dtype, hash);
   const int exponent = std::ilogb(value);
@@ -79,7 +79,7 @@ std::vector<std::byte> token_bits(const World& world, int rank, int64_t row_byte
   for (int64_t t = 0; t < T; ++t) {
     const auto id = static_cast<uint64_t>(global_token(world, rank, t));
     for (int64_t i = 0; i < row_bytes; ++i) {
-      // The first bytes are the token's number, so that no two tokens are alike.
+      // The first bytes are the token's number, so that all tokens differ.
       const uint64_t bits =
           i < 2 ? (id >> (8 * i)) ^ seed : hash_of(seed, id, static_cast<uint64_t>(i));
       bytes.push_back(static_cast<std::byte>(bits));

@@ -8,7 +8,7 @@
 namespace crossdock::conformance {
 namespace {
 
-// What a rank brings to a worked vector: tokens of width 1, each with K experts, weights 1.
+// A rank's input to a worked vector: tokens of width 1, each with K experts, weights 1.
 struct Tokens {
   std::vector<double> x;            // [T]
   std::vector<int64_t> expert_ids;  // [T, K]
@@ -48,7 +48,7 @@ class Worked {
     return reference::to_values(dispatcher_.combine(plan_, tensor.view));
   }
 
-  // `wanted` is rank `where`'s; all others must have nothing.
+  // Expects `wanted` on rank `where`, and nothing on all others.
   template <typename Value>
   void expect(const char* what, int where, std::vector<Value> got, std::vector<Value> wanted) {
     if (rank_ != where) wanted.clear();
@@ -112,7 +112,7 @@ Findings aligned_offsets(Group& group, const StrategyFactory& strategy) {
   return worked.findings;
 }
 
-// All tokens go to experts 0 and 1, so what capacity C leaves is T - C dropped routes of each.
+// All tokens go to experts 0 and 1, so capacity C drops T - C routes of each.
 Findings capacity(Group& group, const StrategyFactory& strategy) {
   struct Known {
     int64_t T;
@@ -138,7 +138,7 @@ Findings capacity(Group& group, const StrategyFactory& strategy) {
   return findings;
 }
 
-// Products 1e8, 1, -1e8: 0 in slot order, 1 if the large ones meet first.
+// Products 1e8, 1, -1e8: 0 in slot order, 1 if the large ones are added first.
 Findings slot_order(Group& group, const StrategyFactory& strategy) {
   Worked worked(group, strategy, {.num_experts = 3, .top_k = 3, .width = 1},
                 {{{0, 0, 0}, {0, 1, 2, 0, 2, 1, 1, 0, 2}}});

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::array<int64_t, 5> kWidths = {5, 64, 1, 130, 33};
 
-// K different experts of `allowed`, in an order that is not ascending; the first ones of `allowed`
-// are more likely the larger `skew` is. Fewer than K: -1 in the slots left over.
+// K different experts of `allowed`, in an order that is not ascending; the larger `skew` is, the
+// likelier are the first ones of `allowed`. If there are fewer than K, the remaining slots are -1.
 std::vector<int64_t> draw_experts(const std::vector<int64_t>& allowed, int64_t top_k, int skew,
                                   uint64_t seed) {
   std::vector<int64_t> left = allowed;
@@ -202,7 +202,7 @@ World make_shared_world(int num_ranks) {
   world.dtype = DType::kF32;
   world.config = {.num_experts = 13, .top_k = 5, .width = 37};
   const std::vector<int64_t> experts = all_experts(world.config.num_experts);
-  // Rank r gets a share of r + 1 parts, the last one what is left.
+  // Rank r gets a share of r + 1 parts, the last rank the rest.
   const int64_t num_parts = int64_t{num_ranks} * (num_ranks + 1) / 2;
   int64_t next = 0;
   for (int r = 0; r < num_ranks; ++r) {

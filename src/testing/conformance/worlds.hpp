@@ -7,7 +7,7 @@
 
 namespace crossdock::conformance {
 
-/// Who sends how much to whom.
+/// How many routes go from which ranks to which experts.
 enum class RoutingKind : uint8_t {
   kBalanced,
   kSkewed,
@@ -15,8 +15,8 @@ enum class RoutingKind : uint8_t {
   kRankReceivesNothing,
   kRankHasNoTokens,
   kNoTokens,
-  kAbsentRoutes,   // slots of -1, also tokens of nothing else
-  kUnequalCounts,  // another T on every rank
+  kAbsentRoutes,   // slots of -1, and tokens with no other slots
+  kUnequalCounts,  // a different T on every rank
   kRankWithoutExperts
 };
 
@@ -30,7 +30,7 @@ inline constexpr std::array<std::string_view, 9> kRoutingNames = {"balanced",
                                                                   "unequal_counts",
                                                                   "rank_without_experts"};
 
-/// What is set beside the routing.
+/// Settings other than the routing.
 enum class Variant : uint8_t {
   kPlain,
   kAlignment,
@@ -50,10 +50,10 @@ inline constexpr std::array<std::string_view, 10> kVariantNames = {
     "partial_sums",    "dense_map",       "mask",
     "wide_ids"};
 
-/// A world for `num_ranks` ranks, the same whenever it is asked for.
+/// A world for `num_ranks` ranks, identical at every call.
 World make_world(RoutingKind routing, Variant variant, DType dtype, int num_ranks);
 
-/// Tokens and routes that do not depend on the number of ranks, shared out to them unevenly.
+/// Tokens and routes that do not depend on the number of ranks, divided unevenly among them.
 World make_shared_world(int num_ranks);
 
 /// A world in fp32 with these tokens per rank, P + 2 experts and 3 routes per token.

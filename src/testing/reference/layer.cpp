@@ -6,7 +6,7 @@
 namespace crossdock::reference {
 namespace {
 
-// Some rows of an array [R, width].
+// Rows [begin, end) of an array [R, width].
 std::vector<double> slice(const std::vector<double>& values, int64_t begin, int64_t end,
                           int64_t width) {
   return {values.begin() + begin * width, values.begin() + end * width};
@@ -21,8 +21,8 @@ void scale_rows(const std::vector<double>& scales, int64_t width, std::vector<do
   for (size_t i = 0; i < rows.size(); ++i) rows[i] *= scales[i / static_cast<size_t>(width)];
 }
 
-// What a layer's experts see and give on one rank. Pad rows are part of their expert's segment:
-// they are zero, have weight 0 and a zero gradient, and their y is not looked at by combine.
+// The experts of a layer on one rank, with their inputs. Pad rows are part of their expert's
+// segment: they are zero, have weight 0 and a zero gradient, and combine ignores their y.
 struct ExpertStep {
   const LayerInput& input;
   const Receiver& receiver;

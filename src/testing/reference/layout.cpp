@@ -47,7 +47,7 @@ int64_t drop_beyond(int64_t capacity, DropPolicy policy, std::vector<Route>& rou
   if (routes.size() <= num_kept) return 0;
   const auto num_dropped = static_cast<int64_t>(routes.size() - num_kept);
   if (policy == DropPolicy::kWeight) {
-    // The largest first, NaN before all; a stable sort leaves equal ones in (token, slot) order.
+    // Largest first, NaN before all; a stable sort leaves equal ones in (token, slot) order.
     std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) {
       if (std::isnan(a.weight) || std::isnan(b.weight)) return !std::isnan(b.weight);
       return a.weight > b.weight;
@@ -60,7 +60,7 @@ int64_t drop_beyond(int64_t capacity, DropPolicy policy, std::vector<Route>& rou
   return num_dropped;
 }
 
-// C of a rank with `num_tokens` tokens, where there is a capacity.
+// C of a rank with `num_tokens` tokens, if there is a capacity.
 int64_t rank_capacity(const DispatchConfig& config, int64_t num_tokens) {
   const Capacity& capacity = *config.capacity;
   return capacity_of(capacity.pad_to_capacity ? capacity.max_tokens : num_tokens, config.top_k,

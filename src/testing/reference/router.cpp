@@ -7,8 +7,7 @@
 namespace crossdock::reference {
 namespace {
 
-// A value and its slope along one direction: what is written once as a formula is differentiated
-// by running it on these.
+// A value and its slope along one direction: running a formula on these differentiates it.
 struct Dual {
   double value = 0.0;
   double slope = 0.0;
@@ -69,7 +68,7 @@ Row softmax(const Row& logits) {
   return result;
 }
 
-// The score of one expert by itself, of the sigmoid kinds.
+// The score of one expert, for the sigmoid kinds.
 Dual score_of(Score kind, Dual logit) {
   const Dual e = exp(logit * -1.0);
   const Dual one{1.0, 0.0};
@@ -101,7 +100,7 @@ Row weights_of(const RouterConfig& config, Row chosen, const int64_t* ids) {
   return weights;
 }
 
-// Positions in order of falling value, lower positions first among equals.
+// Positions in descending order of value, lower positions first among equals.
 std::vector<int64_t> ranked(const std::vector<double>& values) {
   std::vector<int64_t> order(values.size());
   std::iota(order.begin(), order.end(), int64_t{0});
@@ -147,13 +146,13 @@ int64_t num_sequences_of(const RouterInput& input) {
   return input.config.aux_loss_scope == BalanceScope::kSequence ? input.num_sequences : 1;
 }
 
-// The logits of one token, and their sums. Along one logit the terms of that expert alone have a
-// slope, so a derivative takes the sums of the values as they are: K steps, not E.
+// The logits of one token, and their sums. Along one logit only the terms of that expert have a
+// slope, so a derivative reuses the sums of the values: K steps, not E.
 struct TokenLogits {
   const double* values;  // [E]
   double shift;          // the largest
   double exps;           // sum of exp(logit - shift)
-  double shares;         // sum of what the auxiliary loss shares out: scores, or the same
+  double shares;         // sum of the shares in the auxiliary loss: scores, or the exps
   double balance;        // the same, each times the routes to its expert
 };
 
@@ -195,7 +194,7 @@ Row weights_along(const RouterConfig& config, const TokenLogits& logits, const i
   return weights_of(config, chosen, ids);
 }
 
-// What token t adds to the two losses, along logit `direction`.
+// The contribution of token t to the two losses, along logit `direction`.
 struct TokenLoss {
   Dual aux;
   Dual z;
