@@ -13,7 +13,7 @@ struct GateWords {
 constexpr unsigned long long kMostNs = 5'000'000'000;  // limit of every wait
 
 // Allows the next kernel to launch early, as it would after a kernel that computes.
-__device__ void let_kernel_behind_come() {
+__device__ void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -37,12 +37,12 @@ __global__ void await_others_kernel(const GateWords* words, unsigned num_others)
 }
 
 __global__ void open_kernel(GateWords* words) {
-  let_kernel_behind_come();
+  allow_next_kernel();
   atomicAdd(&words->opened, 1);
 }
 
 __global__ void pass_kernel(GateWords* words, unsigned num_others) {
-  let_kernel_behind_come();
+  allow_next_kernel();
   const unsigned replay = atomicAdd(&words->arrived, 1) / num_others;
   wait_for(&words->opened, replay + 1);
 }

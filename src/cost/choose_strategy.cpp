@@ -9,7 +9,7 @@ namespace crossdock {
 namespace {
 
 // If two times differ by less than this factor, the earlier candidate is chosen.
-constexpr double kAsGood = 1.02;
+constexpr double kTieFactor = 1.02;
 
 std::vector<const StrategyCost*> by_preference(std::span<const StrategyCost> costs) {
   std::vector<const StrategyCost*> sorted;
@@ -58,7 +58,7 @@ std::string reason_for(const CostInputs& inputs, std::span<const StrategyCost> c
   if (next != nullptr && best.step_serial_s > 0) {
     const double ratio = next->step_serial_s / best.step_serial_s;
     text += " and takes " +
-            (ratio < kAsGood ? "as long" : rounded(ratio) + " times as long, copies included");
+            (ratio < kTieFactor ? "as long" : rounded(ratio) + " times as long, copies included");
   }
   return text + same;
 }
@@ -75,7 +75,7 @@ StrategyChoice choose_strategy(const CostInputs& inputs, std::span<const Strateg
   const StrategyCost* best = nullptr;
   for (const StrategyCost* cost : by_preference(costs)) {
     if (any_fits && !fits(*cost)) continue;
-    if (best == nullptr || cost->step_serial_s * kAsGood < best->step_serial_s) best = cost;
+    if (best == nullptr || cost->step_serial_s * kTieFactor < best->step_serial_s) best = cost;
   }
   return {.name = best->name, .reason = reason_for(inputs, costs, *best)};
 }

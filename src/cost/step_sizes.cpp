@@ -11,7 +11,7 @@ namespace crossdock {
 namespace {
 
 // A rank's place among the ranks and experts.
-struct Surroundings {
+struct Neighborhood {
   double num_ranks = 0;
   double num_nodes = 0;
   double node_size = 0;     // ranks of its node
@@ -19,9 +19,9 @@ struct Surroundings {
   double node_experts = 0;  // on its node
 };
 
-Surroundings look_around(const CostInputs& inputs, const Placement& placement, size_t rank) {
+Neighborhood neighborhood_of(const CostInputs& inputs, const Placement& placement, size_t rank) {
   const std::vector<int>& node_of = inputs.topology.node_of_rank;
-  Surroundings around{.num_ranks = static_cast<double>(node_of.size()),
+  Neighborhood around{.num_ranks = static_cast<double>(node_of.size()),
                       .num_nodes = static_cast<double>(inputs.topology.num_nodes)};
   for (size_t r = 0; r < node_of.size(); ++r) {
     if (node_of[r] != node_of[rank]) continue;
@@ -77,7 +77,7 @@ StepSizes expected_sizes(const RouteSums& sums, const CostInputs& inputs,
 }
 
 StepSizes worst_sizes(const CostInputs& inputs, const Placement& placement, size_t rank) {
-  const Surroundings around = look_around(inputs, placement, rank);
+  const Neighborhood around = neighborhood_of(inputs, placement, rank);
   const auto T = static_cast<double>(inputs.tokens);
   const auto K = static_cast<double>(inputs.config.top_k);
   const auto E = static_cast<double>(inputs.config.num_experts);
@@ -111,7 +111,7 @@ StepSizes worst_sizes(const CostInputs& inputs, const Placement& placement, size
 
 StepSizes limited_sizes(const CostInputs& inputs, const Placement& placement, size_t rank) {
   StepSizes sizes = worst_sizes(inputs, placement, rank);
-  const Surroundings around = look_around(inputs, placement, rank);
+  const Neighborhood around = neighborhood_of(inputs, placement, rank);
   const DispatchConfig& config = inputs.config;
   const double pads = sizes.padded - sizes.received;
   double most = config.max_rows ? static_cast<double>(*config.max_rows) : sizes.received;

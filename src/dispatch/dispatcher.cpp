@@ -6,6 +6,7 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/planner.hpp"
+#include "dispatch/device_path.hpp"
 #include "dispatch/host/host_path.hpp"
 #include "plan/config_check.hpp"
 
@@ -67,8 +68,12 @@ struct Dispatcher::Impl {
     const std::optional<Error> refusal = refusal_of([&] {
       if (context.refusal) throw *context.refusal;
       if (device_path) return;
-      device_path = context.strategy->make_device_path(context, device);
-      device_path->set_options(context.options);
+      std::unique_ptr<Path> made = context.strategy->make_device_path(context, device);
+      if (context.strategy->device_for_host_tensors()) {
+        made = make_host_tensors_path(std::move(made), context.group, device);
+      }
+      made->set_options(context.options);
+      device_path = std::move(made);
     });
     if (refusal) {
       context.group.agree(

@@ -2,7 +2,6 @@
 
 #include "crossdock/cuda.hpp"
 #include "crossdock/extend/forwarding_strategy.hpp"
-#include "dispatch/device_path.hpp"
 
 namespace crossdock {
 namespace {
@@ -15,11 +14,6 @@ class OnCuda final : public ForwardingStrategy {
 
   std::optional<Device> device_for_host_tensors() const override {
     return Device{.kind = DeviceKind::kCuda, .index = device_};
-  }
-
-  std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
-    return make_host_tensors_path(ForwardingStrategy::make_device_path(context, device),
-                                  context.group, device);
   }
 
  private:

@@ -175,6 +175,7 @@ OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
 }
 
 void MoeLayer::Impl::backward_dw(const MoeBackwardDwArgs& args) {
+  if (config_error_) throw *config_error_;
   check_args(args);
   const MoeSaved& saved = *args.saved;
   const EventRecorder::Scope scope(group_.recorder(), "experts_dw", 0);

@@ -121,12 +121,15 @@ void RouteCounts::agree(const MoeForwardArgs& args, const std::string& config_te
   }
 
   const RouterStatistics& own = decision.router->statistics;
-  const std::vector<RouterStatistics> ranks = unpack_all(agreement, group_.size());
-  decision.load.assign(static_cast<size_t>(decision.router->E), 0);
-  for (const RouterStatistics& rank : ranks) {
-    const std::vector<int64_t> load = rank.load();
-    for (size_t e = 0; e < load.size(); ++e) decision.load[e] += load[e];
-  }
+  std::vector<RouterStatistics> ranks;
+  run_agreed(group_, [&] {
+    ranks = unpack_all(agreement, group_.size());
+    decision.load.assign(static_cast<size_t>(decision.router->E), 0);
+    for (const RouterStatistics& rank : ranks) {
+      const std::vector<int64_t> load = rank.load();
+      for (size_t e = 0; e < load.size(); ++e) decision.load[e] += load[e];
+    }
+  });
   decision.statistics = counts_in_other_group() ? sum_over_other_group(args, own)
                         : counts_each_rank()    ? own
                                                 : sum(ranks);

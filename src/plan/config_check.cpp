@@ -27,14 +27,15 @@ void check_capacity(const DispatchConfig& config, int num_ranks) {
                   "it must be at least 1, got ",
                   capacity.max_tokens);
   const int64_t rows = capacity_rows(config, capacity.max_tokens);
-  CROSSDOCK_CHECK(are_countable({rows + config.alignment, config.num_experts, num_ranks}, config),
-                  "capacity factor ", capacity.factor, " with max_tokens ", capacity.max_tokens,
-                  " asks for ", rows, " rows per expert and rank, more than can be counted");
+  CROSSDOCK_CHECK(
+      row_bytes_fit_int64({rows + config.alignment, config.num_experts, num_ranks}, config),
+      "capacity factor ", capacity.factor, " with max_tokens ", capacity.max_tokens, " asks for ",
+      rows, " rows per expert and rank, more than can be counted");
 }
 
 }  // namespace
 
-bool are_countable(std::initializer_list<int64_t> num_rows, const DispatchConfig& config) {
+bool row_bytes_fit_int64(std::initializer_list<int64_t> num_rows, const DispatchConfig& config) {
   const auto rows = product_within(kMaxBytes, num_rows);
   return rows && product_within(kMaxBytes, {*rows, config.width, int64_t{sizeof(double)}});
 }
@@ -64,7 +65,7 @@ void check_config(const DispatchConfig& config, int num_ranks) {
   }
   CROSSDOCK_CHECK(!config.max_rows || *config.max_rows >= 0, "max_rows must not be negative, got ",
                   config.max_rows.value_or(0));
-  CROSSDOCK_CHECK(are_countable({config.max_rows.value_or(0)}, config), "max_rows (",
+  CROSSDOCK_CHECK(row_bytes_fit_int64({config.max_rows.value_or(0)}, config), "max_rows (",
                   config.max_rows.value_or(0), ") rows of width ", config.width,
                   " are more than can be counted");
 }

@@ -13,7 +13,7 @@ namespace crossdock {
 void check_config(const DispatchConfig& config, int num_ranks);
 
 /// Whether the bytes of this many rows (the product of num_rows) fit in int64 for any dtype.
-bool are_countable(std::initializer_list<int64_t> num_rows, const DispatchConfig& config);
+bool row_bytes_fit_int64(std::initializer_list<int64_t> num_rows, const DispatchConfig& config);
 
 /// The configuration as "key=value;key=value", for Proposal::config. Without
 /// candidates the key is left out.

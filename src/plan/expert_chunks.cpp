@@ -21,7 +21,7 @@ int64_t first_row(const PlanData& plan, size_t rank, int64_t local_expert) {
 
 }  // namespace
 
-std::vector<ExpertChunk> cut_experts(const PlanData& plan, int64_t num_chunks) {
+std::vector<ExpertChunk> split_experts(const PlanData& plan, int64_t num_chunks) {
   const auto P = static_cast<size_t>(plan.P);
   int64_t most = 1;
   for (size_t rank = 0; rank < P; ++rank) most = std::max(most, num_experts(plan, rank));

@@ -10,7 +10,7 @@ namespace crossdock {
 
 /// Splits the local experts of every rank into `num_chunks` chunks of about equal size; at least
 /// one, and at most as many as any rank has experts. Not collective.
-std::vector<ExpertChunk> cut_experts(const PlanData& plan, int64_t num_chunks);
+std::vector<ExpertChunk> split_experts(const PlanData& plan, int64_t num_chunks);
 
 /// The number of routes of this rank to the experts of a chunk.
 int64_t rows_sent(const PlanData& plan, const ExpertChunk& chunk);

@@ -194,8 +194,8 @@ void check_max_rows(const PlanData& plan) {
   int64_t total = 0;  // rows sent or received on all ranks
   for (const int64_t rows : plan.rows_per_rank) total += rows;
   for (const int64_t tokens : plan.tokens_per_rank) total += tokens * plan.config->top_k;
-  CROSSDOCK_CHECK(are_countable({total}, *plan.config), "a plan of ", total, " rows of width ",
-                  plan.config->width, " is more than can be counted");
+  CROSSDOCK_CHECK(row_bytes_fit_int64({total}, *plan.config), "a plan of ", total,
+                  " rows of width ", plan.config->width, " is more than can be counted");
   if (!plan.config->max_rows) return;
   const auto most = std::max_element(plan.rows_per_rank.begin(), plan.rows_per_rank.end());
   if (*most <= *plan.config->max_rows) return;

@@ -69,7 +69,8 @@ class CROSSDOCK_API Strategy {
   virtual std::optional<Device> device_for_host_tensors() const { return std::nullopt; }
 
   /// (optional) The path for tensors on a GPU. Only the library can make a Path; other code can
-  /// only return another strategy's. Default: throws Error(kUnsupported).
+  /// only return another strategy's, and must then forward prepare to it as well. Default: throws
+  /// Error(kUnsupported).
   virtual std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const;
 
   /// (optional) Exchanges what this strategy needs beyond the counts. The plan keeps the result,

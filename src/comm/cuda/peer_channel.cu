@@ -13,9 +13,9 @@ namespace {
 
 // One block per rank.
 __global__ void barrier_kernel(const __grid_constant__ PeerSignals signals, Operation operation) {
-  wait_for_kernel_before();
+  wait_for_previous_kernel();
   peer_barrier(signals, operation);
-  let_kernel_behind_come();  // not earlier: it could take the room of a peer's barrier
+  allow_next_kernel();  // not earlier: it could take the room of a peer's barrier
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ class PeerMemory {
   std::byte* reach(int peer, const MemoryHandle& handle);
 
   /// The mappings outlast this object: kernels may be using them.
-  void leave_mapped() { mappings_.clear(); }
+  void skip_unmapping() { mappings_.clear(); }
 
  private:
   bool needs_export_;

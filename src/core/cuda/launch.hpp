@@ -7,7 +7,7 @@
 namespace crossdock::cuda {
 
 /// Launches a kernel that may be scheduled while the previous kernel in the stream is ending. The
-/// kernel must call wait_for_kernel_before() before it reads or writes anything.
+/// kernel must call wait_for_previous_kernel() before it reads or writes anything.
 template <typename... Params, typename... Args>
 void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, cudaStream_t stream,
                   const Args&... args) {
@@ -30,7 +30,7 @@ void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, 
 #if defined(__CUDACC__)
 
 /// Waits until the previous kernel in the stream has ended; what it wrote is then visible.
-__device__ inline void wait_for_kernel_before() {
+__device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -38,7 +38,7 @@ __device__ inline void wait_for_kernel_before() {
 
 /// Allows the next kernel in the stream to be scheduled once all blocks of this kernel have called
 /// it. The next kernel must not wait for a kernel that may need the room it takes.
-__device__ inline void let_kernel_behind_come() {
+__device__ inline void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

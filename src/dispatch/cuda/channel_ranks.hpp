@@ -8,7 +8,7 @@
 namespace crossdock::cuda {
 
 /// The ranks whose kernels a rank's kernels wait for on the GPU. They must be reachable.
-enum class Waits { kForNobody, kForNode, kForAll };
+enum class Waits { kNone, kForNode, kForAll };
 
 /// The ranks that share one peer channel, in ascending order. A rank's index among them is its
 /// slot; kernels see slots only. The rank itself always has one.

@@ -12,8 +12,8 @@ namespace crossdock::cuda {
 namespace {
 
 // For transports that wait for peers themselves, as NCCL does.
-Waits waits_beside_transport(const Packing& packing) {
-  return packing.relay ? Waits::kForNode : Waits::kForNobody;
+Waits waits_outside_transport(const Packing& packing) {
+  return packing.relay ? Waits::kForNode : Waits::kNone;
 }
 
 // REQUIRES: a CudaPacked made the plan.
@@ -30,7 +30,7 @@ std::byte* bytes(const OwnedTensor& tensor) {
 CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing)
     : CudaPacked(
           context, device, packing,
-          context.options.nccl_comm != nullptr ? waits_beside_transport(packing) : Waits::kForAll,
+          context.options.nccl_comm != nullptr ? waits_outside_transport(packing) : Waits::kForAll,
           [nccl_comm = context.options.nccl_comm](CudaRank& rank) {
             return nccl_comm != nullptr ? make_nccl_transport(rank, nccl_comm)
                                         : make_peer_copies(rank);
@@ -38,7 +38,7 @@ CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& pa
 
 CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing,
                        const MakeTransport& make_transport)
-    : CudaPacked(context, device, packing, waits_beside_transport(packing), make_transport) {}
+    : CudaPacked(context, device, packing, waits_outside_transport(packing), make_transport) {}
 
 CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing, Waits waits,
                        const MakeTransport& make_transport)
@@ -121,7 +121,7 @@ void CudaPacked::make_gradients(const Plan& plan, const GradientTensors& tensors
   backward.y[0] = static_cast<const std::byte*>(tensors.y.data);
   backward.grad_rows[0] = static_cast<std::byte*>(tensors.grad_rows.data);
   backward.grad_weights = static_cast<float*>(rows.grad_weights.view.data);
-  backward.signals = rank_.signals_alone();
+  backward.signals = rank_.local_signals();
   launch_gather_sum_backward(backward, rank_.max_sms(), rank_.stream());
 }
 
@@ -195,7 +195,7 @@ CudaPacked::RowBatch CudaPacked::rows_to_tokens(const Plan& plan,
                  .row_bytes = rows.row_bytes()};
   if (packing_.relay && rows.shape.rank() == 2) {  // single numbers are not relayed
     batch.relay = packed_plan(plan).relay();
-    batch.traffic = &batch.relay->far_home;
+    batch.traffic = &batch.relay->far_returned;
     batch.from_index = batch.relay->far_rows;
     batch.is_read = true;
     batch.rows = rows.data;
@@ -281,7 +281,7 @@ void CudaPacked::scatter_near(const CudaRank::Agreed& agreed, Operation operatio
   scatter.targets = relay.near_targets;
   scatter.T = batch.num_tokens;
   scatter.parts[0].tokens = batch.from;
-  scatter.signals = rank_.signals_alone();
+  scatter.signals = rank_.local_signals();
   launch_scatter(scatter, rank_.max_sms(), stream);
   scatter.targets = relay.copy_targets;
   scatter.T = relay.copies.num_received;
@@ -301,7 +301,7 @@ void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch,
                      GatherSumKernelArgs& args) {
   if (batch.relay == nullptr) {
     args.rows[0] = bytes(batch.arrived);
-    args.signals = rank_.signals_alone();
+    args.signals = rank_.local_signals();
   } else {
     args.targets = batch.relay->sum_targets;
     rank_.reach_near(agreed, batch.rows_entry, args.rows);

@@ -73,7 +73,7 @@ class CudaPacked final : public CudaPath {
     int64_t row_bytes = 0;
     OwnedTensor packed{};   // [num_sent, row_bytes]
     OwnedTensor arrived{};  // [num_received, row_bytes]
-    ShownMemory shown{};
+    ExposedMemory shown{};
     size_t entry = 0;  // index of `shown` among the handles
 
     // For relayed tokens, and for rows that are read in place.
@@ -82,7 +82,7 @@ class CudaPacked final : public CudaPath {
     int64_t num_tokens = 0;      // at `from`
     const void* rows = nullptr;  // used by the ranks of this node
     int64_t rows_bytes = 0;
-    ShownMemory shown_rows{};
+    ExposedMemory shown_rows{};
     size_t rows_entry = 0;
   };
 

@@ -29,10 +29,12 @@ Plan CudaPath::plan(const DenseRouting& routing) {
 uint64_t CudaPath::run(const Call& call, const MakeReady& make_ready) {
   const CudaRank::CallScope scope(rank_);
   rank_.take_copied_bytes();  // discards those of a refused call
-  call_ = {};                 // likewise
-  const uint64_t sequence = FramedPath::run(call, make_ready);
-  call_ = {};
-  return sequence;
+  // Memory that the call took is returned while its stream, and a capture of it, are still there.
+  struct Release {
+    CudaCall& call;
+    ~Release() { call = {}; }
+  } const release{call_};
+  return FramedPath::run(call, make_ready);
 }
 
 void CudaPath::check_usable() {

@@ -47,7 +47,7 @@ int existing_device(int device) {
   return device;
 }
 
-void keep_for_ever(std::shared_ptr<const void> memory) {
+void leak(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
   static auto* kept = new std::vector<std::shared_ptr<const void>>;  // never freed, on purpose
   const std::lock_guard lock(mutex);
@@ -88,7 +88,7 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
       placement_(make_placement(config(), group().size())) {
   if (waits_ == Waits::kForAll) peers_.check_reach();
   check_channel_size(use, group().topology(), channel_ranks_, kMaxPeers);
-  if (waits_ == Waits::kForNobody) peers_.set_peer_devices({});
+  if (waits_ == Waits::kNone) peers_.set_peer_devices({});
   const CallGuard guard(device_);
   load_all_kernels();
   const int64_t E = config().num_experts;
@@ -115,7 +115,7 @@ RankStreams::Lane CudaRank::make_lane() {
       channel_ranks_.slot_of(group().rank()), channel_ranks_.size(), pool_.arena(),
       ChannelOptions{.max_words = plan_words(config().num_experts),
                      .deadline = *group().options().arrival_deadline});
-  lane.is_connected = waits_ == Waits::kForNobody;
+  lane.is_connected = waits_ == Waits::kNone;
   // A late or stalled peer may write its flags after this rank has left.
   group().communicator().keep_alive(lane.channel->mailbox().owner());
   return lane;
@@ -131,27 +131,28 @@ CudaRank::~CudaRank() {
     const std::optional<Fault> fault = lane->channel->fault();  // may not be reported yet
     is_broken = is_broken || group().is_poisoned() || (fault && is_fatal(*fault));
   }
-  if (!is_done) peers_.leave_mapped();
+  if (!is_done) peers_.skip_unmapping();
   // After a failure peers may still be writing. Memory that another process has mapped is neither
   // freed nor reused; and cudaFree waits for the device, which may never finish.
   if (!is_done || (is_broken && peers_.needs_export())) {
-    keep_memory_for_ever();
+    leak_memory();
   } else if (is_broken) {
     group().communicator().keep_alive(pool_.memory());
   }
 }
 
-void CudaRank::keep_memory_for_ever() noexcept {
-  keep_for_ever(pool_.memory());
-  keep_for_ever(tables_);
-  for (const RankStreams::Lane* lane : streams_.lanes()) keep_for_ever(lane->channel);
-  for (const auto& [request, room] : waiting_rooms_) keep_for_ever(room);
+void CudaRank::leak_memory() noexcept {
+  leak(pool_.memory());
+  leak(tables_);
+  for (const RankStreams::Lane* lane : streams_.lanes()) leak(lane->channel);
+  for (const auto& [request, room] : waiting_rooms_) leak(room);
 }
 
 void CudaRank::set_options(const DeviceOptions& options) {
-  streams_.set_callers_stream(options.stream);
+  const cudaStream_t before = streams_.set_callers_stream(options.stream);
   options_ = options;
   pool_.follow_threads(streams_.is_per_thread());
+  streams_.wait_for(before);
 }
 
 PeerSignals CudaRank::near_signals() const {
@@ -162,7 +163,7 @@ PeerSignals CudaRank::near_signals() const {
   return near;
 }
 
-PeerSignals CudaRank::signals_alone() const {
+PeerSignals CudaRank::local_signals() const {
   PeerSignals alone = signals();
   alone.P = 0;
   return alone;
@@ -353,8 +354,8 @@ void CudaRank::connect(const char* operation, uint64_t subject, const Agreed& ag
   streams_.lane().is_connected = true;
 }
 
-ShownMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_contents) {
-  ShownMemory shown;
+ExposedMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_contents) {
+  ExposedMemory shown;
   if (num_bytes == 0) data = nullptr;
   shown.data = static_cast<std::byte*>(const_cast<void*>(data));
   shown.wanted = shown.data;
@@ -376,7 +377,7 @@ ShownMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_conten
   return shown;
 }
 
-void CudaRank::fetch(const ShownMemory& shown) const {
+void CudaRank::fetch(const ExposedMemory& shown) const {
   if (!shown.lease) return;
   CROSSDOCK_CUDA(cudaMemcpyAsync(shown.wanted, shown.data, static_cast<size_t>(shown.num_bytes),
                                  cudaMemcpyDeviceToDevice, stream()));

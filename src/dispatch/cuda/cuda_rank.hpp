@@ -22,7 +22,7 @@
 namespace crossdock::cuda {
 
 /// Memory of this rank that peers use during one call.
-struct ShownMemory {
+struct ExposedMemory {
   MemoryHandle handle{};
   std::byte* data = nullptr;    // the address that peers use
   std::byte* wanted = nullptr;  // the address given to show
@@ -70,7 +70,7 @@ class CudaRank {
   /// Signals for waits within the node.
   PeerSignals near_signals() const;
   /// Signals for kernels that involve this rank only.
-  PeerSignals signals_alone() const;
+  PeerSignals local_signals() const;
   bool is_near(int peer) const { return peers_.is_near(peer); }
   /// The ranks of this rank's channels. Targets in kernels that wait are slots among them.
   const ChannelRanks& channel_ranks() const { return channel_ranks_; }
@@ -110,7 +110,7 @@ class CudaRank {
   Agreed agree(Proposal proposal);
 
   /// Makes memory available to peers: itself, or a lease in its place if they cannot reach it.
-  ShownMemory show(const void* data, int64_t num_bytes, bool with_contents);
+  ExposedMemory show(const void* data, int64_t num_bytes, bool with_contents);
   /// Bytes of such leases since the last call.
   int64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   /// Entry `entry` of every rank's handles, for kernels of this rank. REQUIRES: kernels wait for
@@ -127,7 +127,7 @@ class CudaRank {
     }
   }
   /// After peers have written: queues the copy from a lease, if any, to the memory shown.
-  void fetch(const ShownMemory& shown) const;
+  void fetch(const ExposedMemory& shown) const;
 
   /// Throws a fault that the device has reported, fatal ones first, or an error that the watch has
   /// found, if any. Does not wait.
@@ -143,7 +143,7 @@ class CudaRank {
   }
   RankStreams::Lane make_lane();
   [[noreturn]] void raise(const RankStreams::Lane& lane, Fault fault);
-  void keep_memory_for_ever() noexcept;
+  void leak_memory() noexcept;
   bool has_waiting_room();
   void connect(const char* operation, uint64_t subject, const Agreed& agreed);
 

@@ -28,7 +28,7 @@ RowTraffic make_out(const PlanData& data) {
 }
 
 // The same rows in the opposite direction.
-RowTraffic make_home(const PlanData& data) {
+RowTraffic make_returned(const PlanData& data) {
   const auto rows_to = [&](int p, int rank) { return rows_between(data, rank, p); };
   return make_traffic(data.recv_offsets, data.send_offsets, peer_begins(data, rows_to));
 }
@@ -78,7 +78,7 @@ ExchangePlan make_exchange_plan(DevicePool& pool, const PlanData& data,
                                 StreamWatch& watch) {
   ExchangePlan plan;
   plan.out = make_out(data);
-  plan.home = make_home(data);
+  plan.home = make_returned(data);
   plan.tokens = make_tokens(data);
   std::vector<int64_t> sent_tokens;
   for (const int64_t route : data.sent_routes) sent_tokens.push_back(route / data.K);

@@ -58,8 +58,8 @@ struct ExchangePlan {
 /// store it into the final rows on their node; rows from other nodes return one by one. Sizes are
 /// on the host, index arrays on the GPU.
 struct RelayPlan {
-  RowTraffic copies;    // tokens to gateways
-  RowTraffic far_home;  // rows to sources on other nodes
+  RowTraffic copies;        // tokens to gateways
+  RowTraffic far_returned;  // rows to sources on other nodes
 
   Buffer memory;                         // holds the arrays
   const int64_t* copy_tokens = nullptr;  // [copies sent] t

@@ -41,7 +41,7 @@ cudaStream_t RankStreams::wanted_stream(Stream stream) const {
   return shares_queue ? cudaStreamPerThread : given;
 }
 
-void RankStreams::set_callers_stream(Stream stream) {
+cudaStream_t RankStreams::set_callers_stream(Stream stream) {
   const CallGuard guard(device_);
   const cudaStream_t before = callers_stream();
   const cudaStream_t wanted = wanted_stream(stream);
@@ -51,6 +51,11 @@ void RankStreams::set_callers_stream(Stream stream) {
     CROSSDOCK_CUDA(cudaStreamSynchronize(before));
   }
   callers_.set(wanted);
+  return before;
+}
+
+void RankStreams::wait_for(cudaStream_t before) {
+  const CallGuard guard(device_);
   const cudaStream_t after = callers_stream();
   // Kernels of a channel run one after the other. There is no order to keep between a graph being
   // captured and work that runs now.

@@ -50,8 +50,10 @@ class RankStreams {
   /// thread has queued there. Call inside a CallScope, before anything that depends on the stream.
   void follow_caller() const { callers_.follow_thread(); }
 
-  /// Sets the caller's stream. A new one waits for this rank's work in the previous one.
-  void set_callers_stream(Stream stream);
+  /// Sets the caller's stream and returns the previous one.
+  cudaStream_t set_callers_stream(Stream stream);
+  /// Makes the caller's stream wait for this rank's work in the previous one.
+  void wait_for(cudaStream_t before);
   bool is_per_thread() const { return callers_.is_per_thread(); }
 
   /// The stream in which work is queued, and its lane.

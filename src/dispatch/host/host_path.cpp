@@ -116,7 +116,7 @@ void HostPath::scatter_tokens(const Exchange& exchange, std::span<const RowPart>
     zero_pad_rows(plan, result.row_weights.view);
     strategy().scatter_routes(exchange, exchange.plan.weights(), result.row_weights.view);
   }
-  const std::vector<ExpertChunk> chunks = cut_experts(plan, args.num_chunks);
+  const std::vector<ExpertChunk> chunks = split_experts(plan, args.num_chunks);
   std::optional<EventRecorder::Scope> recorded;  // of the current chunk
   const auto begin = [&](size_t i) {
     if (chunks.size() == 1 || i == chunks.size()) return;

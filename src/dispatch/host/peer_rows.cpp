@@ -8,7 +8,7 @@
 
 namespace crossdock {
 
-ShownRows::ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes)
+ExposedRows::ExposedRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes)
     : wanted_(rows), data_(rows) {
   comm::WindowPool& windows = comm::windows_of(exchange.group);
   const std::optional<comm::WindowHandle> found = windows.find(rows, num_bytes);
@@ -21,13 +21,14 @@ ShownRows::ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_byte
   handle_ = *windows.find(data_, num_bytes);
 }
 
-ShownRows ShownRows::to_fill(const Exchange& exchange, std::byte* rows, int64_t num_bytes) {
+ExposedRows ExposedRows::to_fill(const Exchange& exchange, std::byte* rows, int64_t num_bytes) {
   return {exchange, rows, num_bytes};
 }
 
-ShownRows ShownRows::to_read(const Exchange& exchange, const std::byte* rows, int64_t num_bytes) {
+ExposedRows ExposedRows::to_read(const Exchange& exchange, const std::byte* rows,
+                                 int64_t num_bytes) {
   // Peers only read, so the memory does not change.
-  ShownRows shown(exchange, const_cast<std::byte*>(rows), num_bytes);
+  ExposedRows shown(exchange, const_cast<std::byte*>(rows), num_bytes);
   if (shown.data_ == rows) return shown;
   const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,
                                    num_bytes, kForeignCopy);
@@ -36,7 +37,7 @@ ShownRows ShownRows::to_read(const Exchange& exchange, const std::byte* rows, in
   return shown;
 }
 
-void ShownRows::fetch(const Exchange& exchange, int64_t row_bytes) const {
+void ExposedRows::fetch(const Exchange& exchange, int64_t row_bytes) const {
   if (data_ == wanted_) return;
   const PlanData& plan = exchange.plan.data();
   const EventRecorder::Scope scope(exchange.group.recorder(), exchange.operation, exchange.sequence,
@@ -48,10 +49,10 @@ void ShownRows::fetch(const Exchange& exchange, int64_t row_bytes) const {
   ops::copy_blocks({.from = data_, .to = wanted_, .blocks = blocks, .row_bytes = row_bytes});
 }
 
-PeerRows::PeerRows(const Exchange& exchange, std::span<const ShownRows> shown)
+PeerRows::PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown)
     : num_entries_(shown.size()) {
   std::vector<comm::WindowHandle> handles;
-  for (const ShownRows& rows : shown) handles.push_back(rows.handle());
+  for (const ExposedRows& rows : shown) handles.push_back(rows.handle());
   const Agreement agreement = exchange.group.agree({.operation = exchange.operation,
                                                     .subject = exchange.plan.id(),
                                                     .config = {},

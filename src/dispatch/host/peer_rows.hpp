@@ -15,12 +15,12 @@ inline constexpr const char* kForeignCopy = "copy of foreign rows";
 
 /// Rows of this rank that the ranks of its node can reach. Foreign memory, which is not reachable,
 /// is replaced by a lease of the same size; the copy is recorded as an event.
-class ShownRows {
+class ExposedRows {
  public:
   /// For peers to store into. Contents of a lease are unspecified.
-  static ShownRows to_fill(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
+  static ExposedRows to_fill(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
   /// For peers to load from.
-  static ShownRows to_read(const Exchange& exchange, const std::byte* rows, int64_t num_bytes);
+  static ExposedRows to_read(const Exchange& exchange, const std::byte* rows, int64_t num_bytes);
 
   const comm::WindowHandle& handle() const { return handle_; }
   /// Where the rows of this rank are while peers use them.
@@ -29,7 +29,7 @@ class ShownRows {
   void fetch(const Exchange& exchange, int64_t row_bytes) const;
 
  private:
-  ShownRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
+  ExposedRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
 
   std::byte* wanted_;
   std::byte* data_;
@@ -37,10 +37,10 @@ class ShownRows {
   comm::WindowHandle handle_;
 };
 
-/// The rows of all ranks of this node, one entry per ShownRows. Collective over the whole group.
+/// The rows of all ranks of this node, one entry per ExposedRows. Collective over the whole group.
 class PeerRows {
  public:
-  PeerRows(const Exchange& exchange, std::span<const ShownRows> shown);
+  PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown);
 
   /// Null if `rank` is on another node or has no rows.
   std::byte* at(int rank, size_t entry = 0) const {

@@ -11,7 +11,7 @@ namespace crossdock {
 namespace {
 
 // Packs the rows of other ranks, in the order in which they arrived.
-Buffer pack_by_source(const Exchange& exchange, const TravellingRows& travelling,
+Buffer pack_by_source(const Exchange& exchange, const ExchangedRows& travelling,
                       const ConstTensorView& rows) {
   std::vector<ops::BlockCopy> blocks;
   for (const RowBlock& block : travelling.recv_blocks()) {
@@ -30,7 +30,7 @@ Buffer pack_by_source(const Exchange& exchange, const TravellingRows& travelling
 void return_and_sum(const Exchange& exchange, const GatherSumArgs& args) {
   const PlanData& plan = exchange.plan.data();
   const int64_t row_bytes = args.rows.row_bytes();
-  const TravellingRows travelling(plan);
+  const ExchangedRows travelling(plan);
 
   Buffer packed = pack_by_source(exchange, travelling, args.rows);
   const Buffer arrived = exchange_rows(exchange, {.send = packed,

@@ -14,7 +14,7 @@ int64_t remove_block(std::vector<int64_t>& offsets, size_t rank) {
 
 }  // namespace
 
-TravellingRows::TravellingRows(const PlanData& plan)
+ExchangedRows::ExchangedRows(const PlanData& plan)
     : rank_(static_cast<size_t>(plan.rank)),
       send_offsets_(plan.send_offsets),
       recv_offsets_(plan.recv_offsets) {

@@ -13,9 +13,9 @@ namespace crossdock {
 
 /// The rows that an all-to-all exchanges: those of the plan except the ones that stay on this rank,
 /// which need no staging.
-class TravellingRows {
+class ExchangedRows {
  public:
-  explicit TravellingRows(const PlanData& plan);
+  explicit ExchangedRows(const PlanData& plan);
 
   std::span<const int64_t> send_offsets() const { return send_offsets_; }  // [P + 1] in rows
   std::span<const int64_t> recv_offsets() const { return recv_offsets_; }  // [P + 1] in rows

@@ -47,8 +47,8 @@ class CudaPlan : public DevicePlanData {
 
   /// Rows for the first dispatch, taken before the plan was exchanged: peers that have the plan may
   /// write them at once. Empty if there are none or they have been taken.
-  void set_landing(Buffer rows) { landing_ = std::move(rows); }
-  Buffer take_landing() const { return std::move(landing_); }
+  void set_reserved_rows(Buffer rows) { landing_ = std::move(rows); }
+  Buffer take_reserved_rows() const { return std::move(landing_); }
   int64_t landing_bytes() const { return landing_.num_bytes(); }
 
   Device device() const override { return memory_.device(); }

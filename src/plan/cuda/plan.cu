@@ -136,14 +136,14 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32)
   if (gridDim.x > 1 && !last_block(args.signals)) return;
   __syncthreads();
   exchange_counts(args, SegmentMemory::carve(memory, args.shape.E));
-  let_kernel_behind_come();
+  allow_next_kernel();
   if (gridDim.x == 1) place_routes(args, 0, {0, args.routing.T});
 }
 
 // A block places the routes of the tokens that the block of the same number counted.
 __global__ void __launch_bounds__(kMostPlanWarps * 32)
     place_kernel(const __grid_constant__ PlanArgs args) {
-  wait_for_kernel_before();
+  wait_for_previous_kernel();
   const int block = static_cast<int>(blockIdx.x);
   place_routes(args, block, split(0, args.routing.T, static_cast<int>(gridDim.x), block));
 }

@@ -37,7 +37,7 @@ TEST(CudaChannelRanks, AreThoseThatKernelsWaitFor) {
   EXPECT_EQ(node.slot_of(9), 1);
   EXPECT_EQ(node.slot_of(3), -1);
   EXPECT_EQ(node.rank_at(0), 8);
-  const ChannelRanks alone(topology, 6, Waits::kForNobody);
+  const ChannelRanks alone(topology, 6, Waits::kNone);
   EXPECT_EQ(alone.size(), 1);
   EXPECT_EQ(alone.slot_of(6), 0);
   EXPECT_EQ(alone.slot_of(5), -1);
@@ -60,7 +60,7 @@ TEST(CudaChannelRanks, AreLimitedOnlyWhereKernelsWaitForThem) {
   const Topology one_node = Topology::uniform(4, 4);
   const Topology nodes_of_two = Topology::uniform(4, 2);
   for (const char* strategy : {"alltoall", "allgather"}) {
-    EXPECT_EQ(refusal(strategy, one_node, Waits::kForNobody), "");
+    EXPECT_EQ(refusal(strategy, one_node, Waits::kNone), "");
     EXPECT_EQ(refusal(strategy, Topology::uniform(3, 3), Waits::kForAll), "");
   }
   for (const char* strategy : {"direct", "hierarchical"}) {

@@ -11,8 +11,8 @@ namespace crossdock::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kBlocksPerSm = 6;         // resident at once, for most kernels
-constexpr int kLastingBlocksPerSm = 4;  // with an SM limit
+constexpr int kBlocksPerSm = 6;            // resident at once, for most kernels
+constexpr int kPersistentBlocksPerSm = 4;  // with an SM limit
 
 // Vectors of each row that a lane has in flight, and blocks that must fit with the registers this
 // needs. Measured: with small K, more vectors are worth fewer blocks.
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
                       int piece_vectors) {
   using Vector = RowVector<Element, kCount>;
   constexpr int kUnroll = Depth<kBatch, kMore>::kUnroll;
-  wait_for_kernel_before();
+  wait_for_previous_kernel();
   if (args.awaits_peers) peer_arrival(args.signals, args.operation);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row_vectors = args.D / kCount;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
 // rank's share of the GPU are faster. Returns that share, or 0 for blocks that end with their task,
 // which are faster with many waves (they keep more loads in flight) and with fewer than a few
 // (their tasks start at once).
-int lasting_sms(int64_t wanted_blocks, int num_sharing) {
+int persistent_sms(int64_t wanted_blocks, int num_sharing) {
   const int all_sms = num_sms(current_device());
   const int64_t at_once = int64_t{all_sms} * kBlocksPerSm;
   const int64_t blocks = wanted_blocks * num_sharing;
@@ -145,8 +145,8 @@ void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
   const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
   const int64_t wanted_blocks = (tasks + kWarps - 1) / kWarps;
-  if (sms == 0) sms = lasting_sms(wanted_blocks, std::max(args.num_sharing, 1));
-  const int64_t most_blocks = sms > 0 ? int64_t{sms} * kLastingBlocksPerSm : int64_t{1} << 30;
+  if (sms == 0) sms = persistent_sms(wanted_blocks, std::max(args.num_sharing, 1));
+  const int64_t most_blocks = sms > 0 ? int64_t{sms} * kPersistentBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted_blocks, most_blocks));
   launch_early(gather_sum_kernel<Element, kCount, kBatch, kMore>, blocks, kWarps * 32, stream, args,
                static_cast<int>(pieces), static_cast<int>(piece_vectors));

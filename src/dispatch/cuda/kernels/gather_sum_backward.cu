@@ -90,7 +90,7 @@ __device__ void gather_slots(const GatherSumBackwardArgs& args, int64_t token, i
 template <typename Element, int kCount, int kBatch>
 __global__ void __launch_bounds__(kWarps * 32, 2)
     gather_sum_backward_kernel(const __grid_constant__ GatherSumBackwardArgs args) {
-  wait_for_kernel_before();
+  wait_for_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   for (int64_t token = first; token < args.T; token += static_cast<int64_t>(gridDim.x) * kWarps) {
     for (int slot = 0; slot < args.K; slot += kBatch) {

@@ -22,9 +22,9 @@ constexpr int kInFlight = 8;  // vectors of a thread: a row of 16 KiB at once
 constexpr int kSlotsAtOnce = 32;
 constexpr int kBlocksPerSm = 8;
 constexpr int64_t kBurstBytes = int64_t{7} << 20;  // two bursts are a quarter of an H200's L2 cache
-constexpr int kRowsAhead = 4;                      // prefetched by one block
+constexpr int kPrefetchRows = 4;                   // prefetched by one block
 
-__device__ void bring_to_cache(const std::byte* from, int64_t num_bytes) {
+__device__ void prefetch_to_l2(const std::byte* from, int64_t num_bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
                "r"(static_cast<uint32_t>(num_bytes))
@@ -34,13 +34,13 @@ __device__ void bring_to_cache(const std::byte* from, int64_t num_bytes) {
 
 // The first blocks of a burst of `burst` tokens prefetch the next burst. With burst 1, persistent
 // blocks each prefetch their own next token. 0: no prefetch.
-__device__ void read_ahead(const ScatterArgs& args, int64_t burst, int64_t token) {
-  if (burst == 0 || threadIdx.x >= kRowsAhead) return;
-  const int64_t place = token % burst * kRowsAhead + threadIdx.x;
+__device__ void prefetch_next(const ScatterArgs& args, int64_t burst, int64_t token) {
+  if (burst == 0 || threadIdx.x >= kPrefetchRows) return;
+  const int64_t place = token % burst * kPrefetchRows + threadIdx.x;
   const int64_t ahead = burst == 1 ? token + gridDim.x : (token / burst + 1) * burst + place;
   if (place >= burst || ahead >= args.T) return;
   const ScatterPart& part = args.parts[0];
-  bring_to_cache(part.tokens + ahead * part.row_bytes, part.row_bytes);
+  prefetch_to_l2(part.tokens + ahead * part.row_bytes, part.row_bytes);
 }
 
 // Copies row `token` of one part to `slots` targets.
@@ -86,10 +86,10 @@ template <typename Vector>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     scatter_kernel(const __grid_constant__ ScatterArgs args, int64_t burst) {
   __shared__ RouteTarget targets[kSlotsAtOnce];
-  wait_for_kernel_before();
+  wait_for_previous_kernel();
   if (args.awaits_peers) peer_arrival(args.signals, args.operation);
   for (int64_t token = blockIdx.x; token < args.T; token += gridDim.x) {
-    read_ahead(args, burst, token);
+    prefetch_next(args, burst, token);
     for (int first = 0; first < args.K; first += kSlotsAtOnce) {
       const int slots = min(args.K - first, kSlotsAtOnce);
       const int64_t route = token * args.K + first + threadIdx.x;

@@ -15,7 +15,7 @@ namespace crossdock {
 namespace {
 
 // Copies every token to the send buffer, by destination, or to its final row if it stays.
-Buffer pack(const Exchange& exchange, const TravellingRows& travelling, const RowPart& part) {
+Buffer pack(const Exchange& exchange, const ExchangedRows& travelling, const RowPart& part) {
   const PlanData& plan = exchange.plan.data();
   Buffer packed = exchange.group.pool().take_scratch(travelling.num_sent() * part.row_bytes);
   std::vector<std::byte*> destinations(plan.expert_ids.size(), nullptr);
@@ -36,7 +36,7 @@ Buffer pack(const Exchange& exchange, const TravellingRows& travelling, const Ro
 }
 
 // Copies arrivals, ordered by (source, expert), to final rows, ordered by (expert, source).
-void regroup(const TravellingRows& travelling, const Buffer& arrived, const RowPart& part) {
+void regroup(const ExchangedRows& travelling, const Buffer& arrived, const RowPart& part) {
   std::vector<ops::BlockCopy> blocks;
   for (const RowBlock& block : travelling.recv_blocks()) {
     blocks.push_back({.from = block.arrival, .to = block.row, .count = block.count});
@@ -59,7 +59,7 @@ class Alltoall final : public Strategy {
   }
 
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    const TravellingRows travelling(exchange.plan.data());
+    const ExchangedRows travelling(exchange.plan.data());
     for (const RowPart& part : parts) {
       Buffer packed = pack(exchange, travelling, part);
       const Buffer arrived = exchange_rows(exchange, {.send = packed,

@@ -107,9 +107,9 @@ Plan CudaDirect::plan(const Routing& routing) {
     const OwnedTensor scratch =
         rank_.take(DType::kI32, {num_block_counts(arrays->inputs()) + config().num_experts});
     if (max_rows) arrays->set_capacity_rows(*max_rows);
-    if (max_rows && wants_landing_) {
+    if (max_rows && reserves_rows_) {
       const int64_t row_bytes = config().width * size_of(row_dtype_);
-      arrays->set_landing(rank_.pool().take(*max_rows * row_bytes, rank_.stream()));
+      arrays->set_reserved_rows(rank_.pool().take(*max_rows * row_bytes, rank_.stream()));
     }
     const auto queue = [&, scratch](const CudaRank::Agreed& /*agreed*/) {
       PlanArgs args = plan_args(routing, *arrays, scratch.view);
@@ -133,7 +133,7 @@ OwnedTensor CudaDirect::take_dispatch_rows(const Plan& plan, DType dtype) {
   if (num_bytes == 0 || arrays.landing_bytes() < num_bytes) {
     return CudaPath::take_dispatch_rows(plan, dtype);
   }
-  const Buffer landing = arrays.take_landing();
+  const Buffer landing = arrays.take_reserved_rows();
   // Replaying a graph without the plan does not exchange it again before writing the rows again.
   rows_are_free_ = arrays.inputs().capture_id == capture_id(rank_.stream());
   return {.view = landing.view(dtype, shape), .owner = landing.owner()};
@@ -160,7 +160,7 @@ ReadyCall CudaDirect::ready_dispatch(const Plan& plan, const DispatchArgs& args,
 void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
                                const DispatchArgs& args, std::span<const Landing> landings) {
   row_dtype_ = args.x.dtype;
-  wants_landing_ = !args.rows.given();
+  reserves_rows_ = !args.rows.given();
   const CudaPlan& arrays = device_plan(plan);
   ScatterArgs scatter{};
   scatter.targets = arrays.arrays().targets;
@@ -194,7 +194,7 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
 
 ReadyCall CudaDirect::ready_gather_sum(const char* operation, const Plan& plan,
                                        const GatherSumArgs& args) {
-  ShownMemory shown = rank_.show(args.rows.data, args.rows.num_bytes(), /*with_contents=*/true);
+  ExposedMemory shown = rank_.show(args.rows.data, args.rows.num_bytes(), /*with_contents=*/true);
   CudaCall call{.handles = {shown.handle}};
   call.queue = [this, operation, &plan, args,
                 shown = std::move(shown)](const CudaRank::Agreed& agreed) {
@@ -214,8 +214,8 @@ ReadyCall CudaDirect::ready_gather_sum(const char* operation, const Plan& plan,
 
 ReadyCall CudaDirect::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {
   const TensorView& grad_rows = tensors.grad_rows;
-  ShownMemory y = rank_.show(tensors.y.data, tensors.y.num_bytes(), /*with_contents=*/true);
-  ShownMemory grad = rank_.show(grad_rows.data, grad_rows.num_bytes(), /*with_contents=*/false);
+  ExposedMemory y = rank_.show(tensors.y.data, tensors.y.num_bytes(), /*with_contents=*/true);
+  ExposedMemory grad = rank_.show(grad_rows.data, grad_rows.num_bytes(), /*with_contents=*/false);
   CudaCall call{.handles = {y.handle, grad.handle}};
   call.queue = [this, &plan, tensors, y = std::move(y),
                 grad = std::move(grad)](const CudaRank::Agreed& agreed) {
@@ -241,7 +241,7 @@ ReadyCall CudaDirect::ready_combine_backward(const Plan& plan, const GradientTen
 
 ReadyCall CudaDirect::ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
                                            const TensorView& routes) {
-  ShownMemory shown = rank_.show(rows.data, rows.num_bytes(), /*with_contents=*/true);
+  ExposedMemory shown = rank_.show(rows.data, rows.num_bytes(), /*with_contents=*/true);
   CudaCall call{.handles = {shown.handle}};
   call.queue = [this, &plan, routes, shown = std::move(shown)](const CudaRank::Agreed& agreed) {
     GatherRoutesArgs values{};

@@ -32,7 +32,7 @@ class CudaDirect final : public CudaPath {
 
   /// A tensor of rows that peers write.
   struct Landing {
-    ShownMemory shown;
+    ExposedMemory shown;
     int64_t row_bytes = 0;
   };
 
@@ -44,7 +44,7 @@ class CudaDirect final : public CudaPath {
   bool rows_are_free_ = false;  // the last rows taken: peers may write them once they have the plan
   // From the last dispatch; the next is likely to be the same.
   DType row_dtype_ = DType::kBF16;
-  bool wants_landing_ = true;
+  bool reserves_rows_ = true;
 };
 
 }  // namespace crossdock::cuda

@@ -100,7 +100,7 @@ class Direct final : public Strategy {
     if (has_far_ranks(exchange)) {
       state->relay = make_relay(exchange, variant_.make_gateway(topology));
     } else {
-      state->relay.stretches = make_stretches(exchange, state->relay);
+      state->relay.ranges = divide_tokens(exchange, state->relay);
     }
     if (exchange.plan.data().config->partial_sums) {
       state->partials = make_source_partials(
@@ -110,7 +110,7 @@ class Direct final : public Strategy {
   }
 
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    const std::vector<ShownRows> shown = show_to_fill(exchange, parts);
+    const std::vector<ExposedRows> shown = expose_for_writing(exchange, parts);
     const PeerRows peers(exchange, shown);
     move_out(exchange, exchange.plan.strategy_state<DirectState>().relay, parts, shown, peers);
   }
@@ -121,7 +121,7 @@ class Direct final : public Strategy {
     const PlanData& plan = exchange.plan.data();
     const std::vector<Relay> relays =
         split_relay(exchange.plan.strategy_state<DirectState>().relay, plan, chunks);
-    const std::vector<ShownRows> shown = show_to_fill(exchange, parts);
+    const std::vector<ExposedRows> shown = expose_for_writing(exchange, parts);
     const PeerRows peers(exchange, shown);
     for (size_t i = 0; i < chunks.size(); ++i) {
       const Plan part(std::make_shared<const PlanData>(part_of_plan(plan, chunks[i])), nullptr);
@@ -133,7 +133,7 @@ class Direct final : public Strategy {
 
   void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
     const PlanData& plan = exchange.plan.data();
-    const ShownRows shown = show(exchange, args.rows);
+    const ExposedRows shown = show(exchange, args.rows);
     const PeerRows peers(exchange, {&shown, 1});
     std::vector<const std::byte*> rows = near_rows(exchange, peers, args.rows.row_bytes());
     if (!has_far_ranks(exchange)) sum_tokens(exchange, args, rows, 0, plan.T);
@@ -154,7 +154,7 @@ class Direct final : public Strategy {
   void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
     const int64_t T = exchange.plan.data().T;
     const auto& state = exchange.plan.strategy_state<DirectState>();
-    const ShownRows shown = show(exchange, args.rows);
+    const ExposedRows shown = show(exchange, args.rows);
     const PeerRows peers(exchange, {&shown, 1});
     for (const RelayRound& round :
          relay_rounds(exchange, state.relay, RelayedRows::kSums, partial_row_bytes(args))) {
@@ -181,19 +181,19 @@ class Direct final : public Strategy {
   const StrategyModel& model() const override { return variant_.model; }
 
  private:
-  static std::vector<ShownRows> show_to_fill(const Exchange& exchange,
-                                             std::span<const RowPart> parts) {
-    std::vector<ShownRows> shown;
+  static std::vector<ExposedRows> expose_for_writing(const Exchange& exchange,
+                                                     std::span<const RowPart> parts) {
+    std::vector<ExposedRows> shown;
     for (const RowPart& part : parts) {
       const int64_t num_bytes = exchange.plan.num_rows() * part.row_bytes;
-      shown.push_back(ShownRows::to_fill(exchange, part.rows, num_bytes));
+      shown.push_back(ExposedRows::to_fill(exchange, part.rows, num_bytes));
     }
     return shown;
   }
 
   // Moves all rows of the plan, including the relayed copies.
   static void move_out(const Exchange& exchange, const Relay& relay, std::span<const RowPart> parts,
-                       std::span<const ShownRows> shown, const PeerRows& peers) {
+                       std::span<const ExposedRows> shown, const PeerRows& peers) {
     const PlanData& plan = exchange.plan.data();
     for (size_t entry = 0; entry < parts.size(); ++entry) {
       const RowPart& part = parts[entry];
@@ -215,8 +215,9 @@ class Direct final : public Strategy {
     }
   }
 
-  static ShownRows show(const Exchange& exchange, const ConstTensorView& rows) {
-    return ShownRows::to_read(exchange, static_cast<const std::byte*>(rows.data), rows.num_bytes());
+  static ExposedRows show(const Exchange& exchange, const ConstTensorView& rows) {
+    return ExposedRows::to_read(exchange, static_cast<const std::byte*>(rows.data),
+                                rows.num_bytes());
   }
 
   DirectVariant variant_;

@@ -19,7 +19,7 @@ struct RelayTarget {
 };
 
 /// A range of every source's tokens, and the most rows that any rank sends or receives for it.
-struct RelayStretch {
+struct RelayRange {
   int64_t first_token = 0;
   int64_t last_token = 0;  // one past; may be beyond this rank's T
   int64_t num_copies = 0;
@@ -40,7 +40,7 @@ struct Relay {
   std::vector<int64_t> target_offsets;   // [arrivals + 1] into targets
   std::vector<RelayTarget> targets;
   // All tokens, divided identically on every rank.
-  std::vector<RelayStretch> stretches;
+  std::vector<RelayRange> ranges;
 };
 
 /// Announces to the gateways which copies they will receive. Collective.
@@ -51,10 +51,10 @@ Relay make_relay(const Exchange& exchange, const Gateway& gateway);
 std::vector<Relay> split_relay(const Relay& relay, const PlanData& plan,
                                std::span<const ExpertChunk> chunks);
 
-/// Divides the tokens so that no rank sends or receives more rows for a stretch than may be in
+/// Divides the tokens so that no rank sends or receives more rows for a range than may be in
 /// flight, for any dtype and however uneven the routes are; a single token is not divided.
 /// Collective if there are several nodes.
-std::vector<RelayStretch> make_stretches(const Exchange& exchange, const Relay& relay);
+std::vector<RelayRange> divide_tokens(const Exchange& exchange, const Relay& relay);
 
 /// Relayed rows are exchanged in rounds, each for a range of every source's tokens, so that rows in
 /// flight take at most staging_bytes for sending and again for receiving, for any T and any

@@ -154,7 +154,7 @@ Relay make_relay(const Exchange& exchange, const Gateway& gateway) {
   for (size_t source = 0; source < incoming.size(); ++source) {
     read_manifest(arrived.data() + recv_offsets[source], incoming[source], relay);
   }
-  relay.stretches = make_stretches(exchange, relay);
+  relay.ranges = divide_tokens(exchange, relay);
   return relay;
 }
 

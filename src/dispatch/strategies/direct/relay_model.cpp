@@ -22,23 +22,23 @@ struct RelayLoad {
 // Tokens of every rank that one round serves (RelayRound), from the load of one token.
 double tokens_per_round(const StrategyJob& job, const RelayLoad& load, double row_bytes) {
   const auto K = static_cast<double>(job.config.top_k);
-  const auto rows_at_once = [&](double bytes) {
+  const auto max_rows_in_flight = [&](double bytes) {
     return std::max(1.0, std::floor(job.staging_bytes / std::max(1.0, bytes)));
   };
-  const auto tokens_at_once = [&](double bytes) {
-    return std::max(1.0, std::floor(rows_at_once(bytes) / K));
+  const auto max_tokens_in_flight = [&](double bytes) {
+    return std::max(1.0, std::floor(max_rows_in_flight(bytes) / K));
   };
   const double widest_row = static_cast<double>(job.config.width) * 8;
-  double stretch = tokens_at_once(widest_row);
-  while (stretch > 1 && stretch * load.routes > rows_at_once(widest_row)) {
-    stretch = std::floor(stretch / 2);
+  double range = max_tokens_in_flight(widest_row);
+  while (range > 1 && range * load.routes > max_rows_in_flight(widest_row)) {
+    range = std::floor(range / 2);
   }
-  double stretches = std::numeric_limits<double>::infinity();
-  if (load.are_sums) stretches = std::floor(tokens_at_once(row_bytes) / stretch);
+  double ranges = std::numeric_limits<double>::infinity();
+  if (load.are_sums) ranges = std::floor(max_tokens_in_flight(row_bytes) / range);
   if (load.sent > 0) {
-    stretches = std::min(stretches, std::floor(rows_at_once(row_bytes) / (stretch * load.sent)));
+    ranges = std::min(ranges, std::floor(max_rows_in_flight(row_bytes) / (range * load.sent)));
   }
-  return stretch * std::max(1.0, stretches);
+  return range * std::max(1.0, ranges);
 }
 
 // Share of all tokens that one round serves, from the load of all tokens.

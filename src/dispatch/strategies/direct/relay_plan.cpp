@@ -33,7 +33,7 @@ RowTraffic make_copies(Group& group, const Plan& plan, const Relay& relay) {
 
 // Rows that return to sources on other nodes: in the order of arrivals here, and of send_positions
 // at the source, both without the rows that stay in a node.
-RowTraffic make_far_home(const PlanData& data, const std::vector<int>& node_of) {
+RowTraffic make_far_returned(const PlanData& data, const std::vector<int>& node_of) {
   const auto is_far = [&](int a, int b) { return node_of[index(a)] != node_of[index(b)]; };
   RowTraffic traffic;
   for (int p = 0; p < data.P; ++p) {
@@ -58,8 +58,9 @@ struct RouteTargets {
 };
 
 // A route within this node is summed in place; the row of a route to another node returns to the
-// far_home part of its owner.
-RouteTargets make_targets(const PlanData& data, const CudaRank& rank, const RowTraffic& far_home) {
+// far_returned part of its owner.
+RouteTargets make_targets(const PlanData& data, const CudaRank& rank,
+                          const RowTraffic& far_returned) {
   const ChannelRanks& slots = rank.channel_ranks();
   RouteTargets targets;
   targets.near.assign(data.expert_ids.size(), {-1, -1});
@@ -71,7 +72,7 @@ RouteTargets make_targets(const PlanData& data, const CudaRank& rank, const RowT
       targets.near[i] = {slots.slot_of(owner), static_cast<int32_t>(data.final_rows[i])};
       targets.sums[i] = targets.near[i];
     } else {
-      const int64_t place = far_home.parts[index(owner)].recv_begin + data.send_positions[i] -
+      const int64_t place = far_returned.parts[index(owner)].recv_begin + data.send_positions[i] -
                             data.send_offsets[index(owner)];
       targets.sums[i] = {slots.size(), static_cast<int32_t>(place)};
     }
@@ -112,8 +113,8 @@ RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   const Relay& relay = relay_of(plan);
   RelayPlan made;
   made.copies = make_copies(rank.group(), plan, relay);
-  made.far_home = make_far_home(data, rank.group().topology().node_of_rank);
-  const RouteTargets targets = make_targets(data, rank, made.far_home);
+  made.far_returned = make_far_returned(data, rank.group().topology().node_of_rank);
+  const RouteTargets targets = make_targets(data, rank, made.far_returned);
   PackedArrays arrays;
   arrays.add(relay.copy_tokens, made.copy_tokens);
   arrays.add(targets.near, made.near_targets);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kWidestValue = 8;  // bytes
 
-// Rows that one rank sends or receives for a stretch.
+// Rows that one rank sends or receives for a range.
 struct Load {
   int64_t num_copies = 0;
   int64_t num_routes = 0;
@@ -23,44 +23,44 @@ Load most(const Load& a, const Load& b) {
 }
 
 // Maximum number of rows of this size in flight.
-int64_t rows_at_once(const Exchange& exchange, int64_t row_bytes) {
+int64_t max_rows_in_flight(const Exchange& exchange, int64_t row_bytes) {
   return std::max<int64_t>(
       1, exchange.group.options().staging_bytes / std::max<int64_t>(1, row_bytes));
 }
 
 // Maximum number of tokens in flight if each of their routes is a row.
-int64_t tokens_at_once(const Exchange& exchange, int64_t row_bytes) {
-  return std::max<int64_t>(1, rows_at_once(exchange, row_bytes) / exchange.plan.data().K);
+int64_t max_tokens_in_flight(const Exchange& exchange, int64_t row_bytes) {
+  return std::max<int64_t>(1, max_rows_in_flight(exchange, row_bytes) / exchange.plan.data().K);
 }
 
-// The stretch of a token; null if it is in a gap between stretches.
-RelayStretch* find_stretch(std::vector<RelayStretch>& stretches, int64_t token) {
-  const auto after = std::upper_bound(
-      stretches.begin(), stretches.end(), token,
-      [](int64_t t, const RelayStretch& stretch) { return t < stretch.first_token; });
-  if (after == stretches.begin() || token >= std::prev(after)->last_token) return nullptr;
+// The range of a token; null if it is in a gap between ranges.
+RelayRange* find_range(std::vector<RelayRange>& ranges, int64_t token) {
+  const auto after =
+      std::upper_bound(ranges.begin(), ranges.end(), token,
+                       [](int64_t t, const RelayRange& range) { return t < range.first_token; });
+  if (after == ranges.begin() || token >= std::prev(after)->last_token) return nullptr;
   return &*std::prev(after);
 }
 
-// Adds the rows of `tokens` to their stretches, with `route_offsets` [tokens + 1].
+// Adds the rows of `tokens` to their ranges, with `route_offsets` [tokens + 1].
 void add_rows(const std::vector<int64_t>& tokens, const std::vector<int64_t>& route_offsets,
-              std::vector<RelayStretch>& stretches) {
+              std::vector<RelayRange>& ranges) {
   for (size_t i = 0; i < tokens.size(); ++i) {
-    RelayStretch* stretch = find_stretch(stretches, tokens[i]);
-    if (stretch == nullptr) continue;
-    ++stretch->num_copies;
-    stretch->num_routes += route_offsets[i + 1] - route_offsets[i];
+    RelayRange* range = find_range(ranges, tokens[i]);
+    if (range == nullptr) continue;
+    ++range->num_copies;
+    range->num_routes += route_offsets[i + 1] - route_offsets[i];
   }
 }
 
-// Rows that this rank sends or receives, whichever is more, per stretch.
-std::vector<Load> own_loads(const Relay& relay, const std::vector<RelayStretch>& stretches) {
-  std::vector<RelayStretch> sent = stretches;
-  std::vector<RelayStretch> received = stretches;
+// Rows that this rank sends or receives, whichever is more, per range.
+std::vector<Load> own_loads(const Relay& relay, const std::vector<RelayRange>& ranges) {
+  std::vector<RelayRange> sent = ranges;
+  std::vector<RelayRange> received = ranges;
   add_rows(relay.copy_tokens, relay.slot_offsets, sent);
   add_rows(relay.arrival_tokens, relay.target_offsets, received);
   std::vector<Load> loads;
-  for (size_t i = 0; i < stretches.size(); ++i) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
     loads.push_back(most({sent[i].num_copies, sent[i].num_routes},
                          {received[i].num_copies, received[i].num_routes}));
   }
@@ -124,28 +124,28 @@ RelayRound make_round(const Relay& relay, int64_t first_token, int64_t last_toke
 
 }  // namespace
 
-std::vector<RelayStretch> make_stretches(const Exchange& exchange, const Relay& relay) {
+std::vector<RelayRange> divide_tokens(const Exchange& exchange, const Relay& relay) {
   const PlanData& plan = exchange.plan.data();
   const int64_t widest_row = plan.config->width * kWidestValue;
   const int64_t max_tokens =
       *std::max_element(plan.tokens_per_rank.begin(), plan.tokens_per_rank.end());
-  const int64_t length = tokens_at_once(exchange, widest_row);
-  std::vector<RelayStretch> open;
+  const int64_t length = max_tokens_in_flight(exchange, widest_row);
+  std::vector<RelayRange> open;
   for (int64_t token = 0; token < max_tokens; token += length) {
     open.push_back({.first_token = token, .last_token = token + length});
   }
   if (exchange.group.topology().num_nodes == 1) return open;
 
-  // All ranks see the same loads, so they halve the same stretches.
-  std::vector<RelayStretch> stretches;
+  // All ranks see the same loads, so they halve the same ranges.
+  std::vector<RelayRange> ranges;
   while (!open.empty()) {
     std::vector<Load> loads = own_loads(relay, open);
     agree_on_most(exchange, loads);
-    std::vector<RelayStretch> halves;
+    std::vector<RelayRange> halves;
     for (size_t i = 0; i < open.size(); ++i) {
       const auto [first, last, copies, routes] = open[i];
-      if (loads[i].num_routes <= rows_at_once(exchange, widest_row) || last - first == 1) {
-        stretches.push_back({first, last, loads[i].num_copies, loads[i].num_routes});
+      if (loads[i].num_routes <= max_rows_in_flight(exchange, widest_row) || last - first == 1) {
+        ranges.push_back({first, last, loads[i].num_copies, loads[i].num_routes});
       } else {
         const int64_t middle = first + (last - first) / 2;
         halves.push_back({.first_token = first, .last_token = middle});
@@ -154,25 +154,24 @@ std::vector<RelayStretch> make_stretches(const Exchange& exchange, const Relay& 
     }
     open = std::move(halves);
   }
-  std::sort(stretches.begin(), stretches.end(), [](const RelayStretch& a, const RelayStretch& b) {
-    return a.first_token < b.first_token;
-  });
-  return stretches;
+  std::sort(ranges.begin(), ranges.end(),
+            [](const RelayRange& a, const RelayRange& b) { return a.first_token < b.first_token; });
+  return ranges;
 }
 
 std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
                                      RelayedRows travelling, int64_t row_bytes) {
-  const int64_t most_rows = rows_at_once(exchange, row_bytes);
+  const int64_t most_rows = max_rows_in_flight(exchange, row_bytes);
   const int64_t most_tokens = travelling == RelayedRows::kSums
-                                  ? tokens_at_once(exchange, row_bytes)
+                                  ? max_tokens_in_flight(exchange, row_bytes)
                                   : std::numeric_limits<int64_t>::max();
   std::vector<RelayRound> rounds;
-  for (size_t i = 0; i < relay.stretches.size();) {
-    const int64_t first_token = relay.stretches[i].first_token;
+  for (size_t i = 0; i < relay.ranges.size();) {
+    const int64_t first_token = relay.ranges[i].first_token;
     int64_t last_token = first_token;
     int64_t num_rows = 0;
-    for (; i < relay.stretches.size(); ++i) {
-      const RelayStretch& next = relay.stretches[i];
+    for (; i < relay.ranges.size(); ++i) {
+      const RelayRange& next = relay.ranges[i];
       num_rows += travelling == RelayedRows::kRoutes ? next.num_routes : next.num_copies;
       const bool fits = num_rows <= most_rows && next.last_token - first_token <= most_tokens;
       if (!fits && last_token > first_token) break;
