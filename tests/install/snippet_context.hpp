@@ -29,6 +29,8 @@ struct Args {  // of the call they are given to
 };
 extern const Args args;
 extern const GateWeights gate;
+extern const DispatchConfig config;
+extern const JobDescription job;
 extern const Routing routing;
 extern const ConstTensorView x;
 extern const ConstTensorView x_b;
