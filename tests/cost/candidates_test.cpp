@@ -94,6 +94,11 @@ void expect_error(const std::function<void()>& call, ErrorCode code, const std::
   }
 }
 
+TEST(Auto, IsTheSameOnEveryRank) {
+  EXPECT_EQ(chosen_on(0, built_in_strategies()), std::set<std::string>{"direct"});
+  EXPECT_EQ(chosen_on(2, built_in_strategies()), std::set<std::string>{"hierarchical"});
+}
+
 TEST(Candidates, AutoChoosesACheaperStrategyOfTheUserOnAllRanks) {
   EXPECT_EQ(chosen_on(0, with_mine(0.1)), std::set<std::string>{"mine"});
   EXPECT_EQ(chosen_on(2, with_mine(0.1)), std::set<std::string>{"mine"});

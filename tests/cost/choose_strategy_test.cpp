@@ -1,7 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <mutex>
-#include <set>
 #include <string>
 
 #include "crossdock/crossdock.hpp"
@@ -71,36 +69,6 @@ TEST(ChooseStrategy, RefusesAWrongConfigurationAndNamesTheLargestLegalValue) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("the largest top_k is 2"), std::string::npos)
         << error.what();
-  }
-}
-
-// Every rank comes to the same strategy, and a dispatch works with it.
-TEST(Auto, IsResolvedAlikeOnAllRanks) {
-  for (const int ranks_per_node : {0, 2}) {
-    ThreadOptions options = short_deadlines();
-    options.ranks_per_node = ranks_per_node;
-    std::mutex mutex;
-    std::set<std::string> names;
-    run_ranks(
-        4,
-        [&](Group& group) {
-          Dispatcher dispatcher(group, kConfig, "auto");
-          const std::vector<int32_t> ids = {0, 9, 18, 27, 36, 45, 54, 63};
-          const std::vector<float> weights(8, 0.125f);
-          const std::vector<float> x(16, static_cast<float>(group.rank()));
-          const Plan plan =
-              dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {1, 8}),
-                                      .weights = ConstTensorView(weights.data(), {1, 8})});
-          DispatchArgs args;
-          args.x = ConstTensorView(x.data(), {1, 16});
-          const DispatchResult rows = dispatcher.dispatch(plan, args);
-          const OwnedTensor out = dispatcher.combine(plan, rows.rows.view);
-          EXPECT_EQ(out.view.as<float>()[7], static_cast<float>(group.rank()));
-          const std::lock_guard lock(mutex);
-          names.insert(std::string(dispatcher.strategy().name()));
-        },
-        options);
-    EXPECT_EQ(names, std::set<std::string>{ranks_per_node == 0 ? "direct" : "hierarchical"});
   }
 }
 
