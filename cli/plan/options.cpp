@@ -43,6 +43,7 @@ void add_mesh(Options& options, PlanArgs& args) {
 
 std::vector<std::string> fabric_names() {
   std::vector<std::string> names;
+  names.reserve(kFabricPresets.size());
   for (const auto& fabric : kFabricPresets) names.emplace_back(fabric.name);
   return names;
 }
@@ -63,6 +64,7 @@ void add_fabric(Options& options, PlanArgs& args) {
 
 std::vector<std::string> model_names() {
   std::vector<std::string> names;
+  names.reserve(kModelPresets.size());
   for (const auto& model : kModelPresets) names.emplace_back(model.name);
   return names;
 }
