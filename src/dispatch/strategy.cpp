@@ -64,8 +64,8 @@ OwnedTensor Strategy::allocate_rows(const Exchange& exchange, DType dtype, Shape
 }
 
 const StrategyModel& Strategy::model() const {
-  static const StrategyModel model;
-  return model;
+  static const StrategyModel kModel;
+  return kModel;
 }
 
 }  // namespace crossdock

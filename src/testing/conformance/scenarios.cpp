@@ -10,7 +10,7 @@
 namespace crossdock::conformance {
 namespace {
 
-std::vector<int64_t> alike(const Group& group, int64_t num_tokens) {
+std::vector<int64_t> equal_counts(const Group& group, int64_t num_tokens) {
   return std::vector<int64_t>(static_cast<size_t>(group.size()), num_tokens);
 }
 
@@ -24,7 +24,7 @@ Findings plans_in_flight(Group& group, const StrategyFactory& strategy) {
   Findings findings;
   std::vector<World> worlds;
   for (uint64_t step = 0; step < 3; ++step) {
-    std::vector<int64_t> tokens = alike(group, 4 + static_cast<int64_t>(step));
+    std::vector<int64_t> tokens = equal_counts(group, 4 + static_cast<int64_t>(step));
     tokens[step % tokens.size()] = 0;
     worlds.push_back(make_small_world(tokens, 24, step));
   }
@@ -44,7 +44,7 @@ Findings plans_in_flight(Group& group, const StrategyFactory& strategy) {
 // From a small to a large batch on one rank only, and back.
 Findings growth_on_one_rank(Group& group, const StrategyFactory& strategy) {
   Findings findings;
-  const std::vector<int64_t> small = alike(group, 2);
+  const std::vector<int64_t> small = equal_counts(group, 2);
   std::vector<int64_t> large = small;
   large[large.size() / 2] = 700;
   const DispatchConfig config = make_small_world(small, 40, 0).config;
@@ -73,8 +73,8 @@ void run_in_turn(Dispatcher& a, const World& world_a, Dispatcher& b, const World
 
 Findings two_widths(Group& group, const StrategyFactory& strategy) {
   Findings findings;
-  const World narrow = make_small_world(alike(group, 5), 3, 1);
-  const World wide = make_small_world(alike(group, 6), 200, 2);
+  const World narrow = make_small_world(equal_counts(group, 5), 3, 1);
+  const World wide = make_small_world(equal_counts(group, 6), 200, 2);
   Dispatcher a(group, narrow.config, strategy());
   Dispatcher b(group, wide.config, strategy());
   run_in_turn(a, narrow, b, wide, findings);
@@ -86,8 +86,8 @@ Findings two_groups(Group& group, const StrategyFactory& strategy) {
   std::vector<int> members(static_cast<size_t>(group.size()));
   std::iota(members.begin(), members.end(), 0);
   const std::unique_ptr<Group> other = group.subgroup(members);
-  const World world = make_small_world(alike(group, 5), 8, 3);
-  const World other_world = make_small_world(alike(group, 7), 16, 4);
+  const World world = make_small_world(equal_counts(group, 5), 8, 3);
+  const World other_world = make_small_world(equal_counts(group, 7), 16, 4);
   Dispatcher a(group, world.config, strategy());
   Dispatcher b(*other, other_world.config, strategy());
   run_in_turn(a, world, b, other_world, findings);
@@ -99,7 +99,7 @@ Findings subgroups(Group& group, const StrategyFactory& strategy) {
   std::vector<int> members;
   for (int r = group.rank() % 2; r < group.size(); r += 2) members.push_back(r);
   const std::unique_ptr<Group> half = group.subgroup(members);
-  const World world = make_small_world(alike(*half, 6), 12, 5);
+  const World world = make_small_world(equal_counts(*half, 6), 12, 5);
   Findings findings = judge(*half, strategy, world);
   group.agree({.operation = "conformance"});
   return findings;
@@ -108,7 +108,7 @@ Findings subgroups(Group& group, const StrategyFactory& strategy) {
 // With values that round: the same bits twice, and close to the exact sums.
 Findings partial_sums_of_rounded_values(Group& group, const StrategyFactory& strategy) {
   Findings findings;
-  World world = make_small_world(alike(group, 12), 33, 6);
+  World world = make_small_world(equal_counts(group, 12), 33, 6);
   world.config.partial_sums = true;
   Dispatcher dispatcher(group, world.config, strategy());
   const reference::RankInput& input = world.ranks[static_cast<size_t>(group.rank())];

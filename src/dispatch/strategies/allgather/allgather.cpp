@@ -203,8 +203,8 @@ class Allgather final : public Strategy {
   }
 
   const StrategyModel& model() const override {
-    static const AllgatherModel model;
-    return model;
+    static const AllgatherModel kModel;
+    return kModel;
   }
 };
 

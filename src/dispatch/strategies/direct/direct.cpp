@@ -112,7 +112,7 @@ class Direct final : public Strategy {
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
     const std::vector<ExposedRows> shown = expose_for_writing(exchange, parts);
     const PeerRows peers(exchange, shown);
-    move_out(exchange, exchange.plan.strategy_state<DirectState>().relay, parts, shown, peers);
+    scatter_parts(exchange, exchange.plan.strategy_state<DirectState>().relay, parts, shown, peers);
   }
 
   void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
@@ -125,8 +125,8 @@ class Direct final : public Strategy {
     const PeerRows peers(exchange, shown);
     for (size_t i = 0; i < chunks.size(); ++i) {
       const Plan part(std::make_shared<const PlanData>(part_of_plan(plan, chunks[i])), nullptr);
-      move_out({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
-               relays[i], parts, shown, peers);
+      scatter_parts({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
+                    relays[i], parts, shown, peers);
       arrived(i);
     }
   }
@@ -192,8 +192,9 @@ class Direct final : public Strategy {
   }
 
   // Moves all rows of the plan, including the relayed copies.
-  static void move_out(const Exchange& exchange, const Relay& relay, std::span<const RowPart> parts,
-                       std::span<const ExposedRows> shown, const PeerRows& peers) {
+  static void scatter_parts(const Exchange& exchange, const Relay& relay,
+                            std::span<const RowPart> parts, std::span<const ExposedRows> shown,
+                            const PeerRows& peers) {
     const PlanData& plan = exchange.plan.data();
     for (size_t entry = 0; entry < parts.size(); ++entry) {
       const RowPart& part = parts[entry];
@@ -251,12 +252,12 @@ std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant) {
 }
 
 std::unique_ptr<Strategy> make_direct() {
-  static const DirectModel model;
+  static const DirectModel kModel;
   return make_direct_variant(
       {.name = "direct",
        .make_gateway = [](const Topology&) -> Gateway { return gateway_is_destination; },
        .sum_group_of = [](const Topology&, int rank) { return rank; },
-       .model = model});
+       .model = kModel});
 }
 
 }  // namespace crossdock

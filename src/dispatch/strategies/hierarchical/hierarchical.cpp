@@ -62,11 +62,11 @@ int node_of(const Topology& topology, int rank) {
 }  // namespace
 
 std::unique_ptr<Strategy> make_hierarchical() {
-  static const HierarchicalModel model;
+  static const HierarchicalModel kModel;
   return make_direct_variant({.name = "hierarchical",
                               .make_gateway = gateway_per_node,
                               .sum_group_of = node_of,
-                              .model = model});
+                              .model = kModel});
 }
 
 }  // namespace crossdock
