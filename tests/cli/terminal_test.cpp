@@ -63,8 +63,8 @@ std::vector<std::string> all_outputs() {
       "verify --list",
       "verify --communicator threads --ranks 1,2,3,4,5,6,7 --case vector",
       "verify --faults --list",
-      "verify --faults --strategy hierarchical --communicator threads --case "
-      "throws/before_dispatch",
+      std::string("verify --faults --strategy hierarchical --communicator threads") +
+          " --case throws/before_dispatch",
       std::string("eval --check ") + CROSSDOCK_SOURCE_DIR +
           "/examples/cases/worked.json > /dev/null",
       "run --strategy nothing-of-this-name",
