@@ -22,8 +22,8 @@ struct Routes {
   int num_ranks() const { return static_cast<int>(ids.size()); }
 };
 
-/// K distinct experts per token, equally likely; with `holes`, some slots are empty and rank r has 2 r
-/// tokens less.
+/// K distinct experts per token, equally likely; with `holes`, some slots are empty and rank r has
+/// 2 r tokens less.
 inline Routes random_routes(const DispatchConfig& config, const Topology& topology, int64_t tokens,
                             bool holes) {
   Routes routes{.config = config, .topology = topology, .ids = {}};
