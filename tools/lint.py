@@ -5,7 +5,7 @@ clang-tidy reads every .cpp that a build compiles: the release build, and the CU
 host sources are plain C++ with the headers of CUDA (what nvcc compiles, .cu, it cannot read). Tests get fewer checks, see
 NOT_FOR_TESTS; the static analyzer is for --full.
 
-Of the 3 to 10 s that a file takes, most go into the headers that it includes. So files of a folder are read together, as
+Of the 3 to 10 s that a file takes, most go into the headers that it includes. So files of a module are read together, as
 one source that includes them, where their names do not clash; if anything is found there, each is read by itself. A
 clean result is remembered under build/lint/: the key is a hash of the file, of every project header it reaches, of its
 compile command, of the checks and of clang-tidy's version.
@@ -34,6 +34,8 @@ ANALYZER = "clang-analyzer-*"
 NOT_FOR_TESTS = (ANALYZER, "performance-*", "bugprone-implicit-widening-of-multiplication-result")
 PRECOMPILED = re.compile(r" -Winvalid-pch| -include \S+/cmake_pch\.hxx| -fpch-preprocess")  # of another compiler
 BATCH = 24  # files that are read together at most
+DECLARED = re.compile(r"^(?!namespace|using \w+::|#|//|[})\]]|TEST)\w[^\n=;({]*?(?<!:)\b(\w+)\s*(?:[=;({]|\[|: )", re.M)
+CLASH = re.compile(r"^(\S+?):\d+:\d+: error: .*\[clang-diagnostic-error\]$", re.M)
 INCLUDE = re.compile(rb'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 
 
@@ -123,48 +125,47 @@ def batch_of(entries):
     return {**first, "file": str(source), "command": shlex.join(command), "members": entries}
 
 
-def clashing(batch):
-    """The members that do not compile beside those before them; never the first."""
-    others = batch["members"][1:]
-    if not others:
-        return []
-    words = [*flags_of(batch), "-fsyntax-only", "-w", batch["file"]]
-    result = subprocess.run(words, cwd=batch["directory"], capture_output=True, text=True)
-    if result.returncode == 0:
-        return []
-    where = set(re.findall(r"^(\S+?):\d+:\d+: (?:fatal )?error", result.stderr, re.M))
-    return [entry for entry in others if entry["file"] in where] or others
+def own_names(entry):
+    """The names that a source declares at the left margin, most of them in an unnamed namespace."""
+    return set(DECLARED.findall(pathlib.Path(entry["file"]).read_text()))
 
 
-def compatible_batches(entries):
-    """The entries, which are compiled alike, in batches that compile."""
-    batches = []
-    while entries:
-        batch, rest = batch_of(entries[:BATCH]), entries[BATCH:]
-        while apart := clashing(batch):
-            rest = apart + rest
-            batch = batch_of([entry for entry in batch["members"] if entry not in apart])
-        batches.append(batch)
-        entries = rest
-    return batches
+def batches_of(entries):
+    """The entries, which are compiled alike, in batches without a name that two of them declare."""
+    batches = []  # of (members, names)
+    for entry in entries:
+        names = own_names(entry)
+        for members, taken in batches:
+            if len(members) < BATCH and not names & taken:
+                members.append(entry)
+                taken |= names
+                break
+        else:
+            batches.append(([entry], names))
+    return [batch_of(members) for members, _ in batches]
+
+
+def module_of(name):
+    """src/dispatch of src/dispatch/host/pack.cpp, cli of cli/run/report.cpp."""
+    parts = pathlib.Path(name).parts[:-1]
+    return parts[:2] if parts[0] in ("src", "tests") else parts[:1]
 
 
 def groups_of(entries):
-    """Those that may share a batch: of one folder, compiled alike, with the same checks and not with the analyzer."""
+    """Those that may share a batch: of one module, compiled alike, with the same checks and not with the analyzer."""
     groups = {}
     for entry in entries:
         alone = entry["name"] if ANALYZER not in entry["checks"] else ""
         features = [flag for flag in split_flags(entry)[0] if flag.startswith("-DCROSSDOCK_HAS_")]
-        key = (str(pathlib.Path(entry["name"]).parent), *features, *split_flags(entry)[1], alone)
+        key = (*module_of(entry["name"]), *features, *split_flags(entry)[1], alone)
         groups.setdefault(key, []).append(entry)
     return list(groups.values())
 
 
 def run_tidy(entry):
-    command = ["clang-tidy", "--quiet", "-p", str(CACHE), "--extra-arg=-Wno-error"]
-    command += [f"--checks={entry['checks']}", entry["file"]]
+    command = ["clang-tidy", "--quiet", "--extra-arg=-Wno-error", f"--checks={entry['checks']}", entry["file"]]
     start = time.monotonic()
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run([*command, "--", *flags_of(entry)[1:]], cwd=ROOT, capture_output=True, text=True)
     return entry, result, time.monotonic() - start
 
 
@@ -180,20 +181,20 @@ def tidy_entries(builds):
     return [by_name[name] for name in sorted(by_name)]
 
 
-def write_commands(entries):
-    """For clang-tidy, which would otherwise read a source once for every target that has it."""
-    part = CACHE / f"compile_commands.{os.getpid()}.part"
-    part.write_text(json.dumps([{key: e[key] for key in ("directory", "command", "file")} for e in entries], indent=1))
-    part.replace(CACHE / "compile_commands.json")
-
-
 def tidy_batch(batch):
     """(entry, result, seconds) of each member."""
     entry, result, seconds = run_tidy(batch)
     members = batch["members"]
-    if len(members) == 1 or result.returncode != 0:
-        return [(entry, result, seconds)] if len(members) == 1 else [run_tidy(member) for member in members]
-    return [(member, result, seconds / len(members)) for member in members]
+    if len(members) == 1:
+        return [(entry, result, seconds)]
+    if result.returncode == 0:
+        return [(member, result, seconds / len(members)) for member in members]
+    where = set(CLASH.findall(result.stdout))
+    apart = [member for member in members[1:] if member["file"] in where]
+    if not apart:
+        return [run_tidy(member) for member in members]
+    rest = [member for member in members if member not in apart]
+    return tidy_batch(batch_of(rest)) + tidy_batch(batch_of(apart))
 
 
 def check_tidy(release, cuda, options):
@@ -214,8 +215,8 @@ def check_tidy(release, cuda, options):
     CACHE.mkdir(parents=True, exist_ok=True)
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        batches = [batch for group in pool.map(compatible_batches, groups_of(todo)) for batch in group]
-        write_commands([*todo, *(batch for batch in batches if len(batch["members"]) > 1)])
+        batches = [batch for group in groups_of(todo) for batch in batches_of(group)]
+        batches.sort(key=lambda batch: -len(batch["members"]))
         for entry, result, seconds in itertools.chain.from_iterable(pool.map(tidy_batch, batches)):
             if result.returncode == 0:
                 (CACHE / keys[entry["file"]]).write_text(f"{entry['name']}\n")

@@ -41,15 +41,15 @@ void add_mesh(Options& options, PlanArgs& args) {
                        "Ranks that share the experts (default: all of a stage)");
 }
 
-std::vector<std::string> fabric_names() {
+std::vector<std::string> names_of(const auto& presets) {
   std::vector<std::string> names;
-  names.reserve(kFabricPresets.size());
-  for (const auto& fabric : kFabricPresets) names.emplace_back(fabric.name);
+  names.reserve(presets.size());
+  for (const auto& preset : presets) names.emplace_back(preset.name);
   return names;
 }
 
 void add_fabric(Options& options, PlanArgs& args) {
-  options.choice("--fabric", args.fabric, fabric_names(), "Links and memory");
+  options.choice("--fabric", args.fabric, names_of(kFabricPresets), "Links and memory");
   options.number("--within-rate", args.within_rate,
                  "GB/s per rank within a node, in one direction");
   options.number("--between-rate", args.between_rate,
@@ -63,10 +63,7 @@ void add_fabric(Options& options, PlanArgs& args) {
 }  // namespace
 
 std::vector<std::string> model_names() {
-  std::vector<std::string> names;
-  names.reserve(kModelPresets.size());
-  for (const auto& model : kModelPresets) names.emplace_back(model.name);
-  return names;
+  return names_of(kModelPresets);
 }
 
 void add_options(Options& options, PlanArgs& args) {

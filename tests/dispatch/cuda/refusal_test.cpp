@@ -77,6 +77,30 @@ TEST_F(CudaRefusals, ATensorThatIsNotOnThePlansGpu) {
   }
 }
 
+// The memory that a refused call took belongs to the stream that it was made for.
+TEST_F(CudaRefusals, ARefusedCallKeepsNothingOfAStreamThatIsThenDestroyed) {
+  for (const char* strategy : kStrategies) {
+    run_on_gpu(small_case(), {.strategy = strategy}, [&](GpuRank& rank, const StepBytes& wanted) {
+      cudaStream_t brief = nullptr;
+      cuda_ok(cudaStreamCreateWithFlags(&brief, cudaStreamNonBlocking));
+      rank.dispatcher.set_device_options({.stream = {brief}});
+      {
+        const Plan plan = rank.plan();
+        const TensorView x = rank.tensors.x.view;
+        const bool is_wrong = rank.group.rank() == 1;
+        EXPECT_THAT(message_of([&] {
+                      rank.dispatcher.dispatch(plan, {.x = is_wrong ? on_device(x, kHost) : x});
+                    }),
+                    HasSubstr("rank 1: x must be on GPU 0"));
+      }
+      cuda_ok(cudaStreamSynchronize(brief));
+      rank.dispatcher.set_device_options({.stream = rank.stream.view()});
+      cuda_ok(cudaStreamDestroy(brief));
+      expect_next_step_works(rank, wanted);
+    });
+  }
+}
+
 TEST_F(CudaRefusals, ATensorOfAWrongDtypeOrShape) {
   for (const char* strategy : kStrategies) {
     expect_refusal(strategy, "rows on a GPU must be fp32, bf16 or fp16, got fp64",

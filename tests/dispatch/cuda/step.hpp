@@ -9,6 +9,7 @@
 #include "crossdock/dispatcher.hpp"
 #include "dispatch/cuda/tensors.hpp"
 #include "dispatch/random_case.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock {
 
@@ -39,11 +40,6 @@ inline std::optional<Error> error_of(const std::function<void()>& call) {
   } catch (const Error& error) {
     return error;
   }
-}
-
-inline std::string message_of(const std::function<void()>& call) {
-  const std::optional<Error> error = error_of(call);
-  return error ? error->what() : "nothing was thrown";
 }
 
 /// One step on the CPU: dispatch, combine of the rows, and both backwards.
