@@ -113,7 +113,11 @@ endfunction()
 
 # Tests call the library, which is optimised; optimising the calls would double the time to compile them.
 add_library(crossdock_test_flags INTERFACE)
-target_compile_options(crossdock_test_flags INTERFACE $<IF:$<BOOL:${CROSSDOCK_SANITIZE}>,-O0,$<$<CONFIG:Release>:-O1>>)
+if(CROSSDOCK_SANITIZE)
+  target_compile_options(crossdock_test_flags INTERFACE -O0)
+else()
+  target_compile_options(crossdock_test_flags INTERFACE $<$<CONFIG:Release>:-O1>)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 misjudges sums of strings; from a precompiled header that counts as a warning of ours.
   target_compile_options(crossdock_test_flags INTERFACE -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow)
