@@ -1,6 +1,6 @@
 # Thin wrappers around the CMake presets: every command here can be typed by hand.
 JOBS ?= $(shell nproc)
-TEST_JOBS ?= $(shell expr 2 \* $(JOBS))  # most tests wait for ranks more than they compute
+TEST_JOBS ?= $(shell expr 3 \* $(JOBS))  # most tests wait for ranks more than they compute
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 DEMO ?= build/release/crossdock run --preset qwen3-30b-a3b --ranks 4
 # The library and the command, without tests and examples.

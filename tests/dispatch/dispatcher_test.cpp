@@ -187,6 +187,9 @@ TEST_P(EveryStrategy, PartialSumsKnowTokensWithoutRoutesFromTheirNeighbours) {
 }
 
 TEST_P(EveryStrategy, LargeRowsGoThroughStreamingStores) {
+#if defined(__SANITIZE_THREAD__)
+  if (GetParam().P > 2) GTEST_SKIP() << "would take minutes; two ranks have all orders of stores";
+#endif
   expect_right_on_ranks(
       random_case({.num_experts = 4, .top_k = 2, .width = 50001}, uneven_tokens(), 5), DType::kF32);
 }
