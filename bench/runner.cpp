@@ -36,7 +36,7 @@ std::vector<std::string> all_strategies() {
 }
 
 std::vector<std::string> wanted_communicators(const Selection& selection) {
-  check_names("communicator", selection.communicators, {"threads", "mpi"});
+  check_names("communicator", selection.communicators, {"threads", "mpi", "sockets"});
   if (contains(selection.communicators, "mpi") && !mpi_is_built()) {
     throw Error(ErrorCode::kUnsupported, "communicator mpi: this build has no MPI");
   }
@@ -142,6 +142,10 @@ std::vector<Case> select_cases(const Selection& selection) {
         "one; leave it out or select GPU scenarios (h200-*)");
   }
   return cases;
+}
+
+bool has_processes(const Case& one) {
+  return one.communicator == "mpi" || one.communicator == "sockets";
 }
 
 Result run_case(const Case& one, const RunOptions& options) {

@@ -15,7 +15,7 @@ namespace crossdock::bench {
 struct Selection {
   std::vector<std::string> scenarios{};  // see find_scenarios
   std::vector<std::string> strategies{};
-  std::vector<std::string> communicators{};  // "threads", "mpi"
+  std::vector<std::string> communicators{};  // "threads", "mpi", "sockets"; empty: without sockets
   int ranks = 0;                             // 0: the scenario's
   std::optional<int> max_sms{};              // per rank on a GPU; not given: the scenario's
 };
@@ -37,11 +37,15 @@ struct RunOptions {
 /// Error(kUnsupported) for MPI in builds without it.
 std::vector<Case> select_cases(const Selection& selection);
 
-/// Runs a case whose communicator is not "mpi". Throws Error(kCapacity), before it starts, if there
+/// Whether the ranks of the case are processes.
+bool has_processes(const Case& one);
+
+/// Runs a case whose ranks are not processes. Throws Error(kCapacity), before it starts, if there
 /// is not enough memory, Error(kInternal) if a result is wrong.
 Result run_case(const Case& one, const RunOptions& options);
 
-/// The same for "mpi". Collective; the result is complete on rank 0 only.
+/// The same for a case whose ranks are processes. Collective; the result is complete on rank 0
+/// only.
 Result run_case(const Case& one, Group& group, const RunOptions& options);
 
 }  // namespace crossdock::bench

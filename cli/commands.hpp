@@ -17,8 +17,8 @@ constexpr int kMaxRanks = 1024;  // that a command starts
 
 std::vector<std::string> model_names();
 
-/// Arguments that contradict each other; main.cpp returns status 2. Under mpirun every process
-/// throws the same error.
+/// Arguments that contradict each other; main.cpp returns status 2. In a job of processes every
+/// process throws the same error.
 struct ArgumentError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -30,8 +30,9 @@ void add_options(Options& options, InfoArgs& args);
 int run_info(const InfoArgs& args);
 
 struct EvalArgs {
-  std::string path;    // "-": standard input
-  bool check = false;  // compare with the reference, report on standard error
+  std::string path;                      // "-": standard input
+  std::string communicator = "threads";  // or "sockets"
+  bool check = false;                    // compare with the reference, report on standard error
 };
 void add_options(Options& options, EvalArgs& args);
 int run_eval(const EvalArgs& args);
@@ -42,7 +43,7 @@ struct BenchArgs {
   bool check = true;
   std::vector<std::string> scenarios{};      // empty: the default ones
   std::vector<std::string> strategies{};     // empty: all
-  std::vector<std::string> communicators{};  // empty: all that work here
+  std::vector<std::string> communicators{};  // empty: threads, and mpi if it works here
   std::string device = "cpu";                // cuda: run the GPU scenarios by default
   int ranks = 0;                             // 0: the scenario's
   int ranks_per_node = 0;                    // 0: as the communicator reports
@@ -61,8 +62,8 @@ struct RunArgs {
   std::optional<int64_t> tokens_total;  // spread over the ranks
   std::optional<int64_t> width, inner, shared_inner, experts, top_k;
   std::string strategy = "auto";
-  std::string communicator;  // "threads" or "mpi"; empty: mpi under mpirun, else threads
-  std::optional<int> ranks;  // not given: 4, or the number of processes under mpirun
+  std::string communicator;  // empty: that of the job of this process, else threads
+  std::optional<int> ranks;  // not given: 4, or the number of processes of the job
   int ranks_per_node = 0;    // 0: as the communicator reports
   int max_in_flight = 0;     // requests, with mpi; 0: the communicator's default
   int64_t chunk_bytes = 0;   // per request, with mpi; 0: the communicator's default
@@ -79,6 +80,9 @@ struct RunArgs {
   std::vector<std::string> words{};  // the whole command line, without the program's name
 };
 void add_options(Options& options, RunArgs& args);
+inline std::vector<std::string> wanted_communicators(const RunArgs& args) {
+  return args.communicator.empty() ? std::vector<std::string>{} : std::vector{args.communicator};
+}
 int run_run(const RunArgs& args);
 
 struct PlanArgs {
@@ -118,8 +122,8 @@ struct VerifyArgs {
 };
 void add_options(Options& options, VerifyArgs& args);
 int run_verify(const VerifyArgs& args);
-/// `--faults`: causes every fault at every step, on threads and MPI processes, and prints the time
-/// from each fault to the last survivor's error.
+/// `--faults`: causes every fault at every step, on threads and processes, and prints the time from
+/// each fault to the last survivor's error.
 int run_verify_faults(const VerifyArgs& args);
 
 }  // namespace crossdock::cli

@@ -6,6 +6,7 @@
 #include "cli/json_writer.hpp"
 #include "cli/machine.hpp"
 #include "cli/options.hpp"
+#include "cli/processes/launched_job.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/text/table.hpp"
@@ -36,9 +37,15 @@ std::string cuda_note() {
   return std::to_string(count) + (count == 1 ? " GPU here" : " GPUs here");
 }
 
+std::string sockets_note() {
+  if (launched_communicator({}) == "sockets") return "this process is " + job_description();
+  return "ranks as processes, started by this command, torchrun or srun";
+}
+
 std::vector<Part> list_parts(const BuildDescription& build, const Machine& machine) {
   std::vector<Part> parts = {
-      {"threads", true, true, "ranks as threads on " + counted(machine.num_usable_cores, "core")}};
+      {"threads", true, true, "ranks as threads on " + counted(machine.num_usable_cores, "core")},
+      {"sockets", true, true, sockets_note()}};
   for (const Feature& feature : build.features) {
     Part part{std::string(feature.name), feature.is_built, feature.is_built,
               std::string(feature.note)};

@@ -6,12 +6,12 @@
 
 #include "cli/command_line.hpp"
 #include "cli/json_writer.hpp"
-#include "cli/mpi/launched_job.hpp"
-#include "cli/mpi/parent_watch.hpp"
+#include "cli/processes/launched_job.hpp"
+#include "cli/processes/parent_watch.hpp"
+#include "cli/processes/rank_launcher.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/terminal.hpp"
 #include "crossdock/error.hpp"
-#include "crossdock/mpi.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -19,27 +19,33 @@ namespace {
 constexpr int kBadArguments = 2;
 constexpr std::chrono::seconds kComplaintDeadline{10};
 
-// Commands that one process executes alone, even under mpirun.
+// Commands that one process executes alone, even in a job of several.
 bool is_for_one(const CommandLine& line) {
   return line.command == "eval" || line.command == "plan" || line.command == "info" ||
          line.bench.list || line.verify.list;
 }
 
+// The communicators on the command line.
+std::vector<std::string> wanted_communicators(const CommandLine& line) {
+  if (line.command == "run") return wanted_communicators(line.run);
+  return line.command == "bench" ? line.bench.communicators : line.verify.communicators;
+}
+
 // Processes with different commands or options would wait for each other in different calls.
-void check_job(const CommandLine& line) {
+void check_job(const CommandLine& line, const std::string& job) {
   if (line.complaint.empty()) {
-    if (line.help.empty() && !is_for_one(line)) check_same_words(line.words);
+    if (line.help.empty() && !is_for_one(line)) check_same_words(job, line.words);
     return;
   }
   try {
-    check_same_words(line.words, kComplaintDeadline);
+    check_same_words(job, line.words, kComplaintDeadline);
   } catch (const Error&) {
     // The other processes did not arrive; this process reports its complaint anyway.
   }
 }
 
-int run_command(const CommandLine& line) {
-  if (is_for_one(line) && !speaks_for_job()) return 0;
+int run_command(const CommandLine& line, const std::string& job) {
+  if (is_for_one(line) && !speaks_for_job(job)) return 0;
   if (line.command == "run") return run_run(line.run);
   if (line.command == "verify") {
     return line.verify.faults ? run_verify_faults(line.verify) : run_verify(line.verify);
@@ -50,15 +56,16 @@ int run_command(const CommandLine& line) {
   return run_info(line.info);
 }
 
-int run(const CommandLine& line, const std::string& name) {
+// `job`: see launched_communicator.
+int run(const CommandLine& line, const std::string& job, const std::string& name) {
   try {
-    check_job(line);
+    check_job(line, job);
     if (!line.complaint.empty()) throw ArgumentError(line.complaint);
-    if (line.help.empty()) return run_command(line);
-    if (speaks_for_job()) std::cout << line.help;
+    if (line.help.empty()) return run_command(line, job);
+    if (speaks_for_job(job)) std::cout << line.help;
     return 0;
   } catch (const ArgumentError& error) {
-    if (speaks_for_job()) {
+    if (speaks_for_job(job)) {
       std::cerr << wrap(name + ": " + error.what(), message_width(), 2) << "\nRun `" << name
                 << " --help` for usage.\n";
     }
@@ -70,6 +77,7 @@ int run(const CommandLine& line, const std::string& name) {
 }  // namespace crossdock::cli
 
 int main(int argc, char** argv) {
+  if (crossdock::cli::is_rank_launcher(argc, argv)) return crossdock::cli::launch_ranks(argc, argv);
   // A file beyond its size limit (ulimit -f) is an error to report, not a signal.
   std::signal(SIGXFSZ, SIG_IGN);
   crossdock::cli::watch_parent();
@@ -77,9 +85,11 @@ int main(int argc, char** argv) {
   bool wants_json = false;
   try {
     const crossdock::cli::CommandLine line = crossdock::cli::read_command_line(argc, argv);
-    wants_json = line.wants_json() && !crossdock::mpi_is_launched();
+    const std::string job =
+        crossdock::cli::launched_communicator(crossdock::cli::wanted_communicators(line));
+    wants_json = line.wants_json() && job.empty();
     if (!line.command.empty()) name += " " + line.command;
-    const int status = crossdock::cli::run(line, name);
+    const int status = crossdock::cli::run(line, job, name);
     if (status == 0 && (!std::cout.flush() || std::fflush(stdout) != 0)) {
       std::fprintf(stderr, "%s: cannot write to standard output\n", name.c_str());
       return 1;

@@ -11,6 +11,7 @@ MAY_SEE = {
     "comm": {"core"},
     "comm/threads": {"core", "comm"},
     "comm/mpi": {"core", "comm"},
+    "comm/sockets": {"core", "comm"},
     "comm/cuda": {"core", "core/cuda", "comm"},
     "router": {"core", "ops"},
     "experts": {"core", "ops"},

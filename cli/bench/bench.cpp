@@ -5,10 +5,10 @@
 #include "cli/bench/report.hpp"
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
-#include "cli/mpi/launch.hpp"
-#include "cli/mpi/launched_job.hpp"
+#include "cli/processes/launch.hpp"
+#include "cli/processes/launched_job.hpp"
 #include "crossdock/error.hpp"
-#include "crossdock/mpi.hpp"
+#include "crossdock/group.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -59,22 +59,22 @@ std::vector<Case> select(const bench::Selection& selection) {
 }
 
 // This process is one of the ranks.
-int run_as_rank(const BenchArgs& args) {
-  MpiOptions options{.ranks_per_node = args.ranks_per_node};
-  if (args.max_in_flight > 0) options.max_in_flight = args.max_in_flight;
-  Group group(make_mpi_communicator(options));
-  check_against_job(group.size(), args.communicators,
+int run_as_rank(const BenchArgs& args, const std::string& communicator) {
+  Group group(make_job_communicator(
+      communicator, {.ranks_per_node = args.ranks_per_node, .max_in_flight = args.max_in_flight}));
+  check_against_job(group.communicator(), args.communicators,
                     args.ranks > 0 ? std::vector<int>{args.ranks} : std::vector<int>{});
   const auto cases = select({.scenarios = args.scenarios,
                              .strategies = args.strategies,
-                             .communicators = {"mpi"},
+                             .communicators = {communicator},
                              .ranks = group.size(),
                              .max_sms = args.max_sms});
   Report report(args.json);
   for (const Case& one : cases) {
-    if (one.communicator != "mpi") {
+    if (one.communicator != communicator) {
       if (args.scenarios.empty()) continue;
-      throw ArgumentError("scenario " + one.scenario.name + " has one rank; run it without mpirun");
+      throw ArgumentError("scenario " + one.scenario.name + " has one rank; run it without " +
+                          (communicator == "mpi" ? "mpirun" : "a launcher"));
     }
     try {
       const Result result = bench::run_case(one, group, run_options(args));
@@ -95,6 +95,8 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
                                    one.scenario.name,
                                    "--strategy",
                                    one.strategy,
+                                   "--communicator",
+                                   one.communicator,
                                    "--repeat",
                                    std::to_string(args.repeat),
                                    "--warm-up",
@@ -119,7 +121,9 @@ int run_bench(const BenchArgs& args) {
     }
     return 0;
   }
-  if (mpi_is_launched()) return run_as_rank(args);
+  if (const std::string job = launched_communicator(args.communicators); !job.empty()) {
+    return run_as_rank(args, job);
+  }
   Report report(args.json);
   std::vector<std::string> scenarios = args.scenarios;
   if (scenarios.empty() && args.device == "cuda") scenarios = {"h200-*"};
@@ -131,12 +135,14 @@ int run_bench(const BenchArgs& args) {
                                           .ranks = args.ranks,
                                           .max_sms = args.max_sms});
   for (const Case& one : cases) {
-    if (one.communicator != "mpi") {
+    if (!bench::has_processes(one)) {
       report.add(one.scenario, bench::run_case(one, run_options(args)));
       continue;
     }
-    const std::string output =
-        run_under_mpi(one.scenario.ranks, arguments_of_ranks(args, one), kLimitOfRanks);
+    const std::string output = run_processes({.communicator = one.communicator,
+                                              .ranks = one.scenario.ranks,
+                                              .args = arguments_of_ranks(args, one),
+                                              .limit = kLimitOfRanks});
     for (const Result& result : parse_results(output)) report.add(one.scenario, result);
   }
   report.finish();

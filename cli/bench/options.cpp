@@ -10,7 +10,8 @@ constexpr const char* kNotes =
 bytes that the step must at least read and write; and the median relative to
   copy     a parallel memcpy that reads and writes as many bytes,
   traffic  a parallel loop that reads as much and writes as much as the step.
-MPI ranks are started with mpirun; under mpirun its processes are the ranks.
+The command starts the processes of mpi and sockets itself; under mpirun,
+torchrun or srun theirs are the ranks.
 
 Examples:
   crossdock bench --list
@@ -25,8 +26,8 @@ void add_options(Options& options, BenchArgs& args) {
   options.list("--scenario", args.scenarios,
                "Names, or beginnings followed by * (default: those that --list marks with *)");
   options.list("--strategy", args.strategies, "Strategies, or anchor-mpi-pack (default: all)");
-  options.choices("--communicator", args.communicators, {"threads", "mpi"}, "Communicators",
-                  "all that work here");
+  options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
+                  "Communicators", "threads, and mpi if it works here");
   options.choice("--device", args.device, {"cpu", "cuda"},
                  "Which scenarios run by default, those of the CPU or h200-*");
   options.whole_number("--ranks", args.ranks, {1, kMaxRanks},

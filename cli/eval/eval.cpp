@@ -10,6 +10,7 @@
 #include "cli/commands.hpp"
 #include "cli/eval/case.hpp"
 #include "cli/eval/check.hpp"
+#include "cli/eval/processes.hpp"
 #include "cli/eval/run.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/text/layout.hpp"
@@ -109,7 +110,8 @@ int print(const std::string& json, int status) {
 int run_eval(const EvalArgs& args) {
   try {
     const EvalCase eval_case = parse_case(read_all(args.path));
-    const EvalResult result = run_case(eval_case);
+    const EvalResult result =
+        args.communicator == "sockets" ? run_case_on_processes(eval_case) : run_case(eval_case);
     const std::string json = to_json(eval_case, result);
     if (!args.check) return print(json, 0);
     const CheckReport report = check_result(eval_case, result);

@@ -53,6 +53,8 @@ void run_experts(Dispatcher& dispatcher, const Plan& plan, ConstTensorView grad_
   rank.grad_weights = reference::to_values(dispatcher.collect_routes(plan, grads.row_weights.view));
 }
 
+}  // namespace
+
 void run_rank(Group& group, const EvalCase& eval_case, EvalResult& result) {
   const reference::LayerInput& layer = eval_case.layer;
   const reference::RankInput& input = layer.ranks[static_cast<size_t>(group.rank())];
@@ -75,8 +77,6 @@ void run_rank(Group& group, const EvalCase& eval_case, EvalResult& result) {
   }
 }
 
-}  // namespace
-
 std::vector<int64_t> EvalResult::dropped() const {
   std::vector<int64_t> sums;
   for (const EvalRank& rank : ranks) {
@@ -86,10 +86,15 @@ std::vector<int64_t> EvalResult::dropped() const {
   return sums;
 }
 
-EvalResult run_case(const EvalCase& eval_case) {
+EvalResult empty_result(const EvalCase& eval_case) {
   EvalResult result;
   result.ranks.resize(eval_case.layer.ranks.size());
   result.expert_grads.resize(eval_case.layer.experts.size());
+  return result;
+}
+
+EvalResult run_case(const EvalCase& eval_case) {
+  EvalResult result = empty_result(eval_case);
   run_ranks(eval_case.num_ranks(), [&](Group& group) { run_rank(group, eval_case, result); },
             {.ranks_per_node = eval_case.ranks_per_node});
   return result;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/eval/case.hpp"
+#include "crossdock/group.hpp"
 #include "crossdock/testing/reference.hpp"
 
 namespace crossdock::cli {
@@ -25,6 +26,12 @@ struct EvalResult {
   /// [E] summed over ranks
   std::vector<int64_t> dropped() const;
 };
+
+/// A result of the right size, without values.
+EvalResult empty_result(const EvalCase& eval_case);
+
+/// Runs the case as one rank of a group, which sets its part of the result. Collective.
+void run_rank(Group& group, const EvalCase& eval_case, EvalResult& result);
 
 /// Runs the case with the library, forward and backward, with ranks as threads of this process.
 /// Throws the library's Error, which is identical on every rank.

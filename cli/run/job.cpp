@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "cli/mpi/launched_job.hpp"
+#include "cli/processes/launched_job.hpp"
 #include "crossdock/crossdock.hpp"
 #include "crossdock/planner.hpp"
 
@@ -105,14 +105,14 @@ void apply_tokens(const RunArgs& args, RunJob& job) {
   job.tokens_total = args.tokens_total.value_or(per_rank * job.num_ranks);
 }
 
-void apply_communicator(const RunArgs& args, int num_processes, RunJob& job) {
-  const bool launched = num_processes > 0;
-  job.communicator = !args.communicator.empty() ? args.communicator : launched ? "mpi" : "threads";
-  if (launched) {
-    check_against_job(num_processes, {job.communicator},
+void apply_communicator(const RunArgs& args, const Communicator* processes, RunJob& job) {
+  job.communicator = processes != nullptr ? processes->name() : "threads";
+  if (!args.communicator.empty()) job.communicator = args.communicator;
+  if (processes != nullptr) {
+    check_against_job(*processes, {job.communicator},
                       args.ranks ? std::vector<int>{*args.ranks} : std::vector<int>{});
   }
-  job.num_ranks = launched ? num_processes : args.ranks.value_or(kDefaultRanks);
+  job.num_ranks = processes != nullptr ? processes->size() : args.ranks.value_or(kDefaultRanks);
   if ((args.max_in_flight != 0 || args.chunk_bytes != 0) && job.communicator != "mpi") {
     refuse("--max-in-flight and --chunk-bytes need --communicator mpi");
   }
@@ -131,11 +131,11 @@ void apply_numbers(const RunArgs& args, RunJob& job) {
 
 }  // namespace
 
-RunJob make_job(const RunArgs& args, int num_processes) {
+RunJob make_job(const RunArgs& args, const Communicator* processes) {
   RunJob job;
   if (!args.preset.empty()) apply_preset(args, job);
   apply_sizes(args, job);
-  apply_communicator(args, num_processes, job);
+  apply_communicator(args, processes, job);
   apply_tokens(args, job);
   apply_numbers(args, job);
   job.num_steps = args.steps;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/commands.hpp"
+#include "crossdock/extend/communicator.hpp"
 #include "crossdock/moe_layer.hpp"
 
 namespace crossdock::cli {
@@ -12,7 +13,7 @@ namespace crossdock::cli {
 struct RunJob {
   std::string preset;        // empty: none
   std::string scaling;       // how the widths were scaled, in words; empty: they were not
-  std::string communicator;  // "threads" or "mpi"
+  std::string communicator;  // "threads", "mpi" or "sockets"
   int num_ranks = 0;         // P
   int ranks_per_node = 0;
   MoeLayerConfig layer;
@@ -32,7 +33,8 @@ struct RunJob {
   DType sum_dtype() const { return dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
 };
 
-/// `num_processes`: number of processes under mpirun, otherwise 0. Throws ArgumentError.
-RunJob make_job(const RunArgs& args, int num_processes);
+/// `processes`: those of the job to which this process belongs; null if it was started alone.
+/// Throws ArgumentError.
+RunJob make_job(const RunArgs& args, const Communicator* processes);
 
 }  // namespace crossdock::cli

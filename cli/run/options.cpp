@@ -18,7 +18,9 @@ Examples:
   crossdock run --preset deepseek-v3 --strategy direct
   crossdock run --tokens-total 4096 --experts 64 --top-k 8 --ranks 1
   crossdock run --communicator mpi --ranks 4 --overlap 4 --trace trace.json
-  mpirun -np 4 crossdock run --tokens-total 4096 --json)";
+  mpirun -np 4 crossdock run --tokens-total 4096 --json
+  torchrun --nproc-per-node 4 --no-python crossdock run
+  srun --ntasks 4 crossdock run)";
 
 void add_layer(Options& options, RunArgs& args) {
   options.choice("--preset,--model", args.preset, model_names(),
@@ -51,10 +53,11 @@ void add_options(Options& options, RunArgs& args) {
   std::vector<std::string> strategies = strategy_names();
   strategies.emplace_back("auto");
   options.choice("--strategy", args.strategy, strategies, "How rows are moved");
-  options.choice("--communicator", args.communicator, {"threads", "mpi"},
-                 "What ranks are; mpi starts mpirun if needed", "threads, or mpi under mpirun");
+  options.choice("--communicator", args.communicator, {"threads", "mpi", "sockets"},
+                 "What ranks are; mpi and sockets start processes if needed",
+                 "threads; mpi under mpirun; sockets under torchrun or srun");
   options.whole_number("--ranks", args.ranks, {1, kMaxRanks},
-                       "Number of ranks (default: 4, or the processes of mpirun)");
+                       "Number of ranks (default: 4, or the processes of the job)");
   options.whole_number("--ranks-per-node", args.ranks_per_node, {0, kMaxRanks},
                        "Ranks per simulated node (default: real nodes)");
   options.whole_number("--max-in-flight", args.max_in_flight, {2},

@@ -212,6 +212,7 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   say("checking");
   result.strategy = layer.config().strategy;
   result.num_nodes = group.topology().num_nodes;
+  result.note = group.communicator().note();
   const DispatchConfig& config = layer.config().dispatch;
   result.planned_bytes = planned_bytes(group, job, config, result.strategy);
   merge_traffic(group, result);

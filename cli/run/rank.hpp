@@ -62,6 +62,7 @@ struct RunResult {
   std::vector<int64_t> rows_per_rank;     // [P]
   std::vector<int64_t> rows_per_expert;   // [E]
   int num_nodes = 1;
+  std::string note;           // see Communicator::note; of rank 0
   GroupMemory memory;         // after the steps, of the rank with the most
   int64_t planned_bytes = 0;  // predicted, if all experts are equally likely
   Traffic traffic;            // summed over ranks and steps; requests in flight: maximum over ranks

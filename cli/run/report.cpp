@@ -96,6 +96,7 @@ class TextReport {
       line << "; dispatch in up to " << layer.overlap_chunks << " chunks";
     }
     write_line(line.str(), kIndent);
+    if (!result_.note.empty()) write_line("note: " + result_.note, kIndent);
     text_ += "\n";
   }
 
@@ -213,6 +214,7 @@ void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   writer.field("communicator", std::string_view(job.communicator));
   writer.field("ranks", job.num_ranks);
   writer.field("nodes", result.num_nodes);
+  if (!result.note.empty()) writer.field("note", std::string_view(result.note));
   writer.field("strategy", std::string_view(result.strategy));
   writer.field("auto", layer.strategy == "auto");
   writer.field("dtype", name_of(job.dtype()));

@@ -4,8 +4,9 @@
 #include "bench/memory.hpp"
 #include "cli/commands.hpp"
 #include "cli/json_writer.hpp"
-#include "cli/mpi/launch.hpp"
 #include "cli/output_file.hpp"
+#include "cli/processes/launch.hpp"
+#include "cli/processes/launched_job.hpp"
 #include "cli/run/job.hpp"
 #include "cli/run/rank.hpp"
 #include "cli/run/report.hpp"
@@ -28,21 +29,23 @@ RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
   return result;
 }
 
-// The group of MPI processes that this one belongs to; null if mpirun did not start it.
+// The group of processes that this one belongs to; null if no launcher started it.
 std::unique_ptr<Group> join_processes(const RunArgs& args) {
-  if (!mpi_is_launched()) return nullptr;
-  MpiOptions options{.ranks_per_node = args.ranks_per_node};
-  if (args.max_in_flight > 0) options.max_in_flight = args.max_in_flight;
-  if (args.chunk_bytes > 0) options.chunk_bytes = args.chunk_bytes;
-  return std::make_unique<Group>(make_mpi_communicator(options),
-                                 GroupOptions{.recorded_events = kRecordedEvents});
+  const std::string communicator = launched_communicator(wanted_communicators(args));
+  if (communicator.empty()) return nullptr;
+  return std::make_unique<Group>(
+      make_job_communicator(communicator, {.ranks_per_node = args.ranks_per_node,
+                                           .max_in_flight = args.max_in_flight,
+                                           .chunk_bytes = args.chunk_bytes}),
+      GroupOptions{.recorded_events = kRecordedEvents});
 }
 
 [[noreturn]] void start_processes(const RunArgs& args, const RunJob& job) {
-  if (!mpi_is_built()) {
+  if (job.communicator == "mpi" && !mpi_is_built()) {
     throw Error(ErrorCode::kUnsupported, "communicator mpi: this build has no MPI");
   }
-  continue_under_mpi(job.num_ranks, args.words);
+  continue_as_processes(
+      {.communicator = job.communicator, .ranks = job.num_ranks, .args = args.words});
 }
 
 // Memory that all ranks need at least: parameters and gradients; x, grad_out, out and scores of
@@ -85,11 +88,11 @@ int run_run(const RunArgs& args) {
   const std::unique_ptr<Group> processes = join_processes(args);
   const bool prints = !processes || processes->rank() == 0;
   try {
-    const RunJob job = make_job(args, processes ? processes->size() : 0);
+    const RunJob job = make_job(args, processes ? &processes->communicator() : nullptr);
     if (!processes) {
       bench::check_memory("this layer", least_bytes(job), job.num_ranks);
       if (!job.trace_file.empty()) check_output_file(kTrace, job.trace_file);
-      if (job.communicator == "mpi") start_processes(args, job);
+      if (job.communicator != "threads") start_processes(args, job);
     }
     RunResult result;
     {

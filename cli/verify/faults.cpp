@@ -7,7 +7,8 @@
 
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
-#include "cli/mpi/launch.hpp"
+#include "cli/processes/launch.hpp"
+#include "cli/processes/launched_job.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/text/progress_line.hpp"
@@ -128,27 +129,32 @@ json run_on_threads(const std::vector<FaultCase>& cases) {
 }
 
 // One job runs all cases without a death; every other case needs its own job.
-json run_on_processes(const std::vector<FaultCase>& cases) {
-  const std::vector<std::string> head = {"verify", "--faults", "--json", "--always-zero"};
+json run_on_processes(const std::string& communicator, const std::vector<FaultCase>& cases) {
+  const std::vector<std::string> head = {"verify",        "--faults",       "--json",
+                                         "--always-zero", "--communicator", communicator};
+  const auto job_of = [&](const std::vector<std::string>& arguments) {
+    return ProcessJob{
+        .communicator = communicator, .ranks = kRanks, .args = arguments, .limit = kLimitOfRanks};
+  };
   std::vector<std::string> arguments = head;
   for (const FaultCase& fault : cases) {
     if (!kills(fault)) arguments.insert(arguments.end(), {"--case", fault.name()});
   }
   json results = json::array();
-  if (arguments != head) results = json::parse(run_under_mpi(kRanks, arguments, kLimitOfRanks));
+  if (arguments != head) results = json::parse(run_processes(job_of(arguments)));
   const ProgressLine line;
   for (const FaultCase& fault : cases) {
     if (!kills(fault)) continue;
     line.show(fault.name());
     arguments = head;
     arguments.insert(arguments.end(), {"--case", fault.name()});
-    const std::string output = run_under_mpi_with_a_death(kRanks, arguments, kLimitOfRanks);
+    const std::string output = run_processes_with_a_death(job_of(arguments));
     const json ends = json::parse(output, nullptr, /*allow_exceptions=*/false);
     if (ends.is_array() && ends.size() == 1) {
       results.push_back(ends[0]);
     } else {
       results.push_back({{"case", fault.name()},
-                         {"communicator", "mpi"},
+                         {"communicator", communicator},
                          {"ranks", kRanks},
                          {"passed", false},
                          {"latency_ms", 0.0},
@@ -211,8 +217,8 @@ int run_verify_faults(const VerifyArgs& args) {
   };
   json results = json::array();
   bool prints = true;
-  if (mpi_is_launched()) {
-    Group group(make_mpi_communicator(), outer_options());
+  if (const std::string job = launched_communicator(args.communicators); !job.empty()) {
+    Group group(make_job_communicator(job, {}), outer_options());
     if (group.size() <= kCulprit) throw ArgumentError("--faults needs at least 3 processes");
     // A job cannot run further cases after a death.
     if (cases.size() > 1) std::erase_if(cases, kills);
@@ -226,9 +232,14 @@ int run_verify_faults(const VerifyArgs& args) {
     }
     const bool has_mpi = mpi_is_built() && !find_program("mpirun").empty();
     if (wants("mpi") && (has_mpi || !args.communicators.empty())) {
-      for (json& result : run_on_processes(cases)) results.push_back(std::move(result));
+      for (json& result : run_on_processes("mpi", cases)) results.push_back(std::move(result));
     }
-    if (results.empty()) throw ArgumentError("only MPI processes can be killed");
+    if (wants("sockets")) {
+      for (json& result : run_on_processes("sockets", cases)) results.push_back(std::move(result));
+    }
+    if (results.empty()) {
+      throw ArgumentError("only processes can be killed; choose --communicator sockets or mpi");
+    }
   }
   if (prints && args.json) std::cout << results.dump(1) << "\n" << std::flush;
   if (prints && !args.json) std::cout << to_text(results, output_style()) << std::flush;

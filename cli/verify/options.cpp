@@ -9,8 +9,8 @@ namespace {
 
 constexpr const char* kNotes =
     R"(Every check runs with every selected strategy, communicator and number of ranks;
-results are compared with the fp64 reference. MPI ranks are started with mpirun;
-under mpirun its processes are the ranks.
+results are compared with the fp64 reference. The command starts the processes
+of mpi and sockets itself; under mpirun, torchrun or srun theirs are the ranks.
 
 Examples:
   crossdock verify --quick
@@ -24,8 +24,8 @@ Examples:
 void add_options(Options& options, VerifyArgs& args) {
   options.flag("--quick", args.quick, "Run only the quick checks");
   options.choices("--strategy", args.strategies, strategy_names(), "Strategies", "all");
-  options.choices("--communicator", args.communicators, {"threads", "mpi"}, "Communicators",
-                  "all that work here");
+  options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
+                  "Communicators", "all that work here");
   options.whole_number("--ranks", args.ranks, {1, kMaxRanks},
                        "Numbers of ranks (default: 1,2,4,7)");
   options.list("--case", args.cases, "Checks whose names contain a text or match a pattern with *");

@@ -13,7 +13,7 @@ namespace crossdock::cli {
 /// One cell of the matrix: a strategy, a communicator and a number of ranks.
 struct VerifyCell {
   std::string strategy;
-  std::string communicator;  // "threads" or "mpi"
+  std::string communicator;  // "threads", "mpi" or "sockets"
   int ranks = 0;
   int ranks_per_node = 0;  // 0: as the communicator reports
 };

@@ -4,8 +4,8 @@
 #include "cli/commands.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/machine.hpp"
-#include "cli/mpi/launch.hpp"
-#include "cli/mpi/launched_job.hpp"
+#include "cli/processes/launch.hpp"
+#include "cli/processes/launched_job.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/text/progress_line.hpp"
 #include "cli/verify/report.hpp"
@@ -40,8 +40,8 @@ void list(const VerifyArgs& args, const std::vector<Check>& checks) {
 }
 
 std::vector<std::string> arguments_of_ranks(const VerifyArgs& args, const VerifyCell& cell) {
-  std::vector<std::string> list = {"verify", "--json", "--always-zero", "--strategy",
-                                   cell.strategy};
+  std::vector<std::string> list = {"verify",      "--json",         "--always-zero",  "--strategy",
+                                   cell.strategy, "--communicator", cell.communicator};
   const auto add = [&](const char* option, const std::vector<std::string>& values) {
     for (const std::string& value : values) list.insert(list.end(), {option, value});
   };
@@ -54,12 +54,13 @@ std::vector<std::string> arguments_of_ranks(const VerifyArgs& args, const Verify
   return list;
 }
 
-// The cells to run if this process was not started by mpirun.
+// The cells to run if this process was started alone.
 std::vector<VerifyCell> cells_of(const VerifyArgs& args) {
   std::vector<std::string> communicators = args.communicators;
   if (communicators.empty()) {
     communicators = {"threads"};
     if (mpi_is_built() && !find_program("mpirun").empty()) communicators.emplace_back("mpi");
+    communicators.emplace_back("sockets");
   }
   std::vector<VerifyCell> cells;
   for (const std::string& strategy : args.strategies.empty() ? strategy_names() : args.strategies) {
@@ -75,11 +76,12 @@ std::vector<VerifyCell> cells_of(const VerifyArgs& args) {
 // This process is one of the ranks.
 std::vector<VerifyResult> verify_as_rank(const VerifyArgs& args, Group& group,
                                          const std::vector<Check>& checks) {
-  check_against_job(group.size(), args.communicators, args.ranks);
+  check_against_job(group.communicator(), args.communicators, args.ranks);
+  const std::string communicator(group.communicator().name());
   const ProgressLine line;
   std::vector<VerifyResult> results;
   for (const std::string& strategy : args.strategies.empty() ? strategy_names() : args.strategies) {
-    const VerifyCell cell{strategy, "mpi", group.size(), args.ranks_per_node};
+    const VerifyCell cell{strategy, communicator, group.size(), args.ranks_per_node};
     results.push_back(verify_on(group, cell, checks, progress_of(line, cell, checks.size())));
     if (group.is_poisoned()) break;
   }
@@ -94,9 +96,11 @@ std::vector<VerifyResult> verify_all(const VerifyArgs& args, const std::vector<C
       results.push_back(verify_on_threads(cell, checks, progress_of(line, cell, checks.size())));
       continue;
     }
-    line.show(cell.strategy + ", " + counted(cell.ranks, "rank") + " (mpi)");
-    const std::string output =
-        run_under_mpi(cell.ranks, arguments_of_ranks(args, cell), kLimitOfRanks);
+    line.show(cell.strategy + ", " + counted(cell.ranks, "rank") + " (" + cell.communicator + ")");
+    const std::string output = run_processes({.communicator = cell.communicator,
+                                              .ranks = cell.ranks,
+                                              .args = arguments_of_ranks(args, cell),
+                                              .limit = kLimitOfRanks});
     for (VerifyResult& result : parse_verify_results(output)) results.push_back(std::move(result));
   }
   return results;
@@ -115,8 +119,9 @@ int run_verify(const VerifyArgs& args) {
     return 0;
   }
   std::unique_ptr<Group> group;
-  if (mpi_is_launched()) {
-    group = std::make_unique<Group>(make_mpi_communicator({.ranks_per_node = args.ranks_per_node}));
+  if (const std::string job = launched_communicator(args.communicators); !job.empty()) {
+    group = std::make_unique<Group>(
+        make_job_communicator(job, {.ranks_per_node = args.ranks_per_node}));
   }
   const std::vector<VerifyResult> results =
       group ? verify_as_rank(args, *group, checks) : verify_all(args, checks);

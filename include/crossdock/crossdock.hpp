@@ -2,7 +2,8 @@
 
 /// Crossdock's C++ API. Includes every header for users.
 ///
-///   Group       the ranks that exchange rows: threads (threads.hpp) or MPI processes (mpi.hpp)
+///   Group       the ranks that exchange rows: threads (threads.hpp), MPI processes (mpi.hpp)
+///               or processes started by anything (sockets.hpp)
 ///   MoeLayer    a whole layer: router, dispatch, experts and combine, forward and backward
 ///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
 ///   Plan        one routing, agreed by all ranks: where every row goes
@@ -31,6 +32,7 @@
 #include "crossdock/planner.hpp"
 #include "crossdock/recorder.hpp"
 #include "crossdock/router.hpp"
+#include "crossdock/sockets.hpp"
 #include "crossdock/tensor.hpp"
 #include "crossdock/thread_pool.hpp"
 #include "crossdock/threads.hpp"

@@ -74,6 +74,9 @@ std::string json_of(Group& group, const Line& line) {
       ",\"culprit\":", line.context.culprit, ",\"operation\":", quoted(line.context.operation),
       ",\"sequence\":", line.context.sequence);
   if (line.writer != line.rank) text += concat(",\"written_by\":", line.writer);
+  if (const std::string note = group.communicator().note(); !note.empty()) {
+    text += concat(",\"note\":", quoted(note));
+  }
   text += ",\"events\":[";
   const char* separator = "";
   for (const Event& event : line.events) {

@@ -179,6 +179,10 @@ struct Group::State {
     }
     if (!options.threads) options.threads = default_threads(*communicator);
     windows = std::make_unique<comm::WindowPool>(*communicator, [this] { check(); });
+    if (const std::string note = communicator->note(); !note.empty()) {
+      const EventRecorder::Scope event(recorder, "connect", 0, 0,
+                                       note.substr(0, note.find(':')).c_str());
+    }
   }
 
   void check() const {

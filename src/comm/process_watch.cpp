@@ -34,6 +34,13 @@ ProcessStat read_stat(int32_t pid) {
   return stat;
 }
 
+std::string read_boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot_id;
+  file >> boot_id;
+  return boot_id;
+}
+
 std::string pid_namespace() {
   char target[64] = {};
   const ssize_t length = readlink("/proc/self/ns/pid", target, sizeof target - 1);
@@ -42,10 +49,13 @@ std::string pid_namespace() {
 
 }  // namespace
 
+uint64_t identify_this_machine() {
+  const std::string boot_id = read_boot_id();
+  return boot_id.empty() ? 0 : std::hash<std::string>{}(boot_id);
+}
+
 ProcessIdentity identify_this_process() {
-  std::ifstream boot_file("/proc/sys/kernel/random/boot_id");
-  std::string boot_id;
-  boot_file >> boot_id;
+  const std::string boot_id = read_boot_id();
   const int32_t pid = getpid();
   return {.pid_space = boot_id.empty() ? 0 : std::hash<std::string>{}(boot_id + pid_namespace()),
           .start_ticks = read_stat(pid).start_ticks,

@@ -15,6 +15,10 @@ struct ProcessIdentity {
 
 ProcessIdentity identify_this_process();
 
+/// A number that is the same in all processes of this machine, whatever containers they run in, and
+/// on no other machine; 0 if it is not known.
+uint64_t identify_this_machine();
+
 /// Whether `self` can see `process`. If not, nothing is known about it.
 bool is_visible(const ProcessIdentity& process, const ProcessIdentity& self);
 

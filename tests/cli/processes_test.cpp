@@ -47,7 +47,7 @@ bool comes_true(const Condition& condition) {
 
 struct LongJob {
   const char* arguments;
-  int num_processes;  // in total: command, mpirun and ranks
+  int num_processes;  // in total: command, launcher and ranks
   int signal;
 };
 
@@ -83,8 +83,9 @@ class EndOfJob : public testing::TestWithParam<LongJob> {
 };
 
 TEST_P(EndOfJob, LeavesNoProcessBehind) {
-  if (!mpi_is_built()) GTEST_SKIP() << "built without MPI";
   const LongJob& job = GetParam();
+  const bool needs_mpi = std::string(job.arguments).find("mpi") != std::string::npos;
+  if (needs_mpi && !mpi_is_built()) GTEST_SKIP() << "built without MPI";
   const pid_t command = start(job.arguments);
   EXPECT_TRUE(comes_true([&] { return num_processes() >= job.num_processes; })) << num_processes();
   kill(command, job.signal);
@@ -96,13 +97,17 @@ TEST_P(EndOfJob, LeavesNoProcessBehind) {
 
 constexpr const char* kBench =
     "bench --scenario decode --strategy alltoall --communicator mpi --ranks 2 --repeat 100000000";
+constexpr const char* kSocketsBench =
+    "bench --scenario decode --strategy alltoall --communicator sockets --ranks 2 --repeat "
+    "100000000";
 constexpr const char* kFaults =
     "verify --faults --communicator mpi --strategy direct --case stalls";
 
 INSTANTIATE_TEST_SUITE_P(Commands, EndOfJob,
                          testing::Values(LongJob{kBench, 4, SIGKILL}, LongJob{kBench, 4, SIGTERM},
-                                         LongJob{kFaults, 6, SIGKILL},
-                                         LongJob{kFaults, 6, SIGINT}));
+                                         LongJob{kFaults, 6, SIGKILL}, LongJob{kFaults, 6, SIGINT},
+                                         LongJob{kSocketsBench, 4, SIGKILL},
+                                         LongJob{kSocketsBench, 4, SIGTERM}));
 
 TEST(Launcher, ADirectoryNamedMpirunIsNotTheProgram) {
   if (!mpi_is_built()) GTEST_SKIP() << "built without MPI";

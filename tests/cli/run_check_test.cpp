@@ -18,7 +18,7 @@ RunJob small_job() {
   args.scale = 90;
   args.ranks = 2;
   args.tokens = 20;  // few enough to be all in the sample
-  return make_job(args, 0);
+  return make_job(args, nullptr);
 }
 
 float& value_of(const TensorView& tensor, int64_t index) {
@@ -102,7 +102,7 @@ RunJob narrow_job(uint64_t seed, const std::string& dtype) {
   args.tokens = 32;
   args.seed = seed;
   args.dtype = dtype;
-  return make_job(args, 0);
+  return make_job(args, nullptr);
 }
 
 TEST(RunCheck, PassesWhatIsRightAtWidthOne) {
@@ -156,7 +156,7 @@ TEST(RunCheck, ChecksManyExperts) {
   args.experts = 20000;
   args.ranks = 2;
   args.tokens = 8;
-  const RunCheck check = check_spoiled([](RunTensors&, RunOutcome&) {}, make_job(args, 0));
+  const RunCheck check = check_spoiled([](RunTensors&, RunOutcome&) {}, make_job(args, nullptr));
   EXPECT_TRUE(check.passed) << check.failure;
   EXPECT_EQ(check.num_tokens, 16);
 }

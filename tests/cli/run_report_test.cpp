@@ -14,7 +14,7 @@ using testing::Not;
 RunJob small_job() {
   RunArgs args;
   args.steps = 10;
-  return make_job(args, 0);
+  return make_job(args, nullptr);
 }
 
 // The shares of operations that are reported for a step of 100 us.

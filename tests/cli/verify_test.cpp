@@ -87,7 +87,7 @@ TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
       {"verify --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"verify --faults --case no_such_thing", "no fault matches"},
       {"verify --faults --ranks 3", "--faults runs on 4 ranks"},
-      {"verify --faults --case killed --communicator threads", "only MPI processes can be killed"},
+      {"verify --faults --case killed --communicator threads", "only processes can be killed"},
   });
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Nodes on one machine: network namespaces with hostnames of their own, joined by two bridges, and MPI between them.
+"""Nodes on one machine: network namespaces with hostnames of their own, joined by two bridges, and ranks on them.
 
     tests/nodes/testbed.py 2,1,1 build/release/crossdock run --strategy hierarchical    # two ranks on the first of three nodes
+    tests/nodes/testbed.py --sockets 2,2 build/release/crossdock run                    # without MPI
 
 All of it lives in one unnamed network, mount and process namespace, which the kernel removes with the process that made
 it, however that ends: nothing has to be cleaned up, and nothing can be left.
@@ -12,6 +13,7 @@ import ctypes
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,9 +34,12 @@ def namespace_command():
     return ["unshare", *as_root, *kinds]
 
 
-def why_not():
-    """Why namespaces cannot be made here; None if they can."""
-    for tool in ("unshare", "ip", "mpirun", "orted"):
+MPI_TOOLS = ("mpirun", "orted")
+
+
+def why_not(tools):
+    """Why namespaces cannot be made here, or which of these tools is missing; None if all is there."""
+    for tool in ("unshare", "ip", *tools):
         if shutil.which(tool) is None:
             return f"there is no {tool} on the PATH (Debian: util-linux, iproute2, openmpi-bin)"
     trial = "mount -t tmpfs none /run && mkdir /run/netns && ip netns add node0 && ip netns exec node0 unshare --uts --pid " \
@@ -44,12 +49,12 @@ def why_not():
     return None if result.returncode == 0 else "no rights to make namespaces: " + result.stderr.strip()
 
 
-def enter_or_skip():
+def enter_or_skip(tools=MPI_TOOLS):
     """Continues in namespaces of its own, or exits as skipped."""
     if INSIDE in os.environ:
         subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
         return
-    reason = why_not()
+    reason = why_not(tools)
     if reason:
         print(f"skipped: {reason}")
         sys.exit(MISSING_RIGHTS)
@@ -80,7 +85,7 @@ def processes_here():
     return found
 
 
-class Job:
+class MpiJob:
     """MPI processes on some of the nodes, started by mpirun on the first of them."""
 
     def __init__(self, ranks_per_node, command, environment):
@@ -113,8 +118,67 @@ class Job:
         return status
 
 
+class SocketsJob:
+    """Processes on some of the nodes that find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+
+    PORT = 29500
+
+    def __init__(self, ranks_per_node, command, environment):
+        common = {"WORLD_SIZE": sum(ranks_per_node), "MASTER_ADDR": data_address(0), "MASTER_PORT": self.PORT, **environment}
+        words = " ".join(shlex.quote(str(word)) for word in command)
+        self.files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        self.nodes = []
+        rank = 0
+        for node, num_ranks in enumerate(ranks_per_node):
+            script = "pids=; status=0; "
+            for _ in range(num_ranks):
+                script += f"RANK={rank} {words} & pids=\"$pids $!\"; "
+                rank += 1
+            script += "for pid in $pids; do wait $pid || status=$?; done; exit $status"
+            self.nodes.append(subprocess.Popen([HERE / "enter_node.sh", f"node{node}", script], stdin=subprocess.DEVNULL,
+                                               stdout=self.files[0], stderr=self.files[1],
+                                               env={**os.environ, **{name: str(value) for name, value in common.items()}}))
+
+    def process_of(self, rank):
+        """The process of a rank, seen from here; None if it does not run."""
+        for pid in processes_here():
+            try:
+                variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+            except OSError:
+                continue
+            if f"RANK={rank}" in variables and name != "sh":
+                return pid
+        return None
+
+    def wait(self, limit_s=None):
+        """Waits for its end. Returns the largest exit status of a node, None if it had to be killed. Sets `output`
+        and `errors`."""
+        end = None if limit_s is None else time.monotonic() + limit_s
+        status = 0
+        for node in self.nodes:
+            try:
+                ended = node.wait(None if end is None else max(0.0, end - time.monotonic()))
+                status = None if status is None else max(status, ended)
+            except subprocess.TimeoutExpired:
+                status = None
+        for node in self.nodes:
+            node.kill()
+            node.wait()
+        for file in self.files:
+            file.seek(0)
+        self.output, self.errors = (file.read() for file in self.files)
+        for file in self.files:
+            file.close()
+        return status
+
+
+def data_address(node):
+    return f"10.77.0.{node + 1}"
+
+
 class Testbed:
-    """`num_nodes` nodes, node0, node1, ...: `data` carries the messages of MPI, `mgmt` those of mpirun itself."""
+    """`num_nodes` nodes, node0, node1, ...: `data` carries the messages of the ranks, `mgmt` those of mpirun itself."""
 
     def __init__(self, num_nodes):
         self.num_nodes = num_nodes
@@ -134,8 +198,8 @@ class Testbed:
                 ip("-n", f"node{i}", "addr", "add", f"10.77.{number}.{i + 1}/24", "dev", net)
                 ip("-n", f"node{i}", "link", "set", net, "up")
 
-    def start(self, ranks_per_node, command, environment=None):
-        return Job(ranks_per_node, command, environment or {})
+    def start(self, ranks_per_node, command, environment=None, job=MpiJob):
+        return job(ranks_per_node, command, environment or {})
 
     def sent_bytes(self, node):
         """Bytes that have left the node on its data cable."""
@@ -176,16 +240,17 @@ def ranks_of_nodes(text):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", help="of every node's cable, such as 1gbit; default: what the machine does")
+    parser.add_argument("--sockets", action="store_true", help="communicator sockets instead of MPI")
     parser.add_argument("ranks", type=ranks_of_nodes, metavar="RANKS,RANKS,...", help="of each node")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what they run, with its arguments")
     arguments = parser.parse_args()
     if not arguments.command:
         parser.error("COMMAND is missing: what the ranks run")
-    enter_or_skip()
+    enter_or_skip(() if arguments.sockets else MPI_TOOLS)
     bed = Testbed(len(arguments.ranks))
     if arguments.rate and not all(bed.slow_down(i, arguments.rate) for i in range(bed.num_nodes)):
         sys.exit(f"--rate {arguments.rate}: tc cannot do that here")
-    started = bed.start(arguments.ranks, arguments.command)
+    started = bed.start(arguments.ranks, arguments.command, job=SocketsJob if arguments.sockets else MpiJob)
     result = started.wait()
     print(started.output, end="")
     print(started.errors, end="", file=sys.stderr)

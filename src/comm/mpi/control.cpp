@@ -1,7 +1,6 @@
 #include "comm/mpi/control.hpp"
 
-#include <algorithm>
-#include <string>
+#include <utility>
 
 #include "comm/mpi/abandoned_requests.hpp"
 #include "comm/mpi/environment.hpp"
@@ -11,44 +10,7 @@ namespace {
 
 constexpr int kTag = 0;
 
-template <size_t N>
-void set_text(std::array<char, N>& target, std::string_view text) {
-  const size_t length = std::min(text.size(), N - 1);
-  std::copy_n(text.begin(), length, target.begin());
-  target[length] = '\0';
-}
-
 }  // namespace
-
-ControlMessage abort_message(const Failure& failure) {
-  ControlMessage message;
-  message.kind = ControlMessage::Kind::kAbort;
-  message.code = static_cast<int32_t>(failure.code);
-  message.culprit = failure.culprit;
-  message.reporter = failure.reporter;
-  message.sequence = failure.sequence;
-  set_text(message.operation, failure.operation);
-  set_text(message.text, failure.text);
-  return message;
-}
-
-Failure failure_from(const ControlMessage& abort_message) {
-  return {.code = static_cast<ErrorCode>(abort_message.code),
-          .culprit = abort_message.culprit,
-          .reporter = abort_message.reporter,
-          .sequence = abort_message.sequence,
-          .operation = abort_message.operation.data(),
-          .text = abort_message.text.data()};
-}
-
-ControlMessage left_message(std::string_view reason, uint64_t exchange, uint64_t num_begun) {
-  ControlMessage message;
-  message.kind = ControlMessage::Kind::kLeft;
-  message.exchange = exchange;
-  message.num_begun = num_begun;
-  set_text(message.text, reason);
-  return message;
-}
 
 MpiControl::MpiControl(MPI_Comm communicator)
     : communicator_(communicator), incoming_(std::make_shared<ControlMessage>()) {

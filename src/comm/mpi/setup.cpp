@@ -35,7 +35,7 @@ int lowest_rank_of_node(MPI_Comm communicator, int rank) {
   return lowest;
 }
 
-MpiMembers find_members(MPI_Comm communicator, int ranks_per_node) {
+Members find_members(MPI_Comm communicator, int ranks_per_node) {
   int rank = 0;
   int size = 0;
   check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
@@ -45,7 +45,7 @@ MpiMembers find_members(MPI_Comm communicator, int ranks_per_node) {
   check_mpi(MPI_Allgather(&node, 1, MPI_INT, nodes.data(), 1, MPI_INT, communicator),
             "MPI_Allgather");
   const ProcessIdentity self = identify_this_process();
-  MpiMembers members;
+  Members members;
   members.processes.resize(static_cast<size_t>(size));
   check_mpi(MPI_Allgather(&self, sizeof self, MPI_BYTE, members.processes.data(), sizeof self,
                           MPI_BYTE, communicator),
@@ -59,7 +59,7 @@ MpiMembers find_members(MPI_Comm communicator, int ranks_per_node) {
 struct MpiParts {
   MPI_Comm data = MPI_COMM_NULL;
   MPI_Comm control = MPI_COMM_NULL;
-  MpiMembers members{};
+  Members members{};
 };
 
 std::unique_ptr<Communicator> assemble(MpiParts parts, const MpiOptions& options) {
@@ -109,10 +109,7 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOpti
 
 std::unique_ptr<Communicator> make_subgroup(const MpiSubgroup& subgroup,
                                             const MpiOptions& options) {
-  MpiMembers members{.topology = subgroup.of.topology.subset(subgroup.ranks), .processes = {}};
-  for (const int rank : subgroup.ranks) {
-    members.processes.push_back(subgroup.of.processes[static_cast<size_t>(rank)]);
-  }
+  Members members = subset_of(subgroup.of, subgroup.ranks);
   return assemble(run_with_deadline<MpiParts>(
                       [parent = subgroup.parent,
                        ranks = std::vector<int>(subgroup.ranks.begin(), subgroup.ranks.end()),

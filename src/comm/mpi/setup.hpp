@@ -15,7 +15,7 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOpti
 
 struct MpiSubgroup {
   MPI_Comm parent = MPI_COMM_NULL;
-  const MpiMembers& of;        // all ranks of the parent
+  const Members& of;           // all ranks of the parent
   std::span<const int> ranks;  // those of the subgroup
 };
 /// Called by the ranks of the subgroup alone.

@@ -13,6 +13,8 @@ MpiTransfers::MpiTransfers(Args args, const MpiOptions& options, Traffic& traffi
     : args_(std::move(args)),
       options_(options),
       traffic_(traffic),
+      sends_{.queue = ChunkQueue(options.chunk_bytes), .num_in_flight = 0},
+      receives_{.queue = ChunkQueue(options.chunk_bytes), .num_in_flight = 0},
       num_missing_(args_.lanes.size()),
       has_arrived_(args_.lanes.size()) {
   int rank = 0;
@@ -21,20 +23,15 @@ MpiTransfers::MpiTransfers(Args args, const MpiOptions& options, Traffic& traffi
   for (int distance = 1; distance < size; ++distance) {
     const int to = (rank + distance) % size;
     const int from = (rank - distance + size) % size;
-    enqueue(sends_, to, args_.lanes[static_cast<size_t>(to)].send_bytes);
-    enqueue(receives_, from, args_.lanes[static_cast<size_t>(from)].recv_bytes);
+    num_missing_[static_cast<size_t>(to)] +=
+        sends_.queue.add(to, args_.lanes[static_cast<size_t>(to)].send_bytes);
+    num_missing_[static_cast<size_t>(from)] +=
+        receives_.queue.add(from, args_.lanes[static_cast<size_t>(from)].recv_bytes);
   }
 }
 
 MpiTransfers::~MpiTransfers() {
   if (!requests_.empty()) keep_until_exit({std::move(requests_), std::move(args_.memory)});
-}
-
-void MpiTransfers::enqueue(Queue& queue, int peer, int64_t num_bytes) {
-  if (num_bytes == 0) return;
-  queue.cursors.push_back({.peer = peer, .done_bytes = 0, .num_bytes = num_bytes});
-  num_missing_[static_cast<size_t>(peer)] +=
-      (num_bytes + options_.chunk_bytes - 1) / options_.chunk_bytes;
 }
 
 bool MpiTransfers::advance() {
@@ -43,40 +40,33 @@ bool MpiTransfers::advance() {
   // Sends first: posting a receive may answer a message that has already been announced, and the
   // peer then fills the link with data. Sends announced after that answer would wait for that data,
   // and the two directions would take turns on the link.
-  while (!sends_.empty() && sends_.num_in_flight < send_window) post(sends_, true);
-  while (!receives_.empty() && receives_.num_in_flight < receive_window) post(receives_, false);
+  while (!sends_.queue.empty() && sends_.num_in_flight < send_window) post(sends_, true);
+  while (!receives_.queue.empty() && receives_.num_in_flight < receive_window) {
+    post(receives_, false);
+  }
   return take_completed();
 }
 
-void MpiTransfers::post(Queue& queue, bool is_send) {
-  Cursor& cursor = queue.cursors[queue.next];
-  const MpiLane& lane = args_.lanes[static_cast<size_t>(cursor.peer)];
-  const auto num_bytes =
-      static_cast<int>(std::min(options_.chunk_bytes, cursor.num_bytes - cursor.done_bytes));
+void MpiTransfers::post(Direction& direction, bool is_send) {
+  const ChunkQueue::Chunk chunk = direction.queue.take();
+  const Lane& lane = args_.lanes[static_cast<size_t>(chunk.peer)];
+  const auto num_bytes = static_cast<int>(chunk.num_bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   if (is_send) {
-    check_mpi(MPI_Isend(lane.send + cursor.done_bytes, num_bytes, MPI_BYTE, cursor.peer, args_.tag,
+    check_mpi(MPI_Isend(lane.send + chunk.offset, num_bytes, MPI_BYTE, chunk.peer, args_.tag,
                         args_.communicator, &request),
-              "MPI_Isend", cursor.peer);
+              "MPI_Isend", chunk.peer);
   } else {
-    check_mpi(MPI_Irecv(lane.recv + cursor.done_bytes, num_bytes, MPI_BYTE, cursor.peer, args_.tag,
+    check_mpi(MPI_Irecv(lane.recv + chunk.offset, num_bytes, MPI_BYTE, chunk.peer, args_.tag,
                         args_.communicator, &request),
-              "MPI_Irecv", cursor.peer);
+              "MPI_Irecv", chunk.peer);
   }
   requests_.push_back(request);
-  messages_.push_back({.peer = cursor.peer, .is_send = is_send, .num_bytes = num_bytes});
-  ++queue.num_in_flight;
+  messages_.push_back({.peer = chunk.peer, .is_send = is_send, .num_bytes = num_bytes});
+  ++direction.num_in_flight;
   ++traffic_.requests_posted;
   traffic_.max_requests_in_flight =
       std::max(traffic_.max_requests_in_flight, static_cast<int64_t>(requests_.size()));
-
-  cursor.done_bytes += num_bytes;
-  if (cursor.done_bytes == cursor.num_bytes) {
-    queue.cursors.erase(queue.cursors.begin() + static_cast<ptrdiff_t>(queue.next));
-  } else {
-    ++queue.next;
-  }
-  if (queue.next == queue.cursors.size()) queue.next = 0;
 }
 
 bool MpiTransfers::take_completed() {
@@ -120,14 +110,6 @@ void MpiTransfers::take(const Message& message, const MPI_Status& status, bool f
                        message.num_bytes, " were expected"),
                 {.culprit = message.peer});
   }
-}
-
-std::vector<int> MpiTransfers::pending_peers() const {
-  std::vector<int> peers;
-  for (size_t peer = 0; peer < num_missing_.size(); ++peer) {
-    if (num_missing_[peer] > 0) peers.push_back(static_cast<int>(peer));
-  }
-  return peers;
 }
 
 }  // namespace crossdock::comm

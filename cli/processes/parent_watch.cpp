@@ -1,4 +1,4 @@
-#include "cli/mpi/parent_watch.hpp"
+#include "cli/processes/parent_watch.hpp"
 
 #include <poll.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "comm/mpi/inquiry.hpp"
+#include "comm/inquiry.hpp"
 
 #include <algorithm>
 #include <span>
@@ -12,28 +12,45 @@ constexpr std::chrono::milliseconds kAnswerTime{500};
 
 }  // namespace
 
-MpiInquiry::MpiInquiry(Self self, MpiControl& control)
+Inquiry::Inquiry(Self self, ControlChannel& control)
     : self_(std::move(self)), control_(control), begin_(Clock::now()) {
   for (const int peer : self_.pending) ask(peer);
 }
 
-void MpiInquiry::ask(int peer) {
+void Inquiry::ask(int peer) {
   if (peer == self_.rank || !asked_.insert(peer).second) return;
   ControlMessage question;
   question.kind = ControlMessage::Kind::kQuestion;
   control_.send(peer, question);
 }
 
-void MpiInquiry::note_answer(int peer, const ControlMessage& answer) {
+void Inquiry::note_answer(int peer, const ControlMessage& answer) {
   answers_[peer] = answer;
   for (const int next : answer.pending_ranks()) ask(next);
 }
 
-bool MpiInquiry::is_over() const {
+bool Inquiry::is_over() const {
   return Clock::now() - begin_ > kAnswerTime;
 }
 
-MpiInquiry::Verdict MpiInquiry::verdict() const {
+bool Inquiry::has_all_answers() const {
+  return std::all_of(self_.pending.begin(), self_.pending.end(),
+                     [&](int peer) { return answers_.contains(peer); });
+}
+
+std::optional<ControlMessage> Inquiry::first_to_miss(int peer) const {
+  std::optional<ControlMessage> first;
+  for (const auto& [rank, answer] : answers_) {
+    const auto pending = answer.pending_ranks();
+    const bool misses = pending.size() == ControlMessage::kMaxPending ||  // perhaps not all of them
+                        std::find(pending.begin(), pending.end(), peer) != pending.end();
+    const uint64_t earliest = first ? first->exchange : self_.exchange;
+    if (misses && answer.exchange < earliest) first = answer;
+  }
+  return first;
+}
+
+Inquiry::Verdict Inquiry::verdict() const {
   const auto behind = std::min_element(
       answers_.begin(), answers_.end(),
       [](const auto& a, const auto& b) { return a.second.exchange < b.second.exchange; });

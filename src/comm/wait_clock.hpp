@@ -4,23 +4,23 @@
 #include <optional>
 
 #include "comm/deadlines.hpp"
-#include "comm/mpi/transfers.hpp"
+#include "comm/transfers.hpp"
 #include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {
 
 /// The deadlines of one exchange. A peer must arrive within `arrival` of the beginning; once all
 /// pending peers have arrived, at most `progress` may pass without a message.
-class MpiWaitClock {
+class WaitClock {
  public:
-  explicit MpiWaitClock(const WaitContext& wait)
+  explicit WaitClock(const WaitContext& wait)
       : wait_(wait), begin_(Clock::now()), last_progress_(begin_) {}
 
   void note_progress() { last_progress_ = Clock::now(); }
   std::chrono::nanoseconds idle() const { return Clock::now() - last_progress_; }
 
   /// The time waited, if over the deadline.
-  std::optional<std::chrono::nanoseconds> expired(const MpiTransfers& transfers) const;
+  std::optional<std::chrono::nanoseconds> expired(const Transfers& transfers) const;
 
  private:
   const WaitContext& wait_;

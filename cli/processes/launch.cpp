@@ -1,4 +1,4 @@
-#include "cli/mpi/launch.hpp"
+#include "cli/processes/launch.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -14,7 +14,8 @@
 #include <thread>
 
 #include "cli/machine.hpp"
-#include "cli/mpi/parent_watch.hpp"
+#include "cli/processes/parent_watch.hpp"
+#include "cli/processes/rank_launcher.hpp"
 #include "cli/text/terminal.hpp"
 #include "crossdock/error.hpp"
 
@@ -77,10 +78,10 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 }
 
 [[noreturn]] void throw_failure(const std::string& message) {
-  throw Error(ErrorCode::kCommunication, "mpirun: " + message);
+  throw Error(ErrorCode::kCommunication, message);
 }
 
-// Ignored signals stay ignored across exec. This program ignores SIGXFSZ; mpirun must not.
+// Ignored signals stay ignored across exec. This program ignores SIGXFSZ; others must not.
 void restore_signals() {
   signal(SIGXFSZ, SIG_DFL);
 }
@@ -121,7 +122,7 @@ struct Start {
 
 // The child, between fork and exec: calls only async-signal-safe functions.
 [[noreturn]] void become_program(const Start& start) {
-  // mpirun ends when this process does, for whatever reason, and then ends its ranks.
+  // The launcher ends when this process does, for whatever reason, and then ends its ranks.
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != start.parent) _exit(EXIT_FAILURE);
   dup2(start.output, STDOUT_FILENO);
@@ -157,8 +158,8 @@ class Child {
   ~Child() {
     close(output_);
     if (pid_ < 0) return;
-    kill(pid_, SIGTERM);  // mpirun then ends its ranks
-    for (int i = 0; i < 50; ++i) {
+    kill(pid_, SIGTERM);  // the launcher then ends its ranks
+    for (int i = 0; i < 100; ++i) {
       if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
@@ -207,14 +208,8 @@ std::string path_of_this_program() {
   return length > 0 ? std::string(path.data(), static_cast<size_t>(length)) : "crossdock";
 }
 
-struct Job {
-  int ranks;
-  const std::vector<std::string>& args;
-  std::chrono::seconds limit;
-  bool has_a_death;
-};
-
 struct JobEnd {
+  std::string launcher;
   int status;
   std::string output;
 };
@@ -223,78 +218,93 @@ struct JobEnd {
 void check_file_size_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur > kLargestFileOfMpirun) return;
-  throw_failure("the limit on file sizes must exceed " + std::to_string(kLargestFileOfMpirun) +
-                " bytes, got " + std::to_string(limit.rlim_cur) +
+  throw_failure("mpirun: the limit on file sizes must exceed " +
+                std::to_string(kLargestFileOfMpirun) + " bytes, got " +
+                std::to_string(limit.rlim_cur) +
                 "; raise it (ulimit -f) or use --communicator threads");
 }
 
-std::string find_launcher() {
+std::string find_mpirun() {
   std::string launcher = find_program("mpirun");
   if (launcher.empty()) {
     throw Error(ErrorCode::kUnsupported,
                 "communicator mpi needs mpirun, and there is none on the PATH (Debian: "
-                "openmpi-bin); or use --communicator threads");
+                "openmpi-bin); or use --communicator sockets or threads");
   }
   check_file_size_limit();
   return launcher;
 }
 
-// A signal that arrives meanwhile is left in caught_signal.
-JobEnd run_or_be_interrupted(const Job& job) {
-  std::vector<std::string> command = {find_launcher(), "-np", std::to_string(job.ranks)};
+// How the ranks of a job are started.
+struct Launcher {
+  std::string name;  // for messages
+  std::vector<std::string> command;
+  Environment environment;
+};
+
+Launcher launcher_of(const ProcessJob& job, bool has_a_death) {
   Environment environment = environment_of_ranks();
-  if (job.has_a_death) {
+  const std::string program = path_of_this_program();
+  if (job.communicator != "mpi") {
+    return {.name = "the launcher of ranks",
+            .command = rank_launcher_command(program, job.ranks, has_a_death, job.args),
+            .environment = std::move(environment)};
+  }
+  std::vector<std::string> command = {find_mpirun(), "-np", std::to_string(job.ranks)};
+  if (has_a_death) {
     command.emplace_back("--enable-recovery");
     environment.set("CROSSDOCK_PROGRESS_DEADLINE", "1");  // for the final wait for the dead process
   }
-  command.push_back(path_of_this_program());
+  command.push_back(program);
   command.insert(command.end(), job.args.begin(), job.args.end());
-  const std::string launcher = command[0];
+  return {.name = "mpirun", .command = std::move(command), .environment = std::move(environment)};
+}
+
+// A signal that arrives meanwhile is left in caught_signal.
+JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
+  Launcher launcher = launcher_of(job, has_a_death);
   const SignalCatcher catcher;
-  Child child(std::move(command), std::move(environment.variables()),
-              /*is_quiet=*/job.has_a_death);
+  Child child(std::move(launcher.command), std::move(launcher.environment.variables()),
+              /*is_quiet=*/has_a_death);
   std::string output;
   const Child::Reading reading = child.read_to_end(output, Clock::now() + job.limit);
-  if (reading == Child::Reading::kSignal) return {.status = -1, .output = ""};
+  if (reading == Child::Reading::kSignal) return {launcher.name, -1, ""};
   if (reading == Child::Reading::kDeadline) {
-    throw Error(ErrorCode::kTimeout, "mpirun: " + std::to_string(job.ranks) +
+    throw Error(ErrorCode::kTimeout, launcher.name + ": " + std::to_string(job.ranks) +
                                          " ranks did not end within " +
                                          std::to_string(job.limit.count()) + " s");
   }
   const int status = child.wait_for_end();
-  if (status == kCannotStart && output.empty()) throw_failure("cannot start " + launcher);
-  return {.status = status, .output = std::move(output)};
+  if (status == kCannotStart && output.empty()) throw_failure("cannot start " + launcher.name);
+  return {launcher.name, status, std::move(output)};
 }
 
-JobEnd run(const Job& job) {
-  JobEnd end = run_or_be_interrupted(job);
+JobEnd run(const ProcessJob& job, bool has_a_death) {
+  JobEnd end = run_or_be_interrupted(job, has_a_death);
   if (caught_signal != 0) raise(caught_signal);  // the job has ended; this process ends as asked
   return end;
 }
 
 }  // namespace
 
-std::string run_under_mpi(int ranks, const std::vector<std::string>& args,
-                          std::chrono::seconds limit) {
-  JobEnd end = run({.ranks = ranks, .args = args, .limit = limit, .has_a_death = false});
-  if (end.status != 0) throw_failure("the ranks ended with status " + std::to_string(end.status));
+std::string run_processes(const ProcessJob& job) {
+  JobEnd end = run(job, /*has_a_death=*/false);
+  if (end.status != 0) {
+    throw_failure(end.launcher + ": the ranks ended with status " + std::to_string(end.status));
+  }
   return std::move(end.output);
 }
 
-std::string run_under_mpi_with_a_death(int ranks, const std::vector<std::string>& args,
-                                       std::chrono::seconds limit) {
-  return run({.ranks = ranks, .args = args, .limit = limit, .has_a_death = true}).output;
+std::string run_processes_with_a_death(const ProcessJob& job) {
+  return run(job, /*has_a_death=*/true).output;
 }
 
-void continue_under_mpi(int ranks, const std::vector<std::string>& args) {
-  std::vector<std::string> command = {find_launcher(), "-np", std::to_string(ranks),
-                                      path_of_this_program()};
-  command.insert(command.end(), args.begin(), args.end());
-  Environment environment = environment_of_ranks();
+void continue_as_processes(const ProcessJob& job) {
+  Launcher launcher = launcher_of(job, /*has_a_death=*/false);
   restore_signals();
-  execve(command[0].c_str(), pointers_to(command).data(),
-         pointers_to(environment.variables()).data());
-  throw_failure("cannot start " + command[0]);
+  execve(launcher.command[0].c_str(), pointers_to(launcher.command).data(),
+         pointers_to(launcher.environment.variables()).data());
+  throw_failure("cannot start " + launcher.name);
 }
 
 }  // namespace crossdock::cli

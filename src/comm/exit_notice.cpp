@@ -1,4 +1,4 @@
-#include "comm/mpi/exit_notice.hpp"
+#include "comm/exit_notice.hpp"
 
 #include <cstdlib>
 #include <mutex>

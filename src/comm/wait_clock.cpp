@@ -1,10 +1,10 @@
-#include "comm/mpi/wait_clock.hpp"
+#include "comm/wait_clock.hpp"
 
 #include <algorithm>
 
 namespace crossdock::comm {
 
-std::optional<std::chrono::nanoseconds> MpiWaitClock::expired(const MpiTransfers& transfers) const {
+std::optional<std::chrono::nanoseconds> WaitClock::expired(const Transfers& transfers) const {
   const auto now = Clock::now();
   if (now < deadline_after(last_progress_, wait_.progress) &&
       now < deadline_after(begin_, wait_.arrival)) {

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace crossdock::cli {
+
+/// Processes of this program on this machine, which may outnumber its cores.
+struct ProcessJob {
+  std::string communicator;  // "mpi" or "sockets"
+  int ranks = 0;
+  std::vector<std::string> args;   // of each process
+  std::chrono::seconds limit{60};  // on the time of the whole job
+};
+
+/// Runs the job and returns the standard output of its processes; standard error passes through.
+/// Communicator mpi needs mpirun, sockets needs nothing. Throws Error(kUnsupported) without mpirun,
+/// Error(kTimeout) after the limit (the processes are then ended), Error(kCommunication) if they
+/// fail. A signal that asks this process to end ends them first; if this process is killed, they
+/// end by themselves.
+std::string run_processes(const ProcessJob& job);
+
+/// The same for a job in which a process will be killed: the others continue, their exit statuses
+/// are ignored, and standard error is not shown.
+std::string run_processes_with_a_death(const ProcessJob& job);
+
+/// Replaces this process by a program that runs the job as above, without its limit; output,
+/// signals and exit status are those of the job. Throws Error(kUnsupported) without mpirun.
+[[noreturn]] void continue_as_processes(const ProcessJob& job);
+
+}  // namespace crossdock::cli

@@ -1,0 +1,148 @@
+#include "cli/processes/launched_job.hpp"
+
+#include <algorithm>
+
+#include "cli/commands.hpp"
+#include "crossdock/error.hpp"
+#include "crossdock/group.hpp"
+#include "crossdock/mpi.hpp"
+#include "crossdock/sockets.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr std::chrono::seconds kSpeakerDeadline{10};
+
+bool contains(const std::vector<std::string>& names, const char* name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// An environment that names a rank only in part describes no job, unless sockets are wanted.
+bool sockets_are_launched(bool are_wanted) {
+  try {
+    return sockets_launch_from_environment().has_value();
+  } catch (const Error&) {
+    if (are_wanted) throw;
+    return false;
+  }
+}
+
+// The job that this process speaks for.
+struct Speaker {
+  std::unique_ptr<Communicator> job;  // kept until exit
+  std::string description;
+};
+
+Speaker& speaker() {
+  static Speaker one;
+  return one;
+}
+
+std::string describe(const Communicator& job) {
+  std::string words = "rank " + std::to_string(job.rank()) + " of " + std::to_string(job.size()) +
+                      ", nodes: " + std::to_string(job.topology().num_nodes);
+  if (!job.note().empty()) words += "; " + job.note();
+  return words;
+}
+
+// Rank 0 takes part in no exchange, so this one ends when its process does.
+void wait_for_end_of_rank_0(std::unique_ptr<Communicator> job) {
+  try {
+    Group(std::move(job)).agree({.operation = "end"});
+  } catch (const Error&) {
+    // That was the end, or it takes too long.
+  }
+}
+
+}  // namespace
+
+std::string launched_communicator(const std::vector<std::string>& wanted) {
+  const bool wants_sockets = contains(wanted, "sockets");
+  if (wants_sockets && sockets_are_launched(true)) return "sockets";
+  if (mpi_is_launched()) return "mpi";
+  return wanted.empty() && sockets_are_launched(false) ? "sockets" : "";
+}
+
+std::unique_ptr<Communicator> make_job_communicator(const std::string& communicator,
+                                                    const JobOptions& options) {
+  if (communicator == "sockets") {
+    return make_sockets_communicator(SocketsOptions{.ranks_per_node = options.ranks_per_node,
+                                                    .setup_deadline = options.setup_deadline});
+  }
+  MpiOptions mpi{.ranks_per_node = options.ranks_per_node,
+                 .setup_deadline = options.setup_deadline};
+  if (options.max_in_flight > 0) mpi.max_in_flight = options.max_in_flight;
+  if (options.chunk_bytes > 0) mpi.chunk_bytes = options.chunk_bytes;
+  return make_mpi_communicator(mpi);
+}
+
+bool speaks_for_job(const std::string& communicator) {
+  if (communicator.empty() || (communicator == "mpi" && !mpi_is_built())) return true;
+  Speaker& own = speaker();
+  std::unique_ptr<Communicator> job;
+  try {
+    job = make_job_communicator(communicator, {.setup_deadline = kSpeakerDeadline});
+  } catch (const Error&) {
+    return true;  // the others did not arrive; better printed twice than not at all
+  }
+  const bool is_speaker = job->rank() == 0;
+  if (is_speaker) own.description = describe(*job);
+  if (communicator == "mpi") return is_speaker;  // MPI processes wait for each other at exit
+  if (is_speaker) {
+    own.job = std::move(job);
+  } else {
+    wait_for_end_of_rank_0(std::move(job));
+  }
+  return is_speaker;
+}
+
+const std::string& job_description() {
+  return speaker().description;
+}
+
+void check_same_words(const std::string& communicator, const std::vector<std::string>& words,
+                      std::optional<std::chrono::nanoseconds> setup_deadline) {
+  if (communicator.empty() || (communicator == "mpi" && !mpi_is_built())) return;
+  std::string own;
+  for (const std::string& word : words) own += " " + word;
+  Group group(make_job_communicator(communicator, {.setup_deadline = setup_deadline}));
+  const Agreement all =
+      group.agree({.operation = "command_line", .body = std::as_bytes(std::span(own))});
+  const auto words_of = [&all](int rank) {
+    const auto body = all.body(rank);
+    return std::string(reinterpret_cast<const char*>(body.data()), body.size());
+  };
+  for (int rank = 1; rank < group.size(); ++rank) {
+    if (words_of(rank) == words_of(0)) continue;
+    throw ArgumentError(
+        "every process of the job must have the same arguments; rank 0 has `crossdock" +
+        words_of(0) + "`, rank " + std::to_string(rank) + " has `crossdock" + words_of(rank) + "`");
+  }
+}
+
+void check_against_job(const Communicator& job, const std::vector<std::string>& communicators,
+                       const std::vector<int>& ranks) {
+  const bool is_mpi = job.name() == "mpi";
+  if (contains(communicators, "threads")) {
+    throw ArgumentError(
+        is_mpi ? "under mpirun the processes are the ranks; for threads, run the command without "
+                 "mpirun"
+               : "the processes of this job are the ranks; give --communicator threads alone");
+  }
+  if (is_mpi && contains(communicators, "sockets")) {
+    throw ArgumentError(
+        "communicator sockets needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which mpirun "
+        "does not set; run the command without mpirun");
+  }
+  if (!is_mpi && contains(communicators, "mpi")) {
+    throw ArgumentError("mpirun did not start this job, so its communicator is sockets, not mpi");
+  }
+  const int num_processes = job.size();
+  if (!ranks.empty() && ranks != std::vector<int>{num_processes}) {
+    throw ArgumentError("--ranks must be the number of processes, " +
+                        std::to_string(num_processes) + ", or be omitted " +
+                        (is_mpi ? "under mpirun" : "in a job of processes"));
+  }
+}
+
+}  // namespace crossdock::cli

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace crossdock::cli {
+
+/// The command by which this program (`program`) starts `ranks` processes of itself with `args`, as
+/// mpirun does for MPI: with the variables that communicator sockets reads (RANK, WORLD_SIZE, ...).
+/// It ends when all of them have ended, with the status of the first that failed; the others then
+/// have some seconds to end by themselves. A signal that asks it to end ends them first.
+/// survives_deaths: the others continue if one ends, and the status is 0.
+std::vector<std::string> rank_launcher_command(const std::string& program, int ranks,
+                                               bool survives_deaths,
+                                               const std::vector<std::string>& args);
+
+/// Whether this process was started by such a command.
+bool is_rank_launcher(int argc, char** argv);
+
+/// Carries the command out; returns the exit status. REQUIRES: is_rank_launcher.
+int launch_ranks(int argc, char** argv);
+
+}  // namespace crossdock::cli

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "comm/failure.hpp"
+
+namespace crossdock::comm {
+
+/// A message between ranks besides the data. Sent as it is in memory, so all ranks must run the
+/// same build; small enough for MPI to send it before the receiver asks for it.
+struct ControlMessage {
+  enum class Kind : int32_t {
+    kAbort,     // the sender gave up: code, culprit, reporter, sequence, operation, text
+    kLeft,      // the sender takes no part in exchanges from `exchange` on: num_begun, text
+    kQuestion,  // is the receiver waiting, and for which ranks?
+    kWaiting    // the answer: exchange, sequence, operation, pending
+  };
+  static constexpr size_t kMaxPending = 16;
+
+  Kind kind = Kind::kAbort;
+  int32_t code = 0;
+  int32_t culprit = -1;
+  int32_t reporter = -1;
+  uint64_t exchange = 0;
+  uint64_t sequence = 0;
+  uint64_t num_begun = 0;  // exchanges that the sender has started
+  int32_t num_pending = 0;
+  std::array<int32_t, kMaxPending> pending{};  // the lowest ranks that the sender is waiting for
+  std::array<char, 24> operation{};            // null-terminated, like text
+  std::array<char, 1024> text{};
+
+  std::span<const int32_t> pending_ranks() const {
+    return {pending.data(), static_cast<size_t>(num_pending)};
+  }
+};
+
+ControlMessage abort_message(const Failure& failure);
+Failure failure_from(const ControlMessage& abort_message);
+ControlMessage left_message(std::string_view reason, uint64_t exchange, uint64_t num_begun);
+
+/// Whether a message that came over a network can be used as it is: a known kind and error code,
+/// ranks within [-1, size), null-terminated texts.
+bool is_valid(const ControlMessage& message, int size);
+
+/// Sends and receives the control messages of one communicator. Never waits.
+class ControlChannel {
+ public:
+  virtual ~ControlChannel() = default;
+
+  virtual void send(int peer, const ControlMessage& message) = 0;
+  virtual void send_to_all_others(const ControlMessage& message) = 0;
+  /// Like send_to_all_others, for the last message; also while another thread is in a call.
+  virtual void say_goodbye(const ControlMessage& message) const = 0;
+
+  /// Passes every message that has arrived to `handle`, which may send.
+  virtual void poll(const std::function<void(int sender, const ControlMessage&)>& handle) = 0;
+};
+
+}  // namespace crossdock::comm

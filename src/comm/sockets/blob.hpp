@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/process_watch.hpp"
+#include "comm/sockets/socket.hpp"
+
+namespace crossdock::comm {
+
+/// Version of blobs, frames and shared memory: ranks with different ones refuse each other.
+inline constexpr uint32_t kSocketsVersion = 1;
+
+using Secret = std::array<std::byte, 16>;
+
+/// Random bytes from the kernel.
+Secret make_secret();
+/// Compares in a time that does not depend on the contents.
+bool is_equal(const Secret& a, const Secret& b);
+
+/// What other processes must know of one to connect to it.
+struct SocketsBlob {
+  uint32_t version = kSocketsVersion;
+  ProcessIdentity process;
+  uint64_t machine = 0;        // identify_this_machine()
+  SocketAddress address;       // where it listens
+  int32_t directory = -1;      // descriptor of its directory (directory.hpp), in its process
+  Secret secret{};             // whoever connects to it must know this
+  int64_t window_bytes = 0;    // SocketsOptions, compared by join
+  int32_t ranks_per_node = 0;  // likewise
+};
+
+std::vector<std::byte> encode(const SocketsBlob& blob);
+
+/// A blob, or why the bytes are none. A blob of another version is decoded as far as its version.
+struct DecodedBlob {
+  std::optional<SocketsBlob> blob;
+  std::string flaw;  // completes "the blob of rank 3 "; empty if there is a blob
+  bool is_foreign_version = false;
+};
+DecodedBlob decode_blob(std::span<const std::byte> bytes);
+
+/// A hash that is the same in every process.
+uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed = 0xcbf29ce484222325u);
+
+}  // namespace crossdock::comm

@@ -1,0 +1,221 @@
+// From blobs to a communicator.
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "comm/deadlines.hpp"
+#include "comm/sockets/addresses.hpp"
+#include "comm/sockets/blob.hpp"
+#include "comm/sockets/communicator.hpp"
+#include "comm/sockets/endpoint.hpp"
+#include "comm/sockets/nodes.hpp"
+#include "core/check.hpp"
+#include "crossdock/sockets.hpp"
+
+namespace crossdock {
+namespace comm {
+namespace {
+
+void check_options(const SocketsOptions& options) {
+  CROSSDOCK_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= kMaxPayloadBytes,
+                  "chunk_bytes must be from 1 to ", kMaxPayloadBytes, ", got ",
+                  options.chunk_bytes);
+  constexpr int64_t kMaxWindow = int64_t{1} << 30;
+  CROSSDOCK_CHECK(options.window_bytes > 0 && options.window_bytes <= kMaxWindow,
+                  "window_bytes must be from 1 to ", kMaxWindow, ", got ", options.window_bytes);
+  CROSSDOCK_CHECK(options.ranks_per_node >= 0,
+                  "ranks_per_node must be 0 (as found) or positive, got ", options.ranks_per_node);
+}
+
+SocketsWorld decode_world(std::span<const std::vector<std::byte>> blobs, int rank) {
+  SocketsWorld world{.rank = rank, .blobs = {}, .id = hash_bytes({})};
+  std::map<std::vector<std::byte>, size_t> rank_of_blob;
+  for (size_t i = 0; i < blobs.size(); ++i) {
+    const auto [first, is_new] = rank_of_blob.emplace(blobs[i], i);
+    CROSSDOCK_CHECK(is_new, "blobs ", first->second, " and ", i,
+                    " must differ; every rank needs a bootstrap of its own");
+    DecodedBlob decoded = decode_blob(blobs[i]);
+    if (!decoded.blob) {
+      throw Error(decoded.is_foreign_version ? ErrorCode::kMismatch : ErrorCode::kInvalidArgument,
+                  concat("the blob of rank ", i, " ", decoded.flaw,
+                         decoded.is_foreign_version ? "; all ranks must run the same build" : ""),
+                  {.culprit = static_cast<int>(i)});
+    }
+    world.blobs.push_back(*decoded.blob);
+    world.id = hash_bytes(blobs[i], world.id);
+  }
+  for (size_t i = 0; i < world.blobs.size(); ++i) {
+    const SocketsBlob& blob = world.blobs[i];
+    const SocketsBlob& first = world.blobs.front();
+    if (blob.window_bytes == first.window_bytes && blob.ranks_per_node == first.ranks_per_node) {
+      continue;
+    }
+    throw Error(ErrorCode::kMismatch,
+                concat("rank ", i, " has window_bytes=", blob.window_bytes, " and ranks_per_node=",
+                       blob.ranks_per_node, " where rank 0 has ", first.window_bytes, " and ",
+                       first.ranks_per_node, "; these options must be identical on every rank"),
+                {.culprit = static_cast<int>(i)});
+  }
+  return world;
+}
+
+uint64_t channel_named(const SocketsWorld& world, std::string_view name) {
+  const uint64_t hash = hash_bytes(std::as_bytes(std::span(name)), world.id);
+  return hash == 0 ? 1 : hash;  // 0 is no channel
+}
+
+/// Links between all ranks of the world.
+Links::Args links_of_world(const std::shared_ptr<Endpoint>& endpoint, std::string_view name,
+                           const Topology& topology, std::chrono::nanoseconds deadline) {
+  const SocketsWorld& world = endpoint->world();
+  Links::Args args{.endpoint = endpoint,
+                   .channel = channel_named(world, name),
+                   .world_ranks = {},
+                   .rank = world.rank,
+                   .topology = topology,
+                   .directories = {},
+                   .deadline = deadline};
+  for (int rank = 0; rank < world.size(); ++rank) args.world_ranks.push_back(rank);
+  args.directories.resize(world.blobs.size());
+  return args;
+}
+
+std::vector<ProcessIdentity> processes_of(const SocketsWorld& world) {
+  std::vector<ProcessIdentity> processes;
+  for (const SocketsBlob& blob : world.blobs) processes.push_back(blob.process);
+  return processes;
+}
+
+/// Sends `mine` to rank 0; returns the bytes of all ranks there, [P][size of mine], else nothing.
+std::vector<uint8_t> gather_at_root(Communicator& star, std::span<const uint8_t> mine,
+                                    const WaitContext& wait) {
+  const auto p = static_cast<size_t>(star.size());
+  const auto send = std::make_shared<std::vector<uint8_t>>(mine.begin(), mine.end());
+  const bool is_root = star.rank() == 0;
+  const auto recv = std::make_shared<std::vector<uint8_t>>(is_root ? p * mine.size() : 0);
+  std::vector<int64_t> send_offsets(p + 1, std::ssize(mine));
+  send_offsets.front() = 0;
+  std::vector<int64_t> recv_offsets(p + 1, 0);
+  for (size_t rank = 0; is_root && rank <= p; ++rank) {
+    recv_offsets[rank] = static_cast<int64_t>(rank) * std::ssize(mine);
+  }
+  star.all_to_all_v(
+      {reinterpret_cast<std::byte*>(send->data()), std::ssize(*send), send}, send_offsets,
+      {reinterpret_cast<std::byte*>(recv->data()), std::ssize(*recv), recv}, recv_offsets, wait);
+  return *recv;
+}
+
+/// Sends the values of rank 0 to all ranks; the others give a vector of the same size.
+void broadcast_from_root(Communicator& star, std::vector<int>& values, const WaitContext& wait) {
+  const auto p = static_cast<size_t>(star.size());
+  const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(int));
+  std::vector<int64_t> send_offsets(p + 1, 0);
+  std::vector<int64_t> recv_offsets(p + 1, num_bytes);
+  recv_offsets.front() = 0;
+  std::shared_ptr<std::vector<int>> send = std::make_shared<std::vector<int>>();
+  if (star.rank() == 0) {
+    for (size_t rank = 0; rank < p; ++rank) {
+      send->insert(send->end(), values.begin(), values.end());
+      send_offsets[rank + 1] = static_cast<int64_t>(rank + 1) * num_bytes;
+    }
+  }
+  const auto recv = std::make_shared<std::vector<int>>(values.size());
+  star.all_to_all_v({reinterpret_cast<std::byte*>(send->data()), send_offsets.back(), send},
+                    send_offsets, {reinterpret_cast<std::byte*>(recv->data()), num_bytes, recv},
+                    recv_offsets, wait);
+  values = *recv;
+}
+
+/// All ranks learn which of them share a node. Goes by TCP through rank 0, and so also finds out
+/// whether all ranks have come.
+Topology agree_on_nodes(const std::shared_ptr<Endpoint>& endpoint, const ReachablePeers& peers,
+                        std::chrono::nanoseconds deadline) {
+  const SocketsWorld& world = endpoint->world();
+  const Topology apart = Topology::uniform(world.size(), 1);
+  Links::Args args = links_of_world(endpoint, "join", apart, deadline);
+  args.says_goodbye = false;  // it would connect all ranks with each other
+  SocketsCommunicator star({.topology = apart, .processes = processes_of(world)},
+                           std::make_unique<Links>(std::move(args)), /*note=*/"");
+  const WaitContext wait{
+      .operation = "join", .sequence = 1, .arrival = deadline, .progress = deadline};
+  const auto rows = gather_at_root(star, peers.reaches, wait);
+  std::vector<int> nodes(world.blobs.size());
+  if (world.rank == 0) nodes = group_into_nodes(rows, world.size());
+  broadcast_from_root(star, nodes, wait);
+  const Topology found = Topology::from_node_ids(nodes);
+  const int ranks_per_node = endpoint->options().ranks_per_node;
+  if (ranks_per_node == 0) return found;
+  const Topology simulated = Topology::uniform(world.size(), ranks_per_node);
+  for (size_t rank = 1; rank < nodes.size(); ++rank) {
+    CROSSDOCK_CHECK(simulated.node_of_rank[rank] != simulated.node_of_rank[rank - 1] ||
+                        found.node_of_rank[rank] == found.node_of_rank[rank - 1],
+                    "ranks_per_node (", ranks_per_node, ") puts ranks ", rank - 1, " and ", rank,
+                    " on one node, but they do not share memory");
+  }
+  return simulated;
+}
+
+std::unique_ptr<Communicator> join_world(const std::shared_ptr<Endpoint>& endpoint) {
+  const SocketsWorld& world = endpoint->world();
+  const auto deadline = endpoint->options().setup_deadline.value_or(default_arrival_deadline());
+  ReachablePeers peers = find_reachable_peers(world);
+  const Topology topology = agree_on_nodes(endpoint, peers, deadline);
+  Links::Args args = links_of_world(endpoint, "world", topology, deadline);
+  args.directories = std::move(peers.directories);
+  auto communicator = std::make_unique<SocketsCommunicator>(
+      Members{.topology = topology, .processes = processes_of(world)},
+      std::make_unique<Links>(std::move(args)), std::move(peers.note));
+  if (topology.num_nodes == 1) endpoint->stop_listening();
+  return communicator;
+}
+
+}  // namespace
+}  // namespace comm
+
+struct SocketsBootstrap::State {
+  SocketsOptions options;
+  comm::Socket listener;
+  std::unique_ptr<comm::Directory> directory;
+  std::vector<std::byte> blob;
+};
+
+SocketsBootstrap::SocketsBootstrap(SocketsOptions options) : state_(std::make_unique<State>()) {
+  comm::check_options(options);
+  const comm::Secret secret = comm::make_secret();
+  auto listener = comm::listen_at(comm::address_to_listen_at(options.address));
+  if (!listener) throw Error(ErrorCode::kCommunication, "there is no free port to listen at");
+  state_->directory = std::make_unique<comm::Directory>(secret);
+  comm::SocketsBlob blob;
+  blob.process = comm::identify_this_process();
+  blob.machine = comm::identify_this_machine();
+  blob.address = comm::address_of(*listener);
+  blob.directory = state_->directory->descriptor();
+  blob.secret = secret;
+  blob.window_bytes = options.window_bytes;
+  blob.ranks_per_node = options.ranks_per_node;
+  state_->blob = comm::encode(blob);
+  state_->listener = std::move(*listener);
+  state_->options = std::move(options);
+}
+
+SocketsBootstrap::~SocketsBootstrap() = default;
+
+std::span<const std::byte> SocketsBootstrap::blob() const {
+  return state_->blob;
+}
+
+std::unique_ptr<Communicator> SocketsBootstrap::join(std::span<const std::vector<std::byte>> blobs,
+                                                     int rank) {
+  CROSSDOCK_CHECK(state_->directory != nullptr, "join may be called once; make a new bootstrap");
+  CROSSDOCK_CHECK(rank >= 0 && rank < std::ssize(blobs), "rank must be from 0 to ",
+                  std::ssize(blobs) - 1, " for ", blobs.size(), " blobs, got ", rank);
+  CROSSDOCK_CHECK(blobs[static_cast<size_t>(rank)] == state_->blob, "blob ", rank,
+                  " must be the one of this process; are the blobs in the order of the ranks?");
+  comm::SocketsWorld world = comm::decode_world(blobs, rank);
+  return comm::join_world(std::make_shared<comm::Endpoint>(std::move(state_->listener),
+                                                           std::move(state_->directory),
+                                                           std::move(world), state_->options));
+}
+
+}  // namespace crossdock

@@ -1,0 +1,168 @@
+#include "comm/sockets/connection.hpp"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/check.hpp"
+
+namespace crossdock::comm {
+namespace {
+
+constexpr size_t kReadBytes = size_t{256} << 10;
+constexpr int kMaxReads = 8;  // in one call, so that one peer does not delay the others
+
+bool is_temporary(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
+  bytes.insert(bytes.end(), more.begin(), more.end());
+}
+
+}  // namespace
+
+void Connection::close(std::string reason) {
+  if (is_closed()) return;
+  close_reason_ = std::move(reason);
+  socket_.close();
+  has_lost_data_ = !rest_.empty();
+  rest_ = {};
+  urgent_ = {};
+  input_ = {};
+  input_bytes_ = 0;
+}
+
+Socket Connection::release() {
+  close_reason_ = "it was closed here";
+  return std::move(socket_);
+}
+
+void Connection::send(const FrameHeader& header, std::span<const std::byte> payload) {
+  if (is_closed()) return;
+  append(urgent_, std::as_bytes(std::span(&header, 1)));
+  append(urgent_, payload);
+  flush();
+}
+
+void Connection::send_data(const FrameHeader& header, std::span<const std::byte> payload) {
+  std::array<iovec, 2> parts{};
+  parts[0] = {const_cast<FrameHeader*>(&header), sizeof header};
+  parts[1] = {const_cast<std::byte*>(payload.data()), payload.size()};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  ssize_t sent = sendmsg(socket_.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0) {
+    if (!is_temporary(errno)) {
+      close(concat("its connection failed: ", std::strerror(errno)));
+      return;
+    }
+    sent = 0;
+  }
+  const auto header_bytes = std::as_bytes(std::span(&header, 1));
+  const auto done = static_cast<size_t>(sent);
+  if (done < header_bytes.size()) append(rest_, header_bytes.subspan(done));
+  const size_t payload_done = done > header_bytes.size() ? done - header_bytes.size() : 0;
+  append(rest_, payload.subspan(payload_done));
+}
+
+// Returns whether all of it has been written.
+bool Connection::write_some(std::vector<std::byte>& bytes) {
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t sent = ::send(socket_.descriptor(), bytes.data() + done, bytes.size() - done,
+                                MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (is_temporary(errno)) break;
+      close(concat("its connection failed: ", std::strerror(errno)));
+      return false;
+    }
+    done += static_cast<size_t>(sent);
+  }
+  bytes.erase(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(done));
+  return bytes.empty();
+}
+
+void Connection::flush() {
+  if (is_closed()) return;
+  if (is_connecting_) {
+    if (const int error = connect_error(socket_); error != 0) {
+      close(concat("cannot connect to its process: ", std::strerror(error)));
+      return;
+    }
+    // Connected once the peer's address is known; until then sends would fail with ENOTCONN.
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    if (getpeername(socket_.descriptor(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+      return;
+    }
+    is_connecting_ = false;
+  }
+  if (!rest_.empty() && !write_some(rest_)) return;
+  // The kernel may take part of a frame; data is accepted only once the queue is empty.
+  if (!urgent_.empty()) write_some(urgent_);
+}
+
+int Connection::read(
+    const std::function<bool(const FrameHeader&, std::span<const std::byte>)>& on_frame) {
+  int num_malformed = 0;
+  for (int i = 0; i < kMaxReads && !is_closed(); ++i) {
+    // A stranger gets no more space than a hello needs.
+    const size_t space = is_known() ? kReadBytes : sizeof(FrameHeader) + sizeof(Hello);
+    if (input_.size() < input_bytes_ + space) input_.resize(input_bytes_ + space);
+    const ssize_t got =
+        recv(socket_.descriptor(), input_.data() + input_bytes_, space, MSG_DONTWAIT);
+    if (got < 0) {
+      if (!is_temporary(errno)) close(concat("its connection failed: ", std::strerror(errno)));
+      break;
+    }
+    if (got == 0) {
+      has_ended_normally_ = input_bytes_ == 0;
+      close("its connection was closed");
+      break;
+    }
+    input_bytes_ += static_cast<size_t>(got);
+    const size_t used = parse(on_frame, num_malformed);
+    if (is_closed()) break;
+    std::memmove(input_.data(), input_.data() + used, input_bytes_ - used);
+    input_bytes_ -= used;
+    if (static_cast<size_t>(got) < space) break;
+  }
+  return num_malformed;
+}
+
+// Returns the bytes of the complete frames.
+size_t Connection::parse(
+    const std::function<bool(const FrameHeader&, std::span<const std::byte>)>& on_frame,
+    int& num_malformed) {
+  size_t used = 0;
+  while (!is_closed()) {
+    const auto unread = std::span<const std::byte>(input_).subspan(used, input_bytes_ - used);
+    const auto header = read_header(unread);
+    if (!header) break;
+    if (!is_valid(*header, is_known())) {
+      ++num_malformed;
+      close("it sent a malformed frame");
+      break;
+    }
+    const size_t frame_bytes = sizeof *header + header->payload_bytes;
+    if (unread.size() < frame_bytes) break;
+    const auto payload = unread.subspan(sizeof *header, header->payload_bytes);
+    if (!on_frame(*header, payload)) {
+      ++num_malformed;
+      close("it sent a malformed frame");
+      break;
+    }
+    used += frame_bytes;
+  }
+  return used;
+}
+
+}  // namespace crossdock::comm

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/deadlines.hpp"
+#include "comm/sockets/frame.hpp"
+#include "comm/sockets/socket.hpp"
+
+namespace crossdock::comm {
+
+/// One TCP connection that carries frames. Never waits. Used by one thread at a time.
+///
+/// Control frames overtake data: data is accepted only if nothing is queued, and what is left of a
+/// data frame that the kernel did not take is the only thing that control frames wait for.
+class Connection {
+ public:
+  /// `peer`: rank at the other end in the world of the blobs; -1 until it has said hello.
+  Connection(Socket socket, int peer, bool is_connecting)
+      : socket_(std::move(socket)), peer_(peer), is_connecting_(is_connecting) {}
+
+  int peer() const { return peer_; }
+  void set_peer(int peer) { peer_ = peer; }
+  bool is_known() const { return peer_ >= 0; }
+  int descriptor() const { return socket_.descriptor(); }
+  Clock::time_point opened_at() const { return opened_at_; }
+
+  /// Whether the connection can be used no more, and why.
+  bool is_closed() const { return !close_reason_.empty(); }
+  /// Whether the peer has closed it in good order.
+  bool has_ended_normally() const { return has_ended_normally_; }
+  const std::string& close_reason() const { return close_reason_; }
+  void close(std::string reason);
+  /// Hands over the socket of a connection that ends normally; see linger.hpp.
+  Socket release();
+
+  /// Sends a small frame, before data that has not been accepted yet.
+  void send(const FrameHeader& header, std::span<const std::byte> payload);
+  bool takes_data() const { return !is_closed() && !wants_to_write(); }
+  /// Sends a data frame; a copy of what the kernel does not take is kept. REQUIRES: takes_data().
+  void send_data(const FrameHeader& header, std::span<const std::byte> payload);
+
+  bool wants_to_write() const { return is_connecting_ || !rest_.empty() || !urgent_.empty(); }
+  /// Whether the kernel has taken all data that was accepted.
+  bool is_flushed() const { return rest_.empty() && !has_lost_data_; }
+  /// Writes what is queued, as far as the kernel takes it. Also completes connecting.
+  void flush();
+
+  /// Reads what has arrived and calls `on_frame` for each complete frame. A malformed frame closes
+  /// the connection; on_frame returns false if it finds one. Returns the number of malformed
+  /// frames.
+  int read(const std::function<bool(const FrameHeader&, std::span<const std::byte>)>& on_frame);
+
+ private:
+  bool write_some(std::vector<std::byte>& bytes);
+  size_t parse(const std::function<bool(const FrameHeader&, std::span<const std::byte>)>& on_frame,
+               int& num_malformed);
+
+  Socket socket_;
+  int peer_;
+  bool is_connecting_;
+  std::string close_reason_;
+  const Clock::time_point opened_at_ = Clock::now();
+  std::vector<std::byte> rest_;    // of a frame that has been sent in part
+  std::vector<std::byte> urgent_;  // whole frames
+  std::vector<std::byte> input_;   // space for received bytes
+  size_t input_bytes_ = 0;         // of them in use: the beginning of a frame
+  bool has_lost_data_ = false;
+  bool has_ended_normally_ = false;
+};
+
+}  // namespace crossdock::comm

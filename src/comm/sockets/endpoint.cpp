@@ -1,0 +1,328 @@
+#include "comm/sockets/endpoint.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+#include "comm/sockets/linger.hpp"
+#include "core/check.hpp"
+
+namespace crossdock::comm {
+namespace {
+
+constexpr std::chrono::seconds kHelloTime{60};  // for a new connection to say hello
+constexpr ptrdiff_t kMaxStrangers = 64;         // connections that have not said hello
+constexpr std::chrono::seconds kBusyTime{1};    // for a hello while others wait to be accepted
+constexpr size_t kMaxEarlyChannels = 256;       // that peers use and this process has not made yet
+constexpr size_t kMaxMessages = 4096;           // control messages that nobody has taken
+
+}  // namespace
+
+Endpoint::Endpoint(Socket listener, std::unique_ptr<Directory> directory, SocketsWorld world,
+                   const SocketsOptions& options)
+    : world_(std::move(world)),
+      options_(options),
+      directory_(std::move(directory)),
+      listener_(std::move(listener)),
+      peers_(world_.blobs.size()) {}
+
+Endpoint::~Endpoint() {
+  if (!is_in_creator()) return;
+  stop_listening();
+}
+
+void Endpoint::stop_listening() {
+  const std::lock_guard lock(mutex_);
+  listener_.close();
+  std::vector<Socket> sockets;
+  for (const auto& connection : connections_) {
+    connection->flush();  // goodbyes
+    if (!connection->is_closed()) sockets.push_back(connection->release());
+  }
+  connections_.clear();
+  for (Peer& peer : peers_) peer.sends_by = nullptr;
+  close_gently(std::move(sockets));
+}
+
+void Endpoint::open_channel(uint64_t channel) {
+  const std::lock_guard lock(mutex_);
+  CROSSDOCK_ASSERT(!inboxes_[channel].is_open && !closed_channels_.contains(channel));
+  inboxes_[channel].is_open = true;
+}
+
+void Endpoint::close_channel(uint64_t channel) {
+  const std::lock_guard lock(mutex_);
+  inboxes_.erase(channel);
+  closed_channels_.insert(channel);
+}
+
+void Endpoint::connect(int peer) {
+  const std::lock_guard lock(mutex_);
+  connection_to(peer);
+}
+
+std::optional<std::string> Endpoint::end_of(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peers_[static_cast<size_t>(peer)].ended;
+}
+
+// Null if the peer has ended.
+Connection* Endpoint::connection_to(int peer) {
+  Peer& state = peers_[static_cast<size_t>(peer)];
+  if (state.ended || state.is_ending) return nullptr;
+  if (state.sends_by != nullptr) return state.sends_by;
+  const SocketsBlob& blob = world_.blobs[static_cast<size_t>(peer)];
+  int error = 0;
+  Socket socket = start_connecting(blob.address, error);
+  connections_.push_back(
+      std::make_unique<Connection>(std::move(socket), peer, /*is_connecting=*/true));
+  state.sends_by = connections_.back().get();
+  if (error != 0) {
+    state.sends_by->close(concat("cannot connect to its process: ", std::strerror(error)));
+    return state.sends_by;
+  }
+  const Hello hello{
+      .version = kSocketsVersion, .rank = world_.rank, .world = world_.id, .secret = blob.secret};
+  state.sends_by->send({.kind = FrameHeader::Kind::kHello, .payload_bytes = sizeof hello},
+                       std::as_bytes(std::span(&hello, 1)));
+  return state.sends_by;
+}
+
+size_t Endpoint::write(uint64_t channel, int peer, std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  Connection* connection = connection_to(peer);
+  if (connection == nullptr || !connection->takes_data()) return 0;
+  FarStream& stream = inboxes_[channel].stream(peer, options_.window_bytes);
+  const auto num_bytes = static_cast<size_t>(std::min<uint64_t>(
+      {bytes.size(), static_cast<uint64_t>(options_.chunk_bytes), stream.credit()}));
+  if (num_bytes == 0) return 0;
+  connection->send_data({.kind = FrameHeader::Kind::kData,
+                         .payload_bytes = static_cast<uint32_t>(num_bytes),
+                         .channel = channel,
+                         .position = stream.num_sent()},
+                        bytes.first(num_bytes));
+  stream.note_sent(num_bytes);
+  return num_bytes;
+}
+
+size_t Endpoint::read(uint64_t channel, int peer, std::span<std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  FarStream& stream = inboxes_[channel].stream(peer, options_.window_bytes);
+  const size_t num_bytes = stream.read(bytes.data(), bytes.size());
+  if (stream.owes_credit()) {
+    if (Connection* connection = connection_to(peer)) {
+      connection->send({.kind = FrameHeader::Kind::kCredit,
+                        .payload_bytes = 0,
+                        .channel = channel,
+                        .position = stream.credit_position()},
+                       {});
+    }
+  }
+  return num_bytes;
+}
+
+bool Endpoint::is_flushed(int peer) const {
+  const std::lock_guard lock(mutex_);
+  const Peer& state = peers_[static_cast<size_t>(peer)];
+  return !state.has_lost_data && (state.sends_by == nullptr || state.sends_by->is_flushed());
+}
+
+bool Endpoint::has_unsent() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(connections_.begin(), connections_.end(), [](const auto& connection) {
+    return !connection->is_closed() && connection->wants_to_write();
+  });
+}
+
+bool Endpoint::has_unread(uint64_t channel, int peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto inbox = inboxes_.find(channel);
+  if (inbox == inboxes_.end()) return false;
+  const auto stream = inbox->second.streams.find(peer);
+  return stream != inbox->second.streams.end() && stream->second.has_unread();
+}
+
+void Endpoint::send_control(uint64_t channel, int peer, const ControlMessage& message) {
+  const std::lock_guard lock(mutex_);
+  if (Connection* connection = connection_to(peer)) {
+    connection->send(
+        {.kind = FrameHeader::Kind::kControl, .payload_bytes = sizeof message, .channel = channel},
+        std::as_bytes(std::span(&message, 1)));
+  }
+}
+
+std::optional<std::pair<int, ControlMessage>> Endpoint::take_control(uint64_t channel) {
+  const std::lock_guard lock(mutex_);
+  auto& messages = inboxes_[channel].messages;
+  if (messages.empty()) return std::nullopt;
+  auto first = std::move(messages.front());
+  messages.pop_front();
+  return first;
+}
+
+// The listener, then the connections, in their order.
+std::vector<pollfd> Endpoint::poll_entries() const {
+  std::vector<pollfd> entries;
+  entries.push_back({.fd = listener_.descriptor(), .events = POLLIN, .revents = 0});
+  for (const auto& connection : connections_) {
+    const int events = connection->wants_to_write() ? POLLIN | POLLOUT : POLLIN;
+    entries.push_back(
+        {.fd = connection->descriptor(), .events = static_cast<short>(events), .revents = 0});
+  }
+  return entries;
+}
+
+void Endpoint::poll() {
+  const std::lock_guard lock(mutex_);
+  auto entries = poll_entries();
+  if (::poll(entries.data(), entries.size(), 0) > 0) {
+    for (size_t i = 1; i < entries.size(); ++i) {
+      if (entries[i].revents == 0) continue;
+      Connection& connection = *connections_[i - 1];
+      connection.flush();
+      read_from(connection);
+    }
+    if (entries.front().revents != 0) accept_all();
+  }
+  drop_silent_connections();
+  forget_closed_connections();
+}
+
+void Endpoint::wait_for_sockets(std::chrono::nanoseconds timeout) {
+  std::vector<pollfd> entries;
+  {
+    const std::lock_guard lock(mutex_);
+    entries = poll_entries();
+  }
+  const timespec time{.tv_sec = static_cast<time_t>(timeout.count() / 1'000'000'000),
+                      .tv_nsec = static_cast<long>(timeout.count() % 1'000'000'000)};
+  ppoll(entries.data(), entries.size(), &time, nullptr);
+}
+
+void Endpoint::accept_all() {
+  while (make_room_for_stranger()) {
+    auto socket = accept_from(listener_);
+    if (!socket) return;
+    connections_.push_back(
+        std::make_unique<Connection>(std::move(*socket), /*peer=*/-1, /*is_connecting=*/false));
+    read_from(*connections_.back());  // a peer's hello is most likely there
+  }
+}
+
+// Whether there is room for one more. The oldest stranger goes if it has been silent for long: a
+// peer says hello as soon as it is connected.
+bool Endpoint::make_room_for_stranger() {
+  const auto is_stranger = [](const auto& one) { return !one->is_known() && !one->is_closed(); };
+  if (std::count_if(connections_.begin(), connections_.end(), is_stranger) < kMaxStrangers) {
+    return true;
+  }
+  Connection& oldest = **std::find_if(connections_.begin(), connections_.end(), is_stranger);
+  if (Clock::now() - oldest.opened_at() < kBusyTime) return false;
+  oldest.close("it did not say hello");
+  return true;
+}
+
+void Endpoint::read_from(Connection& connection) {
+  counters_.malformed_frames +=
+      connection.read([&](const FrameHeader& header, std::span<const std::byte> payload) {
+        return handle(connection, header, payload);
+      });
+}
+
+void Endpoint::drop_silent_connections() {
+  const auto now = Clock::now();
+  for (const auto& connection : connections_) {
+    if (connection->is_known() || now - connection->opened_at() < kHelloTime) continue;
+    connection->close("it did not say hello");
+  }
+}
+
+// A peer that ends in good order may have sent its last bytes by its other connection: it has ended
+// when both are closed.
+void Endpoint::note_closed(const Connection& connection) {
+  if (!connection.is_known()) {
+    ++counters_.refused_connections;
+    return;
+  }
+  Peer& peer = peers_[static_cast<size_t>(connection.peer())];
+  if (peer.sends_by == &connection) {
+    peer.sends_by = nullptr;
+    peer.has_lost_data |= !connection.is_flushed();
+  }
+  peer.is_ending = true;
+  const bool has_other =
+      std::any_of(connections_.begin(), connections_.end(), [&](const auto& other) {
+        return other.get() != &connection && other->peer() == connection.peer() &&
+               !other->is_closed();
+      });
+  if (connection.has_ended_normally() && has_other) return;
+  if (!peer.ended) peer.ended = connection.close_reason();
+}
+
+void Endpoint::forget_closed_connections() {
+  for (const auto& connection : connections_) {
+    if (connection->is_closed()) note_closed(*connection);
+  }
+  std::erase_if(connections_, [](const auto& connection) { return connection->is_closed(); });
+}
+
+// False if the frame is malformed.
+bool Endpoint::handle(Connection& connection, const FrameHeader& header,
+                      std::span<const std::byte> payload) {
+  using Kind = FrameHeader::Kind;
+  if (header.kind == Kind::kHello) return handle_hello(connection, read_payload<Hello>(payload));
+  ChannelInbox* inbox = inbox_for(header.channel);
+  if (inbox == nullptr) return true;  // of a communicator that is no more
+  const int peer = connection.peer();
+  switch (header.kind) {
+    case Kind::kControl: {
+      const auto message = read_payload<ControlMessage>(payload);
+      if (!is_valid(message, world_.size()) || inbox->messages.size() >= kMaxMessages) return false;
+      inbox->messages.emplace_back(peer, message);
+      return true;
+    }
+    case Kind::kData:
+      return inbox->stream(peer, options_.window_bytes).receive(header.position, payload);
+    case Kind::kCredit:
+      return inbox->stream(peer, options_.window_bytes).note_consumed_by_peer(header.position);
+    default:
+      return false;
+  }
+}
+
+bool Endpoint::handle_hello(Connection& connection, const Hello& hello) {
+  const bool is_welcome = hello.version == kSocketsVersion && hello.world == world_.id &&
+                          hello.rank >= 0 && hello.rank < world_.size() &&
+                          hello.rank != world_.rank && is_equal(hello.secret, world_.own().secret);
+  if (!is_welcome || peers_[static_cast<size_t>(hello.rank)].has_connected) {
+    connection.close("its hello was refused");  // counted as a refused connection
+    return true;
+  }
+  connection.set_peer(hello.rank);
+  Peer& peer = peers_[static_cast<size_t>(hello.rank)];
+  peer.has_connected = true;
+  if (peer.sends_by == nullptr) peer.sends_by = &connection;
+  return true;
+}
+
+// Null if frames for this channel are to be dropped.
+ChannelInbox* Endpoint::inbox_for(uint64_t channel) {
+  if (closed_channels_.contains(channel)) return nullptr;
+  const auto found = inboxes_.find(channel);
+  if (found != inboxes_.end()) return &found->second;
+  const auto num_early = std::count_if(inboxes_.begin(), inboxes_.end(),
+                                       [](const auto& entry) { return !entry.second.is_open; });
+  if (static_cast<size_t>(num_early) >= kMaxEarlyChannels) {
+    ++counters_.malformed_frames;
+    return nullptr;
+  }
+  return &inboxes_[channel];
+}
+
+SocketsCounters Endpoint::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+}  // namespace crossdock::comm

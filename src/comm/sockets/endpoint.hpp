@@ -1,0 +1,123 @@
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/sockets/blob.hpp"
+#include "comm/sockets/channel_inbox.hpp"
+#include "comm/sockets/connection.hpp"
+#include "comm/sockets/directory.hpp"
+#include "crossdock/sockets.hpp"
+
+namespace crossdock::comm {
+
+/// The processes that joined together. Ranks of an endpoint are indices of `blobs`.
+struct SocketsWorld {
+  int rank = 0;
+  std::vector<SocketsBlob> blobs;  // [P]
+  uint64_t id = 0;                 // hash of all blobs
+
+  int size() const { return static_cast<int>(blobs.size()); }
+  const SocketsBlob& own() const { return blobs[static_cast<size_t>(rank)]; }
+};
+
+/// The connections of this process to the others of its world, shared by a communicator and its
+/// subgroups, which are channels here. A connection to a peer is opened when it is first needed and
+/// serves both directions; if both processes open one at the same time, each sends by its own.
+///
+/// May be used by several threads at once. Nothing here waits except wait_for_sockets. In a forked
+/// child nothing may be called but the destructor, which then does nothing.
+class Endpoint {
+ public:
+  Endpoint(Socket listener, std::unique_ptr<Directory> directory, SocketsWorld world,
+           const SocketsOptions& options);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  const SocketsWorld& world() const { return world_; }
+  const SocketsOptions& options() const { return options_; }
+  Directory& directory() { return *directory_; }
+  bool is_in_creator() const { return generation_ == fork_generation(); }
+
+  /// Opens a channel; what peers have already sent to it is there.
+  void open_channel(uint64_t channel);
+  /// Frames for this channel are dropped from now on.
+  void close_channel(uint64_t channel);
+  /// Closes the listening socket and all connections: every process of the world is near.
+  void stop_listening();
+
+  /// Connects to a peer unless that was done before. Also lets this process see the peer's end.
+  void connect(int peer);
+  /// Why a peer cannot be reached any more; nullopt while it can.
+  std::optional<std::string> end_of(int peer) const;
+
+  /// Sends the first of these bytes, as many as credit and kernel allow; returns their number.
+  size_t write(uint64_t channel, int peer, std::span<const std::byte> bytes);
+  /// Takes bytes that have arrived; returns their number.
+  size_t read(uint64_t channel, int peer, std::span<std::byte> bytes);
+  bool has_unread(uint64_t channel, int peer) const;
+  /// Whether the kernel has taken all bytes that were written for this peer.
+  bool is_flushed(int peer) const;
+  /// Whether anything, control messages included, still waits to be sent.
+  bool has_unsent() const;
+
+  void send_control(uint64_t channel, int peer, const ControlMessage& message);
+  std::optional<std::pair<int, ControlMessage>> take_control(uint64_t channel);
+
+  /// Accepts, reads and writes what is possible now.
+  void poll();
+  /// Waits until a socket can be read or written, at most for `timeout`.
+  void wait_for_sockets(std::chrono::nanoseconds timeout);
+
+  SocketsCounters counters() const;
+
+ private:
+  struct Peer {
+    Connection* sends_by = nullptr;
+    bool has_connected = false;  // it has opened a connection to this process
+    bool is_ending = false;      // it has closed one of its connections
+    bool has_lost_data = false;  // written for it and not sent
+    std::optional<std::string> ended;
+  };
+
+  // REQUIRES for all of them: mutex_ is held.
+  Connection* connection_to(int peer);
+  std::vector<pollfd> poll_entries() const;
+  void accept_all();
+  bool handle(Connection& connection, const FrameHeader& header,
+              std::span<const std::byte> payload);
+  bool handle_hello(Connection& connection, const Hello& hello);
+  ChannelInbox* inbox_for(uint64_t channel);
+  void drop_silent_connections();
+  bool make_room_for_stranger();
+  void read_from(Connection& connection);
+  void note_closed(const Connection& connection);
+  void forget_closed_connections();
+
+  const SocketsWorld world_;
+  const SocketsOptions options_;
+  const uint64_t generation_ = fork_generation();
+  const std::unique_ptr<Directory> directory_;
+  mutable std::mutex mutex_;
+  Socket listener_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<Peer> peers_;  // [P]
+  std::map<uint64_t, ChannelInbox> inboxes_;
+  std::set<uint64_t> closed_channels_;
+  SocketsCounters counters_;
+};
+
+}  // namespace crossdock::comm

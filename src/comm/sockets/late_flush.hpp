@@ -1,0 +1,14 @@
+#pragma once
+
+#include <memory>
+
+#include "comm/sockets/endpoint.hpp"
+
+namespace crossdock::comm {
+
+/// Sends what the connections could not take yet, on a thread of its own and for a limited time.
+/// For an abort, which must reach the peers although this process may make no further call. Never
+/// waits.
+void flush_in_background(std::shared_ptr<Endpoint> endpoint);
+
+}  // namespace crossdock::comm

@@ -1,0 +1,84 @@
+#include "comm/sockets/linger.hpp"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <iterator>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "comm/deadlines.hpp"
+
+namespace crossdock::comm {
+namespace {
+
+constexpr std::chrono::seconds kExitTime{2};
+
+// Never freed: used while the process exits.
+struct Lingering {
+  std::mutex mutex;
+  uint64_t generation = fork_generation();
+  std::vector<Socket> sockets;
+
+  // A forked child must not touch the descriptors of its parent's sockets. REQUIRES: mutex is held.
+  void forget_those_of_parent() {
+    if (generation != fork_generation()) sockets.clear();
+    generation = fork_generation();
+  }
+};
+
+Lingering& lingering() {
+  static auto* all = new Lingering;
+  return *all;
+}
+
+// Discards what has arrived. Returns whether the peer has closed its end.
+bool is_closed_by_peer(const Socket& socket) {
+  std::array<std::byte, 4096> discarded{};
+  while (true) {
+    const ssize_t got = recv(socket.descriptor(), discarded.data(), discarded.size(), MSG_DONTWAIT);
+    if (got > 0) continue;
+    return got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+  }
+}
+
+// Whether the peer's machine has all bytes.
+bool is_delivered(const Socket& socket) {
+  int num_unsent = 0;
+  return ioctl(socket.descriptor(), SIOCOUTQ, &num_unsent) != 0 || num_unsent == 0;
+}
+
+void finish_at_exit() {
+  const std::lock_guard lock(lingering().mutex);
+  lingering().forget_those_of_parent();
+  auto& kept = lingering().sockets;
+  const auto end = Clock::now() + kExitTime;
+  const auto is_finished = [](const Socket& socket) {
+    return is_closed_by_peer(socket) || is_delivered(socket);
+  };
+  while (std::erase_if(kept, is_finished), !kept.empty() && Clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace
+
+void close_gently(std::vector<Socket> sockets) {
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit(finish_at_exit); });
+  for (const Socket& socket : sockets) shutdown(socket.descriptor(), SHUT_WR);
+  const std::lock_guard lock(lingering().mutex);
+  lingering().forget_those_of_parent();
+  auto& kept = lingering().sockets;
+  kept.insert(kept.end(), std::make_move_iterator(sockets.begin()),
+              std::make_move_iterator(sockets.end()));
+  std::erase_if(kept, is_closed_by_peer);
+}
+
+}  // namespace crossdock::comm

@@ -1,0 +1,169 @@
+#include "comm/sockets/node_memory.hpp"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+#include <ctime>
+#include <string>
+#include <thread>
+
+#include "core/check.hpp"
+
+namespace crossdock::comm {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kSmallestRing = size_t{4} << 10;
+constexpr size_t kLargestRing = size_t{64} << 10;
+constexpr size_t kRingsOfARank = size_t{1} << 20;  // all rings in a rank's file, about
+
+constexpr size_t round_up_to_page(size_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+constexpr size_t kHeadBytes = round_up_to_page(sizeof(NodeFileHead));
+
+size_t ring_bytes_for(size_t num_members) {
+  return std::clamp(std::bit_floor(kRingsOfARank / num_members), kSmallestRing, kLargestRing);
+}
+
+int64_t file_bytes(size_t num_members) {
+  const size_t mailbox = sizeof(MailboxHead) + ring_bytes_for(num_members);
+  return static_cast<int64_t>(round_up_to_page(kHeadBytes + num_members * mailbox));
+}
+
+// The word is shared between processes, so FUTEX_PRIVATE_FLAG must not be set.
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds timeout) {
+  const timespec time{.tv_sec = static_cast<time_t>(timeout.count() / 1'000'000'000),
+                      .tv_nsec = static_cast<long>(timeout.count() % 1'000'000'000)};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &time, nullptr, 0);
+}
+
+void ring_the_bell(NodeFileHead& head) {
+  head.bell.fetch_add(1);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&head.bell), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
+          0);
+}
+
+}  // namespace
+
+NodeMemory::NodeMemory(const Args& args, Directory& directory)
+    : channel_(args.channel),
+      self_(args.self),
+      ring_bytes_(ring_bytes_for(args.blobs.size())),
+      directory_(directory),
+      files_(args.blobs.size()) {
+  auto& own = files_[static_cast<size_t>(self_)];
+  own = SharedFile::create("crossdock-mailboxes", file_bytes(files_.size()));
+  head(self_).channel = channel_;
+  directory_.publish(channel_, own->descriptor());
+  try {
+    open_members(args);
+  } catch (...) {
+    directory_.withdraw(channel_);
+    throw;
+  }
+}
+
+NodeMemory::~NodeMemory() {
+  directory_.withdraw(channel_);
+}
+
+void NodeMemory::open_members(const Args& args) {
+  // A member may do its part and leave between a look and the check whether it is still there.
+  const auto wait_until = [&](int member, const auto& is_ready) {
+    while (!is_ready()) {
+      try {
+        args.while_waiting(member);
+      } catch (...) {
+        if (is_ready()) return;
+        throw;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  for (int member = 0; member < size(); ++member) {
+    if (member == self_) continue;
+    wait_until(member, [&] { return open_member(member, args); });
+    head(member).has_opened[static_cast<size_t>(self_)] = 1;
+  }
+  for (int member = 0; member < size(); ++member) {
+    if (member == self_) continue;
+    wait_until(member, [&] { return head(self_).has_opened[static_cast<size_t>(member)] != 0; });
+  }
+}
+
+// False if the member has not made its file yet, or has just given it up.
+bool NodeMemory::open_member(int member, const Args& args) {
+  const auto m = static_cast<size_t>(member);
+  const auto descriptor = args.directories[m]->find(channel_);
+  if (!descriptor) return false;
+  std::string why = "it belongs to another group";
+  files_[m] =
+      SharedFile::open(args.blobs[m]->process.pid, *descriptor, file_bytes(files_.size()), why);
+  if (files_[m] && head(member).channel == channel_) return true;
+  files_[m].reset();
+  if (!args.directories[m]->find(channel_)) return false;
+  args.while_waiting(member);  // throws if the process has ended
+  throw Error(ErrorCode::kCommunication,
+              concat("cannot reach the mailboxes of a process on this node: ", why));
+}
+
+// Memory files begin as zeros, which is a valid state of these types.
+NodeFileHead& NodeMemory::head(int owner) const {
+  return *reinterpret_cast<NodeFileHead*>(files_[static_cast<size_t>(owner)]->data());
+}
+
+MailboxHead& NodeMemory::mailbox(int owner, int sender) const {
+  std::byte* first = files_[static_cast<size_t>(owner)]->data() + kHeadBytes;
+  const size_t mailbox_bytes = sizeof(MailboxHead) + ring_bytes_;
+  return *reinterpret_cast<MailboxHead*>(first + static_cast<size_t>(sender) * mailbox_bytes);
+}
+
+std::byte* NodeMemory::ring(int owner, int sender) const {
+  return reinterpret_cast<std::byte*>(&mailbox(owner, sender)) + sizeof(MailboxHead);
+}
+
+// The fences here and in prepare_to_sleep order "store, then look at the other's word" on both
+// sides: either the sleeper sees what was written or the writer sees the sleeper.
+void NodeMemory::wake(int member) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  NodeFileHead& other = head(member);
+  if (other.sleeps.load(std::memory_order_relaxed) != NodeFileHead::kAwake) ring_the_bell(other);
+}
+
+void NodeMemory::wake_for_post() const {
+  const uint32_t for_me = NodeFileHead::kForPostOf + static_cast<uint32_t>(self_);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int member = 0; member < size(); ++member) {
+    if (member == self_) continue;
+    NodeFileHead& other = head(member);
+    const uint32_t awaited = other.sleeps.load(std::memory_order_relaxed);
+    if (awaited == NodeFileHead::kForAnything || awaited == for_me) ring_the_bell(other);
+  }
+}
+
+void NodeMemory::prepare_to_sleep(uint32_t awaited) {
+  NodeFileHead& own = head(self_);
+  bell_seen_ = own.bell.load();
+  own.sleeps.store(awaited);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  prepared_for_ = awaited;
+}
+
+void NodeMemory::sleep(std::chrono::nanoseconds timeout) {
+  futex_wait(head(self_).bell, bell_seen_, timeout);
+  stay_awake();
+}
+
+void NodeMemory::stay_awake() {
+  if (prepared_for_ == NodeFileHead::kAwake) return;
+  head(self_).sleeps.store(NodeFileHead::kAwake);
+  prepared_for_ = NodeFileHead::kAwake;
+}
+
+}  // namespace crossdock::comm

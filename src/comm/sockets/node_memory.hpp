@@ -1,0 +1,113 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/control_message.hpp"
+#include "comm/sockets/directory.hpp"
+#include "comm/sockets/shared_file.hpp"
+
+namespace crossdock::comm {
+
+/// The head of a mailbox: one direction between two ranks of a node, in the memory file of the
+/// receiver. A ring of bytes follows. Zeros are an empty mailbox. Positions count all bytes or
+/// messages since the beginning.
+struct MailboxHead {
+  static constexpr size_t kNumMessages = 4;
+
+  alignas(64) std::atomic<uint64_t> bytes_written;  // by the sender
+  alignas(64) std::atomic<uint64_t> bytes_read;     // by the receiver
+  alignas(64) std::atomic<uint64_t> messages_written;
+  alignas(64) std::atomic<uint64_t> messages_read;
+  std::array<ControlMessage, kNumMessages> messages;
+};
+
+/// A few bytes that a rank shows to all ranks of its node at once, in its own memory file.
+struct Post {
+  static constexpr size_t kMaxBytes = 4096 - 3 * sizeof(uint64_t);
+
+  alignas(128) std::atomic<uint64_t> number;  // counted from 1; written last
+  uint64_t exchange;
+  uint64_t num_bytes;
+  std::array<std::byte, kMaxBytes> bytes;
+};
+static_assert(sizeof(Post) == 4096);
+
+/// The head of a rank's memory file for one communicator. One mailbox per rank of the node follows.
+struct NodeFileHead {
+  static constexpr size_t kMaxMembers = 4096;
+  /// Values of `sleeps`; kForPostOf + m: only a post of member m or a control message matters.
+  static constexpr uint32_t kAwake = 0;
+  static constexpr uint32_t kForAnything = 1;
+  static constexpr uint32_t kForPostOf = 2;
+
+  uint64_t channel;                                  // whose memory this is
+  alignas(64) std::atomic<uint32_t> bell;            // futex: changes to wake the owner
+  alignas(64) std::atomic<uint32_t> sleeps;          // what the owner is about to sleep for
+  alignas(64) std::atomic<uint64_t> messages_to_me;  // control messages of all senders
+  alignas(64) std::array<std::atomic<uint8_t>, kMaxMembers> has_opened;  // by member
+  std::array<Post, 2> posts;                                             // by number % 2
+};
+
+/// The memory files of the ranks of one node in one communicator, seen from one of them, and how
+/// these ranks sleep and wake each other. Members are numbered from 0 in the order of their ranks.
+class NodeMemory {
+ public:
+  struct Args {
+    uint64_t channel = 0;
+    int self = 0;                             // this rank's number
+    std::vector<const SocketsBlob*> blobs;    // of the members
+    std::vector<PeerDirectory*> directories;  // of the members; null for this rank
+    /// Called every millisecond while a member is awaited; throws to give up. Gets its number.
+    std::function<void(int missing)> while_waiting;
+  };
+  /// Makes this rank's file, opens those of the members and waits until every member has opened
+  /// this one: afterwards any of them may leave at any time.
+  NodeMemory(const Args& args, Directory& directory);
+  ~NodeMemory();
+  NodeMemory(const NodeMemory&) = delete;
+  NodeMemory& operator=(const NodeMemory&) = delete;
+
+  int self() const { return self_; }
+  int size() const { return static_cast<int>(files_.size()); }
+  /// A power of two; fewer for more members, so that the memory of a node stays small.
+  size_t ring_bytes() const { return ring_bytes_; }
+
+  NodeFileHead& head(int owner) const;
+  MailboxHead& mailbox(int owner, int sender) const;
+  std::byte* ring(int owner, int sender) const;
+
+  /// Called after something was written for `member`.
+  void wake(int member) const;
+  /// Called after this rank has written a post.
+  void wake_for_post() const;
+
+  /// Sleeping takes two steps, so that nothing is missed: prepare_to_sleep, look once more whether
+  /// anything can be done, then sleep until a member wakes this rank, at most for `timeout`.
+  /// `awaited`: NodeFileHead::kForAnything or kForPostOf + member.
+  void prepare_to_sleep(uint32_t awaited);
+  void sleep(std::chrono::nanoseconds timeout);
+  void stay_awake();
+  bool is_prepared(uint32_t awaited) const { return prepared_for_ == awaited; }
+
+ private:
+  void open_members(const Args& args);
+  bool open_member(int member, const Args& args);
+
+  const uint64_t channel_;
+  const int self_;
+  const size_t ring_bytes_;
+  Directory& directory_;
+  std::vector<std::unique_ptr<SharedFile>> files_;  // [members]
+  uint32_t prepared_for_ = NodeFileHead::kAwake;
+  uint32_t bell_seen_ = 0;
+};
+
+}  // namespace crossdock::comm

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/sockets/directory.hpp"
+#include "comm/sockets/endpoint.hpp"
+
+namespace crossdock::comm {
+
+/// Which processes this one shares a node with: those that it sees and whose memory files it can
+/// open.
+struct ReachablePeers {
+  std::vector<std::shared_ptr<PeerDirectory>> directories;  // [P]; null: not reachable, or itself
+  std::vector<uint8_t> reaches;                             // [P] 1: reachable, or itself
+  std::string note;  // about the first process of this machine that cannot be reached; else empty
+};
+ReachablePeers find_reachable_peers(const SocketsWorld& world);
+
+/// Node ids [P] from the rows [P][P] of `reaches` of all ranks: a rank belongs to the node of the
+/// lowest rank with which, and with all whose members, it shares memory in both directions.
+std::vector<int> group_into_nodes(std::span<const uint8_t> rows, int size);
+
+}  // namespace crossdock::comm

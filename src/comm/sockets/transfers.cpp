@@ -1,0 +1,119 @@
+#include "comm/sockets/transfers.hpp"
+
+#include <cstring>
+#include <span>
+
+#include "core/check.hpp"
+
+namespace crossdock::comm {
+
+void check_block(int peer, const BlockLabel& arrived, const BlockLabel& expected) {
+  if (arrived.exchange == expected.exchange && arrived.num_bytes == expected.num_bytes) return;
+  throw Error(ErrorCode::kInternal,
+              concat("rank ", peer, " sent a message of ", arrived.num_bytes, " bytes in exchange ",
+                     arrived.exchange, " where ", expected.num_bytes, " were expected in exchange ",
+                     expected.exchange),
+              {.culprit = peer});
+}
+
+void throw_other_exchange(int peer, const BlockLabel& arrived) {
+  throw Error(ErrorCode::kInternal,
+              concat("rank ", peer, " sent a message of ", arrived.num_bytes,
+                     " bytes in another exchange than this rank's, number ", arrived.exchange),
+              {.culprit = peer});
+}
+
+SocketsTransfers::SocketsTransfers(const std::vector<Lane>& lanes, uint64_t exchange, Links& links)
+    : links_(links), exchange_(exchange), blocks_(lanes.size()) {
+  blocks_[static_cast<size_t>(links_.rank())].is_sent = true;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == links_.rank()) continue;
+    Blocks& blocks = blocks_[static_cast<size_t>(peer)];
+    blocks.lane = lanes[static_cast<size_t>(peer)];
+    blocks.is_sent = blocks.lane.send_bytes == 0;
+    num_incomplete_ += (blocks.lane.send_bytes > 0 ? 1 : 0) + (blocks.lane.recv_bytes > 0 ? 1 : 0);
+    if (is_pending(peer)) links_.expect(peer);
+  }
+}
+
+bool SocketsTransfers::is_pending(int peer) const {
+  const Blocks& blocks = blocks_[static_cast<size_t>(peer)];
+  return blocks.received < blocks.recv_total() || !is_sent(peer);
+}
+
+bool SocketsTransfers::is_sent(int peer) const {
+  const Blocks& blocks = blocks_[static_cast<size_t>(peer)];
+  return blocks.is_sent || (blocks.sent == blocks.send_total() && links_.is_flushed(peer));
+}
+
+bool SocketsTransfers::has_arrived(int peer) const {
+  return blocks_[static_cast<size_t>(peer)].received > 0;
+}
+
+bool SocketsTransfers::advance() {
+  links_.poll();
+  bool moved = false;
+  for (int distance = 1; distance < size(); ++distance) {
+    moved |= send_some((links_.rank() + distance) % size());
+    moved |= receive_some((links_.rank() - distance + size()) % size());
+  }
+  if (!moved) check_for_posts();
+  return moved;
+}
+
+// A peer that posts its block of this exchange waits for posts.
+void SocketsTransfers::check_for_posts() const {
+  const Posts* posts = links_.posts();
+  for (int peer = 0; posts != nullptr && peer < size(); ++peer) {
+    if (!is_pending(peer)) continue;
+    const Post* post = posts->find_next(peer);
+    if (post == nullptr || post->exchange > exchange_) continue;
+    throw_other_exchange(
+        peer, {.exchange = post->exchange, .num_bytes = static_cast<int64_t>(post->num_bytes)});
+  }
+}
+
+bool SocketsTransfers::send_some(int peer) {
+  Blocks& blocks = blocks_[static_cast<size_t>(peer)];
+  if (blocks.is_sent) return false;
+  const int64_t before = blocks.sent;
+  if (blocks.sent < kLabelBytes) {
+    const BlockLabel label{.exchange = exchange_, .num_bytes = blocks.lane.send_bytes};
+    const auto bytes = std::as_bytes(std::span(&label, 1)).subspan(static_cast<size_t>(before));
+    blocks.sent += static_cast<int64_t>(links_.write(peer, bytes));
+  }
+  if (blocks.sent >= kLabelBytes && blocks.sent < blocks.send_total()) {
+    const int64_t done = blocks.sent - kLabelBytes;
+    blocks.sent += static_cast<int64_t>(links_.write(
+        peer, {blocks.lane.send + done, static_cast<size_t>(blocks.lane.send_bytes - done)}));
+  }
+  if (is_sent(peer)) {
+    blocks.is_sent = true;
+    --num_incomplete_;
+  }
+  return blocks.sent > before || blocks.is_sent;
+}
+
+bool SocketsTransfers::receive_some(int peer) {
+  Blocks& blocks = blocks_[static_cast<size_t>(peer)];
+  if (blocks.received == blocks.recv_total()) return false;
+  const int64_t before = blocks.received;
+  if (blocks.received < kLabelBytes) {
+    const auto bytes =
+        std::as_writable_bytes(std::span(&blocks.arriving, 1)).subspan(static_cast<size_t>(before));
+    blocks.received += static_cast<int64_t>(links_.read(peer, bytes));
+    if (blocks.received == kLabelBytes) {
+      check_block(peer, blocks.arriving,
+                  {.exchange = exchange_, .num_bytes = blocks.lane.recv_bytes});
+    }
+  }
+  if (blocks.received >= kLabelBytes) {
+    const int64_t done = blocks.received - kLabelBytes;
+    blocks.received += static_cast<int64_t>(links_.read(
+        peer, {blocks.lane.recv + done, static_cast<size_t>(blocks.lane.recv_bytes - done)}));
+  }
+  if (blocks.received == blocks.recv_total()) --num_incomplete_;
+  return blocks.received > before;
+}
+
+}  // namespace crossdock::comm

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/sockets/links.hpp"
+#include "comm/transfers.hpp"
+
+namespace crossdock::comm {
+
+/// Precedes the bytes of a block, so that ranks that disagree find out.
+struct BlockLabel {
+  uint64_t exchange = 0;
+  int64_t num_bytes = 0;
+};
+/// Throws kInternal, with `peer` as culprit, unless a block that it has sent is the expected one.
+void check_block(int peer, const BlockLabel& arrived, const BlockLabel& expected);
+/// The same for a block by streams where one by posts was expected, or the reverse.
+[[noreturn]] void throw_other_exchange(int peer, const BlockLabel& arrived);
+
+/// The blocks of one exchange. A block is a BlockLabel and its bytes, written to the stream of its
+/// receiver as far as that has room, and read from there; blocks without bytes are not sent. Ranks
+/// take turns in the order of their distance, one chunk or ring at a time.
+class SocketsTransfers final : public Transfers {
+ public:
+  /// `links` must outlive this.
+  SocketsTransfers(const std::vector<Lane>& lanes, uint64_t exchange, Links& links);
+
+  bool is_done() const override { return num_incomplete_ == 0; }
+  bool advance() override;
+  bool is_pending(int peer) const override;
+  bool has_arrived(int peer) const override;
+  int size() const override { return static_cast<int>(blocks_.size()); }
+
+ private:
+  static constexpr int64_t kLabelBytes = sizeof(BlockLabel);
+
+  struct Blocks {  // to and from one peer
+    Lane lane;
+    int64_t sent = 0;      // bytes of label and block
+    bool is_sent = false;  // all of them, and nothing of it is kept here
+    int64_t received = 0;  // bytes of label and block
+    BlockLabel arriving;
+
+    int64_t send_total() const { return lane.send_bytes > 0 ? kLabelBytes + lane.send_bytes : 0; }
+    int64_t recv_total() const { return lane.recv_bytes > 0 ? kLabelBytes + lane.recv_bytes : 0; }
+  };
+
+  void check_for_posts() const;
+  bool is_sent(int peer) const;
+  bool send_some(int peer);
+  bool receive_some(int peer);
+  Links& links_;
+  const uint64_t exchange_;
+  std::vector<Blocks> blocks_;  // [P]; this rank's own is empty
+  int num_incomplete_ = 0;      // blocks, sent and received counted apart
+};
+
+}  // namespace crossdock::comm

@@ -1,0 +1,36 @@
+#include "comm/transfers.hpp"
+
+#include <algorithm>
+
+namespace crossdock::comm {
+
+std::vector<int> Transfers::pending_peers() const {
+  std::vector<int> peers;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (is_pending(peer)) peers.push_back(peer);
+  }
+  return peers;
+}
+
+int64_t ChunkQueue::add(int peer, int64_t num_bytes) {
+  if (num_bytes == 0) return 0;
+  cursors_.push_back({.peer = peer, .done_bytes = 0, .num_bytes = num_bytes});
+  return (num_bytes + chunk_bytes_ - 1) / chunk_bytes_;
+}
+
+ChunkQueue::Chunk ChunkQueue::take() {
+  Cursor& cursor = cursors_[next_];
+  const Chunk chunk{.peer = cursor.peer,
+                    .offset = cursor.done_bytes,
+                    .num_bytes = std::min(chunk_bytes_, cursor.num_bytes - cursor.done_bytes)};
+  cursor.done_bytes += chunk.num_bytes;
+  if (cursor.done_bytes == cursor.num_bytes) {
+    cursors_.erase(cursors_.begin() + static_cast<ptrdiff_t>(next_));
+  } else {
+    ++next_;
+  }
+  if (next_ == cursors_.size()) next_ = 0;
+  return chunk;
+}
+
+}  // namespace crossdock::comm
