@@ -22,6 +22,7 @@ MAY_SEE = {
     "dispatch/cuda/kernels": {"core", "core/cuda", "comm/cuda", "plan/cuda"},
     "layer": {"core", "comm", "router", "experts"},
     "planner": {"core", "plan", "cost"},
+    "capi": {"core", "comm"},  # C to C++ and back; all else through the public headers
     "testing": {"core"},  # and the public headers
 }
 MAY_SEE["dispatch/cuda"] = {"core", "core/cuda", "comm", "comm/cuda", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "crossdock/extend/strategy.hpp"
+#include "crossdock/tensor.hpp"
 
 namespace crossdock {
 
@@ -15,6 +16,11 @@ CROSSDOCK_API int cuda_device_count() noexcept;
 
 /// Why cuda_device_count() is 0; empty if it is not.
 CROSSDOCK_API std::string cuda_missing_reason();
+
+/// Makes later work of the stream `waiting` wait for the work that is queued in `awaited`. Both are
+/// on `device`, a GPU. A null `waiting` is the default stream and the calling thread's own. Does
+/// not wait. Throws Error(kUnsupported) if this build has no CUDA.
+CROSSDOCK_API void make_stream_wait(Stream waiting, Stream awaited, Device device);
 
 /// Wraps a strategy so that host tensors take the GPU's path: every call copies its tensors to the
 /// GPU, runs there and copies the results back. Slow; for testing the GPU path with a program that

@@ -43,6 +43,8 @@ struct DispatchArgs {
   ConstTensorView scales{};  // [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0, with fp8 only
   TensorView rows{};         // out, optional: [R, D]
   TensorView row_scales{};   // out, optional
+  TensorView
+      row_weights{};  // out, optional, with with_row_weights: [R] dtype of the plan's weights
   bool with_row_weights = false;
 
   /// Maximum number of chunks, each of whole local experts, in which rows arrive, so that a rank
@@ -61,6 +63,14 @@ struct DispatchResult {
   OwnedTensor rows;         // [R, D], grouped by local expert; pad rows are zero
   OwnedTensor row_scales;   // [R, ...] with fp8
   OwnedTensor row_weights;  // [R] if requested; 0 in pad rows
+};
+
+/// Inputs and optional outputs of a combine_backward.
+struct CombineBackwardArgs {
+  ConstTensorView grad_out{};  // [T, D]
+  ConstTensorView y{};         // [R, D] as in combine
+  TensorView grad_rows{};      // out, optional: [R, D]
+  TensorView grad_weights{};   // out, optional: [T, K] dtype of the plan's weights
 };
 
 struct CombineBackwardResult {
@@ -160,10 +170,14 @@ class CROSSDOCK_API Dispatcher {
   /// Backward of combine, for callers that run their own experts.
   [[nodiscard]] CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
                                                        ConstTensorView y);
+  /// The result may be ignored if the caller provided both outputs.
+  CombineBackwardResult combine_backward(const Plan& plan, const CombineBackwardArgs& args);
 
   /// Returns one value per row to its route: rows [R] -> routes [T, K]; 0 in slots without a kept
   /// route. For example, the gradients of weights that the experts applied.
+  /// The second form writes to `routes` and returns it.
   [[nodiscard]] OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows);
+  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes);
 
   /// Memory for the experts' result (or gradient) rows [R, D] of this plan, which combine (or
   /// dispatch_backward) can read without a copy.

@@ -40,6 +40,9 @@ struct DispatchConfig {
   bool partial_sums = false;  // combine sums per rank before sending: less traffic, other bits
   NonFinite nonfinite = NonFinite::kReject;  // for weights
   std::optional<int64_t> max_rows{};  // limit on R; if any rank exceeds it, all throw kCapacity
+  /// Every local expert has at least one row (one alignment unit): pad rows if it has no routes,
+  /// for kernels that fail on an empty expert. Its count stays 0.
+  bool keep_empty_segments = false;
 };
 
 /// First expert of `rank` under the default placement; E if `rank` is P.
@@ -49,7 +52,7 @@ CROSSDOCK_API int64_t first_expert(int64_t num_experts, int num_ranks, int rank)
 /// is still a route. Weights of slots without a route are ignored.
 struct Routing {
   ConstTensorView expert_ids{};  // [T, K] int32 or int64; in [0, E) or -1; distinct per token
-  ConstTensorView weights{};     // [T, K] fp32, or fp64 with fp64 tokens
+  ConstTensorView weights{};     // [T, K] fp64 with fp64 tokens, else fp32 (CPU: or bf16, fp16)
   ConstTensorView mask{};        // [T] bool, optional: true = padding, the token has no routes
 };
 
@@ -57,7 +60,7 @@ struct Routing {
 /// most K bits may be set per token.
 struct DenseRouting {
   ConstTensorView map{};      // [T, E] bool
-  ConstTensorView weights{};  // [T, E] fp32, or fp64 with fp64 tokens
+  ConstTensorView weights{};  // [T, E] likewise
   ConstTensorView mask{};     // [T] bool, optional
 };
 

@@ -20,7 +20,8 @@ enum class Turn : uint8_t {
 
 /// A pool of compute threads. Ranks that are threads of one process share a pool, so that at most
 /// num_threads threads compute at a time, however many ranks there are; a rank that waits for the
-/// pool sleeps. Results never depend on the size of the pool. Thread-safe.
+/// pool sleeps. Results never depend on the size of the pool. Thread-safe. In a forked child, a
+/// pool of its parent has no threads and runs on the calling one.
 class CROSSDOCK_API ThreadPool {
  public:
   /// 0: one thread per core that this process may run on. A pool of size 1 starts no thread and

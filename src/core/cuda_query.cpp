@@ -39,7 +39,7 @@ std::string cuda_missing_reason() {
   return status == cudaSuccess ? "the driver reports no GPU" : cudaGetErrorString(status);
 }
 
-#else
+#else  // make_stream_wait is in core/cuda/stream.cpp
 
 int cuda_device_count() noexcept {
   return 0;
@@ -47,6 +47,10 @@ int cuda_device_count() noexcept {
 
 std::string cuda_missing_reason() {
   return build_info::kCudaNote;
+}
+
+void make_stream_wait(Stream /*waiting*/, Stream /*awaited*/, Device /*device*/) {
+  throw Error(ErrorCode::kUnsupported, cuda_missing_reason());
 }
 
 #endif

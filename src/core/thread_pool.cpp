@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/fork_generation.hpp"
 #include "core/pool_wait.hpp"
 #include "core/start_thread.hpp"
 
@@ -58,6 +59,10 @@ struct ThreadPool::State {
   bool is_stopping = false;
   std::vector<std::thread> workers;
   size_t num_waiting = 0;  // workers in a PoolWait
+  const uint64_t generation = fork_generation();
+
+  // A forked child has a copy of the pool, but not of its threads.
+  bool is_of_parent() const { return generation != fork_generation(); }
 
   bool all_workers_wait() const { return num_waiting == workers.size(); }
 
@@ -121,11 +126,16 @@ ThreadPool::ThreadPool(int num_threads)
 }
 
 ThreadPool::~ThreadPool() {
-  state_->stop();
+  if (state_->is_of_parent()) {
+    static_cast<void>(state_.release());  // there is nothing to join
+  } else {
+    state_->stop();
+  }
 }
 
 void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body, Turn turn) {
-  if (num_threads_ == 1 || count <= 1 || State::of_this_thread != nullptr) {
+  const bool has_no_threads = num_threads_ == 1 || state_->is_of_parent();
+  if (has_no_threads || count <= 1 || State::of_this_thread != nullptr) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }

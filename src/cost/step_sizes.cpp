@@ -34,6 +34,19 @@ Neighborhood neighborhood_of(const CostInputs& inputs, const Placement& placemen
   return around;
 }
 
+// Expected pad rows of an expert: half an alignment, or a whole one if it has no rows and is kept.
+double expected_pads(const DispatchConfig& config, double mean_rows) {
+  const auto alignment = static_cast<double>(config.alignment);
+  const double half = (alignment - 1) / 2.0;
+  if (!config.keep_empty_segments) return half;
+  const double odds_of_none = std::exp(-mean_rows);  // Poisson
+  return half + odds_of_none * (alignment - half);
+}
+
+double most_pads(const DispatchConfig& config) {
+  return static_cast<double>(config.keep_empty_segments ? config.alignment : config.alignment - 1);
+}
+
 }  // namespace
 
 RowBytes row_bytes_of(const CostInputs& inputs) {
@@ -64,7 +77,8 @@ StepSizes expected_sizes(const RouteSums& sums, const CostInputs& inputs,
       .sums_sent = sums.ranks.total_sent(rank),
       .sums_received = sums.ranks.total_received(rank),
   };
-  sizes.padded = sizes.received + experts * static_cast<double>(inputs.config.alignment - 1) / 2.0;
+  const double mean_rows = experts > 0 ? sizes.received / experts : 0.0;
+  sizes.padded = sizes.received + experts * expected_pads(inputs.config, mean_rows);
   sizes.per_rank = {.near_sums = sums.ranks.kept[rank] + sums.ranks.sent_within[rank],
                     .sent = sums.ranks.sent_between[rank],
                     .received = sums.ranks.received_between[rank],
@@ -104,8 +118,7 @@ StepSizes worst_sizes(const CostInputs& inputs, const Placement& placement, size
                                .sent = T * std::min(elsewhere, around.num_nodes - 1.0),
                                .received = T * sources,
                                .targets_received = T * sources * std::min(K, around.node_experts)}};
-  sizes.padded =
-      sizes.received + around.num_experts * static_cast<double>(inputs.config.alignment - 1);
+  sizes.padded = sizes.received + around.num_experts * most_pads(inputs.config);
   return sizes;
 }
 

@@ -10,7 +10,8 @@ namespace crossdock {
 
 RowBytes row_bytes_of(const CostInputs& inputs);
 
-/// One rank's expected sizes, with half an alignment of pad rows per local expert.
+/// One rank's expected sizes, with half an alignment of pad rows per local expert; a whole one for
+/// an expert without rows if keep_empty_segments is set.
 StepSizes expected_sizes(const RouteSums& sums, const CostInputs& inputs,
                          const Placement& placement, size_t rank);
 

@@ -14,17 +14,29 @@ std::string call_text(const DispatchArgs& args) {
 }
 
 void check_outputs(const DispatchArgs& args) {
-  check_no_overlap({{"rows", args.rows}, {"row_scales", args.row_scales}},
-                   {{"x", args.x}, {"scales", args.scales}});
+  check_no_overlap(
+      {{"rows", args.rows}, {"row_scales", args.row_scales}, {"row_weights", args.row_weights}},
+      {{"x", args.x}, {"scales", args.scales}});
 }
 
 void check_outputs(const GatherSumArgs& args) {
   check_no_overlap({{"out", args.out}}, {{"rows", args.rows}, {"weights", args.weights}});
 }
 
+void check_outputs(const CombineBackwardArgs& args) {
+  check_no_overlap({{"grad_rows", args.grad_rows}, {"grad_weights", args.grad_weights}},
+                   {{"grad_out", args.grad_out}, {"y", args.y}});
+}
+
+void check_collected(const ConstTensorView& rows, const TensorView& routes) {
+  check_no_overlap({{"routes", routes}}, {{"rows", rows}});
+}
+
 std::optional<Shape> check_args(const DispatchArgs& args, int64_t T, int64_t D) {
   check_outputs(args);
   CROSSDOCK_CHECK(args.num_chunks >= 1, "num_chunks must be at least 1, got ", args.num_chunks);
+  CROSSDOCK_CHECK(args.with_row_weights || !args.row_weights.given(),
+                  "row_weights needs with_row_weights");
   if (!args.scales.given()) {
     CROSSDOCK_CHECK(!args.row_scales.given(), "row_scales needs scales");
     return std::nullopt;

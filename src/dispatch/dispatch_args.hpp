@@ -17,6 +17,8 @@ std::string call_text(const DispatchArgs& args);
 /// Throws Error(kInvalidArgument) if an output overlaps another tensor.
 void check_outputs(const DispatchArgs& args);
 void check_outputs(const GatherSumArgs& args);
+void check_outputs(const CombineBackwardArgs& args);
+void check_collected(const ConstTensorView& rows, const TensorView& routes);
 
 /// Throws Error(kInvalidArgument) if scales do not match x, num_chunks is invalid or an output
 /// overlaps another tensor. Returns the shape that scales must have; nothing if there are none.

@@ -196,11 +196,20 @@ OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad
 
 CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensorView grad_out,
                                                    ConstTensorView y) {
-  return impl_->path_of(plan).combine_backward(plan, grad_out, y);
+  return combine_backward(plan, {.grad_out = grad_out, .y = y});
+}
+
+CombineBackwardResult Dispatcher::combine_backward(const Plan& plan,
+                                                   const CombineBackwardArgs& args) {
+  return impl_->path_of(plan).combine_backward(plan, args);
 }
 
 OwnedTensor Dispatcher::collect_routes(const Plan& plan, ConstTensorView rows) {
-  return impl_->path_of(plan).collect_routes(plan, rows);
+  return collect_routes(plan, rows, {});
+}
+
+OwnedTensor Dispatcher::collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) {
+  return impl_->path_of(plan).collect_routes(plan, rows, routes);
 }
 
 OwnedTensor Dispatcher::allocate_rows(const Plan& plan, DType dtype) {

@@ -93,7 +93,10 @@ DispatchResult FramedPath::dispatch(const Plan& plan, const DispatchArgs& args) 
       result.row_scales = output_or_new("row_scales", args.row_scales, args.scales.dtype,
                                         {R, args.scales.shape[1]});
     }
-    if (args.with_row_weights) result.row_weights = take(plan.data().weight_dtype, {R});
+    if (args.with_row_weights) {
+      result.row_weights =
+          output_or_new("row_weights", args.row_weights, plan.data().weight_dtype, {R});
+    }
     return ready_dispatch(plan, args, result);
   });
   if (args.on_chunk && traits_.only_queues) {
@@ -122,8 +125,10 @@ OwnedTensor FramedPath::gather_sum(const char* operation, const Plan& plan,
   return out;
 }
 
-CombineBackwardResult FramedPath::combine_backward(const Plan& plan, ConstTensorView grad_out,
-                                                   ConstTensorView y) {
+CombineBackwardResult FramedPath::combine_backward(const Plan& plan,
+                                                   const CombineBackwardArgs& args) {
+  const ConstTensorView& grad_out = args.grad_out;
+  const ConstTensorView& y = args.y;
   CombineBackwardResult result;
   std::string text = concat("dtype=", name_of(grad_out.dtype));
   run({.operation = "combine_backward", .plan = &plan, .text = std::move(text)}, [&] {
@@ -133,8 +138,12 @@ CombineBackwardResult FramedPath::combine_backward(const Plan& plan, ConstTensor
     CROSSDOCK_CHECK(y.dtype == grad_out.dtype, "y and grad_out must have the same dtype, got ",
                     name_of(y.dtype), " and ", name_of(grad_out.dtype));
     check_weight_dtype(plan, y.dtype);
-    result.grad_rows = take_rows("combine_backward", plan, y.dtype);
-    result.grad_weights = take(plan.data().weight_dtype, {plan.num_tokens(), plan.data().K});
+    check_outputs(args);
+    result.grad_rows = args.grad_rows.given()
+                           ? output_or_new("grad_rows", args.grad_rows, y.dtype, y.shape)
+                           : take_rows("combine_backward", plan, y.dtype);
+    result.grad_weights = output_or_new("grad_weights", args.grad_weights, plan.data().weight_dtype,
+                                        {plan.num_tokens(), plan.data().K});
     return ready_combine_backward(plan, {.grad_out = grad_out,
                                          .y = y,
                                          .grad_rows = result.grad_rows.view,
@@ -143,8 +152,8 @@ CombineBackwardResult FramedPath::combine_backward(const Plan& plan, ConstTensor
   return result;
 }
 
-OwnedTensor FramedPath::collect_routes(const Plan& plan, ConstTensorView rows) {
-  OwnedTensor routes;
+OwnedTensor FramedPath::collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) {
+  OwnedTensor result;
   std::string text = concat("dtype=", name_of(rows.dtype));
   run({.operation = "collect_routes", .plan = &plan, .text = std::move(text)}, [&] {
     check_tensor("rows", rows, {plan.capacity_rows()});
@@ -152,10 +161,11 @@ OwnedTensor FramedPath::collect_routes(const Plan& plan, ConstTensorView rows) {
     CROSSDOCK_CHECK(rows.dtype == DType::kF32 || (traits_.takes_fp64 && is_wide), "rows",
                     traits_.where, " must be ", traits_.takes_fp64 ? "fp32 or fp64" : "fp32",
                     ", got ", name_of(rows.dtype));
-    routes = take(rows.dtype, {plan.num_tokens(), config().top_k});
-    return ready_collect_routes(plan, rows, routes.view);
+    check_collected(rows, routes);
+    result = output_or_new("routes", routes, rows.dtype, {plan.num_tokens(), config().top_k});
+    return ready_collect_routes(plan, rows, result.view);
   });
-  return routes;
+  return result;
 }
 
 }  // namespace crossdock

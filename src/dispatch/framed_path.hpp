@@ -36,9 +36,8 @@ class FramedPath : public Path {
  public:
   DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) final;
   OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args) final;
-  CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
-                                         ConstTensorView y) final;
-  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) final;
+  CombineBackwardResult combine_backward(const Plan& plan, const CombineBackwardArgs& args) final;
+  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) final;
 
  protected:
   struct Traits {

@@ -35,9 +35,9 @@ class Path {
   /// combine, combine_unweighted and dispatch_backward, by the name of the call.
   virtual OwnedTensor gather_sum(const char* operation, const Plan& plan,
                                  const GatherSumArgs& args) = 0;
-  virtual CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
-                                                 ConstTensorView y) = 0;
-  virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) = 0;
+  virtual CombineBackwardResult combine_backward(const Plan& plan,
+                                                 const CombineBackwardArgs& args) = 0;
+  virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) = 0;
   /// Not collective.
   virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
 

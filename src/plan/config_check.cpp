@@ -97,6 +97,7 @@ std::string config_text(const DispatchConfig& config, std::string_view strategy_
   } else {
     out << "none";
   }
+  if (config.keep_empty_segments) out << ";keep_empty_segments=1";
   if (!candidates.empty()) out << ";candidates=" << candidates;
   // Last, because "auto" chooses by all the other settings.
   out << ";strategy=" << strategy_name;

@@ -11,9 +11,8 @@ namespace crossdock {
 namespace {
 
 void check_weights(const ConstTensorView& weights, const Shape& shape) {
-  CROSSDOCK_CHECK(
-      weights.shape == shape && (weights.dtype == DType::kF32 || weights.dtype == DType::kF64),
-      "weights must be ", shape.to_string(), " fp32 or fp64, got ", describe(weights));
+  CROSSDOCK_CHECK(weights.shape == shape && is_summable(weights.dtype), "weights must be ",
+                  shape.to_string(), " fp32, fp64, bf16 or fp16, got ", describe(weights));
   check_memory("weights", weights);
 }
 
@@ -79,17 +78,27 @@ bool is_masked(const ConstTensorView& mask, int64_t token) {
   return mask.given() && static_cast<const uint8_t*>(mask.data)[token] != 0;
 }
 
+// Weights are kept in fp32, those of fp64 in fp64.
+double kept_weight(double weight) {
+  return weight;
+}
+template <typename Weight>
+float kept_weight(Weight weight) {
+  return to_float(weight);
+}
+
 template <typename Id, typename Weight>
 LocalRoutes read_slots(const Routing& routing, const DispatchConfig& config, BufferPool& pool) {
   const int64_t T = routing.expert_ids.shape[0];
   const int64_t K = config.top_k;
   const auto* ids = static_cast<const Id*>(routing.expert_ids.data);
   const auto* weights = static_cast<const Weight*>(routing.weights.data);
-  RouteWriter<Weight> writer(config, T, pool);
+  RouteWriter<decltype(kept_weight(Weight{}))> writer(config, T, pool);
   for (int64_t t = 0; t < T; ++t) {
     if (is_masked(routing.mask, t)) continue;
     for (int64_t k = 0; k < K; ++k) {
-      if (ids[t * K + k] != -1) writer.write(t, k, ids[t * K + k], weights[t * K + k]);
+      const int64_t i = t * K + k;
+      if (ids[i] != -1) writer.write(t, k, ids[i], kept_weight(weights[i]));
     }
   }
   return writer.take();
@@ -101,7 +110,7 @@ LocalRoutes read_map(const DenseRouting& routing, const DispatchConfig& config, 
   const int64_t E = config.num_experts;
   const auto* map = static_cast<const uint8_t*>(routing.map.data);
   const auto* weights = static_cast<const Weight*>(routing.weights.data);
-  RouteWriter<Weight> writer(config, T, pool);
+  RouteWriter<decltype(kept_weight(Weight{}))> writer(config, T, pool);
   for (int64_t t = 0; t < T; ++t) {
     if (is_masked(routing.mask, t)) continue;
     int64_t slot = 0;
@@ -110,11 +119,26 @@ LocalRoutes read_map(const DenseRouting& routing, const DispatchConfig& config, 
       CROSSDOCK_CHECK(slot < config.top_k, "token ", t, ", slot ", slot, ": expert ", e,
                       " is one too many; at most top_k (", config.top_k,
                       ") experts may be set in a token");
-      writer.write(t, slot, e, weights[t * E + e]);
+      writer.write(t, slot, e, kept_weight(weights[t * E + e]));
       ++slot;
     }
   }
   return writer.take();
+}
+
+// Calls read(Weight{}) with the type of the weights. REQUIRES: checked weights.
+template <typename Read>
+LocalRoutes read_as(DType dtype, const Read& read) {
+  switch (dtype) {
+    case DType::kF64:
+      return read(double{});
+    case DType::kBF16:
+      return read(BF16{});
+    case DType::kF16:
+      return read(F16{});
+    default:
+      return read(float{});
+  }
 }
 
 }  // namespace
@@ -128,12 +152,10 @@ LocalRoutes read_routes(const Routing& routing, const DispatchConfig& config, Bu
   check_weights(routing.weights, ids.shape);
   check_mask(routing.mask, ids.shape[0]);
   const bool wide_ids = ids.dtype == DType::kI64;
-  if (routing.weights.dtype == DType::kF64) {
-    return wide_ids ? read_slots<int64_t, double>(routing, config, pool)
-                    : read_slots<int32_t, double>(routing, config, pool);
-  }
-  return wide_ids ? read_slots<int64_t, float>(routing, config, pool)
-                  : read_slots<int32_t, float>(routing, config, pool);
+  return read_as(routing.weights.dtype, [&]<typename Weight>(Weight /*type*/) {
+    return wide_ids ? read_slots<int64_t, Weight>(routing, config, pool)
+                    : read_slots<int32_t, Weight>(routing, config, pool);
+  });
 }
 
 LocalRoutes read_routes(const DenseRouting& routing, const DispatchConfig& config,
@@ -145,8 +167,9 @@ LocalRoutes read_routes(const DenseRouting& routing, const DispatchConfig& confi
   check_memory("map", map);
   check_weights(routing.weights, map.shape);
   check_mask(routing.mask, map.shape[0]);
-  return routing.weights.dtype == DType::kF64 ? read_map<double>(routing, config, pool)
-                                              : read_map<float>(routing, config, pool);
+  return read_as(routing.weights.dtype, [&]<typename Weight>(Weight /*type*/) {
+    return read_map<Weight>(routing, config, pool);
+  });
 }
 
 }  // namespace crossdock

@@ -58,7 +58,8 @@ void lay_out_segments(PlanData& plan) {
   for (int64_t e = 0; e < plan.E; ++e) {
     int64_t& rows = plan.rows_per_rank[index(plan.owner[index(e)])];
     plan.segment_starts[index(e)] = rows;
-    rows += round_up(segment_rows[index(e)], plan.config->alignment);
+    const int64_t least_rows = plan.config->keep_empty_segments ? 1 : 0;
+    rows += round_up(std::max(segment_rows[index(e)], least_rows), plan.config->alignment);
   }
   for (const int32_t e : experts_of(plan, plan.rank)) {
     plan.local_starts.push_back(plan.segment_starts[index(e)]);

@@ -1,9 +1,12 @@
 #include "crossdock/thread_pool.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -100,6 +103,27 @@ TEST(ThreadPool, GivesTheNextTurnToWorkThatPeersWaitFor) {
   EXPECT_LT(runs, kMany);
   other.join();
   EXPECT_EQ(runs, kMany);
+}
+
+// The threads are not in the child: waiting for them would never end.
+TEST(ThreadPool, OfAParentRunsOnTheCallingThreadOfAForkedChild) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer does not follow forks";
+#endif
+  auto pool = std::make_unique<ThreadPool>(2);
+  pool->parallel_for(4, [](int64_t) {});
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    int runs = 0;
+    pool->parallel_for(4, [&](int64_t) { ++runs; });
+    pool.reset();
+    _exit(runs);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 4);
 }
 
 TEST(ThreadPool, RefusesANegativeSize) {

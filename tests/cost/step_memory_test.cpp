@@ -33,6 +33,7 @@ struct MemoryCase {
   int64_t tokens = 0;
   std::optional<Capacity> capacity{};
   int64_t top_k = 5;
+  bool keep_empty_segments = false;
 };
 
 DispatchConfig config_of(const MemoryCase& c) {
@@ -42,7 +43,8 @@ DispatchConfig config_of(const MemoryCase& c) {
           .alignment = 8,
           .capacity = c.capacity,
           .placement = {},
-          .partial_sums = c.partial_sums};
+          .partial_sums = c.partial_sums,
+          .keep_empty_segments = c.keep_empty_segments};
 }
 
 CostInputs inputs_of(const MemoryCase& c) {
@@ -156,6 +158,21 @@ TEST(StepMemory, OfTheWorstRoutesIsWithinTenPercentOfTheWorstCase) {
       EXPECT_GT(plan.total(), 1.5 * cost.memory.expected.total());
     }
   }
+}
+
+// A pad row per alignment unit of each expert without rows, which are most of them with few tokens.
+TEST(StepMemory, CountsTheRowsOfExpertsThatAreKeptEmpty) {
+  MemoryCase c{2, 2, false, 1};
+  const auto bytes = [&](bool kept, const auto& need) {
+    c.keep_empty_segments = kept;
+    return need(estimate_costs(inputs_of(c)).strategies.front().memory).total();
+  };
+  const auto expected = [](const StepMemory& memory) { return memory.expected; };
+  const auto worst = [](const StepMemory& memory) { return memory.worst_case; };
+  EXPECT_GT(bytes(true, expected), bytes(false, expected));
+  EXPECT_GT(bytes(true, worst), bytes(false, worst));
+  c.tokens = 100000;  // no expert stays empty
+  EXPECT_EQ(bytes(true, expected), bytes(false, expected));
 }
 
 TEST(StepMemory, StaysWithinWhatACapacityAllows) {

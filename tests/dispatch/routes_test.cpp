@@ -98,7 +98,7 @@ TEST(Routes, WrongShapesAndTypesSayWhatIsWanted) {
             "expert_ids must be [T, 2] int32 or int64, got [2, 3] int32");
   EXPECT_EQ(message({}, {}), "expert_ids must be [T, 2] int32 or int64, got nothing");
   EXPECT_EQ(message({ids.data(), {3, 2}}, {weights.data(), {2, 2}}),
-            "weights must be [3, 2] fp32 or fp64, got [2, 2] fp32");
+            "weights must be [3, 2] fp32, fp64, bf16 or fp16, got [2, 2] fp32");
   EXPECT_EQ(message({nullptr, DType::kI32, {3, 2}}, {weights.data(), {3, 2}}),
             "expert_ids of shape [3, 2] must have memory, got a null pointer");
   EXPECT_EQ(message({ids.data(), DType::kI32, {3, 2}, {DeviceKind::kCuda, 0}}, {}),

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Public headers and the C++ of the documentation compile under -Wall -Wextra -Werror.
+"""Public headers, and the C++ and C of the documentation, compile under -Wall -Wextra -Werror.
 
 Usage: snippets_test.py COMPILER SOURCE_DIR WORK_DIR
 
  - every header of include/crossdock, alone
  - every ```cpp block of README.md and docs/*.md: a whole program, or statements
+ - every ```c block there, as C99
  - every call in `backticks` there, such as `plan.segments()`; not those with "..."
 
-Statements and calls see the names of snippet_context.hpp. Nothing is linked or run.
+Statements and calls see the names of snippet_context.hpp, those in C the names of snippet_context.h. Nothing is linked or run.
 """
 import concurrent.futures
 import os
@@ -18,14 +19,15 @@ import sys
 
 # Structs that a caller makes; the others are results.
 GIVEN = re.compile(r"struct (?:CROSSDOCK_API )?(\w*(?:Args|Config|Options|Weights|Gradients|Routing|Inputs?|Counts|Update|Segments))\b.*{$")
-FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+FLAGS = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+LANGUAGES = {".cpp": ["-std=c++20"], ".c": ["-x", "c", "-std=c99", "-pedantic"]}
 CALL = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+\([^`]*\))`")
 MEMBER = re.compile(r"^  +(?!using|friend|static|return|explicit|virtual)(?:[\w:<>, *]+ )?\w+;")
 
 
-def cpp_blocks(text):
-    """(line, code) of every fenced block of C++."""
-    for block in re.finditer(r"^```cpp\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+def blocks(language, text):
+    """(line, code) of every fenced block of a language."""
+    for block in re.finditer(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         yield text.count("\n", 0, block.start()) + 2, block.group(1)
 
 
@@ -42,25 +44,28 @@ def write_units(source, work):
     units = []
     for header in sorted((source / "include/crossdock").rglob("*.hpp")):
         name = header.relative_to(source / "include").as_posix()
-        units.append((f"header_{header.stem}", f"#include <{name}>\n"))
+        units.append((f"header_{header.stem}.cpp", f"#include <{name}>\n"))
     num_fragments = 0
     for page in [source / "README.md", *sorted((source / "docs").glob("*.md"))]:
         text = page.read_text()
         fragments = []
-        for line, code in [*cpp_blocks(text), *inline_calls(text)]:
+        for line, code in [*blocks("cpp", text), *inline_calls(text)]:
             located = f'#line {line} "{page.relative_to(source)}"\n{code}'
             if "int main(" in code:
-                units.append((f"{page.stem}_program_{line}", located))
+                units.append((f"{page.stem}_program_{line}.cpp", located))
             else:
                 fragments.append(f"void fragment_{line}_{len(fragments)}() {{\n{located}}}\n")
         num_fragments += len(fragments)
         if fragments:
-            units.append((f"{page.stem}_fragments", '#include "snippet_context.hpp"\n' + "".join(fragments)))
+            units.append((f"{page.stem}_fragments.cpp", '#include "snippet_context.hpp"\n' + "".join(fragments)))
+        for line, code in blocks("c", text):
+            located = f'#line {line} "{page.relative_to(source)}"\n{code}'
+            units.append((f"{page.stem}_{line}.c", f'#include "snippet_context.h"\nvoid fragment(void) {{\n{located}}}\n'))
     assert num_fragments >= 8, f"only {num_fragments} pieces of C++ were found in the documentation"
     work.mkdir(parents=True, exist_ok=True)
     files = []
     for name, code in units:
-        files.append(work / f"{name}.cpp")
+        files.append(work / name)
         files[-1].write_text(code)
     return files
 
@@ -82,7 +87,7 @@ def members_without_default(source):
 
 
 def compile_unit(compiler, source, file):
-    command = [compiler, *FLAGS, f"-I{source / 'include'}", f"-I{source / 'tests/install'}", str(file)]
+    command = [compiler, *LANGUAGES[file.suffix], *FLAGS, f"-I{source / 'include'}", f"-I{source / 'tests/install'}", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"{file.name}:\n{done.stderr}"
 

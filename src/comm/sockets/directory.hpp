@@ -10,6 +10,7 @@
 
 #include "comm/sockets/blob.hpp"
 #include "comm/sockets/shared_file.hpp"
+#include "core/fork_generation.hpp"
 
 namespace crossdock::comm {
 

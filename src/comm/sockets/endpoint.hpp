@@ -19,6 +19,7 @@
 #include "comm/sockets/channel_inbox.hpp"
 #include "comm/sockets/connection.hpp"
 #include "comm/sockets/directory.hpp"
+#include "core/fork_generation.hpp"
 #include "crossdock/sockets.hpp"
 
 namespace crossdock::comm {

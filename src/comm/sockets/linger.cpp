@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "comm/deadlines.hpp"
+#include "core/fork_generation.hpp"
 
 namespace crossdock::comm {
 namespace {

@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -16,11 +15,10 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/fork_generation.hpp"
 
 namespace crossdock::comm {
 namespace {
-
-std::atomic<uint64_t> generation = 0;
 
 // Never freed: used while the process exits.
 struct OpenSockets {
@@ -40,7 +38,6 @@ void after_fork_in_parent() {
   open_sockets().mutex.unlock();
 }
 void after_fork_in_child() {
-  ++generation;
   for (const int descriptor : open_sockets().descriptors) ::close(descriptor);
   open_sockets().descriptors.clear();
   open_sockets().mutex.unlock();
@@ -116,10 +113,6 @@ Socket open_socket(const SocketAddress& address, int type) {
 
 }  // namespace
 
-uint64_t fork_generation() {
-  return generation;
-}
-
 bool SocketAddress::is_loopback() const {
   if (family == 4) return address[0] == 127;
   std::array<uint8_t, 16> loopback{};
@@ -141,7 +134,7 @@ std::string SocketAddress::text() const {
 Socket::Socket(int descriptor) : descriptor_(descriptor) {
   watch_forks();
   const std::lock_guard lock(open_sockets().mutex);
-  generation_ = generation;
+  generation_ = fork_generation();
   open_sockets().descriptors.insert(descriptor_);
 }
 
@@ -158,7 +151,7 @@ Socket& Socket::operator=(Socket&& other) noexcept {
 
 void Socket::close() {
   const int descriptor = std::exchange(descriptor_, -1);
-  if (descriptor < 0 || generation_ != generation) return;  // closed by the fork
+  if (descriptor < 0 || generation_ != fork_generation()) return;  // closed by the fork
   const std::lock_guard lock(open_sockets().mutex);
   open_sockets().descriptors.erase(descriptor);
   ::close(descriptor);

@@ -22,10 +22,6 @@ struct SocketAddress {
   std::string text() const;       // "10.0.0.1:29500", "[fe80::1]:29500"
 };
 
-/// The number of processes that this process's ancestors forked, counted here: it differs between
-/// an object's creator and a child of it.
-uint64_t fork_generation();
-
 /// Owns a socket. In a forked child it is closed at once and the copy does nothing: a child that
 /// lives longer than its parent does not keep the parent's connections open.
 class Socket {

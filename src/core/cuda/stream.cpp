@@ -8,6 +8,7 @@
 
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "crossdock/cuda.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -90,3 +91,15 @@ void OwnedEvent::make_wait(cudaStream_t stream) const {
 }
 
 }  // namespace crossdock::cuda
+
+namespace crossdock {
+
+void make_stream_wait(Stream waiting, Stream awaited, Device device) {
+  const cuda::CallGuard guard(device.index);
+  const cuda::OwnedEvent event(device.index);
+  event.record(cuda::handle_of(awaited));
+  event.make_wait(cuda::handle_of(waiting));
+  if (waiting.handle == nullptr) event.make_wait(cudaStreamPerThread);
+}
+
+}  // namespace crossdock

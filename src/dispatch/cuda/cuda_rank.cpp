@@ -102,6 +102,7 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
       .alignment = static_cast<int32_t>(config().alignment),
       .capacity = PlanShape::kNoCapacity,
       .pad_to_capacity = config().capacity && config().capacity->pad_to_capacity,
+      .keep_empty_segments = config().keep_empty_segments,
       .reject_nonfinite = config().nonfinite == NonFinite::kReject,
       .max_rows = std::min(config().max_rows.value_or(PlanShape::kMostRows), PlanShape::kMostRows),
       .owner = owner,

@@ -184,12 +184,14 @@ DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args)
   OwnedTensor scales;
   OwnedTensor rows;
   OwnedTensor row_scales;
+  OwnedTensor row_weights;
   copy_in("dispatch", &plan, [&] {
     check_outputs(args);  // here, since the copies do not overlap
     x = upload(args.x);
     scales = upload(args.scales);
     rows = upload_rows(plan, args.rows);
     row_scales = upload_rows(plan, args.row_scales);
+    row_weights = upload_rows(plan, args.row_weights);
   });
   DispatchResult result;
   const auto copy_back = [&](const DispatchResult& moved) {
@@ -198,12 +200,15 @@ DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args)
     if (args.scales.given()) {
       result.row_scales = download(moved.row_scales.view, R, args.row_scales);
     }
-    if (args.with_row_weights) result.row_weights = download(moved.row_weights.view, R, {});
+    if (args.with_row_weights) {
+      result.row_weights = download(moved.row_weights.view, R, args.row_weights);
+    }
   };
   DispatchArgs on_device{.x = x.view,
                          .scales = scales.view,
                          .rows = rows.view,
                          .row_scales = row_scales.view,
+                         .row_weights = row_weights.view,
                          .with_row_weights = args.with_row_weights,
                          .num_chunks = args.num_chunks};
   if (args.on_chunk) {  // called once, with all rows
@@ -235,30 +240,44 @@ OwnedTensor HostTensors::gather_sum(const char* operation, const Plan& plan,
   return result;
 }
 
-CombineBackwardResult HostTensors::combine_backward(const Plan& plan, ConstTensorView grad_out,
-                                                    ConstTensorView y) {
-  OwnedTensor gradient;
-  OwnedTensor rows;
+CombineBackwardResult HostTensors::combine_backward(const Plan& plan,
+                                                    const CombineBackwardArgs& args) {
+  OwnedTensor grad_out;
+  OwnedTensor y;
+  OwnedTensor grad_rows;
+  OwnedTensor grad_weights;
   copy_in("combine_backward", &plan, [&] {
-    gradient = upload(grad_out);
-    rows = upload_rows(plan, y);
+    check_outputs(args);
+    grad_out = upload(args.grad_out);
+    y = upload_rows(plan, args.y);
+    grad_rows = upload_rows(plan, args.grad_rows);
+    grad_weights = upload(args.grad_weights);
   });
   const CombineBackwardResult moved =
-      path_->combine_backward(plan_on_device(plan), gradient.view, rows.view);
+      path_->combine_backward(plan_on_device(plan), {.grad_out = grad_out.view,
+                                                     .y = y.view,
+                                                     .grad_rows = grad_rows.view,
+                                                     .grad_weights = grad_weights.view});
   CombineBackwardResult result;
   run_agreed(group_, [&] {
-    result.grad_rows = download(moved.grad_rows.view, plan.num_rows(), {});
-    result.grad_weights = download(moved.grad_weights.view, plan.num_tokens(), {});
+    result.grad_rows = download(moved.grad_rows.view, plan.num_rows(), args.grad_rows);
+    result.grad_weights = download(moved.grad_weights.view, plan.num_tokens(), args.grad_weights);
   });
   return result;
 }
 
-OwnedTensor HostTensors::collect_routes(const Plan& plan, ConstTensorView rows) {
+OwnedTensor HostTensors::collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) {
   OwnedTensor values;
-  copy_in("collect_routes", &plan, [&] { values = upload_rows(plan, rows); });
-  const OwnedTensor routes = path_->collect_routes(plan_on_device(plan), values.view);
+  OwnedTensor collected;
+  copy_in("collect_routes", &plan, [&] {
+    check_collected(rows, routes);
+    values = upload_rows(plan, rows);
+    collected = upload(routes);
+  });
+  const OwnedTensor moved =
+      path_->collect_routes(plan_on_device(plan), values.view, collected.view);
   OwnedTensor result;
-  run_agreed(group_, [&] { result = download(routes.view, plan.num_tokens(), {}); });
+  run_agreed(group_, [&] { result = download(moved.view, plan.num_tokens(), routes); });
   return result;
 }
 

@@ -22,9 +22,9 @@ class HostTensors final : public Path {
   DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) override;
   OwnedTensor gather_sum(const char* operation, const Plan& plan,
                          const GatherSumArgs& args) override;
-  CombineBackwardResult combine_backward(const Plan& plan, ConstTensorView grad_out,
-                                         ConstTensorView y) override;
-  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows) override;
+  CombineBackwardResult combine_backward(const Plan& plan,
+                                         const CombineBackwardArgs& args) override;
+  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) override;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) override;
   void begin_aside() override {}  // results are copied back before a call returns
   std::shared_ptr<const void> end_aside() override { return nullptr; }

@@ -37,6 +37,7 @@ struct PlanShape {
   int32_t alignment;             // of segments
   int64_t capacity;              // C, or kNoCapacity
   bool pad_to_capacity;          // every segment has C rows per source
+  bool keep_empty_segments;      // every segment has at least one row
   bool reject_nonfinite;         // weights
   int64_t max_rows;              // at any rank
   const int32_t* owner;          // [E] expert -> rank

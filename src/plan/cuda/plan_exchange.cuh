@@ -218,7 +218,8 @@ __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& s
     const int i = first + static_cast<int>(threadIdx.x);
     int64_t aligned = 0;
     if (i < args.shape.E) {
-      const int64_t used = segments.used[segments.by_owner[i]];
+      int64_t used = segments.used[segments.by_owner[i]];
+      if (used == 0 && args.shape.keep_empty_segments) used = 1;
       aligned = (used + args.shape.alignment - 1) / args.shape.alignment * args.shape.alignment;
     }
     int64_t total = 0;

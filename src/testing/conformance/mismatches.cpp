@@ -113,6 +113,8 @@ std::vector<Check> other_configs() {
       other_config("nonfinite", "nonfinite",
                    [](DispatchConfig& c) { c.nonfinite = NonFinite::kPropagate; }),
       other_config("max_rows", "max_rows", [](DispatchConfig& c) { c.max_rows = 1000; }),
+      other_config("keep_empty_segments", "keep_empty_segments",
+                   [](DispatchConfig& c) { c.keep_empty_segments = true; }),
   };
 }
 

@@ -145,6 +145,21 @@ Findings partial_sums_of_rounded_values(Group& group, const StrategyFactory& str
   return findings;
 }
 
+// One token, so that most experts have no rows.
+Findings kept_segments(Group& group, const StrategyFactory& strategy) {
+  Findings findings;
+  for (const int64_t alignment : {1, 8}) {
+    std::vector<int64_t> tokens = equal_counts(group, 0);
+    tokens.back() = 1;
+    World world = make_small_world(tokens, 12, 8);
+    world.config.keep_empty_segments = true;
+    world.config.alignment = alignment;
+    const Findings more = judge(group, strategy, world);
+    findings.insert(findings.end(), more.begin(), more.end());
+  }
+  return findings;
+}
+
 Findings same_bits_for_any_ranks(Group& group, const StrategyFactory& strategy) {
   const uint64_t hash = output_hash(group, strategy);
   if (hash == expected_output_hash()) return {};
@@ -161,6 +176,7 @@ std::vector<Check> list_scenarios() {
           {"scenario/two_groups", true, two_groups},
           {"scenario/subgroups", true, subgroups},
           {"scenario/partial_sums_of_rounded_values", true, partial_sums_of_rounded_values},
+          {"scenario/kept_segments", true, kept_segments},
           {"scenario/same_bits_for_any_ranks", true, same_bits_for_any_ranks}};
 }
 

@@ -49,7 +49,8 @@ std::vector<Check> list_routings() {
 
 std::vector<Check> list_checks() {
   std::vector<Check> checks = list_worked_vectors();
-  for (auto& part : {list_routings(), list_scenarios(), list_bad_inputs(), list_mismatches()}) {
+  for (auto& part : {list_routings(), list_scenarios(), list_given_outputs(), list_bad_inputs(),
+                     list_mismatches()}) {
     checks.insert(checks.end(), part.begin(), part.end());
   }
   return checks;

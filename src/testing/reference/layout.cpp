@@ -136,6 +136,8 @@ Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks
         sources.resize(sources.size() + static_cast<size_t>(C) - routes.size());
       }
     }
+    const bool is_empty = static_cast<int64_t>(sources.size()) == segment_start;
+    if (is_empty && config.keep_empty_segments) sources.emplace_back();
     while (static_cast<int64_t>(sources.size()) % config.alignment != 0) sources.emplace_back();
     receiver.experts.push_back(e);
     receiver.segment_starts.push_back(segment_start);

@@ -31,7 +31,8 @@ void load_pad_rows() {
 }
 
 void launch_pad_rows(const PadRowsArgs& args, cudaStream_t stream) {
-  const bool pads = args.shape.alignment > 1 || args.shape.pad_to_capacity;
+  const bool pads =
+      args.shape.alignment > 1 || args.shape.pad_to_capacity || args.shape.keep_empty_segments;
   if (!pads || args.num_local == 0 || args.row_bytes == 0) return;
   const dim3 grid(static_cast<unsigned>(args.num_local),
                   static_cast<unsigned>(args.shape.pad_to_capacity ? args.P : 1));

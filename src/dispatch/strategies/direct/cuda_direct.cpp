@@ -235,6 +235,7 @@ ReadyCall CudaDirect::ready_combine_backward(const Plan& plan, const GradientTen
     rank_.zero_pads(arrays, grad.data, tensors.grad_rows.row_bytes());
     launch_barrier(rank_.signals(), Operation::kCombineBackward, rank_.stream());
     launch_gather_sum_backward(backward, rank_.max_sms(), rank_.stream());
+    rank_.fetch(grad);
   };
   return ready(std::move(call));
 }

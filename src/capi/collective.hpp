@@ -1,0 +1,26 @@
+#pragma once
+
+#include <optional>
+
+#include "comm/agreed_failure.hpp"
+#include "crossdock/group.hpp"
+
+namespace crossdock::capi {
+
+/// The collective call that arguments belong to.
+struct Call {
+  Group& group;
+  const char* operation;
+  uint64_t subject = 0;  // id of the plan that the call uses
+};
+
+/// Converts the arguments of a collective call. If they cannot be converted, this rank refuses the
+/// call, so that all ranks return the same error instead of waiting for this one.
+template <typename Convert>
+void convert(const Call& call, const Convert& body) {
+  const std::optional<Error> refusal = refusal_of(body);
+  if (!refusal) return;
+  call.group.agree({.operation = call.operation, .subject = call.subject, .refusal = &*refusal});
+}
+
+}  // namespace crossdock::capi

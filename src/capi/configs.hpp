@@ -1,0 +1,21 @@
+#pragma once
+
+#include "crossdock/crossdock.h"
+#include "crossdock/crossdock.hpp"
+
+namespace crossdock::capi {
+
+// Configurations of the caller in the words of the C++ API. Throw Error(kInvalidArgument) if a
+// field has no meaning; whether the values go together is checked where they are used.
+
+DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_experts);
+ExpertsConfig to_config(const crossdock_experts_config& given);
+RouterConfig to_config(const crossdock_router_config& given);
+
+ExpertWeights to_weights(const char* name, const crossdock_expert_weights& given);
+ExpertGradients to_gradients(const char* name, const crossdock_expert_gradients& given);
+
+/// A field of an enumeration with `num_values` values, numbered from 0 as in C++.
+int checked_enum(const char* name, int32_t value, int num_values);
+
+}  // namespace crossdock::capi

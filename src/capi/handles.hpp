@@ -1,0 +1,120 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "capi/handle.hpp"
+#include "crossdock/crossdock.h"
+#include "crossdock/crossdock.hpp"
+
+// The objects behind the handles of the C API.
+
+namespace crossdock::capi {
+
+/// A group and what is made with it share ownership of the group, so that handles may be destroyed
+/// in any order.
+struct SharedGroup {
+  explicit SharedGroup(std::unique_ptr<Group> group_in)
+      : group(std::move(group_in)),
+        communicator(group->communicator().name()),
+        note(group->communicator().note()) {}
+
+  /// Throws if the handle of the group has been destroyed: this rank has left.
+  Group& open() const {
+    CROSSDOCK_CHECK(!is_destroyed, "the group has been destroyed; destroy it after the last call");
+    return *group;
+  }
+
+  std::unique_ptr<Group> group;
+  std::string communicator;  // its name
+  std::string note;          // of the communicator
+  std::atomic<bool> is_destroyed = false;
+};
+using GroupPtr = std::shared_ptr<SharedGroup>;
+
+}  // namespace crossdock::capi
+
+struct crossdock_group : crossdock::capi::Handle<crossdock_group> {
+  explicit crossdock_group(crossdock::capi::GroupPtr shared_in) : shared(std::move(shared_in)) {}
+
+  crossdock::capi::GroupPtr shared;
+};
+
+struct crossdock_dispatcher : crossdock::capi::Handle<crossdock_dispatcher> {
+  crossdock_dispatcher(crossdock::capi::GroupPtr group_in, const crossdock::DispatchConfig& config,
+                       const char* strategy_name)
+      : group(std::move(group_in)), dispatcher(group->open(), config, strategy_name) {}
+
+  crossdock::capi::GroupPtr group;
+  crossdock::Dispatcher dispatcher;
+  crossdock::Stream stream{};      // of the device options
+  mutable std::string strategy{};  // its name, once asked for
+};
+
+struct crossdock_plan : crossdock::capi::Handle<crossdock_plan> {
+  explicit crossdock_plan(crossdock::capi::GroupPtr group_in) : group(std::move(group_in)) {}
+
+  crossdock::capi::GroupPtr group;
+  crossdock::Plan plan;
+};
+
+struct crossdock_pending : crossdock::capi::Handle<crossdock_pending> {
+  explicit crossdock_pending(const crossdock_dispatcher& begun_by)
+      : group(begun_by.group), dispatcher(&begun_by) {}
+
+  crossdock::capi::GroupPtr group;
+  const crossdock_dispatcher* dispatcher;  // which must finish the call
+  std::variant<crossdock::Pending<crossdock::DispatchResult>,
+               crossdock::Pending<crossdock::OwnedTensor>>
+      call;
+};
+
+struct crossdock_experts : crossdock::capi::Handle<crossdock_experts> {
+  explicit crossdock_experts(const crossdock::ExpertsConfig& config) : experts(config) {}
+
+  crossdock::Experts experts;
+};
+
+struct crossdock_experts_saved : crossdock::capi::Handle<crossdock_experts_saved> {
+  crossdock::ExpertsSaved saved;
+};
+
+struct crossdock_layer : crossdock::capi::Handle<crossdock_layer> {
+  crossdock_layer(crossdock::capi::GroupPtr group_in, crossdock::capi::GroupPtr counting_group_in,
+                  const crossdock::MoeLayerConfig& config)
+      : group(std::move(group_in)),
+        counting_group(std::move(counting_group_in)),
+        layer(group->open(), config,
+              {.counting_group = counting_group ? &counting_group->open() : nullptr}) {}
+
+  crossdock::capi::GroupPtr group;
+  crossdock::capi::GroupPtr counting_group;  // null: the layer's group
+  crossdock::MoeLayer layer;
+};
+
+struct crossdock_layer_saved : crossdock::capi::Handle<crossdock_layer_saved> {
+  explicit crossdock_layer_saved(crossdock::capi::GroupPtr group_in) : group(std::move(group_in)) {}
+
+  crossdock::capi::GroupPtr group;
+  crossdock::MoeSaved saved;
+};
+
+struct crossdock_job_plan : crossdock::capi::Handle<crossdock_job_plan> {
+  explicit crossdock_job_plan(crossdock::JobPlan plan_in) : plan(std::move(plan_in)) {}
+
+  crossdock::JobPlan plan;
+};
+
+/// Memory that a call gave to the caller.
+struct crossdock_memory : crossdock::capi::Handle<crossdock_memory> {
+  crossdock_memory(crossdock::capi::GroupPtr group_in, std::shared_ptr<const void> owner_in)
+      : group(std::move(group_in)), owner(std::move(owner_in)) {}
+
+  crossdock::capi::GroupPtr group;
+  std::shared_ptr<const void> owner;
+  crossdock::Device device{};
+  crossdock::Stream stream{};  // in which the memory was taken
+};

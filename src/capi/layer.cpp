@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "capi/collective.hpp"
+#include "capi/configs.hpp"
+#include "capi/handles.hpp"
+#include "capi/status.hpp"
+#include "capi/structs.hpp"
+#include "capi/tensors.hpp"
+
+namespace crossdock::capi {
+namespace {
+
+MoeLayerConfig to_layer_config(const crossdock_layer_config& given) {
+  MoeLayerConfig config;
+  config.router = to_config(read_struct("crossdock_router_config", given.router));
+  config.experts = to_config(read_struct("crossdock_experts_config", given.experts));
+  config.experts.num_local_experts = 0;  // the layer counts them
+  const auto dispatch = read_optional("crossdock_dispatch_config", given.dispatch);
+  config.dispatch = to_config(dispatch, config.router.num_experts);
+  if (dispatch.strategy != nullptr) config.strategy = dispatch.strategy;
+  config.shared_inner = given.shared_inner;
+  config.overlap_shared = given.serial_shared == 0;
+  config.overlap_chunks = given.overlap_chunks == 0 ? 1 : given.overlap_chunks;
+  return config;
+}
+
+MoeLayerWeights to_layer_weights(const crossdock_layer_weights& given) {
+  return {.gate = {.weight = to_view("weights.gate", given.gate),
+                   .bias = to_view("weights.gate_bias", given.gate_bias)},
+          .expert_bias = to_view("weights.expert_bias", given.expert_bias),
+          .experts = to_weights("weights.experts", given.experts),
+          .shared = to_weights("weights.shared", given.shared)};
+}
+
+MoeLayerGradients to_layer_gradients(const crossdock_layer_gradients& given) {
+  return {.gate = to_view("grads.gate", given.gate),
+          .gate_bias = to_view("grads.gate_bias", given.gate_bias),
+          .experts = to_gradients("grads.experts", given.experts),
+          .shared = to_gradients("grads.shared", given.shared)};
+}
+
+MoeForwardArgs to_args(const crossdock_layer_forward_args& given, const crossdock_output& out) {
+  MoeForwardArgs args;
+  args.weights = to_layer_weights(given.weights);
+  args.x = to_view("x", given.x);
+  args.out = given_output("out", out);
+  args.mask = to_view("mask", given.mask);
+  args.sequence_ids = to_view("sequence_ids", given.sequence_ids);
+  args.num_sequences = given.num_sequences == 0 ? 1 : given.num_sequences;
+  args.total_sequences = given.total_sequences;
+  args.forced_ids = to_view("forced_ids", given.forced_ids);
+  args.token_ids = to_view("token_ids", given.token_ids);
+  args.jitter_seed = given.jitter_seed;
+  if (given.decision != nullptr) {
+    args.decision = &handle("decision", given.decision).saved.decision;
+  }
+  if (given.earlier != nullptr) {
+    args.earlier = &handle("earlier", given.earlier).saved.decision.statistics;
+  }
+  return args;
+}
+
+// The plan that a call is about, for the other ranks; 0 if there is none.
+uint64_t plan_id(const crossdock_layer_saved* saved) {
+  const bool has_plan = is_usable(saved) && saved->saved.decision.plan.valid();
+  return has_plan ? saved->saved.decision.plan.id() : 0;
+}
+
+uint64_t plan_id(const crossdock_layer_forward_args* args) {
+  constexpr size_t kLeastBytes = offsetof(crossdock_layer_forward_args, earlier);
+  const bool has_field =
+      args != nullptr && is_struct_size(args->struct_size) && args->struct_size >= kLeastBytes;
+  return has_field ? plan_id(args->decision) : 0;
+}
+
+// Like convert. If the ranks of the layer's group refuse a forward, those of the counting group
+// wait for all of them to refuse there too.
+template <typename Convert>
+void convert_forward(const crossdock_layer& layer, const Call& call, const Convert& body) {
+  try {
+    convert(call, body);
+  } catch (const Error& error) {
+    const bool counts_elsewhere = layer.counting_group && layer.counting_group != layer.group;
+    const bool all_refuse = error.code() != ErrorCode::kMismatch && !call.group.is_poisoned();
+    if (counts_elsewhere && all_refuse && call.subject == 0) {
+      refusal_of(
+          [&] { layer.counting_group->open().agree({.operation = "count", .refusal = &error}); });
+    }
+    throw;
+  }
+}
+
+}  // namespace
+}  // namespace crossdock::capi
+
+using namespace crossdock;
+using capi::guarded;
+using capi::handle;
+using capi::pointee;
+
+crossdock_status crossdock_layer_create(crossdock_group* group,
+                                        const crossdock_layer_config* config,
+                                        crossdock_layer** layer) {
+  return guarded([&] {
+    const capi::GroupPtr& members = handle("group", group).shared;
+    crossdock_layer*& made = pointee("layer", layer);
+    const auto given = capi::read_struct("crossdock_layer_config", config);
+    capi::GroupPtr counting;
+    if (given.counting_group != nullptr) {
+      counting = handle("counting_group", given.counting_group).shared;
+    }
+    made = new crossdock_layer(members, counting, capi::to_layer_config(given));
+  });
+}
+
+void crossdock_layer_destroy(crossdock_layer* layer) {
+  capi::destroy(layer);
+}
+
+crossdock_status crossdock_layer_num_local_experts(const crossdock_layer* layer,
+                                                   int64_t* num_local_experts) {
+  return guarded([&] {
+    pointee("num_local_experts", num_local_experts) =
+        handle("layer", layer).layer.config().experts.num_local_experts;
+  });
+}
+
+crossdock_status crossdock_layer_forward(crossdock_layer* layer,
+                                         const crossdock_layer_forward_args* args,
+                                         crossdock_layer_forward_result* result,
+                                         crossdock_layer_saved** saved) {
+  return guarded([&] {
+    crossdock_layer& called = handle("layer", layer);
+    MoeForwardArgs converted;
+    std::unique_ptr<crossdock_layer_saved> kept;
+    const capi::Call call{
+        .group = called.group->open(), .operation = "route", .subject = capi::plan_id(args)};
+    capi::convert_forward(called, call, [&] {
+      capi::check_struct("crossdock_layer_forward_result", result, sizeof *result);
+      converted =
+          capi::to_args(capi::read_struct("crossdock_layer_forward_args", args), result->out);
+      kept = std::make_unique<crossdock_layer_saved>(called.group);
+    });
+    MoeForwardResult made = called.layer.forward(converted);
+    kept->saved = std::move(made.saved);
+    const capi::Result results[] = {{&result->out, &made.out}};
+    capi::set_outputs(results, {.group = called.group});
+    result->aux_loss = kept->saved.decision.losses.aux;
+    result->z_loss = kept->saved.decision.losses.z;
+    if (saved != nullptr) *saved = kept.release();
+  });
+}
+
+crossdock_status crossdock_layer_backward(crossdock_layer* layer,
+                                          const crossdock_layer_backward_args* args,
+                                          crossdock_layer_saved* saved, crossdock_output* grad_x) {
+  return guarded([&] {
+    crossdock_layer& called = handle("layer", layer);
+    MoeBackwardArgs converted;
+    const capi::Call call{.group = called.group->open(),
+                          .operation = "layer_backward",
+                          .subject = capi::plan_id(saved)};
+    capi::convert(call, [&] {
+      const auto given = capi::read_struct("crossdock_layer_backward_args", args);
+      converted = {.weights = capi::to_layer_weights(given.weights),
+                   .x = capi::to_view("x", given.x),
+                   .grad_out = capi::to_view("grad_out", given.grad_out),
+                   .saved = &handle("saved", saved).saved,
+                   .grads = capi::to_layer_gradients(given.grads),
+                   .accumulate = given.accumulate != 0,
+                   .delay_dw = given.delay_dw != 0,
+                   .grad_losses = given.grad_losses != nullptr ? *given.grad_losses : 1.0,
+                   .grad_x = capi::given_output("grad_x", grad_x)};
+    });
+    OwnedTensor made = called.layer.backward(converted);
+    const capi::Result results[] = {{grad_x, &made}};
+    capi::set_outputs(results, {.group = called.group});
+  });
+}
+
+crossdock_status crossdock_layer_backward_dw(const crossdock_layer* layer,
+                                             const crossdock_layer_backward_args* args,
+                                             const crossdock_layer_saved* saved) {
+  return guarded([&] {
+    const MoeLayer& called = handle("layer", layer).layer;
+    const auto given = capi::read_struct("crossdock_layer_backward_args", args);
+    called.backward_dw({.x = capi::to_view("x", given.x),
+                        .grad_out = capi::to_view("grad_out", given.grad_out),
+                        .saved = &handle("saved", saved).saved,
+                        .experts = capi::to_gradients("grads.experts", given.grads.experts),
+                        .shared = capi::to_gradients("grads.shared", given.grads.shared),
+                        .accumulate = given.accumulate != 0});
+  });
+}
+
+crossdock_status crossdock_layer_saved_load(const crossdock_layer_saved* saved, int64_t* load) {
+  return guarded([&] {
+    const std::vector<int64_t>& counts = handle("saved", saved).saved.decision.load;
+    std::copy(counts.begin(), counts.end(), &pointee("load", load));
+  });
+}
+
+void crossdock_layer_saved_destroy(crossdock_layer_saved* saved) {
+  capi::destroy(saved);
+}
+
+crossdock_status crossdock_update_expert_bias(const crossdock_tensor* bias, const int64_t* load,
+                                              double rate, int32_t centred) {
+  return guarded([&] {
+    const TensorView view = capi::to_view("bias", bias);
+    const std::span<const int64_t> loads(&pointee("load", load),
+                                         static_cast<size_t>(view.num_rows()));
+    update_expert_bias(view, loads, {.rate = rate, .centred = centred != 0});
+  });
+}

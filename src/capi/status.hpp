@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+
+#include "crossdock/crossdock.h"
+#include "crossdock/error.hpp"
+
+namespace crossdock::capi {
+
+/// Keeps the current exception as the calling thread's last failure and returns its status.
+/// REQUIRES: called inside a catch block.
+crossdock_status keep_failure() noexcept;
+
+/// Runs the body of a function of the C API. What it throws becomes the function's status.
+template <typename Body>
+crossdock_status guarded(const Body& body) noexcept {
+  try {
+    body();
+    return CROSSDOCK_OK;
+  } catch (...) {
+    return keep_failure();
+  }
+}
+
+/// The error code for a status that a failed callback returned. Statuses that stand for an error
+/// after which a group stays usable become kCommunication.
+ErrorCode code_of(crossdock_status status);
+
+/// What a failed callback said with crossdock_set_callback_error; empties it.
+std::string take_callback_error();
+
+}  // namespace crossdock::capi

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include "core/check.hpp"
+
+namespace crossdock::capi {
+
+// Structs that begin with struct_size, from callers that were compiled against another version of
+// the header. Fields that the caller's struct does not have are 0, which means their default.
+
+/// No struct of any version is larger. A size beyond it is uninitialised memory.
+inline constexpr size_t kMostStructBytes = 16384;
+
+/// Whether a version of the struct can have this size.
+inline bool is_struct_size(size_t size) {
+  return size >= sizeof(size_t) && size <= kMostStructBytes && size % sizeof(size_t) == 0;
+}
+
+/// Throws unless the pointer and its struct_size can be used.
+template <typename Struct>
+void check_struct(const char* name, const Struct* given, size_t least_bytes = sizeof(size_t)) {
+  static_assert(std::is_trivially_copyable_v<Struct> && sizeof(Struct) <= kMostStructBytes);
+  static_assert(offsetof(Struct, struct_size) == 0 && sizeof(Struct) % sizeof(size_t) == 0);
+  CROSSDOCK_CHECK(given != nullptr, name, " must not be NULL");
+  const size_t size = given->struct_size;
+  CROSSDOCK_CHECK(is_struct_size(size) && size >= least_bytes, name,
+                  ": struct_size must be a multiple of ", sizeof(size_t), " from ", least_bytes,
+                  " to ", kMostStructBytes, ", got ", size,
+                  "; initialise the struct with its _INIT macro");
+}
+
+/// A copy of the caller's struct. A longer one, of a later version, is accepted if the fields that
+/// this library does not know are 0.
+template <typename Struct>
+Struct read_struct(const char* name, const Struct* given) {
+  check_struct(name, given);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  const size_t known = std::min(given->struct_size, sizeof(Struct));
+  CROSSDOCK_CHECK(std::all_of(bytes + known, bytes + given->struct_size,
+                              [](unsigned char byte) { return byte == 0; }),
+                  name, " has fields beyond ", sizeof(Struct),
+                  " bytes that this library does not know; use a newer library or leave them 0");
+  Struct copy{};
+  std::memcpy(&copy, bytes, known);
+  return copy;
+}
+
+/// A struct with all defaults.
+template <typename Struct>
+Struct default_struct() {
+  Struct made{};
+  made.struct_size = sizeof(Struct);
+  return made;
+}
+
+/// Like read_struct; a struct with all defaults for a null pointer.
+template <typename Struct>
+Struct read_optional(const char* name, const Struct* given) {
+  return given != nullptr ? read_struct(name, given) : default_struct<Struct>();
+}
+
+/// Sets the caller's struct, except for its struct_size and the fields it does not have.
+template <typename Struct>
+void write_struct(const char* name, Struct* out, const Struct& value) {
+  check_struct(name, out);
+  constexpr size_t kHeader = sizeof(size_t);
+  const size_t known = std::min(out->struct_size, sizeof(Struct));
+  std::memcpy(reinterpret_cast<unsigned char*>(out) + kHeader,
+              reinterpret_cast<const unsigned char*>(&value) + kHeader, known - kHeader);
+}
+
+}  // namespace crossdock::capi

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <span>
+
+#include "capi/handles.hpp"
+
+namespace crossdock::capi {
+
+/// Throws Error(kInvalidArgument) for a number that is no dtype.
+DType to_dtype(const char* name, int32_t dtype);
+
+/// A tensor of the caller; unset if it is not given. Throws Error(kInvalidArgument) if it cannot
+/// be a tensor. `name` is for messages.
+TensorView to_view(const char* name, const crossdock_tensor& tensor);
+/// As to_view, for a tensor that must be given.
+TensorView to_view(const char* name, const crossdock_tensor* tensor);
+
+crossdock_tensor from_view(const ConstTensorView& view);
+
+/// Throws if an output still has the memory of an earlier call.
+void check_no_owner(const char* name, const crossdock_output& output);
+/// The tensor that the caller gave for an output; unset if there is none.
+TensorView given_output(const char* name, const crossdock_output& output);
+TensorView given_output(const char* name, const crossdock_output* output);
+
+/// One output of a call.
+struct Result {
+  crossdock_output* output;
+  OwnedTensor* tensor;  // unset: the call has no such result
+};
+/// Where the memory of results comes from.
+struct MemorySource {
+  GroupPtr group;
+  Stream stream{};  // in which the memory was taken
+};
+/// Hands the results to the caller: all of them, or none if memory runs out.
+void set_outputs(std::span<const Result> results, const MemorySource& source);
+
+}  // namespace crossdock::capi

@@ -1,0 +1,118 @@
+// Statuses and texts of failures, and what other ranks get.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+
+#include "capi/c_ranks.hpp"
+
+namespace crossdock::capi_test {
+namespace {
+
+TEST(CErrors, ThereIsNoneAtFirstAndItBelongsToItsThread) {
+  std::jthread([] {
+    EXPECT_STREQ(crossdock_last_error(), "");
+    auto info = made<crossdock_error_info>();
+    EXPECT_OK(crossdock_last_error_info(&info));
+    EXPECT_EQ(info.status, CROSSDOCK_OK);
+    EXPECT_EQ(crossdock_group_check(nullptr), CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(crossdock_last_error(), "group must not be NULL");
+    std::jthread([] { EXPECT_STREQ(crossdock_last_error(), ""); });
+  });
+}
+
+TEST(CErrors, StatusesHaveNames) {
+  EXPECT_STREQ(crossdock_status_name(CROSSDOCK_OK), "ok");
+  EXPECT_STREQ(crossdock_status_name(CROSSDOCK_TIMEOUT), "timeout");
+  EXPECT_STREQ(crossdock_status_name(CROSSDOCK_OUT_OF_MEMORY), "out of memory");
+  EXPECT_STREQ(crossdock_status_name(99), "unknown");
+  EXPECT_STREQ(crossdock_status_name(-1), "unknown");
+}
+
+TEST(CErrors, DestroyAcceptsNull) {
+  crossdock_group_destroy(nullptr);
+  crossdock_group_leave(nullptr, nullptr);
+  crossdock_dispatcher_destroy(nullptr);
+  crossdock_plan_destroy(nullptr);
+  crossdock_experts_destroy(nullptr);
+  crossdock_experts_saved_destroy(nullptr);
+  crossdock_layer_destroy(nullptr);
+  crossdock_layer_saved_destroy(nullptr);
+  crossdock_job_plan_destroy(nullptr);
+  crossdock_bootstrap_destroy(nullptr);
+}
+
+TEST(CErrors, AnInvalidConfigurationIsReportedByTheFirstPlan) {
+  run_c_ranks(2, [](crossdock_group* group, int rank) {
+    auto config = Case::config();
+    config.top_k = 12;
+    crossdock_dispatcher* dispatcher = nullptr;
+    ASSERT_OK(crossdock_dispatcher_create(group, &config, &dispatcher));
+    const Case input(rank);
+    const crossdock_routing routing = input.routing();
+    crossdock_plan* plan = nullptr;
+    EXPECT_EQ(crossdock_plan_create(dispatcher, &routing, &plan), CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(crossdock_last_error(), "rank 0: num_experts (5) must be at least top_k (12)");
+    EXPECT_EQ(plan, nullptr);
+    auto info = made<crossdock_error_info>();
+    EXPECT_OK(crossdock_last_error_info(&info));
+    EXPECT_EQ(info.status, CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_EQ(info.culprit, 0);
+    EXPECT_STREQ(info.operation, "plan");
+    crossdock_dispatcher_destroy(dispatcher);
+  });
+}
+
+// Arguments that only the C API can refuse: the other ranks must not wait.
+TEST(CErrors, ArgumentsThatCannotBeConvertedAreTheSameErrorOnEveryRank) {
+  run_c_ranks(3, [](crossdock_group* group, int rank) {
+    const Case input(rank);
+    const Planned planned(group, input);
+    auto args = made<crossdock_dispatch_args>();
+    args.x = tensor(input.x, input.T, Case::D);
+    if (rank == 1) args.x.num_dims = 7;
+    auto sent = made<crossdock_dispatch_result>();
+    EXPECT_EQ(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent),
+              CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(crossdock_last_error(), "rank 1: x: num_dims must be in [0, 4], got 7");
+
+    const bool gives_none = rank == 2;
+    args.x = tensor(input.x, input.T, Case::D);
+    EXPECT_EQ(
+        crossdock_dispatch(planned.dispatcher, planned.plan, gives_none ? nullptr : &args, &sent),
+        CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(crossdock_last_error(), "rank 2: crossdock_dispatch_args must not be NULL");
+
+    EXPECT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent));
+    EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+  });
+}
+
+TEST(CErrors, ARankThatLeavesIsNamedAndPoisonsTheGroup) {
+  run_c_ranks(3, [](crossdock_group* group, int rank) {
+    if (rank == 2) return;
+    const Case input(rank);
+    auto config = Case::config();
+    crossdock_dispatcher* dispatcher = nullptr;
+    ASSERT_OK(crossdock_dispatcher_create(group, &config, &dispatcher));
+    const crossdock_routing routing = input.routing();
+    crossdock_plan* plan = nullptr;
+    EXPECT_EQ(crossdock_plan_create(dispatcher, &routing, &plan), CROSSDOCK_PEER_FAILED);
+    auto error = made<crossdock_error_info>();
+    EXPECT_OK(crossdock_last_error_info(&error));
+    EXPECT_EQ(error.culprit, 2);
+    EXPECT_EQ(crossdock_group_check(group), CROSSDOCK_PEER_FAILED);
+    crossdock_dispatcher_destroy(dispatcher);
+
+    const int32_t survivors[] = {0, 1};
+    crossdock_group* fresh = nullptr;
+    ASSERT_OK(crossdock_group_subgroup(group, survivors, 2, &fresh));
+    auto info = made<crossdock_group_info>();
+    EXPECT_OK(crossdock_group_describe(fresh, &info));
+    EXPECT_EQ(info.size, 2);
+    crossdock_group_destroy(fresh);
+  });
+}
+
+}  // namespace
+}  // namespace crossdock::capi_test

@@ -1,0 +1,117 @@
+// Every output can be given, and then has the values of one that the library provides.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "capi/c_ranks.hpp"
+
+namespace crossdock::capi_test {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr int64_t D = Case::D;
+constexpr int64_t K = Case::K;
+
+struct Memory {
+  explicit Memory(int64_t num_values) : values(static_cast<size_t>(num_values) + 1, -7.0F) {}
+  crossdock_output output(int64_t rows, int64_t columns) const {
+    return {.tensor = tensor(values, rows, columns), .owner = nullptr};
+  }
+  std::vector<float> values;
+};
+
+void expect_same(const crossdock_output& given, crossdock_output& provided) {
+  EXPECT_EQ(given.owner, nullptr);
+  EXPECT_EQ(doubles(given.tensor), doubles(provided.tensor));
+  EXPECT_OK(crossdock_output_release(&provided, nullptr));
+}
+
+TEST(COutputs, OfEveryCallCanBeGiven) {
+  for (const char* strategy : {"direct", "hierarchical", "alltoall", "allgather"}) {
+    SCOPED_TRACE(strategy);
+    run_c_ranks(kRanks, [&](crossdock_group* group, int rank) {
+      auto config = Case::config();
+      config.strategy = strategy;
+      config.alignment = 8;
+      const Case input(rank);
+      const Planned planned(group, input, config);
+      const int64_t R = planned.info.capacity_rows;
+
+      auto args = made<crossdock_dispatch_args>();
+      args.x = tensor(input.x, input.T, D);
+      args.with_row_weights = 1;
+      auto provided = made<crossdock_dispatch_result>();
+      ASSERT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &provided));
+      const Memory rows(R * D);
+      const Memory row_weights(R);
+      auto given = made<crossdock_dispatch_result>();
+      given.rows = rows.output(R, D);
+      given.row_weights.tensor = crossdock_tensor_1d(row_weights.values.data(), CROSSDOCK_F32, R);
+      ASSERT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &given));
+      expect_same(given.rows, provided.rows);
+      expect_same(given.row_weights, provided.row_weights);
+
+      auto back_args = made<crossdock_combine_backward_args>();
+      back_args.grad_out = tensor(input.grad_out, input.T, D);
+      back_args.y = given.rows.tensor;
+      auto back = made<crossdock_combine_backward_result>();
+      ASSERT_OK(crossdock_combine_backward(planned.dispatcher, planned.plan, &back_args, &back));
+      const Memory grad_rows(R * D);
+      const Memory grad_weights(input.T * K);
+      auto given_back = made<crossdock_combine_backward_result>();
+      given_back.grad_rows = grad_rows.output(R, D);
+      given_back.grad_weights = grad_weights.output(input.T, K);
+      ASSERT_OK(
+          crossdock_combine_backward(planned.dispatcher, planned.plan, &back_args, &given_back));
+      expect_same(given_back.grad_rows, back.grad_rows);
+      expect_same(given_back.grad_weights, back.grad_weights);
+
+      crossdock_output routes{};
+      ASSERT_OK(crossdock_collect_routes(planned.dispatcher, planned.plan,
+                                         &given.row_weights.tensor, &routes));
+      const Memory collected(input.T * K);
+      crossdock_output given_routes = collected.output(input.T, K);
+      ASSERT_OK(crossdock_collect_routes(planned.dispatcher, planned.plan,
+                                         &given.row_weights.tensor, &given_routes));
+      expect_same(given_routes, routes);
+    });
+  }
+}
+
+TEST(COutputs, AGivenOutputOfAnotherShapeIsTheSameErrorOnEveryRank) {
+  run_c_ranks(kRanks, [](crossdock_group* group, int rank) {
+    const Case input(rank);
+    const Planned planned(group, input);
+    auto args = made<crossdock_combine_backward_args>();
+    args.grad_out = tensor(input.grad_out, input.T, D);
+    const Memory y(planned.info.capacity_rows * D);
+    args.y = tensor(y.values, planned.info.capacity_rows, D);
+    auto back = made<crossdock_combine_backward_result>();
+    const Memory wrong(3);
+    if (rank == 2) back.grad_weights = wrong.output(1, 3);
+    EXPECT_EQ(crossdock_combine_backward(planned.dispatcher, planned.plan, &args, &back),
+              CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(crossdock_last_error()).find("rank 2: grad_weights must be"),
+              std::string::npos)
+        << crossdock_last_error();
+    EXPECT_EQ(back.grad_rows.owner, nullptr);
+    EXPECT_OK(crossdock_group_check(group));
+  });
+}
+
+TEST(COutputs, AnOutputThatStillHasAnOwnerIsRefused) {
+  run_c_ranks(1, [](crossdock_group* group, int /*rank*/) {
+    const Planned planned(group, Case(0));
+    crossdock_output rows{};
+    ASSERT_OK(crossdock_allocate_rows(planned.dispatcher, planned.plan, CROSSDOCK_F32, &rows));
+    EXPECT_EQ(crossdock_allocate_rows(planned.dispatcher, planned.plan, CROSSDOCK_F32, &rows),
+              CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(crossdock_last_error(),
+                 "rows: owner must be NULL before the call; release the previous result first");
+    EXPECT_OK(crossdock_output_release(&rows, nullptr));
+    EXPECT_OK(crossdock_output_release(&rows, nullptr));  // does nothing
+  });
+}
+
+}  // namespace
+}  // namespace crossdock::capi_test
