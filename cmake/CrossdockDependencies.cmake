@@ -2,6 +2,8 @@
 # an error: CROSSDOCK_HAS_<X> is 0 and CROSSDOCK_<X>_NOTE says why.
 find_package(Threads REQUIRED)
 
+# A shared library links no MPI: it opens this plugin, which does.
+set(CROSSDOCK_MPI_PLUGIN libcrossdock_mpi.so.${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 set(CROSSDOCK_HAS_MPI 0)
 if(CROSSDOCK_WITH_MPI)
   set(MPI_CXX_SKIP_MPICXX ON)  # the C interface is all we use
@@ -9,6 +11,9 @@ if(CROSSDOCK_WITH_MPI)
   if(MPI_CXX_FOUND)
     set(CROSSDOCK_HAS_MPI 1)
     set(CROSSDOCK_MPI_NOTE "MPI ${MPI_CXX_VERSION}, ${MPI_CXX_COMPILER}")
+    if(BUILD_SHARED_LIBS)
+      string(APPEND CROSSDOCK_MPI_NOTE ", in the plugin libcrossdock_mpi")
+    endif()
   else()
     set(CROSSDOCK_MPI_NOTE "no MPI was found at configuration (Debian: libopenmpi-dev)")
   endif()
@@ -28,10 +33,14 @@ endif()
 
 set(CROSSDOCK_HAS_NCCL 0)
 if(CROSSDOCK_HAS_CUDA AND CROSSDOCK_WITH_NCCL)
-  find_package(NCCL QUIET)
-  if(NCCL_FOUND)
+  # Only the header: libnccl is opened at run time.
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  mark_as_advanced(NCCL_INCLUDE_DIR)
+  if(NCCL_INCLUDE_DIR)
     set(CROSSDOCK_HAS_NCCL 1)
-    string(APPEND CROSSDOCK_CUDA_NOTE ", NCCL ${NCCL_LIBRARY}")
+    string(APPEND CROSSDOCK_CUDA_NOTE ", NCCL opened at run time")
+  else()
+    string(APPEND CROSSDOCK_CUDA_NOTE ", no NCCL (nccl.h was not found)")
   endif()
 endif()
 

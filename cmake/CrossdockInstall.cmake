@@ -10,6 +10,9 @@ install(TARGETS crossdock_library crossdock_testing EXPORT crossdockTargets
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/crossdock DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
+if(TARGET crossdock_mpi)  # nothing links it, so it needs no name without a version
+  install(TARGETS crossdock_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
+endif()
 if(TARGET crossdock_cli)
   install(TARGETS crossdock_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
@@ -28,7 +31,6 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/crossdockConfig.cmake.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/crossdockConfig.cmake ${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
-              ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
         DESTINATION ${package_dir})
 
 # pkg-config: a static library is of no use without what it links, so that goes into Libs.
@@ -38,8 +40,6 @@ foreach(link ${links})
     list(APPEND pc_links ${MPI_CXX_LIBRARIES})
   elseif(link STREQUAL "CUDA::cudart_static")
     list(APPEND pc_links -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt)
-  elseif(link STREQUAL "NCCL::NCCL")
-    list(APPEND pc_links ${NCCL_LIBRARY})
   elseif(link MATCHES "^CUDA::(.+)$")
     list(APPEND pc_links -L${CUDAToolkit_LIBRARY_DIR} -l${CMAKE_MATCH_1})
   else()

@@ -39,6 +39,22 @@ function(crossdock_add_library)
   target_link_libraries(crossdock_library PUBLIC Threads::Threads PRIVATE ${links})
 endfunction()
 
+# crossdock_add_mpi_plugin(SOURCES <file>...)
+#
+# The plugin of a shared library, CROSSDOCK_MPI_PLUGIN. It exports one function (src/comm/mpi/plugin.hpp). What it uses
+# of the library beyond the public headers is compiled into it, because the library hides that.
+function(crossdock_add_mpi_plugin)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "SOURCES")
+  crossdock_no_leftovers(crossdock_add_mpi_plugin "")
+  add_library(crossdock_mpi SHARED ${arg_SOURCES})
+  crossdock_place_library(crossdock_mpi OUTPUT_NAME crossdock_mpi INSTALL_RPATH $ORIGIN)
+  crossdock_hide_symbols(crossdock_mpi)
+  crossdock_define_features(crossdock_mpi)
+  target_include_directories(crossdock_mpi PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
+  target_link_options(crossdock_mpi PRIVATE LINKER:--no-undefined)
+  target_link_libraries(crossdock_mpi PRIVATE crossdock::crossdock MPI::MPI_CXX crossdock_flags)
+endfunction()
+
 # crossdock_add_testing_library(SOURCES <file>...)
 #
 # crossdock::testing: reference, conformance and faults (include/crossdock/testing/). It uses the public headers and
@@ -164,18 +180,28 @@ function(crossdock_hide_symbols target)
                                              VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
-# crossdock_publish_library(<target> <name> [<property> <value>...]): users link it as crossdock::<name>.
-function(crossdock_publish_library target name)
-  add_library(crossdock::${name} ALIAS ${target})
+# crossdock_place_library(<target> [<property> <value>...]): at the top of the build folder, with the project's version.
+# A shared library exports the symbols that cmake/exported_symbols.map names.
+function(crossdock_place_library target)
   set_target_properties(
     ${target}
-    PROPERTIES EXPORT_NAME ${name}
-               LINKER_LANGUAGE CXX
+    PROPERTIES LINKER_LANGUAGE CXX
                VERSION ${PROJECT_VERSION}
                SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
                ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
                LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
                ${ARGN})
+  if(BUILD_SHARED_LIBS)
+    set(map ${PROJECT_SOURCE_DIR}/cmake/exported_symbols.map)
+    target_link_options(${target} PRIVATE LINKER:--version-script=${map})
+    set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${map})
+  endif()
+endfunction()
+
+# crossdock_publish_library(<target> <name> [<property> <value>...]): users link it as crossdock::<name>.
+function(crossdock_publish_library target name)
+  add_library(crossdock::${name} ALIAS ${target})
+  crossdock_place_library(${target} EXPORT_NAME ${name} ${ARGN})
   target_compile_features(${target} INTERFACE cxx_std_20)
   target_include_directories(${target} INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                  $<INSTALL_INTERFACE:include>)
@@ -185,6 +211,9 @@ function(crossdock_define_features target)
   target_compile_definitions(
     ${target} PRIVATE CROSSDOCK_HAS_MPI=${CROSSDOCK_HAS_MPI}
                       CROSSDOCK_HAS_CUDA=${CROSSDOCK_HAS_CUDA} CROSSDOCK_HAS_NCCL=${CROSSDOCK_HAS_NCCL})
+  if(CROSSDOCK_HAS_NCCL)
+    target_include_directories(${target} SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
+  endif()
 endfunction()
 
 # GoogleTest's headers take longer to compile than most tests: they are compiled once, for an executable that does

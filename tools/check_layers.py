@@ -13,6 +13,7 @@ MAY_SEE = {
     "comm/mpi": {"core", "comm"},
     "comm/sockets": {"core", "comm"},
     "comm/cuda": {"core", "core/cuda", "comm"},
+    "comm/nccl": {"core", "comm"},
     "router": {"core", "ops"},
     "experts": {"core", "ops"},
     "plan": {"core"},
@@ -25,7 +26,7 @@ MAY_SEE = {
     "capi": {"core", "comm"},  # C to C++ and back; all else through the public headers
     "testing": {"core"},  # and the public headers
 }
-MAY_SEE["dispatch/cuda"] = {"core", "core/cuda", "comm", "comm/cuda", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
+MAY_SEE["dispatch/cuda"] = {"core", "core/cuda", "comm", "comm/cuda", "comm/nccl", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
                             "dispatch/cuda/kernels"}
 MAY_SEE["dispatch/strategies"] = {"core", "core/cuda", "comm", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
                                   "dispatch/cuda", "dispatch/cuda/kernels"}

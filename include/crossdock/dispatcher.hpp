@@ -22,9 +22,11 @@ struct DeviceOptions {
   /// SM limit (0: none). If the SMs of all ranks of this process fit on their GPU together (on
   /// three quarters of it if a rank uses several streams), calls need no separate barrier kernel.
   int max_sms = 0;
-  /// An ncclComm_t with the group's ranks. alltoall and allgather exchange all rows through it,
-  /// direct and hierarchical only rows between nodes. Without it, ranks copy from each other's
-  /// memory. Must be set before the first plan, and must not change afterwards.
+  /// An ncclComm_t with the group's ranks, made by the libnccl.so.2 of this process. alltoall and
+  /// allgather exchange all rows through it, direct and hierarchical only rows between nodes. Null:
+  /// ranks copy from each other's memory; processes on several nodes make an NCCL communicator of
+  /// their own at the first plan. Must be set before the first plan, and must not change
+  /// afterwards.
   void* nccl_comm = nullptr;
 };
 

@@ -8,6 +8,7 @@
 #include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
 #include "comm/flight_report.hpp"
+#include "comm/nccl_slot.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/shared_bytes.hpp"
 #include "comm/window.hpp"
@@ -195,6 +196,7 @@ struct Group::State {
   BufferPool pool;
   std::unique_ptr<comm::WindowPool> windows;
   comm::PeerEvents peer_events;
+  std::weak_ptr<cuda::NcclCommunicator> nccl_communicator;
   uint64_t next_sequence = 1;
   const char* last_operation = "";  // of the last agreement, number next_sequence - 1
   std::optional<Error> poison;
@@ -206,6 +208,10 @@ struct comm::GroupInternals {
 
 comm::PeerEvents& comm::peer_events_of(Group& group) {
   return GroupInternals::state(group).peer_events;
+}
+
+std::weak_ptr<cuda::NcclCommunicator>& comm::nccl_communicator_of(Group& group) {
+  return GroupInternals::state(group).nccl_communicator;
 }
 
 comm::WindowPool& comm::windows_of(Group& group) {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "comm/cuda/memory_access.hpp"
-#include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
@@ -51,13 +50,6 @@ PeerMemory::PeerMemory(const Communicator& communicator, int device)
 bool PeerMemory::is_near(int peer) const {
   const std::vector<int>& nodes = topology_.node_of_rank;
   return nodes[static_cast<size_t>(peer)] == nodes[static_cast<size_t>(rank_)];
-}
-
-void PeerMemory::check_reach() const {
-  if (shares_address_space_ || topology_.num_nodes <= 1) return;
-  throw Error(ErrorCode::kUnsupported,
-              "ranks on several nodes cannot reach each other's GPU memory; give an NCCL "
-              "communicator (DeviceOptions::nccl_comm)");
 }
 
 PeerMemory::~PeerMemory() {

@@ -37,9 +37,6 @@ class PeerMemory {
   /// Whether rank `peer` is on this rank's node.
   bool is_near(int peer) const;
 
-  /// Throws Error(kUnsupported) if a rank's memory is not reachable because it is on another node.
-  void check_reach() const;
-
   /// Whether peers can only reach memory that Crossdock allocated.
   bool needs_export() const { return needs_export_; }
 

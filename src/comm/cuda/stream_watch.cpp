@@ -60,7 +60,7 @@ void StreamWatch::end_exchange(cudaStream_t stream) {
   pending_.back().end = std::move(end);
 }
 
-void StreamWatch::set_probe(std::function<std::string()> probe) {
+void StreamWatch::set_probe(Probe probe) {
   const std::lock_guard lock(mutex_);
   probe_ = std::move(probe);
 }
@@ -76,15 +76,21 @@ std::optional<Error> StreamWatch::fault() {
     return true;
   });
   if (pending_.empty()) return std::nullopt;
-  const std::string failure = probe_ ? probe_() : "";
-  if (!failure.empty()) return fault_ = failed(pending_.front(), failure);
+  const std::string failure = probe_.error ? probe_.error() : "";
+  if (!failure.empty()) return note_fault(failed(pending_.front(), failure));
   for (Exchange& exchange : pending_) {
     if (!exchange.reached && exchange.begin->has_passed()) exchange.reached = Clock::now();
     if (exchange.reached && Clock::now() - *exchange.reached > options_.progress_deadline) {
-      return fault_ = late(exchange);
+      return note_fault(late(exchange));
     }
   }
   return std::nullopt;
+}
+
+std::optional<Error> StreamWatch::note_fault(const Error& error) {
+  fault_ = error;
+  if (probe_.abort) probe_.abort();
+  return fault_;
 }
 
 std::optional<Error> StreamWatch::try_await(cudaStream_t stream,
@@ -115,12 +121,16 @@ void StreamWatch::await(cudaStream_t stream) {
   if (const std::optional<Error> error = try_await(stream)) throw *error;
 }
 
+const char* StreamWatch::fate_of_communicator() const {
+  return probe_.abort ? "The communicator has been aborted"
+                      : "The communicator was not aborted; call ncclCommAbort to free the GPU";
+}
+
 Error StreamWatch::failed(const Exchange& exchange, const std::string& reason) const {
   return {
       ErrorCode::kCommunication,
       concat("rank ", options_.rank, " of ", options_.size, ": NCCL failed in ", exchange.operation,
-             " (call ", exchange.sequence, "): ", reason,
-             ". The communicator was not aborted; call ncclCommAbort to free the GPU"),
+             " (call ", exchange.sequence, "): ", reason, ". ", fate_of_communicator()),
       {.culprit = options_.rank, .sequence = exchange.sequence, .operation = exchange.operation}};
 }
 
@@ -129,9 +139,8 @@ Error StreamWatch::late(const Exchange& exchange) const {
       ErrorCode::kTimeout,
       concat("rank ", options_.rank, " of ", options_.size, ": NCCL did not finish ",
              exchange.operation, " (call ", exchange.sequence, ") within ",
-             seconds(options_.progress_deadline),
-             " s; are all ranks of its communicator alive? The communicator was not aborted; "
-             "call ncclCommAbort to free the GPU"),
+             seconds(options_.progress_deadline), " s; are all ranks of its communicator alive? ",
+             fate_of_communicator()),
       {.culprit = options_.rank, .sequence = exchange.sequence, .operation = exchange.operation}};
 }
 

@@ -39,8 +39,15 @@ class StreamWatch {
   void begin_exchange(cudaStream_t stream, const char* operation, uint64_t sequence);
   void end_exchange(cudaStream_t stream);
 
-  /// Sets a function that is polled while exchanges are pending; it returns an error message or "".
-  void set_probe(std::function<std::string()> probe);
+  /// Access to the communicator of the exchanges.
+  struct Probe {
+    std::function<std::string()> error{};  // polled while exchanges are pending: a message or ""
+    /// (optional) Stops the exchanges, which frees the GPU. Called once, when one of them has
+    /// failed or is late. Must not wait, nor call the watch. Without it the message says that the
+    /// caller must do so.
+    std::function<void()> abort{};
+  };
+  void set_probe(Probe probe);
 
   /// The error of an exchange that has failed or takes too long; it is permanent. Does not wait.
   std::optional<Error> fault();
@@ -64,6 +71,8 @@ class StreamWatch {
   };
 
   std::unique_ptr<OwnedEvent> take_event();
+  std::optional<Error> note_fault(const Error& error);
+  const char* fate_of_communicator() const;
   Error failed(const Exchange& exchange, const std::string& reason) const;
   Error late(const Exchange& exchange) const;
   Error held_up(std::chrono::nanoseconds waited) const;
@@ -72,7 +81,7 @@ class StreamWatch {
   std::mutex mutex_;
   std::deque<Exchange> pending_;
   std::vector<std::unique_ptr<OwnedEvent>> spare_events_;
-  std::function<std::string()> probe_;
+  Probe probe_;
   std::optional<Error> fault_;
 };
 

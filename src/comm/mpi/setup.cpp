@@ -9,10 +9,8 @@
 #include "comm/mpi/communicator.hpp"
 #include "comm/mpi/environment.hpp"
 #include "core/check.hpp"
-#include "crossdock/mpi.hpp"
 
-namespace crossdock {
-namespace comm {
+namespace crossdock::comm {
 namespace {
 
 constexpr int64_t kMaxChunkBytes = int64_t{1} << 30;  // MPI counts in int
@@ -86,8 +84,7 @@ MPI_Comm communicator_of(MPI_Comm communicator, const std::vector<int>& members)
   return part;
 }
 
-}  // namespace
-
+// A communicator over a duplicate of `original`. Collective.
 std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOptions& options) {
   CROSSDOCK_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= kMaxChunkBytes,
                   "chunk_bytes must be from 1 to ", kMaxChunkBytes, ", got ", options.chunk_bytes);
@@ -107,6 +104,8 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOpti
                   options);
 }
 
+}  // namespace
+
 std::unique_ptr<Communicator> make_subgroup(const MpiSubgroup& subgroup,
                                             const MpiOptions& options) {
   Members members = subset_of(subgroup.of, subgroup.ranks);
@@ -123,22 +122,17 @@ std::unique_ptr<Communicator> make_subgroup(const MpiSubgroup& subgroup,
                   options);
 }
 
-}  // namespace comm
-
-bool mpi_is_built() {
-  return true;
+std::unique_ptr<Communicator> make_world_communicator(const MpiOptions& options) {
+  ensure_mpi_is_initialized();
+  return make_communicator(MPI_COMM_WORLD, options);
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options) {
-  comm::ensure_mpi_is_initialized();
-  return comm::make_communicator(MPI_COMM_WORLD, options);
-}
-
-std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm, MpiOptions options) {
+std::unique_ptr<Communicator> make_communicator_over(const void* mpi_comm,
+                                                     const MpiOptions& options) {
   CROSSDOCK_CHECK(mpi_comm != nullptr, "mpi_comm must point to an MPI_Comm, got null");
-  CROSSDOCK_CHECK(comm::mpi_is_running(),
+  CROSSDOCK_CHECK(mpi_is_running(),
                   "MPI must be initialised, and not finalised, before its communicators are used");
-  return comm::make_communicator(*static_cast<const MPI_Comm*>(mpi_comm), options);
+  return make_communicator(*static_cast<const MPI_Comm*>(mpi_comm), options);
 }
 
-}  // namespace crossdock
+}  // namespace crossdock::comm

@@ -10,8 +10,10 @@
 // Making MPI communicators: the only calls that block in MPI, until MpiOptions::setup_deadline.
 namespace crossdock::comm {
 
-/// A communicator over a duplicate of `original`. Collective.
-std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOptions& options);
+// The two make_mpi_communicator of crossdock/mpi.hpp.
+std::unique_ptr<Communicator> make_world_communicator(const MpiOptions& options);
+std::unique_ptr<Communicator> make_communicator_over(const void* mpi_comm,
+                                                     const MpiOptions& options);
 
 struct MpiSubgroup {
   MPI_Comm parent = MPI_COMM_NULL;

@@ -16,6 +16,13 @@ Waits waits_outside_transport(const Packing& packing) {
   return packing.relay ? Waits::kForNode : Waits::kNone;
 }
 
+// Processes on several nodes cannot reach each other's memory.
+bool uses_nccl(const PathContext& context) {
+  const bool is_in_reach = context.group.communicator().shares_address_space() ||
+                           context.group.topology().num_nodes <= 1;
+  return context.options.nccl_comm != nullptr || !is_in_reach;
+}
+
 // REQUIRES: a CudaPacked made the plan.
 const PackedPlan& packed_plan(const Plan& plan) {
   return static_cast<const PackedPlan&>(*plan.device_data());
@@ -28,13 +35,12 @@ std::byte* bytes(const OwnedTensor& tensor) {
 }  // namespace
 
 CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing)
-    : CudaPacked(
-          context, device, packing,
-          context.options.nccl_comm != nullptr ? waits_outside_transport(packing) : Waits::kForAll,
-          [nccl_comm = context.options.nccl_comm](CudaRank& rank) {
-            return nccl_comm != nullptr ? make_nccl_transport(rank, nccl_comm)
-                                        : make_peer_copies(rank);
-          }) {}
+    : CudaPacked(context, device, packing,
+                 uses_nccl(context) ? waits_outside_transport(packing) : Waits::kForAll,
+                 [&context](CudaRank& rank) {
+                   return uses_nccl(context) ? make_nccl_transport(rank, context.options.nccl_comm)
+                                             : make_peer_copies(rank);
+                 }) {}
 
 CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing,
                        const MakeTransport& make_transport)

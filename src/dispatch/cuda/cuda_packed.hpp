@@ -47,7 +47,8 @@ struct Packing {
 /// the host, so that their sizes are known there.
 class CudaPacked final : public CudaPath {
  public:
-  /// Exchanges through context.options.nccl_comm if given, else through peers' memory.
+  /// Exchanges through context.options.nccl_comm if given, else through peers' memory, or through
+  /// an NCCL communicator of the library's own if that is out of reach.
   CudaPacked(const PathContext& context, int device, const Packing& packing);
 
   /// Exchanges through a transport that waits for its peers itself, as NCCL does.
@@ -86,6 +87,7 @@ class CudaPacked final : public CudaPath {
     size_t rows_entry = 0;
   };
 
+  void connect() override { transport_->connect(); }
   std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan) override;
   ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
                            const DispatchResult& result) override;

@@ -18,11 +18,13 @@ CudaPath::CudaPath(const PathContext& context, int device, const ChannelUse& use
 
 Plan CudaPath::plan(const Routing& routing) {
   const CudaRank::CallScope scope(rank_);
+  connect();
   return plan_on_host(rank_, routing, [&](const Plan& made) { return upload(made); });
 }
 
 Plan CudaPath::plan(const DenseRouting& routing) {
   const CudaRank::CallScope scope(rank_);
+  connect();
   return plan_on_host(rank_, routing, [&](const Plan& made) { return upload(made); });
 }
 

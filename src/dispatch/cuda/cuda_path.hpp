@@ -36,6 +36,8 @@ class CudaPath : public FramedPath {
  protected:
   CudaPath(const PathContext& context, int device, const ChannelUse& use);
 
+  /// (optional) Connects the ranks, at the beginning of every plan made on the host. Collective.
+  virtual void connect() {}
   /// Copies to the GPU what calls need of a plan made on the host.
   virtual std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan) = 0;
 

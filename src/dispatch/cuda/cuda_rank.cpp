@@ -86,7 +86,6 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
       waits_(use.waits),
       channel_ranks_(group().topology(), group().rank(), use.waits),
       placement_(make_placement(config(), group().size())) {
-  if (waits_ == Waits::kForAll) peers_.check_reach();
   check_channel_size(use, group().topology(), channel_ranks_, kMaxPeers);
   if (waits_ == Waits::kNone) peers_.set_peer_devices({});
   const CallGuard guard(device_);

@@ -12,12 +12,6 @@
 namespace crossdock::cuda {
 namespace {
 
-void check_not_captured(cudaStream_t stream) {
-  CROSSDOCK_CHECK(!is_capturing(stream),
-                  "this plan is made on the host, which cannot be captured in a graph; use direct, "
-                  "routes by slot, drops by position and a configured max_rows");
-}
-
 template <typename AnyRouting, typename PlanRouting>
 Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& plan,
                  const MakeDeviceData& make_device_data) {
@@ -25,7 +19,7 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
   const std::optional<Error> refusal = refusal_of([&] {
     rank.check_usable();
     rank.follow_caller();
-    check_not_captured(rank.stream());
+    check_not_captured(rank);
     CROSSDOCK_CHECK(routing.weights.dtype == DType::kF32, "weights on a GPU must be fp32, got ",
                     name_of(routing.weights.dtype));
     rank.await_stream();  // copies must not wait for kernels
@@ -41,6 +35,12 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
 }
 
 }  // namespace
+
+void check_not_captured(const CudaRank& rank) {
+  CROSSDOCK_CHECK(!is_capturing(rank.stream()),
+                  "this plan is made on the host, which cannot be captured in a graph; use direct, "
+                  "routes by slot, drops by position and a configured max_rows");
+}
 
 ConstTensorView HostRouting::copy(const char* name, const ConstTensorView& tensor, Buffer& buffer,
                                   const CudaRank& rank) {

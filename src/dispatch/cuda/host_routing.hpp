@@ -36,6 +36,9 @@ class HostRouting {
   ConstTensorView mask_;
 };
 
+/// Throws if the rank's stream is captured: a plan on the host waits for it.
+void check_not_captured(const CudaRank& rank);
+
 /// Copies to the device what it needs of a plan made on the host.
 using MakeDeviceData = std::function<std::shared_ptr<const DevicePlanData>(const Plan& host_plan)>;
 

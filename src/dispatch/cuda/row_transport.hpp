@@ -24,6 +24,10 @@ class RowTransport {
  public:
   virtual ~RowTransport() = default;
 
+  /// (optional) Makes what connects the ranks, unless it is there. Called at the beginning of every
+  /// plan. Throws the same error on all ranks; the group stays usable.
+  virtual void connect() {}
+
   /// Queues transfers. The agreed handles from `first_entry` on belong to their send buffers. Once
   /// the stream has executed the transfers, they are done and send buffers may be reused.
   virtual void run(const CudaRank::Agreed& agreed, size_t first_entry,
@@ -33,8 +37,9 @@ class RowTransport {
 /// Every rank copies its rows out of its peers' memory.
 std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank);
 
-/// Grouped ncclSend and ncclRecv on `nccl_comm`, an ncclComm_t whose ranks are the group's. Throws
-/// Error(kUnsupported) if built without NCCL.
+/// Grouped ncclSend and ncclRecv on `nccl_comm`, an ncclComm_t whose ranks are the group's; null:
+/// on a communicator of the library's own. Throws Error(kUnsupported) if built without NCCL, or if
+/// libnccl cannot be opened.
 std::unique_ptr<RowTransport> make_nccl_transport(CudaRank& rank, void* nccl_comm);
 
 }  // namespace crossdock::cuda

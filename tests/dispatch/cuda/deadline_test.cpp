@@ -126,10 +126,11 @@ class WithheldExchange {
     auto* bytes = static_cast<std::byte*>(memory_.view.data);
     stream_.synchronize();
     rank.gate.hold(stream_.get());
-    nccl_ok(ncclGroupStart());
-    nccl_ok(ncclSend(bytes, 1, ncclUint8, 0, comm, stream_.get()));
-    nccl_ok(ncclRecv(bytes + 1, 1, ncclUint8, 0, comm, stream_.get()));
-    nccl_ok(ncclGroupEnd());
+    const cuda::NcclLibrary& nccl = cuda::nccl_library();
+    nccl_ok(nccl.group_start());
+    nccl_ok(nccl.send(bytes, 1, ncclUint8, 0, comm, stream_.get()));
+    nccl_ok(nccl.recv(bytes + 1, 1, ncclUint8, 0, comm, stream_.get()));
+    nccl_ok(nccl.group_end());
   }
 
  private:
@@ -171,7 +172,7 @@ void run_withheld(const std::function<void(HeldRank& rank)>& body) {
     });
     // The communicator is as it was.
     ncclResult_t state = ncclSuccess;
-    nccl_ok(ncclCommGetAsyncError(comm.get(), &state));
+    nccl_ok(cuda::nccl_library().comm_get_async_error(comm.get(), &state));
     EXPECT_EQ(state, ncclSuccess);
   }
 }

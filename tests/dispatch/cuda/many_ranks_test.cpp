@@ -8,11 +8,8 @@
 #include "comm/cuda/peer_signals.cuh"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
-#include "dispatch/cuda/cuda_packed.hpp"
-#include "dispatch/cuda/step.hpp"
+#include "dispatch/cuda/packed_step.hpp"
 #include "dispatch/lone_communicator.hpp"
-#include "dispatch/strategies/allgather/allgather.hpp"
-#include "dispatch/strategies/direct/relay_plan.hpp"
 
 namespace crossdock {
 namespace {
@@ -152,62 +149,28 @@ class HostTransport final : public cuda::RowTransport {
   cuda::CudaRank& rank_;
 };
 
-cuda::Packing packing_of(const std::string& strategy) {
-  if (strategy == "alltoall") return {};
-  if (strategy == "allgather") return {.arrival_tokens = exchange_arrival_tokens};
-  return {.relay = cuda::make_relay_plan};
-}
-
-// One step of a strategy that packs its rows has the bits of the CPU with that transport.
-void expect_bits_of_the_cpu(int num_ranks, int ranks_per_node, const std::string& strategy) {
-  SCOPED_TRACE(strategy);
-  const DispatchCase the_case = case_of(num_ranks);
-  run_ranks(
-      num_ranks,
-      [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
-        const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
-        const RankTensors host = tensors_of(the_case.config, the_case.ranks[r], DType::kF32);
-        const RankStream stream;
-        const DeviceTensors tensors(host, stream);
-        stream.synchronize();
-        cuda::CudaPacked path({.group = group,
-                               .config = std::make_shared<const DispatchConfig>(the_case.config),
-                               .strategy = make_strategy(strategy),
-                               .config_text = {}},
-                              0, packing_of(strategy), [](cuda::CudaRank& rank) {
-                                return std::make_unique<HostTransport>(rank);
-                              });
-        path.set_options({.stream = stream.view()});
-        const Plan plan = path.plan(tensors.routing());
-        const DispatchResult moved =
-            path.dispatch(plan, {.x = tensors.x.view, .with_row_weights = true});
-        const OwnedTensor out = path.gather_sum(
-            "combine", plan, {.rows = moved.rows.view, .weights = plan.weights(), .out = {}});
-        const CombineBackwardResult backward =
-            path.combine_backward(plan, {.grad_out = tensors.grad_out.view, .y = moved.rows.view});
-        EXPECT_EQ(to_host(moved.rows.view, stream), wanted.rows);
-        EXPECT_EQ(to_host(moved.row_weights.view, stream), wanted.row_weights);
-        EXPECT_EQ(to_host(out.view, stream), wanted.out);
-        EXPECT_EQ(to_host(backward.grad_rows.view, stream), wanted.grad_rows);
-        EXPECT_EQ(to_host(backward.grad_weights.view, stream), wanted.grad_weights);
-        path.check();
-      },
-      nodes_of(ranks_per_node));
+// With a transport that takes NCCL's place.
+void expect_bits_through_the_host(int num_ranks, int ranks_per_node, const std::string& strategy) {
+  expect_bits_of_the_cpu({.the_case = case_of(num_ranks),
+                          .options = nodes_of(ranks_per_node),
+                          .strategy = strategy,
+                          .make_transport = [](cuda::CudaRank& rank) {
+                            return std::make_unique<HostTransport>(rank);
+                          }});
 }
 
 // Ranks of the second node are not at the index of their slot. First of these tests: kernels wait
 // for other ranks here, and streams of the other tests would share their hardware queues.
 TEST_F(CudaManyRanks, AFewRelayTokensWithinTheirNodesOnly) {
   for (const char* strategy : {"direct", "hierarchical"}) {
-    expect_bits_of_the_cpu(5, 3, strategy);
-    expect_bits_of_the_cpu(6, 2, strategy);
+    expect_bits_through_the_host(5, 3, strategy);
+    expect_bits_through_the_host(6, 2, strategy);
   }
 }
 
 TEST_F(CudaManyRanks, ExchangeThroughATransportThatWaitsItself) {
   for (const char* strategy : {"alltoall", "allgather"}) {
-    expect_bits_of_the_cpu(kManyRanks, 0, strategy);
+    expect_bits_through_the_host(kManyRanks, 0, strategy);
   }
 }
 
@@ -215,7 +178,7 @@ TEST_F(CudaManyRanks, ExchangeThroughATransportThatWaitsItself) {
 // GPU has fewer queues than there are ranks.
 TEST_F(CudaManyRanks, RelayTokensBetweenNodes) {
   for (const char* strategy : {"direct", "hierarchical"}) {
-    expect_bits_of_the_cpu(kManyRanks, 1, strategy);
+    expect_bits_through_the_host(kManyRanks, 1, strategy);
   }
 }
 

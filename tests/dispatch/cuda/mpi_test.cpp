@@ -69,6 +69,22 @@ TEST_F(CudaProcesses, CaptureAgainAfterTheResultsOfACaptureAreGone) {
   }
 }
 
+// NCCL wants a GPU for every rank: processes on one GPU that take each other for other nodes cannot
+// be connected. All of them say so, and go on.
+TEST_F(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {
+  Group group(make_mpi_communicator({.ranks_per_node = 1}), deadlines());
+  const DispatchCase the_case = case_of(group, 75);
+  for (const char* strategy : {"alltoall", "hierarchical"}) {
+    GpuRank rank(group, the_case, {.strategy = strategy});
+    const std::optional<Error> error = error_of([&] { rank.plan(); });
+    ASSERT_TRUE(error.has_value());
+    EXPECT_EQ(error->code(), ErrorCode::kUnsupported) << error->what();
+    EXPECT_NE(std::string(error->what()).find("NCCL"), std::string::npos) << error->what();
+    group.check();
+  }
+  group.agree({.operation = "meet"});
+}
+
 cuda::MemoryHandle exchange(Group& group, const cuda::MemoryHandle& own, int whose) {
   const Agreement agreement =
       group.agree({.operation = "exchange", .body = std::as_bytes(std::span(&own, 1))});

@@ -1,11 +1,19 @@
-// Rows through NCCL. It wants a GPU for every rank: with one GPU one rank sends to itself, and what
-// is checked of a communicator is checked.
+// Rows through NCCL. It wants a GPU for every rank: with one GPU one rank sends to itself, what is
+// checked of a communicator is checked, and several ranks use a stand-in.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dispatch/cuda/step.hpp"
+#include <set>
+
+#include "dispatch/cuda/packed_step.hpp"
 #include "dispatch/lone_communicator.hpp"
+
+#if CROSSDOCK_HAS_NCCL
+#include "comm/nccl_slot.hpp"
+#include "dispatch/cuda/nccl_transport.hpp"
+#include "support/fake_nccl.hpp"
+#endif
 
 namespace crossdock {
 namespace {
@@ -47,6 +55,110 @@ TEST_F(CudaNccl, ACommunicatorOfOtherRanksIsRefused) {
       rank.group.check();
     });
   }
+}
+
+const char* const kPackingStrategies[] = {"alltoall", "allgather", "direct", "hierarchical"};
+
+// Ranks that make a communicator of the library's own, from this NCCL.
+PackedSetting own_communicator(const cuda::NcclLibrary& library, const DispatchCase& the_case,
+                               const std::string& strategy) {
+  PackedSetting setting{.the_case = the_case,
+                        .options = short_deadlines(),
+                        .strategy = strategy,
+                        .make_transport = [&library](cuda::CudaRank& rank) {
+                          return std::make_unique<cuda::NcclTransport>(rank, library);
+                        }};
+  setting.options.ranks_per_node = 2;
+  return setting;
+}
+
+TEST_F(CudaNccl, OneRankMakesACommunicatorOfItsOwn) {
+  for (const char* strategy : kPackingStrategies) {
+    expect_bits_of_the_cpu(own_communicator(cuda::nccl_library(), case_of({33}), strategy));
+  }
+}
+
+TEST_F(CudaNccl, DispatchersOfOneRankShareTheCommunicator) {
+  const DispatchCase the_case = case_of({33});
+  const PackedSetting setting = own_communicator(cuda::nccl_library(), the_case, "alltoall");
+  run_ranks(
+      1,
+      [&](Group& group) {
+        const RankStream stream;
+        const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[0], DType::kF32),
+                                    stream);
+        const auto first = make_packed_path(group, setting);
+        const auto second = make_packed_path(group, setting);
+        std::set<const cuda::NcclCommunicator*> made;
+        for (cuda::CudaPacked* path : {first.get(), second.get()}) {
+          path->set_options({.stream = stream.view()});
+          const Plan plan = path->plan(tensors.routing());
+          made.insert(comm::nccl_communicator_of(group).lock().get());
+        }
+        EXPECT_EQ(made.size(), 1U);
+        EXPECT_NE(*made.begin(), nullptr);
+      },
+      setting.options);
+}
+
+TEST_F(CudaNccl, SeveralRanksBringTheirRowsHome) {
+  const test::FakeNccl nccl;
+  for (const char* strategy : kPackingStrategies) {
+    expect_bits_of_the_cpu(own_communicator(nccl.library(), case_of({33, 0, 17, 40, 8}), strategy));
+  }
+  const test::FakeNccl::Counts counts = nccl.await_ends();
+  EXPECT_EQ(counts.destroyed, 4 * 5);
+  EXPECT_EQ(counts.aborted, 0);
+}
+
+TEST_F(CudaNccl, ACommunicatorOfTheLibrarysOwnIsAbortedAfterAFailure) {
+  test::FakeNccl nccl;
+  nccl.set_faults({.fails_exchanges = true});
+  const DispatchCase the_case = case_of({33, 9});
+  const PackedSetting setting = own_communicator(nccl.library(), the_case, "alltoall");
+  run_ranks(
+      2,
+      [&](Group& group) {
+        const auto r = static_cast<size_t>(group.rank());
+        const RankStream stream;
+        const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
+                                    stream);
+        const auto path = make_packed_path(group, setting);
+        path->set_options({.stream = stream.view()});
+        const Plan plan = path->plan(tensors.routing());
+        EXPECT_THAT(
+            message_of([&] { static_cast<void>(path->dispatch(plan, {.x = tensors.x.view})); }),
+            HasSubstr("ncclGroupEnd: an error of the stand-in"));
+        EXPECT_TRUE(group.is_poisoned());
+      },
+      setting.options);
+  EXPECT_EQ(nccl.await_ends(), (test::FakeNccl::Counts{.made = 2, .aborted = 2}));
+}
+
+TEST_F(CudaNccl, RanksThatCannotBeConnectedRefuseThePlan) {
+  test::FakeNccl nccl;
+  nccl.set_faults({.fails_later = 1});
+  const DispatchCase the_case = case_of({33, 9});
+  const PackedSetting setting = own_communicator(nccl.library(), the_case, "alltoall");
+  run_ranks(
+      2,
+      [&](Group& group) {
+        const auto r = static_cast<size_t>(group.rank());
+        const RankStream stream;
+        const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
+                                    stream);
+        const auto path = make_packed_path(group, setting);
+        path->set_options({.stream = stream.view()});
+        EXPECT_THAT(message_of([&] { path->plan(tensors.routing()); }),
+                    HasSubstr("rank 1: NCCL cannot connect the ranks"));
+        group.check();
+        group.agree({.operation = "meet"});
+        if (group.rank() == 0) nccl.set_faults({});
+        group.agree({.operation = "meet"});
+        const Plan plan = path->plan(tensors.routing());  // tries again
+        EXPECT_TRUE(plan.valid());
+      },
+      setting.options);
 }
 
 #else

@@ -80,7 +80,7 @@ TEST_F(CudaStreamWatch, ReportsWhatTheProbeFinds) {
   const RankStream stream;
   const Gate gate;
   cuda::StreamWatch watch(options_of(seconds(60), seconds(60)));
-  watch.set_probe([] { return std::string("a peer is gone"); });
+  watch.set_probe({.error = [] { return std::string("a peer is gone"); }});
   EXPECT_FALSE(watch.fault().has_value());  // nothing is pending
   watch.begin_exchange(stream.get(), "dispatch", 7);
   gate.hold(stream.get());
@@ -90,6 +90,25 @@ TEST_F(CudaStreamWatch, ReportsWhatTheProbeFinds) {
   EXPECT_TRUE(gate.is_closed());
   EXPECT_EQ(error->code(), ErrorCode::kCommunication);
   EXPECT_THAT(error->what(), HasSubstr("NCCL failed in dispatch (call 7): a peer is gone"));
+  gate.open();
+  stream.synchronize();
+}
+
+TEST_F(CudaStreamWatch, AbortsACommunicatorThatItMayAbort) {
+  const RankStream stream;
+  const Gate gate;
+  cuda::StreamWatch watch(options_of(seconds(60), milliseconds(200)));
+  int num_aborts = 0;
+  watch.set_probe({.error = [] { return std::string(); }, .abort = [&] { ++num_aborts; }});
+  watch.begin_exchange(stream.get(), "dispatch", 7);
+  gate.hold(stream.get());
+  watch.end_exchange(stream.get());
+  const std::optional<Error> error = watch.try_await(stream.get());
+  ASSERT_TRUE(error.has_value());
+  EXPECT_TRUE(watch.fault().has_value());
+  EXPECT_EQ(num_aborts, 1);
+  EXPECT_THAT(error->what(), HasSubstr("NCCL did not finish dispatch"));
+  EXPECT_THAT(error->what(), HasSubstr("The communicator has been aborted"));
   gate.open();
   stream.synchronize();
 }

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <nccl.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <mutex>
+#include <string>
+
+#include "comm/nccl/library.hpp"
+#include "core/check.hpp"
+
+namespace crossdock::cuda {
+
+/// An NCCL communicator with the ranks of a group: one that the caller has lent, which is never
+/// ended here, or one of the library's own. Thread-safe. The NcclLibrary must outlive it.
+class NcclCommunicator {
+ public:
+  /// Lent by the caller.
+  NcclCommunicator(const NcclLibrary& library, ncclComm_t comm);
+
+  struct Member {
+    int rank = 0;
+    int size = 1;
+    int device = 0;                       // REQUIRES: the current one
+    std::chrono::nanoseconds patience{};  // how long the process waits at exit for its end
+  };
+  /// The library's own: begins to connect this rank with the others, which make theirs with the
+  /// same id. Does not wait. Throws Error(kUnsupported) if NCCL fails at once.
+  NcclCommunicator(const NcclLibrary& library, const ncclUniqueId& id, const Member& member);
+
+  /// Destroys the library's own in the background (see end_in_background), or aborts it if it was
+  /// not connected or has failed. REQUIRES: its operations have completed, or it has failed.
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  const NcclLibrary& library() const { return library_; }
+  bool is_own() const { return is_own_; }
+  int device() const { return member_.device; }
+
+  /// Whether all ranks are connected. Throws Error(kUnsupported) if NCCL has failed to do so.
+  bool is_connected();
+
+  /// The error of an operation that has failed, or "". Does not wait.
+  std::string async_error();
+
+  /// Calls body(ncclComm_t). Another thread's abort waits until it returns. Throws
+  /// Error(kCommunication) after an abort.
+  template <typename Body>
+  void use(const Body& body) {
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) throw Error(ErrorCode::kCommunication, kAborted);
+    body(comm_);
+  }
+
+  /// REQUIRES: is_own(). Stops all operations in the background, and with them the kernels that
+  /// wait for peers. Does not wait.
+  void abort() noexcept;
+
+ private:
+  static constexpr const char* kAborted = "the NCCL communicator has been aborted";
+
+  ncclResult_t state() const;       // REQUIRES: mutex_ is held, comm_ is set
+  bool is_in_forked_child() const;  // where the communicator must be left alone
+
+  const NcclLibrary& library_;
+  const bool is_own_;
+  const Member member_{};
+  const pid_t process_;
+  std::mutex mutex_;
+  ncclComm_t comm_ = nullptr;  // null after abort
+  bool is_connected_ = false;
+};
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+
+namespace crossdock::cuda {
+
+/// The functions of NCCL that are called here. Nothing links libnccl: it is opened when ranks first
+/// need it, so that a machine without NCCL can run everything else.
+struct NcclLibrary {
+  decltype(&ncclGetVersion) get_version = nullptr;
+  decltype(&ncclGetErrorString) get_error_string = nullptr;
+  decltype(&ncclGetLastError) get_last_error = nullptr;
+  decltype(&ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&ncclCommInitRankConfig) comm_init_rank_config = nullptr;
+  decltype(&ncclCommDestroy) comm_destroy = nullptr;
+  decltype(&ncclCommAbort) comm_abort = nullptr;
+  decltype(&ncclCommGetAsyncError) comm_get_async_error = nullptr;
+  decltype(&ncclCommCount) comm_count = nullptr;
+  decltype(&ncclCommUserRank) comm_user_rank = nullptr;
+  decltype(&ncclCommCuDevice) comm_cu_device = nullptr;
+  decltype(&ncclGroupStart) group_start = nullptr;
+  decltype(&ncclGroupEnd) group_end = nullptr;
+  decltype(&ncclSend) send = nullptr;
+  decltype(&ncclRecv) recv = nullptr;
+};
+
+/// The library that this process uses: CROSSDOCK_NCCL_LIBRARY, else libnccl.so.2 as the dynamic
+/// linker finds it, which is the one that the process has already loaded, if any. Opened by the
+/// first call. Throws Error(kUnsupported) if it is missing or too old; later calls try again.
+const NcclLibrary& nccl_library();
+
+/// Opens `file`, a path or a name; throws likewise.
+NcclLibrary open_nccl(const std::string& file);
+
+/// Throws Error(kCommunication) with NCCL's message unless `status` is ncclSuccess.
+void check_nccl(const NcclLibrary& library, ncclResult_t status, const char* call);
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <memory>
+
+#include "crossdock/group.hpp"
+
+namespace crossdock::cuda {
+class NcclCommunicator;
+}  // namespace crossdock::cuda
+
+namespace crossdock::comm {
+
+/// The NCCL communicator that the library made last for this group, if a dispatcher still uses it.
+std::weak_ptr<cuda::NcclCommunicator>& nccl_communicator_of(Group& group);
+
+}  // namespace crossdock::comm
