@@ -18,7 +18,8 @@ enum class DropPolicy : uint8_t {
   kWeight     // keeps the largest weights, ties to the lower (token, slot)
 };
 
-/// Limits each expert to C rows per source rank, C = ceil((T * K / E) * factor) in double.
+/// Limits each expert to C rows per source rank, C = ceil((T * K / E) * factor) in double, where K
+/// is top_k.
 struct Capacity {
   double factor = 1.0;
   DropPolicy policy = DropPolicy::kPosition;
@@ -43,6 +44,10 @@ struct DispatchConfig {
   /// Every local expert has at least one row (one alignment unit): pad rows if it has no routes,
   /// for kernels that fail on an empty expert. Its count stays 0.
   bool keep_empty_segments = false;
+  /// Upper bound on the set bits of a token in a dense map, from top_k to E; a token with more is
+  /// refused. Plans of dense maps then have this many slots per token. 0: no bound; the slots come
+  /// from the map (see DenseRouting), for which plan() waits for the GPU.
+  int64_t max_routes_per_token = 0;
 };
 
 /// First expert of `rank` under the default placement; E if `rank` is P.
@@ -52,15 +57,17 @@ CROSSDOCK_API int64_t first_expert(int64_t num_experts, int num_ranks, int rank)
 /// is still a route. Weights of slots without a route are ignored.
 struct Routing {
   ConstTensorView expert_ids{};  // [T, K] int32 or int64; in [0, E) or -1; distinct per token
-  ConstTensorView weights{};     // [T, K] fp64 with fp64 tokens, else fp32 (CPU: or bf16, fp16)
+  ConstTensorView weights{};     // [T, K] fp64, fp32, bf16 or fp16; see Plan::weights
   ConstTensorView mask{};        // [T] bool, optional: true = padding, the token has no routes
 };
 
-/// A routing as a dense map. The slots of a token are its set bits in ascending expert order; at
-/// most K bits may be set per token.
+/// A routing as a dense map. The slots of a token are its set bits in ascending expert order,
+/// followed by unused slots. Any number of bits may be set. The K of the plan, identical on every
+/// rank, is max_routes_per_token if it is set; otherwise the largest number of bits in any unmasked
+/// token of any rank, but at least top_k. Plan::weights() has this K as its second dimension.
 struct DenseRouting {
   ConstTensorView map{};      // [T, E] bool
-  ConstTensorView weights{};  // [T, E] likewise
+  ConstTensorView weights{};  // [T, E] likewise; ignored where no bit is set
   ConstTensorView mask{};     // [T] bool, optional
 };
 
@@ -90,7 +97,9 @@ class CROSSDOCK_API Plan {
   /// [E] routes of this rank dropped by capacity, in host memory. May wait for the GPU.
   std::span<const int64_t> dropped() const&;
   std::span<const int64_t> dropped() const&& = delete;
-  /// [T, K] weights of kept routes, 0 elsewhere. On the plan's device.
+  /// [T, K] weights of kept routes, 0 elsewhere. On the plan's device. Kept in fp32; those of fp64
+  /// are kept in fp64 on the CPU, for fp64 tokens only, and rounded to fp32 on a GPU. Gradients of
+  /// weights have the same dtype.
   ConstTensorView weights() const&;
   ConstTensorView weights() const&& = delete;
 

@@ -162,7 +162,7 @@ OwnedTensor FramedPath::collect_routes(const Plan& plan, ConstTensorView rows, T
                     traits_.where, " must be ", traits_.takes_fp64 ? "fp32 or fp64" : "fp32",
                     ", got ", name_of(rows.dtype));
     check_collected(rows, routes);
-    result = output_or_new("routes", routes, rows.dtype, {plan.num_tokens(), config().top_k});
+    result = output_or_new("routes", routes, rows.dtype, {plan.num_tokens(), plan.data().K});
     return ready_collect_routes(plan, rows, result.view);
   });
   return result;

@@ -51,6 +51,11 @@ void check_config(const DispatchConfig& config, int num_ranks) {
   CROSSDOCK_CHECK(
       std::find(kAlignments.begin(), kAlignments.end(), config.alignment) != kAlignments.end(),
       "alignment must be 1, 8, 16, 32, 64, 128 or 256, got ", config.alignment);
+  CROSSDOCK_CHECK(
+      config.max_routes_per_token == 0 || (config.max_routes_per_token >= config.top_k &&
+                                           config.max_routes_per_token <= config.num_experts),
+      "max_routes_per_token must be 0 (no bound) or from top_k (", config.top_k,
+      ") to num_experts (", config.num_experts, "), got ", config.max_routes_per_token);
   if (config.capacity) check_capacity(config, num_ranks);
   if (!config.placement.empty()) {
     const auto num_placed = static_cast<int64_t>(config.placement.size());
@@ -98,6 +103,9 @@ std::string config_text(const DispatchConfig& config, std::string_view strategy_
     out << "none";
   }
   if (config.keep_empty_segments) out << ";keep_empty_segments=1";
+  if (config.max_routes_per_token != 0) {
+    out << ";max_routes_per_token=" << config.max_routes_per_token;
+  }
   if (!candidates.empty()) out << ";candidates=" << candidates;
   // Last, because "auto" chooses by all the other settings.
   out << ";strategy=" << strategy_name;

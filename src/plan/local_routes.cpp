@@ -1,5 +1,6 @@
 #include "plan/local_routes.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -32,10 +33,11 @@ std::string print_weight(double weight) {
 template <typename Weight>
 class RouteWriter {
  public:
-  RouteWriter(const DispatchConfig& config, int64_t T, BufferPool& pool)
-      : K_(config.top_k), E_(config.num_experts), reject_(config.nonfinite == NonFinite::kReject) {
+  RouteWriter(const DispatchConfig& config, int64_t T, int64_t K, BufferPool& pool)
+      : K_(K), E_(config.num_experts), reject_(config.nonfinite == NonFinite::kReject) {
     const auto num_slots = static_cast<size_t>(T * K_);
     routes_.T = T;
+    routes_.K = K;
     routes_.expert_ids.assign(num_slots, -1);
     routes_.counts.assign(static_cast<size_t>(E_), 0);
     routes_.dropped.assign(static_cast<size_t>(E_), 0);
@@ -93,7 +95,7 @@ LocalRoutes read_slots(const Routing& routing, const DispatchConfig& config, Buf
   const int64_t K = config.top_k;
   const auto* ids = static_cast<const Id*>(routing.expert_ids.data);
   const auto* weights = static_cast<const Weight*>(routing.weights.data);
-  RouteWriter<decltype(kept_weight(Weight{}))> writer(config, T, pool);
+  RouteWriter<decltype(kept_weight(Weight{}))> writer(config, T, K, pool);
   for (int64_t t = 0; t < T; ++t) {
     if (is_masked(routing.mask, t)) continue;
     for (int64_t k = 0; k < K; ++k) {
@@ -104,21 +106,36 @@ LocalRoutes read_slots(const Routing& routing, const DispatchConfig& config, Buf
   return writer.take();
 }
 
+// Slots that the map needs per token.
+int64_t count_slots(const DenseRouting& routing, const DispatchConfig& config) {
+  const int64_t T = routing.map.shape[0];
+  const int64_t E = config.num_experts;
+  const int64_t bound = config.max_routes_per_token;
+  const auto* map = static_cast<const uint8_t*>(routing.map.data);
+  int64_t slots = std::max(config.top_k, bound);
+  for (int64_t t = 0; t < T; ++t) {
+    if (is_masked(routing.mask, t)) continue;
+    const int64_t num_set = E - std::count(map + t * E, map + (t + 1) * E, 0);
+    CROSSDOCK_CHECK(bound == 0 || num_set <= bound, "token ", t, ": ", num_set,
+                    " experts are set, at most max_routes_per_token (", bound, ") may be");
+    slots = std::max(slots, num_set);
+  }
+  return slots;
+}
+
 template <typename Weight>
 LocalRoutes read_map(const DenseRouting& routing, const DispatchConfig& config, BufferPool& pool) {
   const int64_t T = routing.map.shape[0];
   const int64_t E = config.num_experts;
   const auto* map = static_cast<const uint8_t*>(routing.map.data);
   const auto* weights = static_cast<const Weight*>(routing.weights.data);
-  RouteWriter<decltype(kept_weight(Weight{}))> writer(config, T, pool);
+  const int64_t K = count_slots(routing, config);
+  RouteWriter<decltype(kept_weight(Weight{}))> writer(config, T, K, pool);
   for (int64_t t = 0; t < T; ++t) {
     if (is_masked(routing.mask, t)) continue;
     int64_t slot = 0;
     for (int64_t e = 0; e < E; ++e) {
       if (map[t * E + e] == 0) continue;
-      CROSSDOCK_CHECK(slot < config.top_k, "token ", t, ", slot ", slot, ": expert ", e,
-                      " is one too many; at most top_k (", config.top_k,
-                      ") experts may be set in a token");
       writer.write(t, slot, e, kept_weight(weights[t * E + e]));
       ++slot;
     }
@@ -170,6 +187,25 @@ LocalRoutes read_routes(const DenseRouting& routing, const DispatchConfig& confi
   return read_as(routing.weights.dtype, [&]<typename Weight>(Weight /*type*/) {
     return read_map<Weight>(routing, config, pool);
   });
+}
+
+void widen_slots(int64_t K, LocalRoutes& routes, BufferPool& pool) {
+  CROSSDOCK_ASSERT(K >= routes.K);
+  if (K == routes.K) return;
+  const int64_t num_slots = routes.T * K;
+  const int64_t weight_bytes = size_of(routes.weight_dtype);
+  std::vector<int32_t> expert_ids(static_cast<size_t>(num_slots), -1);
+  const Buffer weights = pool.take(num_slots * weight_bytes);
+  if (num_slots > 0) std::memset(weights.data(), 0, static_cast<size_t>(num_slots * weight_bytes));
+  for (int64_t t = 0; t < routes.T; ++t) {
+    std::copy_n(routes.expert_ids.begin() + t * routes.K, routes.K, expert_ids.begin() + t * K);
+    std::memcpy(weights.data() + t * K * weight_bytes,
+                routes.weights.data() + t * routes.K * weight_bytes,
+                static_cast<size_t>(routes.K * weight_bytes));
+  }
+  routes.K = K;
+  routes.expert_ids = std::move(expert_ids);
+  routes.weights = weights;
 }
 
 }  // namespace crossdock

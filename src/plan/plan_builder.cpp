@@ -31,14 +31,18 @@ int64_t source_start(const PlanData& plan, int source, int64_t expert) {
   return plan.source_starts[index(source * plan.E + expert)];
 }
 
+constexpr size_t kPackedTokens = 0;
+constexpr size_t kPackedSlots = 1;
+constexpr size_t kPackedCounts = 2;
+
 void take_counts(const PlanInputs& inputs, PlanData& plan) {
   plan.tokens_per_rank.resize(index(plan.P));
   plan.counts.resize(index(plan.P * plan.E));
   for (int source = 0; source < plan.P; ++source) {
     const std::span<const int64_t> packed = inputs.packed_counts[index(source)];
-    CROSSDOCK_ASSERT(packed.size() == index(plan.E) + 1);
-    plan.tokens_per_rank[index(source)] = packed[0];
-    std::copy(packed.begin() + 1, packed.end(), plan.counts.begin() + source * plan.E);
+    CROSSDOCK_ASSERT(packed.size() == index(plan.E) + kPackedCounts);
+    plan.tokens_per_rank[index(source)] = packed[kPackedTokens];
+    std::copy(packed.begin() + kPackedCounts, packed.end(), plan.counts.begin() + source * plan.E);
   }
 }
 
@@ -116,16 +120,22 @@ void lay_out_arrivals(PlanData& plan) {
 }  // namespace
 
 std::vector<int64_t> pack_counts(const LocalRoutes& routes) {
-  std::vector<int64_t> packed{routes.T};
+  std::vector<int64_t> packed{routes.T, routes.K};
   packed.insert(packed.end(), routes.counts.begin(), routes.counts.end());
   return packed;
+}
+
+int64_t agreed_slots(const PlanInputs& inputs) {
+  int64_t slots = 0;
+  for (const auto& packed : inputs.packed_counts) slots = std::max(slots, packed[kPackedSlots]);
+  return slots;
 }
 
 PlanData build_plan(const PlanInputs& inputs, LocalRoutes routes) {
   PlanData plan;
   plan.config = inputs.config;
   plan.T = routes.T;
-  plan.K = inputs.config->top_k;
+  plan.K = routes.K;
   plan.E = inputs.config->num_experts;
   plan.P = inputs.P;
   plan.rank = inputs.rank;
@@ -194,7 +204,7 @@ PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk) {
 void check_max_rows(const PlanData& plan) {
   int64_t total = 0;  // rows sent or received on all ranks
   for (const int64_t rows : plan.rows_per_rank) total += rows;
-  for (const int64_t tokens : plan.tokens_per_rank) total += tokens * plan.config->top_k;
+  for (const int64_t tokens : plan.tokens_per_rank) total += tokens * plan.K;
   CROSSDOCK_CHECK(row_bytes_fit_int64({total}, *plan.config), "a plan of ", total,
                   " rows of width ", plan.config->width, " is more than can be counted");
   if (!plan.config->max_rows) return;

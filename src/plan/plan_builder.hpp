@@ -12,7 +12,7 @@
 
 namespace crossdock {
 
-/// This rank's T and its number of kept routes to each expert, [1 + E], for the other ranks.
+/// This rank's T, its K and its number of kept routes to each expert, [2 + E], for the other ranks.
 std::vector<int64_t> pack_counts(const LocalRoutes& routes);
 
 struct PlanInputs {
@@ -20,11 +20,14 @@ struct PlanInputs {
   int P = 0;
   int rank = 0;
   uint64_t id = 0;
-  std::vector<std::span<const int64_t>> packed_counts;  // [P][1 + E], of all ranks
+  std::vector<std::span<const int64_t>> packed_counts;  // [P][2 + E], of all ranks
 };
 
+/// The K of the plan: the largest of any rank.
+int64_t agreed_slots(const PlanInputs& inputs);
+
 /// Computes the plan from the counts of all ranks and the routes of this one. Takes time linear in
-/// T * K + P * E. Not collective.
+/// T * K + P * E. Not collective. REQUIRES: routes.K == agreed_slots(inputs).
 PlanData build_plan(const PlanInputs& inputs, LocalRoutes routes);
 
 /// The plan restricted to the routes to the experts of a chunk; all others count as unused. Rows

@@ -84,6 +84,21 @@ TEST(Routes, WeightsWithoutARouteAreNotLookedAt) {
   EXPECT_EQ(weights_of<double>(masked), (std::vector<double>{0, 0, 0.25, 0}));
 }
 
+TEST(Routes, NarrowWeightsAreKeptInFp32) {
+  BufferPool pool;
+  const Ids ids = {0, 1};
+  const BF16 narrow[] = {to_bf16(0.375F), to_bf16(-2.0F)};
+  const F16 half[] = {to_f16(0.375F), to_f16(-2.0F)};
+  for (const ConstTensorView& weights :
+       {ConstTensorView(narrow, {1, 2}), ConstTensorView(half, {1, 2})}) {
+    const LocalRoutes routes =
+        read_routes(Routing{.expert_ids = {ids.data(), {1, 2}}, .weights = weights, .mask = {}},
+                    kFourExperts, pool);
+    EXPECT_EQ(routes.weight_dtype, DType::kF32);
+    EXPECT_EQ(weights_of(routes), (Weights{0.375F, -2}));
+  }
+}
+
 TEST(Routes, WrongShapesAndTypesSayWhatIsWanted) {
   BufferPool pool;
   const Ids ids(6);
@@ -125,16 +140,45 @@ TEST(Routes, ADenseMapHasItsSlotsInAscendingExpertOrder) {
   EXPECT_EQ(masked.expert_ids, (Ids{1, 3, -1, -1, -1, -1}));
   EXPECT_EQ(masked.counts, (Counts{0, 1, 0, 1}));
   EXPECT_EQ(weights_of(masked), (Weights{1, 2, 0, 0, 0, 0}));
+}
 
-  const bool full[] = {true, true, true, false};
-  const Weights ones(4, 1.0F);
-  EXPECT_EQ(refusal_of([&] {
-              read_routes(
-                  DenseRouting{.map = {full, {1, 4}}, .weights = {ones.data(), {1, 4}}, .mask = {}},
-                  kFourExperts, pool);
-            }),
-            "token 0, slot 2: expert 2 is one too many; at most top_k (2) experts may be set in a "
-            "token");
+// Two tokens with 3 and 4 bits; the second is masked where a mask is given.
+LocalRoutes read_crowded_map(const DispatchConfig& config, const bool* mask = nullptr) {
+  static BufferPool pool;
+  const bool map[] = {true, false, true, true, true, true, true, true};
+  const Weights weights = {1, kNaN, 2, 3, 4, 5, 6, 7};
+  DenseRouting routing{.map = {map, {2, 4}}, .weights = {weights.data(), {2, 4}}, .mask = {}};
+  if (mask != nullptr) routing.mask = {mask, {2}};
+  return read_routes(routing, config, pool);
+}
+
+TEST(Routes, ADenseMapHasAsManySlotsAsItsFullestTokenNeeds) {
+  const LocalRoutes routes = read_crowded_map(kFourExperts);
+  EXPECT_EQ(routes.K, 4);
+  EXPECT_EQ(routes.expert_ids, (Ids{0, 2, 3, -1, 0, 1, 2, 3}));
+  EXPECT_EQ(weights_of(routes), (Weights{1, 2, 3, 0, 4, 5, 6, 7}));
+  const bool mask[] = {false, true};
+  const LocalRoutes masked = read_crowded_map(kFourExperts, mask);
+  EXPECT_EQ(masked.K, 3);
+  EXPECT_EQ(masked.expert_ids, (Ids{0, 2, 3, -1, -1, -1}));
+}
+
+TEST(Routes, ADenseMapIsHeldToItsBound) {
+  DispatchConfig config = kFourExperts;
+  config.max_routes_per_token = 3;
+  EXPECT_EQ(refusal_of([&] { read_crowded_map(config); }),
+            "token 1: 4 experts are set, at most max_routes_per_token (3) may be");
+  const bool mask[] = {true, true};
+  EXPECT_EQ(read_crowded_map(config, mask).K, 3);  // whatever the map has
+}
+
+TEST(Routes, WidenedSlotsAreUnused) {
+  BufferPool pool;
+  LocalRoutes routes = read_kept_routes(kFourExperts, {0, 1, 3, -1}, {.5F, .25F, 2, 1});
+  widen_slots(3, routes, pool);
+  EXPECT_EQ(routes.K, 3);
+  EXPECT_EQ(routes.expert_ids, (Ids{0, 1, -1, 3, -1, -1}));
+  EXPECT_EQ(weights_of(routes), (Weights{.5F, .25F, 0, 2, 0, 0}));
 }
 
 TEST(Capacity, IsComputedInDouble) {
@@ -217,6 +261,11 @@ TEST(Config, RulesAreNamedWithTheirNumbers) {
   EXPECT_NE(message(bad).find("pad_to_capacity needs max_tokens"), std::string::npos);
   bad.capacity = Capacity{.factor = 1e300, .pad_to_capacity = true, .max_tokens = 5};
   EXPECT_NE(message(bad).find("more than can be counted"), std::string::npos);
+  bad = good;
+  bad.max_routes_per_token = 5;
+  EXPECT_EQ(message(bad),
+            "max_routes_per_token must be 0 (no bound) or from top_k (2) to num_experts (4), got "
+            "5");
   bad = good;
   bad.max_rows = -1;
   EXPECT_EQ(message(bad), "max_rows must not be negative, got -1");

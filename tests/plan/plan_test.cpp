@@ -171,6 +171,7 @@ TEST(Plan, RowsWhoseBytesCannotBeCountedAreRefused) {
   PlanData plan;
   plan.config = std::make_shared<const DispatchConfig>(
       DispatchConfig{.num_experts = 4, .top_k = 2, .width = 1 << 30});
+  plan.K = 2;
   plan.rows_per_rank = {1 << 20, 1 << 20};
   plan.tokens_per_rank = {1 << 19, 1 << 19};
   EXPECT_NO_THROW(check_max_rows(plan));

@@ -24,7 +24,7 @@ struct RowBlock {
 /// dropped. Rows at an expert are ordered by source rank, then token, then slot.
 struct PlanData {
   int64_t T = 0;    // tokens on this rank
-  int64_t K = 0;    // slots per token
+  int64_t K = 0;    // slots per token, identical on every rank; see DenseRouting
   int64_t E = 0;    // experts in all
   int P = 0;        // ranks
   int rank = 0;     // this one

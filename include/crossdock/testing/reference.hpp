@@ -73,8 +73,9 @@ CROSSDOCK_API int64_t capacity_of(int64_t num_tokens, int64_t top_k, int64_t num
 /// [E] the rank of every expert: the placement, or contiguous and as even as possible.
 CROSSDOCK_API std::vector<int32_t> owners_of(const DispatchConfig& config, int num_ranks);
 
-/// REQUIRES: a valid routing.
-CROSSDOCK_API Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks);
+/// The ranks' routes have K slots per token; 0: top_k. REQUIRES: a valid routing.
+CROSSDOCK_API Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks,
+                             int64_t K = 0);
 
 /// tokens [T, D] -> rows [R, D]; pad rows are zero.
 CROSSDOCK_API PerRank dispatch(const Layout& layout, int64_t width, const PerRank& tokens);

@@ -45,6 +45,7 @@ Plan make_plan(const PathContext& context, const AnyRouting& routing) {
       inputs.packed_counts.emplace_back(reinterpret_cast<const int64_t*>(body.data()),
                                         body.size() / sizeof(int64_t));
     }
+    widen_slots(agreed_slots(inputs), routes, group.pool());
     *data = build_plan(inputs, std::move(routes));
   });
   check_max_rows(*data);  // the same on every rank: the group stays usable

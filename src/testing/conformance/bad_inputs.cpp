@@ -151,7 +151,8 @@ std::vector<Check> bad_routings() {
                  s.ids_shape = {kTokens - 1, kTopK};
                }),
       bad_step("dtype_of_ids", {"fp32"}, [](Step& s) { s.id_dtype = DType::kF32; }),
-      bad_step("dtype_of_weights", {"bf16"}, [](Step& s) { s.weight_dtype = DType::kBF16; }),
+      bad_step("dtype_of_weights", {"weights", "fp8_e4m3"},
+               [](Step& s) { s.weight_dtype = DType::kF8E4M3; }),
       bad_step("shape_of_mask", {"mask", "[5]"}, [](Step& s) { s.mask_shape = {kTokens + 1}; }),
       bad_step("null_ids", {"null"}, [](Step& s) { s.null_pointers = true; }),
   };
@@ -188,6 +189,8 @@ std::vector<Check> bad_configs() {
                  [](DispatchConfig& c) { c.top_k = 7; }),
       bad_config("no_experts", invalid({"num_experts"}),
                  [](DispatchConfig& c) { c.num_experts = 0; }),
+      bad_config("fewer_routes_than_top_k", invalid({"max_routes_per_token", "top_k (2)", "got 1"}),
+                 [](DispatchConfig& c) { c.max_routes_per_token = 1; }),
       bad_config("no_width", invalid({"width"}), [](DispatchConfig& c) { c.width = 0; }),
       bad_config("alignment", invalid({"alignment", "12"}),
                  [](DispatchConfig& c) { c.alignment = 12; }),
@@ -218,10 +221,12 @@ Findings too_many_bits(Group& group, const StrategyFactory& strategy) {
   const Shape shape{kTokens, kExperts};
   const OwnedTensor map_tensor = reference::to_tensor(DType::kBool, shape, map);
   const OwnedTensor weights = reference::to_tensor(DType::kF32, shape, map);
-  Dispatcher dispatcher(group, good_config(), strategy());
+  DispatchConfig config = good_config();
+  config.max_routes_per_token = 2;
+  Dispatcher dispatcher(group, config, strategy());
   const ErrorExpectation expected{
       ErrorCode::kInvalidArgument,
-      {"rank " + std::to_string(culprit), "token 1", "expert 4", "top_k (2)"}};
+      {"rank " + std::to_string(culprit), "token 1", "3 experts", "max_routes_per_token (2)"}};
   expect_same_error(
       group, strategy, expected,
       [&] {

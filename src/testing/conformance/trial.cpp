@@ -68,12 +68,12 @@ Trial::Trial(Dispatcher& dispatcher, const World& world, uint64_t seed, Findings
       findings_(findings),
       rank_(dispatcher.group().rank()),
       input_(world.ranks[static_cast<size_t>(rank_)]),
-      layout_(reference::lay_out(world.config, world.ranks)),
+      layout_(reference::lay_out(world.config, world.ranks, world.slots)),
       weights_(
           for_ranks(world, [&](int r) { return world.ranks[static_cast<size_t>(r)].weights; })) {
   poison_pool(dispatcher.group().pool());
   const int64_t T = input_.T;
-  const Shape slots{T, world.config.top_k};
+  const Shape slots{T, world.num_slots()};
   OwnedTensor mask;
   if (!input_.mask.empty()) {
     mask = reference::to_tensor(DType::kBool, {T}, {input_.mask.begin(), input_.mask.end()});
@@ -84,7 +84,7 @@ Trial::Trial(Dispatcher& dispatcher, const World& world, uint64_t seed, Findings
     std::vector<double> weights(map.size(), kNan);
     for (size_t i = 0; i < input_.expert_ids.size(); ++i) {
       if (input_.expert_ids[i] < 0) continue;
-      const auto token = static_cast<int64_t>(i) / world.config.top_k;
+      const auto token = static_cast<int64_t>(i) / world.num_slots();
       const auto entry = static_cast<size_t>(token * E + input_.expert_ids[i]);
       map[entry] = 1.0;
       weights[entry] = input_.weights[i];

@@ -40,7 +40,7 @@ double value_of(const World& world, uint64_t hash) {
 }
 
 bool has_cancelling_slots(const World& world, uint64_t token) {
-  return !world.exact_sums && world.config.top_k >= 3 && token % 3 == 0;
+  return !world.exact_sums && world.num_slots() >= 3 && token % 3 == 0;
 }
 
 bool has_zero_weight(const World& world, uint64_t token, int64_t slot) {
@@ -93,7 +93,7 @@ std::vector<double> route_values(const World& world, int rank, uint64_t seed) {
   const int64_t T = world.ranks[static_cast<size_t>(rank)].T;
   for (int64_t t = 0; t < T; ++t) {
     const auto id = static_cast<uint64_t>(global_token(world, rank, t));
-    for (int64_t k = 0; k < world.config.top_k; ++k) {
+    for (int64_t k = 0; k < world.num_slots(); ++k) {
       for (int64_t d = 0; d < world.config.width; ++d) {
         const auto column = static_cast<uint64_t>(d);
         if (has_cancelling_slots(world, id) && k < 3) {
@@ -148,7 +148,7 @@ void make_weights(World& world) {
     for (int64_t t = 0; t < rank.T; ++t) {
       const auto id = static_cast<uint64_t>(global_token(world, static_cast<int>(r), t));
       const bool is_masked = !rank.mask.empty() && rank.mask[static_cast<size_t>(t)] != 0;
-      for (int64_t k = 0; k < world.config.top_k; ++k) {
+      for (int64_t k = 0; k < world.num_slots(); ++k) {
         const uint64_t hash = hash_of(17, id, static_cast<uint64_t>(k));
         const size_t slot = rank.weights.size();
         double weight =

@@ -96,13 +96,41 @@ std::vector<int64_t> route_token(RoutingKind routing, const World& world, uint64
 
 // Slots in ascending order of experts, those without a route last, as a dense map has them.
 void sort_slots(World& world) {
-  const auto K = static_cast<int64_t>(world.config.top_k);
+  const int64_t K = world.num_slots();
   for (reference::RankInput& rank : world.ranks) {
     for (int64_t t = 0; t < rank.T; ++t) {
       const auto first = rank.expert_ids.begin() + t * K;
       std::sort(first, first + K, [](int64_t a, int64_t b) {
         return static_cast<uint64_t>(a) < static_cast<uint64_t>(b);  // -1 is the largest
       });
+    }
+  }
+}
+
+// Any number of the experts that the world uses, for every token: the map has more bits than top_k.
+void draw_bits(World& world) {
+  std::vector<int64_t> used;
+  uint64_t num_tokens = 0;
+  for (const reference::RankInput& rank : world.ranks) {
+    used.insert(used.end(), rank.expert_ids.begin(), rank.expert_ids.end());
+    num_tokens += static_cast<uint64_t>(rank.T);
+  }
+  std::sort(used.begin(), used.end());
+  used.erase(std::unique(used.begin(), used.end()), used.end());
+  std::erase(used, -1);
+  const auto num_bits = [&](uint64_t token) {
+    if (token % 7 == 3) return std::ssize(used);
+    return static_cast<int64_t>(hash_of(token, 23) % (used.size() + 1));
+  };
+  world.slots = std::max(world.config.top_k, world.config.max_routes_per_token);
+  for (uint64_t t = 0; t < num_tokens; ++t) world.slots = std::max(world.slots, num_bits(t));
+  uint64_t token = 0;
+  for (reference::RankInput& rank : world.ranks) {
+    rank.expert_ids.clear();
+    for (int64_t t = 0; t < rank.T; ++t, ++token) {
+      std::vector<int64_t> ids = draw_experts(used, num_bits(token), 0, token);
+      ids.resize(static_cast<size_t>(world.slots), -1);
+      rank.expert_ids.insert(rank.expert_ids.end(), ids.begin(), ids.end());
     }
   }
 }
@@ -162,6 +190,14 @@ void set_variant(Variant variant, World& world) {
       break;
     case Variant::kWideIds:
       world.wide_ids = true;
+      break;
+    case Variant::kBoundedBits:
+      config.max_routes_per_token = config.num_experts;
+      [[fallthrough]];
+    case Variant::kAnyBits:
+      world.dense = true;
+      draw_bits(world);
+      sort_slots(world);
       break;
   }
 }

@@ -41,14 +41,16 @@ enum class Variant : uint8_t {
   kPartialSums,
   kDenseMap,
   kMask,
-  kWideIds
+  kWideIds,
+  kAnyBits,     // a dense map with 0 to E bits per token
+  kBoundedBits  // likewise, with max_routes_per_token
 };
 
-inline constexpr std::array<std::string_view, 10> kVariantNames = {
+inline constexpr std::array<std::string_view, 12> kVariantNames = {
     "plain",           "alignment",       "capacity_position",
     "capacity_weight", "pad_to_capacity", "placement",
     "partial_sums",    "dense_map",       "mask",
-    "wide_ids"};
+    "wide_ids",        "any_bits",        "bounded_bits"};
 
 /// A world for `num_ranks` ranks, identical at every call.
 World make_world(RoutingKind routing, Variant variant, DType dtype, int num_ranks);

@@ -13,8 +13,8 @@ struct Route {
   double weight;
 };
 
-void check_sizes(const DispatchConfig& config, const RankInput& input) {
-  const auto num_slots = static_cast<size_t>(input.T * config.top_k);
+void check_sizes(const DispatchConfig& config, int64_t K, const RankInput& input) {
+  const auto num_slots = static_cast<size_t>(input.T * K);
   CROSSDOCK_CHECK(input.expert_ids.size() == num_slots && input.weights.size() == num_slots,
                   "expert_ids and weights must have T * K = ", num_slots, " entries; got ",
                   input.expert_ids.size(), " and ", input.weights.size());
@@ -27,13 +27,13 @@ void check_sizes(const DispatchConfig& config, const RankInput& input) {
 }
 
 // One rank's routes to each expert, in (token, slot) order. [E]
-std::vector<std::vector<Route>> routes_by_expert(const DispatchConfig& config,
+std::vector<std::vector<Route>> routes_by_expert(const DispatchConfig& config, int64_t K,
                                                  const RankInput& input) {
   std::vector<std::vector<Route>> routes(static_cast<size_t>(config.num_experts));
   for (int64_t t = 0; t < input.T; ++t) {
     if (!input.mask.empty() && input.mask[static_cast<size_t>(t)] != 0) continue;
-    for (int64_t k = 0; k < config.top_k; ++k) {
-      const auto i = static_cast<size_t>(t * config.top_k + k);
+    for (int64_t k = 0; k < K; ++k) {
+      const auto i = static_cast<size_t>(t * K + k);
       const int64_t expert = input.expert_ids[i];
       if (expert >= 0) routes[static_cast<size_t>(expert)].push_back({t, k, input.weights[i]});
     }
@@ -73,8 +73,8 @@ std::vector<std::vector<std::vector<Route>>> kept_routes(const DispatchConfig& c
                                                          Layout& layout) {
   std::vector<std::vector<std::vector<Route>>> kept;
   for (const RankInput& input : ranks) {
-    check_sizes(config, input);
-    std::vector<std::vector<Route>> routes = routes_by_expert(config, input);
+    check_sizes(config, layout.K, input);
+    std::vector<std::vector<Route>> routes = routes_by_expert(config, layout.K, input);
     std::vector<int64_t> dropped(routes.size(), 0);
     for (size_t e = 0; config.capacity && e < routes.size(); ++e) {
       dropped[e] = drop_beyond(rank_capacity(config, input.T), config.capacity->policy, routes[e]);
@@ -103,14 +103,14 @@ std::vector<int32_t> owners_of(const DispatchConfig& config, int num_ranks) {
   return owners;
 }
 
-Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks) {
+Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks, int64_t K) {
   CROSSDOCK_CHECK(config.num_experts > 0 && config.top_k > 0 && config.alignment > 0,
                   "num_experts, top_k and alignment must be positive; got ", config.num_experts,
                   ", ", config.top_k, " and ", config.alignment);
   Layout layout;
-  layout.K = config.top_k;
+  layout.K = K > 0 ? K : config.top_k;
   for (const RankInput& input : ranks) {
-    layout.places.emplace_back(static_cast<size_t>(input.T * config.top_k));
+    layout.places.emplace_back(static_cast<size_t>(input.T * layout.K));
   }
   layout.receivers.resize(ranks.size());
   const auto kept = kept_routes(config, ranks, layout);
@@ -126,7 +126,7 @@ Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks
       const std::vector<Route>& routes = kept[s][static_cast<size_t>(e)];
       for (const Route& route : routes) {
         RowPlace& place =
-            layout.places[s][static_cast<size_t>(route.token * config.top_k + route.slot)];
+            layout.places[s][static_cast<size_t>(route.token * layout.K + route.slot)];
         place = {owner, static_cast<int64_t>(sources.size())};
         sources.push_back({static_cast<int>(s), route.token, route.slot});
       }

@@ -18,12 +18,13 @@ T one_of(std::initializer_list<T> values) {
   return *rc::gen::elementOf(std::vector<T>(values));
 }
 
-// The top_k slots of a token: different experts and -1, in any order.
-std::vector<int64_t> random_slots(int64_t num_experts, int64_t top_k, uint64_t seed, bool dense) {
+// The slots of a token: different experts and -1, in any order.
+std::vector<int64_t> random_slots(int64_t num_experts, int64_t num_slots, uint64_t seed,
+                                  bool dense) {
   std::vector<int64_t> experts;
   for (int64_t e = 0; e < num_experts; ++e) experts.push_back(e);
   std::vector<int64_t> slots;
-  for (int64_t k = 0; k < top_k; ++k) {
+  for (int64_t k = 0; k < num_slots; ++k) {
     const uint64_t hash = hash_of(seed, static_cast<uint64_t>(k));
     const auto index = static_cast<int64_t>(hash % experts.size());
     slots.push_back(hash >> 61 == 0 ? -1 : experts[static_cast<size_t>(index)]);
@@ -71,6 +72,10 @@ World random_world() {
   world.dtype = one_of({DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kF8E4M3});
   world.wide_ids = *rc::gen::arbitrary<bool>();
   world.dense = *rc::gen::inRange(0, 3) == 0;
+  if (world.dense && *rc::gen::arbitrary<bool>()) {
+    world.slots = *rc::gen::inRange(world.config.top_k, world.config.num_experts + 1);
+    world.config.max_routes_per_token = world.slots;
+  }
   world.exact_sums = world.config.partial_sums;
   const bool masked = *rc::gen::inRange(0, 3) == 0;
   for (size_t r = 0; r < tokens.size(); ++r) {
@@ -79,7 +84,7 @@ World random_world() {
     for (int64_t t = 0; t < rank.T; ++t) {
       const uint64_t token_seed = hash_of(seed, r, static_cast<uint64_t>(t));
       const auto slots =
-          random_slots(world.config.num_experts, world.config.top_k, token_seed, world.dense);
+          random_slots(world.config.num_experts, world.num_slots(), token_seed, world.dense);
       rank.expert_ids.insert(rank.expert_ids.end(), slots.begin(), slots.end());
       if (masked) rank.mask.push_back(token_seed % 4 == 0);
     }
