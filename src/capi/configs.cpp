@@ -51,6 +51,7 @@ DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_exp
                         .partial_sums = given.partial_sums != 0};
   config.nonfinite = static_cast<NonFinite>(checked_enum("nonfinite", given.nonfinite, 2));
   config.keep_empty_segments = given.keep_empty_segments != 0;
+  config.max_routes_per_token = given.max_routes_per_token;
   if (given.max_rows != 0) config.max_rows = given.max_rows;
   if (given.capacity_factor != 0) {
     config.capacity = Capacity{

@@ -100,7 +100,7 @@ TEST(CAbi, GroupInfo) {
 }
 
 TEST(CAbi, DispatchConfig) {
-  EXPECT_SIZE(crossdock_dispatch_config, 104);
+  EXPECT_SIZE(crossdock_dispatch_config, 112);
   EXPECT_FIELD(crossdock_dispatch_config, struct_size, 0);
   EXPECT_FIELD(crossdock_dispatch_config, num_experts, 8);
   EXPECT_FIELD(crossdock_dispatch_config, top_k, 16);
@@ -117,6 +117,7 @@ TEST(CAbi, DispatchConfig) {
   EXPECT_FIELD(crossdock_dispatch_config, partial_sums, 92);
   EXPECT_FIELD(crossdock_dispatch_config, keep_empty_segments, 96);
   EXPECT_FIELD(crossdock_dispatch_config, padding, 100);
+  EXPECT_FIELD(crossdock_dispatch_config, max_routes_per_token, 104);
 }
 
 TEST(CAbi, DeviceOptions) {

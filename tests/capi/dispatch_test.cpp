@@ -156,6 +156,40 @@ TEST(CApi, ADenseMapGivesTheSameRowsAsItsSlots) {
   });
 }
 
+// Every token goes to all experts. combine sums its row, weighted, E times.
+TEST(CApi, ADenseMapMayHaveMoreBitsThanTopK) {
+  for (const int64_t bound : {int64_t{0}, Case::E}) {
+    run_c_ranks(kRanks, [&](crossdock_group* group, int rank) {
+      const Case input(rank);
+      auto config = Case::config();
+      config.max_routes_per_token = bound;
+      const Planned by_slot(group, input, config);
+      const std::vector<uint8_t> map(static_cast<size_t>(input.T * Case::E), 1);
+      const std::vector<float> weights(map.size(), 0.25F);
+      auto routing = made<crossdock_routing>();
+      routing.map = crossdock_tensor_2d(map.data(), CROSSDOCK_BOOL, input.T, Case::E);
+      routing.weights = tensor(weights, input.T, Case::E);
+      crossdock_plan* plan = nullptr;
+      ASSERT_OK(crossdock_plan_create(by_slot.dispatcher, &routing, &plan));
+      auto info = made<crossdock_plan_info>();
+      ASSERT_OK(crossdock_plan_describe(plan, &info));
+      EXPECT_EQ(info.weights.shape[1], Case::E);
+      auto args = made<crossdock_dispatch_args>();
+      args.x = tensor(input.x, input.T, Case::D);
+      auto sent = made<crossdock_dispatch_result>();
+      ASSERT_OK(crossdock_dispatch(by_slot.dispatcher, plan, &args, &sent));
+      crossdock_output out = {};
+      ASSERT_OK(crossdock_combine(by_slot.dispatcher, plan, &sent.rows.tensor, &out));
+      std::vector<double> wanted = doubles(input.x);
+      for (double& value : wanted) value *= 0.25 * Case::E;
+      EXPECT_EQ(doubles(out.tensor), wanted);
+      EXPECT_OK(crossdock_output_release(&out, nullptr));
+      EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+      crossdock_plan_destroy(plan);
+    });
+  }
+}
+
 TEST(CApi, EmptyExpertsKeepOneAlignmentUnitOfPadRows) {
   run_c_ranks(1, [](crossdock_group* group, int /*rank*/) {
     auto config = Case::config();

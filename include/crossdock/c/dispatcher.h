@@ -25,7 +25,7 @@ enum { CROSSDOCK_NONFINITE_REJECT = 0, CROSSDOCK_NONFINITE_PROPAGATE = 1 };  // 
 typedef struct crossdock_dispatch_config {
   size_t struct_size;
   int64_t num_experts;       // E
-  int64_t top_k;             // K, the largest number of routes per token; up to E
+  int64_t top_k;             // K, the number of slots per token; up to E
   int64_t width;             // D
   int64_t alignment;         // of segment starts, in rows: 1 (0), 8, 16, 32, 64, 128 or 256
   int64_t max_rows;          // limit on R; 0: none. With it, no call waits for a GPU
@@ -41,6 +41,9 @@ typedef struct crossdock_dispatch_config {
   int32_t keep_empty_segments;  // 1: each local expert has at least one row (one alignment unit), a
                                 // pad row if it has no routes, for kernels that fail on none
   int32_t padding;              // 0
+  int64_t max_routes_per_token;  // dense maps: the largest number of set bits in a token, from
+                                 // top_k to E, and the K of their plans; more are refused. 0: no
+                                 // bound, K comes from the maps, for which a plan waits for a GPU
 } crossdock_dispatch_config;
 #define CROSSDOCK_DISPATCH_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_dispatch_config) }
@@ -85,9 +88,12 @@ typedef struct crossdock_routing {
   crossdock_tensor expert_ids;  // [T, K] int32 or int64: an expert, or -1 for no route; distinct
                                 // per token
   crossdock_tensor map;         // [T, E] bool, instead of expert_ids: a token's slots are its set
-                                // bits in ascending expert order, at most K
+                                // bits in ascending expert order. Any number may be set: the K of
+                                // the plan (shape of its weights) is max_routes_per_token or,
+                                // without it, the largest number of bits on any rank, at least
+                                // top_k
   crossdock_tensor weights;     // [T, K], or [T, E] with a map; ignored where there is no route.
-                                // fp64 with fp64 tokens, else fp32, and bf16 or fp16 on the CPU
+                                // fp64, fp32, bf16 or fp16; fp64 on the CPU only with fp64 tokens
   crossdock_tensor mask;        // [T] bool, optional: true = padding, the token has no routes
 } crossdock_routing;
 #define CROSSDOCK_ROUTING_INIT \
@@ -111,7 +117,8 @@ typedef struct crossdock_plan_info {
                                   // Expert e has rows [starts[e], starts[e] + counts[e]); those
                                   // from there to starts[e + 1] are pad rows: zero, weight 0
   const int64_t* segment_counts;  // [E_local]
-  crossdock_tensor weights;       // [T, K] fp32 or fp64: of kept routes, 0 elsewhere
+  crossdock_tensor weights;       // [T, K] fp32 (fp64 if given in fp64 on the CPU): of kept routes,
+                                  // 0 elsewhere
   int32_t device_kind;
   int32_t device_index;
 } crossdock_plan_info;

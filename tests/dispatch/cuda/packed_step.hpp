@@ -57,7 +57,7 @@ inline void expect_bits_of_the_cpu(const PackedSetting& setting) {
         const OwnedTensor out = path->gather_sum(
             "combine", plan, {.rows = moved.rows.view, .weights = plan.weights(), .out = {}});
         const CombineBackwardResult backward =
-            path->combine_backward(plan, tensors.grad_out.view, moved.rows.view);
+            path->combine_backward(plan, {.grad_out = tensors.grad_out.view, .y = moved.rows.view});
         EXPECT_EQ(to_host(moved.rows.view, stream), wanted.rows);
         EXPECT_EQ(to_host(moved.row_weights.view, stream), wanted.row_weights);
         EXPECT_EQ(to_host(out.view, stream), wanted.out);
