@@ -108,8 +108,9 @@ class [[nodiscard]] Pending {
 ///
 /// If a routing is on a GPU, the tensors of all calls with its plan must be too. The ranks agree on
 /// the host, work is queued in the stream of set_device_options, and no call waits for the GPU,
-/// except plan() if the configuration has no max_rows or the plan must be made on the host (a dense
-/// routing, drops by weight, alltoall, allgather). If plan() does not wait and the GPU finds the
+/// except plan() if the configuration has no max_rows (for a dense routing also if it has no
+/// max_routes_per_token) or the plan must be made on the host (drops by weight, alltoall,
+/// allgather). If plan() does not wait and the GPU finds the
 /// routing invalid, the plan is empty, outputs are zero, and the next call or check() throws, on
 /// all ranks. Release results before destroying their stream. Calls may be captured into a CUDA
 /// graph; the plan and all results must then live as long as the graph.

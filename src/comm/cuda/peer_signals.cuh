@@ -18,6 +18,7 @@ enum class FaultCode : uint32_t {
   kNone = 0,
   kTimeout,          // `culprit` did not arrive
   kPeerFailed,       // `culprit` had failed already
+  kTooManyRoutes,    // more set bits in a token of a dense map than slots
   kExpertRange,      // an expert id out of [0, E) that is not -1
   kExpertRepeated,   // an expert twice in a token
   kWeightNotFinite,  // a weight that is not finite
@@ -30,9 +31,21 @@ struct Fault {
   int32_t culprit = 0;     // rank
   uint32_t operation = 0;  // Operation
   uint32_t epoch = 0;      // number of the wait in its channel
-  int64_t route = 0;       // t * K + k at the culprit; or the rows needed (kTooManyRows)
-  int64_t value = 0;       // the expert id, or the bits of the weight
+  int64_t route = 0;       // pack_route at the culprit; or the rows needed (kTooManyRows)
+  int64_t value = 0;       // the expert id, the bits of the weight, or the number of set bits
 };
+
+/// A token and a slot of it, or for kTooManyRoutes its number of slots.
+inline constexpr int kSlotBits = 16;
+__host__ __device__ inline int64_t pack_route(int64_t token, int32_t slot) {
+  return token << kSlotBits | slot;
+}
+__host__ __device__ inline int64_t token_of(const Fault& fault) {
+  return fault.route >> kSlotBits;
+}
+__host__ __device__ inline int64_t slot_of(const Fault& fault) {
+  return fault.route & ((1 << kSlotBits) - 1);
+}
 
 /// Whether a fault ends its channel; other faults end one step.
 __host__ __device__ inline bool is_fatal(const Fault& fault) {

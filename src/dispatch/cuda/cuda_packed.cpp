@@ -278,7 +278,7 @@ void CudaPacked::scatter_near(const CudaRank::Agreed& agreed, Operation operatio
   const cudaStream_t stream = rank_.stream();
   const RelayPlan& relay = *batch.relay;
   ScatterArgs scatter{};
-  scatter.K = static_cast<int32_t>(config().top_k);
+  scatter.K = relay.K;
   scatter.num_parts = 1;
   scatter.parts[0].row_bytes = batch.row_bytes;
   rank_.reach_near(agreed, batch.rows_entry, scatter.parts[0].rows);

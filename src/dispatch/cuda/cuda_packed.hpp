@@ -18,7 +18,7 @@ namespace crossdock::cuda {
 class PackedPlan final : public CudaPlan {
  public:
   PackedPlan(CudaRank& rank, const PlanData& data, std::span<const int64_t> arrival_tokens)
-      : CudaPlan(rank.pool(), rank.plan_inputs(data.T), data),
+      : CudaPlan(rank.pool(), rank.plan_inputs(data.T, data.K), data),
         exchange_(
             make_exchange_plan(rank.pool(), data, arrival_tokens, rank.stream(), rank.watch())) {}
 

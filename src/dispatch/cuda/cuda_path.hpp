@@ -24,7 +24,7 @@ struct CudaCall {
 class CudaPath : public FramedPath {
  public:
   Plan plan(const Routing& routing) override;
-  Plan plan(const DenseRouting& routing) final;
+  Plan plan(const DenseRouting& routing) override;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) final;
   void begin_aside() final { rank_.streams().begin_aside(); }
   std::shared_ptr<const void> end_aside() final { return rank_.streams().end_aside(); }

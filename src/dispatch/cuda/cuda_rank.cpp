@@ -22,6 +22,7 @@
 #include "dispatch/cuda/kernels/scatter.hpp"
 #include "ops/fp8_rows.hpp"
 #include "plan/capacity.hpp"
+#include "plan/cuda/route_slots.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -59,6 +60,7 @@ struct ProposalHeader {
   int64_t num_handles;
   int64_t needs_barrier;
   int64_t has_waiting_room;
+  int64_t num_slots;
 };
 
 // Loads all kernels that any call may need: loading one may wait until the device is idle, while
@@ -66,6 +68,7 @@ struct ProposalHeader {
 void load_all_kernels() {
   load_barrier();
   load_plan();
+  load_route_slots();
   load_scatter();
   load_gather_sum();
   load_gather_sum_backward();
@@ -96,7 +99,7 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
   tables_ = tables.owner();
   const auto* owner = reinterpret_cast<const int32_t*>(tables.data());
   shape_ = {
-      .K = static_cast<int32_t>(config().top_k),
+      .K = 0,
       .E = static_cast<int32_t>(E),
       .alignment = static_cast<int32_t>(config().alignment),
       .capacity = PlanShape::kNoCapacity,
@@ -169,7 +172,7 @@ PeerSignals CudaRank::local_signals() const {
   return alone;
 }
 
-CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
+CudaPlanInputs CudaRank::plan_inputs(int64_t T, int64_t K) const {
   CudaPlanInputs inputs{.T = T,
                         .P = group().size(),
                         .rank = group().rank(),
@@ -180,6 +183,7 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T) const {
                         .watch = streams_.watch(),
                         .is_per_thread = streams_.is_per_thread(),
                         .capture_id = capture_id(stream())};
+  inputs.shape.K = static_cast<int32_t>(K);
   const auto r = static_cast<size_t>(inputs.rank);
   inputs.num_local = placement_.owner_offsets[r + 1] - placement_.owner_offsets[r];
   if (config().capacity) {
@@ -286,7 +290,8 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
   }
   const ProposalHeader own{.num_handles = std::ssize(proposal.handles),
                            .needs_barrier = proposal.needs_barrier,
-                           .has_waiting_room = has_waiting_room()};
+                           .has_waiting_room = has_waiting_room(),
+                           .num_slots = proposal.num_slots};
   std::vector<std::byte> body(sizeof(own) + proposal.handles.size() * sizeof(MemoryHandle));
   std::memcpy(body.data(), &own, sizeof(own));
   std::memcpy(body.data() + sizeof(own), proposal.handles.data(), body.size() - sizeof(own));
@@ -318,6 +323,7 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
     std::memcpy(&header, bytes.data(), sizeof(header));
     agreed.needs_barrier = agreed.needs_barrier || header.needs_barrier != 0;
     agreed.has_waiting_room = agreed.has_waiting_room && header.has_waiting_room != 0;
+    agreed.num_slots = std::max(agreed.num_slots, header.num_slots);
     std::vector<MemoryHandle> handles(static_cast<size_t>(header.num_handles));
     std::memcpy(handles.data(), bytes.data() + sizeof(header),
                 handles.size() * sizeof(MemoryHandle));

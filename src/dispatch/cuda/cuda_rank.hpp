@@ -76,8 +76,8 @@ class CudaRank {
   const ChannelRanks& channel_ranks() const { return channel_ranks_; }
 
   const Placement& placement() const { return placement_; }
-  /// The inputs for plans of T tokens.
-  CudaPlanInputs plan_inputs(int64_t T) const;
+  /// The inputs for plans of T tokens with K slots each.
+  CudaPlanInputs plan_inputs(int64_t T, int64_t K) const;
 
   // Tensors. The checks throw Error(kInvalidArgument) that names the tensor.
   void check_device(const char* name, const ConstTensorView& tensor) const;
@@ -95,6 +95,7 @@ class CudaRank {
     std::string call_text;              // must be identical on every rank
     std::vector<MemoryHandle> handles;  // memory that peers use
     bool needs_barrier = true;          // peers must wait for this rank's stream before they begin
+    int64_t num_slots = 0;              // slots per token that this rank's routing needs
     const Error* refusal = nullptr;     // why this rank refuses, if it does
   };
   /// The combined proposals of all ranks.
@@ -102,6 +103,7 @@ class CudaRank {
     const char* operation = "";
     uint64_t sequence = 0;
     bool needs_barrier = false;                      // on any rank
+    int64_t num_slots = 0;                           // the largest of any rank
     bool has_waiting_room = true;                    // on every rank, for kernels on max_sms
     std::vector<std::vector<MemoryHandle>> handles;  // [P]
   };
@@ -161,7 +163,7 @@ class CudaRank {
   int num_sharing_ = 1;  // ranks of this process on this GPU
   Placement placement_;
   std::shared_ptr<const void> tables_;  // placement_ on the device; shape_ points to it
-  PlanShape shape_{};                   // without the members that depend on T
+  PlanShape shape_{};                   // without the members that depend on T and K
 };
 
 }  // namespace crossdock::cuda

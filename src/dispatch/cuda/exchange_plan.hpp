@@ -63,6 +63,7 @@ struct RelayPlan {
 
   Buffer memory;                         // holds the arrays
   const int64_t* copy_tokens = nullptr;  // [copies sent] t
+  int32_t K = 0;                         // slots per token
   // The `rank` of these targets is a slot of the channel.
   const RouteTarget* near_targets = nullptr;  // [T, K] on this node
   const RouteTarget* copy_targets = nullptr;  // [copies received, K]

@@ -42,8 +42,12 @@ std::string queue_hint() {
 }
 
 std::string refusal_text(const Fault& fault, FaultCode code, const FaultReader& reader) {
-  const std::string where = concat("rank ", fault.culprit, ": token ", fault.route / reader.shape.K,
-                                   ", slot ", fault.route % reader.shape.K, ": ");
+  const std::string token = concat("rank ", fault.culprit, ": token ", token_of(fault));
+  if (code == FaultCode::kTooManyRoutes) {
+    return concat(token, ": ", fault.value, " experts are set, at most max_routes_per_token (",
+                  slot_of(fault), ") may be");
+  }
+  const std::string where = concat(token, ", slot ", slot_of(fault), ": ");
   if (code == FaultCode::kExpertRange) {
     return concat(where, "expert id ", fault.value, " must be in [0, ", reader.shape.E,
                   "), or -1 for no route");

@@ -1,5 +1,6 @@
 #include "dispatch/cuda/host_routing.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
@@ -20,8 +21,6 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
     rank.check_usable();
     rank.follow_caller();
     check_not_captured(rank);
-    CROSSDOCK_CHECK(routing.weights.dtype == DType::kF32, "weights on a GPU must be fp32, got ",
-                    name_of(routing.weights.dtype));
     rank.await_stream();  // copies must not wait for kernels
     host = HostRouting(routing, rank);
   });
@@ -39,7 +38,7 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
 void check_not_captured(const CudaRank& rank) {
   CROSSDOCK_CHECK(!is_capturing(rank.stream()),
                   "this plan is made on the host, which cannot be captured in a graph; use direct, "
-                  "routes by slot, drops by position and a configured max_rows");
+                  "drops by position and a configured max_rows");
 }
 
 ConstTensorView HostRouting::copy(const char* name, const ConstTensorView& tensor, Buffer& buffer,
@@ -69,6 +68,19 @@ HostRouting::HostRouting(const char* routes_name, const ConstTensorView& routes,
   weights_ = copy("weights", weights, weight_bytes_, rank);
   mask_ = copy("mask", mask, mask_bytes_, rank);
   rank.await_stream();
+  const bool is_readable = weights_.data != nullptr || weights_.num_elements() == 0;
+  if (weights_.dtype == DType::kF64 && is_readable) round_weights();
+}
+
+// Plans on a GPU keep all weights in fp32.
+void HostRouting::round_weights() {
+  const int64_t count = weights_.num_elements();
+  Buffer rounded(count * size_of(DType::kF32));
+  const auto* from = static_cast<const double*>(weights_.data);
+  std::transform(from, from + count, reinterpret_cast<float*>(rounded.data()),
+                 [](double weight) { return static_cast<float>(weight); });
+  weight_bytes_ = std::move(rounded);
+  weights_ = weight_bytes_.view(DType::kF32, weights_.shape);
 }
 
 Routing HostRouting::routing() const {

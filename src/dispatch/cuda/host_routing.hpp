@@ -27,6 +27,7 @@ class HostRouting {
               const ConstTensorView& weights, const ConstTensorView& mask, const CudaRank& rank);
   static ConstTensorView copy(const char* name, const ConstTensorView& tensor, Buffer& buffer,
                               const CudaRank& rank);
+  void round_weights();
 
   Buffer route_bytes_;
   Buffer weight_bytes_;

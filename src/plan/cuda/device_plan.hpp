@@ -52,8 +52,9 @@ struct PlanShape {
 struct DeviceRouting {
   const void* expert_ids;  // [T, K] int32 or int64
   bool ids_are_64_bit;
-  const float* weights;  // [T, K]
-  const bool* mask;      // [T] true = padding; may be null
+  bool ids_are_distinct;  // within each token, so that they need no check
+  const float* weights;   // [T, K]
+  const bool* mask;       // [T] true = padding; may be null
   int64_t T;
 };
 

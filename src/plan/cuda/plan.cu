@@ -43,7 +43,8 @@ __device__ int32_t read_route(const PlanArgs& args, int64_t route) {
   if (id == -1 || (routing.mask != nullptr && routing.mask[token])) return -1;
   FaultCode fault = FaultCode::kNone;
   if (args.shape.reject_nonfinite && !isfinite(weight)) fault = FaultCode::kWeightNotFinite;
-  for (int64_t earlier = token * args.shape.K; earlier < route; ++earlier) {
+  const int64_t first = routing.ids_are_distinct ? route : token * args.shape.K;
+  for (int64_t earlier = first; earlier < route; ++earlier) {
     if (ids[earlier] == id) fault = FaultCode::kExpertRepeated;
   }
   if (id < 0 || id >= args.shape.E) fault = FaultCode::kExpertRange;

@@ -104,7 +104,7 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
     send_word(signals, epoch, kHeaderWords + e, refused || dead ? 0 : static_cast<uint32_t>(kept));
   }
   if (threadIdx.x != 0) return;
-  const auto route = static_cast<int64_t>(bad_route >> 8);
+  const auto route = static_cast<int64_t>(refused ? bad_route >> 8 : 0);
   uint32_t status = refused ? static_cast<uint32_t>(bad_route & 0xff) : 0;
   if (dead) status = static_cast<uint32_t>(FaultCode::kPeerFailed);
   int64_t value = 0;
@@ -115,9 +115,12 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
                 ? static_cast<const int64_t*>(args.routing.expert_ids)[route]
                 : static_cast<const int32_t*>(args.routing.expert_ids)[route];
   }
+  const bool is_crowded = status == static_cast<uint32_t>(FaultCode::kTooManyRoutes);
+  const int64_t place = pack_route(
+      route / args.shape.K, is_crowded ? args.shape.K : static_cast<int32_t>(route % args.shape.K));
   send_word(signals, epoch, kStatus, status);
-  send_word(signals, epoch, kRouteLow, static_cast<uint32_t>(route));
-  send_word(signals, epoch, kRouteHigh, static_cast<uint32_t>(route >> 32));
+  send_word(signals, epoch, kRouteLow, static_cast<uint32_t>(place));
+  send_word(signals, epoch, kRouteHigh, static_cast<uint32_t>(place >> 32));
   send_word(signals, epoch, kValueLow, static_cast<uint32_t>(value));
   send_word(signals, epoch, kValueHigh, static_cast<uint32_t>(value >> 32));
   signals.state->bad_route = ~uint64_t{0};

@@ -4,7 +4,7 @@
 
 namespace crossdock::cuda {
 
-/// Maximum number of experts of a plan on any GPU.
+/// Maximum number of experts of a plan on any GPU, and so of slots per token.
 inline constexpr int32_t kMaxExperts = 8192;
 
 /// Upper bound of the plan kernel's shared memory that does not depend on E.

@@ -121,10 +121,10 @@ TEST_F(CudaRefusals, ATensorOfAWrongDtypeOrShape) {
       const OwnedTensor rows = device_tensor(DType::kF32, shape, rank.stream);
       static_cast<void>(rank.dispatcher.collect_routes(plan, rows.view));
     });
-    expect_refusal(strategy, "weights on a GPU must be fp32, got bf16",
+    expect_refusal(strategy, "weights must be [7, 2] fp32, fp64, bf16 or fp16, got [7, 2] int32",
                    [](GpuRank& rank, const Plan& /*plan*/, bool is_wrong) {
                      Routing routing = rank.tensors.routing();
-                     if (is_wrong) routing.weights = of_dtype(routing.weights, DType::kBF16);
+                     if (is_wrong) routing.weights = of_dtype(routing.weights, DType::kI32);
                      static_cast<void>(rank.dispatcher.plan(routing));
                    });
     expect_refusal(strategy, "scales are for fp8_e4m3 tokens only",

@@ -43,11 +43,7 @@ inline std::optional<Error> error_of(const std::function<void()>& call) {
 }
 
 /// One step on the CPU: dispatch, combine of the rows, and both backwards.
-inline StepBytes cpu_step(Group& group, const DispatchCase& the_case, DType dtype) {
-  const auto r = static_cast<size_t>(group.rank());
-  const RankTensors tensors = tensors_of(the_case.config, the_case.ranks[r], dtype);
-  Dispatcher dispatcher(group, the_case.config, "direct");
-  const Plan plan = dispatcher.plan(tensors.routing());
+inline StepBytes cpu_step(Dispatcher& dispatcher, const Plan& plan, const RankTensors& tensors) {
   const DispatchResult moved =
       dispatcher.dispatch(plan, {.x = tensors.x.view, .with_row_weights = true});
   const OwnedTensor out = dispatcher.combine(plan, moved.rows.view);
@@ -60,6 +56,13 @@ inline StepBytes cpu_step(Group& group, const DispatchCase& the_case, DType dtyp
           .grad_x = bytes_of(grad_x.view),
           .grad_rows = bytes_of(backward.grad_rows.view),
           .grad_weights = bytes_of(backward.grad_weights.view)};
+}
+
+inline StepBytes cpu_step(Group& group, const DispatchCase& the_case, DType dtype) {
+  const auto r = static_cast<size_t>(group.rank());
+  const RankTensors tensors = tensors_of(the_case.config, the_case.ranks[r], dtype);
+  Dispatcher dispatcher(group, the_case.config, "direct");
+  return cpu_step(dispatcher, dispatcher.plan(tensors.routing()), tensors);
 }
 
 /// A rank's tensors on the GPU.
@@ -91,7 +94,10 @@ struct QueuedStep {
   CombineBackwardResult backward;
 
   QueuedStep(Dispatcher& dispatcher, const DeviceTensors& tensors)
-      : plan(dispatcher.plan(tensors.routing())),
+      : QueuedStep(dispatcher, dispatcher.plan(tensors.routing()), tensors) {}
+
+  QueuedStep(Dispatcher& dispatcher, Plan made, const DeviceTensors& tensors)
+      : plan(std::move(made)),
         moved(dispatcher.dispatch(plan, {.x = tensors.x.view, .with_row_weights = true})),
         out(dispatcher.combine(plan, moved.rows.view)),
         grad_x(dispatcher.dispatch_backward(plan, moved.rows.view)),

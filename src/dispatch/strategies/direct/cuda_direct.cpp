@@ -4,7 +4,6 @@
 
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/kernels/gather_routes.hpp"
 #include "dispatch/cuda/kernels/gather_sum_backward.hpp"
@@ -14,35 +13,11 @@
 namespace crossdock::cuda {
 namespace {
 
-void check_routing(const CudaRank& rank, const Routing& routing) {
-  const DispatchConfig& config = rank.config();
-  const ConstTensorView& ids = routing.expert_ids;
-  CROSSDOCK_CHECK(ids.shape.rank() == 2 && ids.shape[1] == config.top_k &&
-                      (ids.dtype == DType::kI32 || ids.dtype == DType::kI64),
-                  "expert_ids must be [T, ", config.top_k, "] int32 or int64, got ", describe(ids));
-  rank.check_tensor("expert_ids", ids, ids.shape);
-  rank.check_tensor("weights", routing.weights, ids.shape);
-  CROSSDOCK_CHECK(routing.weights.dtype == DType::kF32, "weights on a GPU must be fp32, got ",
-                  name_of(routing.weights.dtype));
-  const int64_t T = ids.shape[0];
-  if (routing.mask.given()) {
-    rank.check_tensor("mask", routing.mask, {T});
-    CROSSDOCK_CHECK(routing.mask.dtype == DType::kBool, "mask must be [", T, "] bool, got ",
-                    describe(routing.mask));
-  }
-  if (config.capacity && config.capacity->pad_to_capacity) {
-    CROSSDOCK_CHECK(T <= config.capacity->max_tokens, "T is ", T, ", must be at most max_tokens (",
-                    config.capacity->max_tokens, ") with pad_to_capacity");
-  }
-  CROSSDOCK_CHECK(config.max_rows || !is_capturing(rank.stream()),
-                  "a plan that is captured in a graph needs max_rows in the configuration: without "
-                  "it the host must wait for the number of rows");
-}
-
-std::shared_ptr<PlanData> host_part(const CudaRank& rank, int64_t T, uint64_t id) {
+std::shared_ptr<PlanData> host_part(const CudaRank& rank, const CudaPlanInputs& inputs,
+                                    uint64_t id) {
   auto data = std::make_shared<PlanData>();
-  data->T = T;
-  data->K = rank.config().top_k;
+  data->T = inputs.T;
+  data->K = inputs.shape.K;
   data->E = rank.config().num_experts;
   data->P = rank.group().size();
   data->rank = rank.group().rank();
@@ -58,14 +33,10 @@ int64_t num_block_counts(const CudaPlanInputs& inputs) {
   return int64_t{plan_blocks(inputs.T, inputs.shape.K)} * inputs.shape.E;
 }
 
-PlanArgs plan_args(const Routing& routing, const CudaPlan& plan, const TensorView& scratch) {
+PlanArgs plan_args(const DeviceRouting& routing, const CudaPlan& plan, const TensorView& scratch) {
   const CudaPlanInputs& inputs = plan.inputs();
   auto* counts = static_cast<int32_t*>(scratch.data);
-  return {.routing = {.expert_ids = routing.expert_ids.data,
-                      .ids_are_64_bit = routing.expert_ids.dtype == DType::kI64,
-                      .weights = static_cast<const float*>(routing.weights.data),
-                      .mask = static_cast<const bool*>(routing.mask.data),
-                      .T = inputs.T},
+  return {.routing = routing,
           .shape = inputs.shape,
           .plan = plan.arrays(),
           .block_counts = counts,
@@ -91,19 +62,28 @@ bool CudaDirect::plans_on_device() const {
 
 std::shared_ptr<const DevicePlanData> CudaDirect::upload(const Plan& host_plan) {
   const PlanData& data = host_plan.data();
-  return std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(data.T), data);
+  return std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(data.T, data.K), data);
 }
 
 Plan CudaDirect::plan(const Routing& routing) {
   if (!plans_on_device()) return CudaPath::plan(routing);
+  return plan_on_device(config().top_k, [&] { return ready_routing(rank_, routing); });
+}
+
+Plan CudaDirect::plan(const DenseRouting& routing) {
+  if (!plans_on_device()) return CudaPath::plan(routing);
+  const int64_t K = agree_num_slots(rank_, routing);
+  return plan_on_device(K, [&] { return ready_routing(rank_, routing, K); });
+}
+
+Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& make_routing) {
   const std::optional<int64_t>& max_rows = config().max_rows;
   std::shared_ptr<CudaPlan> arrays;
   std::string text = concat(context().config_text, ";weights=fp32;device=cuda");
   const Call call{.operation = "plan", .plan = nullptr, .text = std::move(text)};
   const uint64_t id = run(call, [&] {
-    check_routing(rank_, routing);
-    arrays =
-        std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(routing.expert_ids.shape[0]));
+    ReadyRouting routing = make_routing();
+    arrays = std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(routing.slots.T, K));
     const OwnedTensor scratch =
         rank_.take(DType::kI32, {num_block_counts(arrays->inputs()) + config().num_experts});
     if (max_rows) arrays->set_capacity_rows(*max_rows);
@@ -111,8 +91,10 @@ Plan CudaDirect::plan(const Routing& routing) {
       const int64_t row_bytes = config().width * size_of(row_dtype_);
       arrays->set_reserved_rows(rank_.pool().take(*max_rows * row_bytes, rank_.stream()));
     }
-    const auto queue = [&, scratch](const CudaRank::Agreed& /*agreed*/) {
-      PlanArgs args = plan_args(routing, *arrays, scratch.view);
+    const auto queue = [&, scratch,
+                        routing = std::move(routing)](const CudaRank::Agreed& /*agreed*/) {
+      if (routing.queue) routing.queue();
+      PlanArgs args = plan_args(routing.slots, *arrays, scratch.view);
       args.signals = rank_.signals();
       launch_plan(args, rank_.stream());
       if (!max_rows) arrays->set_capacity_rows(arrays->num_rows());
@@ -120,8 +102,8 @@ Plan CudaDirect::plan(const Routing& routing) {
     return ready({.handles = {}, .queue = queue});
   });
   if (!max_rows) rank_.raise_faults();  // the same on all ranks
-  const int64_t T = arrays->inputs().T;
-  return {host_part(rank_, T, id), nullptr, std::move(arrays)};
+  auto data = host_part(rank_, arrays->inputs(), id);
+  return {std::move(data), nullptr, std::move(arrays)};
 }
 
 // Uses the plan's own rows if they have not been taken and are large enough.

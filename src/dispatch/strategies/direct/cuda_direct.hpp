@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/cuda_path.hpp"
+#include "dispatch/strategies/direct/device_routing.hpp"
 
 namespace crossdock::cuda {
 
@@ -15,9 +18,9 @@ class CudaDirect final : public CudaPath {
  public:
   CudaDirect(const PathContext& context, int device);
 
-  using CudaPath::plan;
-  /// Makes the plan on the GPU if possible.
+  /// Make the plan on the GPU if possible.
   Plan plan(const Routing& routing) override;
+  Plan plan(const DenseRouting& routing) override;
 
  private:
   std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan) override;
@@ -37,6 +40,8 @@ class CudaDirect final : public CudaPath {
   };
 
   bool plans_on_device() const;
+  /// Plans a routing with K slots per token.
+  Plan plan_on_device(int64_t K, const std::function<ReadyRouting()>& make_routing);
   /// landings: rows, then scales and row weights if the call has them.
   void queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan, const DispatchArgs& args,
                      std::span<const Landing> landings);

@@ -112,6 +112,7 @@ RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   const PlanData& data = plan.data();
   const Relay& relay = relay_of(plan);
   RelayPlan made;
+  made.K = static_cast<int32_t>(data.K);
   made.copies = make_copies(rank.group(), plan, relay);
   made.far_returned = make_far_returned(data, rank.group().topology().node_of_rank);
   const RouteTargets targets = make_targets(data, rank, made.far_returned);
