@@ -108,18 +108,33 @@ Buffer gather(Group& group, std::span<const std::byte> bytes, std::span<const in
   return all;
 }
 
-std::vector<RendezvousHeader> gather_headers(Group& group, const RendezvousHeader& own,
-                                             const Proposal& proposal) {
-  std::vector<int64_t> offsets;
-  for (int rank = 0; rank <= group.size(); ++rank) {
-    offsets.push_back(rank * static_cast<int64_t>(sizeof own));
+/// Memory for the headers of every rendezvous. After a failed wait, requests may still refer to it:
+/// the group is poisoned then, and has no further rendezvous.
+struct HeaderMemory {
+  static constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(RendezvousHeader));
+
+  explicit HeaderMemory(int size) : own(kHeaderBytes), all(size * kHeaderBytes) {
+    for (int rank = 0; rank <= size; ++rank) offsets.push_back(rank * kHeaderBytes);
   }
+
+  Buffer own;
+  Buffer all;
+  std::vector<int64_t> offsets;  // [P + 1] into `all`
+};
+
+/// The headers of all ranks, [P], in `memory`.
+std::span<const RendezvousHeader> gather_headers(Group& group, const HeaderMemory& memory,
+                                                 const RendezvousHeader& own,
+                                                 const Proposal& proposal) {
   WaitContext wait = group.wait_context(proposal.operation, own.sequence);
   if (!proposal.under_way) wait.arrival = *group.options().arrival_deadline;
-  const Buffer all = gather(group, std::as_bytes(std::span(&own, 1)), offsets, wait);
-  std::vector<RendezvousHeader> headers(static_cast<size_t>(group.size()));
-  std::memcpy(headers.data(), all.data(), headers.size() * sizeof own);
-  return headers;
+  guard(group, wait, [&] {
+    std::memcpy(memory.own.data(), &own, sizeof own);
+    group.communicator().all_gather_v(shared_bytes(memory.own), shared_bytes(memory.all),
+                                      memory.offsets, wait);
+  });
+  return {reinterpret_cast<const RendezvousHeader*>(memory.all.data()),
+          static_cast<size_t>(group.size())};
 }
 
 /// Gathers a text from each rank, [P]; the sizes [P] are identical on every rank, 0 for no text.
@@ -175,6 +190,7 @@ struct Group::State {
         options(with_defaults(std::move(given_options))),
         recorder(options.recorded_events, /*is_shared=*/!options.report_file.empty()) {
     CROSSDOCK_CHECK(communicator != nullptr, "a group needs a communicator, got none");
+    headers = std::make_unique<HeaderMemory>(communicator->size());
     if (const int64_t limit = communicator->max_bytes_in_flight(); limit > 0) {
       options.staging_bytes = std::min(options.staging_bytes, limit);
     }
@@ -195,6 +211,7 @@ struct Group::State {
   EventRecorder recorder;
   BufferPool pool;
   std::unique_ptr<comm::WindowPool> windows;
+  std::unique_ptr<const HeaderMemory> headers;
   comm::PeerEvents peer_events;
   std::weak_ptr<cuda::NcclCommunicator> nccl_communicator;
   uint64_t next_sequence = 1;
@@ -278,7 +295,7 @@ Agreement Group::agree(const Proposal& proposal) {
   EventRecorder::Scope scope(recorder(), proposal.operation, wait.sequence, own.body_bytes,
                              "rendezvous");
   scope.set_peers(all_peers(communicator()));
-  const auto headers = gather_headers(*this, own, proposal);
+  const auto headers = gather_headers(*this, *state_->headers, own, proposal);
   state_->peer_events.open(headers, communicator());
 
   // From here on every rank sees the same headers and comes to the same result.
@@ -292,7 +309,9 @@ Agreement Group::agree(const Proposal& proposal) {
     throw_other_config(*this, headers, *odd, proposal.config, wait);
   }
 
-  Agreement agreement{.sequence = wait.sequence, .bytes = {}, .offsets = {0}};
+  Agreement agreement{.sequence = wait.sequence, .bytes = {}, .offsets = {}};
+  agreement.offsets.reserve(headers.size() + 1);
+  agreement.offsets.push_back(0);
   for (const RendezvousHeader& header : headers) {
     agreement.offsets.push_back(agreement.offsets.back() + header.body_bytes);
   }

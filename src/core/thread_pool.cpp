@@ -1,7 +1,5 @@
 #include "crossdock/thread_pool.hpp"
 
-#include <sched.h>
-
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
@@ -14,19 +12,12 @@
 
 #include "core/check.hpp"
 #include "core/fork_generation.hpp"
+#include "core/num_cores.hpp"
 #include "core/pool_wait.hpp"
 #include "core/start_thread.hpp"
 
 namespace crossdock {
 namespace {
-
-int num_cores() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return CPU_COUNT(&allowed);
-  const unsigned cores = std::thread::hardware_concurrency();
-  return cores > 0 ? static_cast<int>(cores) : 1;
-}
 
 int num_threads_from_environment() {
   const char* text = std::getenv("CROSSDOCK_THREADS");
@@ -109,7 +100,8 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int num_threads)
-    : num_threads_(num_threads > 0 ? num_threads : num_cores()), state_(std::make_unique<State>()) {
+    : num_threads_(num_threads > 0 ? num_threads : detail::num_cores()),
+      state_(std::make_unique<State>()) {
   CROSSDOCK_CHECK(num_threads >= 0, "num_threads must not be negative, got ", num_threads);
   if (num_threads_ == 1) return;
   state_->workers.reserve(static_cast<size_t>(num_threads_));

@@ -51,11 +51,14 @@ void ThreadCommunicator::exchange(const SharedBytes& send, std::span<const int64
 
 void ThreadCommunicator::fill_post(const SharedBytes& send, std::span<const int64_t> send_offsets) {
   ThreadPost& post = board_->post_of(rank_, num_exchanges_);
-  post.offsets.assign(send_offsets.begin(), send_offsets.end());
-  post.num_bytes = send.num_bytes;
-  post.is_inlined = send.num_bytes <= kMaxInlinedBytes;
-  if (post.is_inlined) post.inlined.assign(send.data, send.data + send.num_bytes);
-  post.data = post.is_inlined ? post.inlined.data() : send.data;
+  post.set_offsets(send_offsets);
+  if (send.num_bytes <= kMaxInlinedBytes) {
+    post.set_inlined({send.data, static_cast<size_t>(send.num_bytes)});
+  } else {
+    post.is_inlined = false;
+    post.data = send.data;
+    post.num_bytes = send.num_bytes;
+  }
   for (int peer = 0; peer < size(); ++peer) {
     count_bytes(traffic_, topology(), rank_, peer,
                 static_cast<int64_t>(post.part_for(peer).size()));

@@ -1,6 +1,7 @@
 #include "comm/threads/board.hpp"
 #include "comm/threads/communicator.hpp"
 #include "core/check.hpp"
+#include "core/num_cores.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock {
@@ -11,8 +12,10 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size,
   CROSSDOCK_CHECK(options.ranks_per_node >= 0, "ranks_per_node must be 0 (one node) or positive, ",
                   "got ", options.ranks_per_node);
   auto board = std::make_shared<comm::ThreadBoard>(
-      size, options.ranks_per_node > 0 ? Topology::uniform(size, options.ranks_per_node)
-                                       : Topology::single_node(size));
+      size,
+      options.ranks_per_node > 0 ? Topology::uniform(size, options.ranks_per_node)
+                                 : Topology::single_node(size),
+      /*may_spin=*/size <= detail::num_cores());
   std::vector<std::unique_ptr<Communicator>> communicators;
   communicators.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "comm/deadlines.hpp"
+#include "comm/futex.hpp"
+
+namespace crossdock::comm {
+
+/// Wakes threads that wait for something another thread does. A waiting thread reads the bell,
+/// looks whether it can go on, and if not waits; it misses nothing that was done before a ring
+/// after the reading.
+///
+/// Memory order: what ends a wait must be written and read in sequentially consistent order, or
+/// before a ring().
+class Bell {
+ public:
+  /// If threads may spin, they do so for a short time before they sleep. They should not where
+  /// there are more of them than cores.
+  explicit Bell(bool may_spin) : may_spin_(may_spin) {}
+
+  bool may_spin() const { return may_spin_; }
+  uint32_t read() const { return count_.load(); }
+
+  /// Ends all waits.
+  void ring();
+  /// Ends the waits of threads that sleep. Those that spin see by themselves what has been done.
+  void wake() {
+    if (num_asleep_.load() > 0) ring();
+  }
+
+  /// Returns when the bell no longer reads `seen` or is_over(), at the deadline, or earlier.
+  template <typename IsOver>
+  void wait(uint32_t seen, Clock::time_point deadline, const IsOver& is_over) {
+    const auto has_ended = [&] { return is_over() || read() != seen; };
+    if (may_spin_ && spin_until(has_ended)) return;
+    num_asleep_.fetch_add(1);
+    // Either this thread sees what another did, or the other sees that this one sleeps.
+    if (!has_ended()) futex_wait(count_, seen, deadline - Clock::now());
+    num_asleep_.fetch_sub(1);
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kSpinTime{20};
+  static constexpr int kLooksPerClock = 32;  // reading the clock takes longer than looking
+
+  // Returns false if it has not ended after a while.
+  template <typename HasEnded>
+  static bool spin_until(const HasEnded& has_ended) {
+    const auto give_up = Clock::now() + kSpinTime;
+    do {
+      for (int i = 0; i < kLooksPerClock; ++i) {
+        if (has_ended()) return true;
+        spin_once();
+      }
+    } while (Clock::now() < give_up);
+    return false;
+  }
+
+  std::atomic<uint32_t> count_{0};  // a futex
+  std::atomic<int> num_asleep_{0};  // threads that sleep, or are about to
+  const bool may_spin_;
+};
+
+}  // namespace crossdock::comm
