@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "bench/agree_bench.hpp"
 #include "bench/cuda_bench.hpp"
 #include "bench/experts_bench.hpp"
 #include "bench/layer_bench.hpp"
@@ -52,6 +53,7 @@ std::vector<Case> cases_of(const Scenario& scenario, const Selection& selection,
   if (scenario.kind == ScenarioKind::kCudaMove) return {{scenario, "direct", "cuda"}};
   std::vector<std::string> strategies =
       selection.strategies.empty() ? all_strategies() : selection.strategies;
+  if (scenario.kind == ScenarioKind::kAgree) strategies = {"none"};
   if (!scenario.only_strategy.empty()) strategies = {scenario.only_strategy};
   const bool anchor_fits =
       scenario.kind == ScenarioKind::kMove && scenario.dtype == DType::kF32 && !scenario.backward;
@@ -108,6 +110,8 @@ std::vector<StepResult> run_rank(const Case& one, const Workload* workload, Grou
   switch (one.scenario.kind) {
     case ScenarioKind::kExperts:
       return run_experts(one.scenario, group, options.repeats, options.check);
+    case ScenarioKind::kAgree:
+      return run_agree(group, options.repeats);
     case ScenarioKind::kLayer:
       return run_layer(one.scenario, group, one.strategy, options.repeats, options.check);
     default:

@@ -74,6 +74,12 @@ void add_experts_and_layers(ScenarioList& list) {
   }
 }
 
+void add_agree(ScenarioList& list) {
+  Scenario& agree = list.add("agree", "Group::agree with an empty body, which begins every call",
+                             {8, 0, 0, 0, 0});
+  agree.kind = ScenarioKind::kAgree;
+}
+
 void add_gpu_moves(ScenarioList& list) {
   const auto add = [&](const char* name, const std::string& layer, const Size& size) -> Scenario& {
     Scenario& s = list.add(name, layer + ", all on one GPU", size);
@@ -112,6 +118,7 @@ std::vector<Scenario> make_scenarios() {
   ScenarioList list;
   add_moves(list);
   add_experts_and_layers(list);
+  add_agree(list);
   add_gpu_moves(list);
   add_scales(list);
   return list.take();

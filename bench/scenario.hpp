@@ -13,7 +13,8 @@ enum class ScenarioKind : uint8_t {
   kMove,      // plan, dispatch and combine; with `backward` also their backward
   kCudaMove,  // kMove and its backward with all ranks on one GPU
   kExperts,   // the experts' products compared with plain BLAS calls, on one rank
-  kLayer      // a whole MoeLayer, forward and backward
+  kLayer,     // a whole MoeLayer, forward and backward
+  kAgree      // Group::agree alone, which moves no rows
 };
 
 /// A measurement and its sizes. T is the number of tokens per rank.

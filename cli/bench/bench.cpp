@@ -93,8 +93,6 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
                                    "--json",
                                    "--scenario",
                                    one.scenario.name,
-                                   "--strategy",
-                                   one.strategy,
                                    "--communicator",
                                    one.communicator,
                                    "--repeat",
@@ -103,6 +101,7 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
                                    std::to_string(args.warm_up),
                                    "--ranks-per-node",
                                    std::to_string(args.ranks_per_node)};
+  if (one.strategy != "none") list.insert(list.end(), {"--strategy", one.strategy});
   if (args.max_in_flight > 0) {
     list.insert(list.end(), {"--max-in-flight", std::to_string(args.max_in_flight)});
   }

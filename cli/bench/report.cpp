@@ -18,6 +18,7 @@ using bench::Scenario;
 using bench::StepResult;
 
 std::string sizes_of(const Scenario& s) {
+  if (s.kind == bench::ScenarioKind::kAgree) return "P" + std::to_string(s.ranks);
   std::ostringstream text;
   text << "P" << s.ranks << " T" << s.tokens << " D" << s.width << " K" << s.top_k << " E"
        << s.experts;
@@ -95,13 +96,15 @@ std::string result_text(const Result& result, const TextStyle& style) {
   if (has_products) columns.insert(columns.end(), {{"GFLOP/s"}, {"% of BLAS"}});
   Table table(style, columns);
   for (const StepResult& step : result.steps) {
-    std::vector<Cell> cells = {step.name,
-                               microseconds(step.median_us),
-                               microseconds(step.min_us),
-                               microseconds(step.max_us),
-                               fixed(static_cast<double>(step.bytes) / step.median_us * 1e-3, 1),
-                               microseconds(step.copy_us),
-                               fixed(step.ratio(), 2)};
+    std::vector<Cell> cells = {step.name, microseconds(step.median_us), microseconds(step.min_us),
+                               microseconds(step.max_us)};
+    if (step.bytes > 0) {
+      cells.emplace_back(fixed(static_cast<double>(step.bytes) / step.median_us * 1e-3, 1));
+      cells.emplace_back(microseconds(step.copy_us));
+      cells.emplace_back(fixed(step.ratio(), 2));
+    } else {
+      cells.insert(cells.end(), {"", "", ""});
+    }
     if (has_traffic) {
       const bool is_known = step.traffic_us > 0;
       cells.emplace_back(is_known ? microseconds(step.traffic_us) : "");
@@ -114,10 +117,10 @@ std::string result_text(const Result& result, const TextStyle& style) {
     }
     table.add_row(std::move(cells));
   }
-  // One rank alone uses neither a strategy nor a communicator.
-  std::string heading = result.ranks == 1 && result.communicator == "none"
-                            ? "1 rank"
-                            : result.strategy + ", " + result.communicator;
+  // One rank alone uses neither a strategy nor a communicator; without rows there is no strategy.
+  std::string heading = result.communicator;
+  if (result.strategy != "none") heading.insert(0, result.strategy + ", ");
+  if (result.ranks == 1 && result.communicator == "none") heading = "1 rank";
   if (!result.checked) heading += " (results not checked)";
   return heading + "\n" + table.text();
 }

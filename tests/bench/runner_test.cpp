@@ -112,6 +112,18 @@ TEST(RunCase, MeasuresExpertsBesidePlainProducts) {
   EXPECT_GT(result.steps[0].gflops, 0.0);
 }
 
+TEST(RunCase, MeasuresTheRendezvousOfEachCommunicator) {
+  const auto cases = select_cases(
+      {.scenarios = {"agree"}, .strategies = {"direct"}, .communicators = {"threads"}, .ranks = 2});
+  ASSERT_EQ(cases.size(), 1U);
+  EXPECT_EQ(cases[0].strategy, "none");
+  const Result result = run_case(cases[0], {.repeats = {.warm_up = 0, .timed = 2}});
+  ASSERT_EQ(result.steps.size(), 1U);
+  EXPECT_EQ(result.steps[0].name, "agree");
+  EXPECT_GT(result.steps[0].median_us, 0.0);
+  EXPECT_LE(result.steps[0].min_us, result.steps[0].median_us);
+}
+
 TEST(RunCase, RefusesWhatDoesNotFitIntoMemory) {
   Case one{small_scenario(), "alltoall", "threads"};
   one.scenario.width = int64_t{1} << 40;

@@ -72,6 +72,19 @@ TEST(Bench, StartsMpiRanksByItself) {
   EXPECT_EQ(results.at(1).at("strategy"), "anchor-mpi-pack");
 }
 
+TEST(Bench, MeasuresTheRendezvousAlone) {
+  const std::string mpi = mpi_is_built() ? ",mpi" : "";
+  if (!mpi.empty() && std::system("command -v mpirun > /dev/null") != 0) {
+    GTEST_SKIP() << "no mpirun";
+  }
+  const json results = measure("--scenario agree --ranks 2 --communicator threads" + mpi);
+  ASSERT_EQ(results.size(), mpi.empty() ? 1U : 2U);
+  for (const json& result : results) {
+    EXPECT_EQ(result.at("strategy"), "none");
+    EXPECT_GT(result.at("steps").at("agree").at("median_us"), 0.0);
+  }
+}
+
 TEST(Bench, SaysInJsonWhyItFailed) {
   const std::string line = "bench --scenario cpu-large --ranks 1000 --communicator threads";
   const CommandResult in_json = run_command(line + " --json");
