@@ -26,7 +26,7 @@ bool is_for_one(const CommandLine& line) {
 }
 
 // The communicators on the command line.
-std::vector<std::string> wanted_communicators(const CommandLine& line) {
+std::vector<std::string> communicators_named_in(const CommandLine& line) {
   if (line.command == "run") return wanted_communicators(line.run);
   return line.command == "bench" ? line.bench.communicators : line.verify.communicators;
 }
@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
   try {
     const crossdock::cli::CommandLine line = crossdock::cli::read_command_line(argc, argv);
     const std::string job =
-        crossdock::cli::launched_communicator(crossdock::cli::wanted_communicators(line));
+        crossdock::cli::launched_communicator(crossdock::cli::communicators_named_in(line));
     wants_json = line.wants_json() && job.empty();
     if (!line.command.empty()) name += " " + line.command;
     const int status = crossdock::cli::run(line, job, name);

@@ -53,7 +53,7 @@ class CROSSDOCK_API SocketsBootstrap {
   SocketsBootstrap(const SocketsBootstrap&) = delete;
   SocketsBootstrap& operator=(const SocketsBootstrap&) = delete;
 
-  /// About 200 bytes: process, addresses, secret, version.
+  /// About 100 bytes: process, address, secret, version.
   std::span<const std::byte> blob() const;
 
   /// Makes the communicator; blobs [P] are those of all ranks in order, blobs[rank] is this

@@ -16,7 +16,7 @@ namespace crossdock::comm {
 namespace {
 
 // Bytes that are not UTF-8 (a file name in a message, a truncated text) become U+FFFD.
-std::string quoted(std::string_view text) {
+std::string json_quoted(std::string_view text) {
   std::string result = "\"";
   while (!text.empty()) {
     const size_t length = utf8_length(text);
@@ -49,8 +49,8 @@ std::string json_of(const EventPeers& peers) {
 }
 
 std::string json_of(const Event& event) {
-  std::string text = concat("{\"operation\":", quoted(event.operation));
-  if (*event.phase != '\0') text += concat(",\"phase\":", quoted(event.phase));
+  std::string text = concat("{\"operation\":", json_quoted(event.operation));
+  if (*event.phase != '\0') text += concat(",\"phase\":", json_quoted(event.phase));
   text += concat(",\"sequence\":", event.sequence, ",\"bytes\":", event.bytes,
                  ",\"begin_ns\":", event.begin_ns);
   if (event.end_ns != 0) text += concat(",\"end_ns\":", event.end_ns);
@@ -68,14 +68,15 @@ struct Line {
 };
 
 std::string json_of(Group& group, const Line& line) {
-  std::string text = concat(
-      "{\"rank\":", line.rank, ",\"size\":", group.size(),
-      ",\"engine\":", quoted(group.communicator().name()), ",\"error\":", quoted(line.message),
-      ",\"culprit\":", line.context.culprit, ",\"operation\":", quoted(line.context.operation),
-      ",\"sequence\":", line.context.sequence);
+  std::string text =
+      concat("{\"rank\":", line.rank, ",\"size\":", group.size(),
+             ",\"engine\":", json_quoted(group.communicator().name()),
+             ",\"error\":", json_quoted(line.message), ",\"culprit\":", line.context.culprit,
+             ",\"operation\":", json_quoted(line.context.operation),
+             ",\"sequence\":", line.context.sequence);
   if (line.writer != line.rank) text += concat(",\"written_by\":", line.writer);
   if (const std::string note = group.communicator().note(); !note.empty()) {
-    text += concat(",\"note\":", quoted(note));
+    text += concat(",\"note\":", json_quoted(note));
   }
   text += ",\"events\":[";
   const char* separator = "";

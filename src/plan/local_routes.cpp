@@ -195,7 +195,7 @@ void widen_slots(int64_t K, LocalRoutes& routes, BufferPool& pool) {
   const int64_t num_slots = routes.T * K;
   const int64_t weight_bytes = size_of(routes.weight_dtype);
   std::vector<int32_t> expert_ids(static_cast<size_t>(num_slots), -1);
-  const Buffer weights = pool.take(num_slots * weight_bytes);
+  Buffer weights = pool.take(num_slots * weight_bytes);
   if (num_slots > 0) std::memset(weights.data(), 0, static_cast<size_t>(num_slots * weight_bytes));
   for (int64_t t = 0; t < routes.T; ++t) {
     std::copy_n(routes.expert_ids.begin() + t * routes.K, routes.K, expert_ids.begin() + t * K);
@@ -205,7 +205,7 @@ void widen_slots(int64_t K, LocalRoutes& routes, BufferPool& pool) {
   }
   routes.K = K;
   routes.expert_ids = std::move(expert_ids);
-  routes.weights = weights;
+  routes.weights = std::move(weights);
 }
 
 }  // namespace crossdock

@@ -30,9 +30,10 @@ void check_options(const SocketsOptions& options) {
 
 SocketsWorld decode_world(std::span<const std::vector<std::byte>> blobs, int rank) {
   SocketsWorld world{.rank = rank, .blobs = {}, .id = hash_bytes({})};
-  std::map<std::vector<std::byte>, size_t> rank_of_blob;
+  std::map<std::string, size_t> rank_of_blob;
   for (size_t i = 0; i < blobs.size(); ++i) {
-    const auto [first, is_new] = rank_of_blob.emplace(blobs[i], i);
+    const std::string bytes(reinterpret_cast<const char*>(blobs[i].data()), blobs[i].size());
+    const auto [first, is_new] = rank_of_blob.emplace(bytes, i);
     CROSSDOCK_CHECK(is_new, "blobs ", first->second, " and ", i,
                     " must differ; every rank needs a bootstrap of its own");
     DecodedBlob decoded = decode_blob(blobs[i]);

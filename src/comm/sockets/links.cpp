@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/futex.hpp"
 #include "comm/sockets/late_flush.hpp"
 #include "core/check.hpp"
 
@@ -31,14 +32,6 @@ int num_cores(std::span<const pid_t> processes) {
 }
 
 }  // namespace
-
-void Links::spin_once() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 Links::Links(Args args)
     : args_(std::move(args)),

@@ -51,8 +51,6 @@ class Links final : public ControlChannel {
   Posts* posts() { return posts_.get(); }
   /// Whether every rank of the node can have a core.
   bool may_spin() const { return may_spin_; }
-  /// A pause of a few nanoseconds between two looks at memory.
-  static void spin_once();
 
   /// Called at the beginning of an exchange.
   void begin_exchange();

@@ -1,16 +1,11 @@
 #include "comm/sockets/node_memory.hpp"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <climits>
-#include <ctime>
 #include <string>
 #include <thread>
 
+#include "comm/futex.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -18,7 +13,7 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kSmallestRing = size_t{4} << 10;
-constexpr size_t kLargestRing = size_t{64} << 10;
+constexpr size_t kLargestRing = size_t{256} << 10;
 constexpr size_t kRingsOfARank = size_t{1} << 20;  // all rings in a rank's file, about
 
 constexpr size_t round_up_to_page(size_t bytes) {
@@ -36,17 +31,9 @@ int64_t file_bytes(size_t num_members) {
   return static_cast<int64_t>(round_up_to_page(kHeadBytes + num_members * mailbox));
 }
 
-// The word is shared between processes, so FUTEX_PRIVATE_FLAG must not be set.
-void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds timeout) {
-  const timespec time{.tv_sec = static_cast<time_t>(timeout.count() / 1'000'000'000),
-                      .tv_nsec = static_cast<long>(timeout.count() % 1'000'000'000)};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &time, nullptr, 0);
-}
-
 void ring_the_bell(NodeFileHead& head) {
   head.bell.fetch_add(1);
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&head.bell), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
-          0);
+  futex_wake(head.bell);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/futex.hpp"
 #include "comm/sockets/transfers.hpp"
 
 namespace crossdock::comm {
@@ -42,7 +43,7 @@ bool PostedTransfers::advance() {
   is_published_ = true;
   bool moved = read_posts();
   for (int look = 1; look < kNumLooks && !is_done() && links_.may_spin(); ++look) {
-    Links::spin_once();
+    spin_once();
     moved |= read_posts();
   }
   if (is_done()) return true;
@@ -51,13 +52,13 @@ bool PostedTransfers::advance() {
   return moved;
 }
 
-// A peer that sends its block of this exchange by a stream waits for streams.
+// A peer that sends its block of this exchange by a stream waits for streams. One that has already
+// finished this exchange may have begun the next.
 void PostedTransfers::check_for_streams() const {
   for (const int peer : missing_) {
     BlockLabel label;
-    if (links_.peek(peer, std::as_writable_bytes(std::span(&label, 1)))) {
-      throw_other_exchange(peer, label);
-    }
+    const bool is_there = links_.peek(peer, std::as_writable_bytes(std::span(&label, 1)));
+    if (is_there && label.exchange <= args_.exchange) throw_other_exchange(peer, label);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "comm/sockets/transfers.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
 
@@ -78,9 +80,15 @@ bool SocketsTransfers::send_some(int peer) {
   if (blocks.is_sent) return false;
   const int64_t before = blocks.sent;
   if (blocks.sent < kLabelBytes) {
+    // With the label goes the beginning of the block: a small one needs a single message.
+    std::array<std::byte, kLabelBytes + kWithLabelBytes> head;
     const BlockLabel label{.exchange = exchange_, .num_bytes = blocks.lane.send_bytes};
-    const auto bytes = std::as_bytes(std::span(&label, 1)).subspan(static_cast<size_t>(before));
-    blocks.sent += static_cast<int64_t>(links_.write(peer, bytes));
+    const auto num_bytes = static_cast<size_t>(std::min(blocks.lane.send_bytes, kWithLabelBytes));
+    std::memcpy(head.data(), &label, sizeof label);
+    std::memcpy(head.data() + sizeof label, blocks.lane.send, num_bytes);
+    const auto bytes = std::span(head).first(sizeof label + num_bytes);
+    blocks.sent +=
+        static_cast<int64_t>(links_.write(peer, bytes.subspan(static_cast<size_t>(blocks.sent))));
   }
   if (blocks.sent >= kLabelBytes && blocks.sent < blocks.send_total()) {
     const int64_t done = blocks.sent - kLabelBytes;

@@ -35,6 +35,7 @@ class SocketsTransfers final : public Transfers {
 
  private:
   static constexpr int64_t kLabelBytes = sizeof(BlockLabel);
+  static constexpr int64_t kWithLabelBytes = 512;
 
   struct Blocks {  // to and from one peer
     Lane lane;

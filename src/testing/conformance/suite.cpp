@@ -22,7 +22,7 @@ bool is_wanted(size_t routing, size_t variant, size_t dtype) {
 
 // The short run has every routing, every variant and every dtype, but few combinations.
 bool is_quick(size_t routing, size_t variant, size_t dtype) {
-  return (routing + variant + dtype) % 3 == 0;
+  return (routing + 2 * variant + dtype) % 3 == 0;
 }
 
 std::vector<Check> list_routings() {

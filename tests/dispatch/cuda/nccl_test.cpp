@@ -4,12 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <set>
 
 #include "dispatch/cuda/packed_step.hpp"
 #include "dispatch/lone_communicator.hpp"
 
 #if CROSSDOCK_HAS_NCCL
+#include "comm/nccl/ending.hpp"
 #include "comm/nccl_slot.hpp"
 #include "dispatch/cuda/nccl_transport.hpp"
 #include "support/fake_nccl.hpp"
@@ -72,10 +74,16 @@ PackedSetting own_communicator(const cuda::NcclLibrary& library, const DispatchC
   return setting;
 }
 
+// NCCL frees memory, for which it waits for the GPU: not while the next test runs there.
+void expect_end_of_communicators() {
+  EXPECT_TRUE(cuda::await_endings(std::chrono::seconds(60)));
+}
+
 TEST_F(CudaNccl, OneRankMakesACommunicatorOfItsOwn) {
-  for (const char* strategy : kPackingStrategies) {
+  for (const char* strategy : kStrategies) {
     expect_bits_of_the_cpu(own_communicator(cuda::nccl_library(), case_of({33}), strategy));
   }
+  expect_end_of_communicators();
 }
 
 TEST_F(CudaNccl, DispatchersOfOneRankShareTheCommunicator) {
@@ -99,6 +107,7 @@ TEST_F(CudaNccl, DispatchersOfOneRankShareTheCommunicator) {
         EXPECT_NE(*made.begin(), nullptr);
       },
       setting.options);
+  expect_end_of_communicators();
 }
 
 TEST_F(CudaNccl, SeveralRanksBringTheirRowsHome) {

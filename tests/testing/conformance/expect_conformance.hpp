@@ -48,7 +48,7 @@ struct Ranks {
 using StrategyAndRanks = std::tuple<std::string, Ranks>;
 
 /// "direct_4_ranks_2_per_node"
-inline std::string name_of_case(const testing::TestParamInfo<StrategyAndRanks>& info) {
+inline std::string name_of_case(const ::testing::TestParamInfo<StrategyAndRanks>& info) {
   const auto& [name, ranks] = info.param;
   std::ostringstream text;
   text << name << "_" << ranks.size << "_ranks";
