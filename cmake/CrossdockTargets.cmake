@@ -69,15 +69,17 @@ function(crossdock_add_testing_library)
   target_link_libraries(crossdock_testing PUBLIC crossdock::crossdock PRIVATE $<BUILD_INTERFACE:crossdock_flags>)
 endfunction()
 
-# crossdock_add_test(<name> SOURCES <file>... [LABELS unit|conformance|mpi|cuda|slow ...] [RANKS <n>...]
-#                    [NEEDS rapidcheck|mpi|cuda ...] [LINKS <library>...] [ARGS <argument>...] [TIMEOUT <seconds>])
+# crossdock_add_test(<name> SOURCES <file>... [LABELS unit|conformance|mpi|cuda|slow ...]
+#                    [RANKS <n>... | PROCESSES <n>...] [NEEDS rapidcheck|mpi|cuda ...] [LINKS <library>...]
+#                    [ARGS <argument>...] [TIMEOUT <seconds>])
 #
-# A GoogleTest program; it may have a main() of its own, and sees src/ and tests/. Without RANKS it is one test; with
-# RANKS it is one test <name>_np<n> for each n, under mpirun, labelled mpi. What NEEDS names is linked; if it is missing
-# the test is not built and is reported as skipped. TIMEOUT is for a test that hangs: at least ten times what it needs
-# on an idle machine. Those with the longest start first.
+# A GoogleTest program; it may have a main() of its own, and sees src/ and tests/. It is one test; with RANKS it is one
+# test <name>_np<n> for each n, under mpirun, labelled mpi; with PROCESSES one for each n, whose main() starts n
+# processes (tests/support/sockets_main.cpp). What NEEDS names is linked; if it is missing the test is not built and is
+# reported as skipped. TIMEOUT is for a test that hangs: at least ten times what it needs on an idle machine. Those with
+# the longest start first.
 function(crossdock_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;RANKS;NEEDS;LINKS;ARGS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;RANKS;PROCESSES;NEEDS;LINKS;ARGS")
   crossdock_no_leftovers(crossdock_add_test ${name})
   if(arg_RANKS)
     list(APPEND arg_NEEDS mpi)
@@ -86,6 +88,10 @@ function(crossdock_add_test name)
   if(missing)
     crossdock_add_skipped_test(${name} "${missing}" "${arg_LABELS}")
     return()
+  endif()
+  if(arg_PROCESSES)
+    list(APPEND arg_SOURCES ${PROJECT_SOURCE_DIR}/tests/support/sockets_main.cpp
+         ${PROJECT_SOURCE_DIR}/cli/processes/free_port.cpp)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(
@@ -296,6 +302,12 @@ macro(crossdock_register_test target)
     list(APPEND arg_LABELS mpi)
     list(REMOVE_DUPLICATES arg_LABELS)
     list(APPEND environment ASAN_OPTIONS=detect_leaks=0)  # Open MPI itself leaks
+    set_tests_properties(${tests} PROPERTIES PROCESSORS 2)
+  elseif(arg_PROCESSES)
+    foreach(processes ${arg_PROCESSES})
+      list(APPEND tests ${target}_np${processes})
+      add_test(NAME ${target}_np${processes} COMMAND ${target} ${processes} ${arg_ARGS})
+    endforeach()
     set_tests_properties(${tests} PROPERTIES PROCESSORS 2)
   else()
     list(APPEND tests ${target})

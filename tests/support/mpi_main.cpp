@@ -8,27 +8,7 @@
 
 #include <cstdio>
 
-namespace {
-
-class FailurePrinter : public ::testing::EmptyTestEventListener {
- public:
-  explicit FailurePrinter(int rank) : rank_(rank) {}
-
-  void OnTestStart(const ::testing::TestInfo& test) override { test_ = &test; }
-  void OnTestPartResult(const ::testing::TestPartResult& result) override {
-    if (!result.failed()) return;
-    std::fprintf(stderr, "[rank %d] %s.%s: %s:%d: %s\n", rank_,
-                 test_ ? test_->test_suite_name() : "", test_ ? test_->name() : "",
-                 result.file_name() ? result.file_name() : "", result.line_number(),
-                 result.summary());
-  }
-
- private:
-  int rank_;
-  const ::testing::TestInfo* test_ = nullptr;
-};
-
-}  // namespace
+#include "support/failure_printer.hpp"
 
 int main(int argc, char** argv) {
   int provided = 0;
@@ -36,11 +16,7 @@ int main(int argc, char** argv) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   ::testing::InitGoogleTest(&argc, argv);
-  if (rank != 0) {
-    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-    delete listeners.Release(listeners.default_result_printer());
-    listeners.Append(new FailurePrinter(rank));
-  }
+  crossdock::testing::print_as_rank(rank);
   int failed = RUN_ALL_TESTS();
   MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   if (rank == 0 && failed != 0) std::fprintf(stderr, "some rank has failed\n");

@@ -21,7 +21,7 @@ inline void cuda_ok(cudaError_t status) {
 }
 
 /// A test that is skipped where there is no GPU.
-class CudaTest : public testing::Test {
+class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();

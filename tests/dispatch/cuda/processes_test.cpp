@@ -1,7 +1,5 @@
-// MPI processes on one GPU, which map each other's memory (CUDA IPC).
-
-#include "crossdock/mpi.hpp"
-
+// Processes on one GPU, which map each other's memory (CUDA IPC). Compiled for each communicator of
+// processes.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,6 +11,7 @@
 #include "core/cuda/device_arena.hpp"
 #include "crossdock/cuda.hpp"
 #include "dispatch/cuda/captured_graph.hpp"
+#include "support/process_communicator.hpp"
 
 namespace crossdock {
 namespace {
@@ -30,7 +29,7 @@ DispatchCase case_of(const Group& group, unsigned seed) {
 
 // What a capture takes is new memory, which the peers map during the capture.
 TEST_F(CudaProcesses, MapMemoryDuringACaptureInGlobalMode) {
-  Group group(make_mpi_communicator(), deadlines());
+  Group group(testing::make_process_communicator(), deadlines());
   const DispatchCase the_case = case_of(group, 70);
   const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
   GpuRank rank(group, the_case, {});
@@ -48,7 +47,7 @@ TEST_F(CudaProcesses, MapMemoryDuringACaptureInGlobalMode) {
 
 // Memory of the ranks' results, mapped by their peers, is let go and taken again in every round.
 TEST_F(CudaProcesses, CaptureAgainAfterTheResultsOfACaptureAreGone) {
-  Group group(make_mpi_communicator(), deadlines());
+  Group group(testing::make_process_communicator(), deadlines());
   for (unsigned round = 0; round < 4; ++round) {
     SCOPED_TRACE(round);
     const DispatchCase the_case = case_of(group, 71 + round);
@@ -72,7 +71,7 @@ TEST_F(CudaProcesses, CaptureAgainAfterTheResultsOfACaptureAreGone) {
 // NCCL wants a GPU for every rank: processes on one GPU that take each other for other nodes cannot
 // be connected. All of them say so, and go on.
 TEST_F(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {
-  Group group(make_mpi_communicator({.ranks_per_node = 1}), deadlines());
+  Group group(testing::make_process_communicator(/*ranks_per_node=*/1), deadlines());
   const DispatchCase the_case = case_of(group, 75);
   for (const char* strategy : {"alltoall", "hierarchical"}) {
     GpuRank rank(group, the_case, {.strategy = strategy});
@@ -97,7 +96,7 @@ cuda::MemoryHandle exchange(Group& group, const cuda::MemoryHandle& own, int who
 // what was written.
 TEST_F(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
   constexpr int64_t kBytes = int64_t{2} << 20;
-  Group group(make_mpi_communicator(), deadlines());
+  Group group(testing::make_process_communicator(), deadlines());
   const std::shared_ptr<cuda::DeviceArena> arena = cuda::DeviceArena::make(0, /*is_exported=*/true);
   cuda::PeerMemory peers(group.communicator(), 0);
   const RankStream stream;

@@ -1,0 +1,51 @@
+// Processes that share a GPU through CUDA IPC. Their kernels take turns, so a wait of one for the
+// other lasts milliseconds: a part of the suite, for correctness. Compiled for each communicator of
+// processes.
+
+#include <gtest/gtest.h>
+
+#include "crossdock/cuda.hpp"
+#include "support/process_communicator.hpp"
+#include "testing/conformance/expect_conformance.hpp"
+
+namespace crossdock::conformance {
+namespace {
+
+// Some routings in one dtype, and steps that overlap.
+std::vector<Check> some_checks() {
+  std::vector<Check> checks = list_checks();
+  std::erase_if(checks, [](const Check& check) {
+    const auto has = [&](const char* part) { return check.name.find(part) != std::string::npos; };
+    return !has("/bf16/plain") && !has("/bf16/alignment") && !has("plans_in_flight") &&
+           !has("growth_on_one_rank") && !has("repeated_id");
+  });
+  return checks;
+}
+
+class CudaProcesses : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
+  }
+
+  static std::unique_ptr<Strategy> strategy_on_cuda() { return on_cuda(make_strategy(GetParam())); }
+};
+
+TEST_P(CudaProcesses, GiveTheReferencesResults) {
+  Group group(crossdock::testing::make_process_communicator(), test_deadlines());
+  const std::vector<Check> checks = some_checks();
+  const Report report = run_checks(group, strategy_on_cuda, checks);
+  EXPECT_EQ(report.num_checks, std::ssize(checks));
+  expect_no_failures(report.failures);
+}
+
+TEST_P(CudaProcesses, GiveTheBitsOfTheCpu) {
+  Group group(crossdock::testing::make_process_communicator(), test_deadlines());
+  EXPECT_EQ(output_hash(group, strategy_on_cuda), kKnownOutputHash);
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, CudaProcesses, ::testing::Values("direct", "alltoall"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace crossdock::conformance
