@@ -145,6 +145,14 @@ std::vector<Case> select_cases(const Selection& selection) {
         "--max-sms limits the multiprocessors of ranks on a GPU, but no selected scenario runs on "
         "one; leave it out or select GPU scenarios (h200-*)");
   }
+  const auto on_gpu = std::ranges::find_if(cases, runs_on_gpu);
+  if (on_gpu != cases.end() && !contains(communicators, "threads")) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the ranks of scenario " + on_gpu->scenario.name +
+                    " are threads of one process, but the communicator is " +
+                    communicators.front() +
+                    "; leave --communicator out, and run the command without a launcher");
+  }
   return cases;
 }
 

@@ -48,6 +48,12 @@ class Report {
   std::vector<Result> results_;
 };
 
+// Empty: the default ones of the CPU.
+std::vector<std::string> wanted_scenarios(const BenchArgs& args) {
+  if (args.scenarios.empty() && args.device == "cuda") return {"h200-*"};
+  return args.scenarios;
+}
+
 // Unknown names are bad arguments.
 std::vector<Case> select(const bench::Selection& selection) {
   try {
@@ -64,7 +70,7 @@ int run_as_rank(const BenchArgs& args, const std::string& communicator) {
       communicator, {.ranks_per_node = args.ranks_per_node, .max_in_flight = args.max_in_flight}));
   check_against_job(group.communicator(), args.communicators,
                     args.ranks > 0 ? std::vector<int>{args.ranks} : std::vector<int>{});
-  const auto cases = select({.scenarios = args.scenarios,
+  const auto cases = select({.scenarios = wanted_scenarios(args),
                              .strategies = args.strategies,
                              .communicators = {communicator},
                              .ranks = group.size(),
@@ -124,11 +130,9 @@ int run_bench(const BenchArgs& args) {
     return run_as_rank(args, job);
   }
   Report report(args.json);
-  std::vector<std::string> scenarios = args.scenarios;
-  if (scenarios.empty() && args.device == "cuda") scenarios = {"h200-*"};
   std::vector<std::string> communicators = args.communicators;
   if (communicators.empty() && find_program("mpirun").empty()) communicators = {"threads"};
-  const std::vector<Case> cases = select({.scenarios = scenarios,
+  const std::vector<Case> cases = select({.scenarios = wanted_scenarios(args),
                                           .strategies = args.strategies,
                                           .communicators = communicators,
                                           .ranks = args.ranks,

@@ -76,6 +76,15 @@ TEST(Selection, RefusesUnknownNames) {
               HasSubstr("needs communicator mpi"));
 }
 
+TEST(Selection, RunsGpuScenariosOnThreadsOnly) {
+  const Selection both{.scenarios = {"h200-decode"}, .communicators = {"sockets", "threads"}};
+  EXPECT_EQ(select_cases(both).size(), 1U);
+  EXPECT_THAT(
+      message_of([] { select_cases({.scenarios = {"h200-decode"}, .communicators = {"sockets"}}); },
+                 ErrorCode::kInvalidArgument),
+      HasSubstr("h200-decode are threads of one process"));
+}
+
 TEST(RunCase, MeasuresAndChecksEveryStrategy) {
   for (const std::string& strategy : strategy_names()) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
