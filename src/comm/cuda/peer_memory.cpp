@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/cuda/memory_access.hpp"
+#include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
@@ -21,6 +22,13 @@ std::vector<int> all_devices() {
   std::vector<int> devices(static_cast<size_t>(count));
   std::iota(devices.begin(), devices.end(), 0);
   return devices;
+}
+
+[[noreturn]] void throw_unreachable(int peer, cudaError_t status) {
+  const std::string call = concat("cudaIpcOpenMemHandle for memory of rank ", peer,
+                                  " (every rank must be a process of its own, and the ranks of a "
+                                  "node must be able to share GPU memory)");
+  throw_error(status, call.c_str());
 }
 
 }  // namespace
@@ -105,8 +113,10 @@ std::byte* PeerMemory::reach(int peer, const MemoryHandle& handle) {
     const CallGuard guard(device_);
     const cudaError_t status =
         cudaIpcOpenMemHandle(&found->second, handle.exported, cudaIpcMemLazyEnablePeerAccess);
-    if (status != cudaSuccess) mappings_.erase(found);
-    CROSSDOCK_CUDA(status);
+    if (status != cudaSuccess) {
+      mappings_.erase(found);
+      throw_unreachable(peer, status);
+    }
   }
   return static_cast<std::byte*>(found->second) + handle.offset;
 }
