@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <optional>
 
 #include "cli/processes/free_port.hpp"
 
@@ -27,6 +26,7 @@ constexpr int kCannotStart = 127;               // as in shells
 constexpr std::chrono::seconds kEndTime{20};    // to end by itself after another rank has failed
 constexpr std::chrono::seconds kSignalTime{5};  // to end after SIGTERM
 constexpr long kLookNanoseconds = 100'000'000;
+constexpr auto kNever = std::chrono::steady_clock::time_point::max();
 
 // Signals that this program waits for instead of being interrupted by them.
 sigset_t awaited_signals() {
@@ -96,13 +96,13 @@ class RankProcesses {
       std::erase(running_, ended);
       if (status == 0 || status_ != 0) continue;
       status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      if (!survives_deaths_ && !end_at_) end_at_ = Clock::now() + kEndTime;
+      if (!survives_deaths_ && end_at_ == kNever) end_at_ = Clock::now() + kEndTime;
     }
   }
 
   // Ends ranks whose time is over.
   void hurry() {
-    if (!end_at_ || Clock::now() < *end_at_) return;
+    if (Clock::now() < end_at_) return;
     send_all(has_been_asked_ ? SIGKILL : SIGTERM);
     has_been_asked_ = true;
     end_at_ = Clock::now() + kSignalTime;
@@ -115,7 +115,7 @@ class RankProcesses {
   const int num_ranks_;
   const bool survives_deaths_;
   std::vector<pid_t> running_;
-  std::optional<Clock::time_point> end_at_;
+  Clock::time_point end_at_ = kNever;
   bool has_been_asked_ = false;
   int status_ = 0;  // of the first rank that failed
 };
