@@ -9,10 +9,13 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "comm/threads/communicator.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -170,6 +173,24 @@ TEST(ThreadBoard, ALateRankIsNamedAtTheDeadline) {
     threads.clear();
     for (const End& end : ends) EXPECT_THAT(end.message, HasSubstr("for rank 1 to arrive at test"));
   }
+}
+
+// Slower ranks may still read the post of the exchange before the one that failed.
+TEST(ThreadBoard, AfterAFailureNoPostIsWritten) {
+  const auto board = std::make_shared<ThreadBoard>(2, Topology::single_node(2), /*may_spin=*/false);
+  ThreadCommunicator communicator(board, /*rank=*/0);
+  const uint64_t earlier = 7;
+  board->post_of(0, 1).set_inlined(std::as_bytes(std::span(&earlier, 1)));
+  board->fail({.culprit = 1, .reporter = 1, .operation = "test", .text = "no more"});
+
+  const auto memory = std::make_shared<std::vector<std::byte>>(16);
+  const std::vector<int64_t> offsets = {0, 8, 16};
+  EXPECT_THROW(communicator.all_gather_v({memory->data(), 8, memory}, {memory->data(), 16, memory},
+                                         offsets, kAmple),
+               Error);
+  uint64_t found = 0;
+  std::memcpy(&found, board->post_of(0, 1).part_for(1).data(), sizeof(found));
+  EXPECT_EQ(found, earlier);
 }
 
 TEST(ThreadBoard, SendsLargerThanAPostAreReadBeforeTheSenderGoesOn) {

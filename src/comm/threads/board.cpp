@@ -33,6 +33,10 @@ std::span<const std::byte> ThreadPost::part_for(int reader) const {
 ThreadBoard::ThreadBoard(int size, Topology topology, bool may_spin)
     : topology_(std::move(topology)), seats_(static_cast<size_t>(size)), bell_(may_spin) {}
 
+void ThreadBoard::check_open(int rank) {
+  if ((seat_of(rank).last_posted.load() & kStopped) != 0) throw_failure(rank);
+}
+
 // The words of the seats are written and read in sequentially consistent order, so the rank that
 // posts last sees that all have posted, and wakes those that sleep.
 void ThreadBoard::post(int rank, uint64_t n) {

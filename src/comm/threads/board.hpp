@@ -65,6 +65,9 @@ class ThreadBoard {
   /// between await_all_posted(n) and finish_reading(n).
   ThreadPost& post_of(int rank, uint64_t n) { return seat_of(rank).posts[n % 2]; }
 
+  /// Throws the failure, if there is one. Called before a post is written: after a failure slower
+  /// ranks may still read the post that it would overwrite.
+  void check_open(int rank);
   /// Throws the failure instead, if there is one.
   void post(int rank, uint64_t n);
   void await_all_posted(int rank, uint64_t n, const WaitContext& wait);

@@ -42,15 +42,16 @@ std::unique_ptr<Communicator> ThreadCommunicator::subgroup(std::span<const int> 
 void ThreadCommunicator::exchange(const SharedBytes& send, std::span<const int64_t> send_offsets,
                                   const SharedBytes& recv, std::span<const int64_t> recv_offsets,
                                   const WaitContext& wait) {
-  ++num_exchanges_;
-  fill_post(send, send_offsets);
+  board_->check_open(rank_);
+  fill_post(board_->post_of(rank_, num_exchanges_ + 1), send, send_offsets);
+  ++num_exchanges_;  // after what may throw for want of memory
   board_->post(rank_, num_exchanges_);
   board_->await_all_posted(rank_, num_exchanges_, wait);
   read_posts(recv, recv_offsets, wait);
 }
 
-void ThreadCommunicator::fill_post(const SharedBytes& send, std::span<const int64_t> send_offsets) {
-  ThreadPost& post = board_->post_of(rank_, num_exchanges_);
+void ThreadCommunicator::fill_post(ThreadPost& post, const SharedBytes& send,
+                                   std::span<const int64_t> send_offsets) {
   post.set_offsets(send_offsets);
   if (send.num_bytes <= kMaxInlinedBytes) {
     post.set_inlined({send.data, static_cast<size_t>(send.num_bytes)});

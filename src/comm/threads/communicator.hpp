@@ -46,7 +46,7 @@ class ThreadCommunicator final : public Communicator {
   void exchange(const SharedBytes& send, std::span<const int64_t> send_offsets,
                 const SharedBytes& recv, std::span<const int64_t> recv_offsets,
                 const WaitContext& wait);
-  void fill_post(const SharedBytes& send, std::span<const int64_t> send_offsets);
+  void fill_post(ThreadPost& post, const SharedBytes& send, std::span<const int64_t> send_offsets);
   void read_posts(const SharedBytes& recv, std::span<const int64_t> recv_offsets,
                   const WaitContext& wait);
 
