@@ -258,6 +258,18 @@ TEST_F(ListeningRank, SeesAtOnceThatAPeerHasClosedItsConnection) {
   EXPECT_EQ(endpoint_->end_of(1), "its connection was closed");
 }
 
+TEST(Connection, KnowsThatDataWasLostWithItsPeer) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  Connection connection(Socket(ends[0]), /*peer=*/1, /*is_connecting=*/false);
+  ::close(ends[1]);
+  const Bytes data(100);
+  connection.send_data(
+      {.kind = FrameHeader::Kind::kData, .payload_bytes = 100, .channel = 1, .position = 0}, data);
+  EXPECT_TRUE(connection.is_closed());
+  EXPECT_FALSE(connection.is_flushed());
+}
+
 TEST_F(ListeningRank, KeepsAPeerOutOfReachOfManySilentStrangers) {
   std::vector<Socket> strangers;
   for (int i = 0; i < 200; ++i) strangers.push_back(say({std::byte{1}}));

@@ -61,6 +61,7 @@ void Connection::send_data(const FrameHeader& header, std::span<const std::byte>
   if (sent < 0) {
     if (!is_temporary(errno)) {
       close(concat("its connection failed: ", std::strerror(errno)));
+      has_lost_data_ = true;
       return;
     }
     sent = 0;
