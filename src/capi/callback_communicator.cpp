@@ -32,11 +32,14 @@ class CallbackCommunicator final : public Communicator {
     callbacks_.node_of_rank = nullptr;  // the caller's memory
   }
   ~CallbackCommunicator() override {
+    if (!owns_context_) return;
     if (!has_left_ && callbacks_.leave != nullptr) {
       callbacks_.leave(callbacks_.context, comm::kPlainLeave.data());
     }
     if (callbacks_.destroy != nullptr) callbacks_.destroy(callbacks_.context);
   }
+
+  void own_context() { owns_context_ = true; }
 
   int rank() const override { return callbacks_.rank; }
   int size() const override { return callbacks_.size; }
@@ -86,7 +89,9 @@ class CallbackCommunicator final : public Communicator {
           callbacks_.subgroup(callbacks_.context, ranks.data(), static_cast<int32_t>(ranks.size()),
                               &made),
           {.operation = "subgroup"});
-    return make_callback_communicator(read_struct("crossdock_communicator", &made));
+    auto communicator = make_callback_communicator(read_struct("crossdock_communicator", &made));
+    capi::own_context(*communicator);
+    return communicator;
   }
 
   void abort(const Error& cause) override {
@@ -120,6 +125,7 @@ class CallbackCommunicator final : public Communicator {
   Topology topology_;
   Traffic traffic_;
   bool has_left_ = false;
+  bool owns_context_ = false;
 };
 
 }  // namespace
@@ -133,6 +139,10 @@ std::unique_ptr<Communicator> make_callback_communicator(const crossdock_communi
   CROSSDOCK_CHECK(callbacks.all_gather_v != nullptr && callbacks.all_to_all_v != nullptr,
                   "crossdock_communicator: all_gather_v and all_to_all_v must not be NULL");
   return std::make_unique<CallbackCommunicator>(callbacks);
+}
+
+void own_context(Communicator& communicator) {
+  static_cast<CallbackCommunicator&>(communicator).own_context();
 }
 
 }  // namespace crossdock::capi

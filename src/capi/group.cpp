@@ -99,7 +99,9 @@ crossdock_status crossdock_group_from_callbacks(const crossdock_communicator* co
     crossdock_group*& made = pointee("group", group);
     const capi::GroupSettings settings = capi::to_settings(config);
     const auto callbacks = capi::read_struct("crossdock_communicator", communicator);
-    made = capi::make_group(capi::make_callback_communicator(callbacks), settings.group).release();
+    auto owner = capi::make_group(capi::make_callback_communicator(callbacks), settings.group);
+    capi::own_context(owner->shared->group->communicator());
+    made = owner.release();
   });
 }
 

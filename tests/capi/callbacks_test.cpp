@@ -206,6 +206,20 @@ TEST(Callbacks, CanMakeSubgroups) {
   }
 }
 
+TEST(Callbacks, KeepTheirContextIfNoGroupIsMade) {
+  auto communicators = make_thread_communicators(1);
+  Context context{.communicator = std::move(communicators[0])};
+  const crossdock_communicator callbacks = callbacks_of(context);
+  auto config = made<crossdock_group_config>();
+  config.arrival_deadline_s = 1e-12;  // rounds to no time at all
+  crossdock_group* group = nullptr;
+  EXPECT_EQ(crossdock_group_from_callbacks(&callbacks, &config, &group),
+            CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_EQ(group, nullptr);
+  EXPECT_FALSE(context.is_destroyed);
+  EXPECT_EQ(context.left, "");
+}
+
 TEST(Callbacks, BothExchangesAreNeeded) {
   auto callbacks = made<crossdock_communicator>();
   callbacks.size = 1;

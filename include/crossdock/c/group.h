@@ -148,7 +148,7 @@ typedef struct crossdock_communicator {
 #define CROSSDOCK_COMMUNICATOR_INIT \
   { .struct_size = sizeof(crossdock_communicator) }
 
-/// Not collective.
+/// Not collective. If it fails, `destroy` is not called: the context is still the caller's.
 CROSSDOCK_C_API crossdock_status
 crossdock_group_from_callbacks(const crossdock_communicator* communicator,
                                const crossdock_group_config* config, crossdock_group** group);
