@@ -17,10 +17,6 @@ namespace {
 constexpr size_t kReadBytes = size_t{256} << 10;
 constexpr int kMaxReads = 8;  // in one call, so that one peer does not delay the others
 
-bool is_temporary(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
-}
-
 void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
   bytes.insert(bytes.end(), more.begin(), more.end());
 }

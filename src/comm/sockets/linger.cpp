@@ -45,7 +45,7 @@ bool is_closed_by_peer(const Socket& socket) {
   while (true) {
     const ssize_t got = recv(socket.descriptor(), discarded.data(), discarded.size(), MSG_DONTWAIT);
     if (got > 0) continue;
-    return got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+    return got == 0 || !is_temporary(errno);
   }
 }
 

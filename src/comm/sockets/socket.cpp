@@ -253,6 +253,10 @@ std::optional<Socket> accept_from(const Socket& listener) {
   return socket;
 }
 
+bool is_temporary(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
 void set_connection_options(const Socket& socket) {
   const auto set = [&](int level, int option, int value) {
     setsockopt(socket.descriptor(), level, option, &value, sizeof value);

@@ -62,6 +62,9 @@ int connect_error(const Socket& socket);
 /// The next connection, non-blocking; nullopt if there is none.
 std::optional<Socket> accept_from(const Socket& listener);
 
+/// Whether a call that failed with this error number may be tried again later.
+bool is_temporary(int error);
+
 /// Sends small messages at once, and finds out within a minute that the machine of an idle peer has
 /// vanished. A peer that does not read for a long time is no failure: deadlines are for that.
 void set_connection_options(const Socket& socket);

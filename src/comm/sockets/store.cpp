@@ -67,10 +67,6 @@ std::optional<Value> value_at_front(std::span<const std::byte> bytes) {
   return value;
 }
 
-bool is_temporary(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
-}
-
 /// A connection with its unread and unsent bytes.
 struct Peer {
   Socket socket;
