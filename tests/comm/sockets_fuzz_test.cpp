@@ -152,6 +152,9 @@ class ListeningRank : public ::testing::Test {
     SocketsWorld world{.rank = 0, .blobs = {some_blob(), some_blob()}, .id = 7};
     address_ = address_of(listener);
     world.blobs[0].address = address_;
+    // Closed at the end of this constructor: the peer refuses connections.
+    const Socket closed = std::move(*listen_at(*parse_address("127.0.0.1", 0)));
+    world.blobs[1].address = address_of(closed);
     secret_ = world.blobs[0].secret;
     endpoint_ =
         std::make_unique<Endpoint>(std::move(listener), std::make_unique<Directory>(secret_),
@@ -166,6 +169,12 @@ class ListeningRank : public ::testing::Test {
 
   /// Opens a connection, sends the bytes and lets the endpoint read them.
   Socket say(const Bytes& bytes) {
+    Socket socket = connect_and_send(bytes);
+    for (int i = 0; i < 3; ++i) endpoint_->poll();
+    return socket;
+  }
+
+  Socket connect_and_send(const Bytes& bytes) const {
     int error = 0;
     Socket socket = start_connecting(address_, error);
     EXPECT_EQ(error, 0);
@@ -176,7 +185,6 @@ class ListeningRank : public ::testing::Test {
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    for (int i = 0; i < 3; ++i) endpoint_->poll();
     return socket;
   }
 
@@ -256,6 +264,24 @@ TEST_F(ListeningRank, SeesAtOnceThatAPeerHasClosedItsConnection) {
   { const Socket peer = say(hello()); }
   EXPECT_TRUE(polls_until([&] { return endpoint_->end_of(1).has_value(); }));
   EXPECT_EQ(endpoint_->end_of(1), "its connection was closed");
+}
+
+TEST_F(ListeningRank, HearsOutAPeerThatNoLongerListens) {
+  endpoint_->connect(1);  // is refused
+  {
+    const Socket peer = connect_and_send(hello());
+    for (int i = 0; i < 3; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      endpoint_->poll();
+    }
+    EXPECT_FALSE(endpoint_->end_of(1).has_value());
+    const Bytes data =
+        frame({.kind = FrameHeader::Kind::kData, .channel = 1}, std::array<std::byte, 100>{});
+    send(peer.descriptor(), data.data(), data.size(), MSG_NOSIGNAL);
+    EXPECT_TRUE(polls_until([&] { return endpoint_->has_unread(1, 1); }));
+    EXPECT_FALSE(endpoint_->end_of(1).has_value());
+  }
+  EXPECT_TRUE(polls_until([&] { return endpoint_->end_of(1).has_value(); }));
 }
 
 TEST(Connection, KnowsThatDataWasLostWithItsPeer) {

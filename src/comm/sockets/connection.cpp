@@ -21,6 +21,11 @@ void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
   bytes.insert(bytes.end(), more.begin(), more.end());
 }
 
+// Whether the machine of the peer says that there is no such connection, or not any more.
+bool is_from_peer(int error) {
+  return error == ECONNREFUSED || error == ECONNRESET || error == EPIPE;
+}
+
 }  // namespace
 
 void Connection::close(std::string reason) {
@@ -32,6 +37,12 @@ void Connection::close(std::string reason) {
   urgent_ = {};
   input_ = {};
   input_bytes_ = 0;
+}
+
+void Connection::fail(const char* what, int error) {
+  if (is_closed()) return;
+  was_closed_by_peer_ = is_from_peer(error) && input_bytes_ == 0;
+  close(concat(what, ": ", std::strerror(error)));
 }
 
 Socket Connection::release() {
@@ -56,7 +67,7 @@ void Connection::send_data(const FrameHeader& header, std::span<const std::byte>
   ssize_t sent = sendmsg(socket_.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
     if (!is_temporary(errno)) {
-      close(concat("its connection failed: ", std::strerror(errno)));
+      fail(kFailed, errno);
       has_lost_data_ = true;
       return;
     }
@@ -78,7 +89,7 @@ bool Connection::write_some(std::vector<std::byte>& bytes) {
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (is_temporary(errno)) break;
-      close(concat("its connection failed: ", std::strerror(errno)));
+      fail(kFailed, errno);
       return false;
     }
     done += static_cast<size_t>(sent);
@@ -91,7 +102,7 @@ void Connection::flush() {
   if (is_closed()) return;
   if (is_connecting_) {
     if (const int error = connect_error(socket_); error != 0) {
-      close(concat("cannot connect to its process: ", std::strerror(error)));
+      fail(kCannotConnect, error);
       return;
     }
     // Connected once the peer's address is known; until then sends would fail with ENOTCONN.
@@ -117,11 +128,11 @@ int Connection::read(
     const ssize_t got =
         recv(socket_.descriptor(), input_.data() + input_bytes_, space, MSG_DONTWAIT);
     if (got < 0) {
-      if (!is_temporary(errno)) close(concat("its connection failed: ", std::strerror(errno)));
+      if (!is_temporary(errno)) fail(kFailed, errno);
       break;
     }
     if (got == 0) {
-      has_ended_normally_ = input_bytes_ == 0;
+      was_closed_by_peer_ = input_bytes_ == 0;
       close("its connection was closed");
       break;
     }

@@ -32,10 +32,13 @@ class Connection {
 
   /// Whether the connection can be used no more, and why.
   bool is_closed() const { return !close_reason_.empty(); }
-  /// Whether the peer has closed it in good order.
-  bool has_ended_normally() const { return has_ended_normally_; }
+  /// Whether the other end has closed or refused it, and not in the middle of a frame.
+  bool was_closed_by_peer() const { return was_closed_by_peer_; }
   const std::string& close_reason() const { return close_reason_; }
   void close(std::string reason);
+  /// Closes it after a call that failed with this error number; the reason begins with `what`.
+  void fail(const char* what, int error);
+  static constexpr const char* kCannotConnect = "cannot connect to its process";
   /// Hands over the socket of a connection that ends normally; see linger.hpp.
   Socket release();
 
@@ -57,6 +60,8 @@ class Connection {
   int read(const std::function<bool(const FrameHeader&, std::span<const std::byte>)>& on_frame);
 
  private:
+  static constexpr const char* kFailed = "its connection failed";
+
   bool write_some(std::vector<std::byte>& bytes);
   size_t parse(const std::function<bool(const FrameHeader&, std::span<const std::byte>)>& on_frame,
                int& num_malformed);
@@ -71,7 +76,7 @@ class Connection {
   std::vector<std::byte> input_;   // space for received bytes
   size_t input_bytes_ = 0;         // of them in use: the beginning of a frame
   bool has_lost_data_ = false;
-  bool has_ended_normally_ = false;
+  bool was_closed_by_peer_ = false;
 };
 
 }  // namespace crossdock::comm

@@ -1,7 +1,6 @@
 #include "comm/sockets/endpoint.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <ctime>
 #include <utility>
 
@@ -79,7 +78,7 @@ Connection* Endpoint::connection_to(int peer) {
       std::make_unique<Connection>(std::move(socket), peer, /*is_connecting=*/true));
   state.sends_by = connections_.back().get();
   if (error != 0) {
-    state.sends_by->close(concat("cannot connect to its process: ", std::strerror(error)));
+    state.sends_by->fail(Connection::kCannotConnect, error);
     return state.sends_by;
   }
   const Hello hello{
@@ -238,8 +237,8 @@ void Endpoint::drop_silent_connections() {
   }
 }
 
-// A peer that ends in good order may have sent its last bytes by its other connection: it has ended
-// when both are closed.
+// A peer that ends in good order, or that no longer listens, may have sent its last bytes by its
+// other connection: it has ended when both are closed.
 void Endpoint::note_closed(const Connection& connection) {
   if (!connection.is_known()) {
     ++counters_.refused_connections;
@@ -256,7 +255,7 @@ void Endpoint::note_closed(const Connection& connection) {
         return other.get() != &connection && other->peer() == connection.peer() &&
                !other->is_closed();
       });
-  if (connection.has_ended_normally() && has_other) return;
+  if (connection.was_closed_by_peer() && has_other) return;
   if (!peer.ended) peer.ended = connection.close_reason();
 }
 
