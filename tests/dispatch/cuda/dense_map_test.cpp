@@ -184,6 +184,29 @@ TEST_F(CudaDenseMap, BeyondItsBoundIsNamedOnAllRanks) {
   });
 }
 
+// All ranks of a plan have the same number of slots per token.
+TEST_F(CudaDenseMap, OnOneRankAndSlotsOnAnotherIsAMismatch) {
+  DispatchConfig config = small_config();
+  config.max_routes_per_token = 5;
+  run_on_gpu(random_case(config, {9, 7}, 76), {}, [](GpuRank& rank, const StepBytes& wanted) {
+    const auto num_values = static_cast<size_t>(7 * small_config().num_experts);
+    const DenseValues empty{.map = std::vector<double>(num_values, 0.0),
+                            .weights = std::vector<double>(num_values, 0.0)};
+    const DenseTensors host(empty, small_config().num_experts, DType::kF32);
+    const DenseTensors tensors(host, rank.stream);
+    rank.stream.synchronize();
+    const std::optional<Error> error = error_of([&] {
+      static_cast<void>(rank.group.rank() == 0 ? rank.dispatcher.plan(rank.tensors.routing())
+                                               : rank.dispatcher.plan(tensors.routing({})));
+    });
+    ASSERT_TRUE(error.has_value());
+    EXPECT_EQ(error->code(), ErrorCode::kMismatch);
+    EXPECT_THAT(error->what(), HasSubstr("slots"));
+    const QueuedStep next(rank.dispatcher, rank.tensors);
+    EXPECT_EQ(next.wait(rank.stream).out, wanted.out);
+  });
+}
+
 TEST_F(CudaDenseMap, WeightsBySlotMayHaveAnyFloatType) {
   const DispatchCase the_case = random_case(small_config(), {40, 0, 77}, 75);
   for (const char* strategy : {"direct", "alltoall"}) {

@@ -79,7 +79,7 @@ Plan CudaDirect::plan(const DenseRouting& routing) {
 Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& make_routing) {
   const std::optional<int64_t>& max_rows = config().max_rows;
   std::shared_ptr<CudaPlan> arrays;
-  std::string text = concat(context().config_text, ";weights=fp32;device=cuda");
+  std::string text = concat(context().config_text, ";weights=fp32;device=cuda;slots=", K);
   const Call call{.operation = "plan", .plan = nullptr, .text = std::move(text)};
   const uint64_t id = run(call, [&] {
     ReadyRouting routing = make_routing();
