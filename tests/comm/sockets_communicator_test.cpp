@@ -343,6 +343,7 @@ TEST(Launch, KnowsTheFirstHostOfANodeList) {
   EXPECT_EQ(comm::first_host("gpu7,gpu9"), "gpu7");
   EXPECT_EQ(comm::first_host("gpu[07-09,12],login"), "gpu07");
   EXPECT_EQ(comm::first_host("gpu[3]-ib,x"), "gpu3-ib");
+  EXPECT_EQ(comm::first_host("rack[1-2]node[05,7]"), "rack1node05");
 }
 
 TEST(Launch, ReadsTheEnvironment) {

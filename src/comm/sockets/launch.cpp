@@ -84,18 +84,19 @@ uint64_t key_of(const SocketsLaunch& launch, uint64_t round) {
 }  // namespace
 
 std::string first_host(const std::string& node_list) {
-  const size_t end = node_list.find_first_of("[,");
-  std::string host = node_list.substr(0, end);
-  if (end == std::string::npos || node_list[end] == ',') return host;
-  const size_t number_end = node_list.find_first_of("-,]", end + 1);
-  if (number_end == std::string::npos) return host;
-  host += node_list.substr(end + 1, number_end - end - 1);
-  const size_t close = node_list.find(']', number_end);
-  if (close == std::string::npos) return host;
-  const size_t suffix_end = node_list.find_first_of(",[", close + 1);
-  return host + node_list.substr(close + 1, suffix_end == std::string::npos
-                                                ? std::string::npos
-                                                : suffix_end - close - 1);
+  std::string host;
+  for (size_t i = 0; i < node_list.size() && node_list[i] != ','; ++i) {
+    if (node_list[i] != '[') {
+      host += node_list[i];
+      continue;
+    }
+    const size_t close = node_list.find(']', i);
+    if (close == std::string::npos) break;
+    const size_t number_end = node_list.find_first_of("-,]", i + 1);
+    host += node_list.substr(i + 1, number_end - i - 1);
+    i = close;
+  }
+  return host;
 }
 
 }  // namespace comm
