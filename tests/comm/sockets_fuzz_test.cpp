@@ -284,14 +284,28 @@ TEST_F(ListeningRank, HearsOutAPeerThatNoLongerListens) {
   EXPECT_TRUE(polls_until([&] { return endpoint_->end_of(1).has_value(); }));
 }
 
-TEST(Connection, KnowsThatDataWasLostWithItsPeer) {
+TEST(Connection, ReadsWhatAPeerSentBeforeItsEndAlsoIfItCannotWrite) {
   std::array<int, 2> ends{};
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
   Connection connection(Socket(ends[0]), /*peer=*/1, /*is_connecting=*/false);
+  const Bytes control =
+      frame({.kind = FrameHeader::Kind::kControl, .channel = 1}, ControlMessage{});
+  ASSERT_EQ(send(ends[1], control.data(), control.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(control.size()));
   ::close(ends[1]);
   const Bytes data(100);
-  connection.send_data(
-      {.kind = FrameHeader::Kind::kData, .payload_bytes = 100, .channel = 1, .position = 0}, data);
+  connection.send_data({.kind = FrameHeader::Kind::kData, .payload_bytes = 100, .channel = 1},
+                       data);
+  EXPECT_FALSE(connection.takes_data());
+  EXPECT_FALSE(connection.is_flushed());  // what was written is lost
+  int num_frames = 0;
+  for (int i = 0; i < 2; ++i) {
+    connection.read([&](const FrameHeader&, std::span<const std::byte>) {
+      ++num_frames;
+      return true;
+    });
+  }
+  EXPECT_EQ(num_frames, 1);
   EXPECT_TRUE(connection.is_closed());
   EXPECT_FALSE(connection.is_flushed());
 }

@@ -32,7 +32,7 @@ void Connection::close(std::string reason) {
   if (is_closed()) return;
   close_reason_ = std::move(reason);
   socket_.close();
-  has_lost_data_ = !rest_.empty();
+  has_lost_data_ |= !rest_.empty();
   rest_ = {};
   urgent_ = {};
   input_ = {};
@@ -45,13 +45,25 @@ void Connection::fail(const char* what, int error) {
   close(concat(what, ": ", std::strerror(error)));
 }
 
+// The peer reads no more, but it may have sent something before that: read() finds the end.
+void Connection::note_write_error(int error) {
+  if (!is_from_peer(error)) {
+    fail(kFailed, error);
+    return;
+  }
+  has_lost_data_ |= !rest_.empty();
+  rest_ = {};
+  urgent_ = {};
+  cannot_write_ = true;
+}
+
 Socket Connection::release() {
   close_reason_ = "it was closed here";
   return std::move(socket_);
 }
 
 void Connection::send(const FrameHeader& header, std::span<const std::byte> payload) {
-  if (is_closed()) return;
+  if (is_closed() || cannot_write_) return;
   append(urgent_, std::as_bytes(std::span(&header, 1)));
   append(urgent_, payload);
   flush();
@@ -67,7 +79,7 @@ void Connection::send_data(const FrameHeader& header, std::span<const std::byte>
   ssize_t sent = sendmsg(socket_.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
     if (!is_temporary(errno)) {
-      fail(kFailed, errno);
+      note_write_error(errno);
       has_lost_data_ = true;
       return;
     }
@@ -89,7 +101,7 @@ bool Connection::write_some(std::vector<std::byte>& bytes) {
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (is_temporary(errno)) break;
-      fail(kFailed, errno);
+      note_write_error(errno);
       return false;
     }
     done += static_cast<size_t>(sent);

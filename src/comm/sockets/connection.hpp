@@ -44,7 +44,7 @@ class Connection {
 
   /// Sends a small frame, before data that has not been accepted yet.
   void send(const FrameHeader& header, std::span<const std::byte> payload);
-  bool takes_data() const { return !is_closed() && !wants_to_write(); }
+  bool takes_data() const { return !is_closed() && !cannot_write_ && !wants_to_write(); }
   /// Sends a data frame; a copy of what the kernel does not take is kept. REQUIRES: takes_data().
   void send_data(const FrameHeader& header, std::span<const std::byte> payload);
 
@@ -62,6 +62,7 @@ class Connection {
  private:
   static constexpr const char* kFailed = "its connection failed";
 
+  void note_write_error(int error);
   bool write_some(std::vector<std::byte>& bytes);
   size_t parse(const std::function<bool(const FrameHeader&, std::span<const std::byte>)>& on_frame,
                int& num_malformed);
@@ -75,6 +76,7 @@ class Connection {
   std::vector<std::byte> urgent_;  // whole frames
   std::vector<std::byte> input_;   // space for received bytes
   size_t input_bytes_ = 0;         // of them in use: the beginning of a frame
+  bool cannot_write_ = false;      // the peer reads no more
   bool has_lost_data_ = false;
   bool was_closed_by_peer_ = false;
 };
