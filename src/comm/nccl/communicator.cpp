@@ -1,7 +1,5 @@
 #include "comm/nccl/communicator.hpp"
 
-#include <unistd.h>
-
 #include <utility>
 
 #include "comm/nccl/ending.hpp"
@@ -25,11 +23,11 @@ bool is_failure(ncclResult_t status) {
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(const NcclLibrary& library, ncclComm_t comm)
-    : library_(library), is_own_(false), process_(getpid()), comm_(comm), is_connected_(true) {}
+    : library_(library), is_own_(false), comm_(comm), is_connected_(true) {}
 
 NcclCommunicator::NcclCommunicator(const NcclLibrary& library, const ncclUniqueId& id,
                                    const Member& member)
-    : library_(library), is_own_(true), member_(member), process_(getpid()) {
+    : library_(library), is_own_(true), member_(member) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   const ncclResult_t status =
@@ -51,7 +49,7 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 bool NcclCommunicator::is_in_forked_child() const {
-  return getpid() != process_;
+  return generation_ != fork_generation();
 }
 
 ncclResult_t NcclCommunicator::state() const {

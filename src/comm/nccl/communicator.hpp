@@ -1,14 +1,15 @@
 #pragma once
 
 #include <nccl.h>
-#include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <mutex>
 #include <string>
 
 #include "comm/nccl/library.hpp"
 #include "core/check.hpp"
+#include "core/fork_generation.hpp"
 
 namespace crossdock::cuda {
 
@@ -67,7 +68,7 @@ class NcclCommunicator {
   const NcclLibrary& library_;
   const bool is_own_;
   const Member member_{};
-  const pid_t process_;
+  const uint64_t generation_ = fork_generation();
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;  // null after abort
   bool is_connected_ = false;

@@ -1,7 +1,5 @@
 #include "comm/nccl/ending.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
@@ -9,6 +7,7 @@
 #include <mutex>
 
 #include "comm/deadlines.hpp"
+#include "core/fork_generation.hpp"
 #include "core/start_thread.hpp"
 
 namespace crossdock::cuda {
@@ -22,7 +21,7 @@ struct Endings {
   std::condition_variable one_has_ended;
   int num_running = 0;
   Clock::time_point deadline{};  // the latest of all
-  const pid_t process = getpid();
+  const uint64_t generation = fork_generation();
 };
 
 Endings& endings() {
@@ -38,7 +37,7 @@ bool wait_until(Clock::time_point deadline) {
 }
 
 void wait_at_exit() {
-  if (getpid() != endings().process) return;  // a forked child has none of the threads
+  if (endings().generation != fork_generation()) return;  // a forked child has none of the threads
   wait_until(endings().deadline);
 }
 
