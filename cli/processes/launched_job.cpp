@@ -50,7 +50,7 @@ void wait_for_end_of_rank_0(std::unique_ptr<Communicator> job) {
   try {
     Group(std::move(job)).agree({.operation = "end"});
   } catch (const Error&) {
-    // That was the end, or it takes too long.
+    // Rank 0 has ended, or takes too long.
   }
 }
 

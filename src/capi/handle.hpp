@@ -60,7 +60,7 @@ void destroy(Object* given) noexcept {
   if (is_usable(given)) delete given;
 }
 
-/// What a pointer that the caller must give points to.
+/// The object of a pointer that the caller must give.
 template <typename Value>
 Value& pointee(const char* name, Value* given) {
   CROSSDOCK_CHECK(given != nullptr, name, " must not be NULL");

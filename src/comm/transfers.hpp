@@ -34,7 +34,7 @@ class Transfers {
   std::vector<int> pending_peers() const;
 };
 
-/// What remains to be exchanged in one direction, in chunks.
+/// The rest of the bytes to be exchanged in one direction, in chunks.
 ///
 /// Chunk j of all peers comes before chunk j + 1 of any, and peers come in the order in which they
 /// were added. All ranks add the others in the order of their distance (rank + 1, rank + 2, ... for

@@ -1,4 +1,4 @@
-// What libcrossdock_mpi exports.
+// The only function that libcrossdock_mpi exports.
 #include "comm/mpi/plugin.hpp"
 #include "comm/mpi/setup.hpp"
 #include "core/build_info.hpp"

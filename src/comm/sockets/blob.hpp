@@ -23,7 +23,7 @@ Secret make_secret();
 /// Compares in a time that does not depend on the contents.
 bool is_equal(const Secret& a, const Secret& b);
 
-/// What other processes must know of one to connect to it.
+/// Everything that other processes must know of one to connect to it.
 struct SocketsBlob {
   uint32_t version = kSocketsVersion;
   ProcessIdentity process;

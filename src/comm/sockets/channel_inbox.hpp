@@ -45,7 +45,7 @@ class FarStream {
   size_t unread_begin_ = 0;
 };
 
-/// What far peers have sent to one communicator and nobody has taken yet.
+/// Bytes and messages that far peers have sent to one communicator and nobody has taken yet.
 struct ChannelInbox {
   bool is_open = false;  // false: a peer was faster than this process in making the communicator
   std::map<int, FarStream> streams;  // by rank in the world of the blobs

@@ -13,7 +13,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// What both kinds of routing have; `routes` are the ids or the map, checked already.
+// Checks what both kinds of routing have; `routes` are the ids or the map, checked already.
 void check_common(const CudaRank& rank, const ConstTensorView& routes,
                   const ConstTensorView& weights, const ConstTensorView& mask) {
   const DispatchConfig& config = rank.config();
