@@ -20,6 +20,7 @@ function(crossdock_add_module name)
     PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
   crossdock_define_features(${target})
   crossdock_hide_symbols(${target})
+  crossdock_precompile_std(${target})
   list(TRANSFORM arg_SEES PREPEND crossdock_)
   target_link_libraries(${target} PUBLIC ${arg_SEES} ${arg_LINKS} Threads::Threads
                                   PRIVATE crossdock_flags)
@@ -65,6 +66,7 @@ function(crossdock_add_testing_library)
   add_library(crossdock_testing ${arg_SOURCES})
   crossdock_publish_library(crossdock_testing testing OUTPUT_NAME crossdock_testing INSTALL_RPATH $ORIGIN)
   crossdock_hide_symbols(crossdock_testing)
+  crossdock_precompile_std(crossdock_testing)
   target_include_directories(crossdock_testing PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(crossdock_testing PUBLIC crossdock::crossdock PRIVATE $<BUILD_INTERFACE:crossdock_flags>)
 endfunction()
@@ -220,6 +222,23 @@ function(crossdock_define_features target)
   if(CROSSDOCK_HAS_NCCL)
     target_include_directories(${target} SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
   endif()
+endfunction()
+
+# Headers of the standard library that most sources include are compiled once, with the flags of the modules. Sources
+# still name what they use: clang-tidy reads them without this.
+function(crossdock_precompile_std target)
+  if(NOT TARGET crossdock_std_headers)
+    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/std_headers.cpp CONTENT "")
+    add_library(crossdock_std_headers OBJECT EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/generated/std_headers.cpp)
+    crossdock_hide_symbols(crossdock_std_headers)
+    target_link_libraries(crossdock_std_headers PRIVATE crossdock_flags Threads::Threads)
+    target_precompile_headers(
+      crossdock_std_headers PRIVATE <algorithm> <array> <atomic> <chrono> <cstdint> <cstring> <functional> <map> <memory>
+                                    <mutex> <optional> <span> <string> <string_view> <thread> <utility> <vector>)
+    set_target_properties(crossdock_std_headers PROPERTIES PCH_WARN_INVALID OFF)
+  endif()
+  set_target_properties(${target} PROPERTIES PCH_WARN_INVALID OFF)
+  target_precompile_headers(${target} REUSE_FROM crossdock_std_headers)
 endfunction()
 
 # GoogleTest's headers take longer to compile than most tests: they are compiled once, for an executable that does
