@@ -166,10 +166,6 @@ if(CROSSDOCK_SANITIZE MATCHES "address")
 else()
   target_compile_options(crossdock_test_flags INTERFACE $<$<CONFIG:Release>:-O1>)
 endif()
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # GCC 12 misjudges sums of strings; from a precompiled header that counts as a warning of ours.
-  target_compile_options(crossdock_test_flags INTERFACE -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow)
-endif()
 
 # Build what `ctest -L unit` and `ctest -L cuda` run.
 add_custom_target(quick_tests)

@@ -43,7 +43,9 @@ class Bell {
   }
 
  private:
-  static constexpr std::chrono::microseconds kSpinTime{20};
+  // Longer than it takes to wake all ranks: else ranks that have slept once, because one was late,
+  // would sleep in every exchange from then on.
+  static constexpr std::chrono::microseconds kSpinTime{200};
   static constexpr int kLooksPerClock = 32;  // reading the clock takes longer than looking
 
   // Returns false if it has not ended after a while.
