@@ -15,8 +15,8 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Longer than it takes to wake all ranks of a node: else ranks that have slept once, because one was
-// late, would sleep in every exchange from then on.
+// Longer than it takes to wake all ranks of a node: else ranks that have slept once, because one
+// was late, would sleep in every exchange from then on.
 constexpr microseconds kSpinTime{200};
 constexpr milliseconds kYieldTime{1};
 constexpr milliseconds kNearSleep{20};  // a wake-up ends it; the rest looks for dead processes
