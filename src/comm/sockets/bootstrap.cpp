@@ -144,10 +144,10 @@ Topology agree_on_nodes(const std::shared_ptr<Endpoint>& endpoint, const Reachab
   std::vector<int> nodes(world.blobs.size());
   if (world.rank == 0) nodes = group_into_nodes(rows, world.size());
   broadcast_from_root(star, nodes, wait);
-  const Topology found = Topology::from_node_ids(nodes);
+  Topology found = Topology::from_node_ids(nodes);
   const int ranks_per_node = endpoint->options().ranks_per_node;
   if (ranks_per_node == 0) return found;
-  const Topology simulated = Topology::uniform(world.size(), ranks_per_node);
+  Topology simulated = Topology::uniform(world.size(), ranks_per_node);
   for (size_t rank = 1; rank < nodes.size(); ++rank) {
     CROSSDOCK_CHECK(simulated.node_of_rank[rank] != simulated.node_of_rank[rank - 1] ||
                         found.node_of_rank[rank] == found.node_of_rank[rank - 1],
