@@ -15,6 +15,7 @@ namespace {
 
 Topology topology_of(const crossdock_communicator& callbacks) {
   std::vector<int> nodes;
+  nodes.reserve(static_cast<size_t>(callbacks.size));
   for (int rank = 0; rank < callbacks.size; ++rank) {
     nodes.push_back(callbacks.node_of_rank != nullptr ? callbacks.node_of_rank[rank] : rank);
   }
