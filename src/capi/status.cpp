@@ -94,8 +94,8 @@ const char* crossdock_status_name(crossdock_status status) {
 }
 
 const char* crossdock_version(void) {
-  static const std::string version(describe_build().version);
-  return version.c_str();
+  static const std::string kVersion(describe_build().version);
+  return kVersion.c_str();
 }
 
 void crossdock_set_callback_error(const char* reason) {
