@@ -62,8 +62,11 @@ using capi::pointee;
 
 crossdock_status crossdock_bootstrap_open(const crossdock_bootstrap_config* config,
                                           crossdock_bootstrap** bootstrap) {
-  return guarded(
-      [&] { pointee("bootstrap", bootstrap) = new crossdock_bootstrap(capi::to_options(config)); });
+  return guarded([&] {
+    crossdock_bootstrap*& made =
+        pointee("bootstrap", bootstrap);  // checked before anything is made
+    made = new crossdock_bootstrap(capi::to_options(config));
+  });
 }
 
 crossdock_status crossdock_bootstrap_blob(const crossdock_bootstrap* bootstrap, const void** blob,
