@@ -11,8 +11,10 @@
 namespace crossdock::capi_test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-#define SKIP_IF_SANITIZED() GTEST_SKIP() << "ThreadSanitizer does not follow forks"
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+// A rank that allocates during the fork leaves the child a locked allocator; glibc's has no such
+// flaw.
+#define SKIP_IF_SANITIZED() GTEST_SKIP() << "sanitizers do not follow forks of several threads"
 #else
 #define SKIP_IF_SANITIZED()
 #endif
@@ -93,9 +95,6 @@ TEST(Fork, AChildsCopiesOfSocketRanksDoNothing) {
 // The threads of the process-wide pool are not in the child, which must not wait for them.
 TEST(Fork, AChildCanExit) {
   SKIP_IF_SANITIZED();
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "the child's leaks are intended";
-#endif
   crossdock_group* group = nullptr;
   ASSERT_OK(crossdock_group_from_threads(1, nullptr, &group));
   EXPECT_TRUE(can_dispatch(group, Case(0)));
