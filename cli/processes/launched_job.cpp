@@ -1,6 +1,7 @@
 #include "cli/processes/launched_job.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "cli/commands.hpp"
 #include "crossdock/error.hpp"
@@ -17,12 +18,13 @@ bool contains(const std::vector<std::string>& names, const char* name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-// An environment that names a rank only in part describes no job, unless sockets are wanted.
+// A RANK without WORLD_SIZE is somebody else's variable, unless sockets are wanted. With both, a
+// flaw is an error: otherwise every process of the job would run all of it.
 bool sockets_are_launched(bool are_wanted) {
   try {
     return sockets_launch_from_environment().has_value();
   } catch (const Error&) {
-    if (are_wanted) throw;
+    if (are_wanted || std::getenv("WORLD_SIZE") != nullptr) throw;
     return false;
   }
 }

@@ -178,5 +178,13 @@ TEST(SocketsJob, AnEnvironmentThatNamesARankInPartIsNoJob) {
   EXPECT_THAT(wanted.err, HasSubstr("RANK is set, so WORLD_SIZE must be set too"));
 }
 
+TEST(SocketsJob, ARankOutsideTheJobIsAnError) {
+  const CommandResult result = run_program(
+      "env RANK=5 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 " CROSSDOCK_COMMAND " " +
+      std::string(kSmallRun));
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err + result.out, HasSubstr("RANK must be a number from 0 to 1, got '5'"));
+}
+
 }  // namespace
 }  // namespace crossdock::cli

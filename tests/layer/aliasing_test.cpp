@@ -1,8 +1,15 @@
 // An output of the layer that shares memory with an input, or with another output, is refused by
 // all ranks.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "layer/layer_cases.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock {
 namespace {
@@ -33,11 +40,21 @@ struct Step {
   }
 };
 
-// A view of `other`'s shape whose first row is the last of `tensor`.
-TensorView from_last_row_of(const TensorView& tensor, const TensorView& other) {
-  auto* data = static_cast<std::byte*>(tensor.data) + tensor.num_bytes() - tensor.row_bytes();
-  return {data, other.dtype, other.shape};
-}
+// Two tensors in one piece of memory: the first row of `output` is the last of `other`. Behind the
+// memory of an ordinary tensor may lie any other one, which the output would overlap too.
+class OverlappingPair {
+ public:
+  template <class View>
+  void place(View& other, TensorView& output) {
+    const int64_t begin = other.num_bytes() - other.row_bytes();
+    memory_.assign(static_cast<size_t>(begin + output.num_bytes()), std::byte{0});
+    other.data = memory_.data();
+    output.data = memory_.data() + begin;
+  }
+
+ private:
+  std::vector<std::byte> memory_;
+};
 
 TensorView mutable_view(const ConstTensorView& tensor) {
   return {const_cast<void*>(tensor.data), tensor.dtype, tensor.shape};
@@ -56,6 +73,7 @@ void on_ranks(const std::function<void(Group&, MoeLayer&, Step&)>& body) {
 }
 
 TEST(MoeLayerAliasing, AnOutputThatOverlapsAnInputOfTheForward) {
+  OverlappingPair pair;
   const auto expect = [](const std::string& words,
                          const std::function<void(MoeForwardArgs&)>& change) {
     on_ranks([&](Group& group, MoeLayer& layer, Step& step) {
@@ -66,14 +84,13 @@ TEST(MoeLayerAliasing, AnOutputThatOverlapsAnInputOfTheForward) {
   };
   expect("out overlaps x; outputs must have memory of their own",
          [](MoeForwardArgs& args) { args.out = mutable_view(args.x); });
-  expect("out overlaps x",
-         [](MoeForwardArgs& args) { args.out = from_last_row_of(mutable_view(args.x), args.out); });
-  expect("out overlaps w2 of shared experts", [](MoeForwardArgs& args) {
-    args.out = from_last_row_of(mutable_view(args.weights.shared.w2), args.out);
-  });
+  expect("out overlaps x", [&](MoeForwardArgs& args) { pair.place(args.x, args.out); });
+  expect("out overlaps w2 of shared experts",
+         [&](MoeForwardArgs& args) { pair.place(args.weights.shared.w2, args.out); });
 }
 
 TEST(MoeLayerAliasing, AnOutputThatOverlapsAnInputOrOutputOfTheBackward) {
+  OverlappingPair pair;
   const auto expect = [](const std::string& words,
                          const std::function<void(MoeBackwardArgs&)>& change) {
     on_ranks([&](Group& group, MoeLayer& layer, Step& step) {
@@ -87,18 +104,15 @@ TEST(MoeLayerAliasing, AnOutputThatOverlapsAnInputOrOutputOfTheBackward) {
   };
   expect("grad_x overlaps grad_out",
          [](MoeBackwardArgs& args) { args.grad_x = mutable_view(args.grad_out); });
-  expect("grad_x overlaps grad_out", [](MoeBackwardArgs& args) {
-    args.grad_x = from_last_row_of(mutable_view(args.grad_out), args.grad_x);
-  });
+  expect("grad_x overlaps grad_out",
+         [&](MoeBackwardArgs& args) { pair.place(args.grad_out, args.grad_x); });
   expect("grad_x overlaps x", [](MoeBackwardArgs& args) { args.grad_x = mutable_view(args.x); });
   expect("grad of gate overlaps gate",
          [](MoeBackwardArgs& args) { args.grads.gate = mutable_view(args.weights.gate.weight); });
-  expect("grad of w2 overlaps grad of w1", [](MoeBackwardArgs& args) {
-    args.grads.experts.w2 = from_last_row_of(args.grads.experts.w1, args.grads.experts.w2);
-  });
-  expect("grad of w1 of shared experts overlaps grad_x", [](MoeBackwardArgs& args) {
-    args.grads.shared.w1 = from_last_row_of(args.grad_x, args.grads.shared.w1);
-  });
+  expect("grad of w2 overlaps grad of w1",
+         [&](MoeBackwardArgs& args) { pair.place(args.grads.experts.w1, args.grads.experts.w2); });
+  expect("grad of w1 of shared experts overlaps grad_x",
+         [&](MoeBackwardArgs& args) { pair.place(args.grad_x, args.grads.shared.w1); });
 }
 
 TEST(MoeLayerAliasing, AnOutputThatOverlapsAnInputOfDelayedGradients) {
@@ -108,16 +122,20 @@ TEST(MoeLayerAliasing, AnOutputThatOverlapsAnInputOfDelayedGradients) {
     args.delay_dw = true;
     layer.backward(args);
     if (group.rank() != kCulprit) return;
-    MoeBackwardDwArgs dw{.x = args.x,
-                         .grad_out = args.grad_out,
-                         .saved = &forward.saved,
-                         .experts = args.grads.experts,
-                         .shared = args.grads.shared};
-    dw.shared.w1 = from_last_row_of(mutable_view(args.x), dw.shared.w1);
-    EXPECT_THROW(layer.backward_dw(dw), Error);
-    dw.shared.w1 = from_last_row_of(dw.experts.w1, dw.shared.w1);
-    EXPECT_THROW(layer.backward_dw(dw), Error);
-    dw.shared.w1 = args.grads.shared.w1;
+    const MoeBackwardDwArgs dw{.x = args.x,
+                               .grad_out = args.grad_out,
+                               .saved = &forward.saved,
+                               .experts = args.grads.experts,
+                               .shared = args.grads.shared};
+    OverlappingPair pair;
+    MoeBackwardDwArgs wrong = dw;
+    pair.place(wrong.x, wrong.shared.w1);
+    EXPECT_THAT(message_of([&] { layer.backward_dw(wrong); }),
+                ::testing::HasSubstr("grad of w1 of shared experts overlaps x"));
+    wrong = dw;
+    pair.place(wrong.experts.w1, wrong.shared.w1);
+    EXPECT_THAT(message_of([&] { layer.backward_dw(wrong); }),
+                ::testing::HasSubstr("grad of w1 of shared experts overlaps grad of w1"));
     layer.backward_dw(dw);
   });
 }
