@@ -11,8 +11,10 @@ endif()
 find_program(CROSSDOCK_CCACHE ccache)
 mark_as_advanced(CROSSDOCK_CCACHE)
 if(CROSSDOCK_CCACHE AND PROJECT_IS_TOP_LEVEL)
-  # What ccache needs to know of precompiled headers.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CROSSDOCK_CCACHE})
+  # Precompiled headers need the sloppiness. With relative paths all build trees share headers and objects.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+      CCACHE_NOHASHDIR=1 ${CROSSDOCK_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CROSSDOCK_CCACHE})
 endif()
 
