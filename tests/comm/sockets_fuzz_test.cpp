@@ -147,7 +147,7 @@ TEST(Frames, AreOversizedIfTheyClaimMoreThanTheLimit) {
 /// A process that listens, in a world of two.
 class ListeningRank : public ::testing::Test {
  protected:
-  ListeningRank() {
+  explicit ListeningRank(const StrangerLimits& limits = {}) {
     Socket listener = std::move(*listen_at(*parse_address("127.0.0.1", 0)));
     SocketsWorld world{.rank = 0, .blobs = {some_blob(), some_blob()}, .id = 7};
     address_ = address_of(listener);
@@ -158,7 +158,7 @@ class ListeningRank : public ::testing::Test {
     secret_ = world.blobs[0].secret;
     endpoint_ =
         std::make_unique<Endpoint>(std::move(listener), std::make_unique<Directory>(secret_),
-                                   std::move(world), SocketsOptions{.window_bytes = 4096});
+                                   std::move(world), SocketsOptions{.window_bytes = 4096}, limits);
     endpoint_->open_channel(1);
   }
 
@@ -319,6 +319,49 @@ TEST_F(ListeningRank, KeepsAPeerOutOfReachOfManySilentStrangers) {
   send(peer.descriptor(), control.data(), control.size(), MSG_NOSIGNAL);
   EXPECT_TRUE(polls_until([&] { return endpoint_->take_control(1).has_value(); }));
   EXPECT_FALSE(endpoint_->end_of(1).has_value());
+}
+
+/// Strangers that fill all places, and one more that waits to be accepted.
+class FullRank : public ListeningRank {
+ protected:
+  explicit FullRank(const StrangerLimits& limits) : ListeningRank(limits) {
+    for (ptrdiff_t i = 0; i <= limits.max_strangers; ++i) {
+      strangers_.push_back(say({std::byte{1}}));
+    }
+  }
+  std::vector<Socket> strangers_;
+};
+
+class PatientRank : public FullRank {
+ protected:
+  PatientRank()
+      : FullRank({.hello_time = std::chrono::hours(1), .busy_time = std::chrono::hours(1)}) {}
+};
+
+TEST_F(PatientRank, SleepsAlthoughAStrangerWaits) {
+  const auto begin = Clock::now();
+  endpoint_->wait_for_sockets(std::chrono::milliseconds(50));
+  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(50));
+  EXPECT_EQ(endpoint_->counters().refused_connections, 0);
+}
+
+class HastyRank : public FullRank {
+ protected:
+  static constexpr ptrdiff_t kMaxStrangers = 5;
+  HastyRank()
+      : FullRank({.max_strangers = kMaxStrangers,
+                  .hello_time = std::chrono::milliseconds(100),
+                  .busy_time = std::chrono::hours(1)}) {}
+};
+
+TEST_F(HastyRank, DropsAndCountsSilentStrangers) {
+  EXPECT_TRUE(
+      polls_until([&] { return endpoint_->counters().refused_connections == kMaxStrangers + 1; }));
+  const Socket peer = say(hello());
+  const Bytes control =
+      frame({.kind = FrameHeader::Kind::kControl, .channel = 1}, ControlMessage{});
+  send(peer.descriptor(), control.data(), control.size(), MSG_NOSIGNAL);
+  EXPECT_TRUE(polls_until([&] { return endpoint_->take_control(1).has_value(); }));
 }
 
 /// After a hello, frames with a wrong bit.

@@ -1,6 +1,7 @@
 #include "comm/sockets/endpoint.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 #include <utility>
 
@@ -10,18 +11,17 @@
 namespace crossdock::comm {
 namespace {
 
-constexpr std::chrono::seconds kHelloTime{60};  // for a new connection to say hello
-constexpr ptrdiff_t kMaxStrangers = 64;         // connections that have not said hello
-constexpr std::chrono::seconds kBusyTime{1};    // for a hello while others wait to be accepted
-constexpr size_t kMaxEarlyChannels = 256;       // that peers use and this process has not made yet
-constexpr size_t kMaxMessages = 4096;           // control messages that nobody has taken
+constexpr std::chrono::milliseconds kAcceptPause{100};  // after accept failed
+constexpr size_t kMaxEarlyChannels = 256;  // that peers use and this process has not made yet
+constexpr size_t kMaxMessages = 4096;      // control messages that nobody has taken
 
 }  // namespace
 
 Endpoint::Endpoint(Socket listener, std::unique_ptr<Directory> directory, SocketsWorld world,
-                   const SocketsOptions& options)
+                   const SocketsOptions& options, const StrangerLimits& limits)
     : world_(std::move(world)),
       options_(options),
+      limits_(limits),
       directory_(std::move(directory)),
       listener_(std::move(listener)),
       peers_(world_.blobs.size()) {}
@@ -160,10 +160,12 @@ std::optional<std::pair<int, ControlMessage>> Endpoint::take_control(uint64_t ch
   return first;
 }
 
-// The listener, then the connections, in their order.
+// The listener, then the connections, in their order. A listener with connections that may not be
+// accepted yet would be readable all the time.
 std::vector<pollfd> Endpoint::poll_entries() const {
   std::vector<pollfd> entries;
-  entries.push_back({.fd = listener_.descriptor(), .events = POLLIN, .revents = 0});
+  const int listener = may_accept() ? listener_.descriptor() : -1;
+  entries.push_back({.fd = listener, .events = POLLIN, .revents = 0});
   for (const auto& connection : connections_) {
     const int events = connection->wants_to_write() ? POLLIN | POLLOUT : POLLIN;
     entries.push_back(
@@ -200,26 +202,34 @@ void Endpoint::wait_for_sockets(std::chrono::nanoseconds timeout) {
 }
 
 void Endpoint::accept_all() {
-  while (make_room_for_stranger()) {
+  while (may_accept()) {
     auto socket = accept_from(listener_);
-    if (!socket) return;
+    if (!socket) {
+      if (!is_temporary(errno)) next_accept_ = Clock::now() + kAcceptPause;  // e.g. too many files
+      return;
+    }
+    if (Connection* oldest = stranger_in_the_way()) oldest->close("it did not say hello");
     connections_.push_back(
         std::make_unique<Connection>(std::move(*socket), /*peer=*/-1, /*is_connecting=*/false));
     read_from(*connections_.back());  // a peer's hello is most likely there
   }
 }
 
-// Whether there is room for one more. The oldest stranger goes if it has been silent for long: a
-// peer says hello as soon as it is connected.
-bool Endpoint::make_room_for_stranger() {
+// The oldest stranger; null if there is room for one more.
+Connection* Endpoint::stranger_in_the_way() const {
   const auto is_stranger = [](const auto& one) { return !one->is_known() && !one->is_closed(); };
-  if (std::count_if(connections_.begin(), connections_.end(), is_stranger) < kMaxStrangers) {
-    return true;
-  }
-  Connection& oldest = **std::find_if(connections_.begin(), connections_.end(), is_stranger);
-  if (Clock::now() - oldest.opened_at() < kBusyTime) return false;
-  oldest.close("it did not say hello");
-  return true;
+  const auto num_strangers = std::count_if(connections_.begin(), connections_.end(), is_stranger);
+  if (num_strangers < limits_.max_strangers) return nullptr;
+  return std::find_if(connections_.begin(), connections_.end(), is_stranger)->get();
+}
+
+// A stranger makes room if it has been silent for long: a peer says hello as soon as it is
+// connected.
+bool Endpoint::may_accept() const {
+  const auto now = Clock::now();
+  if (now < next_accept_) return false;
+  const Connection* oldest = stranger_in_the_way();
+  return oldest == nullptr || now - oldest->opened_at() >= limits_.busy_time;
 }
 
 void Endpoint::read_from(Connection& connection) {
@@ -232,7 +242,9 @@ void Endpoint::read_from(Connection& connection) {
 void Endpoint::drop_silent_connections() {
   const auto now = Clock::now();
   for (const auto& connection : connections_) {
-    if (connection->is_known() || now - connection->opened_at() < kHelloTime) continue;
+    if (connection->is_known() || now - connection->opened_at() < limits_.hello_time) {
+      continue;
+    }
     connection->close("it did not say hello");
   }
 }

@@ -34,6 +34,13 @@ struct SocketsWorld {
   const SocketsBlob& own() const { return blobs[static_cast<size_t>(rank)]; }
 };
 
+/// Limits for connections that have not said hello.
+struct StrangerLimits {
+  ptrdiff_t max_strangers = 64;
+  std::chrono::nanoseconds hello_time = std::chrono::seconds(60);  // to say hello
+  std::chrono::nanoseconds busy_time = std::chrono::seconds(1);    // likewise, if others wait
+};
+
 /// The connections of this process to the others of its world, shared by a communicator and its
 /// subgroups, which are channels here. A connection to a peer is opened when it is first needed and
 /// serves both directions; if both processes open one at the same time, each sends by its own.
@@ -43,7 +50,7 @@ struct SocketsWorld {
 class Endpoint {
  public:
   Endpoint(Socket listener, std::unique_ptr<Directory> directory, SocketsWorld world,
-           const SocketsOptions& options);
+           const SocketsOptions& options, const StrangerLimits& limits = {});
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
@@ -103,17 +110,20 @@ class Endpoint {
   bool handle_hello(Connection& connection, const Hello& hello);
   ChannelInbox* inbox_for(uint64_t channel);
   void drop_silent_connections();
-  bool make_room_for_stranger();
+  Connection* stranger_in_the_way() const;
+  bool may_accept() const;
   void read_from(Connection& connection);
   void note_closed(const Connection& connection);
   void forget_closed_connections();
 
   const SocketsWorld world_;
   const SocketsOptions options_;
+  const StrangerLimits limits_;
   const uint64_t generation_ = fork_generation();
   const std::unique_ptr<Directory> directory_;
   mutable std::mutex mutex_;
   Socket listener_;
+  Clock::time_point next_accept_{};
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<Peer> peers_;  // [P]
   std::map<uint64_t, ChannelInbox> inboxes_;

@@ -59,7 +59,7 @@ SocketAddress address_of(const Socket& socket);
 Socket start_connecting(const SocketAddress& target, int& error);
 /// 0 if connected, the error number if that has failed.
 int connect_error(const Socket& socket);
-/// The next connection, non-blocking; nullopt if there is none.
+/// The next connection, non-blocking; nullopt if there is none, with errno as accept set it.
 std::optional<Socket> accept_from(const Socket& listener);
 
 /// Whether a call that failed with this error number may be tried again later.
