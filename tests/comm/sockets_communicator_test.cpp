@@ -1,5 +1,4 @@
-// What only the sockets communicator has: blobs, the store, simulated nodes, interrupts, forks. The
-// ranks are threads here, each with a bootstrap of its own.
+// What only the sockets communicator has: blobs, simulated nodes, interrupts, forks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -7,77 +6,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <barrier>
-#include <cstdio>
-#include <cstdlib>
 #include <thread>
 
-#include "comm/group_runner.hpp"
 #include "comm/sockets/blob.hpp"
-#include "comm/sockets/launch.hpp"
+#include "comm/sockets/communicator.hpp"
 #include "comm/sockets/nodes.hpp"
-#include "comm/sockets/socket.hpp"
-#include "comm/sockets/store.hpp"
-#include "crossdock/sockets.hpp"
+#include "comm/sockets_ranks.hpp"
 
 namespace crossdock::testing {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-SocketsOptions local_options() {
-  return {.chunk_bytes = 4 << 10,
-          .window_bytes = 16 << 10,
-          .address = "127.0.0.1",
-          .setup_deadline = kAmple};
-}
-
-/// Runs body on `size` ranks that have joined each other.
-void run_threads(int size, const SocketsOptions& options,
-                 const std::function<void(Communicator&)>& body) {
-  std::vector<std::vector<std::byte>> blobs(static_cast<size_t>(size));
-  std::barrier all_have_blobs(size);
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      SocketsBootstrap bootstrap(options);
-      blobs[static_cast<size_t>(rank)].assign(bootstrap.blob().begin(), bootstrap.blob().end());
-      all_have_blobs.arrive_and_wait();
-      const auto outcome = outcome_of([&] { body(*bootstrap.join(blobs, rank)); });
-      EXPECT_FALSE(outcome.threw) << "rank " << rank << ": " << outcome.message;
-    });
-  }
-}
-
-/// Sends block_bytes to every rank and checks what arrives.
-void exchange(Communicator& communicator, int64_t block_bytes,
-              std::chrono::nanoseconds deadline = kAmple) {
-  const int size = communicator.size();
-  std::vector<int64_t> offsets;
-  for (int rank = 0; rank <= size; ++rank) offsets.push_back(rank * block_bytes);
-  const Buffer send(offsets.back());
-  const Buffer recv(offsets.back());
-  for (int to = 0; to < size; ++to) {
-    for (int64_t i = 0; i < block_bytes; ++i) {
-      send.data()[to * block_bytes + i] =
-          static_cast<std::byte>(communicator.rank() * 31 + to * 7 + i % 251);
-    }
-  }
-  communicator.all_to_all_v(
-      {send.data(), send.num_bytes(), send.owner()}, offsets,
-      {recv.data(), recv.num_bytes(), recv.owner()}, offsets,
-      {.operation = "exchange", .sequence = 1, .arrival = deadline, .progress = deadline});
-  int64_t num_wrong = 0;
-  for (int from = 0; from < size; ++from) {
-    for (int64_t i = 0; i < block_bytes; ++i) {
-      num_wrong += recv.data()[from * block_bytes + i] !=
-                   static_cast<std::byte>(from * 31 + communicator.rank() * 7 + i % 251);
-    }
-  }
-  EXPECT_EQ(num_wrong, 0);
-}
 
 TEST(Sockets, MoveBytesOnANodeAndBetweenNodes) {
   for (const int ranks_per_node : {0, 1, 2}) {
@@ -94,10 +36,36 @@ TEST(Sockets, MoveBytesOnANodeAndBetweenNodes) {
   }
 }
 
+/// Waits until all ranks have one connection with each far rank, and with rank 0, through which
+/// they have joined. `num_settled`: ranks that have; 0 at first.
+void expect_one_connection_per_pair(const Communicator& communicator,
+                                    std::atomic<int>& num_settled) {
+  const auto& sockets = dynamic_cast<const comm::SocketsCommunicator&>(communicator);
+  const auto& nodes = communicator.topology().node_of_rank;
+  const auto self = static_cast<size_t>(communicator.rank());
+  int num_pairs = 0;
+  for (size_t peer = 0; peer < nodes.size(); ++peer) {
+    const bool is_joined = self == 0 || peer == 0 || nodes[peer] != nodes[self];
+    if (peer != self && is_joined) ++num_pairs;
+  }
+  const auto end = std::chrono::steady_clock::now() + kAmple;
+  bool is_settled = false;
+  while (num_settled < communicator.size() && std::chrono::steady_clock::now() < end) {
+    sockets.endpoint().poll();
+    if (is_settled || sockets.endpoint().num_connections() != num_pairs) continue;
+    is_settled = true;
+    ++num_settled;
+  }
+  EXPECT_EQ(sockets.endpoint().num_connections(), num_pairs);
+}
+
 TEST(Sockets, SubgroupsUseTheSameConnections) {
   SocketsOptions options = local_options();
   options.ranks_per_node = 2;
-  run_threads(4, options, [](Communicator& communicator) {
+  std::array<std::atomic<int>, 2> num_settled{};
+  run_threads(4, options, [&](Communicator& communicator) {
+    exchange(communicator, 10);  // all open connections at once
+    expect_one_connection_per_pair(communicator, num_settled[0]);
     const std::vector<int> even = {0, 2};
     const std::vector<int> odd = {1, 3};
     const auto half = communicator.subgroup(communicator.rank() % 2 == 0 ? even : odd);
@@ -105,6 +73,8 @@ TEST(Sockets, SubgroupsUseTheSameConnections) {
     exchange(*half, 50000);
     exchange(communicator, 50000);
     exchange(*communicator.subgroup(communicator.rank() % 2 == 0 ? even : odd), 10);
+    exchange(communicator, 10);
+    expect_one_connection_per_pair(communicator, num_settled[1]);
     exchange(communicator, 10);  // nobody leaves before all have finished
   });
 }
@@ -265,122 +235,6 @@ TEST(Nodes, AreRanksThatAllShareMemory) {
                                      0, 0, 1, 1,   //
                                      1, 0, 1, 1};  //
   EXPECT_THAT(comm::group_into_nodes(rows, 4), ElementsAre(0, 0, 1, 1));
-}
-
-/// A port with free ones behind it, most likely.
-int some_port() {
-  const auto listener = comm::listen_at(*comm::parse_address("127.0.0.1", 0));
-  return std::min(comm::address_of(*listener).port, 65000);
-}
-
-TEST(Store, BringsAllBlobsToAllRanks) {
-  const int port = some_port();
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < 4; ++rank) {
-    threads.emplace_back([=] {
-      const auto blobs =
-          comm::exchange_blobs({.host = "127.0.0.1",
-                                .port = port,
-                                .key = 5,
-                                .rank = rank,
-                                .size = 4,
-                                .blob = std::vector<std::byte>(100, static_cast<std::byte>(rank)),
-                                .deadline = kAmple,
-                                .interrupt = {}});
-      ASSERT_EQ(blobs.size(), 4U);
-      for (size_t i = 0; i < blobs.size(); ++i) {
-        EXPECT_EQ(blobs[i], std::vector<std::byte>(100, static_cast<std::byte>(i)));
-      }
-    });
-  }
-}
-
-TEST(Store, NamesTheRanksThatAreMissing) {
-  const Outcome outcome = outcome_of([] {
-    comm::exchange_blobs({.host = "127.0.0.1",
-                          .port = 23456,
-                          .key = 5,
-                          .rank = 0,
-                          .size = 3,
-                          .blob = std::vector<std::byte>(100),
-                          .deadline = kShort,
-                          .interrupt = {}});
-  });
-  EXPECT_EQ(outcome.code, ErrorCode::kTimeout);
-  EXPECT_THAT(outcome.message, HasSubstr("waited 1 s for ranks 1, 2 to start"));
-}
-
-TEST(Launch, StartsProcessesThatFindEachOtherByThePort) {
-  const int size = 3;
-  const int port = some_port();
-  std::vector<pid_t> processes;
-  for (int rank = 0; rank < size; ++rank) {
-    processes.push_back(fork());
-    if (processes.back() != 0) continue;
-    const Outcome outcome = outcome_of([&] {
-      for (int round = 0; round < 2; ++round) {  // one communicator after another
-        const auto communicator = make_sockets_communicator({.rank = rank,
-                                                             .size = size,
-                                                             .master_address = "127.0.0.1",
-                                                             .master_port = port,
-                                                             .job = "test"},
-                                                            {.setup_deadline = kAmple});
-        exchange(*communicator, 1000);
-      }
-    });
-    if (outcome.threw) std::fprintf(stderr, "rank %d: %s\n", rank, outcome.message.c_str());
-    _exit(outcome.threw || ::testing::Test::HasFailure() ? 1 : 0);
-  }
-  for (const pid_t process : processes) {
-    int status = -1;
-    waitpid(process, &status, 0);
-    EXPECT_EQ(status, 0);
-  }
-}
-
-TEST(Launch, KnowsTheFirstHostOfANodeList) {
-  EXPECT_EQ(comm::first_host("gpu7"), "gpu7");
-  EXPECT_EQ(comm::first_host("gpu7,gpu9"), "gpu7");
-  EXPECT_EQ(comm::first_host("gpu[07-09,12],login"), "gpu07");
-  EXPECT_EQ(comm::first_host("gpu[3]-ib,x"), "gpu3-ib");
-  EXPECT_EQ(comm::first_host("rack[1-2]node[05,7]"), "rack1node05");
-}
-
-TEST(Launch, ReadsTheEnvironment) {
-  setenv("RANK", "1", 1);
-  setenv("WORLD_SIZE", "4", 1);
-  setenv("MASTER_ADDR", "host", 1);
-  setenv("MASTER_PORT", "29500", 1);
-  const auto launch = sockets_launch_from_environment();
-  ASSERT_TRUE(launch.has_value());
-  EXPECT_EQ(launch->rank, 1);
-  EXPECT_EQ(launch->size, 4);
-  EXPECT_EQ(launch->master_address, "host");
-  EXPECT_EQ(launch->master_port, 29500);
-  setenv("RANK", "4", 1);
-  EXPECT_EQ(outcome_of([] { sockets_launch_from_environment(); }).message,
-            "RANK must be a number from 0 to 3, got '4'");
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(name);
-  EXPECT_FALSE(sockets_launch_from_environment().has_value());
-}
-
-TEST(Launch, ReadsTheEnvironmentOfSlurm) {
-  setenv("SLURM_PROCID", "2", 1);
-  setenv("SLURM_NTASKS", "16", 1);
-  setenv("SLURM_JOB_ID", "77", 1);
-  EXPECT_FALSE(sockets_launch_from_environment().has_value());  // a batch script
-  setenv("SLURM_STEP_NODELIST", "gpu[07-09]", 1);
-  setenv("SLURM_STEP_NUM_TASKS", "4", 1);
-  const auto launch = sockets_launch_from_environment();
-  ASSERT_TRUE(launch.has_value());
-  EXPECT_EQ(launch->rank, 2);
-  EXPECT_EQ(launch->size, 4);
-  EXPECT_EQ(launch->master_address, "gpu07");
-  EXPECT_GE(launch->master_port, 20000);
-  for (const char* name : {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_NODELIST",
-                           "SLURM_STEP_NUM_TASKS"}) {
-    unsetenv(name);
-  }
 }
 
 }  // namespace

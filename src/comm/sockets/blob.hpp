@@ -14,7 +14,7 @@
 namespace crossdock::comm {
 
 /// Version of blobs, frames and shared memory: ranks with different ones refuse each other.
-inline constexpr uint32_t kSocketsVersion = 1;
+inline constexpr uint32_t kSocketsVersion = 2;
 
 using Secret = std::array<std::byte, 16>;
 

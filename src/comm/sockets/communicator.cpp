@@ -71,7 +71,7 @@ void SocketsCommunicator::check_process() const {
 }
 
 void SocketsCommunicator::check_interrupt(const WaitContext& wait) {
-  const auto& interrupt = links_->endpoint().options().interrupt;
+  const auto& interrupt = endpoint().options().interrupt;
   if (!interrupt) return;
   const auto now = Clock::now();
   if (now - last_interrupt_check_ < kInterruptInterval) return;
@@ -106,7 +106,7 @@ std::unique_ptr<Communicator> SocketsCommunicator::subgroup(std::span<const int>
 }  // namespace comm
 
 SocketsCounters sockets_counters(const Communicator& communicator) {
-  return comm::checked(communicator).counters();
+  return comm::checked(communicator).endpoint().counters();
 }
 
 std::string sockets_note(const Communicator& communicator) {

@@ -27,7 +27,7 @@ class SocketsCommunicator final : public PolledCommunicator {
   std::string_view name() const override { return "sockets"; }
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks) override;
 
-  SocketsCounters counters() const { return links_->endpoint().counters(); }
+  Endpoint& endpoint() const { return links_->endpoint(); }
   std::string note() const override { return note_; }
 
  private:
@@ -39,7 +39,7 @@ class SocketsCommunicator final : public PolledCommunicator {
   std::optional<std::string> end_of(int peer) const override { return links_->end_of(peer); }
   void check_interrupt(const WaitContext& wait) override;
   void check_process() const;  // throws in a forked child
-  bool is_open() const override { return links_->endpoint().is_in_creator(); }
+  bool is_open() const override { return endpoint().is_in_creator(); }
 
   const std::unique_ptr<Links> links_;
   std::optional<PostedTransfers> posted_;  // if all ranks are on this node

@@ -139,11 +139,12 @@ int Connection::read(
     if (input_.size() < input_bytes_ + space) input_.resize(input_bytes_ + space);
     const ssize_t got =
         recv(socket_.descriptor(), input_.data() + input_bytes_, space, MSG_DONTWAIT);
-    if (got < 0) {
-      if (!is_temporary(errno)) fail(kFailed, errno);
+    const int error = got < 0 ? errno : 0;
+    if (got < 0 && error != ECONNRESET) {
+      if (!is_temporary(error)) fail(kFailed, error);
       break;
     }
-    if (got == 0) {
+    if (got <= 0) {  // also if the peer has closed it before it had read everything
       was_closed_by_peer_ = input_bytes_ == 0;
       close("its connection was closed");
       break;

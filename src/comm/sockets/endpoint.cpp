@@ -23,8 +23,9 @@ Endpoint::Endpoint(Socket listener, std::unique_ptr<Directory> directory, Socket
       options_(options),
       limits_(limits),
       directory_(std::move(directory)),
-      listener_(std::move(listener)),
-      peers_(world_.blobs.size()) {}
+      listener_(std::move(listener)) {
+  for (int peer = 0; peer < world_.size(); ++peer) pairs_.emplace_back(world_.rank < peer);
+}
 
 Endpoint::~Endpoint() {
   if (!is_in_creator()) return;
@@ -40,7 +41,7 @@ void Endpoint::stop_listening() {
     if (!connection->is_closed()) sockets.push_back(connection->release());
   }
   connections_.clear();
-  for (Peer& peer : peers_) peer.sends_by = nullptr;
+  for (PairConnection& one : pairs_) one.forget_connections();
   close_gently(std::move(sockets));
 }
 
@@ -58,49 +59,51 @@ void Endpoint::close_channel(uint64_t channel) {
 
 void Endpoint::connect(int peer) {
   const std::lock_guard lock(mutex_);
-  connection_to(peer);
+  connected_pair(peer);
 }
 
 std::optional<std::string> Endpoint::end_of(int peer) const {
   const std::lock_guard lock(mutex_);
-  return peers_[static_cast<size_t>(peer)].ended;
+  return pair(peer).ended();
 }
 
-// Null if the peer has ended.
-Connection* Endpoint::connection_to(int peer) {
-  Peer& state = peers_[static_cast<size_t>(peer)];
-  if (state.ended || state.is_ending) return nullptr;
-  if (state.sends_by != nullptr) return state.sends_by;
+// With a connection, unless the peer has ended: then null.
+PairConnection* Endpoint::connected_pair(int peer) {
+  PairConnection& wanted = pair(peer);
+  if (wanted.is_usable() && !wanted.is_open()) accept_all();  // it may have opened one
+  if (!wanted.is_usable()) return nullptr;
+  if (wanted.is_open()) return &wanted;
   const SocketsBlob& blob = world_.blobs[static_cast<size_t>(peer)];
   int error = 0;
   Socket socket = start_connecting(blob.address, error);
   connections_.push_back(
       std::make_unique<Connection>(std::move(socket), peer, /*is_connecting=*/true));
-  state.sends_by = connections_.back().get();
+  Connection& opened = *connections_.back();
+  wanted.open(opened);
   if (error != 0) {
-    state.sends_by->fail(Connection::kCannotConnect, error);
-    return state.sends_by;
+    opened.fail(Connection::kCannotConnect, error);
+    return &wanted;
   }
   const Hello hello{
       .version = kSocketsVersion, .rank = world_.rank, .world = world_.id, .secret = blob.secret};
-  state.sends_by->send({.kind = FrameHeader::Kind::kHello, .payload_bytes = sizeof hello},
-                       std::as_bytes(std::span(&hello, 1)));
-  return state.sends_by;
+  opened.send({.kind = FrameHeader::Kind::kHello, .payload_bytes = sizeof hello},
+              std::as_bytes(std::span(&hello, 1)));
+  return &wanted;
 }
 
 size_t Endpoint::write(uint64_t channel, int peer, std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
-  Connection* connection = connection_to(peer);
-  if (connection == nullptr || !connection->takes_data()) return 0;
+  PairConnection* to = connected_pair(peer);
+  if (to == nullptr || !to->takes_data()) return 0;
   FarStream& stream = inboxes_[channel].stream(peer, options_.window_bytes);
   const auto num_bytes = static_cast<size_t>(std::min<uint64_t>(
       {bytes.size(), static_cast<uint64_t>(options_.chunk_bytes), stream.credit()}));
   if (num_bytes == 0) return 0;
-  connection->send_data({.kind = FrameHeader::Kind::kData,
-                         .payload_bytes = static_cast<uint32_t>(num_bytes),
-                         .channel = channel,
-                         .position = stream.num_sent()},
-                        bytes.first(num_bytes));
+  to->send_data({.kind = FrameHeader::Kind::kData,
+                 .payload_bytes = static_cast<uint32_t>(num_bytes),
+                 .channel = channel,
+                 .position = stream.num_sent()},
+                bytes.first(num_bytes));
   stream.note_sent(num_bytes);
   return num_bytes;
 }
@@ -110,12 +113,12 @@ size_t Endpoint::read(uint64_t channel, int peer, std::span<std::byte> bytes) {
   FarStream& stream = inboxes_[channel].stream(peer, options_.window_bytes);
   const size_t num_bytes = stream.read(bytes.data(), bytes.size());
   if (stream.owes_credit()) {
-    if (Connection* connection = connection_to(peer)) {
-      connection->send({.kind = FrameHeader::Kind::kCredit,
-                        .payload_bytes = 0,
-                        .channel = channel,
-                        .position = stream.credit_position()},
-                       {});
+    if (PairConnection* to = connected_pair(peer)) {
+      to->send({.kind = FrameHeader::Kind::kCredit,
+                .payload_bytes = 0,
+                .channel = channel,
+                .position = stream.credit_position()},
+               {});
     }
   }
   return num_bytes;
@@ -123,8 +126,7 @@ size_t Endpoint::read(uint64_t channel, int peer, std::span<std::byte> bytes) {
 
 bool Endpoint::is_flushed(int peer) const {
   const std::lock_guard lock(mutex_);
-  const Peer& state = peers_[static_cast<size_t>(peer)];
-  return !state.has_lost_data && (state.sends_by == nullptr || state.sends_by->is_flushed());
+  return pair(peer).is_flushed();
 }
 
 bool Endpoint::has_unsent() const {
@@ -144,8 +146,8 @@ bool Endpoint::has_unread(uint64_t channel, int peer) const {
 
 void Endpoint::send_control(uint64_t channel, int peer, const ControlMessage& message) {
   const std::lock_guard lock(mutex_);
-  if (Connection* connection = connection_to(peer)) {
-    connection->send(
+  if (PairConnection* to = connected_pair(peer)) {
+    to->send(
         {.kind = FrameHeader::Kind::kControl, .payload_bytes = sizeof message, .channel = channel},
         std::as_bytes(std::span(&message, 1)));
   }
@@ -249,33 +251,22 @@ void Endpoint::drop_silent_connections() {
   }
 }
 
-// A peer that ends in good order, or that no longer listens, may have sent its last bytes by its
-// other connection: it has ended when both are closed.
 void Endpoint::note_closed(const Connection& connection) {
-  if (!connection.is_known()) {
+  if (connection.is_known()) {
+    pair(connection.peer()).note_closed(connection);
+  } else {
     ++counters_.refused_connections;
-    return;
   }
-  Peer& peer = peers_[static_cast<size_t>(connection.peer())];
-  if (peer.sends_by == &connection) {
-    peer.sends_by = nullptr;
-    peer.has_lost_data |= !connection.is_flushed();
-  }
-  peer.is_ending = true;
-  const bool has_other =
-      std::any_of(connections_.begin(), connections_.end(), [&](const auto& other) {
-        return other.get() != &connection && other->peer() == connection.peer() &&
-               !other->is_closed();
-      });
-  if (connection.was_closed_by_peer() && has_other) return;
-  if (!peer.ended) peer.ended = connection.close_reason();
 }
 
 void Endpoint::forget_closed_connections() {
+  const auto is_closed = [](const auto& connection) { return connection->is_closed(); };
+  if (std::none_of(connections_.begin(), connections_.end(), is_closed)) return;
+  accept_all();  // a peer that has ended may have sent its last bytes by another connection
   for (const auto& connection : connections_) {
     if (connection->is_closed()) note_closed(*connection);
   }
-  std::erase_if(connections_, [](const auto& connection) { return connection->is_closed(); });
+  std::erase_if(connections_, is_closed);
 }
 
 // False if the frame is malformed.
@@ -283,6 +274,12 @@ bool Endpoint::handle(Connection& connection, const FrameHeader& header,
                       std::span<const std::byte> payload) {
   using Kind = FrameHeader::Kind;
   if (header.kind == Kind::kHello) return handle_hello(connection, read_payload<Hello>(payload));
+  PairConnection& from = pair(connection.peer());
+  if (header.kind == Kind::kWelcome) return from.handle_welcome(connection);
+  const auto verdict = from.judge_frame(connection);
+  if (verdict != PairConnection::Verdict::kDeliver) {
+    return verdict == PairConnection::Verdict::kSkip;
+  }
   ChannelInbox* inbox = inbox_for(header.channel);
   if (inbox == nullptr) return true;  // of a communicator that is no more
   const int peer = connection.peer();
@@ -306,14 +303,9 @@ bool Endpoint::handle_hello(Connection& connection, const Hello& hello) {
   const bool is_welcome = hello.version == kSocketsVersion && hello.world == world_.id &&
                           hello.rank >= 0 && hello.rank < world_.size() &&
                           hello.rank != world_.rank && is_equal(hello.secret, world_.own().secret);
-  if (!is_welcome || peers_[static_cast<size_t>(hello.rank)].has_connected) {
+  if (!is_welcome || !pair(hello.rank).handle_hello(connection, hello.rank)) {
     connection.close("its hello was refused");  // counted as a refused connection
-    return true;
   }
-  connection.set_peer(hello.rank);
-  Peer& peer = peers_[static_cast<size_t>(hello.rank)];
-  peer.has_connected = true;
-  if (peer.sends_by == nullptr) peer.sends_by = &connection;
   return true;
 }
 
@@ -334,6 +326,13 @@ ChannelInbox* Endpoint::inbox_for(uint64_t channel) {
 SocketsCounters Endpoint::counters() const {
   const std::lock_guard lock(mutex_);
   return counters_;
+}
+
+int Endpoint::num_connections() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(
+      std::count_if(connections_.begin(), connections_.end(),
+                    [](const auto& one) { return one->is_known() && !one->is_closed(); }));
 }
 
 }  // namespace crossdock::comm

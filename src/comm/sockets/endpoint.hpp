@@ -19,6 +19,7 @@
 #include "comm/sockets/channel_inbox.hpp"
 #include "comm/sockets/connection.hpp"
 #include "comm/sockets/directory.hpp"
+#include "comm/sockets/pair_connection.hpp"
 #include "core/fork_generation.hpp"
 #include "crossdock/sockets.hpp"
 
@@ -41,9 +42,9 @@ struct StrangerLimits {
   std::chrono::nanoseconds busy_time = std::chrono::seconds(1);    // likewise, if others wait
 };
 
-/// The connections of this process to the others of its world, shared by a communicator and its
-/// subgroups, which are channels here. A connection to a peer is opened when it is first needed and
-/// serves both directions; if both processes open one at the same time, each sends by its own.
+/// The connections of this process to the others of its world, one for each peer, shared by a
+/// communicator and its subgroups, which are channels here. A connection is opened when one of its
+/// two processes first needs it.
 ///
 /// May be used by several threads at once. Nothing here waits except wait_for_sockets. In a forked
 /// child nothing may be called but the destructor, which then does nothing.
@@ -91,18 +92,14 @@ class Endpoint {
   void wait_for_sockets(std::chrono::nanoseconds timeout);
 
   SocketsCounters counters() const;
+  /// Open connections with peers; connections that have not said hello are not counted.
+  int num_connections() const;
 
  private:
-  struct Peer {
-    Connection* sends_by = nullptr;
-    bool has_connected = false;  // it has opened a connection to this process
-    bool is_ending = false;      // it has closed one of its connections
-    bool has_lost_data = false;  // written for it and not sent
-    std::optional<std::string> ended;
-  };
-
   // REQUIRES for all of them: mutex_ is held.
-  Connection* connection_to(int peer);
+  PairConnection& pair(int peer) { return pairs_[static_cast<size_t>(peer)]; }
+  const PairConnection& pair(int peer) const { return pairs_[static_cast<size_t>(peer)]; }
+  PairConnection* connected_pair(int peer);
   std::vector<pollfd> poll_entries() const;
   void accept_all();
   bool handle(Connection& connection, const FrameHeader& header,
@@ -125,7 +122,7 @@ class Endpoint {
   Socket listener_;
   Clock::time_point next_accept_{};
   std::vector<std::unique_ptr<Connection>> connections_;
-  std::vector<Peer> peers_;  // [P]
+  std::vector<PairConnection> pairs_;  // [P] with each peer; this process's own is not used
   std::map<uint64_t, ChannelInbox> inboxes_;
   std::set<uint64_t> closed_channels_;
   SocketsCounters counters_;

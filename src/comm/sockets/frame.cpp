@@ -16,6 +16,9 @@ bool is_valid(const FrameHeader& header, bool is_known) {
     return !is_known && header.payload_bytes == sizeof(Hello) && header.channel == 0 &&
            header.position == 0;
   }
+  if (header.kind == Kind::kWelcome) {
+    return is_known && header.payload_bytes == 0 && header.channel == 0 && header.position == 0;
+  }
   if (!is_known || header.channel == 0) return false;
   switch (header.kind) {
     case Kind::kControl:

@@ -11,21 +11,23 @@
 namespace crossdock::comm {
 
 /// Every message on a connection between nodes: this header, then payload_bytes bytes. A connection
-/// begins with kHello from the process that opened it; everything else is refused before that.
+/// begins with kHello from the process that opened it, and with kWelcome from the other process if
+/// that keeps it (pair_connection.hpp); everything else is refused before that.
 struct FrameHeader {
   static constexpr uint32_t kMagic = 0x46534443;  // "CDSF": Crossdock sockets, frame
   enum class Kind : uint32_t {
     kHello = 1,    // payload: Hello
     kControl = 2,  // payload: ControlMessage
     kData = 3,     // payload: the next bytes of the stream to the receiver
-    kCredit = 4    // position: bytes of the receiver's stream that the sender has consumed so far
+    kCredit = 4,   // position: bytes of the receiver's stream that the sender has consumed so far
+    kWelcome = 5   // no payload
   };
 
   uint32_t magic = kMagic;
   Kind kind = Kind::kData;
   uint32_t payload_bytes = 0;
   uint32_t reserved = 0;
-  uint64_t channel = 0;   // the communicator that it belongs to; 0 with kHello
+  uint64_t channel = 0;   // the communicator that it belongs to; 0 with kHello, kWelcome
   uint64_t position = 0;  // kData: position of the payload in the stream; kCredit: see above
 };
 static_assert(sizeof(FrameHeader) == 32);
