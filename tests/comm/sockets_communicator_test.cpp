@@ -79,6 +79,33 @@ TEST(Sockets, SubgroupsUseTheSameConnections) {
   });
 }
 
+TEST(Sockets, ASubgroupThatOneRankCannotMakeIsTheSameErrorOnAllRanks) {
+  for (const int ranks_per_node : {0, 2}) {
+    SocketsOptions options = local_options();
+    options.ranks_per_node = ranks_per_node;
+    run_threads(4, options, [](Communicator& communicator) {
+      auto& directory =
+          dynamic_cast<const comm::SocketsCommunicator&>(communicator).endpoint().directory();
+      uint64_t num_channels = 0;
+      if (communicator.rank() == 1) {
+        const auto fill = [&] {
+          for (; true; ++num_channels) directory.publish(num_channels + 1, /*descriptor=*/-1);
+        };
+        EXPECT_EQ(outcome_of(fill).code, ErrorCode::kCapacity);
+      }
+      const std::vector<int> all = {0, 1, 2, 3};
+      const Outcome outcome = outcome_of([&] { exchange(*communicator.subgroup(all), 10); });
+      EXPECT_EQ(outcome.code, ErrorCode::kCapacity) << outcome.message;
+      EXPECT_EQ(outcome.culprit, 1);
+      EXPECT_THAT(outcome.message, HasSubstr("at most 1024 groups"));
+      for (uint64_t i = 0; i < num_channels; ++i) directory.withdraw(i + 1);
+      exchange(communicator, 10);
+      exchange(*communicator.subgroup(all), 10);
+      exchange(communicator, 10);  // nobody leaves before all have finished
+    });
+  }
+}
+
 TEST(Sockets, RanksThatMakeDifferentExchangesFindOutAtOnce) {
   for (const int gathering : {0, 1}) {
     run_threads(2, local_options(), [&](Communicator& communicator) {

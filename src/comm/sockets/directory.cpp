@@ -40,7 +40,8 @@ void Directory::publish(uint64_t channel, int descriptor) {
   });
   if (free == entries.end()) {
     throw Error(ErrorCode::kCapacity,
-                concat("a process can take part in at most ", entries.size(), " groups at a time"));
+                concat("a process can take part in at most ", entries.size(),
+                       " groups with ranks of its node; destroy those that are not needed"));
   }
   free->descriptor.store(descriptor, std::memory_order_relaxed);
   free->channel.store(channel, std::memory_order_release);
@@ -51,6 +52,14 @@ void Directory::withdraw(uint64_t channel) {
   for (auto& entry : page().entries) {
     if (entry.channel.load(std::memory_order_relaxed) == channel) entry.channel.store(0);
   }
+}
+
+void Directory::refuse(uint64_t channel, const ControlMessage& message) {
+  const std::lock_guard lock(mutex_);
+  auto& refusal = page().refusals[num_refusals_++ % DirectoryPage::kNumRefusals];
+  refusal.channel.store(0);
+  refusal.message = message;
+  refusal.channel.store(channel);
 }
 
 std::unique_ptr<PeerDirectory> PeerDirectory::open(const SocketsBlob& blob, std::string& why) {
@@ -68,6 +77,15 @@ std::unique_ptr<PeerDirectory> PeerDirectory::open(const SocketsBlob& blob, std:
 std::optional<int> PeerDirectory::find(uint64_t channel) const {
   for (const auto& entry : page_in(*file_).entries) {
     if (entry.channel.load(std::memory_order_acquire) == channel) return entry.descriptor.load();
+  }
+  return std::nullopt;
+}
+
+std::optional<ControlMessage> PeerDirectory::refusal_of(uint64_t channel) const {
+  for (const auto& refusal : page_in(*file_).refusals) {
+    if (refusal.channel.load() != channel) continue;
+    const ControlMessage message = refusal.message;
+    if (refusal.channel.load() == channel) return message;  // not overwritten in the meantime
   }
   return std::nullopt;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/control_message.hpp"
 #include "comm/sockets/blob.hpp"
 #include "comm/sockets/shared_file.hpp"
 #include "core/fork_generation.hpp"
@@ -15,14 +16,19 @@
 namespace crossdock::comm {
 
 /// A page in a process's memory file that says where its mailboxes are: the descriptor of the
-/// memory file of each channel. The ranks of a node thus find each other's mailboxes without a
-/// message, also after a failure.
+/// memory file of each channel, and why it could not make others. The ranks of a node thus find
+/// each other's mailboxes without a message, also after a failure.
 struct DirectoryPage {
   static constexpr uint32_t kMagic = 0x44534443;  // "CDSD": Crossdock sockets, directory
   static constexpr size_t kMaxChannels = 1024;
+  static constexpr size_t kNumRefusals = 16;
   struct Entry {
     std::atomic<uint64_t> channel;  // 0: free; written after the descriptor
     std::atomic<int32_t> descriptor;
+  };
+  struct Refusal {
+    std::atomic<uint64_t> channel;  // 0: none; written after the message
+    ControlMessage message;         // kAbort
   };
 
   uint32_t magic;
@@ -30,6 +36,7 @@ struct DirectoryPage {
   std::atomic<uint32_t> is_closed;  // its process makes no more communicators
   Secret secret;                    // as in the blob: shows that it is the page of that process
   std::array<Entry, kMaxChannels> entries;
+  std::array<Refusal, kNumRefusals> refusals;  // the latest
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -47,6 +54,8 @@ class Directory {
   /// Makes the mailboxes of a channel known. Throws kCapacity if too many channels are open.
   void publish(uint64_t channel, int descriptor);
   void withdraw(uint64_t channel);
+  /// Makes known that this process has failed to make a channel.
+  void refuse(uint64_t channel, const ControlMessage& message);
 
  private:
   DirectoryPage& page() const;
@@ -54,6 +63,7 @@ class Directory {
   const std::unique_ptr<SharedFile> file_;
   const uint64_t generation_ = fork_generation();
   std::mutex mutex_;  // for writing
+  size_t num_refusals_ = 0;
 };
 
 /// The directory of another process on this node.
@@ -65,6 +75,8 @@ class PeerDirectory {
 
   /// The descriptor of the mailboxes of a channel, in that process; nullopt: not known yet.
   std::optional<int> find(uint64_t channel) const;
+  /// Why that process has failed to make a channel; nullopt: it has not.
+  std::optional<ControlMessage> refusal_of(uint64_t channel) const;
   /// Whether that process has given up or has closed all its communicators.
   bool is_closed() const;
 

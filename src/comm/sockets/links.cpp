@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "comm/futex.hpp"
@@ -19,7 +20,8 @@ using std::chrono::milliseconds;
 // was late, would sleep in every exchange from then on.
 constexpr microseconds kSpinTime{200};
 constexpr milliseconds kYieldTime{1};
-constexpr milliseconds kNearSleep{20};  // a wake-up ends it; the rest looks for dead processes
+constexpr const char* kSetUp = "set-up";  // the operation in errors of the constructor
+constexpr milliseconds kNearSleep{20};    // a wake-up ends it; the rest looks for dead processes
 
 /// Cores that at least one of these processes may use.
 int num_cores(std::span<const pid_t> processes) {
@@ -55,9 +57,18 @@ Links::Links(Args args)
   if (near.size() < 2) return;
   try {
     share_memory(near);
-  } catch (...) {
+  } catch (const std::exception& error) {
     endpoint().close_channel(args_.channel);
-    throw;
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known != nullptr && known->context().culprit >= 0) throw;  // all ranks have it already
+    const Failure failure{.code = known != nullptr ? known->code() : ErrorCode::kPeerFailed,
+                          .culprit = rank(),
+                          .reporter = rank(),
+                          .sequence = 0,
+                          .operation = kSetUp,
+                          .text = error.what()};
+    announce(failure);
+    throw to_error(failure, rank(), size());
   }
 }
 
@@ -93,26 +104,50 @@ void Links::share_memory(const std::vector<int>& near) {
   if (!has_far_) posts_ = std::make_unique<Posts>(*memory_);
 }
 
+// Throws if a rank of the node cannot do its part, or has not come for too long.
 void Links::check_arrival(int peer, Clock::time_point begin) const {
-  const WaitContext wait{.operation = "set-up", .sequence = 0, .arrival = {}, .progress = {}};
+  for (const auto& directory : args_.directories) {
+    const auto refusal = directory ? directory->refusal_of(args_.channel) : std::nullopt;
+    if (!refusal || !is_valid(*refusal, size())) continue;
+    throw to_error(failure_from(*refusal), rank(), size());
+  }
+  const auto failure = failure_to_arrive(peer, begin);
+  if (!failure) return;
+  announce(*failure);
+  throw to_error(*failure, rank(), size());
+}
+
+std::optional<Failure> Links::failure_to_arrive(int peer, Clock::time_point begin) const {
+  const WaitContext wait{.operation = kSetUp, .sequence = 0, .arrival = {}, .progress = {}};
   const SocketsBlob& blob = endpoint().world().blobs[static_cast<size_t>(world_rank(peer))];
   if (has_ended(blob.process)) {
-    const auto reason = concat("its process, pid ", blob.process.pid, ", has ended");
-    throw to_error(left_failure(peer, reason, wait), rank(), size());
+    return left_failure(peer, concat("its process, pid ", blob.process.pid, ", has ended"), wait);
   }
   if (args_.directories[static_cast<size_t>(peer)]->is_closed()) {
-    throw to_error(left_failure(peer, "it gave up", wait), rank(), size());
+    return left_failure(peer, "it gave up", wait);
   }
   if (const auto& interrupt = endpoint().options().interrupt; interrupt && interrupt()) {
-    throw Error(ErrorCode::kCommunication,
-                concat("rank ", rank(), " of ", size(), ": interrupted while waiting for rank ",
-                       peer, " to make the communicator"),
-                {.culprit = rank(), .sequence = 0, .operation = "set-up"});
+    return Failure{
+        .code = ErrorCode::kCommunication,
+        .culprit = rank(),
+        .reporter = rank(),
+        .sequence = 0,
+        .operation = kSetUp,
+        .text = concat("interrupted while waiting for rank ", peer, " to make the communicator")};
   }
-  if (Clock::now() < deadline_after(begin, args_.deadline)) return;
-  throw to_error(
-      late_failure({.culprit = peer, .reporter = rank(), .waited = args_.deadline}, wait), rank(),
-      size());
+  if (Clock::now() < deadline_after(begin, args_.deadline)) return std::nullopt;
+  return late_failure({.culprit = peer, .reporter = rank(), .waited = args_.deadline}, wait);
+}
+
+// Tells the other ranks that this one has failed to make its part of the communicator.
+void Links::announce(const Failure& failure) const {
+  const ControlMessage message = abort_message(failure);
+  endpoint().directory().refuse(args_.channel, message);
+  if (!has_far_) return;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (!is_near(peer)) endpoint().send_control(args_.channel, world_rank(peer), message);
+  }
+  flush_in_background(args_.endpoint);
 }
 
 void Links::begin_exchange() {

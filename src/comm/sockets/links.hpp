@@ -12,6 +12,7 @@
 
 #include "comm/control_message.hpp"
 #include "comm/deadlines.hpp"
+#include "comm/failure.hpp"
 #include "comm/sockets/endpoint.hpp"
 #include "comm/sockets/mailboxes.hpp"
 #include "comm/sockets/node_memory.hpp"
@@ -36,7 +37,8 @@ class Links final : public ControlChannel {
     bool says_goodbye = true;  // false: no rank waits for another one that has left
   };
   /// Opens the channel, and waits for the ranks of the node to do the same. Throws kTimeout or
-  /// kPeerFailed, with the culprit, if one does not.
+  /// kPeerFailed, with the culprit, if one does not. If a rank cannot do its part, the ranks of its
+  /// node throw its error here, and the other ranks in their first exchange.
   explicit Links(Args args);
   ~Links() override;
   Links(const Links&) = delete;
@@ -88,6 +90,8 @@ class Links final : public ControlChannel {
   void tell_all_others(const ControlMessage& message) const;
   void share_memory(const std::vector<int>& near);
   void check_arrival(int peer, Clock::time_point begin) const;
+  std::optional<Failure> failure_to_arrive(int peer, Clock::time_point begin) const;
+  void announce(const Failure& failure) const;
 
   const Args args_;
   std::vector<int> member_of_rank_;  // [P] number in the mailboxes; -1: far
