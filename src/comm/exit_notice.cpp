@@ -5,23 +5,22 @@
 #include <set>
 #include <utility>
 
+#include "core/per_process.hpp"
+
 namespace crossdock::comm {
 namespace {
 
-// Never freed: used while the process exits.
 struct PendingNotices {
   std::mutex mutex;
   std::set<const std::function<void()>*> notices;
 };
 
-PendingNotices& pending_notices() {
-  static auto* pending = new PendingNotices;
-  return *pending;
-}
+constinit PerProcess<PendingNotices> pending_notices;
 
 void give_notices() {
-  const std::lock_guard lock(pending_notices().mutex);
-  for (const auto* notice : pending_notices().notices) (*notice)();
+  PendingNotices& pending = pending_notices.get();
+  const std::lock_guard lock(pending.mutex);
+  for (const auto* notice : pending.notices) (*notice)();
 }
 
 }  // namespace
@@ -30,13 +29,15 @@ ExitNotice::ExitNotice(std::function<void()> notice) : notice_(std::move(notice)
   // Registered after the handler that finalises MPI, so it runs before that one.
   static std::once_flag once;
   std::call_once(once, [] { std::atexit(give_notices); });
-  const std::lock_guard lock(pending_notices().mutex);
-  pending_notices().notices.insert(&notice_);
+  PendingNotices& pending = pending_notices.get();
+  const std::lock_guard lock(pending.mutex);
+  pending.notices.insert(&notice_);
 }
 
 ExitNotice::~ExitNotice() {
-  const std::lock_guard lock(pending_notices().mutex);
-  pending_notices().notices.erase(&notice_);
+  PendingNotices& pending = pending_notices.get();
+  const std::lock_guard lock(pending.mutex);
+  pending.notices.erase(&notice_);
 }
 
 }  // namespace crossdock::comm

@@ -5,7 +5,8 @@
 namespace crossdock::comm {
 
 /// Calls `notice` if the process exits while this object exists, before MPI is finalised by
-/// ensure_mpi_is_initialized. Other threads may still be running then.
+/// ensure_mpi_is_initialized. Other threads may still be running then. The exit of a forked child
+/// does not call it.
 class ExitNotice {
  public:
   explicit ExitNotice(std::function<void()> notice);

@@ -7,17 +7,18 @@
 namespace crossdock {
 namespace {
 
-std::atomic<uint64_t> generation = 0;
+constinit std::atomic<uint64_t> generation = 0;
 
 void after_fork_in_child() {
   ++generation;
 }
 
+// When the library is loaded: a fork cannot interrupt it.
+[[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+
 }  // namespace
 
 uint64_t fork_generation() noexcept {
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, after_fork_in_child);
-  static_cast<void>(kRegistered);
   return generation.load(std::memory_order_relaxed);
 }
 

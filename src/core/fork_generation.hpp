@@ -4,7 +4,7 @@
 
 namespace crossdock {
 
-/// Number of forks between the first call of this function and this process. It differs between the
+/// Number of forks between the process that loaded the library and this one. It differs between the
 /// process that made an object and a forked child, whose copy of the object must do nothing: its
 /// threads do not exist there, and its peers and shared memory belong to the parent.
 uint64_t fork_generation() noexcept;

@@ -14,30 +14,19 @@
 #include <utility>
 
 #include "comm/deadlines.hpp"
-#include "core/fork_generation.hpp"
+#include "core/per_process.hpp"
 
 namespace crossdock::comm {
 namespace {
 
 constexpr std::chrono::seconds kExitTime{2};
 
-// Never freed: used while the process exits.
 struct Lingering {
   std::mutex mutex;
-  uint64_t generation = fork_generation();
   std::vector<Socket> sockets;
-
-  // A forked child must not touch the descriptors of its parent's sockets. REQUIRES: mutex is held.
-  void forget_those_of_parent() {
-    if (generation != fork_generation()) sockets.clear();
-    generation = fork_generation();
-  }
 };
 
-Lingering& lingering() {
-  static auto* all = new Lingering;
-  return *all;
-}
+constinit PerProcess<Lingering> lingering;
 
 // Discards what has arrived. Returns whether the peer has closed its end.
 bool is_closed_by_peer(const Socket& socket) {
@@ -56,9 +45,9 @@ bool is_delivered(const Socket& socket) {
 }
 
 void finish_at_exit() {
-  const std::lock_guard lock(lingering().mutex);
-  lingering().forget_those_of_parent();
-  auto& kept = lingering().sockets;
+  Lingering& all = lingering.get();
+  const std::lock_guard lock(all.mutex);
+  auto& kept = all.sockets;
   const auto end = Clock::now() + kExitTime;
   const auto is_finished = [](const Socket& socket) {
     return is_closed_by_peer(socket) || is_delivered(socket);
@@ -74,9 +63,9 @@ void close_gently(std::vector<Socket> sockets) {
   static std::once_flag once;
   std::call_once(once, [] { std::atexit(finish_at_exit); });
   for (const Socket& socket : sockets) shutdown(socket.descriptor(), SHUT_WR);
-  const std::lock_guard lock(lingering().mutex);
-  lingering().forget_those_of_parent();
-  auto& kept = lingering().sockets;
+  Lingering& all = lingering.get();
+  const std::lock_guard lock(all.mutex);
+  auto& kept = all.sockets;
   kept.insert(kept.end(), std::make_move_iterator(sockets.begin()),
               std::make_move_iterator(sockets.end()));
   std::erase_if(kept, is_closed_by_peer);
