@@ -90,9 +90,7 @@ class CallbackCommunicator final : public Communicator {
           callbacks_.subgroup(callbacks_.context, ranks.data(), static_cast<int32_t>(ranks.size()),
                               &made),
           {.operation = "subgroup"});
-    auto communicator = make_callback_communicator(read_struct("crossdock_communicator", &made));
-    capi::own_context(*communicator);
-    return communicator;
+    return own_communicator(made);
   }
 
   void abort(const Error& cause) override {
@@ -105,6 +103,22 @@ class CallbackCommunicator final : public Communicator {
   }
 
  private:
+  // Of a struct that a callback has filled in: its context is owned here, also if the struct cannot
+  // be used.
+  static std::unique_ptr<Communicator> own_communicator(crossdock_communicator& made) {
+    try {
+      auto communicator = make_callback_communicator(read_struct("crossdock_communicator", &made));
+      capi::own_context(*communicator);
+      return communicator;
+    } catch (...) {
+      const auto* destroy = is_struct_size(made.struct_size)
+                                ? find_field(&made, &crossdock_communicator::destroy)
+                                : nullptr;
+      if (destroy != nullptr && *destroy != nullptr) (*destroy)(made.context);
+      throw;
+    }
+  }
+
   static crossdock_wait to_wait(const WaitContext& wait) {
     return {.operation = wait.operation,
             .sequence = wait.sequence,

@@ -141,17 +141,20 @@ crossdock_status crossdock_layer_forward(crossdock_layer* layer,
     const capi::Call call{
         .group = called.group->open(), .operation = "route", .subject = capi::plan_id(args)};
     capi::convert_forward(called, call, [&] {
-      capi::check_struct("crossdock_layer_forward_result", result, sizeof *result);
+      const auto outputs = capi::read_struct("crossdock_layer_forward_result", result,
+                                             offsetof(crossdock_layer_forward_result, aux_loss));
       converted =
-          capi::to_args(capi::read_struct("crossdock_layer_forward_args", args), result->out);
+          capi::to_args(capi::read_struct("crossdock_layer_forward_args", args), outputs.out);
       kept = std::make_unique<crossdock_layer_saved>(called.group);
     });
     MoeForwardResult made = called.layer.forward(converted);
     kept->saved = std::move(made.saved);
     const capi::Result results[] = {{&result->out, &made.out}};
     capi::set_outputs(results, {.group = called.group});
-    result->aux_loss = kept->saved.decision.losses.aux;
-    result->z_loss = kept->saved.decision.losses.z;
+    using Outputs = crossdock_layer_forward_result;
+    const auto& losses = kept->saved.decision.losses;
+    if (double* aux = capi::find_field(result, &Outputs::aux_loss)) *aux = losses.aux;
+    if (double* z = capi::find_field(result, &Outputs::z_loss)) *z = losses.z;
     if (saved != nullptr) *saved = kept.release();
   });
 }

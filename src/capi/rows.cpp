@@ -1,4 +1,5 @@
 // The calls that move rows.
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -76,13 +77,32 @@ DispatchArgs to_args(const crossdock_dispatch_args& args, const crossdock_dispat
 
 constexpr const char* kDispatchArgs = "crossdock_dispatch_args";
 constexpr const char* kDispatchResult = "crossdock_dispatch_result";
+constexpr const char* kBackwardResult = "crossdock_combine_backward_result";
+
+crossdock_dispatch_result read_result(const crossdock_dispatch_result* result) {
+  return read_struct(kDispatchResult, result, offsetof(crossdock_dispatch_result, row_scales));
+}
 
 // REQUIRES: a checked result.
 void set_result(crossdock_dispatch_result* result, DispatchResult made,
                 const MemorySource& source) {
-  const Result results[] = {{&result->rows, &made.rows},
-                            {&result->row_scales, &made.row_scales},
-                            {&result->row_weights, &made.row_weights}};
+  using Struct = crossdock_dispatch_result;
+  const Result results[] = {{find_field(result, &Struct::rows), &made.rows},
+                            {find_field(result, &Struct::row_scales), &made.row_scales},
+                            {find_field(result, &Struct::row_weights), &made.row_weights}};
+  set_outputs(results, source);
+}
+
+crossdock_combine_backward_result read_result(const crossdock_combine_backward_result* result) {
+  return read_struct(kBackwardResult, result,
+                     offsetof(crossdock_combine_backward_result, grad_weights));
+}
+
+void set_result(crossdock_combine_backward_result* result, CombineBackwardResult made,
+                const MemorySource& source) {
+  using Struct = crossdock_combine_backward_result;
+  const Result results[] = {{find_field(result, &Struct::grad_rows), &made.grad_rows},
+                            {find_field(result, &Struct::grad_weights), &made.grad_weights}};
   set_outputs(results, source);
 }
 
@@ -137,8 +157,8 @@ crossdock_status crossdock_dispatch(crossdock_dispatcher* dispatcher, const cros
     const capi::Target target(dispatcher, plan, "dispatch");
     DispatchArgs converted;
     capi::convert(target.call(), [&] {
-      capi::check_struct(capi::kDispatchResult, result, sizeof *result);
-      converted = capi::to_args(capi::read_struct(capi::kDispatchArgs, args), *result);
+      const auto outputs = capi::read_result(result);
+      converted = capi::to_args(capi::read_struct(capi::kDispatchArgs, args), outputs);
     });
     capi::set_result(result, target.dispatcher().dispatch(target.plan, converted), target.memory());
   });
@@ -186,17 +206,15 @@ crossdock_status crossdock_combine_backward(crossdock_dispatcher* dispatcher,
     const capi::Target target(dispatcher, plan, "combine_backward");
     CombineBackwardArgs converted;
     capi::convert(target.call(), [&] {
-      capi::check_struct("crossdock_combine_backward_result", result, sizeof *result);
+      const auto outputs = capi::read_result(result);
       const auto given = capi::read_struct("crossdock_combine_backward_args", args);
       converted = {.grad_out = capi::to_view("grad_out", given.grad_out),
                    .y = capi::to_view("y", given.y),
-                   .grad_rows = capi::given_output("grad_rows", result->grad_rows),
-                   .grad_weights = capi::given_output("grad_weights", result->grad_weights)};
+                   .grad_rows = capi::given_output("grad_rows", outputs.grad_rows),
+                   .grad_weights = capi::given_output("grad_weights", outputs.grad_weights)};
     });
-    CombineBackwardResult made = target.dispatcher().combine_backward(target.plan, converted);
-    const capi::Result results[] = {{&result->grad_rows, &made.grad_rows},
-                                    {&result->grad_weights, &made.grad_weights}};
-    capi::set_outputs(results, target.memory());
+    capi::set_result(result, target.dispatcher().combine_backward(target.plan, converted),
+                     target.memory());
   });
 }
 
@@ -250,10 +268,10 @@ crossdock_status crossdock_finish_dispatch(crossdock_dispatcher* dispatcher,
                                            crossdock_dispatch_result* result) {
   return guarded([&] {
     auto& call = capi::pending_call<DispatchResult>(dispatcher, pending, "dispatch");
-    capi::check_struct(capi::kDispatchResult, result, sizeof *result);
-    capi::check_no_owner("rows", result->rows);
-    capi::check_no_owner("row_scales", result->row_scales);
-    capi::check_no_owner("row_weights", result->row_weights);
+    const auto outputs = capi::read_result(result);
+    capi::check_no_owner("rows", outputs.rows);
+    capi::check_no_owner("row_scales", outputs.row_scales);
+    capi::check_no_owner("row_weights", outputs.row_weights);
     const std::unique_ptr<crossdock_pending> finished(pending);
     DispatchResult made = dispatcher->dispatcher.finish(std::move(call));
     capi::write_struct(capi::kDispatchResult, result, crossdock_dispatch_result{});

@@ -36,8 +36,8 @@ void check_struct(const char* name, const Struct* given, size_t least_bytes = si
 /// A copy of the caller's struct. A longer one, of a later version, is accepted if the fields that
 /// this library does not know are 0.
 template <typename Struct>
-Struct read_struct(const char* name, const Struct* given) {
-  check_struct(name, given);
+Struct read_struct(const char* name, const Struct* given, size_t least_bytes = sizeof(size_t)) {
+  check_struct(name, given, least_bytes);
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   const size_t known = std::min(given->struct_size, sizeof(Struct));
   CROSSDOCK_CHECK(std::all_of(bytes + known, bytes + given->struct_size,
@@ -61,6 +61,15 @@ Struct default_struct() {
 template <typename Struct>
 Struct read_optional(const char* name, const Struct* given) {
   return given != nullptr ? read_struct(name, given) : default_struct<Struct>();
+}
+
+/// A field of the caller's struct; null if the struct does not have it. REQUIRES: a checked struct.
+template <typename Struct, typename Field>
+Field* find_field(Struct* given, Field Struct::*field) {
+  Field* const found = &(given->*field);
+  const auto* begin = reinterpret_cast<const unsigned char*>(given);
+  const auto* end = reinterpret_cast<const unsigned char*>(found + 1);
+  return static_cast<size_t>(end - begin) <= given->struct_size ? found : nullptr;
 }
 
 /// Sets the caller's struct, except for its struct_size and the fields it does not have.

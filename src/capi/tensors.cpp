@@ -92,14 +92,14 @@ void set_outputs(std::span<const Result> results, const MemorySource& source) {
   std::vector<std::unique_ptr<crossdock_memory>> owners;
   for (const Result& result : results) {
     owners.push_back(nullptr);
-    if (result.tensor->owner == nullptr) continue;
+    if (result.output == nullptr || result.tensor->owner == nullptr) continue;
     owners.back() = std::make_unique<crossdock_memory>(source.group, result.tensor->owner);
     owners.back()->device = result.tensor->view.device;
     owners.back()->stream = source.stream;
   }
   for (size_t i = 0; i < results.size(); ++i) {
     const OwnedTensor& tensor = *results[i].tensor;
-    if (!tensor.view.given()) continue;
+    if (results[i].output == nullptr || !tensor.view.given()) continue;
     *results[i].output = {.tensor = from_view(tensor.view), .owner = owners[i].release()};
   }
 }

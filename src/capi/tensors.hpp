@@ -25,8 +25,8 @@ TensorView given_output(const char* name, const crossdock_output* output);
 
 /// One output of a call.
 struct Result {
-  crossdock_output* output;
-  OwnedTensor* tensor;  // unset: the call has no such result
+  crossdock_output* output;  // null: the caller has no place for it
+  OwnedTensor* tensor;       // unset: the call has no such result
 };
 /// Where the memory of results comes from.
 struct MemorySource {

@@ -206,6 +206,29 @@ TEST(Callbacks, CanMakeSubgroups) {
   }
 }
 
+TEST(Callbacks, LoseNoContextOfASubgroupThatCannotBeUsed) {
+  auto communicators = make_thread_communicators(1);
+  Context context{.communicator = std::move(communicators[0])};
+  crossdock_communicator callbacks = callbacks_of(context);
+  static bool is_destroyed;
+  is_destroyed = false;
+  callbacks.subgroup = [](void*, const int32_t*, int32_t,
+                          crossdock_communicator* communicator) -> crossdock_status {
+    communicator->context = &is_destroyed;
+    communicator->size = 1;  // and no exchanges
+    communicator->destroy = [](void* flag) { *static_cast<bool*>(flag) = true; };
+    return CROSSDOCK_OK;
+  };
+  crossdock_group* group = nullptr;
+  ASSERT_OK(crossdock_group_from_callbacks(&callbacks, nullptr, &group));
+  const int32_t members[] = {0};
+  crossdock_group* alone = nullptr;
+  EXPECT_EQ(crossdock_group_subgroup(group, members, 1, &alone), CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_TRUE(is_destroyed);
+  EXPECT_EQ(alone, nullptr);
+  crossdock_group_destroy(group);
+}
+
 TEST(Callbacks, KeepTheirContextIfNoGroupIsMade) {
   auto communicators = make_thread_communicators(1);
   Context context{.communicator = std::move(communicators[0])};

@@ -78,14 +78,45 @@ TEST(StructSize, SizesThatNoVersionHasAreRefused) {
   EXPECT_EQ(group, nullptr);
 }
 
-TEST(StructSize, AResultMustHaveAllItsOutputs) {
+TEST(StructSize, AnOlderSmallerResultGetsTheOutputsThatItHas) {
+  run_c_ranks(1, [](crossdock_group* group, int /*rank*/) {
+    const Case input(0);
+    const Planned planned(group, input);
+    auto args = made<crossdock_dispatch_args>();
+    args.x = tensor(input.x, input.T, Case::D);
+    args.with_row_weights = 1;
+    auto whole = made<crossdock_dispatch_result>();
+    ASSERT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &whole));
+
+    auto sent = made<crossdock_dispatch_result>();
+    sent.struct_size = offsetof(crossdock_dispatch_result, row_weights);
+    std::memset(&sent.row_weights, 0x55, sizeof sent.row_weights);  // beyond the struct
+    const crossdock_output untouched = sent.row_weights;
+    ASSERT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent));
+    EXPECT_EQ(doubles(sent.rows.tensor), doubles(whole.rows.tensor));
+    EXPECT_EQ(std::memcmp(&sent.row_weights, &untouched, sizeof untouched), 0);
+    EXPECT_EQ(sent.struct_size, offsetof(crossdock_dispatch_result, row_weights));
+    EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+
+    crossdock_pending* pending = nullptr;
+    ASSERT_OK(crossdock_begin_dispatch(planned.dispatcher, planned.plan, &args, nullptr, &pending));
+    ASSERT_OK(crossdock_finish_dispatch(planned.dispatcher, pending, &sent));
+    EXPECT_EQ(doubles(sent.rows.tensor), doubles(whole.rows.tensor));
+    EXPECT_EQ(std::memcmp(&sent.row_weights, &untouched, sizeof untouched), 0);
+    for (crossdock_output* output : {&sent.rows, &whole.rows, &whole.row_weights}) {
+      EXPECT_OK(crossdock_output_release(output, nullptr));
+    }
+  });
+}
+
+TEST(StructSize, AResultMustHaveItsFirstOutput) {
   run_c_ranks(1, [](crossdock_group* group, int /*rank*/) {
     const Case input(0);
     const Planned planned(group, input);
     auto args = made<crossdock_dispatch_args>();
     args.x = tensor(input.x, input.T, Case::D);
     auto sent = made<crossdock_dispatch_result>();
-    sent.struct_size = offsetof(crossdock_dispatch_result, row_weights);
+    sent.struct_size = sizeof(size_t);
     EXPECT_EQ(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent),
               CROSSDOCK_INVALID_ARGUMENT);
     EXPECT_EQ(sent.rows.owner, nullptr);

@@ -135,7 +135,8 @@ typedef struct crossdock_communicator {
                                    const crossdock_wait* wait);
 
   /// (optional) Fills in a communicator of `members` [num_members], ascending ranks including this
-  /// one. Called by the members only, also after a failure.
+  /// one. Called by the members only, also after a failure. If the struct cannot be used, its
+  /// `destroy` is called.
   crossdock_status (*subgroup)(void* context, const int32_t* members, int32_t num_members,
                                struct crossdock_communicator* communicator);
   /// (optional) Tells the peers that this rank has failed, so that their waits end. Must not wait.
