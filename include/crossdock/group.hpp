@@ -122,6 +122,22 @@ class CROSSDOCK_API Group {
                     const SharedBytes& recv, std::span<const int64_t> recv_offsets,
                     const WaitContext& wait);
 
+  /// Sums `tensors` over the ranks, in place: afterwards every rank has the sums. Each element is
+  /// added in rank order, in fp32 for fp32, bf16 and fp16 tensors (rounded once at the end), else
+  /// in the tensor's own dtype, fp64 or int64. The bits are identical on every rank and do not
+  /// depend on the communicator. Host memory; empty tensors are valid. Memory for staging is
+  /// bounded by GroupOptions::staging_bytes. Collective: tensors that are refused on one rank, or
+  /// whose number, dtype or shape is not identical on every rank, are the same error on every rank,
+  /// and the tensors are unchanged.
+  void all_reduce(std::span<const TensorView> tensors);
+  void all_reduce(const TensorView& tensor) { all_reduce(std::span(&tensor, 1)); }
+
+  /// Sums `input`, which has the same shape on every rank, and gives each rank its part of the sum.
+  /// The parts are contiguous, follow each other in rank order and have the sizes of the ranks'
+  /// `out`, which may differ and be 0; they must cover the input. `out` must not overlap the input.
+  /// Otherwise as all_reduce.
+  void reduce_scatter(const ConstTensorView& input, const TensorView& out);
+
   /// Poisons the group and tells the peers. For failures after an agreement, when peers may already
   /// be waiting for this rank's data. If the context of `cause` names no operation, the operation
   /// of the last agreement is used. Does nothing if the group is already poisoned.
