@@ -1,5 +1,6 @@
 #include "core/tensor_check.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 
@@ -52,6 +53,18 @@ void check_no_overlap(const std::vector<NamedTensor>& outputs,
   for (size_t i = 0; i < outputs.size(); ++i) {
     for (const NamedTensor& input : inputs) check_pair(outputs[i], input);
     for (size_t j = 0; j < i; ++j) check_pair(outputs[i], outputs[j]);
+  }
+}
+
+void check_apart(std::vector<NamedTensor> tensors) {
+  // If any two overlap, so do two neighbours in the order of addresses.
+  std::erase_if(tensors, [](const NamedTensor& one) { return one.tensor.num_bytes() == 0; });
+  std::stable_sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
+    return std::less<>()(a.tensor.data, b.tensor.data);
+  });
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    CROSSDOCK_CHECK(!overlap(tensors[i - 1].tensor, tensors[i].tensor), tensors[i].name,
+                    " overlaps ", tensors[i - 1].name, "; each tensor must have its own memory");
   }
 }
 

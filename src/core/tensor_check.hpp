@@ -33,4 +33,7 @@ struct NamedTensor {
 void check_no_overlap(const std::vector<NamedTensor>& outputs,
                       const std::vector<NamedTensor>& inputs);
 
+/// No two of the tensors, which may be many, share memory.
+void check_apart(std::vector<NamedTensor> tensors);
+
 }  // namespace crossdock
