@@ -4,6 +4,7 @@
 ///
 ///   Group       the ranks that exchange rows: threads (threads.hpp), MPI processes (mpi.hpp)
 ///               or processes started by anything (sockets.hpp)
+///   Mesh        tensor, context, data, pipeline and expert parallelism: gives the groups
 ///   MoeLayer    a whole layer: router, dispatch, experts and combine, forward and backward
 ///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
 ///   Plan        one routing, agreed by all ranks: where every row goes
@@ -26,6 +27,7 @@
 #include "crossdock/error.hpp"
 #include "crossdock/experts.hpp"
 #include "crossdock/group.hpp"
+#include "crossdock/mesh.hpp"
 #include "crossdock/moe_layer.hpp"
 #include "crossdock/mpi.hpp"
 #include "crossdock/plan.hpp"

@@ -65,7 +65,7 @@ enum class MeshAxis : uint8_t {
   kEp,
   kEdp,    // sums gradients of experts
   kEtpEp,  // exchanges rows: the group of a dispatcher or layer
-  kEtpEdp  // sums gradients of experts' parameters that are not split over etp
+  kEtpEdp  // holds the same parameters of experts, if they are not split over etp
 };
 
 inline constexpr std::array kMeshAxes = {MeshAxis::kTp,     MeshAxis::kCp,    MeshAxis::kDp,
@@ -143,9 +143,9 @@ class CROSSDOCK_API Mesh {
 struct MeshGradients {
   /// Split over etp and ep: W1, b1 and W2 of this rank's experts. Summed over edp.
   std::span<const TensorView> experts{};
-  /// Of experts, not split over etp, with each etp rank holding a share of the gradient: b2.
-  /// Summed over etp and edp.
-  std::span<const TensorView> experts_whole{};
+  /// Of experts, not split over etp, with identical gradients on the ranks of an etp group: b2.
+  /// Summed over edp. With etp = 1 they may as well be in `experts`.
+  std::span<const TensorView> experts_replicated{};
   /// Not split, and applied to this rank's tokens only: the gate, shared experts, and with
   /// sequence shards norms too. Summed over tp, cp and dp.
   std::span<const TensorView> dense{};

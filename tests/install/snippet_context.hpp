@@ -12,6 +12,8 @@
 using namespace crossdock;
 
 extern Group& group;
+extern Group& world;
+extern Mesh& mesh;
 extern std::unique_ptr<Communicator> mine;
 extern const Router& router;
 extern Dispatcher& dispatcher;
@@ -31,6 +33,10 @@ extern const Args args;
 extern const GateWeights gate;
 extern const DispatchConfig config;
 extern const JobDescription job;
+extern const MoeLayerConfig layer_config;
+extern const std::vector<TensorView> expert_grads;
+extern const std::vector<TensorView> dense_grads;
+extern const TensorView load;
 extern const Routing routing;
 extern const ConstTensorView x;
 extern const ConstTensorView x_b;
