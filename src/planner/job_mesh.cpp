@@ -1,6 +1,8 @@
 #include "planner/job_mesh.hpp"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "core/check.hpp"
 #include "cost/cost_check.hpp"
@@ -8,48 +10,30 @@
 namespace crossdock {
 namespace {
 
-constexpr int64_t kMaxRanks = 65536;
-
-// The largest value up to `wanted` that divides `ranks`.
-int64_t largest_divisor(int64_t ranks, int64_t wanted) {
-  int64_t divisor = std::min(wanted, ranks);
-  while (ranks % divisor != 0) --divisor;
-  return divisor;
-}
-
 void check_positive(const char* name, int64_t value) {
   CROSSDOCK_CHECK(value >= 1, name, " must be at least 1, got ", value);
 }
 
 }  // namespace
 
-void check_mesh(const JobDescription& job) {
+MeshLayout check_mesh(const JobDescription& job) {
   check_positive("nodes", job.nodes);
   check_positive("ranks_per_node", job.ranks_per_node);
   check_positive("tp", job.tp);
   check_positive("cp", job.cp);
   check_positive("pp", job.pp);
-  CROSSDOCK_CHECK(job.nodes <= kMaxRanks && job.ranks_per_node <= kMaxRanks &&
-                      job.nodes * job.ranks_per_node <= kMaxRanks,
+  CROSSDOCK_CHECK(job.nodes <= kMaxMeshRanks && job.ranks_per_node <= kMaxMeshRanks &&
+                      job.nodes * job.ranks_per_node <= kMaxMeshRanks,
                   "nodes (", job.nodes, ") times ranks_per_node (", job.ranks_per_node,
-                  ") must be at most ", kMaxRanks, "; with ", job.ranks_per_node,
+                  ") must be at most ", kMaxMeshRanks, "; with ", job.ranks_per_node,
                   " ranks per node the largest number of nodes is ",
-                  kMaxRanks / job.ranks_per_node);
-  const int64_t ranks = job.nodes * job.ranks_per_node;
-  CROSSDOCK_CHECK(ranks % job.pp == 0, "pp (", job.pp, ") must divide the ", ranks,
-                  " ranks; the largest pp below that does is ", largest_divisor(ranks, job.pp));
-  const int64_t stage = ranks / job.pp;
-  CROSSDOCK_CHECK(stage % job.tp == 0 && (stage / job.tp) % job.cp == 0, "tp (", job.tp,
-                  ") times cp (", job.cp, ") must divide the ", stage,
-                  " ranks of a pipeline stage; with tp ", largest_divisor(stage, job.tp),
-                  " the largest cp is ",
-                  largest_divisor(stage / largest_divisor(stage, job.tp), job.cp));
-  if (job.ep) {
-    check_positive("ep", *job.ep);
-    CROSSDOCK_CHECK(stage % *job.ep == 0, "ep (", *job.ep, ") must divide the ", stage,
-                    " ranks of a pipeline stage; the largest ep below that does is ",
-                    largest_divisor(stage, *job.ep));
-  }
+                  kMaxMeshRanks / job.ranks_per_node);
+  MeshLayout layout({.world = job.nodes * job.ranks_per_node,
+                     .tp = job.tp,
+                     .cp = job.cp,
+                     .pp = job.pp,
+                     .ep = std::max<int64_t>(0, job.ep.value_or(0))});
+  if (job.ep) check_positive("ep", *job.ep);
   if (job.tokens) {
     CROSSDOCK_CHECK(*job.tokens >= 0 && *job.tokens <= kMaxTokens, "tokens must be from 0 to ",
                     kMaxTokens, ", got ", *job.tokens);
@@ -64,10 +48,7 @@ void check_mesh(const JobDescription& job) {
                     "micro_batch is ",
                     kMaxTokens / job.sequence);
   }
-}
-
-int64_t expert_group_size(const JobDescription& job) {
-  return job.ep.value_or(job.nodes * job.ranks_per_node / job.pp);
+  return layout;
 }
 
 int64_t tokens_of_rank(const JobDescription& job) {
@@ -76,23 +57,18 @@ int64_t tokens_of_rank(const JobDescription& job) {
   return (job.sequence + shards - 1) / shards * job.micro_batch;
 }
 
-Topology widest_expert_group(const JobDescription& job) {
-  const int64_t size = expert_group_size(job);
-  const int64_t num_groups = job.nodes * job.ranks_per_node / size;
-  int64_t widest = 0;
-  int64_t most_nodes = 0;
-  for (int64_t group = 0; group < num_groups; ++group) {
-    const int64_t first_node = group * size / job.ranks_per_node;
-    const int64_t last_node = (group * size + size - 1) / job.ranks_per_node;
-    if (last_node - first_node + 1 <= most_nodes) continue;
-    most_nodes = last_node - first_node + 1;
-    widest = group;
-  }
+Topology widest_row_group(const MeshLayout& layout, int64_t ranks_per_node) {
+  const auto node_of = [&](int rank) { return static_cast<int>(rank / ranks_per_node); };
+  std::vector<int> widest;
   Topology topology;
-  topology.num_nodes = static_cast<int>(most_nodes);
-  const int64_t first_node = widest * size / job.ranks_per_node;
-  for (int64_t rank = widest * size; rank < (widest + 1) * size; ++rank) {
-    topology.node_of_rank.push_back(static_cast<int>(rank / job.ranks_per_node - first_node));
+  for (std::vector<int>& group : layout.groups(MeshAxis::kEtpEp)) {
+    const int num_nodes = node_of(group.back()) - node_of(group.front()) + 1;
+    if (num_nodes <= topology.num_nodes) continue;
+    topology.num_nodes = num_nodes;
+    widest = std::move(group);
+  }
+  for (const int rank : widest) {
+    topology.node_of_rank.push_back(node_of(rank) - node_of(widest.front()));
   }
   return topology;
 }

@@ -1,21 +1,20 @@
 #pragma once
 
 #include "crossdock/extend/communicator.hpp"
+#include "crossdock/mesh.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock {
 
-/// Throws Error(kInvalidArgument) that names the rule a mesh breaks.
-void check_mesh(const JobDescription& job);
-
-/// ep, or all ranks of a pipeline stage.
-int64_t expert_group_size(const JobDescription& job);
+/// The mesh of the job. Throws Error(kInvalidArgument) that names the rule the job's ranks or
+/// tokens break.
+MeshLayout check_mesh(const JobDescription& job);
 
 /// The number of tokens per rank; if it differs, the largest.
 int64_t tokens_of_rank(const JobDescription& job);
 
-/// The nodes of the expert group that spans the most nodes (of several, the first). REQUIRES a
-/// checked mesh.
-Topology widest_expert_group(const JobDescription& job);
+/// The nodes of the group that exchanges rows and spans the most nodes (of several, the first).
+/// Ranks are numbered node by node.
+Topology widest_row_group(const MeshLayout& layout, int64_t ranks_per_node);
 
 }  // namespace crossdock

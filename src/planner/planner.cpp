@@ -50,7 +50,7 @@ void check_fabric(const JobDescription& job) {
                   fabric.send_queue_depth);
 }
 
-CostInputs cost_inputs(const JobDescription& job) {
+CostInputs cost_inputs(const JobDescription& job, const MeshLayout& mesh) {
   CostInputs inputs{.config = {.num_experts = job.num_experts,
                                .top_k = job.top_k,
                                .width = job.width,
@@ -58,7 +58,7 @@ CostInputs cost_inputs(const JobDescription& job) {
                                .capacity = {},
                                .placement = {},
                                .partial_sums = job.partial_sums},
-                    .topology = widest_expert_group(job),
+                    .topology = widest_row_group(mesh, job.ranks_per_node),
                     .tokens = tokens_of_rank(job),
                     .dtype = job.dtype,
                     .zipf = job.zipf,
@@ -98,13 +98,13 @@ void check_memory(const JobPlan& plan, const StrategyList& candidates) {
 }  // namespace
 
 JobPlan plan_job(const JobDescription& job, const StrategyList& candidates) {
-  check_mesh(job);
+  const MeshLayout mesh = check_mesh(job);
   check_fabric(job);
   check_layer(job);
   JobPlan plan;
-  plan.inputs = cost_inputs(job);
-  plan.num_ranks = job.nodes * job.ranks_per_node;
-  plan.group_ranks = expert_group_size(job);
+  plan.inputs = cost_inputs(job, mesh);
+  plan.num_ranks = mesh.num_ranks();
+  plan.group_ranks = mesh.group_size(MeshAxis::kEtpEp);
   plan.group_nodes = plan.inputs.topology.num_nodes;
   plan.costs = estimate_costs(plan.inputs, candidates);
   if (job.capacity) plan.capacity_rows = capacity_rows(plan.inputs.config, plan.inputs.tokens);
