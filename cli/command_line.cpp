@@ -21,6 +21,7 @@ constexpr const char* kNotes = R"(Examples:
   crossdock eval --check - < case.json     a case from standard input, checked
   crossdock bench --scenario cpu-large     compare strategies with a copy
   crossdock plan --model deepseek-v3 --seq 4096 --nodes 4
+  crossdock mesh --world 16 --tp 2 --ep 8  groups and coordinates of all ranks
 
 Exit status: 0, 1 if a command failed, 2 for bad command-line arguments.
 
@@ -100,7 +101,7 @@ std::string describe(const CLI::ParseError& error, const CLI::App* command,
 }  // namespace
 
 bool CommandLine::wants_json() const {
-  return run.json || verify.json || plan.json || bench.json || info.json;
+  return run.json || verify.json || plan.json || mesh.json || bench.json || info.json;
 }
 
 CommandLine read_command_line(int argc, const char* const* argv) {
@@ -117,6 +118,7 @@ CommandLine read_command_line(int argc, const char* const* argv) {
               line.verify);
   add_command(app, "eval", "Run a small explicit case and print all results", line.eval);
   add_command(app, "plan", "Show what a job needs, before it starts", line.plan);
+  add_command(app, "mesh", "Show the groups of a mesh and every rank's coordinates", line.mesh);
   add_command(app, "bench", "Measure steps and compare them with a memory copy", line.bench);
   add_command(app, "info", "Show what is built and what works on this machine", line.info);
   line.words.assign(argv + 1, argv + argc);

@@ -17,6 +17,7 @@ struct CommandLine {
   VerifyArgs verify{};
   EvalArgs eval{};
   PlanArgs plan{};
+  MeshArgs mesh{};
   BenchArgs bench{};
   InfoArgs info{};
 

@@ -107,6 +107,13 @@ struct PlanArgs {
 void add_options(Options& options, PlanArgs& args);
 int run_plan(const PlanArgs& args);
 
+struct MeshArgs {
+  std::optional<int64_t> world, tp, cp, dp, pp, etp, ep, edp;  // not given: derived
+  bool json = false;
+};
+void add_options(Options& options, MeshArgs& args);
+int run_mesh(const MeshArgs& args);
+
 struct VerifyArgs {
   bool list = false;
   bool json = false;

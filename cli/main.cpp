@@ -21,8 +21,8 @@ constexpr std::chrono::seconds kComplaintDeadline{10};
 
 // Commands that one process executes alone, even in a job of several.
 bool is_for_one(const CommandLine& line) {
-  return line.command == "eval" || line.command == "plan" || line.command == "info" ||
-         line.bench.list || line.verify.list;
+  return line.command == "eval" || line.command == "plan" || line.command == "mesh" ||
+         line.command == "info" || line.bench.list || line.verify.list;
 }
 
 // The communicators on the command line.
@@ -52,6 +52,7 @@ int run_command(const CommandLine& line, const std::string& job) {
   }
   if (line.command == "eval") return run_eval(line.eval);
   if (line.command == "plan") return run_plan(line.plan);
+  if (line.command == "mesh") return run_mesh(line.mesh);
   if (line.command == "bench") return run_bench(line.bench);
   return run_info(line.info);
 }

@@ -81,6 +81,7 @@ TEST(Command, FailsWhereItsOutputCannotBeWritten) {
       "--help",
       "info",
       "plan --model mixtral-8x7b --tokens 8",
+      "mesh --world 4",
       "run --tokens 4 --steps 1",
       std::string("eval ") + CROSSDOCK_SOURCE_DIR + "/examples/cases/worked.json",
       "verify --faults --list",
