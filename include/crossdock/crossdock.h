@@ -22,7 +22,9 @@
 ///     crossdock_dispatcher_destroy
 ///   crossdock_group_destroy
 ///
-/// Or, instead of a dispatcher and your own experts, a whole MoE layer: crossdock_layer_create.
+/// Or, instead of a dispatcher and your own experts, a whole MoE layer: crossdock_layer_create. If
+/// tensor, context, data or pipeline parallelism is combined with that of experts, a mesh gives the
+/// groups: crossdock_mesh_create.
 ///
 /// Rules for all calls:
 ///  - A function returns a status, CROSSDOCK_OK if it succeeded. crossdock_last_error() has the
@@ -180,6 +182,7 @@ static inline crossdock_tensor crossdock_tensor_1d(const void* data, int32_t dty
 #include "crossdock/c/dispatcher.h"
 #include "crossdock/c/experts.h"
 #include "crossdock/c/layer.h"
+#include "crossdock/c/mesh.h"
 #include "crossdock/c/planner.h"
 // clang-format on
 

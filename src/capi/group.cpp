@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "capi/callback_communicator.hpp"
+#include "capi/collective.hpp"
 #include "capi/group_options.hpp"
 #include "capi/status.hpp"
 #include "capi/structs.hpp"
+#include "capi/tensors.hpp"
 #include "comm/failure.hpp"
 
 namespace crossdock::capi {
@@ -147,8 +149,34 @@ void crossdock_group_leave(crossdock_group* group, const char* reason) {
   group->shared->group->leave(reason != nullptr ? reason : comm::kPlainLeave);
 }
 
+crossdock_status crossdock_group_all_reduce(crossdock_group* group, const crossdock_tensor* tensors,
+                                            int64_t num_tensors) {
+  return guarded([&] {
+    Group& ranks = handle("group", group).shared->open();
+    std::vector<TensorView> views;
+    capi::convert({ranks, "all_reduce"},
+                  [&] { views = capi::to_views("tensors", tensors, num_tensors); });
+    ranks.all_reduce(views);
+  });
+}
+
+crossdock_status crossdock_group_reduce_scatter(crossdock_group* group,
+                                                const crossdock_tensor* input,
+                                                const crossdock_tensor* out) {
+  return guarded([&] {
+    Group& ranks = handle("group", group).shared->open();
+    TensorView from;
+    TensorView to;
+    capi::convert({ranks, "reduce_scatter"}, [&] {
+      from = capi::to_view("input", input);
+      to = capi::to_view("out", out);
+    });
+    ranks.reduce_scatter(from, to);
+  });
+}
+
 void crossdock_group_destroy(crossdock_group* group) {
-  if (!capi::is_usable(group)) return;
+  if (!capi::is_usable(group) || group->belongs_to_mesh) return;
   group->shared->is_destroyed = true;
   group->shared->group->leave(comm::kPlainLeave);
   capi::destroy(group);

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "capi/handle.hpp"
 #include "crossdock/crossdock.h"
@@ -17,7 +18,7 @@ namespace crossdock::capi {
 /// A group and what is made with it share ownership of the group, so that handles may be destroyed
 /// in any order.
 struct SharedGroup {
-  explicit SharedGroup(std::unique_ptr<Group> group_in)
+  explicit SharedGroup(std::shared_ptr<Group> group_in)
       : group(std::move(group_in)),
         communicator(group->communicator().name()),
         note(group->communicator().note()) {}
@@ -28,12 +29,21 @@ struct SharedGroup {
     return *group;
   }
 
-  std::unique_ptr<Group> group;
+  std::shared_ptr<Group> group;
   std::string communicator;  // its name
   std::string note;          // of the communicator
   std::atomic<bool> is_destroyed = false;
 };
 using GroupPtr = std::shared_ptr<SharedGroup>;
+
+/// A mesh, shared by its handle and the groups that it gave.
+struct SharedMesh {
+  SharedMesh(GroupPtr world_in, const MeshShape& shape)
+      : world(std::move(world_in)), mesh(world->open(), shape) {}
+
+  GroupPtr world;
+  Mesh mesh;
+};
 
 }  // namespace crossdock::capi
 
@@ -41,6 +51,16 @@ struct crossdock_group : crossdock::capi::Handle<crossdock_group> {
   explicit crossdock_group(crossdock::capi::GroupPtr shared_in) : shared(std::move(shared_in)) {}
 
   crossdock::capi::GroupPtr shared;
+  bool belongs_to_mesh = false;  // which destroys it
+};
+
+struct crossdock_mesh : crossdock::capi::Handle<crossdock_mesh> {
+  crossdock_mesh(crossdock::MeshLayout layout_in, std::shared_ptr<crossdock::capi::SharedMesh> mesh)
+      : layout(std::move(layout_in)), shared(std::move(mesh)) {}
+
+  crossdock::MeshLayout layout;
+  std::shared_ptr<crossdock::capi::SharedMesh> shared;  // null: lists of ranks only
+  std::vector<std::unique_ptr<crossdock_group>> groups{};
 };
 
 struct crossdock_dispatcher : crossdock::capi::Handle<crossdock_dispatcher> {

@@ -63,6 +63,14 @@ TensorView to_view(const char* name, const crossdock_tensor* tensor) {
   return to_view(name, pointee(name, tensor));
 }
 
+std::vector<TensorView> to_views(const char* name, const crossdock_tensor* tensors, int64_t count) {
+  CROSSDOCK_CHECK(count >= 0, name, ": the number of tensors must not be negative, got ", count);
+  CROSSDOCK_CHECK(count == 0 || tensors != nullptr, name, " must not be NULL");
+  std::vector<TensorView> views;
+  for (int64_t i = 0; i < count; ++i) views.push_back(to_view(name, tensors[i]));
+  return views;
+}
+
 crossdock_tensor from_view(const ConstTensorView& view) {
   crossdock_tensor tensor{};
   tensor.data = const_cast<void*>(view.data);  // C has one type for inputs and outputs

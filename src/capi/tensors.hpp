@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "capi/handles.hpp"
 
@@ -14,6 +15,9 @@ DType to_dtype(const char* name, int32_t dtype);
 TensorView to_view(const char* name, const crossdock_tensor& tensor);
 /// As to_view, for a tensor that must be given.
 TensorView to_view(const char* name, const crossdock_tensor* tensor);
+
+/// Tensors [count] that must be given. `tensors` may be null if there are none.
+std::vector<TensorView> to_views(const char* name, const crossdock_tensor* tensors, int64_t count);
 
 crossdock_tensor from_view(const ConstTensorView& view);
 

@@ -46,6 +46,9 @@ int count_wrong_inits(void) {
   CHECK(crossdock_layer_forward_args, CROSSDOCK_LAYER_FORWARD_ARGS_INIT);
   CHECK(crossdock_layer_forward_result, CROSSDOCK_LAYER_FORWARD_RESULT_INIT);
   CHECK(crossdock_layer_backward_args, CROSSDOCK_LAYER_BACKWARD_ARGS_INIT);
+  CHECK(crossdock_mesh_shape, CROSSDOCK_MESH_SHAPE_INIT);
+  CHECK(crossdock_mesh_coordinates, CROSSDOCK_MESH_COORDINATES_INIT);
+  CHECK(crossdock_mesh_gradients, CROSSDOCK_MESH_GRADIENTS_INIT);
   CHECK(crossdock_job, CROSSDOCK_JOB_INIT);
   CHECK(crossdock_job_summary, CROSSDOCK_JOB_SUMMARY_INIT);
   CHECK(crossdock_strategy_cost, CROSSDOCK_STRATEGY_COST_INIT);

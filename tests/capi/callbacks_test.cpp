@@ -101,6 +101,10 @@ TEST(Callbacks, CarryADispatchAndACombine) {
       EXPECT_OK(crossdock_group_describe(group, &info));
       EXPECT_STREQ(info.communicator, "callbacks");
       EXPECT_EQ(info.num_nodes, kRanks);
+      std::vector<float> sum = {static_cast<float>(1 + rank)};
+      const crossdock_tensor summed = tensor(sum, 1, 1);
+      EXPECT_OK(crossdock_group_all_reduce(group, &summed, 1));
+      EXPECT_EQ(sum[0], 6);
       {
         const Case input(rank);
         const Planned planned(group, input);

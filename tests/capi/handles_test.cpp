@@ -154,6 +154,10 @@ TEST(Handles, NullPointersAreErrors) {
   expect_refused(crossdock_experts_forward(nullptr, nullptr, nullptr));
   expect_refused(crossdock_layer_create(nullptr, nullptr, nullptr));
   expect_refused(crossdock_job_plan_create(nullptr, nullptr));
+  expect_refused(crossdock_mesh_create(nullptr, nullptr, nullptr));
+  expect_refused(crossdock_mesh_describe(nullptr, nullptr));
+  expect_refused(crossdock_mesh_group(nullptr, CROSSDOCK_MESH_TP, &group));
+  expect_refused(crossdock_group_all_reduce(nullptr, nullptr, 0));
   expect_refused(crossdock_update_expert_bias(nullptr, nullptr, 0.1, 0));
   expect_refused(crossdock_output_release(nullptr, nullptr));
   run_c_ranks(1, [&](crossdock_group* one, int /*rank*/) {
@@ -176,6 +180,9 @@ TEST(Handles, NullPointersAreErrors) {
         crossdock_begin_combine(planned.dispatcher, planned.plan, nullptr, nullptr, nullptr));
     expect_refused(crossdock_finish_combine(planned.dispatcher, nullptr, nullptr));
     expect_refused(crossdock_group_subgroup(one, nullptr, 1, nullptr));
+    expect_refused(crossdock_group_all_reduce(one, nullptr, 1));
+    expect_refused(crossdock_group_reduce_scatter(one, nullptr, nullptr));
+    expect_refused(crossdock_mesh_create(one, nullptr, nullptr));
     expect_refused(crossdock_layer_create(one, nullptr, nullptr));
     EXPECT_OK(crossdock_group_check(one));
   });

@@ -184,6 +184,22 @@ CROSSDOCK_C_API crossdock_status crossdock_group_subgroup(crossdock_group* group
                                                           const int32_t* members,
                                                           int32_t num_members,
                                                           crossdock_group** subgroup);
+/// Sums `tensors` [num_tensors] over the ranks, in place: afterwards every rank has the sums. In
+/// host memory, fp64, fp32, bf16, fp16 or int64; number, dtypes and shapes must be identical on
+/// every rank. Elements are added in rank order, those of fp32, bf16 and fp16 tensors in fp32 with
+/// one rounding at the end: the bits are the same on every rank and for every communicator.
+/// Collective.
+CROSSDOCK_C_API crossdock_status crossdock_group_all_reduce(crossdock_group* group,
+                                                            const crossdock_tensor* tensors,
+                                                            int64_t num_tensors);
+/// Sums `input`, which has the same shape on every rank, and gives each rank its part of the sum.
+/// The parts follow each other in rank order and have the sizes of the ranks' `out`, which may
+/// differ and be 0; together they must have the elements of the input. Otherwise as
+/// crossdock_group_all_reduce. Collective.
+CROSSDOCK_C_API crossdock_status crossdock_group_reduce_scatter(crossdock_group* group,
+                                                                const crossdock_tensor* input,
+                                                                const crossdock_tensor* out);
+
 /// Tells the peers that this rank makes no further calls, so that none of them waits for it. The
 /// reason becomes part of their errors; it may be NULL.
 CROSSDOCK_C_API void crossdock_group_leave(crossdock_group* group, const char* reason);
