@@ -20,6 +20,7 @@
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/pad_rows.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
+#include "ops/device_rows.hpp"
 #include "ops/fp8_rows.hpp"
 #include "plan/capacity.hpp"
 #include "plan/cuda/route_slots.hpp"
@@ -75,6 +76,7 @@ void load_all_kernels() {
   load_gather_routes();
   load_move_rows();
   load_pad_rows();
+  ops::load_device_rows();
   ops::load_fp8_rows();
 }
 

@@ -1,0 +1,91 @@
+#include <algorithm>
+
+#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
+#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/stream.hpp"
+#include "ops/device_rows.hpp"
+
+namespace crossdock::ops {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kWordsPerThread = 4;  // at least, if a block of rows has so many
+constexpr int64_t kMaxPieces = 1024;    // of a block of rows
+
+// Blocks travel as a kernel argument, which is limited to 4 KiB: no memory to allocate, copy or
+// keep, and a graph can capture the launch.
+struct BlockTable {
+  static constexpr size_t kCapacity = 128;
+  BlockCopy blocks[kCapacity];
+};
+
+// Thread blocks with the same y copy the block of rows y, taking pieces in turn; a thread copies
+// single words.
+template <typename Word>
+__global__ void copy_blocks_kernel(const Word* from, Word* to,
+                                   const __grid_constant__ BlockTable table,
+                                   int64_t words_per_row) {
+  const BlockCopy& block = table.blocks[blockIdx.y];
+  const Word* source = from + block.from * words_per_row;
+  Word* target = to + block.to * words_per_row;
+  const int64_t num_words = block.count * words_per_row;
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_words; i += stride) {
+    target[i] = source[i];
+  }
+}
+
+template <typename Word>
+void launch(const CopyBlocksArgs& args, cudaStream_t stream) {
+  const int64_t words_per_row = args.row_bytes / static_cast<int64_t>(sizeof(Word));
+  for (size_t first = 0; first < args.blocks.size(); first += BlockTable::kCapacity) {
+    const auto part = args.blocks.subspan(
+        first, std::min(size_t{BlockTable::kCapacity}, args.blocks.size() - first));
+    BlockTable table;
+    std::copy(part.begin(), part.end(), table.blocks);
+    int64_t most_rows = 0;
+    for (const BlockCopy& block : part) most_rows = std::max(most_rows, block.count);
+    const int64_t pieces = most_rows * words_per_row / (kThreads * kWordsPerThread);
+    const dim3 grid(static_cast<unsigned>(std::clamp<int64_t>(pieces, 1, kMaxPieces)),
+                    static_cast<unsigned>(part.size()));
+    copy_blocks_kernel<Word>
+        <<<grid, kThreads, 0, stream>>>(reinterpret_cast<const Word*>(args.from),
+                                        reinterpret_cast<Word*>(args.to), table, words_per_row);
+    CROSSDOCK_CUDA(cudaGetLastError());
+  }
+}
+
+bool is_multiple(const CopyBlocksArgs& args, int64_t size) {
+  const auto from = reinterpret_cast<uintptr_t>(args.from);
+  const auto to = reinterpret_cast<uintptr_t>(args.to);
+  const auto word = static_cast<uintptr_t>(size);
+  return from % word == 0 && to % word == 0 && args.row_bytes % size == 0;
+}
+
+}  // namespace
+
+void load_device_rows() {
+  cuda::load_kernels(copy_blocks_kernel<uint4>, copy_blocks_kernel<uint32_t>,
+                     copy_blocks_kernel<uint8_t>);
+}
+
+void copy_blocks_on_device(const CopyBlocksArgs& args, Device device, Stream stream) {
+  const cuda::CallGuard guard(device.index);
+  if (is_multiple(args, sizeof(uint4))) {
+    launch<uint4>(args, cuda::handle_of(stream));
+  } else if (is_multiple(args, sizeof(uint32_t))) {
+    launch<uint32_t>(args, cuda::handle_of(stream));
+  } else {
+    launch<uint8_t>(args, cuda::handle_of(stream));
+  }
+}
+
+void fill_on_device(std::byte* data, uint8_t value, int64_t num_bytes, Device device,
+                    Stream stream) {
+  const cuda::CallGuard guard(device.index);
+  CROSSDOCK_CUDA(
+      cudaMemsetAsync(data, value, static_cast<size_t>(num_bytes), cuda::handle_of(stream)));
+}
+
+}  // namespace crossdock::ops

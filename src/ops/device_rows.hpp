@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "crossdock/tensor.hpp"
+#include "ops/copy_rows.hpp"
+
+namespace crossdock::ops {
+
+// Rows in the memory of a GPU. The work is queued in `stream`. Throw Error(kUnsupported) in builds
+// without CUDA.
+
+/// copy_blocks for memory of `device`. The blocks themselves are in host memory and are read during
+/// the call.
+void copy_blocks_on_device(const CopyBlocksArgs& args, Device device, Stream stream);
+
+/// Sets num_bytes bytes to `value`.
+void fill_on_device(std::byte* data, uint8_t value, int64_t num_bytes, Device device,
+                    Stream stream);
+
+void load_device_rows();  // before ranks that share a GPU wait for each other; in builds with CUDA
+
+}  // namespace crossdock::ops
