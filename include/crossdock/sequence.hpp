@@ -79,7 +79,7 @@ struct TokenRun {
   int64_t count = 0;
 };
 
-/// The tokens of one rank, in ascending global order per sequence. A value: copy it freely.
+/// The tokens of one rank, in ascending global order. A value: copy it freely.
 class CROSSDOCK_API SequenceShard {
  public:
   SequenceShard(SequenceLayout layout, int rank);

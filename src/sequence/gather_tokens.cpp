@@ -1,0 +1,171 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "comm/agreed_failure.hpp"
+#include "comm/shared_bytes.hpp"
+#include "core/check.hpp"
+#include "core/stream_copy.hpp"
+#include "core/tensor_check.hpp"
+#include "crossdock/sequence.hpp"
+#include "ops/copy_rows.hpp"
+#include "sequence/row_forms.hpp"
+
+namespace crossdock {
+namespace {
+
+using sequence::RowForms;
+
+// FNV-1a: compares many numbers as one.
+uint64_t hash_of(std::span<const int64_t> values) {
+  uint64_t hash = 0xcbf29ce484222325U;
+  for (const std::byte byte : std::as_bytes(values)) {
+    hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3U;
+  }
+  return hash;
+}
+
+// Must be identical on every rank.
+std::string text_of(const SequenceLayout& layout, DType dtype) {
+  const bool batch_first = layout.order == TokenOrder::kBatchFirst;
+  const bool is_zigzag = layout.cut == SequenceCut::kZigzag;
+  std::string text =
+      concat("batch=", layout.batch, ";length=", layout.length,
+             ";order=", batch_first ? "batch_first" : "sequence_first",
+             ";cut=", is_zigzag ? "zigzag" : "contiguous", ";dtype=", name_of(dtype));
+  if (layout.packed) {
+    text += concat(";num_sequences=", layout.packed->num_sequences(),
+                   ";num_tokens=", layout.packed->num_tokens(),
+                   ";hash of starts=", hash_of(layout.packed->starts()));
+  }
+  return text;
+}
+
+void check_args(const Group& group, const SequenceShard& shard, const ConstTensorView& local,
+                const TensorView& global) {
+  CROSSDOCK_CHECK(shard.rank() == group.rank() && shard.layout().num_ranks == group.size(),
+                  "the shard must be that of rank ", group.rank(), " of ", group.size(),
+                  ", as in the group, got rank ", shard.rank(), " of ", shard.layout().num_ranks);
+  check_memory("local", local);
+  if (!global.given()) return;
+  check_memory("global", global);
+  sequence::check_tokens(shard, "local", local, global);
+  check_no_overlap({{"global", global}}, {{"local", local}});
+}
+
+// The form that the tokens of all ranks have: in the other one, row bytes are -1. Every rank
+// compares the same forms, so all throw or none.
+RowForms common_form(const Agreement& agreement, int num_ranks) {
+  const auto form_of = [&](int rank) {
+    RowForms form;
+    std::memcpy(&form, agreement.body(rank).data(), sizeof form);
+    return form;
+  };
+  RowForms common = form_of(0);
+  for (int rank = 1; rank < num_ranks; ++rank) {
+    const RowForms before = common;
+    const RowForms form = form_of(rank);
+    if (form.full != common.full) common.full = -1;
+    if (form.flat != common.flat) common.flat = -1;
+    CROSSDOCK_CHECK(common != RowForms{}, "gather_tokens: local must have the same number of ",
+                    "dimensions and the same row on every rank; the ranks below ", rank,
+                    " have rows of ", std::max(before.full, before.flat), " bytes, rank ", rank,
+                    " has rows of ", std::max(form.full, form.flat));
+  }
+  if (common.full >= 0) common.flat = -1;
+  return common;
+}
+
+// The dimensions `tokens`, then those of `local` after its own token dimensions.
+Shape gathered_shape(const Shape& tokens, const Shape& local) {
+  std::array<int64_t, Shape::kMaxRank> dims{};
+  for (int i = 0; i < local.rank(); ++i) {
+    dims[static_cast<size_t>(i)] = i < tokens.rank() ? tokens[i] : local[i];
+  }
+  switch (local.rank()) {
+    case 1:
+      return {dims[0]};
+    case 2:
+      return {dims[0], dims[1]};
+    case 3:
+      return {dims[0], dims[1], dims[2]};
+    default:
+      return {dims[0], dims[1], dims[2], dims[3]};
+  }
+}
+
+// The tokens of all ranks, by rank.
+struct Gathered {
+  Buffer bytes;
+  std::vector<int64_t> offsets{0};  // [P + 1]
+};
+
+Gathered exchange(Group& group, const std::vector<SequenceShard>& shards,
+                  const ConstTensorView& local, int64_t row_bytes, uint64_t sequence) {
+  Gathered all;
+  Buffer own;
+  const int64_t own_bytes = local.num_bytes();
+  run_agreed(group, [&] {
+    for (const SequenceShard& shard : shards) {
+      all.offsets.push_back(all.offsets.back() + shard.num_tokens() * row_bytes);
+    }
+    own = group.pool().take_scratch(own_bytes);
+    copy_bytes(own.data(), static_cast<const std::byte*>(local.data), own_bytes,
+               stores_for(own_bytes));
+    finish_stores();
+    all.bytes = group.pool().take_scratch(all.offsets.back());
+  });
+  SharedBytes send = shared_bytes(own);
+  send.num_bytes = own_bytes;  // the buffer may be larger
+  group.all_gather_v(send, shared_bytes(all.bytes), all.offsets,
+                     group.wait_context("gather_tokens", sequence));
+  return all;
+}
+
+void place_all(const std::vector<SequenceShard>& shards, const Gathered& all, int64_t row_bytes,
+               const TensorView& global) {
+  for (size_t rank = 0; rank < shards.size(); ++rank) {
+    std::vector<ops::BlockCopy> blocks;
+    for (const TokenRun& run : shards[rank].runs()) {
+      blocks.push_back({.from = run.local, .to = run.global, .count = run.count});
+    }
+    ops::copy_blocks({.from = all.bytes.data() + all.offsets[rank],
+                      .to = static_cast<std::byte*>(global.data),
+                      .blocks = blocks,
+                      .row_bytes = row_bytes});
+  }
+}
+
+}  // namespace
+
+OwnedTensor gather_tokens(Group& group, const SequenceShard& shard, const ConstTensorView& local,
+                          const TensorView& global) {
+  std::array<RowForms, 1> own;
+  std::vector<SequenceShard> shards;
+  const std::optional<Error> refusal = refusal_of([&] {
+    own[0] = sequence::row_forms("local", local, shard.shape());
+    check_args(group, shard, local, global);
+    for (int rank = 0; rank < group.size(); ++rank) shards.emplace_back(shard.layout(), rank);
+  });
+  const Agreement agreement = group.agree({.operation = "gather_tokens",
+                                           .config = text_of(shard.layout(), local.dtype),
+                                           .body = std::as_bytes(std::span(own)),
+                                           .refusal = refusal ? &*refusal : nullptr});
+  const RowForms form = common_form(agreement, group.size());
+  const int64_t row_bytes = std::max(form.full, form.flat);
+  const Gathered all = exchange(group, shards, local, row_bytes, agreement.sequence);
+
+  OwnedTensor result{global, nullptr};
+  run_agreed(group, [&] {
+    if (!global.given()) {
+      const Shape tokens = form.full >= 0 ? shard.global_shape() : Shape{shard.num_global_tokens()};
+      result = group.pool().take(local.dtype, gathered_shape(tokens, local.shape));
+    }
+    place_all(shards, all, row_bytes, result.view);
+  });
+  return result;
+}
+
+}  // namespace crossdock
