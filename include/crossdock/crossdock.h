@@ -184,6 +184,7 @@ static inline crossdock_tensor crossdock_tensor_1d(const void* data, int32_t dty
 #include "crossdock/c/layer.h"
 #include "crossdock/c/mesh.h"
 #include "crossdock/c/planner.h"
+#include "crossdock/c/sequence.h"
 // clang-format on
 
 #endif  // CROSSDOCK_CROSSDOCK_H

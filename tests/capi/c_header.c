@@ -52,5 +52,8 @@ int count_wrong_inits(void) {
   CHECK(crossdock_job, CROSSDOCK_JOB_INIT);
   CHECK(crossdock_job_summary, CROSSDOCK_JOB_SUMMARY_INIT);
   CHECK(crossdock_strategy_cost, CROSSDOCK_STRATEGY_COST_INIT);
+  CHECK(crossdock_sequence_layout, CROSSDOCK_SEQUENCE_LAYOUT_INIT);
+  CHECK(crossdock_sequence_shard_info, CROSSDOCK_SEQUENCE_SHARD_INFO_INIT);
+  CHECK(crossdock_balance_args, CROSSDOCK_BALANCE_ARGS_INIT);
   return num_wrong;
 }
