@@ -8,6 +8,7 @@
 ///   MoeLayer    a whole layer: router, dispatch, experts and combine, forward and backward
 ///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
 ///   Plan        one routing, agreed by all ranks: where every row goes
+///   SequenceShard  the tokens of one rank among those of all; packed sequences (sequence.hpp)
 ///   Router      scores, top-k and losses of one rank's tokens; also usable without a layer
 ///   Experts     a grouped MLP over the rows of a plan; also usable without a layer
 ///   plan_job    traffic, memory and time of a job before it starts (planner.hpp)
@@ -34,6 +35,7 @@
 #include "crossdock/planner.hpp"
 #include "crossdock/recorder.hpp"
 #include "crossdock/router.hpp"
+#include "crossdock/sequence.hpp"
 #include "crossdock/sockets.hpp"
 #include "crossdock/tensor.hpp"
 #include "crossdock/thread_pool.hpp"
