@@ -74,6 +74,8 @@ struct MoeSaved {
   DispatchResult grad_y{};  // after a backward with delay_dw: grad_out at the rows [R, D]
 };
 
+/// Tokens x may also be [B, L, D] instead of [T, D], with T = B * L. Results then have that shape,
+/// and masks and ids may be [B, L] or [B, L, K]. The same holds for backward.
 struct MoeForwardArgs {
   MoeLayerWeights weights{};
   ConstTensorView x{};     // [T, D]

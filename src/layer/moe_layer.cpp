@@ -7,6 +7,7 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "layer/check_args.hpp"
+#include "layer/flat_args.hpp"
 #include "layer/layer_config.hpp"
 #include "layer/layer_parts.hpp"
 #include "layer/overlap.hpp"
@@ -240,15 +241,19 @@ const MoeLayerConfig& MoeLayer::config() const {
 }
 
 MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
-  return impl_->forward(args);
+  MoeForwardResult result = impl_->forward(flat(args));
+  result.out.view = shaped_like(args.x, result.out.view);
+  return result;
 }
 
 OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
-  return impl_->backward(args);
+  OwnedTensor grad_x = impl_->backward(flat(args));
+  grad_x.view = shaped_like(args.x, grad_x.view);
+  return grad_x;
 }
 
 void MoeLayer::backward_dw(const MoeBackwardDwArgs& args) const {
-  impl_->backward_dw(args);
+  impl_->backward_dw(flat(args));
 }
 
 }  // namespace crossdock

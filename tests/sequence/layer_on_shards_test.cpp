@@ -165,6 +165,61 @@ TEST(LayerOnShards, PaddingHasExactlyNoGradient) {
   EXPECT_EQ(num_padding, 3 + 2 + 3 + 6);
 }
 
+/// A tensor of tokens [T, ...] as [B, L, ...].
+TensorView in_batch(const TensorView& tokens, const Shape& dims) {
+  const Shape shape = tokens.shape.rank() == 1 ? dims : Shape{dims[0], dims[1], tokens.shape[1]};
+  return {tokens.data, tokens.dtype, shape};
+}
+
+TEST(LayerOnShards, TakesABatchAndReturnsItsShape) {
+  const SequenceLayout layout{.batch = 3, .length = 5, .num_ranks = 4};
+  const LayerCase layer_case = make_layer_case(15, 4);
+  run_ranks(layout.num_ranks, [&](Group& group) {
+    LayerOnRank rank(group, layer_case, {.counting_group = &group}, 0.0, 0);
+    const SequenceShard shard(layout, group.rank());  // the last one is empty
+    const Shape dims = shard.shape();
+    const PaddedTokens tokens = pad(rank, shard, 1);
+    std::vector<std::vector<double>> out;
+    std::vector<std::vector<double>> grad_x;
+    for (const bool is_batch : {false, true}) {
+      const auto view = [&](const TensorView& flat) {
+        return is_batch ? in_batch(flat, dims) : flat;
+      };
+      MoeForwardArgs args = rank.forward_args();
+      args.x = view(tokens.x.view);
+      args.mask = view(tokens.mask.view);
+      args.sequence_ids = view(tokens.sequence_ids.view);
+      args.num_sequences = tokens.num_sequences;
+      MoeForwardResult forward = rank.layer.forward(args);
+      EXPECT_EQ(forward.out.view.shape, args.x.shape);
+      out.push_back(reference::to_values(forward.out.view));
+      MoeBackwardArgs backward = rank.backward_args(forward.saved);
+      const OwnedTensor given = filled(DType::kF32, args.x.shape, -1.0);
+      backward.x = args.x;
+      backward.grad_out = view(tokens.grad_out.view);
+      backward.grad_x = given.view;
+      const OwnedTensor gradient = rank.layer.backward(backward);
+      EXPECT_EQ(gradient.view.shape, args.x.shape);
+      EXPECT_EQ(gradient.view.data, given.view.data);
+      grad_x.push_back(reference::to_values(gradient.view));
+    }
+    EXPECT_EQ(out[1], out[0]);
+    EXPECT_EQ(grad_x[1], grad_x[0]);
+  });
+}
+
+TEST(LayerOnShards, ABatchOfTheWrongShapeIsRefusedOnEveryRank) {
+  const LayerCase layer_case = spread(make_layer_case(12, 0), {6, 6});
+  run_ranks(2, [&](Group& group) {
+    LayerOnRank rank(group, layer_case);
+    MoeForwardArgs args = rank.forward_args();
+    args.x = in_batch(rank.tokens.x.view, {2, 3});
+    const std::vector<uint8_t> memory(6);
+    if (group.rank() == 1) args.mask = {memory.data(), DType::kBool, {3, 2}};
+    expect_refused(group, "[3, 2] bool", [&] { static_cast<void>(rank.layer.forward(args)); });
+  });
+}
+
 // With the naive placement of tokens the comparison above fails.
 TEST(LayerOnShards, TheNaivePlacementHasOtherBits) {
   const SequenceLayout layout{.batch = 3, .length = 4, .num_ranks = 2};

@@ -95,7 +95,7 @@ typedef struct crossdock_layer_gradients {
 typedef struct crossdock_layer_forward_args {
   size_t struct_size;
   crossdock_layer_weights weights;
-  crossdock_tensor x;             // [T, D]
+  crossdock_tensor x;             // [T, D], or [B, L, D]: results then have this shape
   crossdock_tensor mask;          // [T] bool, optional: true = padding
   crossdock_tensor sequence_ids;  // [T] int32, optional: with CROSSDOCK_BALANCE_SEQUENCE
   crossdock_tensor forced_ids;    // [T, K] int32 or int64, optional: routes to use; -1: none
