@@ -26,6 +26,7 @@
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/dtype.hpp"
 #include "crossdock/error.hpp"
+#include "crossdock/expert_shards.hpp"
 #include "crossdock/experts.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/mesh.hpp"

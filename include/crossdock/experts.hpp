@@ -106,7 +106,7 @@ struct ExpertsForwardArgs {
   ConstTensorView rows = {};         // [R, D]; R may exceed the rows of the segments
   Segments segments = {};            // E_local segments
   ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); with WeightsIn::kExperts only
-  TensorView y = {};                 // out [R, D]
+  TensorView y = {};                 // out [R, D]; with bf16 or fp16 rows also fp32: not rounded
 };
 
 /// The segments [first, last).
@@ -124,7 +124,7 @@ struct ExpertsBackwardDxArgs {
   /// [R, D] dispatched gradient of the combined output, not yet multiplied by the row's weight.
   ConstTensorView grad_y = {};
   ExpertsSaved* saved = nullptr;  // in and out
-  TensorView grad_rows = {};      // out [R, D]
+  TensorView grad_rows = {};      // out [R, D], like y
   /// out [R] fp32 (fp64 for fp64), optional: <a, W2^T g> + <b2, g>
   TensorView grad_row_weights = {};
   bool keep_for_dw = true;  // false: `saved` is emptied; backward_dw must not be called

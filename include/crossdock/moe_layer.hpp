@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ namespace crossdock {
 /// `overlap_shared`.
 struct MoeLayerConfig {
   RouterConfig router{};
-  ExpertsConfig experts{};
+  ExpertsConfig experts{};        // inner is F of a whole expert, also with etp > 1
   DispatchConfig dispatch{};      // alignment, capacity, placement, ...
   std::string strategy = "auto";  // or the name of one of MoeLayerOptions::candidates
   int64_t shared_inner = 0;       // F of the shared experts, one dense MLP; 0: none
@@ -29,21 +30,36 @@ struct MoeLayerConfig {
   /// DispatchArgs::num_chunks), and the experts compute on rows that have arrived while others are
   /// in transit, in forward and backward. At least 1. Same bits either way.
   int64_t overlap_chunks = 1;
+  /// Expert tensor parallelism: the number of ranks that share each expert. The group has etp * ep
+  /// ranks, etp fastest: the experts of ep rank r live on ranks r * etp to r * etp + etp - 1, each
+  /// of which holds one shard of them (see expert_shards.hpp). `dispatch.placement` names ep ranks.
+  /// Router, capacity, drops and loads see whole experts. At least 1; F must be at least etp.
+  int64_t etp = 1;
+  /// A forward refuses tokens that are bit-identical on several ranks of the group or of
+  /// MoeLayerOptions::counting_group: replicated tokens would count several times in the experts'
+  /// gradients. See MoeLayerOptions::replicated_over for such tokens. true: equal tokens are
+  /// accepted, each as a token of its own.
+  bool allow_equal_tokens = false;
 };
 
 /// Parameters: views of memory that the caller owns.
 struct MoeLayerWeights {
   GateWeights gate{};
   ConstTensorView expert_bias{};  // [E], optional, for the selection only (see RouteArgs)
-  ExpertWeights experts{};        // of this rank's experts, ascending
-  ExpertWeights shared{};         // with shared_inner: E_local = 1
+  /// Of this rank's experts, ascending; with etp > 1 this rank's shard of them. b2 is then
+  /// identical on the etp ranks and added by the first.
+  ExpertWeights experts{};
+  ExpertWeights shared{};  // with shared_inner: E_local = 1
 };
 
 /// Outputs for the gradients of the parameters, in fp32 (fp64 if the layer is fp64). All are
-/// optional: gradients whose view is unset are not computed.
+/// optional: gradients whose view is unset are not computed. "This rank's tokens" are its slice of
+/// them with MoeLayerOptions::replicated_over.
 struct MoeLayerGradients {
   TensorView gate{};       // [E, D]; summed over this rank's tokens only
   TensorView gate_bias{};  // [E]; likewise
+  /// Summed over the tokens of all ranks of the group: complete for this group. With etp > 1 those
+  /// of this rank's shard; b2 is identical on the etp ranks and must not be summed over them.
   ExpertGradients experts{};
   ExpertGradients shared{};  // summed over this rank's tokens only
 };
@@ -53,15 +69,27 @@ struct MoeLayerGradients {
 struct MoeDecision {
   std::shared_ptr<const RouterOutput> router;
   /// Routes and tokens that the auxiliary loss counts: those of the counting group and, with
-  /// BalanceScope::kGlobalBatch, those of `MoeForwardArgs::earlier`.
+  /// BalanceScope::kGlobalBatch, those of `MoeForwardArgs::earlier`. With several losses, those of
+  /// the widest scope: the global batch, else the batch.
   RouterStatistics statistics;
-  int64_t total_sequences = 0;  // in the counting group
+  int64_t total_sequences = 0;  // in the counting group, or the sequence_group if stated
   int64_t total_tokens = 0;     // of this forward in the counting group, without padding
   std::vector<int64_t> load;    // [E] routes before any drop, summed over the group
   RouterLosses losses;  // this rank's share; the shares of the counting group sum to its loss
+  /// With etp > 1 a plan of virtual experts, see expert_shards.hpp.
   Plan plan;
+  std::vector<int64_t> dropped;  // [E] routes of this rank dropped by capacity, each counted once
+  // Counts of the narrower scopes, if the layer has several auxiliary losses.
+  std::optional<RouterStatistics> batch_statistics;
+  std::optional<RouterStatistics> sequence_statistics;
 
-  LossCounts loss_counts() const { return {&statistics, total_sequences, total_tokens}; }
+  LossCounts loss_counts() const {
+    return {.statistics = &statistics,
+            .total_sequences = total_sequences,
+            .total_tokens = total_tokens,
+            .batch = batch_statistics ? &*batch_statistics : nullptr,
+            .sequence = sequence_statistics ? &*sequence_statistics : nullptr};
+  }
 };
 
 /// Results of one forward that its backward needs. The tokens x are not copied: the caller keeps
@@ -86,8 +114,9 @@ struct MoeForwardArgs {
   ConstTensorView sequence_ids{};  // [T] int32
   int64_t num_sequences = 1;
   /// Number of sequences in the counting group, identical on its ranks; 0: the layer counts them.
-  /// By default every rank has its own sequences. With MoeLayerOptions::counting_group, its ranks
-  /// share the sequences and number them identically, and each sequence counts once.
+  /// By default every rank has its own sequences. The ranks of MoeLayerOptions::sequence_group, or
+  /// else counting_group, share the sequences and number them identically, and each sequence counts
+  /// once.
   int64_t total_sequences = 0;
   ConstTensorView forced_ids{};  // [T, K]
   ConstTensorView token_ids{};   // [T] int64
@@ -138,6 +167,21 @@ struct MoeLayerOptions {
   /// BalanceScope::kSequence, each rank then counts the routes of its own sequences, and the loss
   /// is the mean over all sequences of the group.
   Group* counting_group = nullptr;
+  /// For BalanceScope::kSequence: the ranks that share sequences, if they are not those of the
+  /// counting group. Includes this rank and must outlive the layer. The loss is the mean over the
+  /// sequences of this group. Default: counting_group, else replicated_over.
+  Group* sequence_group = nullptr;
+  /// Tensor parallelism without sequence shards: the ranks on which the tokens are replicated,
+  /// including this rank. Must outlive the layer, and need not be part of the layer's group. Every
+  /// rank passes the same x, mask and other token tensors; rank r of n takes part with tokens
+  /// [min(r * c, T), min(r * c + c, T)), c = ceil(T / n), and the results of all slices are
+  /// gathered, so that out is complete on every rank. In backward grad_out must be complete and
+  /// identical on these ranks, of which the layer reads this rank's slice; grad_x is complete on
+  /// every rank and must not be summed over them. Gradients of the gate and of shared experts,
+  /// loads and losses are those of this rank's slice. `forced_ids`, `token_ids` and the default
+  /// token ids are those of all T tokens. Tokens or gradients that differ between these ranks are
+  /// refused.
+  Group* replicated_over = nullptr;
 };
 
 /// Router, dispatch, experts and combine, forward and backward.

@@ -45,6 +45,18 @@ enum class BalanceScope : uint8_t {
   kGlobalBatch  // like kBatch, plus the step's earlier micro-batches
 };
 
+/// One value for each scope of the auxiliary loss.
+struct BalanceTerms {
+  double batch = 0.0;
+  double sequence = 0.0;
+  double global_batch = 0.0;
+
+  double of(BalanceScope scope) const {
+    if (scope == BalanceScope::kBatch) return batch;
+    return scope == BalanceScope::kSequence ? sequence : global_batch;
+  }
+};
+
 struct RouterConfig {
   int64_t num_experts = 0;    // E
   int64_t top_k = 0;          // K
@@ -62,6 +74,9 @@ struct RouterConfig {
 
   double aux_loss_coeff = 0.0;
   BalanceScope aux_loss_scope = BalanceScope::kBatch;
+  /// Coefficients of several auxiliary losses at once, one per scope. aux_loss_coeff is added to
+  /// the coefficient of aux_loss_scope.
+  BalanceTerms aux_loss_coeffs = {};
   double z_loss_coeff = 0.0;
 
   /// For the logits, x is multiplied by random factors in [1 - jitter, 1 + jitter).
@@ -73,12 +88,26 @@ struct RouterConfig {
     if (top_k <= 1 || score == Score::kSoftmaxAfterTopK) return false;
     return normalise.value_or(score == Score::kSigmoid || score == Score::kSqrtSoftplus);
   }
+  /// Coefficient of the auxiliary loss of a scope; 0: none.
+  double aux_coeff(BalanceScope scope) const {
+    return (scope == aux_loss_scope ? aux_loss_coeff : 0.0) + aux_loss_coeffs.of(scope);
+  }
+  /// Whether routes are counted for a scope: the scope of aux_loss_scope, and those of
+  /// aux_loss_coeffs. aux_loss_scope without a coefficient gives way to other scopes if it is
+  /// kBatch, the default.
+  bool counts(BalanceScope scope) const {
+    if (aux_coeff(scope) != 0.0) return true;
+    const bool is_default =
+        aux_loss_scope == BalanceScope::kBatch &&
+        (aux_loss_coeffs.sequence != 0.0 || aux_loss_coeffs.global_batch != 0.0);
+    return scope == aux_loss_scope && !is_default;
+  }
 };
 
 /// Numbers of routes and tokens, from which the auxiliary loss and the expert bias are computed.
 /// Additive: for a loss over several ranks or micro-batches, add up their statistics.
 struct CROSSDOCK_API RouterStatistics {
-  int64_t num_sequences = 1;                    // B; 1 unless the loss is per sequence
+  int64_t num_sequences = 1;                    // B; 1 unless routes are counted per sequence
   std::vector<int64_t> routes_per_expert = {};  // [B, E], before any drop
   std::vector<int64_t> num_tokens = {};         // [B], without padding
 
@@ -101,7 +130,7 @@ struct RouteArgs {
   ConstTensorView expert_bias = {};
   /// [T] bool, optional: true = padding, which is ignored.
   ConstTensorView mask = {};
-  /// [T] int32: the sequence of each token, in [0, num_sequences). Read with
+  /// [T] int32: the sequence of each token, in [0, num_sequences). Read with a loss of
   /// BalanceScope::kSequence only, and required there if num_sequences > 1. Ranks that share
   /// sequences must number them identically.
   ConstTensorView sequence_ids = {};
@@ -144,11 +173,25 @@ struct LossCounts {
   /// Tokens of this micro-batch in the group, for the mean of the z-loss; 0: the number of tokens
   /// in `statistics`.
   int64_t total_tokens = 0;
+  /// With several auxiliary losses: the counts of one of them, if they are not those of
+  /// `statistics`. Counts of several sequences are added up for the other two losses.
+  const RouterStatistics* batch = nullptr;
+  const RouterStatistics* sequence = nullptr;
+  const RouterStatistics* global_batch = nullptr;
+
+  /// The counts of a loss; null: this rank only.
+  const RouterStatistics* of(BalanceScope scope) const {
+    const RouterStatistics* own = scope == BalanceScope::kBatch      ? batch
+                                  : scope == BalanceScope::kSequence ? sequence
+                                                                     : global_batch;
+    return own != nullptr ? own : statistics;
+  }
 };
 
 struct RouterLosses {
-  double aux = 0.0;
+  double aux = 0.0;  // the sum of aux_terms
   double z = 0.0;
+  BalanceTerms aux_terms = {};  // each auxiliary loss
 };
 
 struct RouterBackwardArgs {
@@ -157,7 +200,7 @@ struct RouterBackwardArgs {
   const RouterOutput* output = nullptr;
   ConstTensorView grad_weights = {};  // [T, K] as RouterOutput::weights, optional: from combine
   LossCounts counts = {};             // as in losses
-  double grad_losses = 1.0;           // factor on the gradients of both losses
+  double grad_losses = 1.0;           // factor on the gradients of all losses
 
   TensorView grad_x = {};  // out [T, D] dtype of x, optional
   bool accumulate_x = false;
@@ -184,8 +227,8 @@ class CROSSDOCK_API Router {
   [[nodiscard]] RouterOutput route(const RouteArgs& args) const;
 
   /// aux = coeff * E / (K T^2) * sum over e of (sum over t of s_te) n_e, with n and T from `counts`
-  /// and s of this rank's tokens: the softmax, or scores / sum of scores. z = coeff * mean of
-  /// logsumexp^2. Without tokens both are 0.
+  /// and s of this rank's tokens: the softmax, or scores / sum of scores; summed over the scopes
+  /// with a coefficient. z = coeff * mean of logsumexp^2. Without tokens all are 0.
   [[nodiscard]] RouterLosses losses(const RouterOutput& output,
                                     const LossCounts& counts = {}) const;
 
