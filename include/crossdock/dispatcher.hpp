@@ -146,9 +146,7 @@ class CROSSDOCK_API Dispatcher {
   DispatchResult dispatch(const Plan& plan, const DispatchArgs& args);
 
   /// y [R, D] -> out [T, D]: the sum over each token's routes, weighted by the plan's weights.
-  /// Tokens without routes get zeros. The second form writes to `out` and returns it. On the CPU,
-  /// `out` of this and the following sums may be bf16 or fp16 with fp32 rows: each sum is rounded
-  /// once.
+  /// Tokens without routes get zeros. The second form writes to `out` and returns it.
   [[nodiscard]] OwnedTensor combine(const Plan& plan, ConstTensorView y);
   OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out);
 

@@ -51,10 +51,11 @@ struct BalanceTerms {
   double sequence = 0.0;
   double global_batch = 0.0;
 
-  double of(BalanceScope scope) const {
+  double& of(BalanceScope scope) {
     if (scope == BalanceScope::kBatch) return batch;
     return scope == BalanceScope::kSequence ? sequence : global_batch;
   }
+  double of(BalanceScope scope) const { return BalanceTerms(*this).of(scope); }
 };
 
 struct RouterConfig {

@@ -6,6 +6,7 @@
 #include "core/check.hpp"
 #include "core/pointer.hpp"
 #include "core/tensor_check.hpp"
+#include "router/balance_losses.hpp"
 #include "router/router_pass.hpp"
 
 namespace crossdock {
@@ -56,9 +57,9 @@ void check_sequences(const RouterConfig& config, const RouteArgs& args, int64_t 
   CROSSDOCK_CHECK(args.num_sequences >= 1, "num_sequences must be at least 1, got ",
                   args.num_sequences);
   if (!args.sequence_ids.given()) {
-    CROSSDOCK_CHECK(
-        config.aux_loss_scope != BalanceScope::kSequence || args.num_sequences == 1 || T == 0,
-        "sequence_ids must be given for the loss of ", args.num_sequences, " sequences");
+    CROSSDOCK_CHECK(!config.counts(BalanceScope::kSequence) || args.num_sequences == 1 || T == 0,
+                    "sequence_ids must be given for the loss of ", args.num_sequences,
+                    " sequences");
     return;
   }
   check_tensor("sequence_ids", args.sequence_ids, DType::kI32, Shape{T});
@@ -112,17 +113,6 @@ void check_route_args(const RouterConfig& config, const RouteArgs& args) {
   }
 }
 
-void check_counts(const RouterOutput& output, const LossCounts& counts) {
-  if (counts.statistics == nullptr) return;
-  const int64_t B = output.statistics.num_sequences;
-  CROSSDOCK_CHECK(
-      counts.statistics->num_sequences == B &&
-          static_cast<int64_t>(counts.statistics->num_tokens.size()) == B &&
-          static_cast<int64_t>(counts.statistics->routes_per_expert.size()) == B * output.E,
-      "the summed statistics must have the same ", B, " sequences and ", output.E,
-      " experts as this rank's");
-}
-
 void check_backward_args(const RouterConfig& config, const RouterBackwardArgs& args) {
   CROSSDOCK_CHECK(args.output != nullptr, "output must be the result of route, got none");
   const int64_t T = args.output->T;
@@ -140,7 +130,7 @@ void check_backward_args(const RouterConfig& config, const RouterBackwardArgs& a
   }
   if (args.grad_bias.given()) check_tensor("grad_bias", args.grad_bias, sums, Shape{E});
   if (args.grad_logits.given()) check_tensor("grad_logits", args.grad_logits, sums, Shape{T, E});
-  check_counts(*args.output, args.counts);
+  router::check_counts(config, *args.output, args.counts);
   const Routing routes = args.output->routing();
   const ConstTensorView logits = args.output->logits.view(args.output->weight_dtype, {T, E});
   check_no_overlap({{"grad_x", args.grad_x},
@@ -207,7 +197,7 @@ RouterOutput Router::route(const RouteArgs& args) const {
 }
 
 RouterLosses Router::losses(const RouterOutput& output, const LossCounts& counts) const {
-  check_counts(output, counts);
+  router::check_counts(config_, output, counts);
   return with_pass(config_, *pool_, *buffers_,
                    [&](auto pass) { return pass.losses(output, counts); });
 }

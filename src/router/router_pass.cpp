@@ -50,7 +50,7 @@ void RouterPass<T>::for_each_chunk(int64_t num_tokens,
 template <typename T>
 void RouterPass<T>::note_tokens(const RouteArgs& args, RouterOutput& output) {
   const bool* mask = pointer<bool>(args.mask);
-  const bool by_sequence = config_.aux_loss_scope == BalanceScope::kSequence;
+  const bool by_sequence = config_.counts(BalanceScope::kSequence);
   const int32_t* sequence_ids = by_sequence ? pointer<int32_t>(args.sequence_ids) : nullptr;
   output.sequences.resize(static_cast<size_t>(output.T));
   for (int64_t t = 0; t < output.T; ++t) {
@@ -181,77 +181,74 @@ RouterOutput RouterPass<T>::route(const RouteArgs& args) {
   return output;
 }
 
-// The factors of both losses for the tokens of each sequence.
-template <typename T>
-std::vector<typename RouterPass<T>::TokenLoss> RouterPass<T>::loss_of_sequences(
-    const RouterOutput& output, const LossCounts& counts) {
-  const RouterStatistics& statistics =
-      counts.statistics != nullptr ? *counts.statistics : output.statistics;
-  int64_t num_tokens = 0;
-  int64_t num_sequences = 0;
-  for (const int64_t count : statistics.num_tokens) {
-    num_tokens += count;
-    if (count > 0) ++num_sequences;
-  }
-  if (counts.total_tokens > 0) num_tokens = counts.total_tokens;
-  if (counts.total_sequences > 0) num_sequences = counts.total_sequences;
-  if (config_.aux_loss_scope != BalanceScope::kSequence) num_sequences = 1;
-  std::vector<TokenLoss> losses;
-  for (int64_t b = 0; b < statistics.num_sequences; ++b) {
-    const auto tokens = static_cast<double>(statistics.num_tokens[static_cast<size_t>(b)]);
-    TokenLoss loss;
-    loss.routes = statistics.routes_per_expert.data() + b * E_;
-    if (tokens > 0.0) {
-      loss.aux_factor = static_cast<T>(
-          config_.aux_loss_coeff * static_cast<double>(E_) /
-          (static_cast<double>(K_) * tokens * tokens * static_cast<double>(num_sequences)));
-      loss.z_factor = static_cast<T>(config_.z_loss_coeff / static_cast<double>(num_tokens));
-    }
-    losses.push_back(loss);
-  }
-  return losses;
-}
-
 template <typename T>
 RouterLosses RouterPass<T>::losses(const RouterOutput& output, const LossCounts& counts) {
-  const std::vector<TokenLoss> of_sequence = loss_of_sequences(output, counts);
-  std::vector<RouterLosses> of_token(static_cast<size_t>(output.T));
+  const BalanceLosses balance = balance_losses(config_, output, counts);
+  const size_t num_aux = balance.aux.size();
+  std::vector<double> aux_of_token(static_cast<size_t>(output.T) * num_aux);  // [T, losses]
+  std::vector<double> z_of_token(static_cast<size_t>(output.T));
   for_each_chunk(output.T, [&](int64_t first, int64_t last) {
     std::vector<T> scores(static_cast<size_t>(E_));
     std::vector<T> shares(static_cast<size_t>(E_));
     for (int64_t t = first; t < last; ++t) {
       const int32_t sequence = output.sequences[static_cast<size_t>(t)];
       if (sequence < 0) continue;
-      const TokenLoss& loss = of_sequence[static_cast<size_t>(sequence)];
       const T* logits = pointer<T>(output.logits) + t * E_;
-      RouterLosses& token = of_token[static_cast<size_t>(t)];
-      if (config_.aux_loss_coeff != 0.0) {
+      if (num_aux > 0) {
         scores_of(config_.score, logits, E_, scores.data());
         shares_of(config_.score, logits, scores.data(), E_, shares.data());
-        for (int64_t e = 0; e < E_; ++e) {
-          token.aux += static_cast<double>(shares[static_cast<size_t>(e)]) *
-                       static_cast<double>(loss.routes[e]);
+      }
+      for (size_t i = 0; i < num_aux; ++i) {
+        const AuxLoss& loss = balance.aux[i];
+        const size_t row = loss.row_of(sequence);
+        double sum = 0.0;
+        for (size_t e = 0; e < shares.size(); ++e) {
+          sum += static_cast<double>(shares[e]) *
+                 static_cast<double>(loss.routes[row * shares.size() + e]);
         }
-        token.aux *= static_cast<double>(loss.aux_factor);
+        aux_of_token[static_cast<size_t>(t) * num_aux + i] =
+            sum * static_cast<double>(static_cast<T>(loss.factors[row]));
       }
       if (config_.z_loss_coeff != 0.0) {
         const auto lse = static_cast<double>(log_sum_exp(logits, E_));
-        token.z = static_cast<double>(loss.z_factor) * lse * lse;
+        z_of_token[static_cast<size_t>(t)] =
+            static_cast<double>(static_cast<T>(balance.z_factor)) * lse * lse;
       }
     }
   });
-  RouterLosses sum;
-  for (const RouterLosses& token : of_token) {
-    sum.aux += token.aux;
-    sum.z += token.z;
+  RouterLosses sums;
+  for (size_t i = 0; i < num_aux; ++i) {
+    double sum = 0.0;
+    for (size_t at = i; at < aux_of_token.size(); at += num_aux) sum += aux_of_token[at];
+    sums.aux_terms.of(balance.aux[i].scope) = sum;
+    sums.aux += sum;
   }
-  return sum;
+  for (const double z : z_of_token) sums.z += z;
+  return sums;
+}
+
+// The gradient of all auxiliary losses by the shares of a token, [E].
+template <typename T>
+void RouterPass<T>::grad_shares_of(const BalanceLosses& balance, int32_t sequence, T grad_losses,
+                                   T* grad_shares) {
+  for (size_t i = 0; i < balance.aux.size(); ++i) {
+    const AuxLoss& loss = balance.aux[i];
+    const size_t row = loss.row_of(sequence);
+    const T factor = grad_losses * static_cast<T>(loss.factors[row]);
+    for (int64_t e = 0; e < E_; ++e) {
+      const T term =
+          factor *
+          static_cast<T>(loss.routes[row * static_cast<size_t>(E_) + static_cast<size_t>(e)]);
+      grad_shares[e] = i == 0 ? term : grad_shares[e] + term;
+    }
+  }
 }
 
 template <typename T>
 void RouterPass<T>::write_grad_logits(const RouterBackwardArgs& args, T* grad_logits) {
   const RouterOutput& output = *args.output;
-  const std::vector<TokenLoss> of_sequence = loss_of_sequences(output, args.counts);
+  const BalanceLosses balance = balance_losses(config_, output, args.counts);
+  const T z_factor = static_cast<T>(balance.z_factor);
   const T grad_losses = static_cast<T>(args.grad_losses);
   for_each_chunk(output.T, [&](int64_t first, int64_t last) {
     std::vector<T> scores(static_cast<size_t>(E_));
@@ -264,7 +261,6 @@ void RouterPass<T>::write_grad_logits(const RouterBackwardArgs& args, T* grad_lo
       std::fill_n(grad, E_, T{0});
       const int32_t sequence = output.sequences[static_cast<size_t>(t)];
       if (sequence < 0) continue;
-      const TokenLoss& loss = of_sequence[static_cast<size_t>(sequence)];
       const T* logits = pointer<T>(output.logits) + t * E_;
       scores_of(config_.score, logits, E_, scores.data());
       std::fill(grad_scores.begin(), grad_scores.end(), T{0});
@@ -273,19 +269,16 @@ void RouterPass<T>::write_grad_logits(const RouterBackwardArgs& args, T* grad_lo
                                pointer<T>(args.grad_weights) + t * K_, weights.data(),
                                grad_scores.data());
       }
-      if (config_.aux_loss_coeff != 0.0) {
+      if (!balance.aux.empty()) {
         shares_of(config_.score, logits, scores.data(), E_, shares.data());
-        for (int64_t e = 0; e < E_; ++e) {
-          grad_shares[static_cast<size_t>(e)] =
-              grad_losses * loss.aux_factor * static_cast<T>(loss.routes[e]);
-        }
+        grad_shares_of(balance, sequence, grad_losses, grad_shares.data());
         shares_backward(config_.score, scores.data(), shares.data(), grad_shares.data(), E_,
                         grad_scores.data(), grad);
       }
       scores_backward(config_.score, logits, scores.data(), grad_scores.data(), E_, grad);
       if (config_.z_loss_coeff != 0.0) {
         softmax(logits, E_, shares.data());
-        const T factor = grad_losses * T{2} * loss.z_factor * log_sum_exp(logits, E_);
+        const T factor = grad_losses * T{2} * z_factor * log_sum_exp(logits, E_);
         for (int64_t e = 0; e < E_; ++e) grad[e] += factor * shares[static_cast<size_t>(e)];
       }
     }

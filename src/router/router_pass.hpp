@@ -5,6 +5,7 @@
 
 #include "crossdock/router.hpp"
 #include "ops/gemm.hpp"
+#include "router/balance_losses.hpp"
 
 namespace crossdock::router {
 
@@ -25,13 +26,6 @@ class RouterPass {
   void backward(const RouterBackwardArgs& args);
 
  private:
-  // Contribution of one token to the losses.
-  struct TokenLoss {
-    T aux_factor = 0;                 // share s_te contributes aux_factor * routes[e]
-    const int64_t* routes = nullptr;  // [E] of the token's sequence
-    T z_factor = 0;                   // factor on logsumexp^2
-  };
-
   // Runs body(first, last) over pieces of [0, T) on the pool.
   void for_each_chunk(int64_t num_tokens, const std::function<void(int64_t, int64_t)>& body);
 
@@ -43,7 +37,8 @@ class RouterPass {
   void choose_routes(const RouteArgs& args, RouterOutput& output);
   void count_routes(RouterOutput& output);
 
-  std::vector<TokenLoss> loss_of_sequences(const RouterOutput& output, const LossCounts& counts);
+  void grad_shares_of(const BalanceLosses& balance, int32_t sequence, T grad_losses,
+                      T* grad_shares);
   void write_grad_logits(const RouterBackwardArgs& args, T* grad_logits);
   void write_grad_x(const RouterBackwardArgs& args, const T* grad_logits);
   void write_grad_gate(const RouterBackwardArgs& args, const T* grad_logits);

@@ -40,7 +40,7 @@ struct RowPart {
 struct GatherSumArgs {
   ConstTensorView rows{};     // [R, D]; fp64, fp32, bf16 or fp16
   ConstTensorView weights{};  // [T, K]; not given: all 1
-  TensorView out{};           // [T, D], dtype of rows; bf16 or fp16 is possible with fp32 rows
+  TensorView out{};           // [T, D], dtype of rows
 };
 
 /// A contiguous range of each rank's local experts, and their rows. Identical on every rank; may be

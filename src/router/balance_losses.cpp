@@ -1,0 +1,83 @@
+#include "router/balance_losses.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.hpp"
+
+namespace crossdock::router {
+namespace {
+
+constexpr BalanceScope kScopes[] = {BalanceScope::kBatch, BalanceScope::kSequence,
+                                    BalanceScope::kGlobalBatch};
+
+const RouterStatistics& counts_of(BalanceScope scope, const RouterOutput& output,
+                                  const LossCounts& counts) {
+  const RouterStatistics* given = counts.of(scope);
+  return given != nullptr ? *given : output.statistics;
+}
+
+int64_t sum(const std::vector<int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+AuxLoss aux_loss(const RouterConfig& config, BalanceScope scope, const RouterStatistics& statistics,
+                 int64_t total_sequences) {
+  const bool by_sequence = scope == BalanceScope::kSequence;
+  AuxLoss loss{.scope = scope, .factors = {}, .routes = {}};
+  std::vector<int64_t> num_tokens = statistics.num_tokens;
+  loss.routes = statistics.routes_per_expert;
+  int64_t num_sequences = 1;
+  if (by_sequence) {
+    num_sequences = std::count_if(num_tokens.begin(), num_tokens.end(),
+                                  [](int64_t count) { return count > 0; });
+    if (total_sequences > 0) num_sequences = total_sequences;
+  } else if (statistics.num_sequences > 1) {
+    num_tokens = {sum(num_tokens)};
+    loss.routes = statistics.load();
+  }
+  const auto E = static_cast<double>(config.num_experts);
+  const auto K = static_cast<double>(config.top_k);
+  for (const int64_t count : num_tokens) {
+    const auto tokens = static_cast<double>(count);
+    loss.factors.push_back(count > 0
+                               ? config.aux_coeff(scope) * E /
+                                     (K * tokens * tokens * static_cast<double>(num_sequences))
+                               : 0.0);
+  }
+  return loss;
+}
+
+}  // namespace
+
+BalanceLosses balance_losses(const RouterConfig& config, const RouterOutput& output,
+                             const LossCounts& counts) {
+  BalanceLosses losses;
+  for (const BalanceScope scope : kScopes) {
+    if (config.aux_coeff(scope) == 0.0) continue;
+    losses.aux.push_back(
+        aux_loss(config, scope, counts_of(scope, output, counts), counts.total_sequences));
+  }
+  const int64_t num_tokens = counts.total_tokens > 0
+                                 ? counts.total_tokens
+                                 : sum(counts_of(BalanceScope::kBatch, output, counts).num_tokens);
+  if (num_tokens > 0) losses.z_factor = config.z_loss_coeff / static_cast<double>(num_tokens);
+  return losses;
+}
+
+void check_counts(const RouterConfig& config, const RouterOutput& output,
+                  const LossCounts& counts) {
+  const int64_t own = output.statistics.num_sequences;
+  for (const BalanceScope scope : kScopes) {
+    const RouterStatistics* given = counts.of(scope);
+    if (given == nullptr || !config.counts(scope)) continue;
+    const int64_t B = given->num_sequences;
+    const bool may_be_one = scope != BalanceScope::kSequence && B == 1;
+    CROSSDOCK_CHECK((B == own || may_be_one) && std::ssize(given->num_tokens) == B &&
+                        std::ssize(given->routes_per_expert) == B * output.E,
+                    "the summed statistics must have the same ", own, " sequences and ", output.E,
+                    " experts as this rank's");
+  }
+}
+
+}  // namespace crossdock::router
