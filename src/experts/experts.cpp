@@ -59,6 +59,13 @@ void check_rows(const ExpertsConfig& config, const char* name, const ConstTensor
   check_tensor(name, rows, config.dtype, Shape{num_rows, config.width});
 }
 
+// Rows that may be in the type of the sums instead, and are then not rounded.
+void check_results(const ExpertsConfig& config, const char* name, const TensorView& rows,
+                   int64_t num_rows) {
+  const bool is_wide = rows.dtype == sum_dtype(config.dtype);
+  check_tensor(name, rows, is_wide ? rows.dtype : config.dtype, Shape{num_rows, config.width});
+}
+
 void check_row_weights(const ExpertsConfig& config, const char* name,
                        const ConstTensorView& weights, int64_t num_rows) {
   check_tensor(name, weights, sum_dtype(config.dtype), Shape{num_rows});
@@ -141,7 +148,7 @@ void Experts::check(const ExpertGradients& grads) const {
 void Experts::check(const ExpertsForwardArgs& args) const {
   const int64_t R = args.rows.num_rows();
   check_rows(config_, "rows", args.rows, R);
-  check_rows(config_, "y", args.y, R);
+  check_results(config_, "y", args.y, R);
   check_segments(config_, args.segments, R);
   check(args.weights);
   if (config_.weights_in == WeightsIn::kExperts) {
@@ -173,7 +180,7 @@ ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
 void Experts::check(const ExpertsBackwardDxArgs& args) const {
   const int64_t R = args.grad_y.num_rows();
   check_rows(config_, "grad_y", args.grad_y, R);
-  check_rows(config_, "grad_rows", args.grad_rows, R);
+  check_results(config_, "grad_rows", args.grad_rows, R);
   check_segments(config_, args.segments, R);
   check(args.weights);
   if (args.row_weights.given()) check_row_weights(config_, "row_weights", args.row_weights, R);

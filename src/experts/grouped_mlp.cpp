@@ -124,6 +124,15 @@ void GroupedMlp<T>::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved)
                         .N = D_,
                         .K = F_});
   }
+  with_result(args.y, [&]<typename Result>(Result* y) { this->multiply_into(args, problems, y); });
+}
+
+// y = W2 a + b2, rounded to Result.
+template <typename T>
+template <typename Result>
+void GroupedMlp<T>::multiply_into(const ExpertsForwardArgs& args,
+                                  const std::vector<GemmProblem>& problems, Result* y) {
+  const Segments& segments = args.segments;
   const T* b2 = pointer<T>(args.weights.b2);
   const bool is_weighted = config_.weights_in == WeightsIn::kExperts;
   ops::grouped_gemm<Sum>(problems, pool_, [&](const GemmTile<Sum>& tile) {
@@ -132,9 +141,10 @@ void GroupedMlp<T>::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved)
     for (int64_t i = 0; i < tile.num_rows; ++i) {
       const Sum* from = tile.values + i * tile.stride;
       const Sum weight = is_weighted ? pointer<Sum>(args.row_weights)[first_row + i] : Sum{1};
-      T* to = pointer<T>(args.y) + (first_row + i) * D_ + tile.column;
+      Result* to = y + (first_row + i) * D_ + tile.column;
       for (int64_t j = 0; j < tile.num_columns; ++j) {
-        to[j] = ops::narrow<T>(bias != nullptr ? from[j] + weight * ops::widen(bias[j]) : from[j]);
+        to[j] =
+            ops::narrow<Result>(bias != nullptr ? from[j] + weight * ops::widen(bias[j]) : from[j]);
       }
     }
   });
@@ -215,12 +225,14 @@ void GroupedMlp<T>::write_grad_rows(const ExpertsBackwardDxArgs& args, const T* 
                         .N = D_,
                         .K = H_});
   }
-  ops::grouped_gemm<Sum>(problems, pool_, [&](const GemmTile<Sum>& tile) {
-    const int64_t first_row = segments.starts[tile.problem] + tile.row;
-    for (int64_t i = 0; i < tile.num_rows; ++i) {
-      ops::narrow_row(tile.values + i * tile.stride, tile.num_columns,
-                      pointer<T>(args.grad_rows) + (first_row + i) * D_ + tile.column);
-    }
+  with_result(args.grad_rows, [&]<typename Result>(Result* grad_rows) {
+    ops::grouped_gemm<Sum>(problems, pool_, [&](const GemmTile<Sum>& tile) {
+      const int64_t first_row = segments.starts[tile.problem] + tile.row;
+      for (int64_t i = 0; i < tile.num_rows; ++i) {
+        ops::narrow_row(tile.values + i * tile.stride, tile.num_columns,
+                        grad_rows + (first_row + i) * D_ + tile.column);
+      }
+    });
   });
 }
 

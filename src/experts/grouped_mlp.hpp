@@ -49,6 +49,16 @@ class GroupedMlp {
     return {data, DTypeOf<U>::value, 1, width};
   }
 
+  // Calls work(rows) with result rows of type T, or of type Sum if the caller wants them unrounded.
+  template <typename Work>
+  static void with_result(const TensorView& rows, const Work& work) {
+    if (rows.dtype == DTypeOf<T>::value) {
+      work(static_cast<T*>(rows.data));
+    } else {
+      work(static_cast<Sum*>(rows.data));
+    }
+  }
+
   static std::vector<RowChunk> cut_rows(const Segments& segments);
   static void zero_unused_rows(const Segments& segments, const TensorView& rows);
 
@@ -56,6 +66,9 @@ class GroupedMlp {
   void compute_hidden(const ExpertWeights& weights, const ConstTensorView& rows,
                       const Segments& segments, T* hidden);
   Buffer compute_activation(const ExpertsForwardArgs& args, const T* hidden);
+  template <typename Result>
+  void multiply_into(const ExpertsForwardArgs& args, const std::vector<ops::GemmProblem>& problems,
+                     Result* y);
   Buffer multiply_by_w2(const ExpertsBackwardDxArgs& args);
   void backward_through_activation(const ExpertsBackwardDxArgs& args, const T* hidden, Sum* grad_a);
   void write_grad_rows(const ExpertsBackwardDxArgs& args, const T* grad_hidden);

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "crossdock/tensor.hpp"
+#include "crossdock/thread_pool.hpp"
+
+namespace crossdock {
+
+/// out = sums, rounded once: sums [T, D] in fp32, out in bf16 or fp16.
+void round_sums(const ConstTensorView& sums, const TensorView& out, ThreadPool& pool);
+
+}  // namespace crossdock
