@@ -178,9 +178,10 @@ struct MoeLayerOptions {
   /// gathered, so that out is complete on every rank. In backward grad_out must be complete and
   /// identical on these ranks, of which the layer reads this rank's slice; grad_x is complete on
   /// every rank and must not be summed over them. Gradients of the gate and of shared experts,
-  /// loads and losses are those of this rank's slice. `forced_ids`, `token_ids` and the default
-  /// token ids are those of all T tokens. Tokens or gradients that differ between these ranks are
-  /// refused.
+  /// losses and drops are those of this rank's slice; loads and the experts' gradients count each
+  /// token once. `forced_ids`, `token_ids` and the default token ids are those of all T tokens.
+  /// Tokens or gradients that differ between these ranks are refused: the ranks compare T and a
+  /// hash of up to 16 rows.
   Group* replicated_over = nullptr;
 };
 
@@ -199,7 +200,8 @@ struct MoeLayerOptions {
 /// layer.
 ///
 /// The bits of out, grad_x and the experts' gradients do not depend on strategy, communicator or
-/// threads, nor on the number of ranks if they hold the same tokens in the same order.
+/// threads, nor on the number of ranks if they hold the same tokens in the same order. They depend
+/// on etp, which decides how sums over F are cut.
 class CROSSDOCK_API MoeLayer {
  public:
   MoeLayer(Group& group, MoeLayerConfig config, MoeLayerOptions options = {});
@@ -209,6 +211,9 @@ class CROSSDOCK_API MoeLayer {
 
   /// The configuration with all fields filled in.
   const MoeLayerConfig& config() const;
+  /// The groups other than the layer's in which a forward agrees on its counts, in that order:
+  /// those of the sequences and the counting group, if the losses need them.
+  std::vector<Group*> counting_groups() const;
 
   /// x [T, D] -> out [T, D].
   [[nodiscard]] MoeForwardResult forward(const MoeForwardArgs& args);

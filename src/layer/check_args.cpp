@@ -77,6 +77,19 @@ void check_outputs(const MoeBackwardDwArgs& args) {
 
 }  // namespace
 
+void check_outputs(const LayerParts& parts, const MoeForwardArgs& args) {
+  const Shape tokens{args.x.num_rows(), parts.config.router.width};
+  if (args.out.given()) check_tensor("out", args.out, parts.config.experts.dtype, tokens);
+  check_outputs(args);
+}
+
+void check_outputs(const LayerParts& parts, const MoeBackwardArgs& args) {
+  const Shape tokens{args.x.num_rows(), parts.config.router.width};
+  if (args.grad_x.given()) check_tensor("grad_x", args.grad_x, parts.config.experts.dtype, tokens);
+  CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from a forward, got none");
+  check_outputs(args);
+}
+
 void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
   const MoeLayerConfig& config = parts.config;
   const Shape tokens{args.x.num_rows(), config.router.width};

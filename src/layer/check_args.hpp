@@ -12,4 +12,8 @@ void check_args(const LayerParts& parts, const MoeForwardArgs& args);
 void check_args(const LayerParts& parts, const MoeBackwardArgs& args);
 void check_args(const MoeBackwardDwArgs& args);
 
+/// The outputs alone, for all tokens of a call of which a rank computes a slice.
+void check_outputs(const LayerParts& parts, const MoeForwardArgs& args);
+void check_outputs(const LayerParts& parts, const MoeBackwardArgs& args);
+
 }  // namespace crossdock

@@ -16,12 +16,15 @@ void fill(const char* name, int64_t value, int64_t& field) {
   field = value;
 }
 
-int64_t count_local_experts(const DispatchConfig& config, const Group& group) {
-  if (!config.placement.empty()) {
-    return std::count(config.placement.begin(), config.placement.end(), group.rank());
+int64_t count_local_experts(const MoeLayerConfig& config, const Group& group) {
+  const DispatchConfig& dispatch = config.dispatch;
+  const int ep = group.size() / static_cast<int>(config.etp);
+  const int rank = group.rank() / static_cast<int>(config.etp);
+  if (!dispatch.placement.empty()) {
+    return std::count(dispatch.placement.begin(), dispatch.placement.end(), rank);
   }
-  return first_expert(config.num_experts, group.size(), group.rank() + 1) -
-         first_expert(config.num_experts, group.size(), group.rank());
+  return first_expert(dispatch.num_experts, ep, rank + 1) -
+         first_expert(dispatch.num_experts, ep, rank);
 }
 
 }  // namespace
@@ -36,8 +39,11 @@ MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group) {
                   "shared_inner must be in [0, ", kMaxWidth, "], got ", config.shared_inner);
   CROSSDOCK_CHECK(config.overlap_chunks >= 1, "overlap_chunks must be at least 1, got ",
                   config.overlap_chunks);
+  CROSSDOCK_CHECK(config.etp >= 1 && group.size() % config.etp == 0, "etp (", config.etp,
+                  ") must be at least 1 and divide the number of ranks of the group (",
+                  group.size(), ")");
   config.router.dtype = config.experts.dtype;
-  config.experts.num_local_experts = count_local_experts(config.dispatch, group);
+  config.experts.num_local_experts = count_local_experts(config, group);
   return config;
 }
 
@@ -50,11 +56,14 @@ std::string config_text(const MoeLayerConfig& config) {
                 router.group_top_k, "/", static_cast<int>(router.group_score),
                 ";normalise=", router.normalises(), ";scaling=", router.scaling,
                 ";aux_loss=", router.aux_loss_coeff, "/", static_cast<int>(router.aux_loss_scope),
+                ";aux_loss_coeffs=", router.aux_loss_coeffs.batch, "/",
+                router.aux_loss_coeffs.sequence, "/", router.aux_loss_coeffs.global_batch,
                 ";z_loss=", router.z_loss_coeff, ";jitter=", router.jitter,
                 ";force_balance=", router.force_balance, ";inner=", experts.inner,
                 ";activation=", name_of(experts.activation), ";interleaved=", experts.interleaved,
                 ";limit=", experts.limit, ";weights_in=", static_cast<int>(experts.weights_in),
-                ";shared_inner=", config.shared_inner, ";overlap_chunks=", config.overlap_chunks);
+                ";shared_inner=", config.shared_inner, ";overlap_chunks=", config.overlap_chunks,
+                ";etp=", config.etp, ";allow_equal_tokens=", config.allow_equal_tokens);
 }
 
 }  // namespace crossdock

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "crossdock/expert_shards.hpp"
 #include "crossdock/moe_layer.hpp"
 #include "experts/shared_experts.hpp"
 
@@ -22,13 +23,25 @@ struct BackwardRows {
 };
 
 /// The objects that a layer is made of, and the computation of its experts, with and without
-/// overlap. Nothing here is collective, except the calls of `dispatcher`.
+/// overlap. Nothing here is collective, except the calls of `dispatcher` and what is said to be.
 struct LayerParts {
   /// `config` is filled in and outlives this object. Throws Error(kInvalidArgument) for an invalid
   /// configuration.
   LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLayerOptions& options);
 
   bool weights_in_experts() const { return config.experts.weights_in == WeightsIn::kExperts; }
+
+  /// Routes to the virtual experts of the dispatcher. Collective.
+  Plan plan(const RouterOutput& routes);
+  /// Whole experts: the drops of a plan.
+  std::vector<int64_t> dropped(const Plan& plan) const;
+
+  /// The experts' results, summed for each token and rounded once, to `out` if given. Collective.
+  OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out);
+  /// Likewise their gradients.
+  OwnedTensor dispatch_backward(const Plan& plan, ConstTensorView grad_rows, TensorView grad_x);
+  /// grad_row_weights [R] -> the gradients of the routes' weights [T, K]. Collective.
+  OwnedTensor collect_weights(const Plan& plan, ConstTensorView grad_row_weights);
 
   /// The routed experts, on all rows of `saved.sent`.
   OwnedTensor forward_experts(const MoeForwardArgs& args, MoeSaved& saved);
@@ -47,11 +60,21 @@ struct LayerParts {
 
   Group& group;
   const MoeLayerConfig& config;
+  ExpertShard shard;  // of this rank
   std::shared_ptr<ThreadPool> pool;
   Router router;
   Experts experts;
   std::optional<SharedExperts> shared;
   Dispatcher dispatcher;
+
+ private:
+  // Dtype of the experts' results: with etp > 1 that of the sums, as they are partial.
+  DType result_dtype() const;
+  // The weights that this shard computes with: b2 is added by the first shard alone.
+  ExpertWeights shard_weights(const ExpertWeights& weights) const;
+  // Where the dispatcher stores sums of results.
+  TensorView sum_output(const TensorView& out) const;
+  OwnedTensor round(OwnedTensor sums, const TensorView& out);
 };
 
 /// Whether any gradient was requested.

@@ -11,6 +11,7 @@
 #include "layer/layer_config.hpp"
 #include "layer/layer_parts.hpp"
 #include "layer/overlap.hpp"
+#include "layer/replicated_tokens.hpp"
 #include "layer/route_counts.hpp"
 
 namespace crossdock {
@@ -20,14 +21,23 @@ class MoeLayer::Impl {
   Impl(Group& group, MoeLayerConfig config, MoeLayerOptions options);
 
   const MoeLayerConfig& config() const { return config_; }
+  std::vector<Group*> counting_groups() const { return counts_.other_groups(); }
   MoeForwardResult forward(const MoeForwardArgs& args);
   OwnedTensor backward(const MoeBackwardArgs& args);
   void backward_dw(const MoeBackwardDwArgs& args);
 
  private:
-  MoeDecision decide(const MoeForwardArgs& args);
+  using Refusal = std::optional<Error>;  // of this rank, found before the call
+
+  MoeForwardResult forward_tokens(const MoeForwardArgs& args, int64_t first, Refusal refusal);
+  OwnedTensor backward_tokens(const MoeBackwardArgs& args, const Refusal& refusal);
+  template <typename Work>
+  OwnedTensor gather_slices(const char* operation, const Refusal& refusal, const TensorView& out,
+                            const Work& work);
+  MoeDecision decide(const MoeForwardArgs& args, int64_t first, Refusal refusal);
   std::shared_ptr<const RouterOutput> route(const MoeForwardArgs& args);
-  void agree_on_backward(const MoeBackwardArgs& args);
+  void write_dw(const MoeBackwardDwArgs& args);
+  void agree_on_backward(const MoeBackwardArgs& args, Refusal refusal);
   void agree(const char* operation, const Plan& plan, std::string config_text,
              const std::optional<Error>& refusal);
   void start_overlap();
@@ -39,6 +49,7 @@ class MoeLayer::Impl {
   std::string config_text_;  // must be identical on every rank
   std::optional<Error> config_error_;
   RouteCounts counts_;
+  std::optional<ReplicatedTokens> replicated_;
   std::optional<LayerParts> parts_;  // not used with a config_error_
   std::optional<Overlap> overlap_;   // if requested, from the first call on
 };
@@ -46,7 +57,12 @@ class MoeLayer::Impl {
 MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions options)
     : group_(group),
       config_(std::move(config)),
-      counts_(group, options.counting_group, config_.router.aux_loss_scope) {
+      counts_(group,
+              {.counting = options.counting_group,
+               .sequences = options.sequence_group,
+               .replicated = options.replicated_over},
+              config_) {
+  if (options.replicated_over != nullptr) replicated_.emplace(*options.replicated_over);
   // An exception here would leave the other ranks waiting: the first call refuses instead, on all.
   config_error_ = refusal_of([&] {
     config_ = fill_in(config_, group_);
@@ -57,27 +73,73 @@ MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions option
 }
 
 MoeForwardResult MoeLayer::Impl::forward(const MoeForwardArgs& args) {
+  if (!replicated_) return forward_tokens(args, 0, std::nullopt);
+  MoeForwardArgs slice = args;
+  Refusal refusal = refusal_of([&] {
+    if (config_error_) throw *config_error_;
+    check_outputs(*parts_, args);
+    slice = replicated_->slice(args);
+  });
+  refusal = replicated_->agree("replicate", args.x, std::move(refusal));
+  MoeForwardResult result;
+  result.out = gather_slices("gather_out", refusal, args.out, [&] {
+    result = forward_tokens(slice, replicated_->first_of(args.x.num_rows()), refusal);
+    return result.out;
+  });
+  return result;
+}
+
+OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
+  if (!replicated_) return backward_tokens(args, std::nullopt);
+  MoeBackwardArgs slice = args;
+  Refusal refusal = refusal_of([&] {
+    if (config_error_) throw *config_error_;
+    check_outputs(*parts_, args);
+    slice = replicated_->slice(args);
+  });
+  refusal = replicated_->agree("replicate_grad", args.grad_out, std::move(refusal));
+  return gather_slices("gather_grad_x", refusal, args.grad_x,
+                       [&] { return backward_tokens(slice, refusal); });
+}
+
+// Runs a call on this rank's slice of the tokens and gathers its result on all ranks that hold
+// them. Those ranks may belong to different layers' groups: one that fails tells both.
+template <typename Work>
+OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& refusal,
+                                          const TensorView& out, const Work& work) {
+  OwnedTensor slice;
+  try {
+    slice = work();
+  } catch (const Error& error) {
+    if (!refusal) replicated_->refuse(operation, group_, error);  // else they all know
+    throw;
+  }
+  OwnedTensor all;
+  const Refusal failed = refusal_of([&] { all = replicated_->gather(operation, slice.view, out); });
+  agree("gathered", Plan(), {}, failed);
+  return all;
+}
+
+MoeForwardResult MoeLayer::Impl::forward_tokens(const MoeForwardArgs& args, int64_t first,
+                                                Refusal refusal) {
   MoeForwardResult result;
   MoeSaved& saved = result.saved;
-  saved.decision = decide(args);
+  saved.decision = decide(args, first, std::move(refusal));
   const Plan& plan = saved.decision.plan;
-  const bool weights_in_experts = parts_->weights_in_experts();
 
   ForwardRows rows;
   if (overlap_) {
     rows = overlap_->forward(args, saved);
   } else {
-    saved.sent =
-        parts_->dispatcher.dispatch(plan, {.x = args.x, .with_row_weights = weights_in_experts});
+    saved.sent = parts_->dispatcher.dispatch(
+        plan, {.x = args.x, .with_row_weights = parts_->weights_in_experts()});
     run_agreed(group_, [&] {
       rows.shared_y = parts_->forward_shared(args, saved);
       rows.y = parts_->forward_experts(args, saved);
     });
   }
 
-  result.out = weights_in_experts
-                   ? parts_->dispatcher.combine_unweighted(plan, rows.y.view, args.out)
-                   : parts_->dispatcher.combine(plan, rows.y.view, args.out);
+  result.out = parts_->combine(plan, rows.y.view, args.out);
   if (parts_->shared) {
     compute("add_shared", [&] { parts_->shared->add(rows.shared_y.view, result.out.view); });
   }
@@ -85,9 +147,10 @@ MoeForwardResult MoeLayer::Impl::forward(const MoeForwardArgs& args) {
 }
 
 // The router chooses experts for this rank's tokens; the ranks agree, count routes and make a plan.
-MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args) {
+// `first` is the number of the first token, if these are a slice of replicated tokens.
+MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Refusal refusal) {
   MoeDecision decision;
-  const std::optional<Error> refusal = refusal_of([&] {
+  const auto prepare = [&] {
     if (config_error_) throw *config_error_;
     check_args(*parts_, args);
     start_overlap();
@@ -96,16 +159,21 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args) {
     } else {
       decision.router = route(args);
     }
-  });
+  };
+  if (!refusal) refusal = refusal_of(prepare);
   if (args.decision != nullptr) {
     agree("route", args.decision->plan, config_text_ + ";decision=1", refusal);
     return decision;
   }
-  counts_.agree(args, config_text_ + ";decision=0", refusal, decision);
+  counts_.agree({.args = args,
+                 .tokens = {.x = args.x, .mask = args.mask, .first = first},
+                 .config_text = config_text_ + ";decision=0"},
+                refusal, decision);
   run_agreed(group_, [&] {
     decision.losses = parts_->router.losses(*decision.router, decision.loss_counts());
   });
-  decision.plan = parts_->dispatcher.plan(decision.router->routing());
+  decision.plan = parts_->plan(*decision.router);
+  run_agreed(group_, [&] { decision.dropped = parts_->dropped(decision.plan); });
   return decision;
 }
 
@@ -123,8 +191,8 @@ std::shared_ptr<const RouterOutput> MoeLayer::Impl::route(const MoeForwardArgs& 
                             .token_ids = args.token_ids}));
 }
 
-OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
-  agree_on_backward(args);
+OwnedTensor MoeLayer::Impl::backward_tokens(const MoeBackwardArgs& args, const Refusal& refusal) {
+  agree_on_backward(args, refusal);
   MoeSaved& saved = *args.saved;
   const MoeDecision& decision = saved.decision;
   const Plan& plan = decision.plan;
@@ -143,9 +211,8 @@ OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
   }
 
   // Backward of the dispatch. The gradients of the weights return to the router.
-  OwnedTensor grad_x = parts_->dispatcher.dispatch_backward(plan, rows.grad_rows.view, args.grad_x);
-  const OwnedTensor grad_weights =
-      parts_->dispatcher.collect_routes(plan, rows.grad_row_weights.view);
+  OwnedTensor grad_x = parts_->dispatch_backward(plan, rows.grad_rows.view, args.grad_x);
+  const OwnedTensor grad_weights = parts_->collect_weights(plan, rows.grad_row_weights.view);
   compute("router_backward", [&] {
     parts_->router.backward({.x = args.x,
                              .gate = args.weights.gate,
@@ -164,12 +231,12 @@ OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
   if (args.delay_dw) return grad_x;
 
   run_agreed(group_, [&] {
-    backward_dw({.x = args.x,
-                 .grad_out = args.grad_out,
-                 .saved = &saved,
-                 .experts = args.grads.experts,
-                 .shared = args.grads.shared,
-                 .accumulate = args.accumulate});
+    write_dw({.x = args.x,
+              .grad_out = args.grad_out,
+              .saved = &saved,
+              .experts = args.grads.experts,
+              .shared = args.grads.shared,
+              .accumulate = args.accumulate});
   });
   saved = {.decision = std::move(saved.decision)};
   return grad_x;
@@ -177,6 +244,10 @@ OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
 
 void MoeLayer::Impl::backward_dw(const MoeBackwardDwArgs& args) {
   if (config_error_) throw *config_error_;
+  write_dw(replicated_ ? replicated_->slice(args) : args);
+}
+
+void MoeLayer::Impl::write_dw(const MoeBackwardDwArgs& args) {
   check_args(args);
   const MoeSaved& saved = *args.saved;
   const EventRecorder::Scope scope(group_.recorder(), "experts_dw", 0);
@@ -198,12 +269,13 @@ void MoeLayer::Impl::backward_dw(const MoeBackwardDwArgs& args) {
   }
 }
 
-void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args) {
-  const std::optional<Error> refusal = refusal_of([&] {
+void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refusal) {
+  const auto prepare = [&] {
     if (config_error_) throw *config_error_;
     check_args(*parts_, args);
     start_overlap();
-  });
+  };
+  if (!refusal) refusal = refusal_of(prepare);
   agree("layer_backward", args.saved != nullptr ? args.saved->decision.plan : Plan(), config_text_,
         refusal);
 }
@@ -238,6 +310,10 @@ MoeLayer::~MoeLayer() = default;
 
 const MoeLayerConfig& MoeLayer::config() const {
   return impl_->config();
+}
+
+std::vector<Group*> MoeLayer::counting_groups() const {
+  return impl_->counting_groups();
 }
 
 MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {

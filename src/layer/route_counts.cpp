@@ -1,10 +1,11 @@
 #include "layer/route_counts.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <span>
-#include <vector>
+#include <utility>
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
@@ -12,33 +13,18 @@
 namespace crossdock {
 namespace {
 
-// As the body of an agreement: [B | routes B x E | tokens B].
-std::vector<int64_t> pack(const RouterStatistics& statistics) {
-  std::vector<int64_t> packed = {statistics.num_sequences};
-  packed.insert(packed.end(), statistics.routes_per_expert.begin(),
-                statistics.routes_per_expert.end());
-  packed.insert(packed.end(), statistics.num_tokens.begin(), statistics.num_tokens.end());
-  return packed;
-}
-
-RouterStatistics unpack(std::span<const std::byte> body) {
+// The body of a rank: [B | routes B x E | tokens B | sample].
+std::pair<RouterStatistics, uint64_t> unpack(std::span<const std::byte> body) {
   std::vector<int64_t> packed(body.size() / sizeof(int64_t));
-  CROSSDOCK_ASSERT(!packed.empty());
+  CROSSDOCK_ASSERT(packed.size() >= 2);
   std::memcpy(packed.data(), body.data(), packed.size() * sizeof(int64_t));
   RouterStatistics statistics;
   statistics.num_sequences = packed[0];
-  const auto tokens = packed.end() - statistics.num_sequences;
+  const auto end = packed.end() - 1;
+  const auto tokens = end - statistics.num_sequences;
   statistics.routes_per_expert.assign(packed.begin() + 1, tokens);
-  statistics.num_tokens.assign(tokens, packed.end());
-  return statistics;
-}
-
-// [P]
-std::vector<RouterStatistics> unpack_all(const Agreement& agreement, int num_ranks) {
-  std::vector<RouterStatistics> all;
-  all.reserve(static_cast<size_t>(num_ranks));
-  for (int rank = 0; rank < num_ranks; ++rank) all.push_back(unpack(agreement.body(rank)));
-  return all;
+  statistics.num_tokens.assign(tokens, end);
+  return {std::move(statistics), static_cast<uint64_t>(packed.back())};
 }
 
 RouterStatistics sum(const std::vector<RouterStatistics>& statistics) {
@@ -56,96 +42,200 @@ int64_t num_sequences_with_tokens(const RouterStatistics& statistics) {
                        [](int64_t tokens) { return tokens > 0; });
 }
 
-}  // namespace
-
-bool RouteCounts::counts_in_other_group() const {
-  return counting_group_ != nullptr && counting_group_ != &group_;
+// All sequences as one.
+RouterStatistics of_batch(const RouterStatistics& statistics) {
+  return {.num_sequences = 1,
+          .routes_per_expert = statistics.load(),
+          .num_tokens = {num_tokens(statistics)}};
 }
 
-// With BalanceScope::kSequence and no stated group, each rank has sequences of its own.
-bool RouteCounts::counts_each_rank() const {
-  return counting_group_ == nullptr && scope_ == BalanceScope::kSequence;
+RouterStatistics sum_batches(const std::vector<RouterStatistics>& ranks) {
+  std::vector<RouterStatistics> batches;
+  for (const RouterStatistics& rank : ranks) batches.push_back(of_batch(rank));
+  return sum(batches);
+}
+
+double read_double(std::span<const std::byte> body) {
+  double value = 0.0;
+  CROSSDOCK_ASSERT(body.size() == sizeof value);
+  std::memcpy(&value, body.data(), sizeof value);
+  return value;
+}
+
+}  // namespace
+
+Group* RouteCounts::sequence_group() const {
+  if (!counts(BalanceScope::kSequence)) return nullptr;
+  if (groups_.sequences != nullptr) return groups_.sequences;
+  return groups_.counting != nullptr ? groups_.counting : groups_.replicated;
+}
+
+bool RouteCounts::sequences_are_replicated() const {
+  return groups_.sequences == nullptr && groups_.counting == nullptr && sequence_group() != nullptr;
+}
+
+std::vector<Group*> RouteCounts::other_groups() const {
+  std::vector<Group*> others;
+  for (Group* group : {sequence_group(), groups_.counting}) {
+    const bool is_new = std::find(others.begin(), others.end(), group) == others.end();
+    if (group != nullptr && group != &group_ && is_new) others.push_back(group);
+  }
+  return others;
 }
 
 // Must be identical on the ranks that count together.
-std::string RouteCounts::counts_text(const MoeForwardArgs& args) const {
-  const bool by_sequence = scope_ == BalanceScope::kSequence;
+std::string RouteCounts::counts_text(const Group& group, const MoeForwardArgs& args) const {
+  const bool by_sequence = counts(BalanceScope::kSequence);
+  const bool each_rank = by_sequence && sequence_group() == nullptr && &group == &group_;
+  const bool shares_sequences = by_sequence && sequence_group() == &group;
   std::string text;
-  if (by_sequence && !counts_each_rank()) text += concat(";num_sequences=", args.num_sequences);
-  if (by_sequence) text += concat(";total_sequences=", args.total_sequences);
+  if (shares_sequences) text += concat(";num_sequences=", args.num_sequences);
+  if (shares_sequences || each_rank) text += concat(";total_sequences=", args.total_sequences);
+  if (&group != batch_group()) return text;
   const int64_t earlier = args.earlier != nullptr ? num_tokens(*args.earlier) : 0;
   return text + concat(";earlier_tokens=", earlier);
 }
 
-// The other ranks of the counting group are waiting in sum_over_other_group: a refusal in this
-// group ends their call too. After a mismatch or a failure not all ranks of this group would join.
-void RouteCounts::refuse_in_other_group(const MoeForwardArgs& args, const Error& refusal) {
-  if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
-  refusal_of([&] {
-    counting_group_->agree(
-        {.operation = "count", .config = counts_text(args), .body = {}, .refusal = &refusal});
-  });
-}
-
-// The ranks of this group may belong to different counting groups: one that fails to count tells
-// all of them.
-RouterStatistics RouteCounts::sum_over_other_group(const MoeForwardArgs& args,
-                                                   const RouterStatistics& own) {
-  RouterStatistics total;
-  const std::optional<Error> refusal = refusal_of([&] {
-    const std::vector<int64_t> packed = pack(own);
-    const Agreement agreement = counting_group_->agree({.operation = "count",
-                                                        .config = counts_text(args),
-                                                        .body = std::as_bytes(std::span(packed))});
-    total = sum(unpack_all(agreement, counting_group_->size()));
-  });
-  group_.agree(
-      {.operation = "counted", .config = {}, .body = {}, .refusal = refusal ? &*refusal : nullptr});
-  return total;
-}
-
-void RouteCounts::agree(const MoeForwardArgs& args, const std::string& config_text,
-                        std::optional<Error> refusal, MoeDecision& decision) {
-  std::vector<int64_t> packed;
-  if (!refusal) refusal = refusal_of([&] { packed = pack(decision.router->statistics); });
-  Agreement agreement;
-  try {
-    agreement = group_.agree(
-        {.operation = "route",
-         .config = concat(config_text, counts_in_other_group() ? "" : counts_text(args)),
-         .body = std::as_bytes(std::span(packed)),
-         .refusal = refusal ? &*refusal : nullptr});
-  } catch (const Error& error) {
-    if (counts_in_other_group()) refuse_in_other_group(args, error);
-    throw;
-  }
-
+std::vector<int64_t> RouteCounts::pack(const ForwardCall& call, const MoeDecision& decision) const {
   const RouterStatistics& own = decision.router->statistics;
-  std::vector<RouterStatistics> ranks;
-  run_agreed(group_, [&] {
-    ranks = unpack_all(agreement, group_.size());
-    decision.load.assign(static_cast<size_t>(decision.router->E), 0);
-    for (const RouterStatistics& rank : ranks) {
-      const std::vector<int64_t> load = rank.load();
-      for (size_t e = 0; e < load.size(); ++e) decision.load[e] += load[e];
+  std::vector<int64_t> packed = {own.num_sequences};
+  packed.insert(packed.end(), own.routes_per_expert.begin(), own.routes_per_expert.end());
+  packed.insert(packed.end(), own.num_tokens.begin(), own.num_tokens.end());
+  const uint64_t sample = config_.allow_equal_tokens ? 0 : sample_tokens(call.tokens);
+  packed.push_back(static_cast<int64_t>(sample));
+  return packed;
+}
+
+// In the layer's group or another one. Throws the refusal of any rank on all of them.
+RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& call,
+                                              const MoeDecision& decision,
+                                              const std::optional<Error>& refusal) const {
+  std::vector<int64_t> packed;
+  const std::optional<Error> failed = refusal_of([&] {
+    if (refusal) throw *refusal;
+    packed = pack(call, decision);
+  });
+  const bool is_layer = &group == &group_;
+  const Agreement agreement = group.agree(
+      {.operation = is_layer ? "route" : "count",
+       .config = concat(is_layer ? call.config_text : "", counts_text(group, call.args)),
+       .body = std::as_bytes(std::span(packed)),
+       .refusal = failed ? &*failed : nullptr});
+  RankCounts counts;
+  run_agreed(group, [&] {
+    for (int rank = 0; rank < group.size(); ++rank) {
+      auto [statistics, sample] = unpack(agreement.body(rank));
+      counts.statistics.push_back(std::move(statistics));
+      counts.samples.push_back(sample);
     }
   });
-  decision.statistics = counts_in_other_group() ? sum_over_other_group(args, own)
-                        : counts_each_rank()    ? own
-                                                : sum(ranks);
-  const std::vector<RouterStatistics> counted =
-      counts_each_rank() ? ranks : std::vector<RouterStatistics>{decision.statistics};
-  for (const RouterStatistics& statistics : counted) {
-    decision.total_tokens += num_tokens(statistics);
-    decision.total_sequences += num_sequences_with_tokens(statistics);
+  refuse_equal_tokens(group, counts.samples, call.tokens);
+  return counts;
+}
+
+// Ranks of the other groups are waiting in exchange: a refusal in the layer's group ends their call
+// too. After a mismatch or a failure not all ranks of the layer's group would join.
+void RouteCounts::refuse_in_other_groups(const ForwardCall& call, const Error& refusal) const {
+  if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
+  for (Group* other : other_groups()) {
+    refusal_of([&] {
+      other->agree({.operation = "count",
+                    .config = counts_text(*other, call.args),
+                    .body = {},
+                    .refusal = &refusal});
+    });
   }
-  if (args.total_sequences > 0) decision.total_sequences = args.total_sequences;
-  if (args.earlier != nullptr) decision.statistics.add(*args.earlier);
+}
+
+// The ranks of the layer's group may belong to different other groups: one that fails to count
+// tells all of them. If the sequences are replicated, their number in the layer's group is the sum
+// of the ranks' shares.
+std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
+    const ForwardCall& call, MoeDecision& decision) const {
+  std::map<Group*, RankCounts> of_group;
+  std::optional<Error> refusal;
+  double share = 0.0;
+  for (Group* other : other_groups()) {
+    const std::optional<Error> failed = refusal_of([&] {
+      RankCounts counts = exchange(*other, call, decision, refusal);
+      if (other == sequence_group()) {
+        const int64_t num_sequences = num_sequences_with_tokens(sum(counts.statistics));
+        share = static_cast<double>(num_sequences) / other->size();
+      }
+      of_group[other] = std::move(counts);
+    });
+    if (!refusal) refusal = failed;
+  }
+  if (other_groups().empty()) return of_group;
+  const Agreement agreement = group_.agree({.operation = "counted",
+                                            .config = {},
+                                            .body = std::as_bytes(std::span(&share, 1)),
+                                            .refusal = refusal ? &*refusal : nullptr});
+  if (sequences_are_replicated() && sequence_group() != &group_) {
+    double total = 0.0;
+    for (int rank = 0; rank < group_.size(); ++rank) total += read_double(agreement.body(rank));
+    decision.total_sequences = std::llround(total);
+  }
+  return of_group;
+}
+
+void RouteCounts::agree(const ForwardCall& call, std::optional<Error> refusal,
+                        MoeDecision& decision) {
+  RankCounts own_group;
+  try {
+    own_group = exchange(group_, call, decision, refusal);
+  } catch (const Error& error) {
+    refuse_in_other_groups(call, error);
+    throw;
+  }
+  std::map<Group*, RankCounts> of_group = exchange_in_other_groups(call, decision);
+  run_agreed(group_, [&] {
+    of_group[&group_] = std::move(own_group);
+    set_counts(call, of_group, decision);
+  });
+}
+
+void RouteCounts::set_counts(const ForwardCall& call, const std::map<Group*, RankCounts>& of_group,
+                             MoeDecision& decision) const {
+  decision.load = sum_batches(of_group.at(&group_).statistics).routes_per_expert;
+  RouterStatistics batch = sum_batches(of_group.at(batch_group()).statistics);
+  decision.total_tokens = num_tokens(batch);
+  const bool by_sequence = counts(BalanceScope::kSequence);
+  const bool by_batch = counts(BalanceScope::kBatch);
+  const bool by_global_batch = counts(BalanceScope::kGlobalBatch);
+  if (!by_sequence) decision.total_sequences = num_sequences_with_tokens(batch);
+  if (by_sequence) decision.sequence_statistics = count_sequences(of_group, decision);
+  if (call.args.total_sequences > 0) decision.total_sequences = call.args.total_sequences;
+  if (by_global_batch) {
+    if (by_batch) decision.batch_statistics = batch;
+    if (call.args.earlier != nullptr) batch.add(*call.args.earlier);
+  }
+  if (by_global_batch || by_batch) {
+    decision.statistics = std::move(batch);
+  } else {
+    decision.statistics = *std::exchange(decision.sequence_statistics, std::nullopt);
+  }
+}
+
+// The counts of each sequence; sets total_sequences, unless it is known already.
+RouterStatistics RouteCounts::count_sequences(const std::map<Group*, RankCounts>& of_group,
+                                              MoeDecision& decision) const {
+  Group* shared = sequence_group();
+  if (shared == nullptr) {
+    for (const RouterStatistics& rank : of_group.at(&group_).statistics) {
+      decision.total_sequences += num_sequences_with_tokens(rank);
+    }
+    return decision.router->statistics;
+  }
+  RouterStatistics statistics = sum(of_group.at(shared).statistics);
+  const bool is_known = sequences_are_replicated() && shared != &group_;
+  if (!is_known) decision.total_sequences = num_sequences_with_tokens(statistics);
+  return statistics;
 }
 
 void check_earlier(const RouterConfig& config, const RouterStatistics* earlier) {
   if (earlier == nullptr) return;
-  CROSSDOCK_CHECK(config.aux_loss_scope == BalanceScope::kGlobalBatch,
+  CROSSDOCK_CHECK(config.counts(BalanceScope::kGlobalBatch),
                   "earlier is for BalanceScope::kGlobalBatch; leave it out with other scopes");
   CROSSDOCK_CHECK(earlier->num_sequences == 1 && std::ssize(earlier->num_tokens) == 1 &&
                       std::ssize(earlier->routes_per_expert) == config.num_experts,

@@ -1,40 +1,77 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "crossdock/group.hpp"
 #include "crossdock/moe_layer.hpp"
+#include "layer/token_identity.hpp"
 
 namespace crossdock {
 
-/// Sums routes, tokens and sequences over the ranks, for the losses and the load of a layer.
+/// The groups over which a layer counts. Null: see MoeLayerOptions. All must outlive the layer.
+struct CountingGroups {
+  Group* counting = nullptr;    // as stated
+  Group* sequences = nullptr;   // as stated
+  Group* replicated = nullptr;  // the tokens are replicated over it
+};
+
+/// A forward as the ranks agree on it.
+struct ForwardCall {
+  const MoeForwardArgs& args;  // of this rank's tokens
+  LocalTokens tokens;          // to compare with those of the other ranks
+  std::string config_text;     // must be identical on every rank of the layer's group
+};
+
+/// Sums routes, tokens and sequences over the ranks, for the losses and the load of a layer, and
+/// refuses tokens that several ranks hold.
 ///
-/// The losses count over the counting group, which may be another group than the layer's: then some
-/// of its ranks belong to other layers' groups, and each forward agrees in both groups.
+/// The losses may count over other groups than the layer's: then some of their ranks belong to
+/// other layers' groups, and each forward agrees in all of these groups.
 class RouteCounts {
  public:
-  /// `counting_group` as in MoeLayerOptions; null if none was stated. Both groups must outlive this
-  /// object.
-  RouteCounts(Group& group, Group* counting_group, BalanceScope scope)
-      : group_(group), counting_group_(counting_group), scope_(scope) {}
+  /// `config` must outlive this object.
+  RouteCounts(Group& group, const CountingGroups& groups, const MoeLayerConfig& config)
+      : group_(group), groups_(groups), config_(config) {}
 
   /// The ranks agree on a forward, exchange `decision.router->statistics`, and each sets
-  /// `statistics`, `total_sequences`, `total_tokens` and `load` of the decision. `config_text` must
-  /// be identical on every rank of the group. Collective; throws the refusal of any rank on all.
-  void agree(const MoeForwardArgs& args, const std::string& config_text,
-             std::optional<Error> refusal, MoeDecision& decision);
+  /// the counts of the decision. Collective; throws the refusal of any rank on all.
+  void agree(const ForwardCall& call, std::optional<Error> refusal, MoeDecision& decision);
+
+  /// Groups of the losses other than the layer's, in the order in which ranks agree in them.
+  std::vector<Group*> other_groups() const;
 
  private:
-  bool counts_in_other_group() const;
-  bool counts_each_rank() const;
-  std::string counts_text(const MoeForwardArgs& args) const;
-  void refuse_in_other_group(const MoeForwardArgs& args, const Error& refusal);
-  RouterStatistics sum_over_other_group(const MoeForwardArgs& args, const RouterStatistics& own);
+  // Counts of every rank of a group, and the samples of their tokens.
+  struct RankCounts {
+    std::vector<RouterStatistics> statistics;  // [P]
+    std::vector<uint64_t> samples;             // [P]
+  };
+
+  bool counts(BalanceScope scope) const { return config_.router.counts(scope); }
+  // The group that shares sequences; null: each rank has its own, or they are not counted.
+  Group* sequence_group() const;
+  // Whether that group is the one that holds the same tokens, for want of another.
+  bool sequences_are_replicated() const;
+  Group* batch_group() const { return groups_.counting != nullptr ? groups_.counting : &group_; }
+
+  std::string counts_text(const Group& group, const MoeForwardArgs& args) const;
+  std::vector<int64_t> pack(const ForwardCall& call, const MoeDecision& decision) const;
+  RankCounts exchange(Group& group, const ForwardCall& call, const MoeDecision& decision,
+                      const std::optional<Error>& refusal) const;
+  void refuse_in_other_groups(const ForwardCall& call, const Error& refusal) const;
+  std::map<Group*, RankCounts> exchange_in_other_groups(const ForwardCall& call,
+                                                        MoeDecision& decision) const;
+  void set_counts(const ForwardCall& call, const std::map<Group*, RankCounts>& of_group,
+                  MoeDecision& decision) const;
+  RouterStatistics count_sequences(const std::map<Group*, RankCounts>& of_group,
+                                   MoeDecision& decision) const;
 
   Group& group_;
-  Group* counting_group_;
-  BalanceScope scope_;
+  CountingGroups groups_;
+  const MoeLayerConfig& config_;
 };
 
 /// Throws Error(kInvalidArgument) if `earlier` is given and cannot be added to the counts of a

@@ -58,6 +58,45 @@ reference::MlpConfig LayerCase::mlp(int64_t inner) const {
           config.experts.limit};
 }
 
+// Keeps the columns of F that belong to the rank's shard, one by one.
+MlpWeights shard_of(const MoeLayerConfig& config, const MlpWeights& whole, int rank) {
+  const int64_t D = config.router.width;
+  const int64_t F = config.experts.inner;
+  const bool gated = is_gated(config.experts.activation);
+  const int64_t hidden = gated ? 2 * F : F;
+  std::vector<int64_t> shard_of_column;
+  for (int64_t j = 0; j < config.etp; ++j) {
+    const int64_t count = F / config.etp + (j < F % config.etp ? 1 : 0);
+    shard_of_column.insert(shard_of_column.end(), static_cast<size_t>(count), j);
+  }
+  const auto is_kept = [&](int64_t column) {
+    return shard_of_column[static_cast<size_t>(column)] == rank % config.etp;
+  };
+  MlpWeights part;
+  for (int64_t h = 0; h < hidden; ++h) {
+    const bool kept = is_kept(gated && config.experts.interleaved ? h / 2 : h % F);
+    if (kept && !whole.b1.empty()) part.b1.push_back(whole.b1[static_cast<size_t>(h)]);
+    for (int64_t d = 0; kept && d < D; ++d) {
+      part.w1.push_back(whole.w1[static_cast<size_t>(h * D + d)]);
+    }
+  }
+  for (int64_t i = 0; i < D * F; ++i) {
+    if (is_kept(i % F)) part.w2.push_back(whole.w2[static_cast<size_t>(i)]);
+  }
+  part.b2 = whole.b2;
+  return part;
+}
+
+std::vector<int64_t> experts_of(const MoeLayerConfig& config, int num_ranks, int rank) {
+  const int etp = static_cast<int>(config.etp);
+  const std::vector<int32_t> owners = reference::owners_of(config.dispatch, num_ranks / etp);
+  std::vector<int64_t> experts;
+  for (size_t e = 0; e < owners.size(); ++e) {
+    if (owners[e] == rank / etp) experts.push_back(static_cast<int64_t>(e));
+  }
+  return experts;
+}
+
 LayerCase make_case(const LayerCaseOptions& options) {
   LayerCase result;
   result.config = options.config;
@@ -102,7 +141,8 @@ reference::RouterInput router_input(const LayerCase& layer_case, int rank) {
           .mask = part_of(layer_case, rank, layer_case.mask, 1),
           .sequence_ids = {},
           .num_sequences = 1,
-          .forced_ids = {}};
+          .forced_ids =
+              part_of(layer_case, rank, layer_case.forced_ids, layer_case.config.router.top_k)};
 }
 
 std::vector<RankResult> run_reference(const LayerCase& layer_case) {
@@ -152,8 +192,9 @@ std::vector<RankResult> run_reference(const LayerCase& layer_case) {
                       .load = counts.routes_per_expert};
     if (layer_case.gate_bias.empty()) result.grad_gate_bias.clear();
     add(back.x, result.grad_x);
-    for (const int64_t e : layer.layout.receivers[r].experts) {
-      result.experts[static_cast<size_t>(e)] = layer.expert_grads[static_cast<size_t>(e)];
+    for (const int64_t e : experts_of(config, layer_case.num_ranks(), rank)) {
+      result.experts[static_cast<size_t>(e)] =
+          shard_of(config, layer.expert_grads[static_cast<size_t>(e)], rank);
     }
     if (config.shared_inner > 0) {
       const reference::MlpConfig mlp = layer_case.mlp(config.shared_inner);

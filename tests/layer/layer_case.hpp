@@ -20,6 +20,7 @@ struct LayerCase {
   std::vector<double> x;                       // [sum of T, D]
   std::vector<double> grad_out;                // [sum of T, D]
   std::vector<uint8_t> mask;                   // [sum of T]; empty: no padding
+  std::vector<int64_t> forced_ids;             // [sum of T, K]; empty: the router chooses
   std::vector<double> gate;                    // [E, D]
   std::vector<double> gate_bias;               // [E]; empty: none
   std::vector<double> expert_bias;             // [E]; empty: none
@@ -56,6 +57,13 @@ struct LayerCaseOptions {
   bool mask = false;  // every third token is padding
 };
 
+/// The part of an expert's parameters (or gradients) that a rank holds: all of it without etp.
+reference::MlpWeights shard_of(const MoeLayerConfig& config, const reference::MlpWeights& whole,
+                               int rank);
+
+/// The experts of a rank, ascending.
+std::vector<int64_t> experts_of(const MoeLayerConfig& config, int num_ranks, int rank);
+
 /// Random values, rounded to the dtype.
 LayerCase make_case(const LayerCaseOptions& options);
 
@@ -69,7 +77,7 @@ struct RankResult {
   std::vector<double> grad_x;  // [T, D]
   std::vector<double> grad_gate;
   std::vector<double> grad_gate_bias;
-  std::vector<reference::MlpWeights> experts;  // [E]; gradients, empty at other ranks
+  std::vector<reference::MlpWeights> experts;  // [E]; gradients of its shard; empty elsewhere
   reference::MlpWeights shared;
   RouterLosses losses;
   std::vector<int64_t> load;  // [E], of the group

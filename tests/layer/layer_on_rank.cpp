@@ -36,10 +36,7 @@ Shape shape_of(int member, int64_t E_local, const ExpertsConfig& config, int64_t
 RankParameters::RankParameters(const LayerCase& layer_case, const Group& group,
                                double initial_gradient) {
   const MoeLayerConfig& config = layer_case.config;
-  const std::vector<int32_t> owners = reference::owners_of(config.dispatch, group.size());
-  for (size_t e = 0; e < owners.size(); ++e) {
-    if (owners[e] == group.rank()) local_experts_.push_back(static_cast<int64_t>(e));
-  }
+  local_experts_ = experts_of(config, group.size(), group.rank());
   const DType dtype = layer_case.dtype();
   const DType sums = layer_case.sum_dtype();
   const int64_t E = config.router.num_experts;
@@ -58,10 +55,13 @@ RankParameters::RankParameters(const LayerCase& layer_case, const Group& group,
     if (m < 2 || !layer_case.experts[0].b1.empty()) {
       std::vector<double> all;
       for (const int64_t e : local_experts_) {
-        const std::vector<double>& values = layer_case.experts[static_cast<size_t>(e)].*member;
+        const reference::MlpWeights& whole = layer_case.experts[static_cast<size_t>(e)];
+        const std::vector<double> values = shard_of(config, whole, group.rank()).*member;
         all.insert(all.end(), values.begin(), values.end());
       }
-      const Shape shape = shape_of(m, E_local, config.experts, config.experts.inner);
+      const bool has_more = group.rank() % config.etp < config.experts.inner % config.etp;
+      const int64_t inner = config.experts.inner / config.etp + (has_more ? 1 : 0);
+      const Shape shape = shape_of(m, E_local, config.experts, inner);
       experts_[m] = tensor(dtype, shape, all);
       grad_experts_[m] = filled(sums, shape, initial_gradient);
     }
@@ -118,9 +118,14 @@ RankTokens::RankTokens(const LayerCase& layer_case, int rank) {
   const int64_t T = layer_case.tokens_per_rank[static_cast<size_t>(rank)];
   x = tensor(layer_case.dtype(), {T, D}, part_of(layer_case, rank, layer_case.x, D));
   grad_out = tensor(layer_case.dtype(), {T, D}, part_of(layer_case, rank, layer_case.grad_out, D));
-  if (layer_case.mask.empty()) return;
-  const std::vector<uint8_t> own = part_of(layer_case, rank, layer_case.mask, 1);
-  mask = tensor(DType::kBool, {T}, {own.begin(), own.end()});
+  if (!layer_case.mask.empty()) {
+    const std::vector<uint8_t> own = part_of(layer_case, rank, layer_case.mask, 1);
+    mask = tensor(DType::kBool, {T}, {own.begin(), own.end()});
+  }
+  if (layer_case.forced_ids.empty()) return;
+  const int64_t K = layer_case.config.router.top_k;
+  const std::vector<int64_t> ids = part_of(layer_case, rank, layer_case.forced_ids, K);
+  forced_ids = tensor(DType::kI64, {T, K}, {ids.begin(), ids.end()});
 }
 
 LayerOnRank::LayerOnRank(Group& group, const LayerCase& layer_case_in, MoeLayerOptions options,
@@ -131,7 +136,10 @@ LayerOnRank::LayerOnRank(Group& group, const LayerCase& layer_case_in, MoeLayerO
       tokens(layer_case, token_rank.value_or(group.rank())) {}
 
 MoeForwardArgs LayerOnRank::forward_args() const {
-  return {.weights = parameters.weights(), .x = tokens.x.view, .mask = tokens.mask.view};
+  return {.weights = parameters.weights(),
+          .x = tokens.x.view,
+          .mask = tokens.mask.view,
+          .forced_ids = tokens.forced_ids.view};
 }
 
 MoeBackwardArgs LayerOnRank::backward_args(MoeSaved& saved) const {

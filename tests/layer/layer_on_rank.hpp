@@ -25,9 +25,10 @@ class RankParameters {
 
 /// The tokens of one rank as tensors.
 struct RankTokens {
-  OwnedTensor x;         // [T, D]
-  OwnedTensor grad_out;  // [T, D]
-  OwnedTensor mask;      // [T], or not given
+  OwnedTensor x;           // [T, D]
+  OwnedTensor grad_out;    // [T, D]
+  OwnedTensor mask;        // [T], or not given
+  OwnedTensor forced_ids;  // [T, K], or not given
 
   RankTokens(const LayerCase& layer_case, int rank);
 };

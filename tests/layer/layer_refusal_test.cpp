@@ -77,6 +77,10 @@ TEST(MoeLayerRefusal, EverySettingMustBeIdenticalOnEveryRank) {
       {"weights_in=1", [](MoeLayerConfig& c) { c.experts.weights_in = WeightsIn::kExperts; }},
       {"shared_inner=3", [](MoeLayerConfig& c) { c.shared_inner = 3; }},
       {"overlap_chunks=2", [](MoeLayerConfig& c) { c.overlap_chunks = 2; }},
+      {"etp=3", [](MoeLayerConfig& c) { c.etp = 3; }},
+      {"allow_equal_tokens=1", [](MoeLayerConfig& c) { c.allow_equal_tokens = true; }},
+      {"aux_loss_coeffs=0/0.5/0",
+       [](MoeLayerConfig& c) { c.router.aux_loss_coeffs.sequence = 0.5; }},
       {"alignment=8", [](MoeLayerConfig& c) { c.dispatch.alignment = 8; }}};
   for (const Setting& setting : settings) {
     expect_refusal("rank 1 has " + setting.words, [&](Group& group, const LayerCase&) {

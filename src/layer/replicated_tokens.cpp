@@ -1,0 +1,138 @@
+#include "layer/replicated_tokens.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "comm/agreed_failure.hpp"
+#include "core/check.hpp"
+#include "core/tensor_check.hpp"
+#include "layer/token_identity.hpp"
+
+namespace crossdock {
+namespace {
+
+// What the ranks of the group compare.
+struct Identity {
+  int64_t num_tokens;
+  uint64_t sample;
+};
+
+}  // namespace
+
+int64_t ReplicatedTokens::first_of(int64_t num_tokens) const {
+  const int64_t length = (num_tokens + over_.size() - 1) / over_.size();
+  return std::min(over_.rank() * length, num_tokens);
+}
+
+ConstTensorView ReplicatedTokens::slice_of(const char* name, const ConstTensorView& tensor,
+                                           int64_t num_tokens) const {
+  if (!tensor.given()) return {};
+  check_memory(name, tensor);
+  CROSSDOCK_CHECK(tensor.num_rows() == num_tokens && tensor.shape.rank() <= 2, name,
+                  " must have a row for each of the ", num_tokens, " tokens, got ",
+                  describe(tensor));
+  const int64_t length = (num_tokens + over_.size() - 1) / over_.size();
+  const int64_t first = first_of(num_tokens);
+  const int64_t count = std::min(length, num_tokens - first);
+  ConstTensorView slice = tensor;
+  slice.shape = tensor.shape.rank() == 1 ? Shape{count} : Shape{count, tensor.shape[1]};
+  if (tensor.data != nullptr) {
+    slice.data = static_cast<const std::byte*>(tensor.data) + first * tensor.row_bytes();
+  }
+  return slice;
+}
+
+MoeForwardArgs ReplicatedTokens::slice(const MoeForwardArgs& args) {
+  const int64_t T = args.x.num_rows();
+  MoeForwardArgs part = args;
+  part.x = slice_of("x", args.x, T);
+  part.out = {};
+  part.mask = slice_of("mask", args.mask, T);
+  part.sequence_ids = slice_of("sequence_ids", args.sequence_ids, T);
+  part.forced_ids = slice_of("forced_ids", args.forced_ids, T);
+  part.token_ids = slice_of("token_ids", args.token_ids, T);
+  if (!args.token_ids.given()) {
+    token_ids_.resize(static_cast<size_t>(part.x.num_rows()));
+    std::iota(token_ids_.begin(), token_ids_.end(), first_of(T));
+    part.token_ids = ConstTensorView(token_ids_.data(), {part.x.num_rows()});
+  }
+  return part;
+}
+
+MoeBackwardArgs ReplicatedTokens::slice(const MoeBackwardArgs& args) const {
+  MoeBackwardArgs part = args;
+  part.x = slice_of("x", args.x, args.x.num_rows());
+  part.grad_out = slice_of("grad_out", args.grad_out, args.x.num_rows());
+  part.grad_x = {};
+  return part;
+}
+
+MoeBackwardDwArgs ReplicatedTokens::slice(const MoeBackwardDwArgs& args) const {
+  MoeBackwardDwArgs part = args;
+  part.x = slice_of("x", args.x, args.x.num_rows());
+  part.grad_out = slice_of("grad_out", args.grad_out, args.x.num_rows());
+  return part;
+}
+
+std::optional<Error> ReplicatedTokens::agree(const char* operation, const ConstTensorView& tokens,
+                                             std::optional<Error> refusal) {
+  Identity own{};
+  if (!refusal) {
+    refusal = refusal_of(
+        [&] { own = {.num_tokens = tokens.num_rows(), .sample = sample_tokens({.x = tokens})}; });
+  }
+  return refusal_of([&] {
+    const Agreement agreement = over_.agree({.operation = operation,
+                                             .config = {},
+                                             .body = std::as_bytes(std::span(&own, 1)),
+                                             .refusal = refusal ? &*refusal : nullptr});
+    Identity first{};
+    for (int rank = 0; rank < over_.size(); ++rank) {
+      Identity of_rank{};
+      CROSSDOCK_ASSERT(agreement.body(rank).size() == sizeof of_rank);
+      std::memcpy(&of_rank, agreement.body(rank).data(), sizeof of_rank);
+      if (rank == 0) first = of_rank;
+      CROSSDOCK_CHECK(of_rank.num_tokens == first.num_tokens,
+                      "tokens must be identical on the ranks of replicated_over, but rank ", rank,
+                      " of that group has ", of_rank.num_tokens, " of them and rank 0 ",
+                      first.num_tokens);
+      CROSSDOCK_CHECK(of_rank.sample == first.sample,
+                      "tokens and gradients must be identical on the ranks of replicated_over, "
+                      "but those of ranks 0 and ",
+                      rank,
+                      " of that group differ; sum partial gradients over the group first, and "
+                      "leave replicated_over out if each rank has tokens of its own");
+    }
+  });
+}
+
+OwnedTensor ReplicatedTokens::gather(const char* operation, const TensorView& slice,
+                                     TensorView out) {
+  const std::span body(static_cast<const std::byte*>(slice.data),
+                       static_cast<size_t>(slice.num_bytes()));
+  const Agreement agreement =
+      over_.agree({.operation = operation, .config = {}, .body = body, .refusal = nullptr});
+  OwnedTensor result{.view = out, .owner = nullptr};
+  run_agreed(over_, [&] {  // slices are contiguous and in the order of the ranks
+    const int64_t num_bytes = agreement.offsets.back();
+    if (!out.given()) {
+      result = over_.pool().take(slice.dtype, {num_bytes / slice.row_bytes(), slice.shape[1]});
+    }
+    CROSSDOCK_ASSERT(result.view.num_bytes() == num_bytes);
+    if (num_bytes > 0) {
+      std::memcpy(result.view.data, agreement.bytes.data(), static_cast<size_t>(num_bytes));
+    }
+  });
+  return result;
+}
+
+// After a mismatch not all ranks of the layer's group would join.
+void ReplicatedTokens::refuse(const char* operation, const Group& group, const Error& error) {
+  if (group.is_poisoned()) return over_.fail(error);
+  if (error.code() == ErrorCode::kMismatch) return;
+  refusal_of(
+      [&] { over_.agree({.operation = operation, .config = {}, .body = {}, .refusal = &error}); });
+}
+
+}  // namespace crossdock

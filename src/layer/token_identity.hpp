@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "crossdock/group.hpp"
+#include "crossdock/tensor.hpp"
+
+namespace crossdock {
+
+/// The tokens with which a rank takes part in a forward.
+struct LocalTokens {
+  ConstTensorView x{};     // [T, D] in host memory
+  ConstTensorView mask{};  // [T] bool, optional: true = padding, which is ignored
+  int64_t first = 0;       // of a slice of replicated tokens: slices differ by their place
+};
+
+/// A hash of a few rows, so that its cost does not grow with T or D: up to 16 tokens, spread
+/// evenly, and up to 512 bytes of each. Equal tokens have equal samples. 0 if there is no token.
+uint64_t sample_tokens(const LocalTokens& tokens);
+
+/// A hash of all tokens. 0 if there is none.
+uint64_t hash_tokens(const LocalTokens& tokens);
+
+/// Throws Error(kInvalidArgument), the same on all ranks, if two ranks of the group have
+/// bit-identical tokens. `samples` [P] are known to all ranks; only if two of them are equal do the
+/// ranks compare all tokens, with one more agreement. Collective.
+void refuse_equal_tokens(Group& group, std::span<const uint64_t> samples,
+                         const LocalTokens& tokens);
+
+}  // namespace crossdock
