@@ -97,6 +97,9 @@ RouterConfig to_config(const crossdock_router_config& given) {
   config.aux_loss_coeff = given.aux_loss_coeff;
   config.aux_loss_scope =
       static_cast<BalanceScope>(checked_enum("aux_loss_scope", given.aux_loss_scope, 3));
+  config.aux_loss_coeffs = {.batch = given.aux_batch_coeff,
+                            .sequence = given.aux_sequence_coeff,
+                            .global_batch = given.aux_global_batch_coeff};
   config.z_loss_coeff = given.z_loss_coeff;
   config.jitter = given.jitter;
   config.force_balance = given.force_balance != 0;

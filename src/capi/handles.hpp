@@ -102,16 +102,33 @@ struct crossdock_experts_saved : crossdock::capi::Handle<crossdock_experts_saved
   crossdock::ExpertsSaved saved;
 };
 
+namespace crossdock::capi {
+
+/// The groups of a layer besides its own; null where none was given.
+struct LayerGroups {
+  GroupPtr counting;
+  GroupPtr sequences;
+  GroupPtr replicated;
+};
+
+inline Group* open_or_null(const GroupPtr& group) {
+  return group ? &group->open() : nullptr;
+}
+
+}  // namespace crossdock::capi
+
 struct crossdock_layer : crossdock::capi::Handle<crossdock_layer> {
-  crossdock_layer(crossdock::capi::GroupPtr group_in, crossdock::capi::GroupPtr counting_group_in,
+  crossdock_layer(crossdock::capi::GroupPtr group_in, crossdock::capi::LayerGroups others_in,
                   const crossdock::MoeLayerConfig& config)
       : group(std::move(group_in)),
-        counting_group(std::move(counting_group_in)),
+        others(std::move(others_in)),
         layer(group->open(), config,
-              {.counting_group = counting_group ? &counting_group->open() : nullptr}) {}
+              {.counting_group = crossdock::capi::open_or_null(others.counting),
+               .sequence_group = crossdock::capi::open_or_null(others.sequences),
+               .replicated_over = crossdock::capi::open_or_null(others.replicated)}) {}
 
   crossdock::capi::GroupPtr group;
-  crossdock::capi::GroupPtr counting_group;  // null: the layer's group
+  crossdock::capi::LayerGroups others;
   crossdock::MoeLayer layer;
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -26,6 +27,8 @@ MoeLayerConfig to_layer_config(const crossdock_layer_config& given) {
   config.shared_inner = given.shared_inner;
   config.overlap_shared = given.serial_shared == 0;
   config.overlap_chunks = given.overlap_chunks == 0 ? 1 : given.overlap_chunks;
+  config.etp = given.etp == 0 ? 1 : given.etp;
+  config.allow_equal_tokens = given.allow_equal_tokens != 0;
   return config;
 }
 
@@ -78,18 +81,45 @@ uint64_t plan_id(const crossdock_layer_forward_args* args) {
   return has_field ? plan_id(args->decision) : 0;
 }
 
-// Like convert. If the ranks of the layer's group refuse a forward, those of the counting group
-// wait for all of them to refuse there too.
+// A struct of an older version ends before the terms.
+void set_losses(const RouterLosses& losses, crossdock_layer_forward_result& result) {
+  result.aux_loss = losses.aux;
+  result.z_loss = losses.z;
+  if (result.struct_size < sizeof result) return;
+  result.aux_batch_loss = losses.aux_terms.batch;
+  result.aux_sequence_loss = losses.aux_terms.sequence;
+  result.aux_global_batch_loss = losses.aux_terms.global_batch;
+}
+
+GroupPtr group_or_null(const char* name, crossdock_group* group) {
+  return group != nullptr ? handle(name, group).shared : nullptr;
+}
+
+void refuse(Group& group, const char* operation, const Error& error) {
+  refusal_of([&] { group.agree({.operation = operation, .refusal = &error}); });
+}
+
+// Like convert. Ranks that hold the same tokens compare them before they agree in the layer's
+// group: a rank that cannot convert its arguments refuses there first.
+template <typename Convert>
+void convert_replicated(const crossdock_layer& layer, const char* operation, const Call& call,
+                        const Convert& body) {
+  const std::optional<Error> refusal = refusal_of(body);
+  if (!refusal) return;
+  if (layer.others.replicated) refuse(layer.others.replicated->open(), operation, *refusal);
+  convert(call, [&] { throw *refusal; });
+}
+
+// If the ranks of the layer's group refuse a forward, those of the groups in which it counts wait
+// for all of them to refuse there too.
 template <typename Convert>
 void convert_forward(const crossdock_layer& layer, const Call& call, const Convert& body) {
   try {
-    convert(call, body);
+    convert_replicated(layer, "replicate", call, body);
   } catch (const Error& error) {
-    const bool counts_elsewhere = layer.counting_group && layer.counting_group != layer.group;
     const bool all_refuse = error.code() != ErrorCode::kMismatch && !call.group.is_poisoned();
-    if (counts_elsewhere && all_refuse && call.subject == 0) {
-      refusal_of(
-          [&] { layer.counting_group->open().agree({.operation = "count", .refusal = &error}); });
+    if (all_refuse && call.subject == 0) {
+      for (Group* other : layer.layer.counting_groups()) refuse(*other, "count", error);
     }
     throw;
   }
@@ -110,11 +140,11 @@ crossdock_status crossdock_layer_create(crossdock_group* group,
     const capi::GroupPtr& members = handle("group", group).shared;
     crossdock_layer*& made = pointee("layer", layer);
     const auto given = capi::read_struct("crossdock_layer_config", config);
-    capi::GroupPtr counting;
-    if (given.counting_group != nullptr) {
-      counting = handle("counting_group", given.counting_group).shared;
-    }
-    made = new crossdock_layer(members, counting, capi::to_layer_config(given));
+    const capi::LayerGroups others{
+        .counting = capi::group_or_null("counting_group", given.counting_group),
+        .sequences = capi::group_or_null("sequence_group", given.sequence_group),
+        .replicated = capi::group_or_null("replicated_over", given.replicated_over)};
+    made = new crossdock_layer(members, others, capi::to_layer_config(given));
   });
 }
 
@@ -141,8 +171,8 @@ crossdock_status crossdock_layer_forward(crossdock_layer* layer,
     const capi::Call call{
         .group = called.group->open(), .operation = "route", .subject = capi::plan_id(args)};
     capi::convert_forward(called, call, [&] {
-      const auto outputs = capi::read_struct("crossdock_layer_forward_result", result,
-                                             offsetof(crossdock_layer_forward_result, aux_loss));
+      capi::check_struct("crossdock_layer_forward_result", result,
+                         offsetof(crossdock_layer_forward_result, aux_batch_loss));
       converted =
           capi::to_args(capi::read_struct("crossdock_layer_forward_args", args), outputs.out);
       kept = std::make_unique<crossdock_layer_saved>(called.group);
@@ -151,10 +181,7 @@ crossdock_status crossdock_layer_forward(crossdock_layer* layer,
     kept->saved = std::move(made.saved);
     const capi::Result results[] = {{&result->out, &made.out}};
     capi::set_outputs(results, {.group = called.group});
-    using Outputs = crossdock_layer_forward_result;
-    const auto& losses = kept->saved.decision.losses;
-    if (double* aux = capi::find_field(result, &Outputs::aux_loss)) *aux = losses.aux;
-    if (double* z = capi::find_field(result, &Outputs::z_loss)) *z = losses.z;
+    capi::set_losses(kept->saved.decision.losses, *result);
     if (saved != nullptr) *saved = kept.release();
   });
 }
@@ -168,7 +195,7 @@ crossdock_status crossdock_layer_backward(crossdock_layer* layer,
     const capi::Call call{.group = called.group->open(),
                           .operation = "layer_backward",
                           .subject = capi::plan_id(saved)};
-    capi::convert(call, [&] {
+    capi::convert_replicated(called, "replicate_grad", call, [&] {
       const auto given = capi::read_struct("crossdock_layer_backward_args", args);
       converted = {.weights = capi::to_layer_weights(given.weights),
                    .x = capi::to_view("x", given.x),
@@ -205,6 +232,14 @@ crossdock_status crossdock_layer_saved_load(const crossdock_layer_saved* saved, 
   return guarded([&] {
     const std::vector<int64_t>& counts = handle("saved", saved).saved.decision.load;
     std::copy(counts.begin(), counts.end(), &pointee("load", load));
+  });
+}
+
+crossdock_status crossdock_layer_saved_dropped(const crossdock_layer_saved* saved,
+                                               int64_t* dropped) {
+  return guarded([&] {
+    const std::vector<int64_t>& counts = handle("saved", saved).saved.decision.dropped;
+    std::copy(counts.begin(), counts.end(), &pointee("dropped", dropped));
   });
 }
 

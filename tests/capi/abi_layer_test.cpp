@@ -59,7 +59,7 @@ TEST(CAbi, ExpertsBackwardArgs) {
 }
 
 TEST(CAbi, RouterConfig) {
-  EXPECT_SIZE(crossdock_router_config, 104);
+  EXPECT_SIZE(crossdock_router_config, 128);
   EXPECT_FIELD(crossdock_router_config, struct_size, 0);
   EXPECT_FIELD(crossdock_router_config, num_experts, 8);
   EXPECT_FIELD(crossdock_router_config, top_k, 16);
@@ -76,10 +76,13 @@ TEST(CAbi, RouterConfig) {
   EXPECT_FIELD(crossdock_router_config, aux_loss_scope, 92);
   EXPECT_FIELD(crossdock_router_config, force_balance, 96);
   EXPECT_FIELD(crossdock_router_config, padding, 100);
+  EXPECT_FIELD(crossdock_router_config, aux_batch_coeff, 104);
+  EXPECT_FIELD(crossdock_router_config, aux_sequence_coeff, 112);
+  EXPECT_FIELD(crossdock_router_config, aux_global_batch_coeff, 120);
 }
 
 TEST(CAbi, LayerConfig) {
-  EXPECT_SIZE(crossdock_layer_config, 64);
+  EXPECT_SIZE(crossdock_layer_config, 96);
   EXPECT_FIELD(crossdock_layer_config, struct_size, 0);
   EXPECT_FIELD(crossdock_layer_config, router, 8);
   EXPECT_FIELD(crossdock_layer_config, experts, 16);
@@ -89,6 +92,11 @@ TEST(CAbi, LayerConfig) {
   EXPECT_FIELD(crossdock_layer_config, overlap_chunks, 48);
   EXPECT_FIELD(crossdock_layer_config, serial_shared, 56);
   EXPECT_FIELD(crossdock_layer_config, padding, 60);
+  EXPECT_FIELD(crossdock_layer_config, etp, 64);
+  EXPECT_FIELD(crossdock_layer_config, sequence_group, 72);
+  EXPECT_FIELD(crossdock_layer_config, replicated_over, 80);
+  EXPECT_FIELD(crossdock_layer_config, allow_equal_tokens, 88);
+  EXPECT_FIELD(crossdock_layer_config, padding2, 92);
 }
 
 TEST(CAbi, LayerWeights) {
@@ -125,11 +133,14 @@ TEST(CAbi, LayerForwardArgs) {
 }
 
 TEST(CAbi, LayerForwardResult) {
-  EXPECT_SIZE(crossdock_layer_forward_result, 88);
+  EXPECT_SIZE(crossdock_layer_forward_result, 112);
   EXPECT_FIELD(crossdock_layer_forward_result, struct_size, 0);
   EXPECT_FIELD(crossdock_layer_forward_result, out, 8);
   EXPECT_FIELD(crossdock_layer_forward_result, aux_loss, 72);
   EXPECT_FIELD(crossdock_layer_forward_result, z_loss, 80);
+  EXPECT_FIELD(crossdock_layer_forward_result, aux_batch_loss, 88);
+  EXPECT_FIELD(crossdock_layer_forward_result, aux_sequence_loss, 96);
+  EXPECT_FIELD(crossdock_layer_forward_result, aux_global_batch_loss, 104);
 }
 
 TEST(CAbi, LayerBackwardArgs) {

@@ -1,6 +1,7 @@
 // A layer through the C API has the values of the C++ API.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -202,6 +203,107 @@ TEST(CLayer, ARefusalReachesTheCountingGroup) {
     EXPECT_OK(crossdock_layer_forward(layer, &forward, &result, nullptr));
     EXPECT_OK(crossdock_output_release(&result.out, nullptr));
     crossdock_group_destroy(counting);
+    crossdock_layer_destroy(layer);
+  });
+}
+
+// Both ranks hold a shard of all experts and the same tokens.
+struct ShardedCase {
+  int64_t f;  // columns of this rank's shard
+  std::vector<float> gate = Tensors::values(E * D, 5);
+  std::vector<float> w1;
+  std::vector<float> w2;
+  std::vector<float> x = Tensors::values(T * D, 13);
+  std::vector<float> out = std::vector<float>(T * D);
+
+  explicit ShardedCase(int rank)
+      : f(rank == 0 ? 2 : 1),
+        w1(Tensors::values(E * 2 * f * D, 7 + rank)),
+        w2(Tensors::values(E * D * f, 11 + rank)) {}
+};
+
+struct ShardedOutcome {
+  std::vector<float> out;
+  RouterLosses losses;
+};
+
+ShardedOutcome run_sharded_cpp(Group& group) {
+  MoeLayerConfig config;
+  config.router.num_experts = E;
+  config.router.top_k = 2;
+  config.router.width = D;
+  config.router.aux_loss_coeffs = {.batch = 0.5, .sequence = 0.25, .global_batch = 0.125};
+  config.experts.inner = F;
+  config.etp = 2;
+  MoeLayer layer(group, config, {.replicated_over = &group});
+  ShardedCase input(group.rank());
+  const MoeForwardResult forward =
+      layer.forward({.weights = {.gate = {.weight = {input.gate.data(), {E, D}}},
+                                 .experts = {.w1 = {input.w1.data(), {E, 2 * input.f, D}},
+                                             .w2 = {input.w2.data(), {E, D, input.f}}}},
+                     .x = {input.x.data(), {T, D}},
+                     .out = {input.out.data(), {T, D}}});
+  return {input.out, forward.saved.decision.losses};
+}
+
+TEST(CLayer, TakesShardedExpertsReplicatedTokensAndSeveralLosses) {
+  std::vector<ShardedOutcome> wanted(kRanks);
+  run_ranks(kRanks, [&](Group& group) {
+    wanted[static_cast<size_t>(group.rank())] = run_sharded_cpp(group);
+  });
+  EXPECT_EQ(wanted[0].out, wanted[1].out);
+  run_c_ranks(kRanks, [&](crossdock_group* group, int rank) {
+    auto router = made<crossdock_router_config>();
+    router.num_experts = E;
+    router.top_k = 2;
+    router.width = D;
+    router.aux_batch_coeff = 0.5;
+    router.aux_sequence_coeff = 0.25;
+    router.aux_global_batch_coeff = 0.125;
+    auto experts = made<crossdock_experts_config>();
+    experts.inner = F;
+    experts.dtype = CROSSDOCK_F32;
+    auto config = made<crossdock_layer_config>();
+    config.router = &router;
+    config.experts = &experts;
+    config.etp = 2;
+    config.replicated_over = group;
+    crossdock_layer* layer = nullptr;
+    ASSERT_OK(crossdock_layer_create(group, &config, &layer));
+    int64_t num_local_experts = 0;
+    EXPECT_OK(crossdock_layer_num_local_experts(layer, &num_local_experts));
+    EXPECT_EQ(num_local_experts, E);
+    ShardedCase input(rank);
+    auto forward = made<crossdock_layer_forward_args>();
+    forward.weights.gate = tensor(input.gate, E, D);
+    forward.weights.experts.w1 =
+        crossdock_tensor_3d(input.w1.data(), CROSSDOCK_F32, E, 2 * input.f, D);
+    forward.weights.experts.w2 = crossdock_tensor_3d(input.w2.data(), CROSSDOCK_F32, E, D, input.f);
+    forward.x = tensor(input.x, T, D);
+    auto result = made<crossdock_layer_forward_result>();
+    result.out.tensor = tensor(input.out, T, D);
+
+    // A rank that cannot convert its arguments refuses in both groups.
+    EXPECT_EQ(crossdock_layer_forward(layer, rank == 1 ? nullptr : &forward, &result, nullptr),
+              CROSSDOCK_INVALID_ARGUMENT);
+    crossdock_layer_saved* saved = nullptr;
+    EXPECT_OK(crossdock_layer_forward(layer, &forward, &result, &saved));
+    const ShardedOutcome& want = wanted[static_cast<size_t>(rank)];
+    EXPECT_EQ(input.out, want.out);
+    EXPECT_EQ(result.aux_loss, want.losses.aux);
+    EXPECT_EQ(result.aux_batch_loss, want.losses.aux_terms.batch);
+    EXPECT_EQ(result.aux_sequence_loss, want.losses.aux_terms.sequence);
+    EXPECT_EQ(result.aux_global_batch_loss, want.losses.aux_terms.global_batch);
+    std::vector<int64_t> dropped(E, -1);
+    EXPECT_OK(crossdock_layer_saved_dropped(saved, dropped.data()));
+    EXPECT_EQ(dropped, std::vector<int64_t>(E, 0));
+    crossdock_layer_saved_destroy(saved);
+
+    // A result of an older version, which ends before the terms.
+    result.struct_size = offsetof(crossdock_layer_forward_result, aux_batch_loss);
+    result.aux_batch_loss = -1.0;
+    EXPECT_OK(crossdock_layer_forward(layer, &forward, &result, nullptr));
+    EXPECT_EQ(result.aux_batch_loss, -1.0);
     crossdock_layer_destroy(layer);
   });
 }

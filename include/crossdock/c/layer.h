@@ -46,6 +46,11 @@ typedef struct crossdock_router_config {
   int32_t aux_loss_scope;  // tokens whose routes the auxiliary loss counts
   int32_t force_balance;   // 1, for benchmarks: slot k of token t goes to expert (t * K + k) mod E
   int32_t padding;         // 0
+  // Several auxiliary losses at once, each 0: none. aux_loss_coeff is added to that of
+  // aux_loss_scope.
+  double aux_batch_coeff;
+  double aux_sequence_coeff;
+  double aux_global_batch_coeff;
 } crossdock_router_config;
 #define CROSSDOCK_ROUTER_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_router_config) }
@@ -62,6 +67,15 @@ typedef struct crossdock_layer_config {
   int64_t overlap_chunks;  // above 1: experts compute on the chunks that have arrived; 0: 1
   int32_t serial_shared;   // 1: the shared experts do not compute during the dispatch
   int32_t padding;         // 0
+  int64_t etp;  // expert tensor parallelism: ranks that share each expert, fastest in the group;
+                // each holds a part of F. experts->inner is F of a whole expert. 0: 1
+  crossdock_group* sequence_group;   // ranks that share sequences, if they are not those of
+                                     // counting_group. Must outlive the layer
+  crossdock_group* replicated_over;  // ranks that hold the same tokens: each takes part with a
+                                     // slice of them, and gets all results. Must outlive the layer
+  int32_t allow_equal_tokens;  // 1: tokens that are bit-identical on several ranks are accepted, as
+                               // tokens of their own
+  int32_t padding2;            // 0
 } crossdock_layer_config;
 #define CROSSDOCK_LAYER_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_layer_config) }
@@ -80,7 +94,8 @@ typedef struct crossdock_layer_weights {
   crossdock_tensor gate;             // [E, D] fp64 for fp64 tokens, else fp32, bf16 or fp16
   crossdock_tensor gate_bias;        // [E] same dtype, optional
   crossdock_tensor expert_bias;      // [E] fp32 (fp64 for fp64), optional: for the selection only
-  crossdock_expert_weights experts;  // of this rank's experts, ascending
+  crossdock_expert_weights experts;  // of this rank's experts, ascending; with etp > 1 its shard
+                                     // of them, and b2, which is identical on the etp ranks
   crossdock_expert_weights shared;   // with shared_inner: E_local = 1
 } crossdock_layer_weights;
 
@@ -88,6 +103,8 @@ typedef struct crossdock_layer_weights {
 typedef struct crossdock_layer_gradients {
   crossdock_tensor gate;       // [E, D]; summed over this rank's tokens only
   crossdock_tensor gate_bias;  // [E]; likewise
+  /// Of the tokens of all ranks of the group. With etp > 1, b2 is identical on the etp ranks and
+  /// must not be summed over them.
   crossdock_expert_gradients experts;
   crossdock_expert_gradients shared;  // summed over this rank's tokens only
 } crossdock_layer_gradients;
@@ -114,9 +131,12 @@ typedef struct crossdock_layer_forward_args {
 
 typedef struct crossdock_layer_forward_result {
   size_t struct_size;
-  crossdock_output out;  // [T, D]
-  double aux_loss;       // this rank's share; the shares of the counting group sum to its loss
-  double z_loss;         // likewise
+  crossdock_output out;   // [T, D]
+  double aux_loss;        // this rank's share; the shares of the counting group sum to its loss
+  double z_loss;          // likewise
+  double aux_batch_loss;  // the terms of aux_loss
+  double aux_sequence_loss;
+  double aux_global_batch_loss;
 } crossdock_layer_forward_result;
 #define CROSSDOCK_LAYER_FORWARD_RESULT_INIT \
   { .struct_size = sizeof(crossdock_layer_forward_result) }
@@ -155,6 +175,9 @@ crossdock_layer_backward_dw(const crossdock_layer* layer, const crossdock_layer_
 /// Copies the [E] numbers of routes to each expert before any drop, summed over the group.
 CROSSDOCK_C_API crossdock_status crossdock_layer_saved_load(const crossdock_layer_saved* saved,
                                                             int64_t* load);
+/// Copies the [E] numbers of this rank's routes that were dropped by capacity.
+CROSSDOCK_C_API crossdock_status crossdock_layer_saved_dropped(const crossdock_layer_saved* saved,
+                                                               int64_t* dropped);
 CROSSDOCK_C_API void crossdock_layer_saved_destroy(crossdock_layer_saved* saved);
 
 /// bias[e] += rate * sign(mean load - load[e]), for bias [E] in fp32 or fp64. With `centred`, the
