@@ -144,6 +144,12 @@ typedef struct crossdock_output {
 /// time of the call that provided the memory must still exist. Sets `output` to zeros; does nothing
 /// if its owner is NULL.
 CROSSDOCK_C_API crossdock_status crossdock_output_release(crossdock_output* output, void* stream);
+/// Shares memory of a crossdock_output with another library: sets *managed_tensor to a
+/// DLManagedTensor of DLPack, whose deleter releases it like crossdock_output_release. The memory
+/// is reused once the output and all tensors that share it are released, in any order and by any
+/// thread.
+CROSSDOCK_C_API crossdock_status crossdock_output_to_dlpack(const crossdock_output* output,
+                                                            void* stream, void** managed_tensor);
 
 /// Tensors in host memory; set device_kind and device_index for others.
 static inline crossdock_tensor crossdock_tensor_3d(const void* data, int32_t dtype, int64_t dim0,

@@ -113,5 +113,74 @@ TEST(COutputs, AnOutputThatStillHasAnOwnerIsRefused) {
   });
 }
 
+// The layout that DLPack documents.
+struct DLManagedTensor {
+  void* data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t ndim;
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor* self);
+};
+
+TEST(COutputs, MemoryCanBeSharedThroughDLPack) {
+  run_c_ranks(1, [](crossdock_group* group, int /*rank*/) {
+    const Planned planned(group, Case(0));
+    const int64_t R = planned.info.capacity_rows;
+    crossdock_output rows{};
+    ASSERT_OK(crossdock_allocate_rows(planned.dispatcher, planned.plan, CROSSDOCK_F32, &rows));
+    void* data = rows.tensor.data;
+    void* made_tensor = nullptr;
+    ASSERT_OK(crossdock_output_to_dlpack(&rows, nullptr, &made_tensor));
+    auto* shared = static_cast<DLManagedTensor*>(made_tensor);
+    EXPECT_EQ(shared->data, data);
+    EXPECT_EQ(shared->device_type, 1);
+    ASSERT_EQ(shared->ndim, 2);
+    EXPECT_EQ(shared->shape[0], R);
+    EXPECT_EQ(shared->shape[1], D);
+    EXPECT_EQ(shared->strides, nullptr);
+    EXPECT_EQ(shared->code, 2);
+    EXPECT_EQ(shared->bits, 32);
+    EXPECT_EQ(shared->lanes, 1);
+    EXPECT_EQ(shared->byte_offset, 0U);
+
+    // The memory is not given to others while a tensor shares it.
+    EXPECT_OK(crossdock_output_release(&rows, nullptr));
+    crossdock_output others{};
+    ASSERT_OK(crossdock_allocate_rows(planned.dispatcher, planned.plan, CROSSDOCK_F32, &others));
+    EXPECT_NE(others.tensor.data, data);
+    static_cast<float*>(shared->data)[R * D - 1] = 1.0F;
+    shared->deleter(shared);
+    EXPECT_OK(crossdock_output_release(&others, nullptr));
+  });
+}
+
+TEST(COutputs, AnEmptyResultCanBeSharedThroughDLPack) {
+  const crossdock_output output{.tensor = crossdock_tensor_2d(nullptr, CROSSDOCK_BF16, 0, 4),
+                                .owner = nullptr};
+  void* made_tensor = nullptr;
+  ASSERT_OK(crossdock_output_to_dlpack(&output, nullptr, &made_tensor));
+  auto* shared = static_cast<DLManagedTensor*>(made_tensor);
+  EXPECT_EQ(shared->shape[0], 0);
+  EXPECT_EQ(shared->code, 4);
+  EXPECT_EQ(shared->bits, 16);
+  shared->deleter(shared);
+}
+
+TEST(COutputs, MemoryOfTheCallerCannotBeSharedThroughDLPack) {
+  const Memory own(4);
+  const crossdock_output output = own.output(1, 4);
+  void* shared = nullptr;
+  EXPECT_EQ(crossdock_output_to_dlpack(&output, nullptr, &shared), CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_STREQ(crossdock_last_error(), "output.owner must not be NULL");
+  EXPECT_EQ(shared, nullptr);
+}
+
 }  // namespace
 }  // namespace crossdock::capi_test
