@@ -1,0 +1,104 @@
+"""One dispatch: its arguments, its results, and the half of it that is pending."""
+from typing import Any, Callable, NamedTuple, NoReturn, Optional
+
+from ._abi import DispatchArgs, DispatchResult, OnChunk
+from ._errors import ErrorCode, fail
+from ._library import lib
+from ._tensor import Array, Marshal, fields_at, is_numpy, result
+
+
+class Dispatched(NamedTuple):
+    """Results of a dispatch. R is plan.capacity_rows."""
+
+    rows: Any  #: [R, D], grouped by local expert; pad rows are zero
+    row_weights: Any = None  #: [R] if requested; 0 in pad rows
+    row_scales: Any = None  #: [R, ...] with fp8 only
+
+
+class Pending:
+    """A call that has begun. Keeps its arrays alive. Every begun call must be finished before its dispatcher is closed."""
+
+    def __init__(self, handle: int, finish: Callable[[int], Any]):
+        self._handle: Optional[int] = handle
+        self._finish = finish
+
+    def finish(self) -> Any:
+        """The results. On a GPU, the dispatcher's stream waits for the call; the host does not."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            raise ValueError("the call has been finished already")
+        return self._finish(handle)
+
+
+_X = DispatchArgs.x.offset
+_SCALES = DispatchArgs.scales.offset
+_ROWS = DispatchResult.rows.offset
+_ROW_SCALES = DispatchResult.row_scales.offset
+_ROW_WEIGHTS = DispatchResult.row_weights.offset
+
+
+class DispatchCall:
+    """The arguments and results of one dispatch."""
+
+    def __init__(self, dispatcher, plan, x, scales, row_weights, rows, row_scales, num_chunks, on_chunk):
+        self.marshal = marshal = Marshal(dispatcher._stream)
+        self.rank = dispatcher._rank
+        self.args = args = DispatchArgs()
+        self.results = results = DispatchResult()
+        self.given = (x, rows, None if isinstance(row_weights, bool) else row_weights, row_scales)
+        self.exception: Optional[BaseException] = None
+        marshal.put(args, _X, x)
+        if scales is not None:
+            marshal.put(args, _SCALES, scales)
+        if row_weights is not False:
+            args.with_row_weights = 1
+            marshal.put_output(results, _ROW_WEIGHTS, self.given[2])
+        if rows is not None:
+            marshal.put_output(results, _ROWS, rows)
+        if row_scales is not None:
+            marshal.put_output(results, _ROW_SCALES, row_scales)
+        if num_chunks != 1:
+            args.num_chunks = num_chunks
+        if on_chunk is not None:
+            args.on_chunk = self._callback(on_chunk)
+        marshal.keep.append((plan, scales))
+
+    def finish(self, stream: int) -> Dispatched:
+        x, rows, row_weights, row_scales = self.given
+        results = self.results
+        self.args = None  # its callback refers to this object
+        rows = result(results, _ROWS, rows, x, stream)
+        row_weights = result(results, _ROW_WEIGHTS, row_weights, x, stream)
+        row_scales = result(results, _ROW_SCALES, row_scales, x, stream)
+        return Dispatched(rows, row_weights, row_scales)
+
+    def fail(self) -> NoReturn:
+        self.args = None
+        if self.exception is not None:
+            raise self.exception
+        fail(self.rank, self.marshal.refusal)
+
+    def _callback(self, on_chunk):
+        x = self.given[0]
+
+        def arrived(offset, results):
+            fields = fields_at(results, offset)
+            if fields[5] == 0:
+                return None
+            array = Array(fields, 0, self)
+            return array.numpy() if is_numpy(x) else array
+
+        def callback(_context, results, first_expert, last_expert):
+            try:
+                on_chunk(
+                    Dispatched(*(arrived(at, results.contents) for at in (_ROWS, _ROW_WEIGHTS, _ROW_SCALES))),
+                    first_expert,
+                    last_expert,
+                )
+                return 0
+            except BaseException as exception:
+                self.exception = exception
+                lib.set_callback_error(f"{type(exception).__name__}: {exception}".encode())
+                return ErrorCode.COMMUNICATION
+
+        return OnChunk(callback)

@@ -1,0 +1,369 @@
+"""Dispatchers: carry tokens to the ranks of their experts, and results back."""
+import ctypes
+import weakref
+from ctypes import byref
+from typing import Any, Callable, NamedTuple, Optional, Sequence
+
+from ._abi import (
+    CombineBackwardArgs,
+    CombineBackwardResult,
+    COutput,
+    CTensor,
+    DeviceOptions,
+    DispatchConfig,
+    DispatchResult,
+    Routing,
+)
+from ._dispatch_call import Dispatched, DispatchCall, Pending
+from ._dtype import to_dtype
+from ._errors import check, fail
+from ._group import Group
+from ._library import lib
+from ._plan import Plan
+from ._tensor import Array, ArrayLike, Marshal, result
+
+DROP_POLICIES = {"position": 0, "weight": 1}
+NONFINITE = {"reject": 0, "propagate": 1}
+
+
+class CombineGradients(NamedTuple):
+    """Results of combine_backward."""
+
+    grad_rows: Any  #: [R, D] = weight * grad_out of the row's token; 0 in pad rows
+    grad_weights: Any  #: [T, K] = <y row, grad_out>; 0 in slots without a kept route
+
+
+class _Move(ctypes.Structure):
+    """The tensors of a call with one in and one out."""
+
+    _fields_ = [("source", CTensor), ("target", COutput)]
+
+
+_TARGET = _Move.target.offset
+
+
+def choice(name: str, value: str, values: dict) -> int:
+    if value not in values:
+        raise ValueError(f"{name} must be one of {', '.join(values)}, got {value!r}")
+    return values[value]
+
+
+def dispatch_config(
+    num_experts: int,
+    top_k: int,
+    width: int,
+    alignment: int = 1,
+    max_rows: Optional[int] = None,
+    placement: Optional[Sequence[int]] = None,
+    strategy: str = "auto",
+    capacity_factor: Optional[float] = None,
+    capacity_tokens: Optional[int] = None,
+    pad_to_capacity: bool = False,
+    drop_policy: str = "position",
+    nonfinite: str = "reject",
+    partial_sums: bool = False,
+    keep_empty_segments: bool = False,
+    max_routes_per_token: Optional[int] = None,
+) -> DispatchConfig:
+    places = None
+    if placement is not None:
+        places = list(placement)
+        if len(places) != num_experts:
+            raise ValueError(f"placement must have num_experts ({num_experts}) entries, got {len(places)}")
+        places = (ctypes.c_int32 * max(len(places), 1))(*places)
+    return DispatchConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        width=width,
+        alignment=alignment,
+        max_rows=max_rows or 0,
+        placement=places,
+        strategy=strategy.encode(),
+        capacity_factor=capacity_factor or 0,
+        capacity_tokens=capacity_tokens or 0,
+        pad_to_capacity=pad_to_capacity,
+        drop_policy=choice("drop_policy", drop_policy, DROP_POLICIES),
+        nonfinite=choice("nonfinite", nonfinite, NONFINITE),
+        partial_sums=partial_sums,
+        keep_empty_segments=keep_empty_segments,
+        max_routes_per_token=max_routes_per_token or 0,
+    )
+
+
+class Dispatcher:
+    """Carries tokens to the ranks of their experts, and results back.
+
+    All calls are collective, except set_stream, check, allocate_rows and close. They release the GIL. An invalid
+    argument on one rank is the same Error on every rank, and the group stays usable.
+
+    Inputs are numpy arrays, objects with __dlpack__ (torch, jax, cupy), crossdock.Array or crossdock.Tensor. They are not
+    copied, except numpy arrays that are not contiguous. An output may be given, with the exact shape and dtype, and is
+    then returned; otherwise it is memory of the library, without a copy: a numpy array if the input is one, else a
+    crossdock.Array. An output must not overlap an input or another output.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        num_experts: int,
+        top_k: int,
+        width: int,
+        alignment: int = 1,
+        max_rows: Optional[int] = None,
+        placement: Optional[Sequence[int]] = None,
+        strategy: str = "auto",
+        capacity_factor: Optional[float] = None,
+        capacity_tokens: Optional[int] = None,
+        pad_to_capacity: bool = False,
+        drop_policy: str = "position",
+        nonfinite: str = "reject",
+        partial_sums: bool = False,
+        keep_empty_segments: bool = False,
+        max_routes_per_token: Optional[int] = None,
+    ):
+        """Not collective. The configuration must be identical on every rank; the first plan checks it.
+
+        num_experts, top_k, width: E, K and D
+        alignment: of segment starts, in rows: 1, 8, 16, 32, 64, 128 or 256
+        max_rows: limit on R; with it, no call waits for a GPU
+        placement: [E] expert to rank; None: contiguous, as even as possible
+        strategy: "auto", "direct", "hierarchical", "alltoall" or "allgather"
+        capacity_factor: at most ceil((T * K / E) * factor) rows per expert and source rank; None: no capacity
+        capacity_tokens: with pad_to_capacity: the largest T of any rank and step
+        pad_to_capacity: every segment has exactly that many rows per source
+        drop_policy: which routes beyond the capacity are kept: the first ("position") or the heaviest ("weight")
+        nonfinite: weights that are not finite: "reject" or "propagate"
+        partial_sums: combine sums per rank before sending: less traffic, other bits
+        keep_empty_segments: each local expert has at least one row, for kernels that fail on none
+        max_routes_per_token: dense maps: the largest number of set bits in a token; None: no bound
+        """
+        config = dispatch_config(
+            num_experts,
+            top_k,
+            width,
+            alignment,
+            max_rows,
+            placement,
+            strategy,
+            capacity_factor,
+            capacity_tokens,
+            pad_to_capacity,
+            drop_policy,
+            nonfinite,
+            partial_sums,
+            keep_empty_segments,
+            max_routes_per_token,
+        )
+        handle = ctypes.c_void_p()
+        check(lib.dispatcher_create(group._handle, byref(config), byref(handle)))
+        self.group = group
+        self.num_experts = num_experts
+        self.top_k = top_k
+        self.width = width
+        self._handle: Optional[int] = handle.value
+        self._rank = group.rank
+        self._stream = 0
+        self._options: Any = None  # of the last set_stream
+        self._destroy = weakref.finalize(self, lib.dispatcher_destroy, self._handle)
+
+    # ---- Not collective ----
+
+    @property
+    def strategy(self) -> str:
+        """The strategy that "auto" stands for."""
+        name = ctypes.c_char_p()
+        check(lib.dispatcher_strategy(self._handle, byref(name)))
+        return name.value.decode()
+
+    def set_stream(self, stream: Optional[int], *, max_sms: int = 0, nccl_comm: int = 0) -> None:
+        """Queues later calls with tensors on a GPU in `stream`, a cudaStream_t (None or 0: the default stream).
+
+        A new stream waits for the dispatcher's work in the previous one, which must still exist. max_sms limits the SMs of
+        a call; nccl_comm is an ncclComm_t with the group's ranks, for rows between nodes, set before the first plan.
+        """
+        options = (stream or 0, max_sms, nccl_comm)
+        if options == self._options:
+            return
+        given = DeviceOptions(stream=options[0], nccl_comm=nccl_comm, max_sms=max_sms)
+        check(lib.set_device_options(self._handle, byref(given)))
+        self._options = options
+        self._stream = options[0]
+
+    def check(self) -> None:
+        """Raises the failure that poisoned the group, or one that a GPU has reported since the last call. Does not wait
+        for the GPU."""
+        check(lib.dispatcher_check(self._handle))
+
+    def allocate_rows(self, plan: Plan, dtype: Any) -> Array:
+        """Memory for rows [R, D] of this plan that combine and dispatch_backward can read without a copy."""
+        output = COutput()
+        check(lib.allocate_rows(self._handle, plan._handle, to_dtype(dtype), byref(output)))
+        return result(output, 0, None, None, self._stream)
+
+    def close(self) -> None:
+        """Frees the dispatcher. Does nothing the second time."""
+        self._destroy()
+        self._handle = None
+
+    def __enter__(self) -> "Dispatcher":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    # ---- Collective ----
+
+    def plan(
+        self,
+        expert_ids: Optional[ArrayLike] = None,
+        weights: Optional[ArrayLike] = None,
+        mask: Optional[ArrayLike] = None,
+        *,
+        map: Optional[ArrayLike] = None,
+    ) -> Plan:
+        """All ranks agree on the number of rows each receives and on the final row of every route.
+
+        expert_ids: [T, K] int32 or int64: an expert, or -1 for no route; distinct per token
+        map: [T, E] bool, instead of expert_ids
+        weights: [T, K], or [T, E] with a map; fp64, fp32, bf16 or fp16
+        mask: [T] bool: true = padding, the token has no routes
+        """
+        marshal = Marshal(self._stream)
+        routing = Routing()
+        marshal.put(routing, Routing.expert_ids.offset, expert_ids)
+        marshal.put(routing, Routing.map.offset, map)
+        marshal.put(routing, Routing.weights.offset, weights)
+        marshal.put(routing, Routing.mask.offset, mask)
+        handle = ctypes.c_void_p()
+        if lib.plan_create(self._handle, byref(routing), byref(handle)):
+            fail(self._rank, marshal.refusal)
+        return Plan(handle.value, self)
+
+    def dispatch(
+        self,
+        plan: Plan,
+        x: ArrayLike,
+        scales: Optional[ArrayLike] = None,
+        *,
+        row_weights: Any = False,
+        rows: Optional[ArrayLike] = None,
+        row_scales: Optional[ArrayLike] = None,
+        num_chunks: int = 1,
+        on_chunk: Optional[Callable[[Dispatched, int, int], None]] = None,
+    ) -> Dispatched:
+        """x [T, D] -> rows [R, D].
+
+        x: fp64 (CPU only), fp32, bf16, fp16 or fp8 e4m3
+        scales: with fp8: [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0
+        row_weights: True: dispatch the weights too; or an array [R] that receives them
+        rows, row_scales: outputs that the caller gives
+        num_chunks: at most this many chunks of whole local experts
+        on_chunk: called as on_chunk(arrived, first_expert, last_expert) after each chunk, in expert order: the rows of
+            these local experts and all row weights are complete. Given on all ranks or on none. It must not use the
+            group. An exception in it fails the call on all ranks and is raised here.
+        """
+        call = DispatchCall(self, plan, x, scales, row_weights, rows, row_scales, num_chunks, on_chunk)
+        if lib.dispatch(self._handle, plan._handle, byref(call.args), byref(call.results)):
+            call.fail()
+        return call.finish(self._stream)
+
+    def dispatch_backward(
+        self, plan: Plan, grad_rows: ArrayLike, *, grad_x: Optional[ArrayLike] = None
+    ) -> Any:
+        """Backward of dispatch: grad_rows [R, D] -> grad_x [T, D], the unweighted sum."""
+        return self._move(lib.dispatch_backward, plan, grad_rows, grad_x)
+
+    def combine(
+        self, plan: Plan, y: ArrayLike, *, weighted: bool = True, out: Optional[ArrayLike] = None
+    ) -> Any:
+        """y [R, D] -> out [T, D]: the sum over each token's routes, weighted by the plan's weights.
+
+        With weighted=False all weights are 1, for experts that applied the weights themselves.
+        """
+        return self._move(lib.combine if weighted else lib.combine_unweighted, plan, y, out)
+
+    def combine_backward(
+        self,
+        plan: Plan,
+        grad_out: ArrayLike,
+        y: ArrayLike,
+        *,
+        grad_rows: Optional[ArrayLike] = None,
+        grad_weights: Optional[ArrayLike] = None,
+    ) -> CombineGradients:
+        """Backward of combine: grad_out [T, D] and y [R, D], as in combine -> grad_rows [R, D], grad_weights [T, K]."""
+        marshal = Marshal(self._stream)
+        args = CombineBackwardArgs()
+        marshal.put(args, CombineBackwardArgs.grad_out.offset, grad_out)
+        marshal.put(args, CombineBackwardArgs.y.offset, y)
+        results = CombineBackwardResult()
+        marshal.put_output(results, CombineBackwardResult.grad_rows.offset, grad_rows)
+        marshal.put_output(results, CombineBackwardResult.grad_weights.offset, grad_weights)
+        if lib.combine_backward(self._handle, plan._handle, byref(args), byref(results)):
+            fail(self._rank, marshal.refusal)
+        return CombineGradients(
+            result(results, CombineBackwardResult.grad_rows.offset, grad_rows, grad_out, self._stream),
+            result(results, CombineBackwardResult.grad_weights.offset, grad_weights, grad_out, self._stream),
+        )
+
+    def collect_routes(self, plan: Plan, rows: ArrayLike, *, routes: Optional[ArrayLike] = None) -> Any:
+        """Returns one value per row to its route: rows [R] fp32 or fp64 -> routes [T, K]; 0 in slots without a kept
+        route. For example, the gradients of weights that the experts applied."""
+        return self._move(lib.collect_routes, plan, rows, routes)
+
+    # ---- In two halves, to overlap a call with computation ----
+
+    def begin_dispatch(
+        self,
+        plan: Plan,
+        x: ArrayLike,
+        scales: Optional[ArrayLike] = None,
+        *,
+        row_weights: Any = False,
+        rows: Optional[ArrayLike] = None,
+        row_scales: Optional[ArrayLike] = None,
+    ) -> Pending:
+        """Begins a dispatch. On a GPU it is queued in a separate stream; on the CPU it is complete. Its arrays must not
+        be used before pending.finish() returns the results."""
+        call = DispatchCall(self, plan, x, scales, row_weights, rows, row_scales, 1, None)
+        handle = ctypes.c_void_p()
+        if lib.begin_dispatch(self._handle, plan._handle, byref(call.args), byref(call.results), byref(handle)):
+            call.fail()
+
+        def finish(pending: int) -> Dispatched:
+            call.results = DispatchResult()
+            if lib.finish_dispatch(self._handle, pending, byref(call.results)):
+                fail(self._rank)
+            return call.finish(self._stream)
+
+        return Pending(handle.value, finish)
+
+    def begin_combine(self, plan: Plan, y: ArrayLike, *, out: Optional[ArrayLike] = None) -> Pending:
+        """Begins a weighted combine, as begin_dispatch does."""
+        marshal = Marshal(self._stream)
+        tensors = _Move()
+        marshal.put(tensors, 0, y)
+        marshal.put_output(tensors, _TARGET, out)
+        marshal.keep_values(plan, y, out)
+        handle = ctypes.c_void_p()
+        if lib.begin_combine(self._handle, plan._handle, byref(tensors), byref(tensors, _TARGET), byref(handle)):
+            fail(self._rank, marshal.refusal)
+
+        def finish(pending: int, _keep: Any = marshal) -> Any:
+            output = COutput()
+            if lib.finish_combine(self._handle, pending, byref(output)):
+                fail(self._rank)
+            return result(output, 0, out, y, self._stream)
+
+        return Pending(handle.value, finish)
+
+    def _move(self, function: Any, plan: Plan, source: ArrayLike, target: Optional[ArrayLike]) -> Any:
+        stream = self._stream
+        marshal = Marshal(stream)
+        tensors = _Move()
+        marshal.put(tensors, 0, source)
+        marshal.put_output(tensors, _TARGET, target)
+        if function(self._handle, plan._handle, byref(tensors), byref(tensors, _TARGET)):
+            fail(self._rank, marshal.refusal)
+        return result(tensors, _TARGET, target, source, stream)

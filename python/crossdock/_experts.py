@@ -1,0 +1,207 @@
+"""Experts: a grouped MLP over the rows of a plan, in host memory."""
+import ctypes
+import weakref
+from ctypes import byref
+from typing import Any, NamedTuple, Optional, Tuple, Union
+
+from ._abi_layer import CExpertWeights, ExpertsBackwardArgs, ExpertsConfig, ExpertsForwardArgs, Segments
+from ._dispatcher import choice
+from ._dtype import DType, to_dtype
+from ._errors import check, fail
+from ._library import lib
+from ._plan import Plan
+from ._tensor import ArrayLike, Marshal
+
+ACTIVATIONS = {"swiglu": 0, "clamped_swiglu": 1, "geglu": 2, "gelu": 3, "gelu_tanh": 4, "squared_relu": 5}
+WEIGHTS_IN = {"combine": 0, "experts": 1}
+
+
+class ExpertWeights(NamedTuple):
+    """Parameters of all local experts, or arrays for their gradients (fp32, or fp64 for fp64; None: not computed).
+
+    G is 2F for the three GLU activations, else F.
+    """
+
+    w1: Any  #: [E_local, G, D]: gate rows, then linear rows (or interleaved)
+    w2: Any  #: [E_local, D, F]
+    b1: Any = None  #: [E_local, G]
+    b2: Any = None  #: [E_local, D]
+
+
+class ExpertsSaved:
+    """Values of one forward that its backward needs."""
+
+    def __init__(self, handle: int):
+        self._handle = handle
+
+    def __del__(self, _destroy=lib.experts_saved_destroy) -> None:
+        _destroy(self._handle)
+
+
+def experts_config(
+    num_local_experts: int,
+    width: int,
+    inner: int,
+    dtype: Any,
+    activation: str = "swiglu",
+    limit: Optional[float] = None,
+    interleaved: bool = False,
+    weights_in: str = "combine",
+    recompute: bool = False,
+) -> ExpertsConfig:
+    return ExpertsConfig(
+        num_local_experts=num_local_experts,
+        width=width,
+        inner=inner,
+        limit=limit or 0,
+        dtype=to_dtype(dtype),
+        activation=choice("activation", activation, ACTIVATIONS),
+        interleaved=interleaved,
+        weights_in=choice("weights_in", weights_in, WEIGHTS_IN),
+        recompute=recompute,
+    )
+
+
+def put_expert_weights(marshal: Marshal, struct: ctypes.Structure, offset: int, given: Any, are_outputs: bool) -> None:
+    """Writes an ExpertWeights at this offset; None: nothing is given."""
+    if given is None:
+        return
+    put = marshal.put_output if are_outputs else marshal.put
+    for (name, *_), value in zip(CExpertWeights._fields_, given):
+        put(struct, offset + getattr(CExpertWeights, name).offset, value)
+
+
+class Experts:
+    """A grouped MLP. Not collective. Host memory only; on a GPU use a grouped product of your own.
+
+    Methods take the plan whose rows they compute, and the parameters as an ExpertWeights. Outputs may be given; they are
+    numpy arrays otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_local_experts: int,
+        width: int,
+        inner: int,
+        dtype: Any = "fp32",
+        activation: str = "swiglu",
+        limit: Optional[float] = None,
+        interleaved: bool = False,
+        weights_in: str = "combine",
+        recompute: bool = False,
+    ):
+        """num_local_experts, width, inner: E_local, D and F
+        dtype: of rows, y, weights and biases: fp64, fp32, bf16 or fp16
+        activation: "swiglu", "clamped_swiglu" (with `limit`, 7), "geglu", "gelu", "gelu_tanh" or "squared_relu"
+        interleaved: rows of w1 are gate 0, linear 0, gate 1, ...
+        weights_in: where the weights of the routes are applied: "combine" or "experts"
+        recompute: forward saves nothing, backward recomputes it with the same bits
+        """
+        config = experts_config(
+            num_local_experts, width, inner, dtype, activation, limit, interleaved, weights_in, recompute
+        )
+        handle = ctypes.c_void_p()
+        check(lib.experts_create(byref(config), byref(handle)))
+        self._handle: int = handle.value
+        self._dtype = DType(config.dtype)
+        self._destroy = weakref.finalize(self, lib.experts_destroy, self._handle)
+
+    def forward(
+        self,
+        plan: Plan,
+        weights: ExpertWeights,
+        rows: ArrayLike,
+        row_weights: Optional[ArrayLike] = None,
+        *,
+        y: Optional[ArrayLike] = None,
+        save: bool = True,
+    ) -> Tuple[Any, Optional[ExpertsSaved]]:
+        """rows [R, D] -> (y [R, D], what backward needs). row_weights [R]: with weights_in="experts"."""
+        y = _like(rows, y)
+        marshal = Marshal()
+        args = ExpertsForwardArgs(segments=_segments(plan))
+        put_expert_weights(marshal, args, ExpertsForwardArgs.weights.offset, weights, False)
+        marshal.put(args, ExpertsForwardArgs.rows.offset, rows)
+        marshal.put(args, ExpertsForwardArgs.row_weights.offset, row_weights)
+        marshal.put_output(args, ExpertsForwardArgs.y.offset, y)
+        handle = ctypes.c_void_p()
+        if lib.experts_forward(self._handle, byref(args), byref(handle) if save else None):
+            fail(cause=marshal.refusal)
+        return y, ExpertsSaved(handle.value) if save else None
+
+    def backward_dx(
+        self,
+        plan: Plan,
+        weights: ExpertWeights,
+        rows: ArrayLike,
+        grad_y: ArrayLike,
+        saved: ExpertsSaved,
+        row_weights: Optional[ArrayLike] = None,
+        *,
+        grad_rows: Optional[ArrayLike] = None,
+        grad_row_weights: Union[ArrayLike, bool] = False,
+    ) -> Tuple[Any, Any]:
+        """Gradients of the rows [R, D] and, if requested (True, or an array [R]), of their weights.
+
+        grad_y [R, D] is the dispatched gradient of the combined output, not yet multiplied by the row's weight.
+        row_weights [R] are the weights of the rows, whoever applied them; None: 1. Prepares `saved` for backward_dw.
+        """
+        grad_rows = _like(rows, grad_rows)
+        if isinstance(grad_row_weights, bool):
+            grad_row_weights = _vector(rows, self._dtype) if grad_row_weights else None
+        marshal = Marshal()
+        args = self._backward_args(marshal, plan, weights, rows, grad_y, row_weights)
+        marshal.put_output(args, ExpertsBackwardArgs.grad_rows.offset, grad_rows)
+        marshal.put_output(args, ExpertsBackwardArgs.grad_row_weights.offset, grad_row_weights)
+        if lib.experts_backward_dx(self._handle, byref(args), saved._handle):
+            fail(cause=marshal.refusal)
+        return grad_rows, grad_row_weights
+
+    def backward_dw(
+        self,
+        plan: Plan,
+        weights: ExpertWeights,
+        rows: ArrayLike,
+        grad_y: ArrayLike,
+        saved: ExpertsSaved,
+        row_weights: Optional[ArrayLike] = None,
+        *,
+        grads: ExpertWeights,
+        accumulate: bool = False,
+    ) -> None:
+        """Writes the gradients of the parameters to `grads`, or adds them; at any time after backward_dx."""
+        marshal = Marshal()
+        args = self._backward_args(marshal, plan, weights, rows, grad_y, row_weights)
+        put_expert_weights(marshal, args, ExpertsBackwardArgs.grads.offset, grads, True)
+        args.accumulate = accumulate
+        if lib.experts_backward_dw(self._handle, byref(args), saved._handle):
+            fail(cause=marshal.refusal)
+
+    @staticmethod
+    def _backward_args(marshal, plan, weights, rows, grad_y, row_weights) -> ExpertsBackwardArgs:
+        args = ExpertsBackwardArgs(segments=_segments(plan))
+        put_expert_weights(marshal, args, ExpertsBackwardArgs.weights.offset, weights, False)
+        marshal.put(args, ExpertsBackwardArgs.rows.offset, rows)
+        marshal.put(args, ExpertsBackwardArgs.row_weights.offset, row_weights)
+        marshal.put(args, ExpertsBackwardArgs.grad_y.offset, grad_y)
+        return args
+
+
+def _segments(plan: Plan) -> Segments:
+    return Segments(plan.segment_starts_ptr, plan.segment_counts_ptr, plan.num_local_experts)
+
+
+def _like(rows: Any, given: Any) -> Any:
+    """The given output, or a new one like `rows`."""
+    if given is not None:
+        return given
+    import numpy
+
+    return numpy.empty_like(rows if isinstance(rows, numpy.ndarray) else rows.numpy(), order="C", subok=False)
+
+
+def _vector(rows: Any, dtype: DType) -> Any:
+    import numpy
+
+    return numpy.empty(rows.shape[0], numpy.float64 if dtype == DType.F64 else numpy.float32)

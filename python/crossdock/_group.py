@@ -1,0 +1,229 @@
+"""Groups: the ranks that exchange rows."""
+import ctypes
+import os
+import weakref
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
+
+from ._abi import BootstrapConfig, GroupConfig, GroupInfo, JoinArgs
+from ._errors import INTERRUPT, check
+from ._library import lib
+
+
+def _group_config(
+    arrival_deadline: Optional[float] = None,
+    progress_deadline: Optional[float] = None,
+    setup_deadline: Optional[float] = None,
+    recorded_events: Optional[int] = None,
+    staging_bytes: Optional[int] = None,
+    report_file: Union[str, "os.PathLike[str]", None] = None,
+    num_threads: Optional[int] = None,
+    ranks_per_node: Optional[int] = None,
+) -> GroupConfig:
+    """Options of all groups; None: the library's default.
+
+    arrival_deadline: seconds for a peer to arrive at a call (600; CROSSDOCK_ARRIVAL_DEADLINE)
+    progress_deadline: seconds without progress (30; CROSSDOCK_PROGRESS_DEADLINE)
+    setup_deadline: seconds to make the group (as arrival_deadline)
+    recorded_events: recent events to keep (256); -1: none
+    staging_bytes: limit for rows in transit between nodes (64 MiB); identical on every rank
+    report_file: receives the recent events of a failure (CROSSDOCK_REPORT)
+    num_threads: that move and sum rows (this rank's share of the cores)
+    ranks_per_node: for tests: ranks per simulated node
+    """
+    return GroupConfig(
+        arrival_deadline_s=arrival_deadline or 0,
+        progress_deadline_s=progress_deadline or 0,
+        setup_deadline_s=setup_deadline or 0,
+        recorded_events=recorded_events or 0,
+        staging_bytes=staging_bytes or 0,
+        report_file=os.fsencode(report_file) if report_file is not None else None,
+        num_threads=num_threads or 0,
+        ranks_per_node=ranks_per_node or 0,
+    )
+
+
+def _bootstrap_config(
+    address: Optional[str] = None, setup_deadline: Optional[float] = None, ranks_per_node: Optional[int] = None
+) -> BootstrapConfig:
+    return BootstrapConfig(
+        address=address.encode() if address is not None else None,
+        setup_deadline_s=setup_deadline or 0,
+        interrupt=INTERRUPT,
+        ranks_per_node=ranks_per_node or 0,
+    )
+
+
+class Bootstrap:
+    """A process that has not joined its group yet.
+
+    Each process opens a bootstrap and gives its `blob` to all others by any means (an all-gather of another library,
+    files). Then all of them join. The blob contains a secret: send it to members of the group only.
+    """
+
+    def __init__(
+        self,
+        address: Optional[str] = None,
+        setup_deadline: Optional[float] = None,
+        ranks_per_node: Optional[int] = None,
+    ):
+        """Listens on `address` (numeric; None: that of the interface in use). Not collective."""
+        config = _bootstrap_config(address, setup_deadline, ranks_per_node)
+        handle = ctypes.c_void_p()
+        check(lib.bootstrap_open(ctypes.byref(config), ctypes.byref(handle)))
+        self._handle = handle.value
+        self._destroy = weakref.finalize(self, lib.bootstrap_destroy, self._handle)
+
+    @property
+    def blob(self) -> bytes:
+        """The bytes for the other processes."""
+        data = ctypes.c_void_p()
+        size = ctypes.c_int64()
+        check(lib.bootstrap_blob(self._handle, ctypes.byref(data), ctypes.byref(size)))
+        return ctypes.string_at(data.value, size.value)
+
+    def join(self, blobs: Sequence[bytes], rank: int, **options: Any) -> "Group":
+        """Connects the processes; blobs[r] is rank r's. Collective. Closes the bootstrap.
+
+        Options: see Group.
+        """
+        offsets = (ctypes.c_int64 * (len(blobs) + 1))()
+        for index, blob in enumerate(blobs):
+            offsets[index + 1] = offsets[index] + len(blob)
+        args = JoinArgs(bytes=b"".join(blobs), offsets=offsets, rank=rank, size=len(blobs))
+        config = _group_config(**options)
+        handle = ctypes.c_void_p()
+        try:
+            check(lib.group_join(self._handle, ctypes.byref(args), ctypes.byref(config), ctypes.byref(handle)), rank)
+        finally:
+            self.close()
+        return Group(handle.value)
+
+    def close(self) -> None:
+        """Stops listening. Does nothing the second time."""
+        self._destroy()
+        self._handle = None
+
+
+class Group:
+    """One rank's view of the ranks that exchange rows.
+
+    Made by one of the from_ functions or by Bootstrap.join. Their options are arrival_deadline, progress_deadline and
+    setup_deadline (seconds), recorded_events, staging_bytes, report_file, num_threads and ranks_per_node;
+    docs/python.md explains them.
+
+    An object may be used by any thread, but by only one at a time. In a forked child a group does nothing.
+    """
+
+    def __init__(self, handle: int):
+        """For the from_ functions."""
+        self._handle: Optional[int] = handle
+        self._destroy = weakref.finalize(self, lib.group_destroy, handle)  # also at the end of the interpreter
+        info = self._describe()
+        self.rank: int = info.rank
+        self.size: int = info.size
+        self.node: int = info.node  #: of this rank
+        self.num_nodes: int = info.num_nodes  #: machines, as far as the communicator knows
+        self.communicator: str = info.communicator.decode()  #: "sockets", "threads", ...
+        self.note: str = info.note.decode()  #: how the ranks are connected, for logs; "" if there is nothing to say
+
+    @staticmethod
+    def from_all_gather(
+        all_gather: Callable[[bytes], Sequence[bytes]], rank: int, address: Optional[str] = None, **options: Any
+    ) -> "Group":
+        """A group of processes that can exchange bytes: all_gather(blob) returns the blobs of all ranks, in order.
+
+        Collective.
+        """
+        bootstrap = Bootstrap(address, options.get("setup_deadline"), options.pop("ranks_per_node", None))
+        try:
+            return bootstrap.join(list(all_gather(bootstrap.blob)), rank, **options)
+        finally:
+            bootstrap.close()
+
+    @staticmethod
+    def from_environment(address: Optional[str] = None, **options: Any) -> "Group":
+        """A group of processes that meet at MASTER_ADDR and MASTER_PORT, with RANK and WORLD_SIZE (torchrun) or Slurm's
+        variables. Collective."""
+        bootstrap = _bootstrap_config(address, options.get("setup_deadline"), options.pop("ranks_per_node", None))
+        config = _group_config(**options)
+        handle = ctypes.c_void_p()
+        check(lib.group_from_environment(ctypes.byref(bootstrap), ctypes.byref(config), ctypes.byref(handle)))
+        return Group(handle.value)
+
+    @staticmethod
+    def from_mpi(comm: Any = None, **options: Any) -> "Group":
+        """A group over a duplicate of an MPI communicator: mpi4py's, or the address of an MPI_Comm; None:
+        MPI_COMM_WORLD. Collective."""
+        address = comm
+        if comm is not None and not isinstance(comm, int):
+            from mpi4py import MPI  # its object holds an MPI_Comm
+
+            address = MPI._addressof(comm)
+        config = _group_config(**options)
+        handle = ctypes.c_void_p()
+        check(lib.group_from_mpi(address, ctypes.byref(config), ctypes.byref(handle)))
+        return Group(handle.value)
+
+    @staticmethod
+    def from_threads(size: int, **options: Any) -> "List[Group]":
+        """`size` ranks that are threads of this process, for tests: the r-th is rank r's, to be used by one thread."""
+        handles = (ctypes.c_void_p * max(size, 1))()
+        config = _group_config(**options)
+        check(lib.group_from_threads(size, ctypes.byref(config), handles))
+        return [Group(handle) for handle in handles]
+
+    def subgroup(self, members: Iterable[int]) -> "Group":
+        """A group of `members`, ascending ranks of this group including this one. Called by the members only. Works on a
+        poisoned group too, so that the survivors of a failure can continue."""
+        ranks = list(members)
+        handle = ctypes.c_void_p()
+        array = (ctypes.c_int32 * max(len(ranks), 1))(*ranks)
+        check(lib.group_subgroup(self._handle, array, len(ranks), ctypes.byref(handle)), self.rank)
+        return Group(handle.value)
+
+    def check(self) -> None:
+        """Raises the failure that poisoned the group, if any."""
+        check(lib.group_check(self._handle))
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether a failure has ended the group: every further call fails. See subgroup."""
+        return bool(self._describe().is_poisoned)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory held for results and staging."""
+        return self._describe().pool_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """Memory held that the ranks of this node can reach."""
+        return self._describe().window_bytes
+
+    def leave(self, reason: Optional[str] = None) -> None:
+        """Tells the peers that this rank makes no further calls. The reason becomes part of their errors."""
+        lib.group_leave(self._handle, reason.encode() if reason is not None else None)
+
+    def close(self) -> None:
+        """Leaves the group. Its memory is freed once everything made with it is gone. Never waits for other ranks; does
+        nothing the second time."""
+        self._destroy()
+        self._handle = None
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<crossdock.Group: rank {self.rank} of {self.size}, {self.communicator}>"
+
+    def _describe(self) -> GroupInfo:
+        info = GroupInfo()
+        check(lib.group_describe(self._handle, ctypes.byref(info)))
+        return info

@@ -1,0 +1,312 @@
+"""Layers: router, dispatch, experts and combine, forward and backward, in host memory."""
+import ctypes
+import weakref
+from ctypes import byref
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+
+from ._abi import COutput, CTensor
+from ._abi_layer import (
+    CLayerGradients,
+    CLayerWeights,
+    LayerBackwardArgs,
+    LayerConfig,
+    LayerForwardArgs,
+    LayerForwardResult,
+    RouterConfig,
+)
+from ._dispatcher import choice, dispatch_config
+from ._errors import check, fail
+from ._experts import ExpertWeights, experts_config, put_expert_weights
+from ._group import Group
+from ._library import lib
+from ._tensor import ArrayLike, Marshal, result
+
+SCORES = {"softmax": 0, "softmax_after_top_k": 1, "sigmoid": 2, "sqrt_softplus": 3}
+GROUP_SCORES = {"top_share": 0, "top_2": 1}
+AUX_LOSS_SCOPES = {"batch": 0, "sequence": 1, "global_batch": 2}
+NORMALISE = {None: 0, True: 1, False: -1}
+
+
+class LayerWeights(NamedTuple):
+    """Parameters of a layer."""
+
+    gate: Any  #: [E, D] fp64 for fp64 tokens, else fp32, bf16 or fp16
+    experts: ExpertWeights  #: of this rank's experts, ascending
+    shared: Optional[ExpertWeights] = None  #: with shared_inner: E_local = 1
+    gate_bias: Any = None  #: [E] same dtype as gate
+    expert_bias: Any = None  #: [E] fp32 (fp64 for fp64): for the selection only
+
+
+class LayerGradients(NamedTuple):
+    """Arrays for the gradients, in fp32 (fp64 for fp64); None: not computed."""
+
+    gate: Any = None  #: [E, D]; summed over this rank's tokens only
+    experts: Optional[ExpertWeights] = None
+    shared: Optional[ExpertWeights] = None  #: summed over this rank's tokens only
+    gate_bias: Any = None  #: [E]; likewise
+
+
+class LayerSaved:
+    """The routing, plan and values of one forward that its backward needs."""
+
+    def __init__(self, handle: int, num_experts: int):
+        self._handle = handle
+        self._num_experts = num_experts
+
+    def __del__(self, _destroy=lib.layer_saved_destroy) -> None:
+        _destroy(self._handle)
+
+    def load(self) -> List[int]:
+        """[E] numbers of routes to each expert before any drop, summed over the group."""
+        counts = (ctypes.c_int64 * max(self._num_experts, 1))()
+        check(lib.layer_saved_load(self._handle, counts))
+        return counts[: self._num_experts]
+
+
+class LayerForward(NamedTuple):
+    """Results of a forward."""
+
+    out: Any  #: [T, D]
+    aux_loss: float  #: this rank's share; the shares of the counting group sum to its loss
+    z_loss: float  #: likewise
+    saved: Optional[LayerSaved]  #: for the backward
+
+
+def _router_config(
+    num_experts: int,
+    top_k: int,
+    width: int,
+    score: str = "softmax",
+    normalise: Optional[bool] = None,
+    scaling: float = 1.0,
+    num_groups: int = 1,
+    group_top_k: int = 1,
+    group_score: str = "top_share",
+    aux_loss_coeff: float = 0.0,
+    aux_loss_scope: str = "batch",
+    z_loss_coeff: float = 0.0,
+    jitter: float = 0.0,
+    force_balance: bool = False,
+) -> RouterConfig:
+    return RouterConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        width=width,
+        num_groups=num_groups,
+        group_top_k=group_top_k,
+        scaling=scaling,
+        aux_loss_coeff=aux_loss_coeff,
+        z_loss_coeff=z_loss_coeff,
+        jitter=jitter,
+        score=choice("score", score, SCORES),
+        group_score=choice("group_score", group_score, GROUP_SCORES),
+        normalise=NORMALISE[normalise],
+        aux_loss_scope=choice("aux_loss_scope", aux_loss_scope, AUX_LOSS_SCOPES),
+        force_balance=force_balance,
+    )
+
+
+class Layer:
+    """Router, dispatch, experts and combine. Host memory only. forward and backward are collective.
+
+    Arrays are taken and returned as by Dispatcher.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        num_experts: int,
+        top_k: int,
+        width: int,
+        inner: int,
+        dtype: Any = "fp32",
+        router: Optional[Mapping[str, Any]] = None,
+        experts: Optional[Mapping[str, Any]] = None,
+        dispatch: Optional[Mapping[str, Any]] = None,
+        shared_inner: int = 0,
+        overlap_chunks: int = 1,
+        serial_shared: bool = False,
+        counting_group: Optional[Group] = None,
+    ):
+        """Not collective. The configuration must be identical on every rank, except experts["recompute"] and
+        serial_shared; the first forward checks it.
+
+        num_experts, top_k, width, inner: E, K, D and F
+        router: score ("softmax", "softmax_after_top_k", "sigmoid", "sqrt_softplus"), normalise (None: yes for sigmoid and
+            sqrt_softplus), scaling, num_groups, group_top_k, group_score ("top_share", "top_2"), aux_loss_coeff,
+            aux_loss_scope ("batch", "sequence", "global_batch"), z_loss_coeff, jitter, force_balance
+        experts: activation, limit, interleaved, weights_in, recompute; see Experts
+        dispatch: alignment, placement, strategy, capacity_factor, ...; see Dispatcher
+        shared_inner: F of the shared experts, one dense MLP; 0: none
+        overlap_chunks: above 1: experts compute on the chunks that have arrived
+        serial_shared: the shared experts do not compute during the dispatch
+        counting_group: ranks over which the losses count; None: `group`
+        """
+        config = LayerConfig(
+            router=ctypes.pointer(_router_config(num_experts, top_k, width, **(router or {}))),
+            experts=ctypes.pointer(experts_config(0, 0, inner, dtype, **(experts or {}))),
+            dispatch=ctypes.pointer(dispatch_config(num_experts, top_k, width, **(dispatch or {}))),
+            counting_group=counting_group._handle if counting_group is not None else None,
+            shared_inner=shared_inner,
+            overlap_chunks=overlap_chunks,
+            serial_shared=serial_shared,
+        )
+        handle = ctypes.c_void_p()
+        check(lib.layer_create(group._handle, byref(config), byref(handle)))
+        self.group = group
+        self.counting_group = counting_group
+        self.num_experts = num_experts
+        self._handle: Optional[int] = handle.value
+        self._destroy = weakref.finalize(self, lib.layer_destroy, self._handle)
+
+    @property
+    def num_local_experts(self) -> int:
+        """E_local of this rank: the first dimension of its experts' weights."""
+        number = ctypes.c_int64()
+        check(lib.layer_num_local_experts(self._handle, byref(number)))
+        return number.value
+
+    def close(self) -> None:
+        """Frees the layer. Does nothing the second time."""
+        self._destroy()
+        self._handle = None
+
+    def forward(
+        self,
+        x: ArrayLike,
+        weights: LayerWeights,
+        *,
+        mask: Optional[ArrayLike] = None,
+        sequence_ids: Optional[ArrayLike] = None,
+        forced_ids: Optional[ArrayLike] = None,
+        token_ids: Optional[ArrayLike] = None,
+        num_sequences: int = 1,
+        total_sequences: Optional[int] = None,
+        jitter_seed: int = 0,
+        decision: Optional[LayerSaved] = None,
+        earlier: Optional[LayerSaved] = None,
+        out: Optional[ArrayLike] = None,
+        save: bool = True,
+    ) -> LayerForward:
+        """x [T, D] -> out [T, D].
+
+        mask: [T] bool: true = padding
+        sequence_ids: [T] int32, with aux_loss_scope="sequence"
+        forced_ids: [T, K] int32 or int64: routes to use; -1: none
+        token_ids: [T] int64: identifies each token for the jitter
+        decision: an earlier forward of these tokens, whose routes and plan are used again (recomputation)
+        earlier: with aux_loss_scope="global_batch": the previous forward of this step
+        """
+        marshal = Marshal()
+        args = LayerForwardArgs(
+            num_sequences=num_sequences,
+            total_sequences=total_sequences or 0,
+            jitter_seed=jitter_seed,
+            decision=decision._handle if decision is not None else None,
+            earlier=earlier._handle if earlier is not None else None,
+        )
+        _put_weights(marshal, args, LayerForwardArgs.weights.offset, weights)
+        for name, value in (
+            ("x", x),
+            ("mask", mask),
+            ("sequence_ids", sequence_ids),
+            ("forced_ids", forced_ids),
+            ("token_ids", token_ids),
+        ):
+            marshal.put(args, getattr(LayerForwardArgs, name).offset, value)
+        results = LayerForwardResult()
+        at_out = LayerForwardResult.out.offset
+        marshal.put_output(results, at_out, out)
+        handle = ctypes.c_void_p()
+        if lib.layer_forward(self._handle, byref(args), byref(results), byref(handle) if save else None):
+            fail(self.group.rank, marshal.refusal)
+        return LayerForward(
+            result(results, at_out, out, x, 0),
+            results.aux_loss,
+            results.z_loss,
+            LayerSaved(handle.value, self.num_experts) if save else None,
+        )
+
+    def backward(
+        self,
+        x: ArrayLike,
+        weights: LayerWeights,
+        grad_out: ArrayLike,
+        saved: LayerSaved,
+        grads: LayerGradients,
+        *,
+        grad_losses: Optional[float] = None,
+        accumulate: bool = False,
+        delay_dw: bool = False,
+        grad_x: Optional[ArrayLike] = None,
+    ) -> Any:
+        """grad_out [T, D] -> grad_x [T, D]; writes the gradients of the parameters to `grads`, or adds them
+        (accumulate). x and weights as in forward. Each forward has one backward.
+
+        grad_losses: factor on the gradients of the losses (1)
+        delay_dw: leaves the gradients of experts and shared experts to backward_dw
+        """
+        marshal = Marshal()
+        args = _backward_args(marshal, x, weights, grad_out, grads, accumulate)
+        if grad_losses is not None:
+            args.grad_losses = ctypes.pointer(ctypes.c_double(grad_losses))
+        args.delay_dw = delay_dw
+        output = COutput()
+        marshal.put_output(output, 0, grad_x)
+        if lib.layer_backward(self._handle, byref(args), saved._handle, byref(output)):
+            fail(self.group.rank, marshal.refusal)
+        return result(output, 0, grad_x, x, 0)
+
+    def backward_dw(
+        self,
+        x: ArrayLike,
+        weights: LayerWeights,
+        grad_out: ArrayLike,
+        saved: LayerSaved,
+        grads: LayerGradients,
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        """Computes the gradients that a backward with delay_dw postponed, with the same arguments. Not collective."""
+        marshal = Marshal()
+        args = _backward_args(marshal, x, weights, grad_out, grads, accumulate)
+        args.delay_dw = 1
+        if lib.layer_backward_dw(self._handle, byref(args), saved._handle):
+            fail(cause=marshal.refusal)
+
+
+def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, centred: bool = False) -> None:
+    """bias[e] += rate * sign(mean load - load[e]), for bias [E] in fp32 or fp64, in place.
+
+    With `centred`, the mean of the update is subtracted from it. `load` [E] must be summed over all ranks that share the bias.
+    """
+    marshal = Marshal()
+    tensor = CTensor()
+    marshal.put_output(tensor, 0, bias)
+    counts = (ctypes.c_int64 * max(len(load), 1))(*load)
+    if lib.update_expert_bias(byref(tensor), counts, rate, centred):
+        fail(cause=marshal.refusal)
+
+
+def _put_weights(marshal: Marshal, struct: ctypes.Structure, offset: int, weights: LayerWeights) -> None:
+    for name in ("gate", "gate_bias", "expert_bias"):
+        marshal.put(struct, offset + getattr(CLayerWeights, name).offset, getattr(weights, name))
+    put_expert_weights(marshal, struct, offset + CLayerWeights.experts.offset, weights.experts, False)
+    put_expert_weights(marshal, struct, offset + CLayerWeights.shared.offset, weights.shared, False)
+
+
+def _put_gradients(marshal: Marshal, struct: ctypes.Structure, offset: int, grads: LayerGradients) -> None:
+    for name in ("gate", "gate_bias"):
+        marshal.put_output(struct, offset + getattr(CLayerGradients, name).offset, getattr(grads, name))
+    put_expert_weights(marshal, struct, offset + CLayerGradients.experts.offset, grads.experts, True)
+    put_expert_weights(marshal, struct, offset + CLayerGradients.shared.offset, grads.shared, True)
+
+
+def _backward_args(marshal, x, weights, grad_out, grads, accumulate) -> LayerBackwardArgs:
+    args = LayerBackwardArgs(accumulate=accumulate)
+    _put_weights(marshal, args, LayerBackwardArgs.weights.offset, weights)
+    _put_gradients(marshal, args, LayerBackwardArgs.grads.offset, grads)
+    marshal.put(args, LayerBackwardArgs.x.offset, x)
+    marshal.put(args, LayerBackwardArgs.grad_out.offset, grad_out)
+    return args

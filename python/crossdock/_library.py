@@ -1,0 +1,54 @@
+"""Finds and loads libcrossdock.so."""
+import ctypes
+import ctypes.util
+import os
+import pathlib
+import types
+from typing import Any, Iterator
+
+from . import _abi
+
+#: Version of this package. The library must have the same.
+__version__ = "0.1.0"
+
+_SONAME = "libcrossdock.so." + ".".join(__version__.split(".")[:2])
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+
+
+def _build_trees() -> Iterator[pathlib.Path]:
+    """Shared libraries of the build folders beside python/, the newest first."""
+    found = [path for path in (_PACKAGE.parents[1] / "build").glob("*/" + _SONAME)]
+    return iter(sorted(found, key=lambda path: path.stat().st_mtime, reverse=True))
+
+
+def find_library() -> str:
+    """The library that this package uses: CROSSDOCK_LIBRARY, or that of the wheel, of a build tree, of the system."""
+    given = os.environ.get("CROSSDOCK_LIBRARY")
+    if given:
+        return given
+    installed = _PACKAGE / "lib" / _SONAME
+    if installed.is_file():
+        return str(installed)
+    for built in _build_trees():
+        return str(built)
+    return _SONAME
+
+
+def _load() -> Any:
+    path = find_library()
+    try:
+        library = ctypes.CDLL(path)
+        functions = _abi.declare(library)
+    except (OSError, AttributeError) as error:
+        raise ImportError(
+            f"crossdock: cannot use the library {path}: {error}. Install the package with `pip install .`, or build it in "
+            "the source tree with `make python`, or set CROSSDOCK_LIBRARY to the path of libcrossdock.so"
+        ) from error
+    version = functions["version"]().decode()
+    if version != __version__:
+        raise ImportError(f"crossdock: the package has version {__version__}, the library {path} has {version}")
+    return types.SimpleNamespace(**functions, path=path)
+
+
+#: The functions of the C API.
+lib = _load()

@@ -1,0 +1,301 @@
+"""Arrays of the caller as the library sees them, and memory of the library as arrays."""
+import ctypes
+import struct
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+from . import _dlpack
+from ._abi import COutput, CTensor
+from ._dtype import BY_NAME, BY_TYPESTR, DType
+from ._errors import fail
+from ._library import lib
+
+# A crossdock_tensor: address, four sizes, num_dims, dtype, device_kind, device_index.
+_LAYOUT = struct.Struct("=Qqqqqiiii")
+assert _LAYOUT.size == ctypes.sizeof(CTensor)
+_OUTPUT = struct.Struct("=QqqqqiiiiQ")  # a crossdock_output
+assert _OUTPUT.size == ctypes.sizeof(COutput)
+
+Fields = Tuple[int, int, int, int, int, int, int, int, int]
+_REFUSED: Fields = (0, 0, 0, 0, 0, 1, 0, 0, 0)  # has no dtype: the library refuses it on all ranks
+
+Shape = Tuple[int, ...]
+
+
+def _fields(ptr: int, dtype: int, shape: Sequence[int], device: Optional[int]) -> Fields:
+    kind, index = (0, 0) if device is None else (1, device)
+    num_dims = len(shape)
+    if num_dims == 2:
+        return (ptr, shape[0], shape[1], 0, 0, 2, dtype, kind, index)
+    if num_dims > 4:
+        raise ValueError(f"tensors must have at most 4 dimensions, got shape {tuple(shape)}")
+    if num_dims == 0:
+        raise ValueError("tensors must have 1 to 4 dimensions, got a scalar")
+    dims = (*shape, 0, 0, 0)
+    return (ptr, dims[0], dims[1], dims[2], dims[3], num_dims, dtype, kind, index)
+
+
+class Tensor:
+    """Memory of the caller, contiguous, by its address. Does not own it: keep it alive during the calls.
+
+    `device` is the index of the GPU, or None for host memory.
+    """
+
+    __slots__ = ("ptr", "dtype", "shape", "device", "fields")
+
+    def __init__(self, ptr: int, dtype: int, shape: Sequence[int], device: Optional[int] = None):
+        self.ptr = ptr
+        self.dtype = dtype
+        self.shape = tuple(shape)
+        self.device = device
+        self.fields = _fields(ptr, dtype, self.shape, device)
+
+    def __repr__(self) -> str:
+        place = "host" if self.device is None else f"cuda:{self.device}"
+        return f"crossdock.Tensor({self.ptr:#x}, {DType(self.dtype).name}, {self.shape}, {place})"
+
+
+class Array:
+    """Memory of the library as an array: of one call's result (owned), or of a plan (a view that keeps the plan).
+
+    Other libraries use it without a copy through DLPack (results only), numpy's array interface (host) and the CUDA array
+    interface. Results are released when the last reference is gone.
+    """
+
+    __slots__ = ("ptr", "dtype", "shape", "device", "fields", "stream", "_output", "_keeper", "__weakref__")
+
+    def __init__(self, fields: Fields, owner: int = 0, keeper: Any = None, stream: int = 0):
+        self.fields = fields
+        self.ptr = fields[0]
+        self.shape: Shape = fields[1 : 1 + fields[5]]
+        self.dtype = DType(fields[6])
+        self.device: Optional[int] = fields[8] if fields[7] else None
+        self.stream = stream  #: where a GPU last uses it; set it before the release if it is another one
+        self._keeper = keeper
+        self._output: Optional[COutput] = None
+        if owner:
+            self._output = COutput()
+            _OUTPUT.pack_into(self._output, 0, *fields, owner)
+
+    @property
+    def nbytes(self) -> int:
+        size = self.dtype.itemsize
+        for dim in self.shape:
+            size *= dim
+        return size
+
+    def release(self, stream: Optional[int] = None) -> None:
+        """Returns the memory to the library, after the work queued in `stream`. No array may use it any more."""
+        output, self._output = self._output, None
+        if output is not None:
+            self.fields = _REFUSED
+            lib.output_release(ctypes.byref(output), self.stream if stream is None else stream)
+
+    def __del__(self, _release=lib.output_release, _byref=ctypes.byref) -> None:  # modules may be gone at exit
+        output = getattr(self, "_output", None)
+        if output is not None:
+            _release(_byref(output), self.stream)
+
+    def numpy(self) -> Any:
+        """A numpy array of this memory, without a copy. bf16 and fp8 have the types of ml_dtypes if it is installed."""
+        import numpy
+
+        if self.device is not None:
+            raise TypeError("the array is in the memory of a GPU: use DLPack, e.g. torch.from_dlpack(array)")
+        array = numpy.asarray(self)
+        if array.dtype.kind == "V":
+            array = array.view(_ml_dtype(self.dtype, array.dtype))
+        return array
+
+    def __repr__(self) -> str:
+        place = "host" if self.device is None else f"cuda:{self.device}"
+        return f"crossdock.Array({self.dtype.name}, {self.shape}, {place})"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def __array_interface__(self) -> Dict[str, Any]:
+        if self.device is not None:
+            raise AttributeError("the array is in the memory of a GPU")
+        return self._interface()
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        if self.device is None:
+            raise AttributeError("the array is in host memory")
+        return {**self._interface(), "stream": self.stream or 1}  # 1: the default stream
+
+    def _interface(self) -> Dict[str, Any]:
+        read_only = self._keeper is not None
+        return {"version": 3, "shape": self.shape, "typestr": self.dtype.typestr, "data": (self.ptr, read_only)}
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return (_dlpack.CPU, 0) if self.device is None else (_dlpack.CUDA, self.device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Optional[int] = None,
+        max_version: Optional[Tuple[int, int]] = None,
+        dl_device: Optional[Tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any:
+        """A capsule that shares the memory. On a GPU `stream` must be that of the call that made the array."""
+        if self._output is None:
+            raise BufferError("only results of calls that have not been released can be exported, not views of a plan")
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("the array can be exported only without a copy, on its own device")
+        consumer = 0 if stream in (None, -1, 1) else stream
+        if self.device is not None and stream not in (None, -1) and consumer != self.stream:
+            raise BufferError(f"the array was made in stream {self.stream}, got {stream}: use it in the stream of its dispatcher")
+        managed = ctypes.c_void_p()
+        if lib.output_to_dlpack(ctypes.byref(self._output), self.stream, ctypes.byref(managed)):
+            fail()
+        return _dlpack.capsule_of(managed.value)
+
+
+#: What calls take: an array of numpy, anything with __dlpack__, memory of the library, or an address.
+ArrayLike = Union[Tensor, Array, Any]
+
+# ---- In ----
+
+
+def _tensor_in(value: Any, keep: List[Any], stream: int) -> Fields:
+    return value.fields
+
+
+def _numpy_in(value: Any, keep: List[Any], stream: int) -> Fields:
+    interface = value.__array_interface__
+    if interface.get("strides") is not None:  # None: contiguous
+        value = sys.modules["numpy"].ascontiguousarray(value)
+        keep.append(value)
+        interface = value.__array_interface__
+    return _numpy_fields(value, interface)
+
+
+def _numpy_fields(value: Any, interface: Dict[str, Any]) -> Fields:
+    code = BY_TYPESTR.get(interface["typestr"])
+    if code is None:
+        code = BY_NAME.get(value.dtype.name)
+        if code is None:
+            raise TypeError(f"dtype {value.dtype} is not supported, must be one of crossdock.DType")
+    shape = interface["shape"]
+    if len(shape) == 2:
+        return (interface["data"][0], shape[0], shape[1], 0, 0, 2, code, 0, 0)
+    return _fields(interface["data"][0], code, shape, None)
+
+
+def _dlpack_in(value: Any, keep: List[Any], stream: int) -> Fields:
+    ptr, dtype, shape, device, owner = _dlpack.read(value, stream)
+    keep.append(owner)
+    return _fields(ptr, dtype, shape, device)
+
+
+_Reader = Callable[[Any, List[Any], int], Fields]
+_readers: Dict[type, _Reader] = {Tensor: _tensor_in, Array: _tensor_in}
+
+
+def is_numpy(value: Any) -> bool:
+    return _readers.get(type(value)) is _numpy_in
+
+
+def _reader_of(kind: type) -> _Reader:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        reader = _numpy_in
+    elif hasattr(kind, "__dlpack__"):
+        reader = _dlpack_in
+    else:
+        raise TypeError(f"must be a numpy array, an object with __dlpack__ or a crossdock.Tensor, got {kind.__name__}")
+    _readers[kind] = reader
+    return reader
+
+
+class Marshal:
+    """Writes the tensors of one call into its structs and keeps them alive.
+
+    An array that cannot be used becomes a tensor that the library refuses: all ranks then raise the same error
+    instead of waiting for this one, and the reason is its cause here.
+    """
+
+    __slots__ = ("keep", "refusal", "stream")
+
+    def __init__(self, stream: int = 0):
+        self.keep: List[Any] = []
+        self.refusal: Optional[Exception] = None
+        self.stream = stream
+
+    def put(self, struct_: ctypes.Structure, offset: int, value: Any) -> None:
+        """Sets the input at this offset; None: not given."""
+        if value is None:
+            return
+        try:
+            reader = _readers.get(type(value)) or _reader_of(type(value))
+            fields = reader(value, self.keep, self.stream)
+        except Exception as error:
+            self.refusal = self.refusal or error
+            fields = _REFUSED
+        _LAYOUT.pack_into(struct_, offset, *fields)
+
+    def put_output(self, struct_: ctypes.Structure, offset: int, value: Any) -> None:
+        """As put, for memory that the call writes to."""
+        if value is None:
+            return
+        try:
+            reader = _readers.get(type(value)) or _reader_of(type(value))
+            if reader is _numpy_in:
+                interface = value.__array_interface__
+                if interface.get("strides") is not None or interface["data"][1]:
+                    raise ValueError("an output must be contiguous and writable")
+                fields = _numpy_fields(value, interface)
+            else:
+                fields = reader(value, self.keep, self.stream)
+        except Exception as error:
+            self.refusal = self.refusal or error
+            fields = _REFUSED
+        _LAYOUT.pack_into(struct_, offset, *fields)
+
+    def keep_values(self, *values: Any) -> None:
+        self.keep.extend(values)
+
+
+# ---- Out ----
+
+
+def result(struct_: ctypes.Structure, offset: int, given: Any, like: Any, stream: int) -> Any:
+    """The output at this offset after a call: what the caller gave, or an array of the library's memory.
+
+    The latter is a numpy array if `like`, an input of the call, is one. None if the call has no such output.
+    """
+    if given is not None:
+        return given
+    *fields, owner = _OUTPUT.unpack_from(struct_, offset)
+    if fields[5] == 0:
+        return None
+    array = Array(tuple(fields), owner, None, stream)
+    return array.numpy() if is_numpy(like) else array
+
+
+def view(fields: Fields, keeper: Any) -> Any:
+    """An array of memory that `keeper` owns: numpy's where numpy is in use, else an Array."""
+    array = Array(fields, 0, keeper)
+    return array.numpy() if array.device is None and "numpy" in sys.modules else array
+
+
+def view_1d(ptr: Optional[int], dtype: DType, size: int, device: Optional[int], keeper: Any) -> Any:
+    return view(_fields(ptr or 0, dtype, (size,), device), keeper)
+
+
+def fields_at(struct_: ctypes.Structure, offset: int) -> Fields:
+    """The tensor at this offset."""
+    return _LAYOUT.unpack_from(struct_, offset)
+
+
+def _ml_dtype(dtype: DType, otherwise: Any) -> Any:
+    try:
+        import ml_dtypes
+    except ImportError:
+        return otherwise
+    names = {DType.BF16: "bfloat16", DType.F8E4M3: "float8_e4m3fn", DType.E8M0: "float8_e8m0fnu"}
+    return getattr(ml_dtypes, names[dtype], otherwise)
