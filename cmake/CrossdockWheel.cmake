@@ -1,0 +1,18 @@
+# The files of the Python package that are compiled: the library and the command. A wheel has no symbolic links, so a
+# library has one name, that of its SONAME.
+if(NOT BUILD_SHARED_LIBS)
+  message(FATAL_ERROR "CROSSDOCK_WHEEL needs BUILD_SHARED_LIBS=ON; `pip install .` sets both.")
+endif()
+
+set(wheel_libraries crossdock_library)
+if(TARGET crossdock_mpi)
+  list(APPEND wheel_libraries crossdock_mpi)
+endif()
+if(TARGET crossdock_cli)
+  list(APPEND wheel_libraries crossdock_testing)
+  set_target_properties(crossdock_cli PROPERTIES INSTALL_RPATH $ORIGIN/../lib)
+  install(TARGETS crossdock_cli RUNTIME DESTINATION crossdock/bin)
+endif()
+set_target_properties(${wheel_libraries} PROPERTIES VERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+                                                    INSTALL_RPATH $ORIGIN)
+install(TARGETS ${wheel_libraries} LIBRARY DESTINATION crossdock/lib NAMELINK_SKIP)
