@@ -1,0 +1,127 @@
+"""Groups, errors and what importing the package needs."""
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import pytest
+from conftest import run_threads
+
+import crossdock
+
+
+def test_threads_are_ranks():
+    groups = crossdock.Group.from_threads(3)
+    assert [group.rank for group in groups] == [0, 1, 2] and {group.size for group in groups} == {3}
+    assert groups[0].communicator == "threads" and not groups[0].is_poisoned and not groups[0].closed
+    groups[0].check()
+    for group in groups:
+        group.close()
+        group.close()
+        assert group.closed
+    with pytest.raises(crossdock.Error, match="group must not be NULL"):
+        groups[0].check()
+
+
+def test_simulated_nodes():
+    groups = crossdock.Group.from_threads(4, ranks_per_node=2)
+    assert [group.node for group in groups] == [0, 0, 1, 1] and groups[0].num_nodes == 2
+
+
+def test_a_rank_that_leaves_is_named():
+    def body(group):
+        if group.rank == 1:
+            group.leave("it had enough")
+            return
+        dispatcher = crossdock.Dispatcher(group, num_experts=2, top_k=1, width=4)
+        with pytest.raises(crossdock.Error, match="it had enough") as raised:
+            dispatcher.plan()
+        assert raised.value.code == crossdock.ErrorCode.PEER_FAILED and raised.value.culprit == 1
+        assert group.is_poisoned
+        with pytest.raises(crossdock.Error, match="it had enough"):
+            group.check()
+
+    run_threads(2, body)
+
+
+def test_a_group_of_the_environment_needs_variables(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(crossdock.Error) as raised:
+        crossdock.Group.from_environment()
+    assert raised.value.code == crossdock.ErrorCode.INVALID_ARGUMENT
+
+
+def test_a_group_of_one_process_by_blobs():
+    with crossdock.Group.from_all_gather(lambda blob: [blob], 0) as group:
+        assert (group.rank, group.size, group.communicator) == (0, 1, "sockets")
+
+
+def test_a_bootstrap_joins_once():
+    bootstrap = crossdock.Bootstrap("127.0.0.1")
+    blob = bootstrap.blob
+    bootstrap.join([blob], 0).close()
+    with pytest.raises(crossdock.Error):
+        bootstrap.join([blob], 0)
+    bootstrap.close()
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(TypeError):
+        crossdock.Group.from_threads(1, deadline=3)
+
+
+def test_errors_can_be_sent_between_processes():
+    error = crossdock.Error("rank 3 left", crossdock.ErrorCode.PEER_FAILED, 3, "dispatch", 7)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.code, copy.culprit, copy.operation, copy.sequence) == ("rank 3 left", 5, 3, "dispatch", 7)
+    assert crossdock.ErrorCode.CUDA_FAILURE.text.startswith("cuda")
+
+
+def test_importing_needs_neither_numpy_nor_torch():
+    script = (
+        "import sys; sys.modules.update(numpy=None, torch=None); import crossdock, ctypes;"
+        "group = crossdock.Group.from_threads(1)[0];"
+        "d = crossdock.Dispatcher(group, num_experts=1, top_k=1, width=1);"
+        "ids, weights, x = (ctypes.c_int32 * 1)(0), (ctypes.c_float * 1)(1), (ctypes.c_float * 1)(42);"
+        "T = lambda value, dtype: crossdock.Tensor(ctypes.addressof(value), dtype, (1, 1));"
+        "plan = d.plan(T(ids, 8), T(weights, 2)); rows = d.dispatch(plan, T(x, 2)).rows;"
+        "print(ctypes.c_float.from_address(rows.ptr).value, plan.tokens_per_expert(), plan.segment_counts)"
+    )
+    path = pathlib.Path(crossdock.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", script], cwd=path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("42.0 [1] crossdock.Array(I64, (1,), host)")
+
+
+def test_the_package_is_typed_and_documented():
+    assert (pathlib.Path(crossdock.__file__).parent / "py.typed").exists()
+    for name in crossdock.__all__:
+        if not name.startswith("_"):
+            assert getattr(crossdock, name).__doc__, name
+
+
+def test_the_command_runs():
+    done = subprocess.run(
+        [sys.executable, "-m", "crossdock", "--version"],
+        cwd=pathlib.Path(crossdock.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "not beside the library" in done.stderr:
+        pytest.skip("the command was not built")
+    assert done.returncode == 0 and crossdock.__version__ in done.stdout
+
+
+def test_a_library_that_cannot_be_used_says_what_to_do(tmp_path):
+    script = "import crossdock"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=pathlib.Path(crossdock.__file__).parents[1],
+        env={"CROSSDOCK_LIBRARY": str(tmp_path / "none.so")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "ImportError: crossdock: cannot use the library" in done.stderr and "make python" in done.stderr

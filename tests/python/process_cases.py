@@ -1,0 +1,145 @@
+"""What one rank does in the tests of processes. Usage: process_cases.py CASE [ARGUMENT]..."""
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import crossdock
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def step(group, dispatcher=None):
+    """One dispatch and combine; checks the result."""
+    import numpy as np
+    from case import CONFIG, Case, apply_experts, combined
+
+    dispatcher = dispatcher or crossdock.Dispatcher(group, **CONFIG)
+    case = Case(group.rank)
+    plan = dispatcher.plan(case.expert_ids, case.weights)
+    out = dispatcher.combine(plan, apply_experts(group, plan, dispatcher.dispatch(plan, case.x).rows))
+    np.testing.assert_array_equal(out, combined(case))
+    return dispatcher
+
+
+def environment():
+    with crossdock.Group.from_environment() as group:
+        assert (group.rank, group.size, group.communicator) == (RANK, SIZE, "sockets")
+        assert group.num_nodes == 1 and group.node == 0
+        step(group)
+
+
+def blobs(folder):
+    """Through files, as any all-gather does."""
+
+    def all_gather(blob):
+        own = pathlib.Path(folder, f"{RANK}.tmp")
+        own.write_bytes(blob)
+        own.rename(pathlib.Path(folder, f"{RANK}.blob"))
+        files = [pathlib.Path(folder, f"{rank}.blob") for rank in range(SIZE)]
+        while not all(file.exists() for file in files):
+            time.sleep(0.01)
+        return [file.read_bytes() for file in files]
+
+    group = crossdock.Group.from_all_gather(all_gather, RANK)
+    step(group)
+    half = group.subgroup([0, 1] if RANK < 2 else [2])
+    assert (half.size, half.rank) == ((2, RANK) if RANK < 2 else (1, 0))
+    step(half)
+
+
+def interrupted():
+    """Rank 0 waits for the others, which do not come before it has been interrupted."""
+    group = crossdock.Group.from_environment()
+    dispatcher = step(group)
+    print("ready", flush=True)
+    if RANK == 0:
+        try:
+            step(group, dispatcher)
+        except KeyboardInterrupt as interrupt:
+            print("interrupted", time.monotonic(), type(interrupt.__context__).__name__, flush=True)
+            sys.exit(3)
+    while not group.is_poisoned and sys.stdin.readline() == "":
+        time.sleep(0.05)
+        try:
+            step(group, dispatcher)
+        except crossdock.Error as error:
+            print(error.code.name, error.culprit, flush=True)
+            sys.exit(4)
+
+
+def handled():
+    """A handler of the program takes the place of KeyboardInterrupt; the call then raises Error."""
+    seen = []
+    signal.signal(signal.SIGINT, lambda *_: seen.append(True))
+    group = crossdock.Group.from_environment()
+    dispatcher = step(group)
+    print("ready", flush=True)
+    if RANK == 1:
+        time.sleep(2)
+    try:
+        step(group, dispatcher)
+    except crossdock.Error as error:
+        print(error.code.name, error.culprit, bool(seen), flush=True)
+        sys.exit(4)
+
+
+def killed():
+    """Rank 1 dies in the middle of the steps; the others name it at once and continue without it."""
+    group = crossdock.Group.from_environment()
+    dispatcher = step(group)
+    print("ready", flush=True)
+    begin = time.monotonic()
+    try:
+        while True:
+            begin = time.monotonic()
+            step(group, dispatcher)
+            if RANK == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except crossdock.Error as error:
+        took = time.monotonic() - begin
+        assert error.culprit == 1 and error.code == crossdock.ErrorCode.PEER_FAILED, error
+        assert group.is_poisoned and took < 10, took
+        survivors = group.subgroup([rank for rank in range(SIZE) if rank != 1])
+        survivors.check()
+        print(json.dumps({"text": str(error), "survivors": survivors.size}), flush=True)
+        dispatcher = crossdock.Dispatcher(survivors, num_experts=2, top_k=1, width=4)
+        import numpy as np
+
+        plan = dispatcher.plan(np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32))
+        dispatcher.combine(plan, dispatcher.dispatch(plan, np.ones((2, 4), np.float32)).rows)
+
+
+def forked():
+    """A child that exits tells the peers nothing; calls in it are refused."""
+    group = crossdock.Group.from_environment()
+    dispatcher = step(group)
+    child = os.fork()
+    if child == 0:
+        try:
+            group.check()
+            sys.exit(1)
+        except crossdock.Error as error:
+            sys.exit(0 if error.code == crossdock.ErrorCode.UNSUPPORTED else 2)  # runs the finalizers
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+    step(group, dispatcher)
+
+
+def leftovers():
+    """The interpreter ends with everything still open, in reference cycles and in modules."""
+    group = crossdock.Group.from_environment()
+    dispatcher = step(group)
+    import numpy as np
+
+    plan = dispatcher.plan(np.zeros((1, 2), np.int32) - 1, np.ones((1, 2), np.float32))
+    cycle = [group, dispatcher, plan, dispatcher.allocate_rows(plan, "fp32")]
+    cycle.append(cycle)
+    sys.modules["json"].leftovers = cycle
+    crossdock.leftovers = [plan, np.from_dlpack(dispatcher.allocate_rows(plan, "fp32"))]
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
