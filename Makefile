@@ -2,13 +2,15 @@
 JOBS ?= $(shell nproc)
 TEST_JOBS ?= $(shell expr 3 \* $(JOBS))  # most tests wait for ranks more than they compute
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)  # Debian's, for which tools/setup.sh installs packages
+PIP ?= python3 -m pip
 DEMO ?= build/release/crossdock run --preset qwen3-30b-a3b --ranks 4
 # The library and the command, without tests and examples.
 BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_BUILD_EXAMPLES=OFF && \
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench cuda cuda-release test-cuda install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel cuda cuda-release test-cuda install clean help
 
 all:  ## build everything; installs missing packages first
 	tools/setup.sh build mpi test
@@ -34,6 +36,19 @@ test-asan test-tsan: test-%:
 	cmake --preset $*
 	cmake --build --preset $* -j $(JOBS) --target quick_tests
 	ctest --preset $* -j $(TEST_JOBS) -L unit
+
+python:  ## build for the Python package in python/; use it with PYTHONPATH=python
+	tools/setup.sh build
+	cmake --preset python
+	cmake --build --preset python -j $(JOBS)
+
+test-python: python  ## run the tests of the Python package
+	tools/setup.sh python
+	PYTHONPATH=python $(PYTHON) -B -m pytest -q -p no:cacheprovider tests/python
+
+wheel:  ## build a wheel in build/wheel, with pip and what it downloads
+	tools/setup.sh build
+	$(PIP) wheel . --no-deps --wheel-dir build/wheel
 
 lint:  ## check format and layers, run clang-tidy
 	tools/setup.sh build mpi test lint

@@ -17,7 +17,7 @@ import sys
 
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 CODE = re.compile(r"^ {4}[^\n]*$|^```.*?^```", re.MULTILINE | re.DOTALL)
-PATH = re.compile(r"`((?:src|include|cli|bench|tests|tools|docs|cmake|examples)/[\w./-]*[\w/])`")
+PATH = re.compile(r"`((?:src|include|cli|bench|tests|tools|docs|cmake|examples|python)/[\w./-]*[\w/])`")
 SOURCES = (".cpp", ".hpp", ".cu", ".cuh")
 LITERAL = re.compile(r'"([A-Z][A-Z0-9]+(?:_\w+)?)"')
 OWN_LITERAL = re.compile(r'"(CROSSDOCK_[A-Z_]+)"')
@@ -44,7 +44,7 @@ def dead_ends(source):
 
 def variables_read(source):
     """(file, name) of every environment variable that is read or set by name."""
-    for top in ("src", "cli", "bench", "tests", "tools"):
+    for top in ("src", "cli", "bench", "python", "tests", "tools"):
         for file in sorted((source / top).rglob("*")):
             text = file.read_text() if file.suffix in (*SOURCES, ".py", ".sh") else ""
             reads = file.suffix in SOURCES and "getenv(" in text and top != "tests"

@@ -1,4 +1,5 @@
 """Groups, errors and what importing the package needs."""
+import os
 import pathlib
 import pickle
 import subprocess
@@ -125,3 +126,10 @@ def test_a_library_that_cannot_be_used_says_what_to_do(tmp_path):
         timeout=60,
     )
     assert "ImportError: crossdock: cannot use the library" in done.stderr and "make python" in done.stderr
+
+
+def test_the_example_runs():
+    example = pathlib.Path(__file__).resolve().parents[2] / "examples" / "07_python.py"
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(crossdock.__file__).parents[1])}
+    done = subprocess.run([sys.executable, example], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.count("of 4") == 4, done.stderr
