@@ -18,8 +18,8 @@ class Dispatched(NamedTuple):
 class Pending:
     """A call that has begun. Keeps its arrays alive. Every begun call must be finished before its dispatcher is closed."""
 
-    def __init__(self, handle: int, finish: Callable[[int], Any]):
-        self._handle: Optional[int] = handle
+    def __init__(self, handle: Optional[int], finish: Callable[[int], Any]):
+        self._handle = handle
         self._finish = finish
 
     def finish(self) -> Any:

@@ -67,10 +67,10 @@ def dispatch_config(
 ) -> DispatchConfig:
     places = None
     if placement is not None:
-        places = list(placement)
-        if len(places) != num_experts:
-            raise ValueError(f"placement must have num_experts ({num_experts}) entries, got {len(places)}")
-        places = (ctypes.c_int32 * max(len(places), 1))(*places)
+        ranks = list(placement)
+        if len(ranks) != num_experts:
+            raise ValueError(f"placement must have num_experts ({num_experts}) entries, got {len(ranks)}")
+        places = (ctypes.c_int32 * max(len(ranks), 1))(*ranks)
     return DispatchConfig(
         num_experts=num_experts,
         top_k=top_k,
@@ -174,7 +174,7 @@ class Dispatcher:
         """The strategy that "auto" stands for."""
         name = ctypes.c_char_p()
         check(lib.dispatcher_strategy(self._handle, byref(name)))
-        return name.value.decode()
+        return (name.value or b"").decode()
 
     def set_stream(self, stream: Optional[int], *, max_sms: int = 0, nccl_comm: int = 0) -> None:
         """Queues later calls with tensors on a GPU in `stream`, a cudaStream_t (None or 0: the default stream).

@@ -62,7 +62,7 @@ _destroy_capsule = _Destructor(_destroy)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_destroy_capsule))
 
 
-def capsule_of(managed: int) -> Any:
+def capsule_of(managed: Optional[int]) -> Any:
     """A capsule that owns a DLManagedTensor."""
     return _new(managed, _NAME, ctypes.cast(_destroy_capsule, c_void_p))
 

@@ -31,7 +31,7 @@ class ExpertWeights(NamedTuple):
 class ExpertsSaved:
     """Values of one forward that its backward needs."""
 
-    def __init__(self, handle: int):
+    def __init__(self, handle: Optional[int]):
         self._handle = handle
 
     def __del__(self, _destroy=lib.experts_saved_destroy) -> None:
@@ -103,7 +103,7 @@ class Experts:
         )
         handle = ctypes.c_void_p()
         check(lib.experts_create(byref(config), byref(handle)))
-        self._handle: int = handle.value
+        self._handle = handle.value
         self._dtype = DType(config.dtype)
         self._destroy = weakref.finalize(self, lib.experts_destroy, self._handle)
 

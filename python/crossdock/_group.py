@@ -79,7 +79,7 @@ class Bootstrap:
         data = ctypes.c_void_p()
         size = ctypes.c_int64()
         check(lib.bootstrap_blob(self._handle, ctypes.byref(data), ctypes.byref(size)))
-        return ctypes.string_at(data.value, size.value)
+        return ctypes.string_at(data, size.value)
 
     def join(self, blobs: Sequence[bytes], rank: int, **options: Any) -> "Group":
         """Connects the processes; blobs[r] is rank r's. Collective. Closes the bootstrap.
@@ -114,9 +114,9 @@ class Group:
     An object may be used by any thread, but by only one at a time. In a forked child a group does nothing.
     """
 
-    def __init__(self, handle: int):
+    def __init__(self, handle: Optional[int]):
         """For the from_ functions."""
-        self._handle: Optional[int] = handle
+        self._handle = handle
         self._destroy = weakref.finalize(self, lib.group_destroy, handle)  # also at the end of the interpreter
         info = self._describe()
         self.rank: int = info.rank

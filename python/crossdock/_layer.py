@@ -49,7 +49,7 @@ class LayerGradients(NamedTuple):
 class LayerSaved:
     """The routing, plan and values of one forward that its backward needs."""
 
-    def __init__(self, handle: int, num_experts: int):
+    def __init__(self, handle: Optional[int], num_experts: int):
         self._handle = handle
         self._num_experts = num_experts
 

@@ -18,9 +18,9 @@ class Plan:
 
     __slots__ = ("_dispatcher", "_handle", "_info", "__weakref__")
 
-    def __init__(self, handle: int, dispatcher: Any):
+    def __init__(self, handle: Optional[int], dispatcher: Any):
         """For Dispatcher.plan."""
-        self._handle: Optional[int] = handle
+        self._handle = handle
         self._dispatcher = dispatcher
         self._info: Optional[PlanInfo] = None
 
