@@ -85,7 +85,7 @@ class DispatchCall:
             fields = fields_at(results, offset)
             if fields[5] == 0:
                 return None
-            array = Array(fields, 0, self)
+            array = Array(fields, None, self)
             return array.numpy() if is_numpy(x) else array
 
         def callback(_context, results, first_expert, last_expert):

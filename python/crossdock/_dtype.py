@@ -21,23 +21,15 @@ class DType(enum.IntEnum):
     def itemsize(self) -> int:
         return _SIZES[self]
 
-    @property
-    def typestr(self) -> str:
-        """The type in numpy's array interface. numpy has no bf16 and fp8: they are bytes without a meaning."""
-        return _TYPESTRS[self]
-
 
 _SIZES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 8, 8: 4, 9: 1, 10: 1}
-_TYPESTRS = {1: "<f8", 2: "<f4", 3: "<V2", 4: "<f2", 5: "|V1", 6: "|V1", 7: "<i8", 8: "<i4", 9: "|u1", 10: "|b1"}
-BY_TYPESTR = {text: DType(code) for code, text in _TYPESTRS.items() if "V" not in text}
+# In numpy's array interface. numpy has no bf16 and fp8: they are bytes without a meaning.
+TYPESTRS = {1: "<f8", 2: "<f4", 3: "<V2", 4: "<f2", 5: "|V1", 6: "|V1", 7: "<i8", 8: "<i4", 9: "|u1", 10: "|b1"}
 BY_NAME = {  # names of numpy, ml_dtypes and torch, and those of the command
     "float64": DType.F64,
-    "double": DType.F64,
     "float32": DType.F32,
-    "float": DType.F32,
     "bfloat16": DType.BF16,
     "float16": DType.F16,
-    "half": DType.F16,
     "float8_e4m3fn": DType.F8E4M3,
     "float8_e8m0fnu": DType.E8M0,
     "int64": DType.I64,

@@ -6,20 +6,20 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _dlpack
 from ._abi import COutput, CTensor
-from ._dtype import BY_NAME, BY_TYPESTR, DType
+from ._dtype import BY_NAME, TYPESTRS, DType
 from ._errors import fail
 from ._library import lib
 
 # A crossdock_tensor: address, four sizes, num_dims, dtype, device_kind, device_index.
 _LAYOUT = struct.Struct("=Qqqqqiiii")
 assert _LAYOUT.size == ctypes.sizeof(CTensor)
-_OUTPUT = struct.Struct("=QqqqqiiiiQ")  # a crossdock_output
-assert _OUTPUT.size == ctypes.sizeof(COutput)
 
 Fields = Tuple[int, int, int, int, int, int, int, int, int]
 _REFUSED: Fields = (0, 0, 0, 0, 0, 1, 0, 0, 0)  # has no dtype: the library refuses it on all ranks
 
 Shape = Tuple[int, ...]
+_DTYPES = {int(member): member for member in DType}
+_WITHOUT_NUMPY = {DType.BF16: "bfloat16", DType.F8E4M3: "float8_e4m3fn", DType.E8M0: "float8_e8m0fnu"}
 
 
 def _fields(ptr: int, dtype: int, shape: Sequence[int], device: Optional[int]) -> Fields:
@@ -64,18 +64,15 @@ class Array:
 
     __slots__ = ("ptr", "dtype", "shape", "device", "fields", "stream", "_output", "_keeper", "__weakref__")
 
-    def __init__(self, fields: Fields, owner: int = 0, keeper: Any = None, stream: int = 0):
+    def __init__(self, fields: Fields, output: Optional[COutput] = None, keeper: Any = None, stream: int = 0):
         self.fields = fields
         self.ptr = fields[0]
         self.shape: Shape = fields[1 : 1 + fields[5]]
-        self.dtype = DType(fields[6])
+        self.dtype = _DTYPES[fields[6]]
         self.device: Optional[int] = fields[8] if fields[7] else None
         self.stream = stream  #: where a GPU last uses it; set it before the release if it is another one
         self._keeper = keeper
-        self._output: Optional[COutput] = None
-        if owner:
-            self._output = COutput()
-            _OUTPUT.pack_into(self._output, 0, *fields, owner)
+        self._output = output
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +100,7 @@ class Array:
         if self.device is not None:
             raise TypeError("the array is in the memory of a GPU: use DLPack, e.g. torch.from_dlpack(array)")
         array = numpy.asarray(self)
-        if array.dtype.kind == "V":
+        if self.dtype in _WITHOUT_NUMPY:
             array = array.view(_ml_dtype(self.dtype, array.dtype))
         return array
 
@@ -128,7 +125,7 @@ class Array:
 
     def _interface(self) -> Dict[str, Any]:
         read_only = self._keeper is not None
-        return {"version": 3, "shape": self.shape, "typestr": self.dtype.typestr, "data": (self.ptr, read_only)}
+        return {"version": 3, "shape": self.shape, "typestr": TYPESTRS[self.dtype], "data": (self.ptr, read_only)}
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return (_dlpack.CPU, 0) if self.device is None else (_dlpack.CUDA, self.device)
@@ -166,24 +163,36 @@ def _tensor_in(value: Any, keep: List[Any], stream: int) -> Fields:
 
 
 def _numpy_in(value: Any, keep: List[Any], stream: int) -> Fields:
-    interface = value.__array_interface__
-    if interface.get("strides") is not None:  # None: contiguous
+    if not value.flags.c_contiguous:
         value = sys.modules["numpy"].ascontiguousarray(value)
         keep.append(value)
-        interface = value.__array_interface__
-    return _numpy_fields(value, interface)
+    return _numpy_fields(value)
 
 
-def _numpy_fields(value: Any, interface: Dict[str, Any]) -> Fields:
-    code = BY_TYPESTR.get(interface["typestr"])
-    if code is None:
-        code = BY_NAME.get(value.dtype.name)
-        if code is None:
-            raise TypeError(f"dtype {value.dtype} is not supported, must be one of crossdock.DType")
-    shape = interface["shape"]
+# The address of a numpy array from its C struct: the dict of __array_interface__ takes ten times as long.
+_array_struct = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_DATA_OFFSET = 40  # in PyArrayInterface, on 64-bit machines
+_numpy_codes: Dict[Any, int] = {}  # by numpy.dtype
+
+
+def _numpy_fields(value: Any) -> Fields:
+    code = _numpy_codes.get(value.dtype) or _numpy_code(value.dtype)
+    capsule = value.__array_struct__
+    ptr = ctypes.c_void_p.from_address(_array_struct(capsule, None) + _DATA_OFFSET).value or 0
+    shape = value.shape
     if len(shape) == 2:
-        return (interface["data"][0], shape[0], shape[1], 0, 0, 2, code, 0, 0)
-    return _fields(interface["data"][0], code, shape, None)
+        return (ptr, shape[0], shape[1], 0, 0, 2, code, 0, 0)
+    return _fields(ptr, code, shape, None)
+
+
+def _numpy_code(dtype: Any) -> int:
+    code = BY_NAME.get(dtype.name) if dtype.isnative else None
+    if code is None:
+        raise TypeError(f"dtype {dtype} is not supported, must be one of crossdock.DType in the order of this machine")
+    _numpy_codes[dtype] = int(code)
+    return code
 
 
 def _dlpack_in(value: Any, keep: List[Any], stream: int) -> Fields:
@@ -245,10 +254,9 @@ class Marshal:
         try:
             reader = _readers.get(type(value)) or _reader_of(type(value))
             if reader is _numpy_in:
-                interface = value.__array_interface__
-                if interface.get("strides") is not None or interface["data"][1]:
+                if not (value.flags.c_contiguous and value.flags.writeable):
                     raise ValueError("an output must be contiguous and writable")
-                fields = _numpy_fields(value, interface)
+                fields = _numpy_fields(value)
             else:
                 fields = reader(value, self.keep, self.stream)
         except Exception as error:
@@ -270,16 +278,16 @@ def result(struct_: ctypes.Structure, offset: int, given: Any, like: Any, stream
     """
     if given is not None:
         return given
-    *fields, owner = _OUTPUT.unpack_from(struct_, offset)
+    fields = _LAYOUT.unpack_from(struct_, offset)
     if fields[5] == 0:
         return None
-    array = Array(tuple(fields), owner, None, stream)
+    array = Array(fields, COutput.from_buffer_copy(struct_, offset), None, stream)
     return array.numpy() if is_numpy(like) else array
 
 
 def view(fields: Fields, keeper: Any) -> Any:
     """An array of memory that `keeper` owns: numpy's where numpy is in use, else an Array."""
-    array = Array(fields, 0, keeper)
+    array = Array(fields, None, keeper)
     return array.numpy() if array.device is None and "numpy" in sys.modules else array
 
 
@@ -297,5 +305,4 @@ def _ml_dtype(dtype: DType, otherwise: Any) -> Any:
         import ml_dtypes
     except ImportError:
         return otherwise
-    names = {DType.BF16: "bfloat16", DType.F8E4M3: "float8_e4m3fn", DType.E8M0: "float8_e8m0fnu"}
-    return getattr(ml_dtypes, names[dtype], otherwise)
+    return getattr(ml_dtypes, _WITHOUT_NUMPY[dtype], otherwise)
