@@ -288,7 +288,7 @@ def result(struct_: ctypes.Structure, offset: int, given: Any, like: Any, stream
 def view(fields: Fields, keeper: Any) -> Any:
     """An array of memory that `keeper` owns: numpy's where numpy is in use, else an Array."""
     array = Array(fields, None, keeper)
-    return array.numpy() if array.device is None and "numpy" in sys.modules else array
+    return array.numpy() if array.device is None and sys.modules.get("numpy") is not None else array
 
 
 def view_1d(ptr: Optional[int], dtype: DType, size: int, device: Optional[int], keeper: Any) -> Any:

@@ -48,9 +48,9 @@ def test_a_rank_that_leaves_is_named():
 def test_a_group_of_the_environment_needs_variables(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(crossdock.Error) as raised:
+    with pytest.raises(crossdock.Error, match="set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") as raised:
         crossdock.Group.from_environment()
-    assert raised.value.code == crossdock.ErrorCode.INVALID_ARGUMENT
+    assert raised.value.code == crossdock.ErrorCode.UNSUPPORTED and raised.value.culprit is None
 
 
 def test_a_group_of_one_process_by_blobs():
