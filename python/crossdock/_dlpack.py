@@ -92,10 +92,10 @@ def read(value: Any, stream: Optional[int]) -> Tuple[int, DType, Tuple[int, ...]
 
 
 def _is_contiguous(shape, strides) -> bool:
+    if 0 in shape:
+        return True
     expected = 1
     for i in reversed(range(len(shape))):
-        if shape[i] == 0:
-            return True
         if shape[i] != 1 and strides[i] != expected:
             return False
         expected *= shape[i]
