@@ -52,7 +52,8 @@ class Tensor:
 
     def __repr__(self) -> str:
         place = "host" if self.device is None else f"cuda:{self.device}"
-        return f"crossdock.Tensor({self.ptr:#x}, {DType(self.dtype).name}, {self.shape}, {place})"
+        dtype = _DTYPES[self.dtype].name if self.dtype in _DTYPES else self.dtype
+        return f"crossdock.Tensor({self.ptr:#x}, {dtype}, {self.shape}, {place})"
 
 
 class Array:

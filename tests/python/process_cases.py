@@ -8,7 +8,7 @@ import time
 
 import crossdock
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 0))
 
 
 def step(group, dispatcher=None):
@@ -29,6 +29,15 @@ def environment():
         assert (group.rank, group.size, group.communicator) == (RANK, SIZE, "sockets")
         assert group.num_nodes == 1 and group.node == 0
         step(group)
+
+
+def mpi():
+    try:
+        group = crossdock.Group.from_mpi()
+    except crossdock.Error as error:
+        sys.exit(error.code.name)
+    assert group.communicator == "mpi" and group.size == 2
+    step(group)
 
 
 def blobs(folder):

@@ -1,7 +1,14 @@
 """Ranks that are processes: start, signals, failures, end."""
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
+
+import pytest
+from conftest import DEADLINE, HERE
 
 
 def expect_success(ended):
@@ -16,6 +23,17 @@ def test_processes_meet_by_the_environment(processes):
 
 def test_processes_meet_by_blobs(processes, tmp_path):
     expect_success(processes(3, "blobs", str(tmp_path)).finish())
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+def test_processes_of_mpi():
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo", "-n", "2"]
+    command += [sys.executable, str(HERE / "process_cases.py"), "mpi"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * DEADLINE)
+    if done.returncode != 0 and "UNSUPPORTED" in done.stderr:
+        pytest.skip("the library has no MPI")
+    assert done.returncode == 0, done.stderr
 
 
 def test_ctrl_c_ends_a_wait(processes):

@@ -160,6 +160,7 @@ def test_an_unknown_dtype_is_refused():
 
 def test_tensors_have_at_most_four_dimensions():
     assert crossdock.Tensor(0, DType.F32, (1, 2, 3, 4)).shape == (1, 2, 3, 4)
+    assert repr(crossdock.Tensor(16, 0, [5], 1)) == "crossdock.Tensor(0x10, 0, (5,), cuda:1)"
     with pytest.raises(ValueError):
         crossdock.Tensor(0, DType.F32, (1, 1, 1, 1, 1))
     with pytest.raises(ValueError):
