@@ -18,6 +18,8 @@ Fields = Tuple[int, int, int, int, int, int, int, int, int]
 _REFUSED: Fields = (0, 0, 0, 0, 0, 1, 0, 0, 0)  # has no dtype: the library refuses it on all ranks
 
 Shape = Tuple[int, ...]
+_nothing = ctypes.c_double()
+_NOWHERE = ctypes.addressof(_nothing)
 _DTYPES = {int(member): member for member in DType}
 _WITHOUT_NUMPY = {DType.BF16: "bfloat16", DType.F8E4M3: "float8_e4m3fn", DType.E8M0: "float8_e8m0fnu"}
 
@@ -126,7 +128,8 @@ class Array:
 
     def _interface(self) -> Dict[str, Any]:
         read_only = self._keeper is not None
-        return {"version": 3, "shape": self.shape, "typestr": TYPESTRS[self.dtype], "data": (self.ptr, read_only)}
+        ptr = self.ptr or _NOWHERE  # numpy 1 takes no NULL, not even for an empty array
+        return {"version": 3, "shape": self.shape, "typestr": TYPESTRS[self.dtype], "data": (ptr, read_only)}
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return (_dlpack.CPU, 0) if self.device is None else (_dlpack.CUDA, self.device)

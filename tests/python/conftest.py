@@ -29,7 +29,7 @@ def run_threads(size, body, **options):
         try:
             results[rank] = body(groups[rank])
         except BaseException as failure:
-            failures.append((rank, failure))
+            failures.append(failure)
         groups[rank].leave("it returned")
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
@@ -40,7 +40,7 @@ def run_threads(size, body, **options):
     for group in groups:
         group.close()
     if failures:
-        raise min(failures, key=lambda failure: failure[0])[1]
+        raise failures[0]  # the others may fail because of it
     return results
 
 
