@@ -5,6 +5,7 @@ import pathlib
 import signal
 import sys
 import time
+import warnings
 
 import crossdock
 
@@ -124,6 +125,7 @@ def forked():
     """A child that exits tells the peers nothing; calls in it are refused."""
     group = crossdock.Group.from_environment()
     dispatcher = step(group)
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks in processes with threads
     child = os.fork()
     if child == 0:
         try:
