@@ -1,7 +1,7 @@
 """One dispatch: its arguments, its results, and the half of it that is pending."""
 from typing import Any, Callable, NamedTuple, NoReturn, Optional
 
-from ._abi import DispatchArgs, DispatchResult, OnChunk
+from ._abi import DispatchArgs, DispatchResult, OnChunk, maker
 from ._errors import ErrorCode, fail
 from ._library import lib
 from ._tensor import Array, Marshal, fields_at, is_numpy, result
@@ -35,17 +35,21 @@ _SCALES = DispatchArgs.scales.offset
 _ROWS = DispatchResult.rows.offset
 _ROW_SCALES = DispatchResult.row_scales.offset
 _ROW_WEIGHTS = DispatchResult.row_weights.offset
+_new_args = maker(DispatchArgs)
+_new_results = maker(DispatchResult)
 
 
 class DispatchCall:
     """The arguments and results of one dispatch."""
 
+    __slots__ = ("args", "exception", "given", "marshal", "rank", "results")
+
     def __init__(self, dispatcher, plan, x, scales, row_weights, rows, row_scales, num_chunks, on_chunk):
         self.marshal = marshal = Marshal(dispatcher._stream)
         self.rank = dispatcher._rank
-        self.args = args = DispatchArgs()
-        self.results = results = DispatchResult()
-        self.given = (x, rows, None if isinstance(row_weights, bool) else row_weights, row_scales)
+        self.args = args = _new_args()
+        self.results = results = _new_results()
+        self.given = (x, rows, None if isinstance(row_weights, bool) else row_weights, row_scales, scales, plan)
         self.exception: Optional[BaseException] = None
         marshal.put(args, _X, x)
         if scales is not None:
@@ -61,16 +65,15 @@ class DispatchCall:
             args.num_chunks = num_chunks
         if on_chunk is not None:
             args.on_chunk = self._callback(on_chunk)
-        marshal.keep.append((plan, scales))
 
     def finish(self, stream: int) -> Dispatched:
-        x, rows, row_weights, row_scales = self.given
-        results = self.results
+        x, rows, row_weights, row_scales, *_ = self.given
         self.args = None  # its callback refers to this object
-        rows = result(results, _ROWS, rows, x, stream)
-        row_weights = result(results, _ROW_WEIGHTS, row_weights, x, stream)
-        row_scales = result(results, _ROW_SCALES, row_scales, x, stream)
-        return Dispatched(rows, row_weights, row_scales)
+        return Dispatched(
+            result(self.results, _ROWS, rows, x, stream),
+            result(self.results, _ROW_WEIGHTS, row_weights, x, stream),
+            result(self.results, _ROW_SCALES, row_scales, x, stream),
+        )
 
     def fail(self) -> NoReturn:
         self.args = None

@@ -13,6 +13,7 @@ from ._abi import (
     DispatchConfig,
     DispatchResult,
     Routing,
+    maker,
 )
 from ._dispatch_call import Dispatched, DispatchCall, Pending
 from ._dtype import to_dtype
@@ -40,6 +41,17 @@ class _Move(ctypes.Structure):
 
 
 _TARGET = _Move.target.offset
+_EXPERT_IDS = Routing.expert_ids.offset
+_MAP = Routing.map.offset
+_WEIGHTS = Routing.weights.offset
+_MASK = Routing.mask.offset
+_GRAD_OUT = CombineBackwardArgs.grad_out.offset
+_Y = CombineBackwardArgs.y.offset
+_GRAD_ROWS = CombineBackwardResult.grad_rows.offset
+_GRAD_WEIGHTS = CombineBackwardResult.grad_weights.offset
+_new_routing = maker(Routing)
+_new_combine_backward_args = maker(CombineBackwardArgs)
+_new_combine_backward_result = maker(CombineBackwardResult)
 
 
 def choice(name: str, value: str, values: dict) -> int:
@@ -230,11 +242,11 @@ class Dispatcher:
         mask: [T] bool: true = padding, the token has no routes
         """
         marshal = Marshal(self._stream)
-        routing = Routing()
-        marshal.put(routing, Routing.expert_ids.offset, expert_ids)
-        marshal.put(routing, Routing.map.offset, map)
-        marshal.put(routing, Routing.weights.offset, weights)
-        marshal.put(routing, Routing.mask.offset, mask)
+        routing = _new_routing()
+        marshal.put(routing, _EXPERT_IDS, expert_ids)
+        marshal.put(routing, _WEIGHTS, weights)
+        marshal.put(routing, _MASK, mask)
+        marshal.put(routing, _MAP, map)
         handle = ctypes.c_void_p()
         if lib.plan_create(self._handle, byref(routing), byref(handle)):
             fail(self._rank, marshal.refusal)
@@ -294,17 +306,17 @@ class Dispatcher:
     ) -> CombineGradients:
         """Backward of combine: grad_out [T, D] and y [R, D], as in combine -> grad_rows [R, D], grad_weights [T, K]."""
         marshal = Marshal(self._stream)
-        args = CombineBackwardArgs()
-        marshal.put(args, CombineBackwardArgs.grad_out.offset, grad_out)
-        marshal.put(args, CombineBackwardArgs.y.offset, y)
-        results = CombineBackwardResult()
-        marshal.put_output(results, CombineBackwardResult.grad_rows.offset, grad_rows)
-        marshal.put_output(results, CombineBackwardResult.grad_weights.offset, grad_weights)
+        args = _new_combine_backward_args()
+        marshal.put(args, _GRAD_OUT, grad_out)
+        marshal.put(args, _Y, y)
+        results = _new_combine_backward_result()
+        marshal.put_output(results, _GRAD_ROWS, grad_rows)
+        marshal.put_output(results, _GRAD_WEIGHTS, grad_weights)
         if lib.combine_backward(self._handle, plan._handle, byref(args), byref(results)):
             fail(self._rank, marshal.refusal)
         return CombineGradients(
-            result(results, CombineBackwardResult.grad_rows.offset, grad_rows, grad_out, self._stream),
-            result(results, CombineBackwardResult.grad_weights.offset, grad_weights, grad_out, self._stream),
+            result(results, _GRAD_ROWS, grad_rows, grad_out, self._stream),
+            result(results, _GRAD_WEIGHTS, grad_weights, grad_out, self._stream),
         )
 
     def collect_routes(self, plan: Plan, rows: ArrayLike, *, routes: Optional[ArrayLike] = None) -> Any:
