@@ -1,10 +1,9 @@
 """Failures of the library as exceptions."""
-import _thread
 import ctypes
 import enum
-import threading
 from typing import NoReturn, Optional
 
+from . import _interrupt
 from ._abi import ErrorInfo
 from ._library import lib
 
@@ -71,35 +70,11 @@ def last_error() -> Error:
 def fail(rank: Optional[int] = None, cause: Optional[BaseException] = None) -> NoReturn:
     """Raises the calling thread's last failure, of a call by `rank`. `cause` is what Python refused."""
     error = last_error()
-    if _was_interrupted(error, rank):
-        _thread.interrupt_main()  # Python's handler of SIGINT runs next: KeyboardInterrupt, or what the program set
+    if error.code == ErrorCode.COMMUNICATION:
+        _interrupt.give_back_signal(str(error), error.culprit == rank)
     raise error from cause
 
 
 def check(status: int, rank: Optional[int] = None) -> None:
     if status:
         fail(rank)
-
-
-# ---- Ctrl-C ----
-#
-# The library asks at least every 100 ms whether a wait is to end. The answer must come from C: Python code would run
-# the handler of the signal, whose exception cannot leave a callback. PyOS_InterruptOccurred only takes note of the
-# signal (on the main thread), and `fail` gives it back to Python once the call has returned.
-
-_check = ctypes.pythonapi.PyOS_InterruptOccurred
-_check.restype = ctypes.c_int
-_check.argtypes = []
-_callback = ctypes.CFUNCTYPE(ctypes.c_int)(_check)  # the library's argument, the context, is ignored
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))  # threads may wait while the interpreter ends
-
-#: For crossdock_bootstrap_config.interrupt.
-INTERRUPT = ctypes.cast(_callback, ctypes.c_void_p)
-
-
-def _was_interrupted(error: Error, rank: Optional[int]) -> bool:
-    if error.code != ErrorCode.COMMUNICATION or threading.current_thread() is not threading.main_thread():
-        return False
-    text = str(error)
-    in_set_up = "interrupted while waiting for" in text  # only the rank itself says so
-    return in_set_up or ("interrupted in " in text and rank is not None and error.culprit == rank)

@@ -5,7 +5,8 @@ import weakref
 from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
 
 from ._abi import BootstrapConfig, GroupConfig, GroupInfo, JoinArgs
-from ._errors import INTERRUPT, check
+from ._errors import check
+from ._interrupt import INTERRUPT
 from ._library import lib
 
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 import warnings
 
@@ -79,6 +80,18 @@ def interrupted():
         sys.exit(4)
 
 
+def interrupted_in_set_up():
+    """Rank 1 never joins."""
+    print("ready", flush=True)
+    if RANK == 1:
+        time.sleep(2)
+        return
+    try:
+        crossdock.Group.from_environment()
+    except KeyboardInterrupt:
+        sys.exit(3)
+
+
 def handled():
     """A handler of the program takes the place of KeyboardInterrupt; the call then raises Error."""
     seen = []
@@ -149,6 +162,15 @@ def leftovers():
     cycle.append(cycle)
     sys.modules["json"].leftovers = cycle
     crossdock.leftovers = [plan, np.from_dlpack(dispatcher.allocate_rows(plan, "fp32"))]
+
+
+def threads_at_the_end():
+    """The interpreter ends while a thread waits for a rank that does not come."""
+    group = crossdock.Group.from_environment()
+    dispatcher = step(group)
+    if RANK == 0:
+        threading.Thread(target=step, args=(group, dispatcher), daemon=True).start()
+    time.sleep(0.5 if RANK == 0 else 1.5)
 
 
 if __name__ == "__main__":

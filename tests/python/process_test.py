@@ -48,6 +48,14 @@ def test_ctrl_c_ends_a_wait(processes):
     assert ended[1][0] == 4 and ended[1][1].split()[1] == "0", ended
 
 
+def test_ctrl_c_ends_the_set_up(processes):
+    ranks = processes(2, "interrupted_in_set_up")
+    ranks.await_line(0, "ready")
+    time.sleep(0.3)
+    ranks.ranks[0].send_signal(signal.SIGINT)
+    assert [status for status, *_ in ranks.finish()] == [3, 0]
+
+
 def test_a_handler_of_the_program_runs_before_the_error(processes):
     ranks = processes(2, "handled")
     for rank in range(2):
@@ -75,3 +83,8 @@ def test_a_forked_child_disturbs_nobody(processes):
 
 def test_the_interpreter_ends_with_everything_open(processes):
     expect_success(processes(2, "leftovers").finish())
+
+
+def test_the_interpreter_ends_while_a_thread_waits(processes):
+    ended = processes(2, "threads_at_the_end").finish()
+    assert [status for status, *_ in ended] == [0, 0], ended
