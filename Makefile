@@ -10,7 +10,7 @@ BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_B
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel cuda cuda-release test-cuda install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel cuda cuda-release test-cuda install clean help
 
 all:  ## build everything; installs missing packages first
 	tools/setup.sh build mpi test
@@ -49,6 +49,12 @@ test-python: python  ## run the tests of the Python package
 wheel:  ## build a wheel in build/wheel, with pip and what it downloads
 	tools/setup.sh build
 	$(PIP) wheel . --no-deps --wheel-dir build/wheel
+
+test-wheel: wheel  ## install the wheel in a new virtual environment and run the tests of the Python package there
+	rm -rf build/wheel/venv && python3 -m venv build/wheel/venv
+	build/wheel/venv/bin/pip install -q build/wheel/crossdock-*.whl numpy pytest
+	CROSSDOCK_TEST_INSTALLED=1 build/wheel/venv/bin/python -B -m pytest -q -p no:cacheprovider tests/python
+	build/wheel/venv/bin/crossdock info
 
 lint:  ## check format and layers, run clang-tidy
 	tools/setup.sh build mpi test lint
