@@ -4,7 +4,8 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional
 from ._abi import DispatchArgs, DispatchResult, OnChunk, maker
 from ._errors import ErrorCode, fail
 from ._library import lib
-from ._tensor import Array, Marshal, fields_at, is_numpy, result
+from ._plan import Plan
+from ._tensor import Array, ArrayLike, Marshal, fields_at, is_numpy, result
 
 
 class Dispatched(NamedTuple):
@@ -44,10 +45,22 @@ class DispatchCall:
 
     __slots__ = ("args", "exception", "given", "marshal", "rank", "results")
 
-    def __init__(self, dispatcher, plan, x, scales, row_weights, rows, row_scales, num_chunks, on_chunk):
+    def __init__(
+        self,
+        dispatcher: Any,
+        plan: Plan,
+        x: ArrayLike,
+        scales: Optional[ArrayLike],
+        row_weights: Any,
+        rows: Optional[ArrayLike],
+        row_scales: Optional[ArrayLike],
+        num_chunks: int,
+        on_chunk: Optional[Callable[[Dispatched, int, int], None]],
+    ):
         self.marshal = marshal = Marshal(dispatcher._stream)
         self.rank = dispatcher._rank
-        self.args = args = _new_args()
+        args = _new_args()
+        self.args: Any = args
         self.results = results = _new_results()
         self.given = (x, rows, None if isinstance(row_weights, bool) else row_weights, row_scales, scales, plan)
         self.exception: Optional[BaseException] = None
@@ -81,17 +94,17 @@ class DispatchCall:
             raise self.exception
         fail(self.rank, self.marshal.refusal)
 
-    def _callback(self, on_chunk):
+    def _callback(self, on_chunk: Callable[[Dispatched, int, int], None]) -> Any:
         x = self.given[0]
 
-        def arrived(offset, results):
+        def arrived(offset: int, results: DispatchResult) -> Any:
             fields = fields_at(results, offset)
             if fields[5] == 0:
                 return None
             array = Array(fields, None, self)
             return array.numpy() if is_numpy(x) else array
 
-        def callback(_context, results, first_expert, last_expert):
+        def callback(_context: Any, results: Any, first_expert: int, last_expert: int) -> int:
             try:
                 on_chunk(
                     Dispatched(*(arrived(at, results.contents) for at in (_ROWS, _ROW_WEIGHTS, _ROW_SCALES))),
