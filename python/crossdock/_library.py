@@ -1,10 +1,9 @@
 """Finds and loads libcrossdock.so."""
 import ctypes
-import ctypes.util
 import os
 import pathlib
 import types
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
 from . import _abi
 
@@ -16,9 +15,13 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 def _build_trees() -> Iterator[pathlib.Path]:
-    """Shared libraries of the build folders beside python/, the newest first."""
-    found = [path for path in (_PACKAGE.parents[1] / "build").glob("*/" + _SONAME)]
-    return iter(sorted(found, key=lambda path: path.stat().st_mtime, reverse=True))
+    """Shared libraries in the folders of build/, beside python/: those of `make python` first, then the newest."""
+    found = (_PACKAGE.parents[1] / "build").glob("*/" + _SONAME)
+
+    def order(path: pathlib.Path) -> Tuple[bool, float]:
+        return path.parent.name.startswith("python"), path.stat().st_mtime
+
+    return iter(sorted(found, key=order, reverse=True))
 
 
 def find_library() -> str:
