@@ -124,7 +124,9 @@ class Array:
     def __cuda_array_interface__(self) -> Dict[str, Any]:
         if self.device is None:
             raise AttributeError("the array is in host memory")
-        return {**self._interface(), "stream": self.stream or 1}  # 1: the default stream
+        interface = self._interface()
+        # torch takes no read-only memory; 1 is the default stream.
+        return {**interface, "data": (self.ptr, False), "stream": self.stream or 1}
 
     def _interface(self) -> Dict[str, Any]:
         read_only = self._keeper is not None
