@@ -80,12 +80,13 @@ class DispatchCall:
             args.on_chunk = self._callback(on_chunk)
 
     def finish(self, stream: int) -> Dispatched:
-        x, rows, row_weights, row_scales, *_ = self.given
+        x, rows, row_weights, row_scales, scales, _ = self.given
+        with_row_weights = self.args.with_row_weights
         self.args = None  # its callback refers to this object
         return Dispatched(
             result(self.results, _ROWS, rows, x, stream),
-            result(self.results, _ROW_WEIGHTS, row_weights, x, stream),
-            result(self.results, _ROW_SCALES, row_scales, x, stream),
+            result(self.results, _ROW_WEIGHTS, row_weights, x, stream) if with_row_weights else None,
+            result(self.results, _ROW_SCALES, row_scales, x, stream) if scales is not None else None,
         )
 
     def fail(self) -> NoReturn:

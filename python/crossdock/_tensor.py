@@ -65,17 +65,31 @@ class Array:
     interface. Results are released when the last reference is gone.
     """
 
-    __slots__ = ("ptr", "dtype", "shape", "device", "fields", "stream", "_output", "_keeper", "__weakref__")
+    __slots__ = ("fields", "stream", "_output", "_keeper", "__weakref__")
 
     def __init__(self, fields: Fields, output: Optional[COutput] = None, keeper: Any = None, stream: int = 0):
         self.fields = fields
-        self.ptr = fields[0]
-        self.shape: Shape = fields[1 : 1 + fields[5]]
-        self.dtype = _DTYPES[fields[6]]
-        self.device: Optional[int] = fields[8] if fields[7] else None
         self.stream = stream  #: where a GPU last uses it; set it before the release if it is another one
         self._keeper = keeper
         self._output = output
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first value."""
+        return self.fields[0]
+
+    @property
+    def shape(self) -> Shape:
+        return self.fields[1 : 1 + self.fields[5]]
+
+    @property
+    def dtype(self) -> DType:
+        return _DTYPES[self.fields[6]]
+
+    @property
+    def device(self) -> Optional[int]:
+        """Index of the GPU, or None for host memory."""
+        return self.fields[8] if self.fields[7] else None
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +102,7 @@ class Array:
         """Returns the memory to the library, after the work queued in `stream`. No array may use it any more."""
         output, self._output = self._output, None
         if output is not None:
-            self.fields = _REFUSED
+            self.fields = (0, *self.fields[1:6], 0, *self.fields[7:])  # calls refuse it
             lib.output_release(ctypes.byref(output), self.stream if stream is None else stream)
 
     def __del__(self, _release=lib.output_release, _byref=ctypes.byref) -> None:  # modules may be gone at exit
@@ -100,14 +114,16 @@ class Array:
         """A numpy array of this memory, without a copy. bf16 and fp8 have the types of ml_dtypes if it is installed."""
         import numpy
 
-        if self.device is not None:
+        if self.fields[7]:
             raise TypeError("the array is in the memory of a GPU: use DLPack, e.g. torch.from_dlpack(array)")
         array = numpy.asarray(self)
-        if self.dtype in _WITHOUT_NUMPY:
+        if self.fields[6] in _WITHOUT_NUMPY:
             array = array.view(_ml_dtype(self.dtype, array.dtype))
         return array
 
     def __repr__(self) -> str:
+        if self.fields[6] == 0:
+            return "crossdock.Array(released)"
         place = "host" if self.device is None else f"cuda:{self.device}"
         return f"crossdock.Array({self.dtype.name}, {self.shape}, {place})"
 
@@ -116,22 +132,28 @@ class Array:
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
-        if self.device is not None:
+        fields = self.fields
+        if fields[7]:
             raise AttributeError("the array is in the memory of a GPU")
-        return self._interface()
+        return {
+            "version": 3,
+            "shape": fields[1 : 1 + fields[5]],
+            "typestr": TYPESTRS[fields[6]],
+            # numpy 1 takes no NULL, not even for an empty array.
+            "data": (fields[0] or _NOWHERE, self._keeper is not None),
+        }
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
         if self.device is None:
             raise AttributeError("the array is in host memory")
-        interface = self._interface()
-        # torch takes no read-only memory; 1 is the default stream.
-        return {**interface, "data": (self.ptr, False), "stream": self.stream or 1}
-
-    def _interface(self) -> Dict[str, Any]:
-        read_only = self._keeper is not None
-        ptr = self.ptr or _NOWHERE  # numpy 1 takes no NULL, not even for an empty array
-        return {"version": 3, "shape": self.shape, "typestr": TYPESTRS[self.dtype], "data": (ptr, read_only)}
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": TYPESTRS[self.dtype],
+            "data": (self.ptr, False),  # torch takes no read-only memory
+            "stream": self.stream or 1,  # 1: the default stream
+        }
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return (_dlpack.CPU, 0) if self.device is None else (_dlpack.CUDA, self.device)

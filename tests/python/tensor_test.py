@@ -58,6 +58,7 @@ def test_an_exported_array_keeps_its_memory():
         address = rows.ptr
         rows.release()
         rows.release()  # does nothing
+        assert repr(rows) == "crossdock.Array(released)"
         del rows, shared
         gc.collect()
         assert dispatcher.allocate_rows(plan, DType.F32).ptr != address
