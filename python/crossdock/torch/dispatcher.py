@@ -1,0 +1,161 @@
+"""Dispatcher: carries tokens to the ranks of their experts, and results back, with gradients."""
+from typing import Any, NamedTuple, Optional, Sequence, Union
+
+import torch
+import torch.distributed as dist
+
+import crossdock
+
+from . import ops
+from .calls import Core
+from .groups import group_of
+
+
+class Handle(NamedTuple):
+    """One routing, agreed by all ranks: what `combine` needs. Keep it as long as you like, pass it on, drop it."""
+
+    plan: torch.Tensor  #: stands for the plan; int64 [1] on the CPU
+    routing: torch.Tensor  #: as given to `dispatch`
+    weights: torch.Tensor  #: as given to `dispatch`
+
+
+class Dispatched(NamedTuple):
+    """What `dispatch` returns. R rows, grouped by local expert in ascending order."""
+
+    rows: torch.Tensor  #: [R, D] dtype of x
+    row_weights: torch.Tensor  #: [R] dtype of weights; 0 in pad rows. [0] with row_weights=False
+    tokens_per_expert: torch.Tensor  #: [E_local] int64, on the device of x: rows of each expert, pad rows included
+    handle: Handle
+
+    @property
+    def tokens_per_expert_cpu(self) -> torch.Tensor:
+        """tokens_per_expert on the CPU. Waits for a GPU."""
+        return self.tokens_per_expert.cpu()
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """[E_local] int32: where the rows of each expert end, as torch._grouped_mm takes them (`offs`)."""
+        return self.tokens_per_expert.cumsum(0, dtype=torch.int32)
+
+
+class Dispatcher:
+    """Moves tokens to the ranks of their experts and back, in the ranks of a process group.
+
+    Every rank of the group makes a Dispatcher with the same arguments and makes the same calls in the same order, even
+    without tokens. T may differ between ranks and calls; nothing is padded or dropped unless you ask for it. Calls work
+    on CPU and CUDA tensors, in torch's current stream; all memory that they return belongs to torch.
+
+    Args:
+        group: a ProcessGroup of any backend (default: all ranks), or a `crossdock.Group`. The first Dispatcher on a
+            process group connects its ranks, which is collective.
+        num_experts: E, in all. Each rank has a contiguous part of them, as even as possible, unless `placement` is given.
+        top_k: K, the routes per token.
+        width: D, the values of a token.
+        alignment: the rows of each expert start at a multiple of this: 1, 8, 16, 32, 64, 128 or 256. Pad rows are zero.
+        max_rows: limit on R. On a GPU all row tensors then have exactly this many rows, and no call waits for the GPU.
+        placement: [E] the rank of each expert.
+        strategy: "auto", "direct", "hierarchical", "alltoall" or "allgather".
+        capacity_factor, capacity_tokens, pad_to_capacity, drop_policy: limit the rows per expert and source rank.
+        nonfinite: "propagate" infinite and NaN weights (default, for loss scaling), or "reject" them.
+        partial_sums: combine sums per rank before sending: less traffic, other bits.
+        keep_empty_segments: every local expert gets at least one row, for kernels that fail on none.
+        max_routes_per_token: with maps [T, E] on a GPU: the largest number of set bits in a token.
+    """
+
+    def __init__(
+        self,
+        group: Union[dist.ProcessGroup, crossdock.Group, None] = None,
+        *,
+        num_experts: int,
+        top_k: int,
+        width: int,
+        alignment: int = 1,
+        max_rows: Optional[int] = None,
+        placement: Optional[Sequence[int]] = None,
+        strategy: str = "auto",
+        capacity_factor: Optional[float] = None,
+        capacity_tokens: Optional[int] = None,
+        pad_to_capacity: bool = False,
+        drop_policy: str = "position",
+        nonfinite: str = "propagate",
+        partial_sums: bool = False,
+        keep_empty_segments: bool = False,
+        max_routes_per_token: Optional[int] = None,
+    ):
+        self._core: Optional[Core] = Core(
+            group_of(group),
+            dict(
+                num_experts=num_experts,
+                top_k=top_k,
+                width=width,
+                alignment=alignment,
+                max_rows=max_rows,
+                placement=placement,
+                strategy=strategy,
+                capacity_factor=capacity_factor,
+                capacity_tokens=capacity_tokens,
+                pad_to_capacity=pad_to_capacity,
+                drop_policy=drop_policy,
+                nonfinite=nonfinite,
+                partial_sums=partial_sums,
+                keep_empty_segments=keep_empty_segments,
+                max_routes_per_token=max_routes_per_token,
+            ),
+        )
+        self._key = self._core.key
+
+    @property
+    def group(self) -> crossdock.Group:
+        return self._open().group
+
+    @property
+    def num_local_experts(self) -> int:
+        """E_local, the experts of this rank."""
+        return self._open().num_local_experts
+
+    @property
+    def strategy(self) -> str:
+        """The strategy that "auto" stands for."""
+        return self._open().dispatcher.strategy
+
+    def dispatch(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True
+    ) -> Dispatched:
+        """Sends every token to its experts. Collective. Gradients go to x and, through row_weights, to weights.
+
+        Args:
+            x: [T, D] fp32, bf16, fp16, or fp64 on the CPU. Any strides.
+            expert_ids: [T, K] int32 or int64: an expert, or -1 for no route; distinct per token. Or a map [T, E] bool,
+                whose set bits are the routes.
+            weights: like expert_ids: fp32, bf16, fp16 or fp64 (fp64 is rounded to fp32 unless x is fp64).
+            row_weights: also send the weights, for experts that apply them themselves.
+        """
+        rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
+        return Dispatched(rows, sent, counts, Handle(plan, expert_ids, weights))
+
+    def combine(self, y: torch.Tensor, handle: Handle, *, weighted: bool = True) -> torch.Tensor:
+        """Sums the rows y [R, D] of each token: out [T, D], in the dtype of y. Collective.
+
+        Rows are multiplied by their weights, and gradients go to y and to the weights of `dispatch`. With
+        weighted=False they are not, and gradients go to y: for experts that applied row_weights.
+        """
+        if weighted:
+            return ops.combine(y, handle.weights, handle.routing, handle.plan)
+        return ops.combine_unweighted(y, handle.plan, handle.routing.shape[0])
+
+    def close(self) -> None:
+        """Ends the dispatcher on this rank. Does not wait. The group stays, for other dispatchers."""
+        core, self._core = self._core, None
+        if core is not None:
+            core.dispatcher.close()
+
+    def __enter__(self) -> "Dispatcher":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _open(self) -> Core:
+        if self._core is None:
+            raise RuntimeError("this crossdock.torch.Dispatcher is closed")
+        return self._core

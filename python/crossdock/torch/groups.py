@@ -1,0 +1,84 @@
+"""Groups of Crossdock beside the process groups of PyTorch."""
+import threading
+import weakref
+from typing import Any, List, Optional, Union
+
+import torch.distributed as dist
+
+import crossdock
+
+# A process group that is destroyed takes its entry along; dispatchers keep their group as long as they live.
+_groups: "weakref.WeakKeyDictionary[Any, crossdock.Group]" = weakref.WeakKeyDictionary()
+_locks: "weakref.WeakKeyDictionary[crossdock.Group, Any]" = weakref.WeakKeyDictionary()
+_alone: List[crossdock.Group] = []  # the group of one rank, for programs without torch.distributed
+
+
+def group(process_group: Optional[dist.ProcessGroup] = None, **options: Any) -> crossdock.Group:
+    """The Crossdock group with the ranks of `process_group` (default: all ranks), made when first asked for.
+
+    The first call for a process group is collective over its ranks: they exchange about 100 bytes each with
+    `all_gather_object`. Afterwards Crossdock does not use the process group. `options` are those of
+    `crossdock.Bootstrap.join`, for example `arrival_deadline`; they apply to the first call.
+    """
+    if process_group is None:
+        if not (dist.is_available() and dist.is_initialized()):
+            return group_of_one(**options)
+        process_group = dist.group.WORLD
+    found = _groups.get(process_group)
+    if found is None or found.closed:
+        found = _connect(process_group, options)
+        _groups[process_group] = found
+    return found
+
+
+def group_of(ranks: Union[dist.ProcessGroup, crossdock.Group, None]) -> crossdock.Group:
+    return ranks if isinstance(ranks, crossdock.Group) else group(ranks)
+
+
+def close(process_group: Optional[dist.ProcessGroup] = None) -> None:
+    """Leaves the Crossdock group of `process_group`. Never waits. Its dispatchers can no longer be used.
+
+    Not required: a group ends with its process group, and at exit."""
+    if process_group is None:
+        while _alone:
+            _alone.pop().close()
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        process_group = dist.group.WORLD
+    found = _groups.pop(process_group, None)
+    if found is not None:
+        found.close()
+
+
+def lock_of(ranks: crossdock.Group) -> Any:
+    """Held during calls: forward and backward may run on different threads, and a group serves one at a time."""
+    lock = _locks.get(ranks)
+    if lock is None:
+        lock = _locks.setdefault(ranks, threading.RLock())
+    return lock
+
+
+def group_of_one(**options: Any) -> crossdock.Group:
+    """The group of this rank alone."""
+    if not _alone or _alone[-1].closed:
+        bootstrap = crossdock.Bootstrap()
+        _alone[:] = [bootstrap.join([bootstrap.blob], 0, **options)]
+    return _alone[-1]
+
+
+def _connect(process_group: dist.ProcessGroup, options: Any) -> crossdock.Group:
+    # A rank whose bootstrap failed sends the reason instead of a blob, so that no rank waits for it.
+    bootstrap, failure, mine = None, None, None
+    try:
+        bootstrap = crossdock.Bootstrap()
+        mine = bootstrap.blob
+    except crossdock.Error as error:
+        failure, mine = error, str(error)
+    received: List[Any] = [None] * dist.get_world_size(process_group)
+    dist.all_gather_object(received, mine, group=process_group)
+    if failure is not None:
+        raise failure
+    for rank, blob in enumerate(received):
+        if not isinstance(blob, bytes):
+            raise crossdock.Error(f"rank {rank} cannot make a group: {blob}", culprit=rank, operation="join")
+    return bootstrap.join(received, dist.get_rank(process_group), **options)

@@ -1,0 +1,203 @@
+"""The calls as differentiable operators: `torch.ops.crossdock.*`.
+
+With torch 2.4 and later they are operators with fake versions, so that torch.compile keeps the graph and selective
+checkpointing can name them. With older versions they are autograd functions.
+"""
+from typing import Any, Tuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import calls
+from .tensors import weights_dtype
+
+HAS_OPERATORS = hasattr(torch.library, "register_fake") and hasattr(torch.library, "register_autograd")
+
+# T tokens, K slots, E experts, R rows, D width. `routing` is [T, K] ids or a [T, E] map; `weights` has its shape.
+_SCHEMAS = {
+    "dispatch": "(Tensor x, Tensor routing, Tensor weights, int dispatcher, bool with_row_weights)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    "dispatch_backward": "(Tensor grad_rows, Tensor plan, SymInt num_tokens) -> Tensor",
+    "combine": "(Tensor y, Tensor weights, Tensor routing, Tensor plan) -> Tensor",
+    "combine_unweighted": "(Tensor y, Tensor plan, SymInt num_tokens) -> Tensor",
+    "combine_backward": "(Tensor grad_out, Tensor y, Tensor routing, Tensor plan) -> (Tensor, Tensor)",
+    "combine_unweighted_backward": "(Tensor grad_out, Tensor plan, SymInt num_rows) -> Tensor",
+    "collect_routes": "(Tensor values, Tensor routing, Tensor plan) -> Tensor",
+}
+
+
+# ---- Shapes ----
+
+
+def _fake_dispatch(x, routing, weights, dispatcher, with_row_weights):
+    core = calls.core_of(dispatcher)
+    if core.max_rows and x.is_cuda:
+        num_rows = core.max_rows
+    else:
+        num_rows = torch.library.get_ctx().new_dynamic_size()
+    rows = x.new_empty((num_rows, x.shape[1]))
+    row_weights = weights.new_empty((num_rows if with_row_weights else 0,))
+    rows_per_expert = routing.new_empty((core.num_local_experts,), dtype=torch.int64)
+    return rows, row_weights, rows_per_expert, torch.empty((1,), dtype=torch.int64, device="cpu")
+
+
+def _fake_tokens(rows, plan, num_tokens):
+    return rows.new_empty((num_tokens, rows.shape[1]))
+
+
+def _fake_combine(y, weights, routing, plan):
+    return y.new_empty((routing.shape[0], y.shape[1]))
+
+
+def _fake_combine_backward(grad_out, y, routing, plan):
+    return y.new_empty(y.shape), y.new_empty(routing.shape, dtype=weights_dtype(y.dtype))
+
+
+def _fake_rows(grad_out, plan, num_rows):
+    return grad_out.new_empty((num_rows, grad_out.shape[1]))
+
+
+def _fake_collect_routes(values, routing, plan):
+    return values.new_empty(routing.shape)
+
+
+_FAKES = {
+    "dispatch": _fake_dispatch,
+    "dispatch_backward": _fake_tokens,
+    "combine": _fake_combine,
+    "combine_unweighted": _fake_tokens,
+    "combine_backward": _fake_combine_backward,
+    "combine_unweighted_backward": _fake_rows,
+    "collect_routes": _fake_collect_routes,
+}
+
+
+# ---- Gradients ----
+
+
+def _keep(ctx: Any, plan: torch.Tensor) -> None:
+    # The saved tensor owns the plan, unless hooks replace it with a copy (torch.autograd.graph.save_on_cpu).
+    if type(plan) is torch.Tensor:  # else it is a fake one of a compiler
+        ctx.routes = calls.routes_of(plan)
+
+
+def _save_dispatch(ctx: Any, inputs: Tuple, output: Tuple) -> None:
+    x, routing, weights, _, with_row_weights = inputs
+    plan = output[3]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(routing, plan)
+    ctx.num_tokens, ctx.width, ctx.tokens_dtype = x.shape[0], x.shape[1], x.dtype
+    ctx.weights_dtype = weights.dtype
+    ctx.num_rows = output[0].shape[0]
+    ctx.with_row_weights = with_row_weights
+    _keep(ctx, plan)
+
+
+def _grad_dispatch(ctx: Any, grad_rows, grad_row_weights, *_) -> Tuple:
+    routing, plan = ctx.saved_tensors
+    grad_x = grad_weights = None
+    if ctx.needs_input_grad[0]:
+        # Rows that went nowhere on this rank may have gone somewhere on others: all ranks make this call.
+        if grad_rows is None:
+            device = grad_row_weights.device
+            grad_rows = torch.zeros((ctx.num_rows, ctx.width), dtype=ctx.tokens_dtype, device=device)
+        grad_x = dispatch_backward(grad_rows, plan, ctx.num_tokens)
+    if ctx.with_row_weights and ctx.needs_input_grad[2] and grad_row_weights is not None:
+        values = grad_row_weights.to(weights_dtype(ctx.tokens_dtype))
+        grad_weights = collect_routes(values, routing, plan).to(ctx.weights_dtype)
+    return grad_x, None, grad_weights, None, None
+
+
+def _save_combine(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
+    y, weights, routing, plan = inputs
+    ctx.save_for_backward(y, routing, plan)
+    ctx.weights_dtype = weights.dtype
+    _keep(ctx, plan)
+
+
+def _grad_combine(ctx: Any, grad_out: torch.Tensor) -> Tuple:
+    y, routing, plan = ctx.saved_tensors
+    grad_y, grad_weights = combine_backward(grad_out, y, routing, plan)
+    return grad_y, grad_weights.to(ctx.weights_dtype), None, None
+
+
+def _save_combine_unweighted(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
+    y, plan, _ = inputs
+    ctx.save_for_backward(plan)
+    ctx.num_rows = y.shape[0]
+    _keep(ctx, plan)
+
+
+def _grad_combine_unweighted(ctx: Any, grad_out: torch.Tensor) -> Tuple:
+    (plan,) = ctx.saved_tensors
+    return combine_unweighted_backward(grad_out, plan, ctx.num_rows), None, None
+
+
+def _refuse(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError(
+        "crossdock: gradients of gradients are not supported; call backward or torch.autograd.grad without "
+        "create_graph=True, or keep dispatch and combine out of the part that is differentiated twice"
+    )
+
+
+def _save_nothing(ctx: Any, inputs: Tuple, output: Any) -> None:
+    pass
+
+
+_GRADIENTS = {
+    "dispatch": (_save_dispatch, _grad_dispatch),
+    "combine": (_save_combine, _grad_combine),
+    "combine_unweighted": (_save_combine_unweighted, _grad_combine_unweighted),
+    "dispatch_backward": (_save_nothing, _refuse),
+    "combine_backward": (_save_nothing, _refuse),
+    "combine_unweighted_backward": (_save_nothing, _refuse),
+    "collect_routes": (_save_nothing, _refuse),
+}
+
+
+# ---- Registration ----
+
+
+def _make_operators() -> dict:
+    library = torch.library.Library("crossdock", "DEF")
+    for name, schema in _SCHEMAS.items():
+        library.define(name + schema)
+        library.impl(name, getattr(calls, name), "CompositeExplicitAutograd")
+        torch.library.register_fake("crossdock::" + name, _FAKES[name], lib=library)
+        save, gradient = _GRADIENTS[name]
+        torch.library.register_autograd("crossdock::" + name, gradient, setup_context=save, lib=library)
+    made = {name: getattr(torch.ops.crossdock, name).default for name in _SCHEMAS}
+    made["library"] = library  # the operators live as long as this object
+    return made
+
+
+def _make_functions() -> dict:
+    def make(name: str) -> Any:
+        call, (save, gradient) = getattr(calls, name), _GRADIENTS[name]
+
+        def forward(ctx, *inputs):
+            output = call(*inputs)
+            save(ctx, inputs, output)
+            return output
+
+        backward = once_differentiable(gradient)
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        return type("Crossdock_" + name, (torch.autograd.Function,), members).apply
+
+    return {name: make(name) for name in _SCHEMAS}
+
+
+_made = _make_operators() if HAS_OPERATORS else _make_functions()
+
+dispatch = _made["dispatch"]
+dispatch_backward = _made["dispatch_backward"]
+combine = _made["combine"]
+combine_unweighted = _made["combine_unweighted"]
+combine_backward = _made["combine_backward"]
+combine_unweighted_backward = _made["combine_unweighted_backward"]
+collect_routes = _made["collect_routes"]
+
+
+def save_ops() -> set:
+    """The operators whose results selective checkpointing should save instead of communicating again."""
+    return {dispatch, combine, combine_unweighted} if HAS_OPERATORS else set()

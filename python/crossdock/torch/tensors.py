@@ -1,0 +1,82 @@
+"""Tensors of PyTorch as the library sees them."""
+import ctypes
+from typing import Optional
+
+import torch
+
+import crossdock
+
+_CODES = {
+    torch.float64: int(crossdock.DType.F64),
+    torch.float32: int(crossdock.DType.F32),
+    torch.bfloat16: int(crossdock.DType.BF16),
+    torch.float16: int(crossdock.DType.F16),
+    torch.int64: int(crossdock.DType.I64),
+    torch.int32: int(crossdock.DType.I32),
+    torch.uint8: int(crossdock.DType.U8),
+    torch.bool: int(crossdock.DType.BOOL),
+}
+_REFUSED = 0  # a dtype that the library refuses: the error is then the same on every rank
+
+
+def view_of(tensor: torch.Tensor) -> crossdock.Tensor:
+    """The memory of a contiguous tensor, which must outlive the call."""
+    device = tensor.get_device() if tensor.is_cuda else None
+    return crossdock.Tensor(tensor.data_ptr(), _CODES.get(tensor.dtype, _REFUSED), tuple(tensor.shape), device)
+
+
+def weights_dtype(tokens: torch.dtype) -> torch.dtype:
+    """The dtype in which a plan keeps weights, and returns their gradients."""
+    return torch.float64 if tokens == torch.float64 else torch.float32
+
+
+def usable_weights(weights: torch.Tensor, tokens: torch.dtype) -> torch.Tensor:
+    """Weights in a dtype that plans accept beside tokens of this dtype. Only fp64 tokens keep fp64 weights."""
+    if (weights.dtype == torch.float64) != (tokens == torch.float64):
+        weights = weights.to(weights_dtype(tokens))
+    return weights.contiguous()
+
+
+class Output:
+    """Memory of torch for a result of a collective call.
+
+    A rank that cannot allocate must not raise before the call: the others would wait for it. It passes memory that the
+    library refuses on every rank, and raises torch's error after the call.
+    """
+
+    __slots__ = ("tensor", "view", "error")
+
+    def __init__(self, like: torch.Tensor, shape, dtype: Optional[torch.dtype] = None):
+        self.error: Optional[BaseException] = None
+        try:
+            self.tensor = torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+            self.view = view_of(self.tensor)
+        except (RuntimeError, MemoryError) as error:
+            self.error = error
+            self.tensor = None
+            self.view = crossdock.Tensor(0, _REFUSED, tuple(shape), None)
+
+
+class _OnDevice:
+    """Device memory as torch.as_tensor takes it."""
+
+    def __init__(self, pointer: int, length: int):
+        self.__cuda_array_interface__ = {
+            "data": (pointer, False),
+            "shape": (length,),
+            "typestr": "<i8",
+            "strides": None,
+            "version": 3,
+        }
+
+
+def rows_per_expert(plan: crossdock.Plan) -> torch.Tensor:
+    """[E_local] int64 on the plan's device: rows of each local expert, pad rows included."""
+    length = plan.num_local_experts + 1
+    if plan.device is None:
+        memory = (ctypes.c_int64 * length).from_address(plan.segment_starts_ptr)
+        starts = torch.frombuffer(memory, dtype=torch.int64)
+    else:
+        memory = _OnDevice(plan.segment_starts_ptr, length)
+        starts = torch.as_tensor(memory, device=torch.device("cuda", plan.device))
+    return starts[1:] - starts[:-1]
