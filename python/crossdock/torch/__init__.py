@@ -1,0 +1,37 @@
+"""Crossdock in PyTorch: dispatch and combine with gradients, on any process group.
+
+    dispatcher = crossdock.torch.Dispatcher(group, num_experts=64, top_k=8, width=2048)
+    sent = dispatcher.dispatch(x, expert_ids, weights)     # x [T, D] -> sent.rows [R, D]
+    y = experts(sent.rows, sent.tokens_per_expert)         # yours
+    out = dispatcher.combine(y, sent.handle)               # [T, D], weighted
+
+Needs torch 1.13 or later; torch 2.4 or later for torch.compile and selective checkpointing.
+"""
+from typing import Any
+
+from .dispatcher import Dispatched, Dispatcher, Handle
+from .groups import close, group
+from .layer import GroupedExperts, MoELayer
+from .ops import save_ops
+from .titan_dispatcher import TitanTokenDispatcher
+
+__all__ = [
+    "Dispatched",
+    "Dispatcher",
+    "GroupedExperts",
+    "Handle",
+    "MegatronTokenDispatcher",
+    "MoELayer",
+    "TitanTokenDispatcher",
+    "close",
+    "group",
+    "save_ops",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MegatronTokenDispatcher":  # imports megatron.core
+        from .megatron_dispatcher import MegatronTokenDispatcher
+
+        return MegatronTokenDispatcher
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
