@@ -33,7 +33,7 @@ class GroupedExperts(nn.Module):
 
     def forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """rows [R, D], grouped by expert -> y [R, D]."""
-        if _has_grouped_product(rows):
+        if _has_grouped_product(rows, self.w2.shape[2]):
             ends = tokens_per_expert.cumsum(0, dtype=torch.int32)
             gate, linear = torch._grouped_mm(rows, self.w1.to(rows.dtype).transpose(1, 2), offs=ends).chunk(2, dim=1)
             inner = functional.silu(gate) * linear
@@ -51,10 +51,13 @@ def _swiglu(rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Ten
     return (functional.silu(gate) * linear) @ w2.t()
 
 
-def _has_grouped_product(rows: torch.Tensor) -> bool:
-    if not hasattr(torch, "_grouped_mm") or rows.dtype != torch.bfloat16:
+def _has_grouped_product(rows: torch.Tensor, inner: int) -> bool:
+    """Whether torch._grouped_mm exists for these rows. It wants matrices whose rows are multiples of 16 bytes."""
+    if not hasattr(torch, "_grouped_mm") or (rows.shape[1] | inner) * rows.element_size() % 16 != 0:
         return False
-    return not rows.is_cuda or torch.cuda.get_device_capability(rows.device)[0] >= 9
+    if rows.is_cuda:
+        return rows.dtype == torch.bfloat16 and torch.cuda.get_device_capability(rows.device)[0] >= 9
+    return rows.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 class MoELayer(nn.Module):

@@ -1,12 +1,11 @@
 """The calls as differentiable operators: `torch.ops.crossdock.*`.
 
 With torch 2.4 and later they are operators with fake versions, so that torch.compile keeps the graph and selective
-checkpointing can name them. With older versions they are autograd functions.
+checkpointing can name them. In eager mode, and with older versions, they are autograd functions.
 """
 from typing import Any, Tuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from . import calls
 from .tensors import weights_dtype
@@ -158,7 +157,7 @@ _GRADIENTS = {
 # ---- Registration ----
 
 
-def _make_operators() -> dict:
+def _define_operators() -> Any:
     library = torch.library.Library("crossdock", "DEF")
     for name, schema in _SCHEMAS.items():
         library.define(name + schema)
@@ -166,38 +165,57 @@ def _make_operators() -> dict:
         torch.library.register_fake("crossdock::" + name, _FAKES[name], lib=library)
         save, gradient = _GRADIENTS[name]
         torch.library.register_autograd("crossdock::" + name, gradient, setup_context=save, lib=library)
-    made = {name: getattr(torch.ops.crossdock, name).default for name in _SCHEMAS}
-    made["library"] = library  # the operators live as long as this object
-    return made
+    return library
 
 
-def _make_functions() -> dict:
-    def make(name: str) -> Any:
-        call, (save, gradient) = getattr(calls, name), _GRADIENTS[name]
+def _define_function(name: str) -> Any:
+    call, (save, gradient) = getattr(calls, name), _GRADIENTS[name]
 
-        def forward(ctx, *inputs):
-            output = call(*inputs)
-            save(ctx, inputs, output)
-            return output
+    def forward(ctx, *inputs):
+        output = call(*inputs)
+        save(ctx, inputs, output)
+        return output
 
-        backward = once_differentiable(gradient)
-        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        return type("Crossdock_" + name, (torch.autograd.Function,), members).apply
-
-    return {name: make(name) for name in _SCHEMAS}
+    members = {"forward": staticmethod(forward), "backward": staticmethod(gradient)}
+    return type("crossdock_" + name, (torch.autograd.Function,), members).apply
 
 
-_made = _make_operators() if HAS_OPERATORS else _make_functions()
+def _is_observed(tensor: torch.Tensor) -> bool:
+    """Whether anyone wants to see operators: a compiler, a mode such as selective checkpointing, a tensor subclass."""
+    return torch.compiler.is_compiling() or _num_modes() > 0 or type(tensor) not in _PLAIN
 
-dispatch = _made["dispatch"]
-dispatch_backward = _made["dispatch_backward"]
-combine = _made["combine"]
-combine_unweighted = _made["combine_unweighted"]
-combine_backward = _made["combine_backward"]
-combine_unweighted_backward = _made["combine_unweighted_backward"]
-collect_routes = _made["collect_routes"]
+
+def _define(name: str) -> Any:
+    """The operator for those who want to see it; else the call itself, which is several times cheaper."""
+    function, call = _define_function(name), getattr(calls, name)
+    operator = getattr(torch.ops.crossdock, name).default if HAS_OPERATORS else None
+
+    def run(*inputs: Any) -> Any:
+        if operator is not None and _is_observed(inputs[0]):
+            return operator(*inputs)
+        return function(*inputs) if torch.is_grad_enabled() else call(*inputs)
+
+    run.__name__ = name
+    run.__doc__ = call.__doc__
+    return run
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_num_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_library = _define_operators() if HAS_OPERATORS else None  # the operators live as long as this object
+
+dispatch = _define("dispatch")
+dispatch_backward = _define("dispatch_backward")
+combine = _define("combine")
+combine_unweighted = _define("combine_unweighted")
+combine_backward = _define("combine_backward")
+combine_unweighted_backward = _define("combine_unweighted_backward")
+collect_routes = _define("collect_routes")
 
 
 def save_ops() -> set:
     """The operators whose results selective checkpointing should save instead of communicating again."""
-    return {dispatch, combine, combine_unweighted} if HAS_OPERATORS else set()
+    if not HAS_OPERATORS:
+        return set()
+    names = ("dispatch", "combine", "combine_unweighted")
+    return {getattr(torch.ops.crossdock, name).default for name in names}

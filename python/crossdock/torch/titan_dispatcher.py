@@ -1,11 +1,17 @@
 """A token dispatcher with the interface of torchtitan's."""
+import itertools
+import weakref
 from dataclasses import dataclass
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
+from . import ops
 from .dispatcher import Dispatcher, Handle
 from .groups import group, group_of_one
+
+_numbers = itertools.count(1)
+_owners: "weakref.WeakValueDictionary[int, TitanTokenDispatcher]" = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class TitanTokenDispatcher:
 
     `wire_meshes` connects the ranks of the expert mesh, which is collective; `ep_mesh=None` is one rank. Everything
     about a call is in its metadata, so any number of micro-batches may be in flight. `options` are those of
-    `crossdock.torch.Dispatcher`, for example `alignment` and `max_rows`.
+    `crossdock.torch.Dispatcher`, for example `alignment` and `max_rows`. Without `width`, tokens may have any.
     """
 
     def __init__(self, *, num_experts: int, top_k: int, **options: Any):
@@ -28,13 +34,14 @@ class TitanTokenDispatcher:
         self.top_k = top_k
         self.options = options
         self.ep_mesh: Any = None
-        self._dispatcher: Optional[Dispatcher] = None
-        self._width: Optional[int] = None
+        self._dispatchers: Dict[int, Dispatcher] = {}  # by width
+        self._number = next(_numbers)
+        _owners[self._number] = self
 
     def wire_meshes(self, *, ep_mesh: Any) -> None:
         """Uses the ranks of `ep_mesh` from now on."""
         self.ep_mesh = ep_mesh
-        self._dispatcher = None
+        self._dispatchers = {}  # backward of earlier calls may still need them
         if ep_mesh is not None:
             group(ep_mesh.get_group())
 
@@ -50,28 +57,34 @@ class TitanTokenDispatcher:
         The counts of the last argument are not needed: the routes have them.
         """
         del num_local_tokens_per_expert_E
-        dispatcher = self._ready(x_TD.shape[1])
-        sent = dispatcher.dispatch(x_TD, topk_expert_ids_TK, topk_scores_TK, row_weights=False)
-        return sent.rows, sent.tokens_per_expert, TitanMetadata(sent.handle)
+        key = _key_of(self._number, x_TD.shape[1])
+        rows, _, counts, plan = ops.dispatch(x_TD, topk_expert_ids_TK, topk_scores_TK, key, False)
+        return rows, counts, TitanMetadata(Handle(plan, topk_expert_ids_TK, topk_scores_TK))
 
     def combine(
         self, routed_output_RD: torch.Tensor, metadata: TitanMetadata, x_TD: torch.Tensor  # noqa: N803
     ) -> torch.Tensor:
         """-> out [T, D], the weighted sum, in the dtype of x."""
-        dispatcher = self._ready(x_TD.shape[1])
-        return dispatcher.combine(routed_output_RD.to(x_TD.dtype), metadata.handle)
+        handle = metadata.handle
+        return ops.combine(routed_output_RD.to(x_TD.dtype), handle.weights, handle.routing, handle.plan)
 
     def close(self) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.close()
-        self._dispatcher = None
+        for dispatcher in self._dispatchers.values():
+            dispatcher.close()
+        self._dispatchers.clear()
 
-    def _ready(self, width: int) -> Dispatcher:
-        if self._dispatcher is None or self._width != width:
-            self._dispatcher = self._make(width)
-            self._width = width
-        return self._dispatcher
 
-    def _make(self, width: int) -> Dispatcher:
-        ranks = group_of_one() if self.ep_mesh is None else self.ep_mesh.get_group()
-        return Dispatcher(ranks, num_experts=self.num_experts, top_k=self.top_k, width=width, **self.options)
+def _key_of(number: int, width: int) -> int:
+    """The number by which the operators know the dispatcher, which is made when first needed."""
+    owner = _owners[number]
+    found = owner._dispatchers.get(width)
+    if found is None:
+        ranks = group_of_one() if owner.ep_mesh is None else owner.ep_mesh.get_group()
+        options = {"width": width, **owner.options}
+        found = Dispatcher(ranks, num_experts=owner.num_experts, top_k=owner.top_k, **options)
+        owner._dispatchers[width] = found
+    return found._key
+
+
+if ops.HAS_OPERATORS:  # a compiler makes the dispatcher while it traces, and takes its number for a constant
+    _key_of = torch.compiler.assume_constant_result(_key_of)
