@@ -11,13 +11,15 @@ or afterwards, in place:
 """
 from typing import Any, Iterable, Union
 
-from megatron.core.transformer.moe import moe_layer
+import torch
+from megatron.core.transformer.moe import moe_layer, router
 
 from .torch.megatron_dispatcher import MegatronTokenDispatcher
 
-__all__ = ["MegatronTokenDispatcher", "install", "replace", "uninstall"]
+__all__ = ["MegatronTokenDispatcher", "guard_empty_router", "install", "replace", "uninstall"]
 
 _original = moe_layer.MoEAlltoAllTokenDispatcher
+_gating = router.router_gating_linear
 
 
 def install() -> None:
@@ -40,6 +42,18 @@ def replace(model: Union[Any, Iterable[Any]]) -> int:
     for layer in layers:
         layer.token_dispatcher = _successor(layer, layer.token_dispatcher)
     return len(layers)
+
+
+def guard_empty_router() -> None:
+    """Lets Megatron's router take 0 tokens, on which it fails by itself while the other ranks wait for this one."""
+    router.router_gating_linear = _gating_of_any_size
+
+
+def _gating_of_any_size(inp: torch.Tensor, weight: torch.Tensor, bias: Any, router_dtype: torch.dtype) -> torch.Tensor:
+    if inp.numel() > 0:
+        return _gating(inp, weight, bias, router_dtype)
+    bias = None if bias is None else bias.to(router_dtype)
+    return torch.nn.functional.linear(inp.to(router_dtype), weight.to(router_dtype), bias)
 
 
 class _Groups:
