@@ -1,0 +1,80 @@
+"""Cases: functions that every rank of a launch runs together."""
+import contextlib
+from typing import Callable, Dict, List, Tuple
+
+import torch
+
+import crossdock
+
+CASES: Dict[str, Tuple[Callable, Tuple[int, ...]]] = {}
+
+
+def case(*worlds: int) -> Callable:
+    """Registers a case, called as function(rank, world), for launches of these sizes."""
+
+    def register(function: Callable) -> Callable:
+        CASES[f"{function.__module__}.{function.__name__}"] = (function, worlds)
+        return function
+
+    return register
+
+
+def cases_of(world: int, patterns: List[str]) -> List[str]:
+    def wanted(name: str) -> bool:
+        return not patterns or any(pattern in name for pattern in patterns)
+
+    return [name for name, (_, worlds) in CASES.items() if world in worlds and wanted(name)]
+
+
+# ---- For cases ----
+
+
+def random_of(rank: int, step: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 * step + rank)
+
+
+def tokens_of(rank: int, world: int) -> int:
+    """A different number on each rank, none on the last of several."""
+    return 0 if world > 1 and rank == world - 1 else 3 + 2 * rank
+
+
+def random_routes(generator: torch.Generator, tokens: int, experts: int, top_k: int) -> torch.Tensor:
+    """[T, K] distinct ids."""
+    return torch.rand((tokens, experts), generator=generator).argsort(dim=1)[:, :top_k].contiguous()
+
+
+def first_expert(rank: int, world: int, experts: int) -> int:
+    return rank * (experts // world) + min(rank, experts % world)
+
+
+def scale_by_expert(rows: torch.Tensor, counts: torch.Tensor, first: int) -> torch.Tensor:
+    """The experts of most cases: expert e multiplies by e + 1."""
+    scale = torch.arange(first + 1, first + 1 + counts.numel(), dtype=rows.dtype).repeat_interleave(counts)
+    return rows * scale[:, None]
+
+
+@contextlib.contextmanager
+def raises(kind, *words: str):
+    try:
+        yield
+    except kind as error:
+        for word in words:
+            assert word in str(error), f"{word!r} is not in: {error}"
+    else:
+        raise AssertionError(f"no {kind} was raised")
+
+
+def same_everywhere(text: str) -> None:
+    import torch.distributed as dist
+
+    texts = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    assert len(set(texts)) == 1, texts
+
+
+def error_of(function: Callable) -> crossdock.Error:
+    try:
+        function()
+    except crossdock.Error as error:
+        return error
+    raise AssertionError("no crossdock.Error was raised")
