@@ -1,0 +1,138 @@
+"""torch.compile, selective checkpointing, autocast. Needs torch 2.4."""
+import torch
+from cases import case, first_expert, random_of, random_routes, scale_by_expert, tokens_of
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import crossdock
+from crossdock.torch import Dispatcher, MoELayer, TitanTokenDispatcher, save_ops
+
+E, K, D = 8, 2, 16
+
+
+def make(rank, tokens, step=0):
+    generator = random_of(rank, step)
+    x = torch.randn((tokens, D), generator=generator).requires_grad_()
+    weights = torch.rand((tokens, K), generator=generator).requires_grad_()
+    return x, random_routes(generator, tokens, E, K), weights
+
+
+def function(dispatcher, x, ids, weights):
+    sent = dispatcher.dispatch(x, ids, weights)
+    y = torch.nn.functional.silu(sent.rows) * sent.row_weights[:, None]
+    return dispatcher.combine(y, sent.handle)
+
+
+def gradients(out, *inputs):
+    return torch.autograd.grad((out * out).sum(), inputs)
+
+
+def compare(compiled, dispatcher, x, ids, weights):
+    got, want = compiled(dispatcher, x, ids, weights), function(dispatcher, x, ids, weights)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(gradients(got, x, weights), gradients(want, x, weights)):
+        torch.testing.assert_close(a, b)
+
+
+@case(1, 4)
+def one_graph_for_any_number_of_rows(rank, world):
+    torch._dynamo.reset()
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    for step, tokens in enumerate((5, 7, 9)):
+        compare(compiled, dispatcher, *make(rank, tokens + rank, step))
+
+
+@case(4)
+def inductor_keeps_the_graph(rank, world):
+    torch._dynamo.reset()
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    compare(torch.compile(function, fullgraph=True), dispatcher, *make(rank, 6))
+
+
+@case(1, 4)
+def the_layer_is_one_graph(rank, world):
+    torch._dynamo.reset()
+    torch.manual_seed(rank)
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x, _, _ = make(rank, 5)
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
+@case(1, 4)
+def a_dispatcher_may_be_made_while_compiling(rank, world):
+    torch._dynamo.reset()
+    dispatcher = TitanTokenDispatcher(num_experts=E, top_k=K)
+    if world > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        dispatcher.wire_meshes(ep_mesh=init_device_mesh("cpu", (world,), mesh_dim_names=("ep",)))
+
+    def run(x, ids, weights):
+        rows, _, metadata = dispatcher.dispatch(x, weights, ids)
+        return dispatcher.combine(rows * 2, metadata, x)
+
+    x, ids, weights = make(rank, 5)
+    torch.testing.assert_close(torch.compile(run, backend="aot_eager", fullgraph=True)(x, ids, weights), run(x, ids, weights))
+
+
+@case(1, 4)
+def selective_checkpointing_does_not_communicate_again(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(rank, tokens_of(rank, world))
+    saved = save_ops()
+
+    def policy(context, operator, *_, **__):
+        return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    plans, original = [], crossdock.Dispatcher.plan
+
+    def counted(self, *arguments, **options):
+        plans.append(self)
+        return original(self, *arguments, **options)
+
+    want = gradients(function(dispatcher, x, ids, weights), x, weights)
+    crossdock.Dispatcher.plan = counted
+    try:
+        out = checkpoint(
+            function,
+            dispatcher,
+            x,
+            ids,
+            weights,
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(policy),
+        )
+        got = gradients(out, x, weights)
+    finally:
+        crossdock.Dispatcher.plan = original
+    assert len(plans) == 1
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b)
+
+
+@case(1, 4)
+def autocast_reaches_the_experts(rank, world):
+    torch.manual_seed(rank)
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32)
+    x, _, _ = make(rank, tokens_of(rank, world))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x)
+    out.sum().backward()
+    assert out.dtype == x.dtype and x.grad.dtype == x.dtype
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+@case(4)
+def operators_pass_the_checks_of_torch(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(rank, 3)
+    sent = dispatcher.dispatch(x, ids, weights)
+    first = first_expert(rank, world, E)
+    y = scale_by_expert(sent.rows, sent.tokens_per_expert, first).detach().requires_grad_()
+    checks = ("test_schema", "test_faketensor")
+    for name, inputs in {
+        "combine": (y, weights, ids, sent.handle.plan),
+        "combine_unweighted": (y, sent.handle.plan, 3),
+    }.items():
+        torch.library.opcheck(getattr(torch.ops.crossdock, name).default, inputs, test_utils=checks)

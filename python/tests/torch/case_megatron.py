@@ -1,0 +1,183 @@
+"""Inside Megatron's MoELayer: outputs and gradients of Megatron's own dispatcher."""
+import warnings
+
+warnings.simplefilter("ignore")
+import megatron_on_cpu  # noqa: E402,F401
+import torch  # noqa: E402
+from cases import case, random_of  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
+from megatron.core.transformer.mlp import MLPSubmodules  # noqa: E402
+from megatron.core.transformer.moe.experts import SequentialMLP  # noqa: E402
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules  # noqa: E402
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP  # noqa: E402
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+import crossdock.megatron  # noqa: E402
+
+H, E, K = 16, 8, 2
+
+
+def initialize(tp, ep, etp):
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp
+    )
+
+
+def build(kind, tp=1, ep=1, etp=1, **options):
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=H,
+        num_attention_heads=2,
+        num_moe_experts=E,
+        moe_router_topk=K,
+        moe_token_dispatcher_type=kind,
+        moe_ffn_hidden_size=8,
+        use_cpu_initialization=True,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        bias_activation_fusion=False,
+        moe_router_load_balancing_type="none",
+        tensor_model_parallel_size=tp,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=etp,
+        sequence_parallel=tp > 1,
+        **{"moe_router_dtype": "fp32", **options},
+    )
+    mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    shared = None
+    if config.moe_shared_expert_intermediate_size is not None:
+        shared = ModuleSpec(module=SharedExpertMLP, submodules=mlp)
+    submodules = MoESubmodules(experts=ModuleSpec(module=SequentialMLP, submodules=mlp), shared_experts=shared)
+    layer = MoELayer(config, submodules, layer_number=1)
+    with torch.no_grad():
+        for index, (name, parameter) in enumerate(sorted(layer.named_parameters())):
+            # Replicated parameters are equal on all ranks, the others differ.
+            rank = 0 if "router" in name else torch.distributed.get_rank() + 1
+            parameter.copy_(torch.randn(parameter.shape, generator=random_of(rank, index)) / 4)
+    return layer
+
+
+def run(layer, x):
+    x = x.detach().clone().requires_grad_()
+    out, _ = layer(x)
+    (out * torch.linspace(0.5, 1.5, out.shape[-1])).square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return {"out": out.detach(), "x": x.grad, **gradients}
+
+
+def compare(rank, world, tp=1, ep=1, etp=1, tokens=(4,), reference="alltoall", tolerance=0.0, **options):
+    initialize(tp, ep, etp)
+    x = torch.randn((tokens[rank % len(tokens)], 2, H), generator=random_of(rank, 50))
+    want = run(build(reference, tp, ep, etp, **options), x)
+    crossdock.megatron.install()
+    try:
+        layer = build("alltoall", tp, ep, etp, **options)
+    finally:
+        crossdock.megatron.uninstall()
+    assert isinstance(layer.token_dispatcher, crossdock.megatron.MegatronTokenDispatcher)
+    replaced = build(reference, tp, ep, etp, **options)
+    assert crossdock.megatron.replace(replaced) == 1
+    for got in (run(layer, x), run(replaced, x)):
+        for name, value in want.items():
+            torch.testing.assert_close(got[name], value, rtol=tolerance, atol=tolerance, msg=lambda text: f"{name}: {text}")
+
+
+@case(4)
+def ep4(rank, world):
+    compare(rank, world, ep=4)
+
+
+@case(4)
+def ep4_with_unequal_tokens(rank, world):
+    compare(rank, world, ep=4, tokens=(3, 1, 6, 2))
+
+
+@case(4)
+def ep4_bf16_probabilities(rank, world):
+    compare(rank, world, ep=4, moe_router_dtype=None)
+
+
+@case(4)
+def ep4_fp64_probabilities(rank, world):
+    compare(rank, world, ep=4, moe_router_dtype="fp64", tolerance=1e-6)
+
+
+@case(4)
+def ep4_with_capacity(rank, world):
+    compare(rank, world, ep=4, moe_expert_capacity_factor=1.0)
+
+
+@case(4)
+def ep4_with_drop_and_pad(rank, world):
+    compare(rank, world, ep=4, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
+
+
+@case(4)
+def ep4_with_quantization_padding(rank, world):
+    compare(rank, world, ep=4, moe_router_padding_for_quantization=True, tokens=(16,), tolerance=1e-6)
+
+
+@case(4)
+def tp2_ep2_with_shared_experts(rank, world):
+    compare(rank, world, tp=2, ep=2, moe_shared_expert_intermediate_size=8, tolerance=1e-6)
+
+
+@case(4)
+def tp2_ep4_with_shared_experts(rank, world):
+    compare(rank, world, tp=2, ep=4, etp=1, moe_shared_expert_intermediate_size=8, tolerance=1e-6)
+
+
+@case(4)
+def tp2_ep2_with_overlapped_shared_experts(rank, world):
+    options = dict(moe_shared_expert_intermediate_size=8, moe_shared_expert_overlap=True)
+    compare(rank, world, tp=2, ep=2, tolerance=1e-6, **options)
+
+
+@case(4)
+def tp2_etp2_ep2(rank, world):
+    """Megatron's alltoall needs a gather of unequal sizes here, which gloo lacks."""
+    compare(rank, world, tp=2, ep=2, etp=2, reference="allgather", tolerance=1e-6)
+
+
+@case(4)
+def a_rank_may_have_no_tokens(rank, world):
+    initialize(1, 4, 1)
+    crossdock.megatron.guard_empty_router()
+    layer = build("alltoall", ep=4)
+    crossdock.megatron.replace(layer)
+    x = torch.randn((0 if rank == 2 else 3, 2, H), generator=random_of(rank, 50))
+    got = run(layer, x)
+    assert got["out"].shape == x.shape and all(value is not None for value in got.values())
+
+
+@case(4)
+def the_graph_may_be_cut_between_steps(rank, world):
+    initialize(1, 4, 1)
+    x = torch.randn((4, 2, H), generator=random_of(rank, 50))
+    want = run(build("alltoall", ep=4), x)
+    layer = build("alltoall", ep=4)
+    crossdock.megatron.replace(layer)
+    leaves = []
+
+    def cut(*tensors):
+        detached = tuple(tensor.detach().requires_grad_() for tensor in tensors)
+        leaves.append((tensors, detached))
+        return detached
+
+    x = x.clone().requires_grad_()
+    probs, routes = layer.route(x)
+    hidden, probs = cut(*layer.preprocess(x, probs, routes))
+    rows, row_probs = cut(*layer.dispatch(hidden, probs))
+    (y,) = cut(layer.routed_experts_compute(rows, row_probs)[0])
+    (out,) = cut(layer.combine(y))
+    out = layer.postprocess(out, None)
+    (out * torch.linspace(0.5, 1.5, out.shape[-1])).square().sum().backward()
+    for tensors, detached in reversed(leaves):
+        torch.autograd.backward(tensors, [tensor.grad for tensor in detached])
+    torch.testing.assert_close(x.grad, want["x"], rtol=0, atol=0)
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, want[name], rtol=0, atol=0)
