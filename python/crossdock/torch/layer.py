@@ -52,12 +52,10 @@ def _swiglu(rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Ten
 
 
 def _has_grouped_product(rows: torch.Tensor, inner: int) -> bool:
-    """Whether torch._grouped_mm exists for these rows. It wants matrices whose rows are multiples of 16 bytes."""
-    if not hasattr(torch, "_grouped_mm") or (rows.shape[1] | inner) * rows.element_size() % 16 != 0:
+    """Whether torch._grouped_mm is there for these rows: bf16, and rows of matrices in multiples of 16 bytes."""
+    if not hasattr(torch, "_grouped_mm") or rows.dtype != torch.bfloat16 or rows.shape[1] % 8 or inner % 8:
         return False
-    if rows.is_cuda:
-        return rows.dtype == torch.bfloat16 and torch.cuda.get_device_capability(rows.device)[0] >= 9
-    return rows.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return not rows.is_cuda or torch.cuda.get_device_capability(rows.device)[0] >= 9
 
 
 class MoELayer(nn.Module):
