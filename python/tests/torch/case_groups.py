@@ -1,12 +1,13 @@
 """Groups beside process groups."""
 import gc
+import os
 
 import torch
 import torch.distributed as dist
 from cases import case, raises
 
 import crossdock
-from crossdock.torch import Dispatcher, group, groups
+from crossdock.torch import Dispatcher, close, group, groups
 
 E, K, D = 4, 1, 2
 
@@ -68,4 +69,18 @@ def a_group_of_crossdock_is_used_as_it_is(rank, world):
     (alone,) = crossdock.Group.from_threads(1)
     dispatcher = Dispatcher(alone, num_experts=E, top_k=K, width=D)
     assert dispatcher.group is alone
+    round_trip(dispatcher, rank)
+
+
+@case(2, 4)
+def a_forked_child_disturbs_nobody(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    round_trip(dispatcher, rank)
+    child = os.fork()
+    if child == 0:  # as a worker of a DataLoader, but worse
+        close()
+        del dispatcher
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     round_trip(dispatcher, rank)
