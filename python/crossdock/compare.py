@@ -97,16 +97,9 @@ def _mesh(options: argparse.Namespace) -> Any:
     return init_device_mesh(options.device, (dist.get_world_size(),), mesh_dim_names=("ep",))
 
 
-class _World:
-    """As torchtitan's mesh, for versions of torch that have none."""
-
-    def get_group(self) -> Any:
-        return dist.group.WORLD
-
-
 def _crossdock_path(options: argparse.Namespace) -> Tuple[str, Any]:
     made = TitanTokenDispatcher(num_experts=options.experts, top_k=options.top_k)
-    made.wire_meshes(ep_mesh=_World())
+    made.wire_meshes(ep_mesh=dist.group.WORLD)
     return "crossdock", made
 
 

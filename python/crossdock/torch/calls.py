@@ -130,11 +130,14 @@ def dispatch(
             plan = call.library.plan(view_of(routing), view_of(given))
         num_rows = plan.capacity_rows
         rows = call.empty(x, (num_rows, x.shape[-1]))
-        row_weights = call.empty(x, (num_rows if with_row_weights else 0,), weights_dtype(x.dtype))
-        call.library.dispatch(
-            plan, view_of(x), rows=rows.view, row_weights=row_weights.view if with_row_weights else False
-        )
-    return rows.tensor, row_weights.tensor.to(weights.dtype), rows_per_expert(plan), plan_tensor(Routes(core, plan))
+        if with_row_weights:
+            sent = call.empty(x, (num_rows,), weights_dtype(x.dtype))
+            call.library.dispatch(plan, view_of(x), rows=rows.view, row_weights=sent.view)
+            row_weights = sent.tensor.to(weights.dtype)
+        else:
+            call.library.dispatch(plan, view_of(x), rows=rows.view)
+            row_weights = weights.new_empty(0)
+    return rows.tensor, row_weights, rows_per_expert(plan), plan_tensor(Routes(core, plan))
 
 
 def dispatch_backward(grad_rows: torch.Tensor, plan: torch.Tensor, num_tokens: int) -> torch.Tensor:

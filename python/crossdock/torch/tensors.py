@@ -79,4 +79,4 @@ def rows_per_expert(plan: crossdock.Plan) -> torch.Tensor:
     else:
         memory = _OnDevice(plan.segment_starts_ptr, length)
         starts = torch.as_tensor(memory, device=torch.device("cuda", plan.device))
-    return starts[1:] - starts[:-1]
+    return starts.diff()

@@ -39,11 +39,11 @@ class TitanTokenDispatcher:
         _owners[self._number] = self
 
     def wire_meshes(self, *, ep_mesh: Any) -> None:
-        """Uses the ranks of `ep_mesh` from now on."""
+        """Uses the ranks of `ep_mesh`, a DeviceMesh of one dimension or a ProcessGroup, from now on."""
         self.ep_mesh = ep_mesh
         self._dispatchers = {}  # backward of earlier calls may still need them
         if ep_mesh is not None:
-            group(ep_mesh.get_group())
+            group(_process_group(ep_mesh))
 
     def dispatch(
         self,
@@ -74,12 +74,16 @@ class TitanTokenDispatcher:
         self._dispatchers.clear()
 
 
+def _process_group(mesh: Any) -> Any:
+    return mesh.get_group() if hasattr(mesh, "get_group") else mesh
+
+
 def _key_of(number: int, width: int) -> int:
     """The number by which the operators know the dispatcher, which is made when first needed."""
     owner = _owners[number]
     found = owner._dispatchers.get(width)
     if found is None:
-        ranks = group_of_one() if owner.ep_mesh is None else owner.ep_mesh.get_group()
+        ranks = group_of_one() if owner.ep_mesh is None else _process_group(owner.ep_mesh)
         options = {"width": width, **owner.options}
         found = Dispatcher(ranks, num_experts=owner.num_experts, top_k=owner.top_k, **options)
         owner._dispatchers[width] = found
