@@ -47,6 +47,21 @@ class Call:
         self._outputs.append(output)
         return output
 
+    def dispatch(self, plan: crossdock.Plan, x: torch.Tensor, row_weights: Optional[Output] = None) -> torch.Tensor:
+        """x [T, D] -> rows [R, D].
+
+        On a GPU the rows are memory of torch, which knows the streams that use it. On the CPU they are memory of the
+        library: other ranks write there directly, and combine reads there, without a copy."""
+        shape = (plan.capacity_rows, x.shape[-1])
+        rows = self.empty(x, shape) if x.is_cuda or shape[0] == 0 else None
+        sent = self.library.dispatch(
+            plan,
+            view_of(x),
+            rows=None if rows is None else rows.view,
+            row_weights=False if row_weights is None else row_weights.view,
+        )
+        return torch.from_dlpack(sent.rows) if rows is None else rows.tensor
+
     def __enter__(self) -> "Call":
         self._lock.acquire()
         return self
@@ -128,16 +143,10 @@ def dispatch(
             plan = call.library.plan(map=view_of(routing), weights=view_of(given))
         else:
             plan = call.library.plan(view_of(routing), view_of(given))
-        num_rows = plan.capacity_rows
-        rows = call.empty(x, (num_rows, x.shape[-1]))
-        if with_row_weights:
-            sent = call.empty(x, (num_rows,), weights_dtype(x.dtype))
-            call.library.dispatch(plan, view_of(x), rows=rows.view, row_weights=sent.view)
-            row_weights = sent.tensor.to(weights.dtype)
-        else:
-            call.library.dispatch(plan, view_of(x), rows=rows.view)
-            row_weights = weights.new_empty(0)
-    return rows.tensor, row_weights, rows_per_expert(plan), plan_tensor(Routes(core, plan))
+        sent = call.empty(x, (plan.capacity_rows,), weights_dtype(x.dtype)) if with_row_weights else None
+        rows = call.dispatch(plan, x, sent)
+    row_weights = weights.new_empty(0) if sent is None else sent.tensor.to(weights.dtype)
+    return rows, row_weights, rows_per_expert(plan), plan_tensor(Routes(core, plan))
 
 
 def dispatch_backward(grad_rows: torch.Tensor, plan: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -189,9 +198,7 @@ def combine_unweighted_backward(grad_out: torch.Tensor, plan: torch.Tensor, num_
     routes = routes_of(plan)
     grad_out = grad_out.contiguous()
     with routes.core.call(grad_out) as call:
-        grad_y = call.empty(grad_out, (num_rows, grad_out.shape[-1]))
-        call.library.dispatch(routes.plan, view_of(grad_out), rows=grad_y.view)
-    return grad_y.tensor
+        return call.dispatch(routes.plan, grad_out)
 
 
 def collect_routes(values: torch.Tensor, routing: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
