@@ -17,7 +17,13 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 import torch.distributed as dist
 
-from .torch import TitanTokenDispatcher
+from .torch import GroupedExperts, TitanTokenDispatcher
+
+PRESETS = {  # of layers: D, F, E, K
+    "qwen3-30b-a3b": dict(width=2048, inner=768, experts=128, top_k=8),
+    "gpt-oss-120b": dict(width=2880, inner=2880, experts=128, top_k=4),
+    "gpt-oss-20b": dict(width=2880, inner=2880, experts=32, top_k=4),
+}
 
 
 class _AllToAll(torch.autograd.Function):
@@ -122,21 +128,33 @@ def _inputs(options: argparse.Namespace, device: torch.device) -> Dict[str, torc
     }
 
 
-def _experts(rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-    """Cheap, and different for each expert of each rank."""
-    first = dist.get_rank() * tokens_per_expert.numel() + 1
-    scale = torch.arange(first, first + tokens_per_expert.numel(), device=rows.device, dtype=rows.dtype)
-    return rows * scale.repeat_interleave(tokens_per_expert)[:, None] / 16
+def _make_experts(options: argparse.Namespace, device: torch.device) -> Callable:
+    """SwiGLU networks of inner width F, or without it a factor for each expert of each rank."""
+    num_local = options.experts // dist.get_world_size()
+    first = dist.get_rank() * num_local + 1
+    if options.inner:
+        torch.manual_seed(first)
+        return GroupedExperts(num_local, options.width, options.inner, device=device, dtype=getattr(torch, options.dtype))
+
+    def scale(rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        factors = torch.arange(first, first + num_local, device=rows.device, dtype=rows.dtype) / 16
+        return rows * factors.repeat_interleave(tokens_per_expert)[:, None]
+
+    return scale
 
 
-def _run(dispatcher: Any, inputs: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+def _run(dispatcher: Any, experts: Callable, inputs: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
     """Forward and backward once: outputs and gradients."""
     x = inputs["x"].detach().requires_grad_()
     weights = inputs["weights"].detach().requires_grad_()
     rows, counts, metadata = dispatcher.dispatch(x, weights, inputs["expert_ids"], inputs["counts"])
-    out = dispatcher.combine(_experts(rows, counts), metadata, x)
+    out = dispatcher.combine(experts(rows, counts), metadata, x)
     out.backward(inputs["grad_out"])
-    return {"out": out.detach(), "grad of x": x.grad, "grad of weights": weights.grad}
+    found = {"out": out.detach(), "grad of x": x.grad, "grad of weights": weights.grad}
+    if isinstance(experts, torch.nn.Module):
+        for name, parameter in experts.named_parameters():
+            found["grad of " + name], parameter.grad = parameter.grad, None
+    return found
 
 
 def _forward(dispatcher: Any, inputs: Dict[str, torch.Tensor]) -> None:
@@ -186,24 +204,26 @@ def _largest_difference(a: Dict[str, torch.Tensor], b: Dict[str, torch.Tensor]) 
 
 # ---- The command ----
 
+SHAPE = ("tokens", "width", "top_k", "experts", "inner", "dtype", "device")
+
 
 def compare(options: argparse.Namespace) -> Dict[str, Any]:
     """On every rank of the default process group. The result is identical on every rank."""
     device = torch.device("cuda", torch.cuda.current_device()) if options.device == "cuda" else torch.device("cpu")
-    inputs = _inputs(options, device)
+    inputs, experts = _inputs(options, device), _make_experts(options, device)
     paths = [_torch_path(options), _crossdock_path(options)]
-    results = [_run(made, inputs) for _, made in paths]
+    results = [_run(made, experts, inputs) for _, made in paths]
     differences = _largest_difference(*results)
     del results
     times = {}
     for name, made in paths:
         times[name] = {
             "dispatch + combine": _seconds(lambda made=made: _forward(made, inputs), options),
-            "with experts and backward": _seconds(lambda made=made: _run(made, inputs), options),
+            "with experts and backward": _seconds(lambda made=made: _run(made, experts, inputs), options),
         }
     tolerance = {"float64": 1e-12, "float32": 1e-6}.get(options.dtype, 2e-2)
     return {
-        "shape": {name: getattr(options, name) for name in ("tokens", "width", "top_k", "experts", "dtype", "device")},
+        "shape": {name: getattr(options, name) for name in SHAPE},
         "world": dist.get_world_size(),
         "differences": differences,
         "equal": all(difference <= tolerance for difference in differences.values()),
@@ -215,10 +235,10 @@ def _print(result: Dict[str, Any]) -> None:
     shape = result["shape"]
     print(
         f"{result['world']} ranks, T{shape['tokens']} D{shape['width']} K{shape['top_k']} E{shape['experts']} "
-        f"{shape['dtype']} on {shape['device']}"
+        f"{'F' + str(shape['inner']) + ' ' if shape['inner'] else ''}{shape['dtype']} on {shape['device']}"
     )
     for name, difference in result["differences"].items():
-        print(f"  {name + ':':<18}largest difference {difference:.2g} of the largest value")
+        print(f"  {name + ':':<20}largest difference {difference:.2g} of the largest value")
     (torch_name, torch_times), (our_name, our_times) = result["seconds"].items()
     print(f"  {'':<28}{torch_name:>26}{our_name:>14}")
     for name in torch_times:
@@ -260,13 +280,18 @@ def _parse(arguments: Any) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=2048, help="D, values per token (2048)")
     parser.add_argument("--top-k", type=int, default=8, help="K, routes per token (8)")
     parser.add_argument("--experts", type=int, default=64, help="E, a multiple of the number of ranks (64)")
+    parser.add_argument("--inner", type=int, help="F, inner width of SwiGLU experts (none: experts scale their rows)")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="a layer's D, F, E and K")
     parser.add_argument("--dtype", default="float32", choices=["float64", "float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--repeat", type=int, default=5, help="timed runs; the median counts (5)")
     parser.add_argument("--warmup", type=int, default=1, help="runs before (1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.preset:
+        vars(options).update(PRESETS[options.preset])
+    return options
 
 
 def main(arguments: Any = None) -> int:

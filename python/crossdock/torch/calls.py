@@ -25,22 +25,24 @@ class Core:
         self.key = next(_keys)
         _cores[self.key] = self
 
+    def __deepcopy__(self, memo: dict) -> "Core":
+        return self  # copies of a model share it
+
     def call(self, tensor: torch.Tensor) -> "Call":
         """Around one collective operation, in torch's current stream."""
         return Call(self, tensor)
 
 
 class Call:
-    """Holds the group, and allocates results."""
+    """Holds the group during one operation, and allocates its results."""
 
-    __slots__ = ("library", "_lock", "_outputs")
+    __slots__ = ("library", "_lock", "_tensor", "_outputs")
 
     def __init__(self, core: Core, tensor: torch.Tensor):
         self.library = core.dispatcher
         self._lock = core.lock
+        self._tensor = tensor
         self._outputs: List[Output] = []
-        if tensor.is_cuda:
-            self.library.set_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
 
     def empty(self, like: torch.Tensor, shape: Sequence[int], dtype: Optional[torch.dtype] = None) -> Output:
         output = Output(like, shape, dtype)
@@ -64,6 +66,12 @@ class Call:
 
     def __enter__(self) -> "Call":
         self._lock.acquire()
+        if self._tensor.is_cuda:
+            try:
+                self.library.set_stream(torch.cuda.current_stream(self._tensor.device).cuda_stream)
+            except BaseException:
+                self._lock.release()
+                raise
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

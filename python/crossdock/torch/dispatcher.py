@@ -149,6 +149,9 @@ class Dispatcher:
         if core is not None:
             core.dispatcher.close()
 
+    def __deepcopy__(self, memo: dict) -> "Dispatcher":
+        return self  # copies of a model share it
+
     def __enter__(self) -> "Dispatcher":
         return self
 

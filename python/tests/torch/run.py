@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs cases on processes of this machine: run.py [--world 1 2 4] [--modules ...] [pattern ...]
+"""Runs cases on processes of this machine: run.py [--sets quick ...] [--world 1 2 4] [-- pattern ...]
 
 All cases of a world size share one launch. A case passes if it does on every rank; after a failure the launch ends.
 """
@@ -16,11 +16,12 @@ import time
 import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
-MODULES = {
-    "quick": ["case_dispatcher", "case_autograd", "case_groups"],  # any version of torch
-    "torch": ["case_compile", "case_training"],
-    "megatron": ["case_megatron"],
-    "titan": ["case_titan"],
+SETS = {  # modules, and the numbers of ranks that they have cases for
+    "quick": (["case_dispatcher", "case_autograd", "case_groups"], [1, 2, 4]),  # any version of torch
+    "torch": (["case_compile", "case_training"], [1, 4]),
+    "megatron": (["case_megatron"], [4]),
+    "titan": (["case_titan"], [4]),
+    "cuda": (["case_cuda"], [1, 2]),
 }
 
 
@@ -46,14 +47,16 @@ def rank_main(options):
     timeout = datetime.timedelta(seconds=120)
     dist.init_process_group("gloo", init_method=address, rank=options.rank, world_size=options.ranks, timeout=timeout)
     results = open(options.results, "w", buffering=1)
-    for name in cases.cases_of(options.ranks, options.patterns):
+    names = cases.cases_of(options.ranks, options.patterns)
+    results.write("".join(f"{name}\tnot run\n" for name in names))
+    for name in names:
         function, _ = cases.CASES[name]
         start = time.monotonic()
         try:
             function(options.rank, options.ranks)
             dist.barrier()
         except BaseException:
-            results.write(f"{name}\tfailed\n")
+            results.write(f"{name}\tFAILED\n")
             print(f"rank {options.rank}, {name}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
             os._exit(1)  # the others see it at once
         results.write(f"{name}\t{time.monotonic() - start:.2f}\n")
@@ -96,10 +99,6 @@ def wait_for(ranks, deadline):
 
 
 def launch(world, options):
-    cases = load(options.modules)
-    names = cases.cases_of(world, options.patterns)
-    if not names:
-        return True
     with tempfile.TemporaryDirectory() as folder:
         ranks = start_ranks(world, folder, options)
         try:
@@ -107,34 +106,31 @@ def launch(world, options):
         finally:
             for rank in ranks:
                 rank.kill()
-        passed = 0
-        for name in names:
-            found = [result_of(f"{folder}/{rank}", name) for rank in range(world)]
-            ok = all(result not in (None, "failed") for result in found)
-            passed += ok
-            seconds = max(float(result) for result in found) if ok else 0.0
-            state = f"ok {seconds:6.2f} s" if ok else ("not run" if "failed" not in found else "FAILED")
-            print(f"  {world} ranks  {name:<70} {state}")
-    print(f"{world} ranks: {passed} of {len(names)} passed", flush=True)
-    return status == 0 and passed == len(names)
+        found = [results_of(f"{folder}/{rank}") for rank in range(world)]
+    passed = 0
+    for name in found[0]:
+        states = [results.get(name, "not run") for results in found]
+        failures = [state for state in ("FAILED", "not run") if state in states]
+        passed += not failures
+        state = failures[0] if failures else f"ok {max(map(float, states)):6.2f} s"
+        print(f"  {world} ranks  {name:<75} {state}")
+    print(f"{world} ranks: {passed} of {len(found[0])} passed", flush=True)
+    return status == 0 and passed == len(found[0])
 
 
-def result_of(path, name):
+def results_of(path):
+    """The last word about each case."""
     if not os.path.exists(path):
-        return None
-    for line in open(path):
-        key, _, value = line.rstrip("\n").partition("\t")
-        if key == name:
-            return value
-    return None
+        return {}
+    return dict(line.rstrip("\n").split("\t", 1) for line in open(path))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--world", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--sets", nargs="+", default=["quick"], choices=sorted(MODULES))
-    parser.add_argument("--modules", nargs="+", help="instead of --sets")
+    parser.add_argument("--sets", nargs="+", default=["quick"], choices=sorted(SETS))
+    parser.add_argument("--world", type=int, nargs="+", help="numbers of ranks; default: all that the sets have cases for")
     parser.add_argument("--deadline", type=float, default=300, help="seconds per launch")
+    parser.add_argument("--modules", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -144,9 +140,9 @@ def main():
     if options.rank is not None:
         return rank_main(options)
     ok = True
-    for modules in [options.modules] if options.modules else [MODULES[name] for name in options.sets]:
-        options.modules = modules
-        for world in options.world:
+    for name in options.sets:
+        options.modules, worlds = SETS[name]
+        for world in options.world or worlds:
             ok = launch(world, options) and ok
     return 0 if ok else 1
 
