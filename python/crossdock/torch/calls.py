@@ -22,6 +22,7 @@ class Core:
         self.dispatcher = crossdock.Dispatcher(group, **config)
         self.max_rows: Optional[int] = config.get("max_rows")
         self.num_local_experts = _num_local_experts(group, config)
+        self.captured: List["Routes"] = []  # replays of CUDA graphs use these plans
         self.key = next(_keys)
         _cores[self.key] = self
 
@@ -153,8 +154,11 @@ def dispatch(
             plan = call.library.plan(view_of(routing), view_of(given))
         sent = call.empty(x, (plan.capacity_rows,), weights_dtype(x.dtype)) if with_row_weights else None
         rows = call.dispatch(plan, x, sent)
+    routes = Routes(core, plan)
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        core.captured.append(routes)
     row_weights = weights.new_empty(0) if sent is None else sent.tensor.to(weights.dtype)
-    return rows, row_weights, rows_per_expert(plan), plan_tensor(Routes(core, plan))
+    return rows, row_weights, rows_per_expert(plan), plan_tensor(routes)
 
 
 def dispatch_backward(grad_rows: torch.Tensor, plan: torch.Tensor, num_tokens: int) -> torch.Tensor:
