@@ -12,6 +12,9 @@ from . import groups
 from .tensors import Output, rows_per_expert, usable_weights, view_of, weights_dtype
 
 
+_FEW_VALUES = 16384
+
+
 class Core:
     """A dispatcher of the library with its group, known to the operators by a number."""
 
@@ -54,9 +57,9 @@ class Call:
         """x [T, D] -> rows [R, D].
 
         On a GPU the rows are memory of torch, which knows the streams that use it. On the CPU they are memory of the
-        library: other ranks write there directly, and combine reads there, without a copy."""
+        library: other ranks write there directly, and combine reads there, without a copy. It is not worth it for few."""
         shape = (plan.capacity_rows, x.shape[-1])
-        rows = self.empty(x, shape) if x.is_cuda or shape[0] == 0 else None
+        rows = self.empty(x, shape) if x.is_cuda or shape[0] * shape[1] < _FEW_VALUES else None
         sent = self.library.dispatch(
             plan,
             view_of(x),
@@ -143,8 +146,8 @@ def routes_of(plan: torch.Tensor) -> Routes:
 
 def dispatch(
     x: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor, dispatcher: int, with_row_weights: bool
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [T, D] -> rows [R, D], row_weights [R] (or [0]), rows per expert [E_local] and the plan."""
+) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local] and the plan."""
     core = core_of(dispatcher)
     x, routing, given = x.contiguous(), routing.contiguous(), usable_weights(weights, x.dtype)
     with core.call(x) as call:
@@ -157,7 +160,7 @@ def dispatch(
     routes = Routes(core, plan)
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         core.captured.append(routes)
-    row_weights = weights.new_empty(0) if sent is None else sent.tensor.to(weights.dtype)
+    row_weights = None if sent is None else sent.tensor.to(weights.dtype)
     return rows, row_weights, rows_per_expert(plan), plan_tensor(routes)
 
 

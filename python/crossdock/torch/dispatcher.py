@@ -23,7 +23,7 @@ class Dispatched(NamedTuple):
     """What `dispatch` returns. R rows, grouped by local expert in ascending order."""
 
     rows: torch.Tensor  #: [R, D] dtype of x
-    row_weights: torch.Tensor  #: [R] dtype of weights; 0 in pad rows. [0] with row_weights=False
+    row_weights: Optional[torch.Tensor]  #: [R] dtype of weights; 0 in pad rows. None with row_weights=False
     tokens_per_expert: torch.Tensor  #: [E_local] int64, on the device of x: rows of each expert, pad rows included
     handle: Handle
 
@@ -131,7 +131,7 @@ class Dispatcher:
             row_weights: also send the weights, for experts that apply them themselves.
         """
         rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
-        return Dispatched(rows, sent, counts, Handle(plan, expert_ids, weights))
+        return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
 
     def combine(self, y: torch.Tensor, handle: Handle, *, weighted: bool = True) -> torch.Tensor:
         """Sums the rows y [R, D] of each token: out [T, D], in the dtype of y. Collective.

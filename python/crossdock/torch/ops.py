@@ -157,11 +157,18 @@ _GRADIENTS = {
 # ---- Registration ----
 
 
+def _dispatch_operator(x, routing, weights, dispatcher, with_row_weights):
+    """Operators return tensors only."""
+    rows, row_weights, counts, plan = calls.dispatch(x, routing, weights, dispatcher, with_row_weights)
+    return rows, weights.new_empty(0) if row_weights is None else row_weights, counts, plan
+
+
 def _define_operators() -> Any:
     library = torch.library.Library("crossdock", "DEF")
     for name, schema in _SCHEMAS.items():
         library.define(name + schema)
-        library.impl(name, getattr(calls, name), "CompositeExplicitAutograd")
+        call = _dispatch_operator if name == "dispatch" else getattr(calls, name)
+        library.impl(name, call, "CompositeExplicitAutograd")
         torch.library.register_fake("crossdock::" + name, _FAKES[name], lib=library)
         save, gradient = _GRADIENTS[name]
         torch.library.register_autograd("crossdock::" + name, gradient, setup_context=save, lib=library)

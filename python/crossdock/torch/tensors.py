@@ -1,5 +1,6 @@
 """Tensors of PyTorch as the library sees them."""
 import ctypes
+import operator
 from typing import Optional
 
 import torch
@@ -49,7 +50,7 @@ class Output:
     def __init__(self, like: torch.Tensor, shape, dtype: Optional[torch.dtype] = None):
         self.error: Optional[BaseException] = None
         try:
-            self.tensor = torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+            self.tensor = like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtype)
             self.view = view_of(self.tensor)
         except (RuntimeError, MemoryError) as error:
             self.error = error
@@ -72,11 +73,12 @@ class _OnDevice:
 
 def rows_per_expert(plan: crossdock.Plan) -> torch.Tensor:
     """[E_local] int64 on the plan's device: rows of each local expert, pad rows included."""
-    length = plan.num_local_experts + 1
-    if plan.device is None:
-        memory = (ctypes.c_int64 * length).from_address(plan.segment_starts_ptr)
-        starts = torch.frombuffer(memory, dtype=torch.int64)
-    else:
-        memory = _OnDevice(plan.segment_starts_ptr, length)
-        starts = torch.as_tensor(memory, device=torch.device("cuda", plan.device))
-    return starts.diff()
+    size = plan.num_local_experts
+    if plan.device is not None:
+        memory = _OnDevice(plan.segment_starts_ptr, size + 1)
+        return torch.as_tensor(memory, device=torch.device("cuda", plan.device)).diff()
+    if size == 0:
+        return torch.empty(0, dtype=torch.int64)
+    starts = (ctypes.c_int64 * (size + 1)).from_address(plan.segment_starts_ptr)[:]
+    counts = (ctypes.c_int64 * size)(*map(operator.sub, starts[1:], starts))
+    return torch.frombuffer(counts, dtype=torch.int64)
