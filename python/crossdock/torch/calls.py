@@ -53,13 +53,19 @@ class Call:
         self._outputs.append(output)
         return output
 
-    def dispatch(self, plan: crossdock.Plan, x: torch.Tensor, row_weights: Optional[Output] = None) -> torch.Tensor:
-        """x [T, D] -> rows [R, D].
+    def rows(self, like: torch.Tensor, num_rows: int) -> Optional[Output]:
+        """Memory for rows [R, D]. None: the library is to provide it.
 
-        On a GPU the rows are memory of torch, which knows the streams that use it. On the CPU they are memory of the
-        library: other ranks write there directly, and combine reads there, without a copy. It is not worth it for few."""
-        shape = (plan.capacity_rows, x.shape[-1])
-        rows = self.empty(x, shape) if x.is_cuda or shape[0] * shape[1] < _FEW_VALUES else None
+        On a GPU it is memory of torch, which knows the streams that use it. On the CPU it is memory of the library: other
+        ranks write there directly, combine reads there without a copy, and it is used again. Few rows are not worth it."""
+        width = like.shape[-1]
+        if like.is_cuda or num_rows * width < _FEW_VALUES:
+            return self.empty(like, (num_rows, width))
+        return None
+
+    def dispatch(self, plan: crossdock.Plan, x: torch.Tensor, row_weights: Optional[Output] = None) -> torch.Tensor:
+        """x [T, D] -> rows [R, D]."""
+        rows = self.rows(x, plan.capacity_rows)
         sent = self.library.dispatch(
             plan,
             view_of(x),
@@ -200,12 +206,17 @@ def combine_backward(
     routes = routes_of(plan)
     grad_out, y = grad_out.contiguous(), y.contiguous()
     with routes.core.call(y) as call:
-        grad_y = call.empty(y, y.shape)
+        rows = call.rows(y, y.shape[0])
         by_slot = call.empty(y, (routes.plan.num_tokens, routes.plan.top_k), weights_dtype(y.dtype))
-        call.library.combine_backward(
-            routes.plan, view_of(grad_out), view_of(y), grad_rows=grad_y.view, grad_weights=by_slot.view
+        result = call.library.combine_backward(
+            routes.plan,
+            view_of(grad_out),
+            view_of(y),
+            grad_rows=None if rows is None else rows.view,
+            grad_weights=by_slot.view,
         )
-    return grad_y.tensor, _like_routing(by_slot.tensor, routing)
+    grad_y = torch.from_dlpack(result.grad_rows) if rows is None else rows.tensor
+    return grad_y, _like_routing(by_slot.tensor, routing)
 
 
 def combine_unweighted_backward(grad_out: torch.Tensor, plan: torch.Tensor, num_rows: int) -> torch.Tensor:

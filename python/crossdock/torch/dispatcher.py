@@ -43,7 +43,7 @@ class Dispatcher:
 
     Every rank of the group makes a Dispatcher with the same arguments and makes the same calls in the same order, even
     without tokens. T may differ between ranks and calls; nothing is padded or dropped unless you ask for it. Calls work
-    on CPU and CUDA tensors, in torch's current stream; all memory that they return belongs to torch.
+    on CPU and CUDA tensors, in torch's current stream.
 
     Args:
         group: a ProcessGroup of any backend (default: all ranks), or a `crossdock.Group`. The first Dispatcher on a

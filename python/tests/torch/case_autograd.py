@@ -199,3 +199,27 @@ def infinite_gradients_skip_a_step(rank, world):
     out = layer(dispatcher, rank, world, x, ids, weights)
     out.backward(torch.full_like(out, float("inf")))
     assert not torch.isfinite(x.grad).all() and not torch.isfinite(weights.grad).all()
+
+
+@case(1, 4)
+def many_rows_are_memory_of_the_library(rank, world):
+    """Large enough that the library provides rows and their gradients on the CPU."""
+    width, tokens = 256, 64
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=width)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        x = torch.randint(-4, 4, (tokens, width), generator=random_of(rank)).to(dtype).requires_grad_()
+        ids = random_routes(random_of(rank), tokens, E, K)
+        weights = torch.full((tokens, K), 0.5, dtype=torch.float32).requires_grad_()
+        kept = []
+        for _ in range(3):
+            sent = dispatcher.dispatch(x, ids, weights, row_weights=False)
+            kept.append((sent.rows, sent.rows.clone()))  # later calls must not get this memory
+            y = scale_by_expert(sent.rows, sent.tokens_per_expert, first_expert(rank, world, E))
+            out = dispatcher.combine(y, sent.handle)
+        want = x * (weights * (ids + 1)).sum(1, keepdim=True).to(dtype)
+        torch.testing.assert_close(out, want, rtol=0, atol=0)
+        got = torch.autograd.grad(out.sum(), (x, weights))
+        close = dict(rtol=1e-2, atol=1e-2) if dtype == torch.bfloat16 else dict(rtol=1e-6, atol=1e-6)
+        for a, b in zip(got, torch.autograd.grad(want.sum(), (x, weights))):
+            torch.testing.assert_close(a, b, **close)
+        assert all(torch.equal(rows, copy) for rows, copy in kept)
