@@ -134,7 +134,8 @@ def _make_experts(options: argparse.Namespace, device: torch.device) -> Callable
     first = dist.get_rank() * num_local + 1
     if options.inner:
         torch.manual_seed(first)
-        return GroupedExperts(num_local, options.width, options.inner, device=device, dtype=getattr(torch, options.dtype))
+        dtype = getattr(torch, options.dtype)
+        return GroupedExperts(num_local, options.width, options.inner, device=device, dtype=dtype)
 
     def scale(rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         factors = torch.arange(first, first + num_local, device=rows.device, dtype=rows.dtype) / 16

@@ -56,8 +56,9 @@ class Call:
     def rows(self, like: torch.Tensor, num_rows: int) -> Optional[Output]:
         """Memory for rows [R, D]. None: the library is to provide it.
 
-        On a GPU it is memory of torch, which knows the streams that use it. On the CPU it is memory of the library: other
-        ranks write there directly, combine reads there without a copy, and it is used again. Few rows are not worth it."""
+        On a GPU it is memory of torch, which knows the streams that use it. On the CPU it is memory of the library:
+        other ranks write there directly, combine reads there without a copy, and it is used again. Few rows are not
+        worth it."""
         width = like.shape[-1]
         if like.is_cuda or num_rows * width < _FEW_VALUES:
             return self.empty(like, (num_rows, width))
@@ -112,7 +113,20 @@ class Routes:
 
 _keys = itertools.count(1)
 _cores: "weakref.WeakValueDictionary[int, Core]" = weakref.WeakValueDictionary()
+_shared: "weakref.WeakKeyDictionary[crossdock.Group, Any]" = weakref.WeakKeyDictionary()
 _routes: "weakref.WeakValueDictionary[int, Routes]" = weakref.WeakValueDictionary()
+
+
+def shared_core(group: crossdock.Group, **config: Any) -> Core:
+    """The dispatcher of all layers of a model with the same configuration: its calls come in the order of the layers."""
+    cores = _shared.get(group)
+    if cores is None:
+        cores = _shared.setdefault(group, weakref.WeakValueDictionary())
+    key = repr(sorted(config.items()))
+    core = cores.get(key)
+    if core is None:
+        core = cores[key] = Core(group, {"nonfinite": "propagate", **config})
+    return core
 
 
 def core_of(key: int) -> Core:

@@ -48,7 +48,7 @@ class Dispatcher:
     Args:
         group: a ProcessGroup of any backend (default: all ranks), or a `crossdock.Group`. The first Dispatcher on a
             process group connects its ranks, which is collective.
-        num_experts: E, in all. Each rank has a contiguous part of them, as even as possible, unless `placement` is given.
+        num_experts: E, in all. Each rank has a contiguous part, as even as possible, unless `placement` is given.
         top_k: K, the routes per token.
         width: D, the values of a token.
         alignment: the rows of each expert start at a multiple of this: 1, 8, 16, 32, 64, 128 or 256. Pad rows are zero.

@@ -6,7 +6,7 @@ from megatron.core.transformer.moe.moe_utils import get_align_size_for_quantizat
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 
 from . import ops
-from .calls import Core
+from .calls import Core, shared_core
 from .groups import group
 
 
@@ -116,16 +116,13 @@ class MegatronTokenDispatcher(MoETokenDispatcher):
         most = experts if self.drop_and_pad else self.config.moe_router_topk * self.tp_size
         core = self._cores.get((width, most))
         if core is None:
-            core = Core(
+            core = shared_core(
                 group(self.tp_ep_group),
-                dict(
-                    num_experts=experts,
-                    top_k=min(self.config.moe_router_topk * self.tp_size, experts),
-                    width=width,
-                    alignment=self._alignment(),
-                    nonfinite="propagate",
-                    max_routes_per_token=most,
-                ),
+                num_experts=experts,
+                top_k=self.config.moe_router_topk * self.tp_size,
+                width=width,
+                alignment=self._alignment(),
+                max_routes_per_token=most,
             )
             self._cores[(width, most)] = core
         return core

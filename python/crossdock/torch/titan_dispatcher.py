@@ -7,7 +7,8 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 
 from . import ops
-from .dispatcher import Dispatcher, Handle
+from .calls import Core, shared_core
+from .dispatcher import Handle
 from .groups import group, group_of_one
 
 _numbers = itertools.count(1)
@@ -34,14 +35,14 @@ class TitanTokenDispatcher:
         self.top_k = top_k
         self.options = options
         self.ep_mesh: Any = None
-        self._dispatchers: Dict[int, Dispatcher] = {}  # by width
+        self._cores: Dict[int, Core] = {}  # by width
         self._number = next(_numbers)
         _owners[self._number] = self
 
     def wire_meshes(self, *, ep_mesh: Any) -> None:
         """Uses the ranks of `ep_mesh`, a DeviceMesh of one dimension or a ProcessGroup, from now on."""
         self.ep_mesh = ep_mesh
-        self._dispatchers = {}  # backward of earlier calls may still need them
+        self._cores.clear()
         if ep_mesh is not None:
             group(_process_group(ep_mesh))
 
@@ -68,11 +69,6 @@ class TitanTokenDispatcher:
         handle = metadata.handle
         return ops.combine(routed_output_RD.to(x_TD.dtype), handle.weights, handle.routing, handle.plan)
 
-    def close(self) -> None:
-        for dispatcher in self._dispatchers.values():
-            dispatcher.close()
-        self._dispatchers.clear()
-
 
 def _process_group(mesh: Any) -> Any:
     return mesh.get_group() if hasattr(mesh, "get_group") else mesh
@@ -81,13 +77,12 @@ def _process_group(mesh: Any) -> Any:
 def _key_of(number: int, width: int) -> int:
     """The number by which the operators know the dispatcher, which is made when first needed."""
     owner = _owners[number]
-    found = owner._dispatchers.get(width)
-    if found is None:
-        ranks = group_of_one() if owner.ep_mesh is None else _process_group(owner.ep_mesh)
+    core = owner._cores.get(width)
+    if core is None:
+        ranks = group_of_one() if owner.ep_mesh is None else group(_process_group(owner.ep_mesh))
         options = {"width": width, **owner.options}
-        found = Dispatcher(ranks, num_experts=owner.num_experts, top_k=owner.top_k, **options)
-        owner._dispatchers[width] = found
-    return found._key
+        core = owner._cores[width] = shared_core(ranks, num_experts=owner.num_experts, top_k=owner.top_k, **options)
+    return core.key
 
 
 if ops.HAS_OPERATORS:  # a compiler makes the dispatcher while it traces, and takes its number for a constant

@@ -73,7 +73,8 @@ def a_dispatcher_may_be_made_while_compiling(rank, world):
         return dispatcher.combine(rows * 2, metadata, x)
 
     x, ids, weights = make(rank, 5)
-    torch.testing.assert_close(torch.compile(run, backend="aot_eager", fullgraph=True)(x, ids, weights), run(x, ids, weights))
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, ids, weights), run(x, ids, weights))
 
 
 @case(1, 4)

@@ -85,7 +85,8 @@ def compare(rank, world, tp=1, ep=1, etp=1, tokens=(4,), reference="alltoall", t
     assert crossdock.megatron.replace(replaced) == 1
     for got in (run(layer, x), run(replaced, x)):
         for name, value in want.items():
-            torch.testing.assert_close(got[name], value, rtol=tolerance, atol=tolerance, msg=lambda text: f"{name}: {text}")
+            difference = lambda text, name=name: f"{name}: {text}"  # noqa: E731
+            torch.testing.assert_close(got[name], value, rtol=tolerance, atol=tolerance, msg=difference)
 
 
 @case(4)

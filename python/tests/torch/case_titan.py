@@ -60,7 +60,8 @@ def run(moe, x):
 def compare(want, got):
     assert want.keys() == got.keys()
     for name, value in want.items():
-        torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-6, msg=lambda text: f"{name}: {text}")
+        difference = lambda text, name=name: f"{name}: {text}"  # noqa: E731
+        torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-6, msg=difference)
 
 
 @case(4)

@@ -128,7 +128,7 @@ def results_of(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sets", nargs="+", default=["quick"], choices=sorted(SETS))
-    parser.add_argument("--world", type=int, nargs="+", help="numbers of ranks; default: all that the sets have cases for")
+    parser.add_argument("--world", type=int, nargs="+", help="numbers of ranks; default: all that have cases")
     parser.add_argument("--deadline", type=float, default=300, help="seconds per launch")
     parser.add_argument("--modules", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
