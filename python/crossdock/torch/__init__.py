@@ -20,7 +20,6 @@ __all__ = [
     "Dispatcher",
     "GroupedExperts",
     "Handle",
-    "MegatronTokenDispatcher",
     "MoELayer",
     "TitanTokenDispatcher",
     "close",
@@ -30,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "MegatronTokenDispatcher":  # imports megatron.core
+    if name == "MegatronTokenDispatcher":  # imports megatron.core, so it is not in __all__
         from .megatron_dispatcher import MegatronTokenDispatcher
 
         return MegatronTokenDispatcher

@@ -1,8 +1,7 @@
 """Dispatcher: carries tokens to the ranks of their experts, and results back, with gradients."""
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
-import torch.distributed as dist
 
 import crossdock
 
@@ -46,8 +45,8 @@ class Dispatcher:
     on CPU and CUDA tensors, in torch's current stream.
 
     Args:
-        group: a ProcessGroup of any backend (default: all ranks), or a `crossdock.Group`. The first Dispatcher on a
-            process group connects its ranks, which is collective.
+        group: a ProcessGroup of any backend (default: all ranks), a DeviceMesh of one dimension, or a
+            `crossdock.Group`. The first Dispatcher on a process group connects its ranks, which is collective.
         num_experts: E, in all. Each rank has a contiguous part, as even as possible, unless `placement` is given.
         top_k: K, the routes per token.
         width: D, the values of a token.
@@ -64,7 +63,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        group: Union[dist.ProcessGroup, crossdock.Group, None] = None,
+        group: Any = None,
         *,
         num_experts: int,
         top_k: int,

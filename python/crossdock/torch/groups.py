@@ -1,7 +1,7 @@
 """Groups of Crossdock beside the process groups of PyTorch."""
 import threading
 import weakref
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional
 
 import torch.distributed as dist
 
@@ -31,8 +31,11 @@ def group(process_group: Optional[dist.ProcessGroup] = None, **options: Any) -> 
     return found
 
 
-def group_of(ranks: Union[dist.ProcessGroup, crossdock.Group, None]) -> crossdock.Group:
-    return ranks if isinstance(ranks, crossdock.Group) else group(ranks)
+def group_of(ranks: Any) -> crossdock.Group:
+    """The group of a process group, of a mesh of one dimension, or a group as it is. None: all ranks."""
+    if isinstance(ranks, crossdock.Group):
+        return ranks
+    return group(ranks.get_group() if hasattr(ranks, "get_group") else ranks)
 
 
 def close(process_group: Optional[dist.ProcessGroup] = None) -> None:

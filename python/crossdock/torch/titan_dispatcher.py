@@ -9,7 +9,7 @@ import torch
 from . import ops
 from .calls import Core, shared_core
 from .dispatcher import Handle
-from .groups import group, group_of_one
+from .groups import group_of, group_of_one
 
 _numbers = itertools.count(1)
 _owners: "weakref.WeakValueDictionary[int, TitanTokenDispatcher]" = weakref.WeakValueDictionary()
@@ -44,7 +44,7 @@ class TitanTokenDispatcher:
         self.ep_mesh = ep_mesh
         self._cores.clear()
         if ep_mesh is not None:
-            group(_process_group(ep_mesh))
+            group_of(ep_mesh)
 
     def dispatch(
         self,
@@ -70,16 +70,12 @@ class TitanTokenDispatcher:
         return ops.combine(routed_output_RD.to(x_TD.dtype), handle.weights, handle.routing, handle.plan)
 
 
-def _process_group(mesh: Any) -> Any:
-    return mesh.get_group() if hasattr(mesh, "get_group") else mesh
-
-
 def _key_of(number: int, width: int) -> int:
     """The number by which the operators know the dispatcher, which is made when first needed."""
     owner = _owners[number]
     core = owner._cores.get(width)
     if core is None:
-        ranks = group_of_one() if owner.ep_mesh is None else group(_process_group(owner.ep_mesh))
+        ranks = group_of_one() if owner.ep_mesh is None else group_of(owner.ep_mesh)
         options = {"width": width, **owner.options}
         core = owner._cores[width] = shared_core(ranks, num_experts=owner.num_experts, top_k=owner.top_k, **options)
     return core.key
