@@ -118,7 +118,7 @@ _routes: "weakref.WeakValueDictionary[int, Routes]" = weakref.WeakValueDictionar
 
 
 def shared_core(group: crossdock.Group, **config: Any) -> Core:
-    """The dispatcher that all layers of a model with this configuration share. Calls come in the order of the layers."""
+    """The dispatcher that all layers of a model with this configuration share; calls come in the layers' order."""
     cores = _shared.get(group)
     if cores is None:
         cores = _shared.setdefault(group, weakref.WeakValueDictionary())

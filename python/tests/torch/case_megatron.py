@@ -159,6 +159,20 @@ def a_rank_may_have_no_tokens(rank, world):
 
 
 @case(4)
+def several_batches_may_be_in_flight(rank, world):
+    initialize(1, 4, 1)
+    batches = [torch.randn((3 + step, 2, H), generator=random_of(rank, 60 + step)) for step in range(3)]
+    want = [run(build("alltoall", ep=4), x)["x"] for x in batches]
+    layer = build("alltoall", ep=4)
+    crossdock.megatron.replace(layer)
+    inputs = [x.clone().requires_grad_() for x in batches]
+    outs = [layer(x)[0] for x in inputs]
+    for step in (1, 2, 0):
+        (outs[step] * torch.linspace(0.5, 1.5, H)).square().sum().backward()
+        torch.testing.assert_close(inputs[step].grad, want[step], rtol=0, atol=0)
+
+
+@case(4)
 def the_graph_may_be_cut_between_steps(rank, world):
     initialize(1, 4, 1)
     x = torch.randn((4, 2, H), generator=random_of(rank, 50))

@@ -106,6 +106,15 @@ def rows_equal_those_of_all_to_all(rank, world):
 
 
 @case(4)
+def selective_checkpointing_saves_rows_and_outputs(rank, world):
+    from crossdock.torchtitan import SelectiveCheckpointing
+
+    saved = SelectiveCheckpointing.Config().build().get_save_ops()
+    assert {torch.ops.crossdock.dispatch.default, torch.ops.crossdock.combine.default} <= saved
+    assert torch.ops.aten.mm.default in saved
+
+
+@case(4)
 def the_command_compares_with_torchtitan(rank, world):
     from crossdock import compare as command
 
