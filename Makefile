@@ -10,7 +10,7 @@ BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_B
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel cuda cuda-release test-cuda install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel test-torch test-torch-quick cuda cuda-release test-cuda install clean help
 
 all:  ## build everything; installs missing packages first
 	tools/setup.sh build mpi test
@@ -48,13 +48,30 @@ test-python: python  ## run the tests of the Python package
 
 wheel:  ## build a wheel in build/wheel, with pip and what it downloads
 	tools/setup.sh build
-	$(PIP) wheel . --no-deps --wheel-dir build/wheel
+	$(PIP) wheel . --no-deps --wheel-dir build/wheel $(WHEEL_OPTIONS)
 
+test-wheel: WHEEL_OPTIONS = -C cmake.define.CROSSDOCK_WERROR=ON  # as make python, which fills the compiler cache
 test-wheel: wheel  ## install the wheel in a new virtual environment and run the tests of the Python package there
 	rm -rf build/wheel/venv && python3 -m venv build/wheel/venv
 	build/wheel/venv/bin/pip install -q build/wheel/crossdock-*.whl numpy pytest
 	CROSSDOCK_TEST_INSTALLED=1 build/wheel/venv/bin/python -B -m pytest -q -p no:cacheprovider tests/python
 	build/wheel/venv/bin/crossdock info
+
+test-torch: python build/torch/installed  ## run the tests of crossdock.torch, also in Megatron and torchtitan
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/run.py --sets quick torch megatron titan
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/failures.py
+
+test-torch-quick: python  ## run some of them with Debian's torch
+	tools/setup.sh python torch
+	PYTHONPATH=python $(PYTHON) -B tests/torch/run.py --sets quick
+
+# PyPI's torch and the frameworks: 2.7 GB to download, 4.7 GB on the disk.
+TORCH_PYTHON = build/torch/bin/python
+build/torch/installed: tests/torch/requirements.txt
+	python3 -m venv build/torch
+	$(TORCH_PYTHON) -m pip install -q -r $< megatron-core==0.16.1
+	$(TORCH_PYTHON) -m pip install -q --no-deps torchtitan==0.3.0 spmd_types==0.2.3
+	touch $@
 
 lint:  ## check format and layers, run clang-tidy
 	tools/setup.sh build mpi test lint

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the given purposes, with apt, as root or with sudo.
-#   tools/setup.sh [build] [mpi] [test] [lint] [bench] [python]      (default: all)
+#   tools/setup.sh [build] [mpi] [test] [lint] [bench] [python] [torch]      (default: all)
 # Without root and sudo it prints the command to run and fails. CROSSDOCK_SKIP_SETUP=1 turns it off, for machines whose
 # tools do not come from apt; CMake then names what is missing.
 set -euo pipefail
@@ -10,16 +10,17 @@ mpi="libopenmpi-dev openmpi-bin"
 test="ccache libgmock-dev librapidcheck-dev libopenblas-dev iproute2 python3"
 lint="clang-format clang-tidy python3"
 bench="libopenblas-dev"  # to compare with
-python="python3 python3-numpy python3-pytest"
+python="python3 python3-numpy python3-pytest python3-pip python3-venv"  # venv: for wheels and PyPI's torch
+torch="python3-torch"  # its 1.13; the tests of other versions take them from PyPI
 
 [[ "${CROSSDOCK_SKIP_SETUP:-0}" == 1 ]] && exit 0
 
 wanted=()
-for purpose in "${@:-build mpi test lint bench python}"; do
+for purpose in "${@:-build mpi test lint bench python torch}"; do
   for name in $purpose; do
     case "$name" in
-      build | mpi | test | lint | bench | python) read -ra names <<<"${!name}" && wanted+=("${names[@]}") ;;
-      *) echo "setup.sh: unknown purpose '$name', must be build, mpi, test, lint, bench or python" >&2 && exit 2 ;;
+      build | mpi | test | lint | bench | python | torch) read -ra names <<<"${!name}" && wanted+=("${names[@]}") ;;
+      *) echo "setup.sh: unknown purpose '$name', must be build, mpi, test, lint, bench, python or torch" >&2 && exit 2 ;;
     esac
   done
 done
