@@ -10,7 +10,7 @@ BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_B
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel test-torch test-torch-quick cuda cuda-release test-cuda install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel test-torch test-torch-quick test-training cuda cuda-release test-cuda install clean help
 
 all:  ## build everything; installs missing packages first
 	tools/setup.sh build mpi test
@@ -64,6 +64,9 @@ test-torch: python build/torch/installed  ## run the tests of crossdock.torch, a
 test-torch-quick: python  ## run some of them with Debian's torch
 	tools/setup.sh python torch
 	PYTHONPATH=python $(PYTHON) -B tests/torch/run.py --sets quick
+
+test-training: python build/torch/installed  ## train a small transformer on meshes, against one rank
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/training/run.py
 
 # PyPI's torch and the frameworks: 2.7 GB to download, 4.7 GB on the disk.
 TORCH_PYTHON = build/torch/bin/python
