@@ -70,7 +70,9 @@ class Trainer:
         self.stage = make_stage(settings.model, self.mesh, self.dispatcher, seed=settings.seed, dtype=settings.dtype)
         self.model = DataParallel(self.stage, self.mesh, settings.data_parallel)
         self.pipeline = Pipeline(self.model, self.mesh, width=settings.model.width, dtype=settings.dtype)
-        self.optimizer = torch.optim.AdamW(self.stage.parameters(), lr=settings.learning_rate, weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(
+            self.stage.parameters(), lr=settings.learning_rate, weight_decay=0.01, foreach=False
+        )
         self.loader = Loader(
             settings.data,
             seed=settings.seed,
