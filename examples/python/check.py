@@ -7,10 +7,8 @@ moment and continues it. Patterns select cases by parts of their names; --list s
 """
 import argparse
 import dataclasses
-import os
 import sys
 import time
-import traceback
 from typing import List
 
 import torch
@@ -85,9 +83,9 @@ def selected(patterns: List[str]) -> List[Case]:
     return [case for case in all_cases() if not patterns or any(pattern in case.name for pattern in patterns)]
 
 
-def rank_main(patterns: List[str]) -> int:
+def rank_main(cases: List[Case]) -> None:
     start_processes()
-    comparison, failures, cases = Comparison(), 0, selected(patterns)
+    comparison, failures = Comparison(), 0
     for case in cases:
         start = time.monotonic()
         verdict = comparison.run(case)
@@ -100,7 +98,8 @@ def rank_main(patterns: List[str]) -> int:
     if dist.get_rank() == 0:
         print(f"{len(cases) - failures} of {len(cases)} cases agree with one rank", flush=True)
     dist.destroy_process_group()
-    return 1 if failures else 0
+    if failures:
+        sys.exit(1)
 
 
 def check_killed() -> bool:
@@ -115,22 +114,14 @@ def check_killed() -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("patterns", nargs="*", metavar="pattern", help="part of a name")
     options = parser.parse_args()
-    if options.rank:
-        try:
-            return rank_main(options.patterns)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)  # the launcher ends the others
+    cases, ok = selected(options.patterns), True
     if options.list:
-        print("\n".join([*(case.name for case in selected(options.patterns)), "killed"]))
+        print("\n".join([*(case.name for case in cases), "killed"]))
         return 0
-    ok = True
-    if selected(options.patterns):
-        ok = launch.run(WORLD, [__file__, "--rank", "--", *options.patterns], seconds=3600)
+    if cases:
+        ok = launch.wait(launch.start_forks(WORLD, lambda: rank_main(cases)), 3600)
     if not options.patterns or "killed" in options.patterns:
         ok = check_killed() and ok
     return 0 if ok else 1

@@ -26,9 +26,8 @@ def start_and_kill(world: int, command: Sequence[str], generator: random.Random,
         running = [process for process in victims if process.poll() is None]
         for process in running:
             process.kill()
-        launch.wait(processes, 30)
     finally:
-        launch.end(processes)
+        launch.wait(processes, 30)
     return bool(running)
 
 
@@ -38,7 +37,7 @@ def kill_and_continue(world: int, options: Sequence[str], kills: int, seed: int)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         start = time.monotonic()
-        if not launch.run(world, [TRAIN, *options, "--log", str(folder / "whole.jsonl")]):
+        if not launch.wait(launch.start(world, [TRAIN, *options, "--log", str(folder / "whole.jsonl")]), 600):
             return ["the run without interruption failed"]
         duration = time.monotonic() - start
         log, checkpoints = folder / "killed.jsonl", folder / "checkpoints"
@@ -48,7 +47,7 @@ def kill_and_continue(world: int, options: Sequence[str], kills: int, seed: int)
             interrupted += start_and_kill(world, command, generator, duration)
             done = len(log.read_text().splitlines()) if log.exists() else 0
             print(f"  killed after {done} steps", file=sys.stderr, flush=True)
-        if not launch.run(world, command):
+        if not launch.wait(launch.start(world, command), 600):
             return ["the continued run failed"]
         if not interrupted:
             return ["no run was interrupted: it ended before"]

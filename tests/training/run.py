@@ -3,6 +3,7 @@
 import argparse
 import os
 import pathlib
+import subprocess
 import sys
 import time
 import traceback
@@ -11,13 +12,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "examples" / "python"
 sys.path[:0] = [str(HERE), str(EXAMPLE)]
 
+import killed  # noqa: E402
 import launch  # noqa: E402
+import rank_tests  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import units  # noqa: E402
+from train import start_processes  # noqa: E402
 
 WORLD = 8
-
-
-def selected(tests, patterns):
-    return [test for test in tests if not patterns or any(pattern in test.__name__ for pattern in patterns)]
 
 
 def timed(test, quiet=False):
@@ -27,13 +29,9 @@ def timed(test, quiet=False):
         print(f"  ok {time.monotonic() - start:6.2f} s  {test.__name__}", flush=True)
 
 
-def rank_main(patterns):
-    import rank_tests
-    import torch.distributed as dist
-    from train import start_processes
-
+def rank_main(tests):
     start_processes()
-    for test in selected(rank_tests.TESTS, patterns):
+    for test in tests:
         try:
             timed(test, quiet=dist.get_rank() != 0)
         except BaseException:
@@ -43,36 +41,31 @@ def rank_main(patterns):
 
 
 def a_killed_run_continues_bit_for_bit():
-    import killed
-
     options = ["--dp", "2", "--ep", "2", "--preset", "deepseek-v3", "--steps", "20"]
     problems = killed.kill_and_continue(2, options, kills=2, seed=int(time.time()))
     assert not problems, problems
 
 
 def the_command_explains_itself():
-    import subprocess
-
     text = subprocess.run([sys.executable, str(EXAMPLE / "train.py"), "--help"], capture_output=True, text=True)
     assert text.returncode == 0 and "--checkpoint FOLDER" in text.stdout, text
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--deadline", type=float, default=900, help="seconds for the tests on ranks")
     parser.add_argument("patterns", nargs="*")
     options = parser.parse_args()
-    if options.rank:
-        return rank_main(options.patterns)
-    import rank_tests
-    import units
 
-    for test in selected(units.TESTS, options.patterns):
+    def selected(tests):
+        return [test for test in tests if not options.patterns or any(part in test.__name__ for part in options.patterns)]
+
+    for test in selected(units.TESTS):
         timed(test)
-    ok = True
-    if selected(rank_tests.TESTS, options.patterns):
-        ok = launch.run(WORLD, [__file__, "--rank", "--", *options.patterns], seconds=400)
-    for test in selected([a_killed_run_continues_bit_for_bit, the_command_explains_itself], options.patterns):
+    tests, ok = selected(rank_tests.TESTS), True
+    if tests:
+        ok = launch.wait(launch.start_forks(WORLD, lambda: rank_main(tests)), options.deadline)
+    for test in selected([a_killed_run_continues_bit_for_bit, the_command_explains_itself]):
         timed(test)
     print("passed" if ok else "FAILED")
     return 0 if ok else 1

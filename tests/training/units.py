@@ -1,5 +1,6 @@
 """Tests that need no ranks: which tokens a rank holds, grids, packing, file names of checkpoints."""
 import pathlib
+import sys
 import tempfile
 
 import checkpoint
@@ -99,7 +100,9 @@ def the_newest_complete_checkpoint_is_taken():
 
 def a_failed_rank_ends_the_launch():
     program = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)"
-    assert not launch.run(2, ["-c", program], seconds=30)
+    assert not launch.wait(launch.start(2, ["-c", program]), 30)
+    assert not launch.wait(launch.start_forks(2, lambda: sys.exit(3)), 30)
+    assert launch.wait(launch.start_forks(2, lambda: None), 30)
 
 
 TESTS = [
