@@ -5,7 +5,7 @@ from typing import Dict, List, Tuple
 import torch
 import torch.distributed as dist
 
-from mesh import MeshShape
+from mesh import MeshShape, make_groups
 from training import MissingGradient, Settings, Trainer
 
 
@@ -84,6 +84,8 @@ class Comparison:
 
     def run(self, case: Case) -> Verdict:
         """The same on every rank."""
+        make_groups(MeshShape())
+        make_groups(case.settings.mesh)
         want = self._reference(case) if dist.get_rank() == 0 else None
         dist.barrier()
         verdict = Verdict([])

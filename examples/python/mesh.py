@@ -81,27 +81,29 @@ class MeshShape:
 _process_groups: Dict[Tuple[int, ...], dist.ProcessGroup] = {}
 
 
-def _process_group(ranks: Tuple[int, ...]) -> dist.ProcessGroup:
-    """Made once for these ranks. Only they call, all of them in the same order."""
-    if ranks not in _process_groups:
-        _process_groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
-    return _process_groups[ranks]
+def make_groups(shape: MeshShape) -> None:
+    """The process groups of all ranks of a mesh, each made once. Called by every process, also by those outside."""
+    for along in GROUPS.values():
+        for ranks in sorted({shape.ranks_of(*along, rank) for rank in range(shape.world)}):
+            if ranks not in _process_groups:
+                _process_groups[ranks] = dist.new_group(list(ranks))
 
 
 class Mesh:
-    """This rank's place and groups. Collective over the first `shape.world` ranks of torch.distributed."""
+    """The place and the groups of this rank, one of the first `shape.world` of torch.distributed. Collective over all
+    processes, unless `make_groups` was called before."""
 
     def __init__(self, shape: MeshShape):
         if dist.get_world_size() < shape.world:
             raise ValueError(f"{shape} needs {shape.world} ranks, there are {dist.get_world_size()}")
+        make_groups(shape)
         self.shape = shape
         self.rank = dist.get_rank()
         self.at = shape.coordinates(self.rank)  # axis -> coordinate
         self._ranks = {name: shape.ranks_of(*along, self.rank) for name, along in GROUPS.items()}
-        self._groups = {name: _process_group(ranks) for name, ranks in self._ranks.items()}
 
     def group(self, name: str) -> dist.ProcessGroup:
-        return self._groups[name]
+        return _process_groups[self._ranks[name]]
 
     def size(self, name: str) -> int:
         return len(self._ranks[name])

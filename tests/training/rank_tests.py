@@ -11,7 +11,7 @@ import faults
 import torch
 import torch.distributed as dist
 from compare import Case, Comparison, judge, train
-from mesh import MeshShape
+from mesh import MeshShape, make_groups
 from presets import PRESETS
 from training import Trainer
 
@@ -68,6 +68,18 @@ def the_loss_falls():
     agrees(Case("30 steps", settings, steps=30))
 
 
+def on_mesh(settings, work):
+    """Calls work(trainer) on the ranks of the mesh; the others wait."""
+    make_groups(settings.mesh)
+    result = None
+    if dist.get_rank() < settings.mesh.world:
+        trainer = Trainer(settings)
+        result = work(trainer)
+        trainer.close()
+    dist.barrier()
+    return result
+
+
 def several_micro_batches_are_in_flight():
     settings = check.MESHES["tp2·cp2·pp2·ep2"]
     result = train(settings, 1)
@@ -93,8 +105,9 @@ class PlainDispatcher:
 
 
 def one_rank_agrees_with_plain_torch():
+    settings = dataclasses.replace(check.EXACT, mesh=MeshShape())
+    make_groups(settings.mesh)
     if dist.get_rank() == 0:
-        settings = dataclasses.replace(check.EXACT, mesh=MeshShape())
         got = train(settings, 5)
         with mock.patch("training.make_dispatcher", lambda *_, **__: PlainDispatcher()):
             want = train(settings, 5)
@@ -128,36 +141,29 @@ def shared_folder():
 def checkpoints_continue_on_the_same_mesh_and_on_others():
     settings = dataclasses.replace(check.MESHES["ep4"], model=PRESETS["deepseek-v3"])
     folder = shared_folder()
-    whole = []
-    if dist.get_rank() < 4:
-        trainer = Trainer(settings)
-        for step in range(5):
-            whole.append(trainer.train_step())
-            if step == 2:
-                trainer.save(folder)
-        trainer.close()
-    dist.barrier()
+
+    def save_after_three(trainer):
+        first = [trainer.train_step() for _ in range(3)]
+        trainer.save(folder)
+        return first + [trainer.train_step() for _ in range(2)]
+
+    def resume(trainer):
+        assert trainer.resume(folder) and trainer.step == 3
+        return [trainer.train_step() for _ in range(2)]
+
+    whole = on_mesh(settings, save_after_three)
     for mesh, mode in ((settings.mesh, "sum"), (MeshShape(tp=2, cp=2, ep=2), "fsdp"), (MeshShape(pp=2), "sum")):
-        if dist.get_rank() < mesh.world:
-            trainer = Trainer(dataclasses.replace(settings, mesh=mesh, data_parallel=mode))
-            assert trainer.resume(folder) and trainer.step == 3
-            got = [trainer.train_step() for _ in range(2)]
-            allowed = 0.0 if mesh == settings.mesh else 1e-9
-            for a, b in zip(got, whole[3:]):
-                assert abs(a.loss - b.loss) <= allowed * b.loss and a.step == b.step, (mesh, a, b)
-            trainer.close()
-        dist.barrier()
+        got = on_mesh(dataclasses.replace(settings, mesh=mesh, data_parallel=mode), resume)
+        allowed = 0.0 if mesh == settings.mesh else 1e-9
+        for a, b in zip(got or [], whole[3:] if got else []):
+            assert abs(a.loss - b.loss) <= allowed * b.loss and a.step == b.step, (mesh, a, b)
     if dist.get_rank() == 0:
         shutil.rmtree(folder)
 
 
 def dropped_routes_are_counted():
-    settings = dataclasses.replace(check.MESHES["ep4"], capacity_factor=0.5)
-    if dist.get_rank() < 4:
-        trainer = Trainer(settings)
-        assert trainer.train_step().dropped > 0
-        trainer.close()
-    dist.barrier()
+    metrics = on_mesh(dataclasses.replace(check.MESHES["ep4"], capacity_factor=0.5), lambda trainer: trainer.train_step())
+    assert metrics is None or metrics.dropped > 0, metrics
 
 
 TESTS = [
