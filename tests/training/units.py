@@ -89,6 +89,17 @@ def data_continues_from_a_position():
     assert len({len(document) for row in rows for document in row}) > 3
 
 
+def some_ranks_have_no_tokens_at_some_steps():
+    shape = mesh.MeshShape(dp=4, ep=4)
+    loader = Loader(None, seed=1, rows=4, length=32, micro_batches=2, vary_rows=True)
+    counts = [[0] * 4 for _ in range(4)]  # of each step and rank
+    for step in counts:
+        for rows in loader.next_step():
+            for rank in range(4):
+                step[rank] += shards.shard_micro_batch(rows, shape, shape.coordinates(rank), 1).num_tokens
+    assert any(0 in step for step in counts) and all(any(step) for step in counts), counts
+
+
 def the_newest_complete_checkpoint_is_taken():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -112,6 +123,7 @@ TESTS = [
     virtual_experts_lie_on_the_ranks_of_their_owner,
     one_forward_one_backward_keeps_few_in_flight,
     data_continues_from_a_position,
+    some_ranks_have_no_tokens_at_some_steps,
     the_newest_complete_checkpoint_is_taken,
     a_failed_rank_ends_the_launch,
 ]
