@@ -76,7 +76,9 @@ class Attention(Parts):
         bias = getattr(self, f"{name}_bias") if self.config.attention_bias else None
         return functional.linear(x, getattr(self, name), bias).unflatten(1, (-1, self.config.head_width))
 
-    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
         """One dense matrix for all sequences: simple, and for short ones only."""
         repeats = self.heads // self.key_heads
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)

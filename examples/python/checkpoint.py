@@ -48,7 +48,9 @@ def _router_biases(stage: Stage) -> Dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in stage.named_buffers() if name.endswith("selection_bias")}
 
 
-def save(folder: pathlib.Path, training: Dict[str, Any], stage: Stage, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
+def save(
+    folder: pathlib.Path, training: Dict[str, Any], stage: Stage, optimizer: torch.optim.Optimizer, mesh: Mesh
+) -> None:
     """`training`: step and whatever else, as JSON. Collective; a failure to write is an error on every rank."""
     tensors = {f"model/{name}": value for name, value in collect(stage, mesh, lambda p: p).items()}
     for moment in MOMENTS:

@@ -68,7 +68,7 @@ def judge(case: Case, got: Result, want: Result) -> Verdict:
     by_step = [max(map(relative, a, b)) for a, b in zip(got.losses, want.losses)]
     problems = [f"gradient of {name}: {value:.1e}" for name, value in by_name.items() if not value <= case.first]
     problems += [f"loss of step 1: {by_step[0]:.1e}"] if not by_step[0] <= case.first else []
-    problems += [f"loss of step {step + 1}: {value:.1e}" for step, value in enumerate(by_step) if not value <= case.later]
+    problems += [f"loss of step {step}: {value:.1e}" for step, value in enumerate(by_step, 1) if not value <= case.later]
     first, last = got.losses[0][0], got.losses[-1][0]
     if case.must_fall and not last <= first * 2 / 3:
         problems.append(f"the loss falls from {first:.3f} to {last:.3f} only")

@@ -1,8 +1,8 @@
-"""Sums of gradients over the ranks that hold different tokens. Nothing is averaged: the loss is divided by the number of
-tokens of all ranks before backward.
+"""Sums of gradients over the ranks that hold different tokens. Nothing is averaged: the loss is divided by the number
+of tokens of all ranks before backward.
 
-A parameter's gradient is a sum over its kind's group: replicated ones over all ranks of the stage, those cut over tp over cp
-and dp, experts over edp. DDP and FSDP2 do the part over cp and dp, FSDP2 also that over edp.
+The gradient of a replicated parameter is a sum over all ranks of the stage; if the parameter is cut over tp, over cp and
+dp; of an expert, over edp. DDP and FSDP2 sum over cp and dp, FSDP2 also over edp; the rest is done here.
 """
 import contextlib
 from typing import Any, Dict, List, Tuple

@@ -36,7 +36,9 @@ def connect(process_group: dist.ProcessGroup, ranks_per_node: int = 0) -> crossd
     return crossdock.Group.from_all_gather(exchange, process_group.rank(), ranks_per_node=ranks_per_node)
 
 
-def make_dispatcher(config: ModelConfig, mesh: Mesh, group: crossdock.Group, **options: Any) -> crossdock.torch.Dispatcher:
+def make_dispatcher(
+    config: ModelConfig, mesh: Mesh, group: crossdock.Group, **options: Any
+) -> crossdock.torch.Dispatcher:
     """For all layers of a model."""
     etp = mesh.shape.etp
     return crossdock.torch.Dispatcher(

@@ -28,7 +28,7 @@ class SharedExpert(Parts):
 
 
 class MixtureOfExperts(nn.Module):
-    """x [T, D] -> [T, D], and the losses of the router. T differs between ranks and may be 0; all make the same calls."""
+    """x [T, D] -> [T, D], and the losses of the router. T may differ between ranks and be 0; all make the same calls."""
 
     def __init__(self, config: ModelConfig, mesh: Mesh, dispatcher: Any):
         super().__init__()
@@ -88,7 +88,7 @@ class Head(Parts):
 
 
 class Stage(nn.Module):
-    """The blocks of one pipeline stage. The first stage takes tokens, the last returns the sum of the tokens' losses."""
+    """The blocks of a pipeline stage. The first stage takes tokens, the last returns the sum of the tokens' losses."""
 
     def __init__(self, config: ModelConfig, mesh: Mesh, dispatcher: Any):
         super().__init__()
@@ -100,8 +100,8 @@ class Stage(nn.Module):
         self.head = Head(config) if mesh.is_last_stage else None
 
     def forward(self, x: torch.Tensor, shard: Shard) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Returns activations [T, D], or the loss from the last stage, and the routers' losses. Losses are sums of which
-        every rank has a part."""
+        """Returns activations [T, D], or the loss from the last stage, and the routers' losses. Every rank has a part of
+        each loss; they are sums over ranks."""
         if self.embedding is not None:
             x = self.embedding(x)
         losses: List[torch.Tensor] = []

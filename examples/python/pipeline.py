@@ -32,8 +32,8 @@ class Pipeline:
         self._sends: List[Tuple[dist.Work, torch.Tensor]] = []
 
     def step(self, shards: List[Shard]) -> torch.Tensor:
-        """Forward and backward of all micro-batches. Returns this rank's parts of two sums over all ranks: the mean loss
-        of a token, and the routers' losses."""
+        """Forward and backward of all micro-batches. Returns this rank's parts of two sums over all ranks: the mean
+        loss of a token, and the routers' losses."""
         losses = torch.zeros(2, dtype=torch.float64)
         for direction, index in one_forward_one_backward(self.mesh.at["pp"], self.mesh.shape.pp, len(shards)):
             if direction == "forward":

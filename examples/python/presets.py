@@ -49,8 +49,8 @@ PRESETS = {
     "qwen3": ModelConfig(normalise_heads=True),
     "mixtral": ModelConfig(experts=4, inner=64, score="softmax_of_chosen", z_loss=0.0),
     "deepseek-v3": ModelConfig(
-        experts=16, top_k=4, inner=24, shared_inner=24, score="sigmoid", groups=4, top_groups=2, weight_scale=2.5, bias_rate=0.001,
-        balance_loss=0.001, z_loss=0.0,
+        experts=16, top_k=4, inner=24, shared_inner=24, score="sigmoid", groups=4, top_groups=2, weight_scale=2.5,
+        bias_rate=0.001, balance_loss=0.001, z_loss=0.0,
     ),
     "gpt-oss": ModelConfig(
         attention_bias=True, activation="clamped_swiglu", expert_bias_terms=True, score="softmax_of_chosen",

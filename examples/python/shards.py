@@ -1,8 +1,8 @@
 """Which tokens a rank holds: the one place that turns local positions into global ones.
 
-A micro-batch has rows; a row is packed with sequences of unequal length. Rows are divided over dp. Every sequence is cut
-into 2·cp chunks, and rank c of cp holds chunks c and 2·cp - 1 - c, so that all do the same causal work ("zigzag"). What is
-left of each row is then cut into tp parts. Any part may be empty.
+A micro-batch has rows; a row is packed with sequences of unequal length. Rows are divided over dp. Every sequence is
+cut into 2·cp chunks, and rank c of cp holds chunks c and 2·cp - 1 - c, so that all do the same causal work ("zigzag").
+A rank's part of each row is then cut into tp parts. Any part may be empty.
 """
 import dataclasses
 from typing import List, Sequence, Tuple

@@ -90,7 +90,7 @@ def parse(arguments: Optional[list] = None) -> argparse.Namespace:
     usage = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=usage)
     model = parser.add_argument_group("model")
-    model.add_argument("--preset", choices=sorted(PRESETS), default="qwen3", help="a tiny model like this (default qwen3)")
+    model.add_argument("--preset", choices=sorted(PRESETS), default="qwen3", help="a tiny model like it (default qwen3)")
     model.add_argument("--layers", type=int, help="number of blocks")
     model.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     mesh = parser.add_argument_group("mesh")
@@ -118,7 +118,7 @@ def parse(arguments: Optional[list] = None) -> argparse.Namespace:
     run.add_argument("--seed", type=int, default=1)
     run.add_argument("--learning-rate", type=float, default=0.01)
     run.add_argument("--log", metavar="FILE.jsonl", help="write a line per step")
-    run.add_argument("--checkpoint", metavar="FOLDER", type=pathlib.Path, help="write checkpoints, and continue from them")
+    run.add_argument("--checkpoint", metavar="FOLDER", type=pathlib.Path, help="write checkpoints; continue from them")
     run.add_argument("--every", type=int, default=10, help="steps between checkpoints (default 10)")
     return parser.parse_args(arguments)
 

@@ -25,7 +25,7 @@ def averaged_gradients():
 
 
 class _Replicate(torch.autograd.Function):
-    """Every rank gets all tokens of its tp group, and takes the gradient of its own: as if all ranks computed the same."""
+    """Every rank gets all tokens of its tp group and takes the gradient of its own, as if all computed the same."""
 
     @staticmethod
     def forward(ctx, x, counts, group):
@@ -51,7 +51,7 @@ class _KeepOwn(torch.autograd.Function):
 
 
 def replicated_tokens():
-    """The ranks of tp send the same tokens to the experts: the outputs are right, the experts' gradients are doubled."""
+    """The ranks of tp send the same tokens to the experts: outputs are right, the experts' gradients are doubled."""
     forward = model.MixtureOfExperts.forward
 
     def replicated(self, x, shard):

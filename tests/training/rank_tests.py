@@ -40,6 +40,12 @@ def strategies_agree_with_one_rank():
         agrees(short(f"etp2·ep2 {strategy}", check.with_strategy(check.MESHES["etp2·ep2"], strategy), steps=2))
 
 
+def simulated_nodes_make_hierarchical_differ_from_direct():
+    settings = check.with_strategy(check.MESHES["etp2·ep2"], "hierarchical")
+    found = on_mesh(settings, lambda trainer: (trainer.dispatcher.strategy, trainer.dispatcher.group.num_nodes))
+    assert found in (None, ("hierarchical", 2)), found
+
+
 def presets_agree_with_one_rank():
     for preset in ("mixtral", "deepseek-v3", "gpt-oss"):
         agrees(short(preset, dataclasses.replace(check.MESHES["etp2·ep2"], model=PRESETS[preset])))
@@ -162,7 +168,8 @@ def checkpoints_continue_on_the_same_mesh_and_on_others():
 
 
 def dropped_routes_are_counted():
-    metrics = on_mesh(dataclasses.replace(check.MESHES["ep4"], capacity_factor=0.5), lambda trainer: trainer.train_step())
+    settings = dataclasses.replace(check.MESHES["ep4"], capacity_factor=0.5)
+    metrics = on_mesh(settings, lambda trainer: trainer.train_step())
     assert metrics is None or metrics.dropped > 0, metrics
 
 
@@ -170,6 +177,7 @@ TESTS = [
     one_rank_agrees_with_plain_torch,
     meshes_agree_with_one_rank,
     strategies_agree_with_one_rank,
+    simulated_nodes_make_hierarchical_differ_from_direct,
     presets_agree_with_one_rank,
     ddp_and_sharded_experts_agree_with_one_rank,
     ranks_without_tokens_and_idle_experts_agree_with_one_rank,

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Tests of the training example: tests/training/run.py [pattern ...]; patterns select tests by parts of their names."""
 import argparse
+import json
 import os
 import pathlib
+import pty
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 
@@ -19,7 +22,7 @@ import torch.distributed as dist  # noqa: E402
 import units  # noqa: E402
 from train import start_processes  # noqa: E402
 
-WORLD = 8
+WORLD = 8  # ranks
 
 
 def timed(test, quiet=False):
@@ -46,9 +49,39 @@ def a_killed_run_continues_bit_for_bit():
     assert not problems, problems
 
 
+def a_terminal_shows_progress_and_a_file_is_learned():
+    terminal, its_end = pty.openpty()
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "log.jsonl"
+        command = [sys.executable, str(EXAMPLE / "train.py"), "--steps", "2", "--log", str(log)]
+        command += ["--data", str(HERE.parents[1] / "README.md")]
+        ended = subprocess.run(command, stderr=its_end, stdout=subprocess.PIPE, text=True, timeout=300)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+    shown = os.read(terminal, 10000).decode()
+    assert ended.returncode == 0 and ended.stdout.startswith("steps 1 to 2: loss "), (ended, shown)
+    assert all(word in shown for word in ("step 2/2", "loss", "tokens/s", "imbalance", "dropped 0")), shown
+    assert [line["step"] for line in lines] == [1, 2], lines
+    os.close(its_end)
+    os.close(terminal)
+
+
+def without_a_terminal_there_is_no_progress():
+    command = [sys.executable, str(EXAMPLE / "train.py"), "--steps", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0 and "imbalance" not in ended.stderr, ended
+
+
 def the_command_explains_itself():
     text = subprocess.run([sys.executable, str(EXAMPLE / "train.py"), "--help"], capture_output=True, text=True)
     assert text.returncode == 0 and "--checkpoint FOLDER" in text.stdout, text
+
+
+COMMAND_TESTS = [
+    a_killed_run_continues_bit_for_bit,
+    a_terminal_shows_progress_and_a_file_is_learned,
+    without_a_terminal_there_is_no_progress,
+    the_command_explains_itself,
+]
 
 
 def main():
@@ -58,14 +91,15 @@ def main():
     options = parser.parse_args()
 
     def selected(tests):
-        return [test for test in tests if not options.patterns or any(part in test.__name__ for part in options.patterns)]
+        patterns = options.patterns or [""]
+        return [test for test in tests if any(pattern in test.__name__ for pattern in patterns)]
 
     for test in selected(units.TESTS):
         timed(test)
     tests, ok = selected(rank_tests.TESTS), True
     if tests:
         ok = launch.wait(launch.start_forks(WORLD, lambda: rank_main(tests)), options.deadline)
-    for test in selected([a_killed_run_continues_bit_for_bit, the_command_explains_itself]):
+    for test in selected(COMMAND_TESTS):
         timed(test)
     print("passed" if ok else "FAILED")
     return 0 if ok else 1
