@@ -4,10 +4,12 @@ from ctypes import byref
 from typing import Any, List, Optional
 
 from . import _tensor
-from ._abi import PlanInfo
+from ._abi import PlanInfo, maker
 from ._dtype import DType
 from ._errors import check
 from ._library import lib
+
+_new_info = maker(PlanInfo)
 
 
 class Plan:
@@ -122,7 +124,7 @@ class Plan:
 
     def _describe(self) -> PlanInfo:
         if self._info is None:
-            info = PlanInfo()
+            info = _new_info()
             check(lib.plan_describe(self._handle, byref(info)))
             self._info = info
         return self._info

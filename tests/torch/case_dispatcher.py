@@ -3,7 +3,8 @@ import torch
 import torch.distributed as dist
 from cases import case, error_of, first_expert, random_of, random_routes, same_everywhere, scale_by_expert, tokens_of
 
-from crossdock.torch import Dispatcher
+from crossdock._tensor import Refused
+from crossdock.torch import Dispatcher, calls
 
 E, K, D = 6, 2, 4
 
@@ -173,3 +174,44 @@ def more_rows_than_allowed_are_the_same_error_on_every_rank(rank, world):
     x = torch.ones(3, D)
     ids = torch.zeros(3, 1, dtype=torch.int64)
     same_everywhere(str(error_of(lambda: dispatcher.dispatch(x, ids, torch.ones(3, 1)))))
+
+
+@case(2, 4)
+def an_unusable_tensor_is_the_same_error_on_every_rank(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(0, world)
+    unusable = [
+        (torch.tensor(1.0), ids, weights),
+        (x.reshape(3, 1, 1, 1, D), ids, weights),
+        (x.to(torch.complex64), ids, weights),
+        (x.to("meta"), ids, weights),
+        (x, ids.to(torch.int16), weights),
+        (x, ids, torch.tensor(0.5)),
+    ]
+    for inputs in unusable:
+        inputs = inputs if rank == 1 else (x, ids, weights)
+        error = error_of(lambda inputs=inputs: dispatcher.dispatch(*inputs))
+        same_everywhere(str(error))
+        assert error.culprit == 1
+    sent = dispatcher.dispatch(x, ids, weights)
+    assert torch.equal(dispatcher.combine(sent.rows, sent.handle), x * weights.sum(1, keepdim=True))
+
+
+@case(2, 4)
+def a_failed_allocation_is_the_same_error_on_every_rank(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(0, world)
+    original = calls.empty
+
+    def failing(*_):
+        return None, Refused(RuntimeError("no memory left"))
+
+    calls.empty = failing if rank == 1 else original
+    try:
+        error = error_of(lambda: dispatcher.dispatch(x, ids, weights))
+    finally:
+        calls.empty = original
+    same_everywhere(str(error))
+    assert error.culprit == 1 and (str(error.__cause__) == "no memory left") == (rank == 1)
+    sent = dispatcher.dispatch(x, ids, weights)
+    assert torch.equal(dispatcher.combine(sent.rows, sent.handle), x * weights.sum(1, keepdim=True))

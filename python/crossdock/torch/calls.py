@@ -2,15 +2,14 @@
 import ctypes
 import itertools
 import weakref
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 
 import crossdock
 
 from . import groups
-from .tensors import Output, rows_per_expert, usable_weights, view_of, weights_dtype
-
+from .tensors import empty, rows_per_expert, usable_weights, view_of, weights_dtype
 
 _FEW_VALUES = 16384
 
@@ -20,9 +19,10 @@ class Core:
 
     def __init__(self, group: crossdock.Group, config: dict):
         self.group = group
-        self.lock = groups.lock_of(group)
+        self.lock = groups.lock_of(group)  # held during calls
         self.config = config
         self.dispatcher = crossdock.Dispatcher(group, **config)
+        self.width: int = config["width"]
         self.max_rows: Optional[int] = config.get("max_rows")
         self.num_local_experts = _num_local_experts(group, config)
         self.captured: List["Routes"] = []  # replays of CUDA graphs use these plans
@@ -32,65 +32,27 @@ class Core:
     def __deepcopy__(self, memo: dict) -> "Core":
         return self  # copies of a model share it
 
-    def call(self, tensor: torch.Tensor) -> "Call":
-        """Around one collective operation, in torch's current stream."""
-        return Call(self, tensor)
+    def use_stream_of(self, tensor: torch.Tensor) -> None:
+        """Queues the next calls in torch's current stream."""
+        if tensor.is_cuda:
+            self.dispatcher.set_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
 
-
-class Call:
-    """Holds the group during one operation, and allocates its results."""
-
-    __slots__ = ("library", "_lock", "_tensor", "_outputs")
-
-    def __init__(self, core: Core, tensor: torch.Tensor):
-        self.library = core.dispatcher
-        self._lock = core.lock
-        self._tensor = tensor
-        self._outputs: List[Output] = []
-
-    def empty(self, like: torch.Tensor, shape: Sequence[int], dtype: Optional[torch.dtype] = None) -> Output:
-        output = Output(like, shape, dtype)
-        self._outputs.append(output)
-        return output
-
-    def rows(self, like: torch.Tensor, num_rows: int) -> Optional[Output]:
-        """Memory for rows [R, D]. None: the library is to provide it.
+    def empty_rows(self, like: torch.Tensor, plan: crossdock.Plan) -> Tuple[Optional[torch.Tensor], Any]:
+        """Memory for rows [R, D] and what a call takes for it. None: the library is to provide it.
 
         On a GPU it is memory of torch, which knows the streams that use it. On the CPU it is memory of the library:
         other ranks write there directly, combine reads there without a copy, and it is used again. Few rows are not
         worth it."""
-        width = like.shape[-1]
-        if like.is_cuda or num_rows * width < _FEW_VALUES:
-            return self.empty(like, (num_rows, width))
-        return None
+        num_rows = plan.capacity_rows
+        if like.is_cuda or num_rows * self.width < _FEW_VALUES:
+            return empty(like, (num_rows, self.width))
+        return None, None
 
-    def dispatch(self, plan: crossdock.Plan, x: torch.Tensor, row_weights: Optional[Output] = None) -> torch.Tensor:
+    def send(self, plan: crossdock.Plan, x: torch.Tensor, row_weights: Any = False) -> torch.Tensor:
         """x [T, D] -> rows [R, D]."""
-        rows = self.rows(x, plan.capacity_rows)
-        sent = self.library.dispatch(
-            plan,
-            view_of(x),
-            rows=None if rows is None else rows.view,
-            row_weights=False if row_weights is None else row_weights.view,
-        )
-        return torch.from_dlpack(sent.rows) if rows is None else rows.tensor
-
-    def __enter__(self) -> "Call":
-        self._lock.acquire()
-        if self._tensor.is_cuda:
-            try:
-                self.library.set_stream(torch.cuda.current_stream(self._tensor.device).cuda_stream)
-            except BaseException:
-                self._lock.release()
-                raise
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._lock.release()
-        if isinstance(error, crossdock.Error):
-            for output in self._outputs:
-                if output.error is not None:
-                    raise output.error from error
+        rows, memory = self.empty_rows(x, plan)
+        sent = self.dispatcher.dispatch(plan, view_of(x), rows=memory, row_weights=row_weights)
+        return torch.from_dlpack(sent.rows) if rows is None else rows
 
 
 def _num_local_experts(group: crossdock.Group, config: dict) -> int:
@@ -132,7 +94,7 @@ def shared_core(group: crossdock.Group, **config: Any) -> Core:
 def core_of(key: int) -> Core:
     core = _cores.get(key)
     if core is None:
-        raise RuntimeError("this crossdock.torch.Dispatcher no longer exists: keep it as long as its calls are used")
+        raise RuntimeError("this crossdock.torch.Dispatcher is closed, or was not kept as long as its calls are used")
     return core
 
 
@@ -170,47 +132,53 @@ def dispatch(
     """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local] and the plan."""
     core = core_of(dispatcher)
     x, routing, given = x.contiguous(), routing.contiguous(), usable_weights(weights, x.dtype)
-    with core.call(x) as call:
+    row_weights, memory = None, False
+    with core.lock:
+        core.use_stream_of(x)
         if routing.dtype == torch.bool:
-            plan = call.library.plan(map=view_of(routing), weights=view_of(given))
+            plan = core.dispatcher.plan(map=view_of(routing), weights=view_of(given))
         else:
-            plan = call.library.plan(view_of(routing), view_of(given))
-        sent = call.empty(x, (plan.capacity_rows,), weights_dtype(x.dtype)) if with_row_weights else None
-        rows = call.dispatch(plan, x, sent)
+            plan = core.dispatcher.plan(view_of(routing), view_of(given))
+        if with_row_weights:
+            row_weights, memory = empty(x, (plan.capacity_rows,), weights_dtype(x.dtype))
+        rows = core.send(plan, x, memory)
     routes = Routes(core, plan)
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         core.captured.append(routes)
-    row_weights = None if sent is None else sent.tensor.to(weights.dtype)
+    if row_weights is not None and row_weights.dtype != weights.dtype:
+        row_weights = row_weights.to(weights.dtype)
     return rows, row_weights, rows_per_expert(plan), plan_tensor(routes)
 
 
 def dispatch_backward(grad_rows: torch.Tensor, plan: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """grad_rows [R, D] -> grad_x [T, D]."""
     routes = routes_of(plan)
-    grad_rows = grad_rows.contiguous()
-    with routes.core.call(grad_rows) as call:
-        grad_x = call.empty(grad_rows, (num_tokens, grad_rows.shape[-1]))
-        call.library.dispatch_backward(routes.plan, view_of(grad_rows), grad_x=grad_x.view)
-    return grad_x.tensor
+    core, grad_rows = routes.core, grad_rows.contiguous()
+    with core.lock:
+        core.use_stream_of(grad_rows)
+        grad_x, memory = empty(grad_rows, (routes.plan.num_tokens, core.width))
+        core.dispatcher.dispatch_backward(routes.plan, view_of(grad_rows), grad_x=memory)
+    return grad_x
 
 
 def combine(y: torch.Tensor, weights: torch.Tensor, routing: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
     """y [R, D] -> out [T, D], the weighted sum. The plan has the weights; `weights` is there for autograd."""
-    return _combine(y, plan, routing.shape[0], True)
+    return _combine(y, plan, True)
 
 
 def combine_unweighted(y: torch.Tensor, plan: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """y [R, D] -> out [T, D], the sum."""
-    return _combine(y, plan, num_tokens, False)
+    return _combine(y, plan, False)
 
 
-def _combine(y: torch.Tensor, plan: torch.Tensor, num_tokens: int, weighted: bool) -> torch.Tensor:
+def _combine(y: torch.Tensor, plan: torch.Tensor, weighted: bool) -> torch.Tensor:
     routes = routes_of(plan)
-    y = y.contiguous()
-    with routes.core.call(y) as call:
-        out = call.empty(y, (num_tokens, y.shape[-1]))
-        call.library.combine(routes.plan, view_of(y), weighted=weighted, out=out.view)
-    return out.tensor
+    core, y = routes.core, y.contiguous()
+    with core.lock:
+        core.use_stream_of(y)
+        out, memory = empty(y, (routes.plan.num_tokens, core.width))
+        core.dispatcher.combine(routes.plan, view_of(y), weighted=weighted, out=memory)
+    return out
 
 
 def combine_backward(
@@ -218,37 +186,38 @@ def combine_backward(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """grad_out [T, D] -> the gradients of y [R, D] and of the weights, shaped like `routing`."""
     routes = routes_of(plan)
-    grad_out, y = grad_out.contiguous(), y.contiguous()
-    with routes.core.call(y) as call:
-        rows = call.rows(y, y.shape[0])
-        by_slot = call.empty(y, (routes.plan.num_tokens, routes.plan.top_k), weights_dtype(y.dtype))
-        result = call.library.combine_backward(
-            routes.plan,
-            view_of(grad_out),
-            view_of(y),
-            grad_rows=None if rows is None else rows.view,
-            grad_weights=by_slot.view,
+    core, grad_out, y = routes.core, grad_out.contiguous(), y.contiguous()
+    with core.lock:
+        core.use_stream_of(y)
+        grad_y, memory = core.empty_rows(y, routes.plan)
+        shape = (routes.plan.num_tokens, routes.plan.top_k)
+        by_slot, slot_memory = empty(y, shape, weights_dtype(y.dtype))
+        result = core.dispatcher.combine_backward(
+            routes.plan, view_of(grad_out), view_of(y), grad_rows=memory, grad_weights=slot_memory
         )
-    grad_y = torch.from_dlpack(result.grad_rows) if rows is None else rows.tensor
-    return grad_y, _like_routing(by_slot.tensor, routing)
+    if grad_y is None:
+        grad_y = torch.from_dlpack(result.grad_rows)
+    return grad_y, _like_routing(by_slot, routing)
 
 
 def combine_unweighted_backward(grad_out: torch.Tensor, plan: torch.Tensor, num_rows: int) -> torch.Tensor:
     """grad_out [T, D] -> the gradient of y [R, D]: every row gets the gradient of its token."""
     routes = routes_of(plan)
-    grad_out = grad_out.contiguous()
-    with routes.core.call(grad_out) as call:
-        return call.dispatch(routes.plan, grad_out)
+    core, grad_out = routes.core, grad_out.contiguous()
+    with core.lock:
+        core.use_stream_of(grad_out)
+        return core.send(routes.plan, grad_out)
 
 
 def collect_routes(values: torch.Tensor, routing: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
     """One value per row [R], fp32 or fp64, back to its route; 0 where there is none. Shaped like `routing`."""
     routes = routes_of(plan)
-    values = values.contiguous()
-    with routes.core.call(values) as call:
-        by_slot = call.empty(values, (routes.plan.num_tokens, routes.plan.top_k))
-        call.library.collect_routes(routes.plan, view_of(values), routes=by_slot.view)
-    return _like_routing(by_slot.tensor, routing)
+    core, values = routes.core, values.contiguous()
+    with core.lock:
+        core.use_stream_of(values)
+        by_slot, memory = empty(values, (routes.plan.num_tokens, routes.plan.top_k))
+        core.dispatcher.collect_routes(routes.plan, view_of(values), routes=memory)
+    return _like_routing(by_slot, routing)
 
 
 def _like_routing(by_slot: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:

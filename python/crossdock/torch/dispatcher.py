@@ -127,7 +127,8 @@ class Dispatcher:
             expert_ids: [T, K] int32 or int64: an expert, or -1 for no route; distinct per token. Or a map [T, E] bool,
                 whose set bits are the routes.
             weights: like expert_ids: fp32, bf16, fp16 or fp64 (fp64 is rounded to fp32 unless x is fp64).
-            row_weights: also send the weights, for experts that apply them themselves.
+            row_weights: also send the weights, for experts that apply them themselves. Then use them on every rank,
+                also where R is 0: backward sends their gradients.
         """
         rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
         return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
@@ -143,10 +144,11 @@ class Dispatcher:
         return ops.combine_unweighted(y, handle.plan, handle.routing.shape[0])
 
     def close(self) -> None:
-        """Ends the dispatcher on this rank. Does not wait. The group stays, for other dispatchers."""
-        core, self._core = self._core, None
+        """Ends the dispatcher on this rank. Does not wait for other ranks. The group stays, for other dispatchers."""
+        core, self._core, self._key = self._core, None, 0
         if core is not None:
-            core.dispatcher.close()
+            with core.lock:
+                core.dispatcher.close()
 
     def __deepcopy__(self, memo: dict) -> "Dispatcher":
         return self  # copies of a model share it

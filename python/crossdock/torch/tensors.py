@@ -1,11 +1,12 @@
 """Tensors of PyTorch as the library sees them."""
 import ctypes
 import operator
-from typing import Optional
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 
 import crossdock
+from crossdock._tensor import Memory, Refused
 
 _CODES = {
     torch.float64: int(crossdock.DType.F64),
@@ -17,13 +18,35 @@ _CODES = {
     torch.uint8: int(crossdock.DType.U8),
     torch.bool: int(crossdock.DType.BOOL),
 }
-_REFUSED = 0  # a dtype that the library refuses: the error is then the same on every rank
 
 
-def view_of(tensor: torch.Tensor) -> crossdock.Tensor:
-    """The memory of a contiguous tensor, which must outlive the call."""
-    device = tensor.get_device() if tensor.is_cuda else None
-    return crossdock.Tensor(tensor.data_ptr(), _CODES.get(tensor.dtype, _REFUSED), tuple(tensor.shape), device)
+def view_of(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor, which must outlive the call.
+
+    A rank must not raise before a collective call: the others would wait for it. So a tensor that the library cannot
+    use becomes an argument that it refuses on every rank, and the reason is the cause of the error on this one.
+    """
+    code = _CODES.get(tensor.dtype)
+    if code is None or not (tensor.is_cpu or tensor.is_cuda):
+        return Refused(TypeError(f"tensors of {tensor.dtype} on {tensor.device.type} are not supported"))
+    try:
+        return Memory(tensor.data_ptr(), code, tensor.shape, tensor.get_device() if tensor.is_cuda else None)
+    except (RuntimeError, ValueError) as error:  # without memory of its own, or without dimensions
+        return Refused(error)
+
+
+def empty(
+    like: torch.Tensor, shape: Sequence[int], dtype: Optional[torch.dtype] = None
+) -> Tuple[Optional[torch.Tensor], Any]:
+    """Memory of torch for a result of a collective call: the tensor, and what the call takes.
+
+    If torch cannot allocate it, the call fails on every rank, and torch's error is the cause on this one.
+    """
+    try:
+        tensor = like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtype)
+    except (RuntimeError, MemoryError) as error:
+        return None, Refused(error)
+    return tensor, view_of(tensor)
 
 
 def weights_dtype(tokens: torch.dtype) -> torch.dtype:
@@ -33,29 +56,9 @@ def weights_dtype(tokens: torch.dtype) -> torch.dtype:
 
 def usable_weights(weights: torch.Tensor, tokens: torch.dtype) -> torch.Tensor:
     """Weights in a dtype that plans accept beside tokens of this dtype. Only fp64 tokens keep fp64 weights."""
-    if (weights.dtype == torch.float64) != (tokens == torch.float64):
+    if (weights.dtype == torch.float64) != (tokens == torch.float64) and weights.is_floating_point():
         weights = weights.to(weights_dtype(tokens))
     return weights.contiguous()
-
-
-class Output:
-    """Memory of torch for a result of a collective call.
-
-    A rank that cannot allocate must not raise before the call: the others would wait for it. It passes memory that the
-    library refuses on every rank, and raises torch's error after the call.
-    """
-
-    __slots__ = ("tensor", "view", "error")
-
-    def __init__(self, like: torch.Tensor, shape, dtype: Optional[torch.dtype] = None):
-        self.error: Optional[BaseException] = None
-        try:
-            self.tensor = like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtype)
-            self.view = view_of(self.tensor)
-        except (RuntimeError, MemoryError) as error:
-            self.error = error
-            self.tensor = None
-            self.view = crossdock.Tensor(0, _REFUSED, tuple(shape), None)
 
 
 class _OnDevice:
