@@ -40,6 +40,9 @@ def one_graph_for_any_number_of_rows(rank, world):
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     for step, tokens in enumerate((5, 7, 9)):
         compare(compiled, dispatcher, *make(rank, tokens + rank, step))
+    x, ids, weights = make(rank, 6)
+    compare(compiled, dispatcher, x, torch.arange(K).expand_as(ids).contiguous(), weights)  # rank 0 has all rows
+    compare(compiled, dispatcher, *make(rank, tokens_of(rank, world)))  # the last of several ranks has no tokens
 
 
 @case(1)
@@ -51,12 +54,27 @@ def inductor_keeps_the_graph(rank, world):
 
 @case(1, 4)
 def the_layer_is_one_graph(rank, world):
+    for dtype in (torch.float32, torch.bfloat16):
+        torch._dynamo.reset()
+        torch.manual_seed(rank)
+        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32, dtype=dtype)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        x = make(rank, 5)[0].detach().to(dtype).requires_grad_()
+        inputs = (x, *layer.parameters())
+        got, want = compiled(x), layer(x)
+        torch.testing.assert_close(got, want)
+        for a, b in zip(gradients(got, *inputs), gradients(want, *inputs)):
+            torch.testing.assert_close(a, b)
+
+
+@case(1)
+def the_layer_is_one_graph_under_autocast(rank, world):
     torch._dynamo.reset()
-    torch.manual_seed(rank)
-    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32, dtype=torch.bfloat16)
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    x = make(rank, 5)[0].bfloat16()
-    torch.testing.assert_close(compiled(x), layer(x))
+    x = make(rank, 5)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compiled(x), layer(x))
 
 
 @case(1, 4)
@@ -117,8 +135,11 @@ def autocast_reaches_the_experts(rank, world):
     torch.manual_seed(rank)
     layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32)
     x, _, _ = make(rank, tokens_of(rank, world))
+    dtypes = []
+    layer.experts.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = layer(x)
+    assert dtypes == [torch.bfloat16]
     out.sum().backward()
     assert out.dtype == x.dtype and x.grad.dtype == x.dtype
     assert all(parameter.grad is not None for parameter in layer.parameters())

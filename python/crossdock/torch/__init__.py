@@ -10,8 +10,9 @@ Needs torch 1.13 or later; torch 2.4 or later for torch.compile and selective ch
 from typing import Any
 
 from .dispatcher import Dispatched, Dispatcher, Handle
+from .experts import GroupedExperts
 from .groups import close, group
-from .layer import GroupedExperts, MoELayer
+from .layer import MoELayer
 from .ops import save_ops
 from .titan_dispatcher import TitanTokenDispatcher
 

@@ -1,58 +1,11 @@
 """A mixture-of-experts layer: router, dispatch, experts, combine."""
-import math
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as functional
 from torch import nn
 
 from .dispatcher import Dispatcher
-
-
-class GroupedExperts(nn.Module):
-    """The experts of one rank: SwiGLU networks over rows that are grouped by expert.
-
-    w1 [E_local, 2F, D] has the gate's rows, then the linear ones; w2 is [E_local, D, F]. Every expert takes part in
-    the graph, so experts without rows get zero gradients.
-    """
-
-    def __init__(self, num_local_experts: int, width: int, inner: int, *, device: Any = None, dtype: Any = None):
-        super().__init__()
-        options = {"device": device, "dtype": dtype}
-        self.w1 = nn.Parameter(torch.empty((num_local_experts, 2 * inner, width), **options))
-        self.w2 = nn.Parameter(torch.empty((num_local_experts, width, inner), **options))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.w1.uniform_(-1, 1).div_(math.sqrt(self.w1.shape[2]))
-            self.w2.uniform_(-1, 1).div_(math.sqrt(self.w2.shape[2]))
-
-    def forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-        """rows [R, D], grouped by expert -> y [R, D]."""
-        if _has_grouped_product(rows, self.w2.shape[2]):
-            ends = tokens_per_expert.cumsum(0, dtype=torch.int32)
-            gate, linear = torch._grouped_mm(rows, self.w1.to(rows.dtype).transpose(1, 2), offs=ends).chunk(2, dim=1)
-            inner = functional.silu(gate) * linear
-            return torch._grouped_mm(inner, self.w2.to(rows.dtype).transpose(1, 2), offs=ends)
-        counts = tokens_per_expert.tolist()
-        unused = rows.shape[0] - sum(counts)  # with max_rows on a GPU
-        segments = rows.split(counts + [unused])
-        w1, w2 = self.w1.to(rows.dtype), self.w2.to(rows.dtype)
-        y = [_swiglu(segment, w1[e], w2[e]) for e, segment in enumerate(segments[:-1])]
-        return torch.cat(y + [torch.zeros_like(segments[-1])])
-
-
-def _swiglu(rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    gate, linear = (rows @ w1.t()).chunk(2, dim=1)
-    return (functional.silu(gate) * linear) @ w2.t()
-
-
-def _has_grouped_product(rows: torch.Tensor, inner: int) -> bool:
-    """Whether torch._grouped_mm is there for these rows: bf16, and rows of matrices in multiples of 16 bytes."""
-    if not hasattr(torch, "_grouped_mm") or rows.dtype != torch.bfloat16 or rows.shape[1] % 8 or inner % 8:
-        return False
-    return not rows.is_cuda or torch.cuda.get_device_capability(rows.device)[0] >= 9
+from .experts import GroupedExperts
 
 
 class MoELayer(nn.Module):

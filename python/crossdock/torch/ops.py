@@ -1,16 +1,11 @@
-"""The calls as differentiable operators: `torch.ops.crossdock.*`.
-
-With torch 2.4 and later they are operators with fake versions, so that torch.compile keeps the graph and selective
-checkpointing can name them. In eager mode, and with older versions, they are autograd functions.
-"""
-from typing import Any, Tuple
+"""The calls as differentiable operators: `torch.ops.crossdock.dispatch` and so on."""
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
 from . import calls
+from .registration import HAS_OPERATORS, define, refuse_gradient, save_nothing
 from .tensors import weights_dtype
-
-HAS_OPERATORS = hasattr(torch.library, "register_fake") and hasattr(torch.library, "register_autograd")
 
 # T tokens, K slots, E experts, R rows, D width. `routing` is [T, K] ids or a [T, E] map; `weights` has its shape.
 _SCHEMAS = {
@@ -132,29 +127,18 @@ def _grad_combine_unweighted(ctx: Any, grad_out: torch.Tensor) -> Tuple:
     return combine_unweighted_backward(grad_out, plan, ctx.num_rows), None, None
 
 
-def _refuse(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError(
-        "crossdock: gradients of gradients are not supported; call backward or torch.autograd.grad without "
-        "create_graph=True, or keep dispatch and combine out of the part that is differentiated twice"
-    )
-
-
-def _save_nothing(ctx: Any, inputs: Tuple, output: Any) -> None:
-    pass
-
-
 _GRADIENTS = {
     "dispatch": (_save_dispatch, _grad_dispatch),
     "combine": (_save_combine, _grad_combine),
     "combine_unweighted": (_save_combine_unweighted, _grad_combine_unweighted),
-    "dispatch_backward": (_save_nothing, _refuse),
-    "combine_backward": (_save_nothing, _refuse),
-    "combine_unweighted_backward": (_save_nothing, _refuse),
-    "collect_routes": (_save_nothing, _refuse),
+    "dispatch_backward": (save_nothing, refuse_gradient),
+    "combine_backward": (save_nothing, refuse_gradient),
+    "combine_unweighted_backward": (save_nothing, refuse_gradient),
+    "collect_routes": (save_nothing, refuse_gradient),
 }
 
 
-# ---- Registration ----
+# ---- Operators ----
 
 
 def _dispatch_operator(x, routing, weights, dispatcher, with_row_weights):
@@ -163,55 +147,11 @@ def _dispatch_operator(x, routing, weights, dispatcher, with_row_weights):
     return rows, weights.new_empty(0) if row_weights is None else row_weights, counts, plan
 
 
-def _define_operators() -> Any:
-    library = torch.library.Library("crossdock", "DEF")
-    for name, schema in _SCHEMAS.items():
-        library.define(name + schema)
-        call = _dispatch_operator if name == "dispatch" else getattr(calls, name)
-        library.impl(name, call, "CompositeExplicitAutograd")
-        torch.library.register_fake("crossdock::" + name, _FAKES[name], lib=library)
-        save, gradient = _GRADIENTS[name]
-        torch.library.register_autograd("crossdock::" + name, gradient, setup_context=save, lib=library)
-    return library
+def _define(name: str, operator_call: Optional[Callable] = None) -> Callable:
+    return define(name, _SCHEMAS[name], getattr(calls, name), _FAKES[name], *_GRADIENTS[name], operator_call)
 
 
-def _define_function(name: str) -> Any:
-    call, (save, gradient) = getattr(calls, name), _GRADIENTS[name]
-
-    def forward(ctx, *inputs):
-        output = call(*inputs)
-        save(ctx, inputs, output)
-        return output
-
-    members = {"forward": staticmethod(forward), "backward": staticmethod(gradient)}
-    return type("crossdock_" + name, (torch.autograd.Function,), members).apply
-
-
-def _is_observed(tensor: torch.Tensor) -> bool:
-    """Whether anyone wants to see operators: a compiler, a mode such as selective checkpointing, a tensor subclass."""
-    return torch.compiler.is_compiling() or _num_modes() > 0 or type(tensor) not in _PLAIN
-
-
-def _define(name: str) -> Any:
-    """The operator for those who want to see it; else the call itself, which is several times cheaper."""
-    function, call = _define_function(name), getattr(calls, name)
-    operator = getattr(torch.ops.crossdock, name).default if HAS_OPERATORS else None
-
-    def run(*inputs: Any) -> Any:
-        if operator is not None and _is_observed(inputs[0]):
-            return operator(*inputs)
-        return function(*inputs) if torch.is_grad_enabled() else call(*inputs)
-
-    run.__name__ = name
-    run.__doc__ = call.__doc__
-    return run
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_num_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-_library = _define_operators() if HAS_OPERATORS else None  # the operators live as long as this object
-
-dispatch = _define("dispatch")
+dispatch = _define("dispatch", _dispatch_operator)
 dispatch_backward = _define("dispatch_backward")
 combine = _define("combine")
 combine_unweighted = _define("combine_unweighted")

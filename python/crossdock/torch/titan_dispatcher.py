@@ -10,6 +10,7 @@ from . import ops
 from .calls import Core, shared_core
 from .dispatcher import Handle
 from .groups import group_of, group_of_one
+from .registration import HAS_OPERATORS
 
 _numbers = itertools.count(1)
 _owners: "weakref.WeakValueDictionary[int, TitanTokenDispatcher]" = weakref.WeakValueDictionary()
@@ -81,5 +82,5 @@ def _key_of(number: int, width: int) -> int:
     return core.key
 
 
-if ops.HAS_OPERATORS:  # a compiler makes the dispatcher while it traces, and takes its number for a constant
+if HAS_OPERATORS:  # a compiler makes the dispatcher while it traces, and takes its number for a constant
     _key_of = torch.compiler.assume_constant_result(_key_of)

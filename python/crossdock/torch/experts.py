@@ -1,0 +1,110 @@
+"""Experts over rows that are grouped by expert."""
+import math
+from typing import Any, Iterator, Tuple
+
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from .registration import HAS_OPERATORS, define, refuse_gradient, save_nothing
+
+
+class GroupedExperts(nn.Module):
+    """The experts of one rank: SwiGLU networks over rows that are grouped by expert.
+
+    w1 [E_local, 2F, D] has the gate's rows, then the linear ones; w2 is [E_local, D, F]. Every expert takes part in
+    the graph, so experts without rows get zero gradients. Computes in the dtype of the rows, or in autocast's.
+    """
+
+    def __init__(self, num_local_experts: int, width: int, inner: int, *, device: Any = None, dtype: Any = None):
+        super().__init__()
+        options = {"device": device, "dtype": dtype}
+        self.w1 = nn.Parameter(torch.empty((num_local_experts, 2 * inner, width), **options))
+        self.w2 = nn.Parameter(torch.empty((num_local_experts, width, inner), **options))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.w1.uniform_(-1, 1).div_(math.sqrt(self.w1.shape[2]))
+            self.w2.uniform_(-1, 1).div_(math.sqrt(self.w2.shape[2]))
+
+    def forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        """rows [R, D], grouped by expert -> y [R, D]. Rows behind those of the last expert become zero."""
+        dtype = _computing_dtype(rows)
+        rows, w1, w2 = rows.to(dtype), self.w1.to(dtype), self.w2.to(dtype)
+        if _torch_has_product(rows, w2.shape[2]):
+            ends = tokens_per_expert.cumsum(0, dtype=torch.int32)
+            gate, linear = torch._grouped_mm(rows, w1.transpose(1, 2), offs=ends).chunk(2, dim=1)
+            return torch._grouped_mm(functional.silu(gate) * linear, w2.transpose(1, 2), offs=ends)
+        gate, linear = grouped_product(rows, w1, tokens_per_expert).chunk(2, dim=1)
+        return grouped_product(functional.silu(gate) * linear, w2, tokens_per_expert)
+
+
+def _computing_dtype(rows: torch.Tensor) -> torch.dtype:
+    kind = rows.device.type
+    if HAS_OPERATORS and rows.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return rows.dtype
+
+
+def _torch_has_product(rows: torch.Tensor, inner: int) -> bool:
+    """Whether torch._grouped_mm is there for these rows: bf16, and rows of matrices in multiples of 16 bytes."""
+    if not hasattr(torch, "_grouped_mm") or rows.dtype != torch.bfloat16 or rows.shape[1] % 8 or inner % 8:
+        return False
+    return not rows.is_cuda or torch.cuda.get_device_capability(rows.device)[0] >= 9
+
+
+# ---- For all other rows: one product per expert, as one operator ----
+
+
+def _segments(counts: torch.Tensor) -> Iterator[Tuple[int, slice]]:
+    """The rows of each expert that has some."""
+    start = 0
+    for expert, count in enumerate(counts.tolist()):
+        if count > 0:
+            yield expert, slice(start, start + count)
+        start += count
+
+
+def _product(rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """rows [R, A], weight [E_local, B, A] -> [R, B]: the rows of each expert times its matrix, transposed."""
+    out = rows.new_zeros((rows.shape[0], weight.shape[1]))
+    for expert, segment in _segments(counts):
+        torch.mm(rows[segment], weight[expert].t(), out=out[segment])
+    return out
+
+
+def _product_backward(
+    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    grad_rows, grad_weight = torch.zeros_like(rows), torch.zeros_like(weight)
+    for expert, segment in _segments(counts):
+        torch.mm(grad[segment], weight[expert], out=grad_rows[segment])
+        torch.mm(grad[segment].t(), rows[segment], out=grad_weight[expert])
+    return grad_rows, grad_weight
+
+
+def _save_product(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _grad_product(ctx: Any, grad: torch.Tensor) -> Tuple:
+    return (*grouped_product_backward(grad, *ctx.saved_tensors), None)
+
+
+grouped_product = define(
+    "grouped_product",
+    "(Tensor rows, Tensor weight, Tensor counts) -> Tensor",
+    _product,
+    lambda rows, weight, counts: rows.new_empty((rows.shape[0], weight.shape[1])),
+    _save_product,
+    _grad_product,
+)
+grouped_product_backward = define(
+    "grouped_product_backward",
+    "(Tensor grad, Tensor rows, Tensor weight, Tensor counts) -> (Tensor, Tensor)",
+    _product_backward,
+    lambda grad, rows, weight, counts: (torch.empty_like(rows), torch.empty_like(weight)),
+    save_nothing,
+    refuse_gradient,
+)

@@ -1,0 +1,81 @@
+"""Differentiable operators, `torch.ops.crossdock.*`.
+
+With torch 2.4 and later they are operators with fake versions, so that torch.compile keeps the graph and selective
+checkpointing can name them. In eager mode, and with older versions, they are autograd functions.
+"""
+from typing import Any, Callable, Optional
+
+import torch
+
+HAS_OPERATORS = hasattr(torch.library, "register_fake") and hasattr(torch.library, "register_autograd")
+
+_library = torch.library.Library("crossdock", "DEF") if HAS_OPERATORS else None  # the operators live as long as it does
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_num_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+def define(
+    name: str,
+    schema: str,
+    call: Callable,
+    fake: Callable,
+    save: Callable,
+    gradient: Callable,
+    operator_call: Optional[Callable] = None,
+) -> Callable:
+    """A function that runs the operator for those who want to see it; else the call itself, which is several times
+    cheaper.
+
+    Args:
+        name: of the operator.
+        schema: its arguments and results.
+        call: what it does.
+        fake: its results without values, for compilers.
+        save: keeps in ctx what the gradient needs: save(ctx, inputs, output).
+        gradient: gradient(ctx, *gradients of the results) -> gradients of the inputs.
+        operator_call: `call` with the results that the schema promises, if these differ.
+    """
+    function = _autograd_function(name, call, save, gradient)
+    operator = None
+    if _library is not None:
+        _library.define(name + schema)
+        _library.impl(name, operator_call or call, "CompositeExplicitAutograd")
+        torch.library.register_fake("crossdock::" + name, fake, lib=_library)
+        torch.library.register_autograd("crossdock::" + name, gradient, setup_context=save, lib=_library)
+        operator = getattr(torch.ops.crossdock, name).default
+
+    def run(*inputs: Any) -> Any:
+        if operator is not None and _is_observed(inputs[0]):
+            return operator(*inputs)
+        return function(*inputs) if torch.is_grad_enabled() else call(*inputs)
+
+    run.__name__ = name
+    run.__doc__ = call.__doc__
+    return run
+
+
+def refuse_gradient(ctx: Any, *grads: Any) -> None:
+    """The gradient of a gradient."""
+    raise RuntimeError(
+        "crossdock: gradients of gradients are not supported; call backward or torch.autograd.grad without "
+        "create_graph=True, or keep dispatch and combine out of the part that is differentiated twice"
+    )
+
+
+def save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+    pass
+
+
+def _autograd_function(name: str, call: Callable, save: Callable, gradient: Callable) -> Callable:
+    def forward(ctx, *inputs):
+        output = call(*inputs)
+        save(ctx, inputs, output)
+        return output
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(gradient)}
+    return type("crossdock_" + name, (torch.autograd.Function,), members).apply
+
+
+def _is_observed(tensor: torch.Tensor) -> bool:
+    """Whether anyone wants to see operators: a compiler, a mode such as selective checkpointing, a tensor subclass."""
+    return torch.compiler.is_compiling() or _num_modes() > 0 or type(tensor) not in _PLAIN

@@ -1,0 +1,63 @@
+"""GroupedExperts and MoELayer against dense ones."""
+import torch
+import torch.distributed as dist
+from cases import case, random_of, tokens_of
+
+from crossdock.torch import GroupedExperts, MoELayer
+
+E, K, D, F = 6, 2, 8, 12
+
+
+def expert(x, w1, w2):
+    gate, linear = (x @ w1.t()).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * linear) @ w2.t()
+
+
+@case(1)
+def grouped_experts_equal_single_ones(rank, world):
+    """One of them has no rows; the last rows belong to none."""
+    torch.manual_seed(0)
+    experts = GroupedExperts(3, D, F, dtype=torch.float64)
+    rows = torch.randn((9, D), dtype=torch.float64).requires_grad_()
+    y = experts(rows, torch.tensor([4, 0, 3]))
+    segments = zip(rows.split([4, 0, 3, 2])[:3], experts.w1, experts.w2)
+    want = torch.cat([expert(*segment) for segment in segments] + [torch.zeros(2, D, dtype=torch.float64)])
+    torch.testing.assert_close(y, want)
+    inputs = (rows, experts.w1, experts.w2)
+    for a, b in zip(torch.autograd.grad(y.square().sum(), inputs), torch.autograd.grad(want.square().sum(), inputs)):
+        assert a.is_contiguous()
+        torch.testing.assert_close(a, b)
+
+
+@case(1)
+def grouped_experts_may_have_no_rows(rank, world):
+    experts = GroupedExperts(2, D, F)
+    rows = torch.zeros((0, D)).requires_grad_()
+    y = experts(rows, torch.tensor([0, 0]))
+    y.sum().backward()
+    assert y.shape == rows.grad.shape == (0, D)
+    assert not experts.w1.grad.any() and not experts.w2.grad.any()
+
+
+@case(1, 4)
+def the_layer_equals_a_dense_one(rank, world):
+    for score in ("softmax", "sigmoid"):
+        torch.manual_seed(rank)
+        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, score=score, scale=1.5, dtype=torch.float64)
+        everyone = [None] * world
+        dist.all_gather_object(everyone, (layer.experts.w1.tolist(), layer.experts.w2.tolist()))
+        w1, w2 = (torch.cat([torch.tensor(ranks[i], dtype=torch.float64) for ranks in everyone]) for i in (0, 1))
+        x = torch.randn((1, tokens_of(rank, world), D), generator=random_of(rank), dtype=torch.float64).requires_grad_()
+        logits = layer.router(x[0]).float()
+        scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
+        weights, ids = scores.topk(K)
+        weights = (weights / weights.sum(1, keepdim=True)).double() * 1.5
+        dense = torch.stack([expert(x[0], w1[e], w2[e]) for e in range(E)], dim=1)  # [T, E, D]
+        want = (dense.gather(1, ids[:, :, None].expand(-1, -1, D)) * weights[:, :, None]).sum(1)[None]
+        got = layer(x)
+        assert got.shape == x.shape
+        close = dict(rtol=1e-5, atol=1e-6)  # weights are fp32
+        torch.testing.assert_close(got, want, **close)
+        inputs = (x, layer.router.weight)
+        for a, b in zip(torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(want.sum(), inputs)):
+            torch.testing.assert_close(a, b, **close)
