@@ -1,7 +1,7 @@
 """Groups of Crossdock beside the process groups of PyTorch."""
 import threading
 import weakref
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch.distributed as dist
 
@@ -18,7 +18,7 @@ def group(process_group: Optional[dist.ProcessGroup] = None, **options: Any) -> 
 
     The first call for a process group is collective over its ranks: they exchange about 100 bytes each with
     `all_gather_object`. Afterwards Crossdock does not use the process group. `options` are those of
-    `crossdock.Bootstrap.join`, for example `arrival_deadline`; they apply to the first call.
+    `crossdock.Group.from_all_gather`, for example `arrival_deadline`; they apply to the first call.
     """
     if process_group is None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -64,16 +64,17 @@ def lock_of(ranks: crossdock.Group) -> Any:
 def group_of_one(**options: Any) -> crossdock.Group:
     """The group of this rank alone."""
     if not _alone or _alone[-1].closed:
-        bootstrap = crossdock.Bootstrap()
-        _alone[:] = [bootstrap.join([bootstrap.blob], 0, **options)]
+        _alone[:] = [crossdock.Group.from_all_gather(lambda blob: [blob], 0, **options)]
     return _alone[-1]
 
 
-def _connect(process_group: dist.ProcessGroup, options: Any) -> crossdock.Group:
+def _connect(process_group: dist.ProcessGroup, options: Dict[str, Any]) -> crossdock.Group:
+    options = dict(options)
+    address, ranks_per_node = options.pop("address", None), options.pop("ranks_per_node", None)
     # A rank whose bootstrap failed sends the reason instead of a blob, so that no rank waits for it.
     bootstrap, failure, mine = None, None, None
     try:
-        bootstrap = crossdock.Bootstrap()
+        bootstrap = crossdock.Bootstrap(address, options.get("setup_deadline"), ranks_per_node)
         mine = bootstrap.blob
     except crossdock.Error as error:
         failure, mine = error, str(error)
@@ -83,5 +84,6 @@ def _connect(process_group: dist.ProcessGroup, options: Any) -> crossdock.Group:
         raise failure
     for rank, blob in enumerate(received):
         if not isinstance(blob, bytes):
+            bootstrap.close()
             raise crossdock.Error(f"rank {rank} cannot make a group: {blob}", culprit=rank, operation="join")
     return bootstrap.join(received, dist.get_rank(process_group), **options)
