@@ -106,7 +106,8 @@ class SelectiveCheckpointing(SelectiveAC):
 
 @override(target=AllToAllTokenDispatcher.Config, description="Crossdock instead of all-to-all")
 def dispatcher(config: Any, **options: Any) -> TokenDispatcher.Config:
-    """`options` are fields of TokenDispatcher.Config."""
+    """`options` are fields of TokenDispatcher.Config. The padding that quantised experts ask for is kept."""
+    options.setdefault("alignment", getattr(config, "pad_multiple", None) or 1)
     return derive(config, TokenDispatcher.Config, **options)
 
 

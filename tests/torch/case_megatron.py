@@ -4,7 +4,7 @@ import warnings
 warnings.simplefilter("ignore")
 import megatron_on_cpu  # noqa: E402,F401
 import torch  # noqa: E402
-from cases import case, random_of  # noqa: E402
+from cases import case, raises, random_of, random_routes  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from megatron.core.transformer.mlp import MLPSubmodules  # noqa: E402
@@ -137,8 +137,9 @@ def tp2_ep4_with_shared_experts(rank, world):
 
 @case(4)
 def tp2_ep2_with_overlapped_shared_experts(rank, world):
-    options = dict(moe_shared_expert_intermediate_size=8, moe_shared_expert_overlap=True)
-    compare(rank, world, tp=2, ep=2, tolerance=1e-6, **options)
+    for gate in (False, True):
+        options = dict(moe_shared_expert_intermediate_size=8, moe_shared_expert_overlap=True)
+        compare(rank, world, tp=2, ep=2, tolerance=1e-6, moe_shared_expert_gate=gate, **options)
 
 
 @case(4)
@@ -199,3 +200,68 @@ def the_graph_may_be_cut_between_steps(rank, world):
     torch.testing.assert_close(x.grad, want["x"], rtol=0, atol=0)
     for name, parameter in layer.named_parameters():
         torch.testing.assert_close(parameter.grad, want[name], rtol=0, atol=0)
+
+
+@case(4)
+def steps_equal_those_of_alltoall(rank, world):
+    """With probabilities of each type, which are not zero outside the map."""
+    initialize(1, 4, 1)
+    layer = build("alltoall", ep=4)
+    original = layer.token_dispatcher
+    crossdock.megatron.replace(layer)
+    x = torch.randn((3 + rank, 2, H), generator=random_of(rank, 70))
+    tokens = x.shape[0] * x.shape[1]
+    routes = torch.zeros((tokens, E), dtype=torch.bool)
+    routes.scatter_(1, random_routes(random_of(rank, 71), tokens, E, K), True)
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        probs = torch.rand((tokens, E), generator=random_of(rank, 72)).to(dtype)
+        want = run_steps(original, x, routes, probs)
+        got = run_steps(layer.token_dispatcher, x, routes, probs)
+        tolerance = 1e-6 if dtype == torch.float64 else 0  # fp64 is rounded to fp32
+        for name, value in want.items():
+            assert got[name].dtype == value.dtype, name
+            torch.testing.assert_close(got[name], value, rtol=tolerance, atol=tolerance)
+
+
+def run_steps(dispatcher, x, routes, probs, between=lambda dispatcher: None):
+    x, probs = x.clone().requires_grad_(), probs.clone().requires_grad_()
+    given = dispatcher.dispatch_preprocess(x, routes, probs)
+    between(dispatcher)
+    rows, counts, row_probs = dispatcher.dispatch_postprocess(*dispatcher.token_dispatch(*given))
+    y = rows * row_probs.float()[:, None]
+    out = dispatcher.combine_postprocess(dispatcher.token_combine(dispatcher.combine_preprocess(y)))
+    out.square().sum().backward()
+    return dict(rows=rows, counts=counts, row_probs=row_probs, out=out, grad_x=x.grad, grad_probs=probs.grad)
+
+
+@case(4)
+def a_graph_may_end_before_the_dispatch(rank, world):
+    """As a replay of a CUDA graph does: it returns the attributes that the dispatcher names, and sets nothing else."""
+    initialize(1, 4, 1)
+    layer = build("alltoall", ep=4)
+    crossdock.megatron.replace(layer)
+    dispatcher = layer.token_dispatcher
+    assert dispatcher.get_expert_zero_copy_buffers() == (None, None)
+    x = torch.randn((3, 2, H), generator=random_of(rank, 70))
+    routes = torch.zeros((6, E), dtype=torch.bool)
+    routes.scatter_(1, random_routes(random_of(rank, 71), 6, E, K), True)
+    probs = torch.rand((6, E), generator=random_of(rank, 72))
+    want = run_steps(dispatcher, x, routes, probs)
+
+    def replay(dispatcher):
+        saved = {name: getattr(dispatcher, name).clone() for name in dispatcher.cudagraph_attrs}
+        dispatcher.dispatch_preprocess(x, ~routes, probs)  # of another micro-batch
+        for name, value in saved.items():
+            setattr(dispatcher, name, value)
+
+    for name, value in run_steps(dispatcher, x, routes, probs, replay).items():
+        torch.testing.assert_close(value, want[name], rtol=0, atol=0)
+
+
+@case(4)
+def experts_in_another_order_are_refused(rank, world):
+    initialize(1, 4, 1)
+    layer = build("alltoall", ep=4)
+    layer.local_expert_indices = [index ^ 2 for index in layer.local_expert_indices]
+    with raises(ValueError, "local_expert_indices"):
+        crossdock.megatron.replace(layer)

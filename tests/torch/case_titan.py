@@ -14,6 +14,7 @@ from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, Tok
 from torchtitan.models.common.token_dispatcher import (  # noqa: E402
     AllToAllTokenDispatcher,
     HybridEPTokenDispatcher,
+    TorchAOTokenDispatcher,
 )
 
 E, K, D, F = 8, 2, 16, 32
@@ -82,6 +83,16 @@ def inside_moe_as_hybridep(rank, world):
     assert len(apply_overrides(OverrideConfig(imports=imports), config)) == 1
     dispatcher = config.routed_experts.token_dispatcher
     assert isinstance(dispatcher, HybridEPTokenDispatcher.Config) and dispatcher.non_blocking_capacity_factor == 1.0
+    compare(want, run(build(config, rank, world), x))
+
+
+@case(4)
+def padding_for_quantised_experts_is_kept(rank, world):
+    config = config_of(TorchAOTokenDispatcher, pad_multiple=16)
+    apply_overrides(OverrideConfig(imports=["crossdock.torchtitan.dispatcher"]), config)
+    assert config.routed_experts.token_dispatcher.alignment == 16
+    x = torch.randn((2, 6, D), generator=random_of(rank, 1))
+    want = run(build(config_of(AllToAllTokenDispatcher), rank, world), x)
     compare(want, run(build(config, rank, world), x))
 
 

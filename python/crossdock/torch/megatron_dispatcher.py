@@ -2,6 +2,7 @@
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
+from megatron.core import utils
 from megatron.core.transformer.moe.moe_utils import get_align_size_for_quantization
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 
@@ -28,16 +29,7 @@ class MegatronTokenDispatcher(MoETokenDispatcher):
         self.num_local_experts = num_local_experts
         self.local_expert_indices = local_expert_indices
         self.num_experts = config.num_moe_experts
-        first = local_expert_indices[0] if local_expert_indices else -1
-        if list(local_expert_indices) != list(range(first, first + num_local_experts)) or first < 0:
-            raise ValueError(
-                f"local_expert_indices must be {num_local_experts} consecutive experts, got {local_expert_indices}"
-            )
-        if num_local_experts * self.ep_size != self.num_experts:
-            raise ValueError(
-                f"num_moe_experts ({self.num_experts}) must be num_local_experts ({num_local_experts}) times the "
-                f"expert parallel size ({self.ep_size})"
-            )
+        self._check_placement()
         self.drop_and_pad = config.moe_pad_expert_input_to_capacity  # Megatron's inference switches it
         # A CUDA graph that ends after dispatch_preprocess returns these.
         self.cudagraph_attrs = ["routing_map"]
@@ -109,6 +101,28 @@ class MegatronTokenDispatcher(MoETokenDispatcher):
         return None, None
 
     # ---- Inside ----
+
+    def _check_placement(self) -> None:
+        """Rows go where Crossdock places the experts: it must be where Megatron has them."""
+        if self.num_local_experts * self.ep_size != self.num_experts:
+            raise ValueError(
+                f"num_moe_experts ({self.num_experts}) must be num_local_experts ({self.num_local_experts}) times the "
+                f"expert parallel size ({self.ep_size})"
+            )
+        ep_rank = utils.get_pg_rank(self.ep_group)
+        first = ep_rank * self.num_local_experts
+        expected = list(range(first, first + self.num_local_experts))
+        if list(self.local_expert_indices) != expected:
+            raise ValueError(
+                f"local_expert_indices of expert parallel rank {ep_rank} must be {expected}, got "
+                f"{list(self.local_expert_indices)}"
+            )
+        rank = utils.get_pg_rank(self.tp_ep_group)
+        if rank != ep_rank * self.tp_size + self.tp_rank:
+            raise ValueError(
+                f"ranks of the tp_ep group must be ordered by expert parallel rank, then by expert tensor parallel rank: "
+                f"rank {rank} has {ep_rank} and {self.tp_rank}"
+            )
 
     def _core(self, width: int) -> Core:
         """The dispatcher for tokens of this width, made at the first call with it, which is collective."""
