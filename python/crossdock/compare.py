@@ -9,10 +9,10 @@ torch: sort by expert, exchange counts, exchange rows with all_to_all_single, so
 import argparse
 import json
 import os
-import socket
 import sys
+import tempfile
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -210,6 +210,8 @@ SHAPE = ("tokens", "width", "top_k", "experts", "inner", "dtype", "device")
 
 def compare(options: argparse.Namespace) -> Dict[str, Any]:
     """On every rank of the default process group. The result is identical on every rank."""
+    if options.experts % dist.get_world_size():
+        raise ValueError(f"--experts ({options.experts}) must be a multiple of the ranks ({dist.get_world_size()})")
     device = torch.device("cuda", torch.cuda.current_device()) if options.device == "cuda" else torch.device("cpu")
     inputs, experts = _inputs(options, device), _make_experts(options, device)
     paths = [_torch_path(options), _crossdock_path(options)]
@@ -248,13 +250,13 @@ def _print(result: Dict[str, Any]) -> None:
     print("equal" if result["equal"] else "DIFFERENT")
 
 
-def _rank_main(rank: int, world: int, port: int, options: argparse.Namespace) -> None:
+def _rank_main(rank: int, world: int, store: Optional[str], options: argparse.Namespace) -> None:
     if options.device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
     backend = "nccl" if options.device == "cuda" and torch.cuda.device_count() >= world else "gloo"
-    address = "env://" if port == 0 else f"tcp://127.0.0.1:{port}"
+    address = "env://" if store is None else f"file://{store}"
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=world)
     try:
         result = compare(options)
@@ -266,12 +268,6 @@ def _rank_main(rank: int, world: int, port: int, options: argparse.Namespace) ->
         dist.destroy_process_group()
     if not result["equal"]:
         sys.exit(1)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _parse(arguments: Any) -> argparse.Namespace:
@@ -298,12 +294,13 @@ def _parse(arguments: Any) -> argparse.Namespace:
 def main(arguments: Any = None) -> int:
     options = _parse(arguments)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _rank_main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 0, options)
+        _rank_main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None, options)
         return 0
     import torch.multiprocessing as multiprocessing
 
     try:
-        multiprocessing.spawn(_rank_main, (options.world, _free_port(), options), nprocs=options.world)
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.spawn(_rank_main, (options.world, folder + "/store", options), nprocs=options.world)
     except multiprocessing.ProcessExitedException as error:  # the rank has printed why
         return error.exit_code or 1
     return 0

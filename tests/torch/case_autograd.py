@@ -93,6 +93,50 @@ def gradients_may_be_expanded(rank, world):
 
 
 @case(1, 4)
+def there_may_be_no_tokens_at_all(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        x, ids, weights = make(rank, world, dtype, tokens=0)
+        routes = torch.zeros((0, E), dtype=torch.bool)
+        probs = torch.zeros((0, E)).requires_grad_()
+        for routing, given in ((ids, weights), (routes, probs)):
+            for weighted in (True, False):
+                sent = dispatcher.dispatch(x, routing, given)
+                assert sent.rows.shape == (0, D) and sent.row_weights.shape == (0,)
+                assert sent.tokens_per_expert.tolist() == [0] * dispatcher.num_local_experts
+                y = sent.rows if weighted else sent.rows * sent.row_weights[:, None]
+                out = dispatcher.combine(y.to(dtype), sent.handle, weighted=weighted)
+                assert out.shape == x.shape and out.dtype == dtype
+                for grad, like in zip(torch.autograd.grad(out.sum(), (x, given)), (x, given)):
+                    assert grad.shape == like.shape and grad.dtype == like.dtype and grad.is_contiguous()
+
+
+@case(1, 4)
+def gradients_may_be_wanted_of_one_input_only(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(rank, world)
+    want = torch.autograd.grad(reference(x, ids, weights).sum(), (x, weights))
+    out = layer(dispatcher, rank, world, x, ids, weights.detach())
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], want[0])
+    out = layer(dispatcher, rank, world, x.detach(), ids, weights)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), weights)[0], want[1])
+    assert not layer(dispatcher, rank, world, x.detach(), ids, weights.detach()).requires_grad
+
+
+@case(1, 4)
+def expanded_inputs_get_gradients(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    one = torch.ones((1, D), dtype=torch.float64).requires_grad_()
+    weight = torch.full((1, 1), 0.5, dtype=torch.float64).requires_grad_()
+    ids = random_routes(random_of(rank), 3, E, K)
+    inputs = one.expand(3, D), ids, weight.expand(3, K)
+    got = torch.autograd.grad(layer(dispatcher, rank, world, *inputs).sum(), (one, weight))
+    want = torch.autograd.grad(reference(*inputs).sum(), (one, weight))
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b)
+
+
+@case(1, 4)
 def nothing_is_kept_without_gradients(rank, world):
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
     x, ids, weights = make(rank, world)
@@ -223,3 +267,19 @@ def many_rows_are_memory_of_the_library(rank, world):
         for a, b in zip(got, torch.autograd.grad(want.sum(), (x, weights))):
             torch.testing.assert_close(a, b, **close)
         assert all(torch.equal(rows, copy) for rows, copy in kept)
+
+
+@case(4)
+def ranks_may_differ_in_whose_memory_rows_are(rank, world):
+    """All rows go to rank 0, whose rows are memory of the library; the others have none."""
+    width, tokens = 256, 64
+    dispatcher = Dispatcher(num_experts=E, top_k=1, width=width)
+    x = torch.randint(-4, 4, (tokens, width), generator=random_of(rank)).float().requires_grad_()
+    weights = torch.full((tokens, 1), 0.5).requires_grad_()
+    sent = dispatcher.dispatch(x, torch.zeros((tokens, 1), dtype=torch.int64), weights, row_weights=False)
+    assert sent.rows.shape[0] == (tokens * world if rank == 0 else 0)
+    out = dispatcher.combine(sent.rows * 2, sent.handle)
+    assert torch.equal(out, x)
+    grad_x, grad_weights = torch.autograd.grad(out.sum(), (x, weights))
+    assert torch.equal(grad_x, torch.ones_like(x))
+    torch.testing.assert_close(grad_weights, 2 * x.detach().sum(1, keepdim=True))

@@ -19,9 +19,11 @@ def case(*worlds: int) -> Callable:
     return register
 
 
-def cases_of(world: int, patterns: List[str]) -> List[str]:
+def cases_of(module: str, world: int, patterns: List[str]) -> List[str]:
+    """The names of a module's cases for this world size, those that have a pattern if there are any."""
+
     def wanted(name: str) -> bool:
-        return not patterns or any(pattern in name for pattern in patterns)
+        return name.startswith(module + ".") and (not patterns or any(pattern in name for pattern in patterns))
 
     return [name for name, (_, worlds) in CASES.items() if world in worlds and wanted(name)]
 

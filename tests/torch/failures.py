@@ -6,20 +6,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-from run import free_port
+from launch import PATIENCE, connect, start_ranks, wait_for, wait_for_file
 
 E, K, D, WORLD = 8, 2, 16, 4
-NOTICE = 5.0  # seconds until the survivors know, on a busy machine
+NOTICE = 60.0  # seconds; a rank that is silent but alive would be given up after 600
 
 
-def connect(rank, port):
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def make_dispatcher():
     from crossdock.torch import Dispatcher
 
     return Dispatcher(num_experts=E, top_k=K, width=D)
@@ -39,32 +35,54 @@ def step(dispatcher, tokens=5):
 # ---- What a rank does ----
 
 
-def killed(rank, port, folder):
-    """Rank 2 dies between its calls; the others are in a dispatch, or come to one."""
+def killed(rank, folder):
+    """Under torchrun. Rank 2 dies in a dispatch in which ranks 0 and 1 wait for rank 3, which comes to it later."""
+    import torch.distributed as dist
+
     import crossdock
 
-    dispatcher = connect(rank, port)
-    for count in range(1000):
-        if rank == 2 and count == 20:
-            (folder / "died").write_text(str(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            step(dispatcher)
-        except crossdock.Error as error:
-            (folder / f"{rank}").write_text(f"{time.time()}\n{error.culprit}\n{error}")
-            os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the survivors; here they report first
+    dist.init_process_group("gloo")
+    dispatcher = make_dispatcher()
+    for _ in range(5):
+        step(dispatcher)
+
+    def die():
+        time.sleep(0.5)  # the main thread is in the dispatch
+        (folder / "died").write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == 2:
+        threading.Thread(target=die, daemon=True).start()
+    if rank == 3:
+        wait_for_file(folder / "died")
+        time.sleep(0.2)
+    arrived = time.time()
+    try:
+        step(dispatcher)
+    except crossdock.Error as error:
+        (folder / f"{rank}").write_text(f"{arrived}\n{time.time()}\n{error.culprit}\n{error}")
+        os._exit(0)
     sys.exit("the death of rank 2 went unnoticed")
 
 
-def exits(rank, port, folder):
-    """Each rank ends in its own way, with tensors, plans and graphs that are still alive."""
+def exits(rank, folder):
+    """The process group is made again; then each rank ends in its own way, with tensors, plans and graphs alive."""
     import torch.distributed as dist
 
-    from crossdock.torch import close
+    from crossdock.torch import close, group
 
     global kept
-    dispatcher = connect(rank, port)
-    kept = [dispatcher, step(dispatcher)]
+    connect(rank, WORLD, folder)
+    first = make_dispatcher()
+    step(first)
+    dist.barrier()
+    dist.destroy_process_group()
+    (folder / "again").mkdir(exist_ok=True)
+    connect(rank, WORLD, folder / "again")
+    dispatcher = make_dispatcher()
+    assert dispatcher.group is group() and dispatcher.group is not first.group
+    kept = [first, step(first), dispatcher, step(dispatcher)]
     dist.barrier()
     if rank == 0:
         dist.destroy_process_group()
@@ -76,11 +94,12 @@ def exits(rank, port, folder):
     time.sleep(0.2 * rank)
 
 
-def raises(rank, port, folder):
+def raises(rank, folder):
     """Rank 1 ends with an exception; the others, which go on, get an error that names it."""
     import crossdock
 
-    dispatcher = connect(rank, port)
+    connect(rank, WORLD, folder)
+    dispatcher = make_dispatcher()
     for count in range(1000):
         if rank == 1 and count == 5:
             raise SystemExit(0)
@@ -92,45 +111,45 @@ def raises(rank, port, folder):
     sys.exit("the end of rank 1 went unnoticed")
 
 
-# ---- Checks ----
+# ---- Launches and checks ----
 
 
-def check_killed(folder, codes):
-    assert codes[2] == -signal.SIGKILL and all(code == 0 for code in codes[:2] + codes[3:]), codes
-    died = float((folder / "died").read_text())
+def run_killed(folder):
+    command = [sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    arguments = [__file__, "killed", str(folder)]
+    torchrun = subprocess.Popen(command + arguments, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        log = torchrun.communicate(timeout=PATIENCE)[1]
+    finally:
+        torchrun.terminate()  # it ends its workers
     for rank in (0, 1, 3):
-        when, culprit, text = (folder / f"{rank}").read_text().split("\n", 2)
-        print(f"    rank {rank}, after {float(when) - died:.2f} s: {text}")
-        assert float(when) - died < NOTICE and culprit == "2", text
+        assert (folder / f"{rank}").exists(), f"rank {rank} has not reported:\n{log}"
+        arrived, noticed, culprit, text = (folder / f"{rank}").read_text().split("\n", 3)
+        waited = float(noticed) - max(float(arrived), float((folder / "died").read_text()))
+        print(f"    rank {rank}, after {waited:.2f} s: {text}")
+        assert waited < NOTICE and culprit == "2", text
 
 
-def check_exits(folder, codes):
+def run_to_the_end(name, folder):
+    codes = wait_for(start_ranks(WORLD, [__file__, name, str(folder)]), PATIENCE)
     assert codes == [0] * WORLD, codes
 
 
-ROLES = {"killed": (killed, check_killed), "exits": (exits, check_exits), "raises": (raises, check_exits)}
-
-
-def launch(name, folder):
-    port = free_port()
-    command = [sys.executable, __file__, name, str(folder), str(port)]
-    ranks = [subprocess.Popen(command + [str(rank)]) for rank in range(WORLD)]
-    try:
-        deadline = time.monotonic() + 120
-        return [rank.wait(timeout=max(1.0, deadline - time.monotonic())) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+ROLES = {"killed": killed, "exits": exits, "raises": raises}
 
 
 def main():
     if len(sys.argv) > 1:
-        name, folder, port, rank = sys.argv[1:]
-        return ROLES[name][0](int(rank), int(port), pathlib.Path(folder))
-    for name, (_, check) in ROLES.items():
+        name, folder, *rank = sys.argv[1:]
+        return ROLES[name](int(rank[0] if rank else os.environ["RANK"]), pathlib.Path(folder))
+    for name in ROLES:
         with tempfile.TemporaryDirectory() as folder:
-            print(f"  {name}")
-            check(pathlib.Path(folder), launch(name, folder))
+            print(f"  {name}", flush=True)
+            if name == "killed":
+                run_killed(pathlib.Path(folder))
+            else:
+                run_to_the_end(name, folder)
     print("failures: passed")
     return 0
 
