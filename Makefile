@@ -60,6 +60,7 @@ test-wheel: wheel  ## install the wheel in a new virtual environment and run the
 test-torch: python build/torch/installed  ## run the tests of crossdock.torch, also in Megatron and torchtitan
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/run.py --sets quick torch megatron titan
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/failures.py
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/readme.py
 
 test-torch-quick: python  ## run some of them with Debian's torch
 	tools/setup.sh python torch
