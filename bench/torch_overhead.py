@@ -5,12 +5,11 @@ One rank and one token, so that the work itself is small. Forward runs as an aut
 last line is a step, forward and backward, with all that autograd does in between, divided by its four operators. The calls of
 the C API are made with arguments that were prepared once; the time of a call through ctypes that does nothing is subtracted.
 """
-import argparse
 import ctypes
+import time
 from ctypes import byref
 
 import torch
-from python_overhead import microseconds
 
 import crossdock
 from crossdock._abi import CombineBackwardArgs, CombineBackwardResult, COutput, CTensor, DispatchArgs, DispatchResult, Routing
@@ -18,6 +17,17 @@ from crossdock._library import lib
 from crossdock._tensor import Marshal
 from crossdock.torch import Dispatcher
 from crossdock.torch.tensors import view_of
+
+
+def microseconds(call, calls=4, runs=5000):
+    """Of the fastest run. A run is short, so that other programs leave some of them alone."""
+    best = float("inf")
+    for _ in range(runs):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - begin) / calls)
+    return 1e6 * best
 
 
 def filled(kind, **tensors):
@@ -54,7 +64,7 @@ def c_calls(dispatcher, plan, t):
     return {"dispatch": (dispatch, 3, 1), "combine": (combine, 1, 1), "a step, per operator": (step, 6, 4)}
 
 
-def torch_calls(dispatcher, x, expert_ids, weights, repeats):
+def torch_calls(dispatcher, x, expert_ids, weights):
     def step():
         sent = dispatcher.dispatch(x, expert_ids, weights, row_weights=False)
         out = dispatcher.combine(sent.rows, sent.handle)
@@ -65,17 +75,13 @@ def torch_calls(dispatcher, x, expert_ids, weights, repeats):
     sent = dispatcher.dispatch(x, expert_ids, weights, row_weights=False)
     y = sent.rows.detach().requires_grad_()
     return {
-        "dispatch": microseconds(lambda: dispatcher.dispatch(x, expert_ids, weights, row_weights=False), repeats),
-        "combine": microseconds(lambda: dispatcher.combine(y, sent.handle), repeats),
-        "a step, per operator": microseconds(step, repeats) / 4,
+        "dispatch": microseconds(lambda: dispatcher.dispatch(x, expert_ids, weights, row_weights=False)),
+        "combine": microseconds(lambda: dispatcher.combine(y, sent.handle)),
+        "a step, per operator": microseconds(step) / 4,
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=100)
-    repeats = parser.parse_args().repeats
-
     torch.set_num_threads(1)
     group = crossdock.Group.from_threads(1, num_threads=1)[0]
     made = Dispatcher(group, num_experts=8, top_k=2, width=16)
@@ -85,13 +91,13 @@ def main():
     plan = core.plan(view_of(expert_ids), view_of(weights))
     memory = {name: torch.ones(2, 16) for name in ("rows", "grad_rows")}
     memory.update(x=x, expert_ids=expert_ids, weights=weights, out=torch.ones(1, 16), grad_weights=torch.ones(1, 2))
-    nothing = microseconds(lambda: lib.group_check(group._handle), repeats)
+    nothing = microseconds(lambda: lib.group_check(group._handle))
     from_c = c_calls(core, plan, memory)
-    from_torch = torch_calls(made, x.clone().requires_grad_(), expert_ids, weights.clone().requires_grad_(), repeats)
+    from_torch = torch_calls(made, x.clone().requires_grad_(), expert_ids, weights.clone().requires_grad_())
     print(f"{'operator':24}{'C, us':>8}{'torch, us':>12}{'above C':>9}")
     for name, measured in from_torch.items():
         call, num_calls, num_operators = from_c[name]
-        in_c = (microseconds(call, repeats) - num_calls * nothing) / num_operators
+        in_c = (microseconds(call) - num_calls * nothing) / num_operators
         print(f"{name:24}{in_c:8.2f}{measured:12.2f}{measured - in_c:9.2f}")
 
 
