@@ -79,6 +79,9 @@ class RouterConfig(Sized):
         ("aux_loss_scope", c_int32),
         ("force_balance", c_int32),
         ("padding", c_int32),
+        ("aux_batch_coeff", c_double),
+        ("aux_sequence_coeff", c_double),
+        ("aux_global_batch_coeff", c_double),
     ]
 
 
@@ -93,6 +96,11 @@ class LayerConfig(Sized):
         ("overlap_chunks", c_int64),
         ("serial_shared", c_int32),
         ("padding", c_int32),
+        ("etp", c_int64),
+        ("sequence_group", c_void_p),
+        ("replicated_over", c_void_p),
+        ("allow_equal_tokens", c_int32),
+        ("padding2", c_int32),
     ]
 
 
@@ -138,6 +146,9 @@ class LayerForwardResult(Sized):
         ("out", COutput),
         ("aux_loss", c_double),
         ("z_loss", c_double),
+        ("aux_batch_loss", c_double),
+        ("aux_sequence_loss", c_double),
+        ("aux_global_batch_loss", c_double),
     ]
 
 

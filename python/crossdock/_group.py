@@ -4,10 +4,11 @@ import os
 import weakref
 from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
 
-from ._abi import BootstrapConfig, GroupConfig, GroupInfo, JoinArgs
-from ._errors import check
+from ._abi import BootstrapConfig, CTensor, GroupConfig, GroupInfo, JoinArgs
+from ._errors import check, fail
 from ._interrupt import INTERRUPT
 from ._library import lib
+from ._tensor import Marshal
 
 
 def _group_config(
@@ -181,6 +182,26 @@ class Group:
         array = (ctypes.c_int32 * max(len(ranks), 1))(*ranks)
         check(lib.group_subgroup(self._handle, array, len(ranks), ctypes.byref(handle)), self.rank)
         return Group(handle.value)
+
+    def all_reduce(self, *arrays: Any) -> None:
+        """Sums arrays over the ranks, in place, with the same bits on every rank. Host memory; fp64, fp32, bf16, fp16 or
+        int64; number, dtypes and shapes must be identical on every rank. Collective."""
+        marshal = Marshal()
+        tensors = (CTensor * max(len(arrays), 1))()
+        for index, array in enumerate(arrays):
+            marshal.put_output(tensors, index * ctypes.sizeof(CTensor), array)
+        if lib.group_all_reduce(self._handle, tensors, len(arrays)):
+            fail(self.rank, marshal.refusal)
+
+    def reduce_scatter(self, source: Any, out: Any) -> None:
+        """Sums `source`, which has the same shape on every rank, and writes this rank's part of the sum to `out`. The
+        parts follow each other in rank order and may differ in size. Otherwise as all_reduce."""
+        marshal = Marshal()
+        tensors = (CTensor * 2)()
+        marshal.put(tensors, 0, source)
+        marshal.put_output(tensors, ctypes.sizeof(CTensor), out)
+        if lib.group_reduce_scatter(self._handle, tensors, ctypes.byref(tensors, ctypes.sizeof(CTensor))):
+            fail(self.rank, marshal.refusal)
 
     def check(self) -> None:
         """Raises the failure that poisoned the group, if any."""

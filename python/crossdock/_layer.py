@@ -2,7 +2,7 @@
 import ctypes
 import weakref
 from ctypes import byref
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ._abi import COutput, CTensor
 from ._abi_layer import (
@@ -62,6 +62,12 @@ class LayerSaved:
         check(lib.layer_saved_load(self._handle, counts))
         return counts[: self._num_experts]
 
+    def dropped(self) -> List[int]:
+        """[E] numbers of this rank's routes that were dropped by capacity."""
+        counts = (ctypes.c_int64 * max(self._num_experts, 1))()
+        check(lib.layer_saved_dropped(self._handle, counts))
+        return counts[: self._num_experts]
+
 
 class LayerForward(NamedTuple):
     """Results of a forward."""
@@ -70,6 +76,7 @@ class LayerForward(NamedTuple):
     aux_loss: float  #: this rank's share; the shares of the counting group sum to its loss
     z_loss: float  #: likewise
     saved: Optional[LayerSaved]  #: for the backward
+    aux_losses: Tuple[float, float, float] = (0.0, 0.0, 0.0)  #: terms of aux_loss: batch, sequence, global batch
 
 
 def _router_config(
@@ -84,10 +91,14 @@ def _router_config(
     group_score: str = "top_share",
     aux_loss_coeff: float = 0.0,
     aux_loss_scope: str = "batch",
+    aux_loss_coeffs: Optional[Mapping[str, float]] = None,
     z_loss_coeff: float = 0.0,
     jitter: float = 0.0,
     force_balance: bool = False,
 ) -> RouterConfig:
+    terms = dict(aux_loss_coeffs or {})
+    for name in terms:
+        choice("aux_loss_coeffs", name, AUX_LOSS_SCOPES)
     return RouterConfig(
         num_experts=num_experts,
         top_k=top_k,
@@ -103,7 +114,14 @@ def _router_config(
         normalise=NORMALISE[normalise],
         aux_loss_scope=choice("aux_loss_scope", aux_loss_scope, AUX_LOSS_SCOPES),
         force_balance=force_balance,
+        aux_batch_coeff=terms.get("batch", 0.0),
+        aux_sequence_coeff=terms.get("sequence", 0.0),
+        aux_global_batch_coeff=terms.get("global_batch", 0.0),
     )
+
+
+def _handle_of(group: Optional[Group]) -> Optional[int]:
+    return None if group is None else group._handle
 
 
 class Layer:
@@ -128,6 +146,10 @@ class Layer:
         overlap_chunks: int = 1,
         serial_shared: bool = False,
         counting_group: Optional[Group] = None,
+        etp: int = 1,
+        sequence_group: Optional[Group] = None,
+        replicated_over: Optional[Group] = None,
+        allow_equal_tokens: bool = False,
     ):
         """Not collective. The configuration must be identical on every rank, except experts["recompute"] and
         serial_shared; the first forward checks it.
@@ -135,27 +157,36 @@ class Layer:
         num_experts, top_k, width, inner: E, K, D and F
         router: score ("softmax", "softmax_after_top_k", "sigmoid", "sqrt_softplus"), normalise (None: yes for sigmoid and
             sqrt_softplus), scaling, num_groups, group_top_k, group_score ("top_share", "top_2"), aux_loss_coeff,
-            aux_loss_scope ("batch", "sequence", "global_batch"), z_loss_coeff, jitter, force_balance
+            aux_loss_scope ("batch", "sequence", "global_batch"), aux_loss_coeffs (several losses at once, by scope),
+            z_loss_coeff, jitter, force_balance
         experts: activation, limit, interleaved, weights_in, recompute; see Experts
         dispatch: alignment, placement, strategy, capacity_factor, ...; see Dispatcher
         shared_inner: F of the shared experts, one dense MLP; 0: none
         overlap_chunks: above 1: experts compute on the chunks that have arrived
         serial_shared: the shared experts do not compute during the dispatch
         counting_group: ranks over which the losses count; None: `group`
+        etp: expert tensor parallelism: ranks that share each expert, fastest in the group; `inner` is F of a whole expert
+        sequence_group: ranks that share sequences, if they are not those of counting_group
+        replicated_over: ranks that hold the same tokens: each takes part with a slice and gets all results
+        allow_equal_tokens: accept tokens that are bit-identical on several ranks, as tokens of their own
         """
         config = LayerConfig(
             router=ctypes.pointer(_router_config(num_experts, top_k, width, **(router or {}))),
             experts=ctypes.pointer(experts_config(0, 0, inner, dtype, **(experts or {}))),
             dispatch=ctypes.pointer(dispatch_config(num_experts, top_k, width, **(dispatch or {}))),
-            counting_group=counting_group._handle if counting_group is not None else None,
+            counting_group=_handle_of(counting_group),
             shared_inner=shared_inner,
             overlap_chunks=overlap_chunks,
             serial_shared=serial_shared,
+            etp=etp,
+            sequence_group=_handle_of(sequence_group),
+            replicated_over=_handle_of(replicated_over),
+            allow_equal_tokens=allow_equal_tokens,
         )
         handle = ctypes.c_void_p()
         check(lib.layer_create(group._handle, byref(config), byref(handle)))
         self.group = group
-        self.counting_group = counting_group
+        self._other_groups = (counting_group, sequence_group, replicated_over)  # must outlive the layer
         self.num_experts = num_experts
         self._handle: Optional[int] = handle.value
         self._destroy = weakref.finalize(self, lib.layer_destroy, self._handle)
@@ -226,6 +257,7 @@ class Layer:
             results.aux_loss,
             results.z_loss,
             LayerSaved(handle.value, self.num_experts) if save else None,
+            (results.aux_batch_loss, results.aux_sequence_loss, results.aux_global_batch_loss),
         )
 
     def backward(

@@ -11,6 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "crossdock"
 NOT_BOUND = {"group_from_callbacks"}  # exchanges of your own need C
+HEADERS_NOT_BOUND = {"mesh.h", "sequence.h"}  # lists of ranks and tokens: C and C++ only
 
 
 def load(name):
@@ -27,7 +28,8 @@ abi_layer = load("_abi_layer")
 
 
 def header_text():
-    files = [ROOT / "include/crossdock/crossdock.h", *sorted((ROOT / "include/crossdock/c").glob("*.h"))]
+    parts = sorted((ROOT / "include/crossdock/c").glob("*.h"))
+    files = [ROOT / "include/crossdock/crossdock.h", *(part for part in parts if part.name not in HEADERS_NOT_BOUND)]
     text = "\n".join(file.read_text() for file in files)
     return re.sub(r"//[^\n]*", "", text)
 

@@ -45,6 +45,24 @@ def test_a_rank_that_leaves_is_named():
     run_threads(2, body)
 
 
+def test_sums_over_the_ranks():
+    numpy = pytest.importorskip("numpy")
+
+    def body(group):
+        a = numpy.arange(5, dtype=numpy.float32) + group.rank
+        b = numpy.full((2, 3), 10.0**group.rank)
+        group.all_reduce(a, b)
+        assert a.tolist() == [3, 6, 9, 12, 15] and (b == 111).all()
+        part = numpy.zeros(group.rank + 1, numpy.int64)  # 1, 2 and 3 of the 6 elements
+        group.reduce_scatter(numpy.arange(6) * (group.rank + 1), part)
+        assert part.tolist() == [[0], [6, 12], [18, 24, 30]][group.rank]
+        with pytest.raises(crossdock.Error) as raised:
+            group.all_reduce(numpy.zeros(2 + group.rank % 2))
+        assert not group.is_poisoned and raised.value.code == crossdock.ErrorCode.MISMATCH
+
+    run_threads(3, body)
+
+
 def test_a_group_of_the_environment_needs_variables(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)

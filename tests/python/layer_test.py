@@ -47,7 +47,7 @@ def test_a_layer_computes_what_its_formula_says(size):
         x = tokens(group.rank)
         layer = layer_of(group)
         assert layer.num_local_experts == E // size
-        out, aux_loss, z_loss, saved = layer.forward(x, of_rank(weights, group.rank, size))
+        out, aux_loss, z_loss, saved, _ = layer.forward(x, of_rank(weights, group.rank, size))
         scores = np.exp(x @ weights.gate.T)
         scores /= scores.sum(axis=1, keepdims=True)
         expected = np.zeros_like(x)
@@ -141,6 +141,56 @@ def test_experts_between_dispatch_and_combine_are_a_layer():
         grads = ExpertWeights(np.zeros_like(own.experts.w1), np.zeros_like(own.experts.w2))
         experts.backward_dw(plan, own.experts, sent.rows, grad_y, saved, sent.row_weights, grads=grads)
         assert grad_rows.shape == sent.rows.shape and np.abs(grads.w1).sum() > 0
+
+    run_threads(2, body)
+
+
+def test_expert_shards_compute_what_whole_experts_do():
+    weights = parameters()
+    half = F // 2 + F % 2  # of F = 5 the first shard has 3 columns
+
+    def shard(rank):
+        columns = slice(0, half) if rank == 0 else slice(half, F)
+        w1 = weights.experts.w1.reshape(E, 2, F, D)[:, :, columns].reshape(E, -1, D)
+        return weights._replace(experts=ExpertWeights(np.ascontiguousarray(w1), np.ascontiguousarray(weights.experts.w2[:, :, columns])))
+
+    def body(group):
+        x = tokens(group.rank)
+        out = layer_of(group, etp=2).forward(x, shard(group.rank)).out
+        (alone,) = crossdock.Group.from_threads(1)
+        np.testing.assert_allclose(out, layer_of(alone).forward(x, weights).out, rtol=1e-12, atol=1e-12)
+
+    run_threads(2, body)
+
+
+def test_replicated_tokens_are_refused_unless_stated():
+    weights = parameters()
+
+    def body(group):
+        x, own = tokens(0), of_rank(weights, group.rank, 2)
+        with pytest.raises(crossdock.Error, match="those of ranks 0 and 1 are bit-identical"):
+            layer_of(group).forward(x, own)
+        allowed = layer_of(group, allow_equal_tokens=True).forward(x, own)
+        replicated = layer_of(group, replicated_over=group).forward(x, own)
+        np.testing.assert_array_equal(replicated.out, allowed.out)
+        assert sum(allowed.saved.load()) == 2 * sum(replicated.saved.load()) == 2 * K * len(x)
+        assert allowed.saved.dropped() == [0] * E
+
+    run_threads(2, body)
+
+
+def test_several_losses_are_reported_apart():
+    weights = parameters()
+
+    def body(group):
+        x, own = tokens(group.rank), of_rank(weights, group.rank, 2)
+        coeffs = {"batch": 0.5, "sequence": 0.25}
+        both = layer_of(group, router={"aux_loss_coeffs": coeffs}).forward(x, own)
+        batch, sequence, global_batch = both.aux_losses
+        assert batch == layer_of(group, router={"aux_loss_coeff": 0.5}).forward(x, own).aux_loss > 0
+        assert sequence > 0 and global_batch == 0 and both.aux_loss == pytest.approx(batch + sequence, rel=1e-12)
+        with pytest.raises(ValueError, match="must be one of batch, sequence, global_batch, got 'batches'"):
+            layer_of(group, router={"aux_loss_coeffs": {"batches": 1.0}})
 
     run_threads(2, body)
 
