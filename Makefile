@@ -47,7 +47,7 @@ test-python: python  ## run the tests of the Python package
 	PYTHONPATH=python $(PYTHON) -B -m pytest -q -p no:cacheprovider tests/python
 
 wheel:  ## build a wheel in build/wheel, with pip and what it downloads
-	tools/setup.sh build
+	tools/setup.sh build python
 	$(PIP) wheel . --no-deps --wheel-dir build/wheel $(WHEEL_OPTIONS)
 
 test-wheel: WHEEL_OPTIONS = -C cmake.define.CROSSDOCK_WERROR=ON  # as make python, which fills the compiler cache
@@ -72,6 +72,7 @@ test-training: python build/torch/installed  ## train a small transformer on mes
 # PyPI's torch and the frameworks: 2.7 GB to download, 4.7 GB on the disk.
 TORCH_PYTHON = build/torch/bin/python
 build/torch/installed: tests/torch/requirements.txt
+	tools/setup.sh python
 	python3 -m venv build/torch
 	$(TORCH_PYTHON) -m pip install -q -r $< megatron-core==0.16.1
 	$(TORCH_PYTHON) -m pip install -q --no-deps torchtitan==0.3.0 spmd_types==0.2.3
