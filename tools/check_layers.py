@@ -14,6 +14,7 @@ MAY_SEE = {
     "comm/sockets": {"core", "comm"},
     "comm/cuda": {"core", "core/cuda", "comm"},
     "comm/nccl": {"core", "comm"},
+    "mesh": {"core", "comm"},
     "sequence": {"core", "ops", "comm"},
     "router": {"core", "ops"},
     "experts": {"core", "ops"},

@@ -182,9 +182,9 @@ struct LossCounts {
 
   /// The counts of a loss; null: this rank only.
   const RouterStatistics* of(BalanceScope scope) const {
-    const RouterStatistics* own = scope == BalanceScope::kBatch      ? batch
-                                  : scope == BalanceScope::kSequence ? sequence
-                                                                     : global_batch;
+    const RouterStatistics* own = global_batch;
+    if (scope == BalanceScope::kBatch) own = batch;
+    if (scope == BalanceScope::kSequence) own = sequence;
     return own != nullptr ? own : statistics;
   }
 };

@@ -81,14 +81,17 @@ uint64_t plan_id(const crossdock_layer_forward_args* args) {
   return has_field ? plan_id(args->decision) : 0;
 }
 
-// A struct of an older version ends before the terms.
+// A struct of an older version does not have all of them.
 void set_losses(const RouterLosses& losses, crossdock_layer_forward_result& result) {
-  result.aux_loss = losses.aux;
-  result.z_loss = losses.z;
-  if (result.struct_size < sizeof result) return;
-  result.aux_batch_loss = losses.aux_terms.batch;
-  result.aux_sequence_loss = losses.aux_terms.sequence;
-  result.aux_global_batch_loss = losses.aux_terms.global_batch;
+  using Outputs = crossdock_layer_forward_result;
+  const auto set = [&](double Outputs::*field, double value) {
+    if (double* out = find_field(&result, field)) *out = value;
+  };
+  set(&Outputs::aux_loss, losses.aux);
+  set(&Outputs::z_loss, losses.z);
+  set(&Outputs::aux_batch_loss, losses.aux_terms.batch);
+  set(&Outputs::aux_sequence_loss, losses.aux_terms.sequence);
+  set(&Outputs::aux_global_batch_loss, losses.aux_terms.global_batch);
 }
 
 GroupPtr group_or_null(const char* name, crossdock_group* group) {
@@ -171,8 +174,8 @@ crossdock_status crossdock_layer_forward(crossdock_layer* layer,
     const capi::Call call{
         .group = called.group->open(), .operation = "route", .subject = capi::plan_id(args)};
     capi::convert_forward(called, call, [&] {
-      capi::check_struct("crossdock_layer_forward_result", result,
-                         offsetof(crossdock_layer_forward_result, aux_batch_loss));
+      const auto outputs = capi::read_struct("crossdock_layer_forward_result", result,
+                                             offsetof(crossdock_layer_forward_result, aux_loss));
       converted =
           capi::to_args(capi::read_struct("crossdock_layer_forward_args", args), outputs.out);
       kept = std::make_unique<crossdock_layer_saved>(called.group);
