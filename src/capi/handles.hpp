@@ -55,8 +55,9 @@ struct crossdock_group : crossdock::capi::Handle<crossdock_group> {
 };
 
 struct crossdock_mesh : crossdock::capi::Handle<crossdock_mesh> {
-  crossdock_mesh(crossdock::MeshLayout layout_in, std::shared_ptr<crossdock::capi::SharedMesh> mesh)
-      : layout(std::move(layout_in)), shared(std::move(mesh)) {}
+  crossdock_mesh(const crossdock::MeshLayout& layout_in,
+                 std::shared_ptr<crossdock::capi::SharedMesh> mesh)
+      : layout(layout_in), shared(std::move(mesh)) {}
 
   crossdock::MeshLayout layout;
   std::shared_ptr<crossdock::capi::SharedMesh> shared;  // null: lists of ranks only
