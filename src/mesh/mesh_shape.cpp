@@ -42,9 +42,9 @@ int64_t derived_world(const MeshShape& shape) {
 void resolve_dense(MeshShape& shape, int64_t stage) {
   CROSSDOCK_CHECK(stage % shape.tp == 0 && (stage / shape.tp) % shape.cp == 0, "tp (", shape.tp,
                   ") times cp (", shape.cp, ") must divide the ", stage,
-                  " ranks of a pipeline stage; with tp ", largest_divisor(stage, shape.tp),
-                  " the largest cp is ",
-                  largest_divisor(stage / largest_divisor(stage, shape.tp), shape.cp));
+                  " ranks of a pipeline stage; for example, tp ", largest_divisor(stage, shape.tp),
+                  " and cp ", largest_divisor(stage / largest_divisor(stage, shape.tp), shape.cp),
+                  " would");
   const int64_t dp = stage / shape.tp / shape.cp;
   CROSSDOCK_CHECK(shape.dp == 0 || shape.dp == dp, "tp (", shape.tp, ") times cp (", shape.cp,
                   ") times dp (", shape.dp, ") must be the ", stage,
