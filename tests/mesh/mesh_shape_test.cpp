@@ -41,8 +41,9 @@ TEST(MeshShape, NamesTheRuleAndTheNumbers) {
       {{.world = 16, .pp = 3},
        "pp (3) must divide the 16 ranks; the largest pp below that does is 2"},
       {{.world = 16, .tp = 3, .cp = 2, .pp = 2},
-       "tp (3) times cp (2) must divide the 8 ranks of a pipeline stage; with tp 2 the largest cp "
-       "is 2"},
+       "tp (3) times cp (2) must divide the 8 ranks of a pipeline stage; for example, tp 2 and cp "
+       "2 "
+       "would"},
       {{.world = 16, .tp = 2, .dp = 4},
        "tp (2) times cp (1) times dp (4) must be the 16 ranks of a pipeline stage; with this tp "
        "and "
