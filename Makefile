@@ -48,9 +48,10 @@ test-python: python  ## run the tests of the Python package
 
 wheel:  ## build a wheel in build/wheel, with pip and what it downloads
 	tools/setup.sh build python
-	$(PIP) wheel . --no-deps --wheel-dir build/wheel $(WHEEL_OPTIONS)
+	CXX=$${CXX:-c++} $(PIP) wheel . --no-deps --wheel-dir build/wheel $(WHEEL_OPTIONS)
 
-test-wheel: WHEEL_OPTIONS = -C cmake.define.CROSSDOCK_WERROR=ON  # as make python, which fills the compiler cache
+# Flags and compiler as in make python, so that the objects come from the compiler cache.
+test-wheel: WHEEL_OPTIONS = -C cmake.define.CROSSDOCK_WERROR=ON
 test-wheel: wheel  ## install the wheel in a new virtual environment and run the tests of the Python package there
 	rm -rf build/wheel/venv && python3 -m venv build/wheel/venv
 	build/wheel/venv/bin/pip install -q build/wheel/crossdock-*.whl numpy pytest

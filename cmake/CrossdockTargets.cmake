@@ -103,7 +103,7 @@ function(crossdock_add_test name)
   crossdock_link_needs(${name} ${arg_NEEDS})
   target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::testing crossdock::crossdock GTest::gmock GTest::gtest
                                         GTest::gtest_main crossdock_flags crossdock_test_flags)
-  crossdock_precompile_gtest(${name})
+  crossdock_precompile_gtest(${name} ${arg_LINKS})
   crossdock_register_test(${name})
 endfunction()
 
@@ -131,7 +131,7 @@ function(crossdock_add_example name)
   endif()
   add_executable(${target} ${arg_SOURCES})
   crossdock_link_needs(${target} ${arg_NEEDS})
-  target_link_libraries(${target} PRIVATE ${arg_LINKS} crossdock::crossdock crossdock_flags)
+  target_link_libraries(${target} PRIVATE ${arg_LINKS} crossdock::crossdock crossdock_flags crossdock_test_flags)
   crossdock_register_test(${target})
 endfunction()
 
@@ -181,7 +181,7 @@ endmacro()
 
 function(crossdock_hide_symbols target)
   set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
-                                             VISIBILITY_INLINES_HIDDEN ON)
+                                             VISIBILITY_INLINES_HIDDEN ON DEFINE_SYMBOL "")
 endfunction()
 
 # crossdock_place_library(<target> [<property> <value>...]): at the top of the build folder, with the project's version.
@@ -237,20 +237,28 @@ function(crossdock_precompile_std target)
   target_precompile_headers(${target} REUSE_FROM crossdock_std_headers)
 endfunction()
 
-# GoogleTest's headers take longer to compile than most tests: they are compiled once, for an executable that does
-# nothing else, because a library would have other flags. Where a test's flags differ, the compiler reads the headers.
+# crossdock_precompile_gtest(<target> [<library>...]): the headers of GoogleTest, and those of JSON if the target links it,
+# take longer to compile than most tests. They are compiled once, for an executable that does nothing else, because a
+# library would have other flags. Where a test's flags differ, the compiler reads the headers.
 function(crossdock_precompile_gtest target)
-  if(NOT TARGET gtest_headers)
-    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/gtest_headers.cpp CONTENT "int main() {}\n")
-    add_executable(gtest_headers EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/generated/gtest_headers.cpp)
-    set_target_properties(gtest_headers PROPERTIES PCH_WARN_INVALID OFF)
-    crossdock_define_features(gtest_headers)
-    target_link_libraries(gtest_headers PRIVATE crossdock::crossdock GTest::gmock GTest::gtest crossdock_flags
-                                                crossdock_test_flags)
-    target_precompile_headers(gtest_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+  set(headers gtest_headers)
+  set(libraries GTest::gmock GTest::gtest)
+  set(includes <gmock/gmock.h> <gtest/gtest.h>)
+  if("nlohmann_json::nlohmann_json" IN_LIST ARGN)
+    set(headers gtest_json_headers)
+    list(APPEND libraries nlohmann_json::nlohmann_json)
+    list(APPEND includes <nlohmann/json.hpp>)
+  endif()
+  if(NOT TARGET ${headers})
+    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/${headers}.cpp CONTENT "int main() {}\n")
+    add_executable(${headers} EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/generated/${headers}.cpp)
+    set_target_properties(${headers} PROPERTIES PCH_WARN_INVALID OFF)
+    crossdock_define_features(${headers})
+    target_link_libraries(${headers} PRIVATE crossdock::crossdock ${libraries} crossdock_flags crossdock_test_flags)
+    target_precompile_headers(${headers} PRIVATE ${includes})
   endif()
   set_target_properties(${target} PROPERTIES PCH_WARN_INVALID OFF)
-  target_precompile_headers(${target} REUSE_FROM gtest_headers)
+  target_precompile_headers(${target} REUSE_FROM ${headers})
 endfunction()
 
 function(crossdock_find_missing out)

@@ -174,4 +174,5 @@ def threads_at_the_end():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
     globals()[sys.argv[1]](*sys.argv[2:])
