@@ -18,8 +18,8 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
   double largest = 0.0;
   for (size_t i = 0; i < a.size(); ++i) {
     const double here = std::abs(a[i] - b[i]);
-    difference = std::isfinite(here) ? std::max(difference, here) : kInfinity;
-    if (difference == kInfinity) return kInfinity;
+    if (!std::isfinite(here)) return kInfinity;
+    difference = std::max(difference, here);
     largest = std::max(largest, std::abs(b[i]));
   }
   if (difference == 0.0) return 0.0;

@@ -19,6 +19,7 @@ int64_t length_of(const std::string& sequence) {
 // The sequences of one data-parallel rank, balanced by length.
 std::vector<std::string> take_sequences(const std::vector<std::string>& batch, int dp, int rank) {
   std::vector<int64_t> lengths;
+  lengths.reserve(batch.size());
   for (const std::string& sequence : batch) lengths.push_back(length_of(sequence));
   const crossdock::SequenceBalance balance =
       crossdock::balance_sequences({.lengths = lengths, .num_ranks = dp});

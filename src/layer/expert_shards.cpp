@@ -54,8 +54,8 @@ std::array<Cut, 4> cuts_of(const ExpertsConfig& whole, const ExpertShard& shard)
   const int64_t D = whole.width;
   const int64_t F = whole.inner;
   const int64_t f = part.inner;
-  const int64_t H = whole.hidden_width();
-  const int64_t h = part.hidden_width();
+  const int64_t all = whole.hidden_width();
+  const int64_t own = part.hidden_width();
   const int64_t first = first_column(F, shard);
   std::vector<Block> hidden = {{first, 0, f}};
   if (is_gated(whole.activation)) {
@@ -65,9 +65,9 @@ std::array<Cut, 4> cuts_of(const ExpertsConfig& whole, const ExpertShard& shard)
       hidden.push_back({F + first, f, f});
     }
   }
-  return {{{"w1", {E_local, H, D}, {E_local, h, D}, E_local, H, h, D, hidden},
+  return {{{"w1", {E_local, all, D}, {E_local, own, D}, E_local, all, own, D, hidden},
            {"w2", {E_local, D, F}, {E_local, D, f}, E_local * D, F, f, 1, {{first, 0, f}}},
-           {"b1", {E_local, H}, {E_local, h}, E_local, H, h, 1, hidden},
+           {"b1", {E_local, all}, {E_local, own}, E_local, all, own, 1, hidden},
            {"b2", {E_local, D}, {E_local, D}, E_local, D, D, 1, {{0, 0, D}}}}};
 }
 
