@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <bit>
+#include <cstddef>
 #include <cstring>
 #include <numeric>
 
@@ -57,9 +60,12 @@ T expected_sum(int num_ranks, int64_t i) {
 
 template <typename T>
 bool has_sums(std::span<const T> values, int num_ranks, int64_t first = 0) {
+  using Bits = std::array<std::byte, sizeof(T)>;
   for (int64_t i = 0; i < std::ssize(values); ++i) {
     const T wanted = expected_sum<T>(num_ranks, first + i);
-    if (std::memcmp(&values[static_cast<size_t>(i)], &wanted, sizeof wanted) != 0) return false;
+    if (std::bit_cast<Bits>(values[static_cast<size_t>(i)]) != std::bit_cast<Bits>(wanted)) {
+      return false;
+    }
   }
   return true;
 }

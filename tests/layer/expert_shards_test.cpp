@@ -191,13 +191,13 @@ struct WholeExperts {
 
   explicit WholeExperts(const ExpertsConfig& config_in) : config(config_in) {
     const int64_t E = config.num_local_experts;
-    const int64_t H = config.hidden_width();
+    const int64_t hidden = config.hidden_width();
     const auto made = [](Shape shape, double first) {
       return reference::to_tensor(DType::kF32, shape, counted(shape.num_elements(), first));
     };
-    w1 = made({E, H, config.width}, 0);
+    w1 = made({E, hidden, config.width}, 0);
     w2 = made({E, config.width, config.inner}, 10000);
-    b1 = made({E, H}, 20000);
+    b1 = made({E, hidden}, 20000);
     b2 = made({E, config.width}, 30000);
   }
   ExpertWeights weights() const { return {w1.view, w2.view, b1.view, b2.view}; }

@@ -42,13 +42,13 @@ struct PaddedTokens {
 
 PaddedTokens pad(const LayerOnRank& rank, const SequenceShard& shard, int64_t alignment) {
   const int64_t T = shard.num_tokens();
-  const int64_t T_padded = align_num_tokens(T, alignment);
+  const int64_t num_padded = align_num_tokens(T, alignment);
   const int64_t D = rank.layer_case.config.router.width;
   const TokenDescription tokens = describe_tokens(shard);
-  PaddedTokens padded{.x = filled(DType::kF32, {T_padded, D}, -1.0),
-                      .grad_out = filled(DType::kF32, {T_padded, D}, -1.0),
-                      .sequence_ids = filled(DType::kI32, {T_padded}, -1.0),
-                      .mask = filled(DType::kBool, {T_padded}, 0.0),
+  PaddedTokens padded{.x = filled(DType::kF32, {num_padded, D}, -1.0),
+                      .grad_out = filled(DType::kF32, {num_padded, D}, -1.0),
+                      .sequence_ids = filled(DType::kI32, {num_padded}, -1.0),
+                      .mask = filled(DType::kBool, {num_padded}, 0.0),
                       .num_sequences = tokens.num_sequences};
   const OwnedTensor local = filled(DType::kF32, {T, D}, -1.0);
   shard_tokens(shard, rank.tokens.x.view, local.view);
