@@ -51,6 +51,7 @@ RouterStatistics of_batch(const RouterStatistics& statistics) {
 
 RouterStatistics sum_batches(const std::vector<RouterStatistics>& ranks) {
   std::vector<RouterStatistics> batches;
+  batches.reserve(ranks.size());
   for (const RouterStatistics& rank : ranks) batches.push_back(of_batch(rank));
   return sum(batches);
 }
@@ -179,7 +180,7 @@ std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
   return of_group;
 }
 
-void RouteCounts::agree(const ForwardCall& call, std::optional<Error> refusal,
+void RouteCounts::agree(const ForwardCall& call, const std::optional<Error>& refusal,
                         MoeDecision& decision) {
   RankCounts own_group;
   try {

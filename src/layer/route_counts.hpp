@@ -38,7 +38,7 @@ class RouteCounts {
 
   /// The ranks agree on a forward, exchange `decision.router->statistics`, and each sets
   /// the counts of the decision. Collective; throws the refusal of any rank on all.
-  void agree(const ForwardCall& call, std::optional<Error> refusal, MoeDecision& decision);
+  void agree(const ForwardCall& call, const std::optional<Error>& refusal, MoeDecision& decision);
 
   /// Groups of the losses other than the layer's, in the order in which ranks agree in them.
   std::vector<Group*> other_groups() const;

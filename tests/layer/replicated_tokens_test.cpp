@@ -50,7 +50,7 @@ std::unique_ptr<Group> pair_of(Group& world) {
 // What a rank of a pair must have, given the results for slices.
 RankResult gathered(const std::vector<RankResult>& slices, int rank) {
   RankResult result = slices[static_cast<size_t>(rank)];
-  const auto first = static_cast<size_t>(rank / 2 * 2);
+  const size_t first = static_cast<size_t>(rank) / 2 * 2;
   for (std::vector<double> RankResult::*member : {&RankResult::out, &RankResult::grad_x}) {
     result.*member = slices[first].*member;
     const std::vector<double>& other = slices[first + 1].*member;

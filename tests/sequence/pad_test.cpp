@@ -21,16 +21,16 @@ Values numbered(int64_t count, double first) {
 // 17 tokens here, 70 at most on any rank, alignment 64.
 TEST(PadTokens, WorkedVector) {
   const int64_t T = 17;
-  const int64_t T_padded = align_num_tokens(70, 64);
-  EXPECT_EQ(T_padded, 128);
+  const int64_t num_padded = align_num_tokens(70, 64);
+  EXPECT_EQ(num_padded, 128);
   const Values x = numbered(T * 2, 1.0);
-  Values padded(static_cast<size_t>(T_padded * 2), -1.0);
-  pad_tokens({x.data(), {T, 2}}, {padded.data(), {T_padded, 2}});
+  Values padded(static_cast<size_t>(num_padded * 2), -1.0);
+  pad_tokens({x.data(), {T, 2}}, {padded.data(), {num_padded, 2}});
   Values wanted = x;
   wanted.resize(padded.size(), 0.0);
   EXPECT_EQ(padded, wanted);
   Values trimmed(x.size());
-  trim_tokens({padded.data(), {T_padded, 2}}, {trimmed.data(), {T, 2}});
+  trim_tokens({padded.data(), {num_padded, 2}}, {trimmed.data(), {T, 2}});
   EXPECT_EQ(trimmed, x);
 }
 
@@ -88,10 +88,11 @@ TEST(PadTokens, RefusesTensorsThatDoNotFit) {
             }),
             "padded overlaps x; outputs must have memory of their own");
   bool mask[4] = {};
-  EXPECT_EQ(message_of([&] {
-              pad_mask(5, {}, {mask, {4}});
-            }),
-            "padded must be [T_padded] bool with T_padded at least num_tokens (5), got [4] bool");
+  EXPECT_EQ(
+      message_of([&] {
+        pad_mask(5, {}, {mask, {4}});
+      }),
+      "padded must be [num_padded] bool with num_padded at least num_tokens (5), got [4] bool");
 }
 
 }  // namespace
