@@ -167,6 +167,7 @@ crossdock_status crossdock_gather_shards(const crossdock_sequence_shard* shard,
     const SequenceLayout& layout = handle("shard", shard).shard.layout();
     CROSSDOCK_CHECK(locals != nullptr, "locals must not be NULL");
     std::vector<ConstTensorView> views;
+    views.reserve(static_cast<size_t>(layout.num_ranks));
     for (int rank = 0; rank < layout.num_ranks; ++rank) {
       views.emplace_back(to_view("locals", locals[rank]));
     }

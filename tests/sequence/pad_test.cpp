@@ -88,11 +88,10 @@ TEST(PadTokens, RefusesTensorsThatDoNotFit) {
             }),
             "padded overlaps x; outputs must have memory of their own");
   bool mask[4] = {};
-  EXPECT_EQ(
-      message_of([&] {
-        pad_mask(5, {}, {mask, {4}});
-      }),
-      "padded must be [num_padded] bool with num_padded at least num_tokens (5), got [4] bool");
+  EXPECT_EQ(message_of([&] {
+              pad_mask(5, {}, {mask, {4}});
+            }),
+            "padded must be [T_padded] bool with T_padded at least num_tokens (5), got [4] bool");
 }
 
 }  // namespace
