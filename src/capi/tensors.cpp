@@ -24,17 +24,7 @@ static_assert(static_cast<int>(DeviceKind::kCpu) == CROSSDOCK_CPU);
 static_assert(static_cast<int>(DeviceKind::kCuda) == CROSSDOCK_CUDA);
 
 Shape to_shape(const crossdock_tensor& tensor) {
-  const int64_t* dims = tensor.shape;
-  switch (tensor.num_dims) {
-    case 1:
-      return {dims[0]};
-    case 2:
-      return {dims[0], dims[1]};
-    case 3:
-      return {dims[0], dims[1], dims[2]};
-    default:
-      return {dims[0], dims[1], dims[2], dims[3]};
-  }
+  return Shape(std::span(tensor.shape).first(static_cast<size_t>(tensor.num_dims)));
 }
 
 }  // namespace

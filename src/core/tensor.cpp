@@ -17,7 +17,7 @@ int64_t checked_product(std::initializer_list<int64_t> factors, const Shape& sha
 
 }  // namespace
 
-Shape::Shape(std::initializer_list<int64_t> dims) {
+Shape::Shape(std::span<const int64_t> dims) {
   CROSSDOCK_CHECK(dims.size() <= kMaxRank, "a shape has at most ", kMaxRank, " dimensions, got ",
                   dims.size());
   for (const int64_t dim : dims) {

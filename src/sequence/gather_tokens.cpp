@@ -84,16 +84,7 @@ Shape gathered_shape(const Shape& tokens, const Shape& local) {
   for (int i = 0; i < local.rank(); ++i) {
     dims[static_cast<size_t>(i)] = i < tokens.rank() ? tokens[i] : local[i];
   }
-  switch (local.rank()) {
-    case 1:
-      return {dims[0]};
-    case 2:
-      return {dims[0], dims[1]};
-    case 3:
-      return {dims[0], dims[1], dims[2]};
-    default:
-      return {dims[0], dims[1], dims[2], dims[3]};
-  }
+  return Shape(std::span(dims).first(static_cast<size_t>(local.rank())));
 }
 
 // The tokens of all ranks, by rank.
