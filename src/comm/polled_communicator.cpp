@@ -179,10 +179,7 @@ void PolledCommunicator::carry_out(const Start& start_transfers, const WaitConte
 }
 
 void PolledCommunicator::complete(Waiting& waiting) {
-  // Messages that arrived between exchanges come first.
-  control().poll(
-      [&](int sender, const ControlMessage& message) { handle(sender, message, waiting); });
-  throw_if_failed();
+  poll_control(waiting);  // messages that arrived between exchanges come first
   while (true) {
     const bool moved = waiting.transfers.advance();
     if (waiting.transfers.is_done()) return;
@@ -197,10 +194,14 @@ void PolledCommunicator::complete(Waiting& waiting) {
   }
 }
 
-void PolledCommunicator::look_for_failures(Waiting& waiting) {
+void PolledCommunicator::poll_control(Waiting& waiting) {
   control().poll(
       [&](int sender, const ControlMessage& message) { handle(sender, message, waiting); });
   throw_if_failed();
+}
+
+void PolledCommunicator::look_for_failures(Waiting& waiting) {
+  poll_control(waiting);
   check_interrupt(waiting.wait);
   for (int peer = 0; peer < size_; ++peer) {
     if (!waiting.transfers.is_pending(peer)) continue;
@@ -261,6 +262,7 @@ void PolledCommunicator::look_for_dead_processes(Waiting& waiting) {
   for (const int peer : waiting.transfers.pending_peers()) {
     const auto p = static_cast<size_t>(peer);
     if (!is_watched_[p] || !has_ended(members_.processes[p])) continue;
+    poll_control(waiting);  // its last messages
     fail(left_failure(peer, concat("its process, pid ", members_.processes[p].pid, ", has ended"),
                       waiting.wait));
   }
@@ -284,9 +286,9 @@ void PolledCommunicator::throw_timeout(Waiting& waiting, std::chrono::nanosecond
 void PolledCommunicator::handle(int sender, const ControlMessage& message, Waiting& waiting) {
   switch (message.kind) {
     case Kind::kAbort:
-      if (failure_) return;
-      failure_ = failure_from(message);
-      note_failure();
+      // Passed on: if the sender has not reached all ranks yet, they hear of the failure before they
+      // hear that this rank has left because of it.
+      if (!failure_) announce_failure(failure_from(message));
       return;
     case Kind::kLeft:
       left_[static_cast<size_t>(sender)] = message;

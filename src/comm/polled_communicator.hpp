@@ -120,6 +120,7 @@ class PolledCommunicator : public Communicator {
   void carry_out(const Start& start_transfers, const WaitContext& wait);
   void copy_own_lane(const Lane& own) const;
   void complete(Waiting& waiting);
+  void poll_control(Waiting& waiting);
   void look_for_failures(Waiting& waiting);
   void ask_about(int ended, Waiting& waiting);
   void report_ending(Waiting& waiting);

@@ -1,0 +1,189 @@
+// What a rank does with the control messages of its peers, in an order that real peers reach only
+// by chance.
+#include "comm/polled_communicator.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <deque>
+#include <stdexcept>
+
+namespace crossdock::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using Kind = ControlMessage::Kind;
+
+constexpr int kSize = 4;
+constexpr int kSelf = 1;
+
+struct Letter {
+  int peer = 0;
+  ControlMessage message;
+};
+
+/// Delivers one batch of messages per poll and keeps what is sent.
+class ScriptedControl final : public ControlChannel {
+ public:
+  void send(int peer, const ControlMessage& message) override { sent.push_back({peer, message}); }
+  void send_to_all_others(const ControlMessage& message) override {
+    for (int peer = 0; peer < kSize; ++peer) {
+      if (peer != kSelf) send(peer, message);
+    }
+  }
+  void say_goodbye(const ControlMessage& /*message*/) const override {}
+  void poll(const std::function<void(int sender, const ControlMessage&)>& handle) override {
+    if (batches.empty()) return;
+    const std::vector<Letter> batch = std::move(batches.front());
+    batches.pop_front();
+    for (const Letter& letter : batch) handle(letter.peer, letter.message);
+  }
+
+  std::deque<std::vector<Letter>> batches;
+  std::vector<Letter> sent;
+};
+
+/// Nothing ever arrives from any peer.
+class SilentTransfers final : public Transfers {
+ public:
+  bool is_done() const override { return false; }
+  bool advance() override { return false; }
+  bool is_pending(int peer) const override { return peer != kSelf; }
+  bool has_arrived(int /*peer*/) const override { return false; }
+  int size() const override { return kSize; }
+};
+
+class ScriptedCommunicator final : public PolledCommunicator {
+ public:
+  explicit ScriptedCommunicator(std::vector<ProcessIdentity> processes)
+      : PolledCommunicator(kSelf,
+                           {.topology = Topology::single_node(kSize), .processes = processes}) {}
+
+  std::string_view name() const override { return "scripted"; }
+  std::unique_ptr<Communicator> subgroup(std::span<const int> /*members*/) override {
+    return nullptr;
+  }
+
+  ScriptedControl script;
+  std::vector<Letter> last_letters;  // arrive after the regular poll, while peers are examined
+
+ protected:
+  ControlChannel& control() override { return script; }
+  std::unique_ptr<Transfers> start(ExchangeArgs /*args*/, Traffic& /*traffic*/) override {
+    return std::make_unique<SilentTransfers>();
+  }
+  void check_interrupt(const WaitContext& /*wait*/) override { script.batches = {last_letters}; }
+  void pause(std::chrono::nanoseconds idle) override {
+    script.batches.clear();
+    PolledCommunicator::pause(idle);
+  }
+};
+
+std::vector<ProcessIdentity> living_processes() {
+  return std::vector<ProcessIdentity>(kSize, identify_this_process());
+}
+
+/// The error of an exchange that has to fail.
+Error failed_exchange(ScriptedCommunicator& communicator) {
+  const std::vector<int64_t> nothing(kSize + 1, 0);
+  const WaitContext wait{.operation = "dispatch",
+                         .sequence = 7,
+                         .arrival = std::chrono::seconds(100),
+                         .progress = std::chrono::seconds(100)};
+  try {
+    communicator.all_to_all_v({}, nothing, {}, nothing, wait);
+  } catch (const Error& error) {
+    return error;
+  }
+  throw std::logic_error("the exchange succeeded");
+}
+
+ControlMessage abort_of(int rank) {
+  return abort_message({.code = ErrorCode::kPeerFailed,
+                        .culprit = rank,
+                        .reporter = rank,
+                        .sequence = 7,
+                        .operation = "dispatch",
+                        .text = "the device is gone"});
+}
+
+TEST(PolledCommunicator, PassesOnWhyAPeerGaveUp) {
+  ScriptedCommunicator communicator(living_processes());
+  communicator.script.batches = {{{3, abort_of(3)}}};
+  EXPECT_EQ(failed_exchange(communicator).context().culprit, 3);
+  ASSERT_EQ(communicator.script.sent.size(), kSize - 1);
+  for (const Letter& letter : communicator.script.sent) {
+    EXPECT_EQ(letter.message.kind, Kind::kAbort);
+    EXPECT_EQ(letter.message.culprit, 3);
+    EXPECT_EQ(letter.message.reporter, 3);
+  }
+}
+
+TEST(PolledCommunicator, PassesOnTheFirstReasonOnly) {
+  ScriptedCommunicator communicator(living_processes());
+  communicator.script.batches = {{{3, abort_of(3)}, {0, abort_of(3)}, {2, abort_of(2)}}};
+  EXPECT_EQ(failed_exchange(communicator).context().culprit, 3);
+  EXPECT_EQ(communicator.script.sent.size(), kSize - 1);
+}
+
+TEST(PolledCommunicator, BlamesTheFirstToFailNotARankThatLeftBecauseOfIt) {
+  ScriptedCommunicator communicator(living_processes());
+  // Rank 3 has not reached this rank yet; rank 0 passed its message on and left.
+  communicator.script.batches = {{{0, abort_of(3)}, {0, left_message("it threw", 1, 1)}}};
+  const Error error = failed_exchange(communicator);
+  EXPECT_EQ(error.context().culprit, 3);
+  EXPECT_THAT(error.what(), HasSubstr("rank 3 gave up: the device is gone"));
+}
+
+/// A child process that waits to be ended.
+class Child {
+ public:
+  Child() {
+    std::array<int, 2> ends{};
+    if (pipe(ends.data()) != 0) throw std::runtime_error("cannot make a pipe");
+    pid_ = fork();
+    if (pid_ == 0) {
+      const ProcessIdentity self = identify_this_process();
+      if (write(ends[1], &self, sizeof self) != sizeof self) _exit(1);
+      while (true) ::pause();
+    }
+    const bool is_known = read(ends[0], &identity_, sizeof identity_) == sizeof identity_;
+    close(ends[0]);
+    close(ends[1]);
+    if (!is_known) throw std::runtime_error("cannot start a child");
+  }
+  ~Child() { end(); }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  const ProcessIdentity& identity() const { return identity_; }
+  void end() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+ private:
+  pid_t pid_ = 0;
+  ProcessIdentity identity_;
+};
+
+TEST(PolledCommunicator, ReadsTheLastMessagesOfAProcessThatHasEnded) {
+  Child child;
+  std::vector<ProcessIdentity> processes = living_processes();
+  processes[0] = child.identity();
+  ScriptedCommunicator silent(processes);
+  ScriptedCommunicator informed(processes);
+  child.end();
+  EXPECT_EQ(failed_exchange(silent).context().culprit, 0);
+  informed.last_letters = {{0, abort_of(3)}};
+  EXPECT_EQ(failed_exchange(informed).context().culprit, 3);
+}
+
+}  // namespace
+}  // namespace crossdock::comm
