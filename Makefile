@@ -81,8 +81,8 @@ build/torch/installed: tests/torch/requirements.txt
 
 lint:  ## check format and layers, run clang-tidy
 	tools/setup.sh build mpi test lint
-	cmake --preset release
-	$(if $(NVCC),cmake --preset cuda)
+	cmake --preset lint
+	$(if $(NVCC),cmake --preset lint-cuda)
 	tools/lint.py --jobs $(JOBS) $(LINT_OPTIONS)
 
 lint-full: LINT_OPTIONS = --full

@@ -41,6 +41,10 @@ target_compile_options(
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off -fno-math-errno -Wall -Wextra>
             $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --expt-relaxed-constexpr
             -Xcompiler=-ffp-contract=off,-fno-math-errno,-Wall,-Wextra>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # Takes a source that is compiled in a batch for a header.
+  target_compile_options(crossdock_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   # Takes every function that is given a temporary and returns a reference for a mistake.
   target_compile_options(crossdock_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-dangling-reference>)

@@ -71,17 +71,18 @@ function(crossdock_add_testing_library)
   target_link_libraries(crossdock_testing PUBLIC crossdock::crossdock PRIVATE $<BUILD_INTERFACE:crossdock_flags>)
 endfunction()
 
-# crossdock_add_test(<name> SOURCES <file>... [LABELS unit|conformance|mpi|cuda|slow ...]
+# crossdock_add_test(<name> SOURCES <file>... [ALONE <file>...] [LABELS unit|conformance|mpi|cuda|slow ...]
 #                    [RANKS <n>... | PROCESSES <n>...] [NEEDS rapidcheck|mpi|cuda ...] [LINKS <library>...]
 #                    [ARGS <argument>...] [TIMEOUT <seconds>])
 #
 # A GoogleTest program; it may have a main() of its own, and sees src/ and tests/. It is one test; with RANKS it is one
 # test <name>_np<n> for each n, under mpirun, labelled mpi; with PROCESSES one for each n, whose main() starts n
 # processes (tests/support/sockets_main.cpp). What NEEDS names is linked; if it is missing the test is not built and is
-# reported as skipped. TIMEOUT is for a test that hangs: at least ten times what it needs on an idle machine. Those with
+# reported as skipped. ALONE names sources that are not compiled in a batch with others (CROSSDOCK_JOIN_SOURCES), because
+# private names of theirs would clash. TIMEOUT is for a test that hangs: at least ten times what it needs on an idle machine. Those with
 # the longest start first.
 function(crossdock_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;RANKS;PROCESSES;NEEDS;LINKS;ARGS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;ALONE;LABELS;RANKS;PROCESSES;NEEDS;LINKS;ARGS")
   crossdock_no_leftovers(crossdock_add_test ${name})
   if(arg_RANKS)
     list(APPEND arg_NEEDS mpi)
@@ -95,16 +96,33 @@ function(crossdock_add_test name)
     list(APPEND arg_SOURCES ${PROJECT_SOURCE_DIR}/tests/support/sockets_main.cpp
          ${PROJECT_SOURCE_DIR}/cli/processes/free_port.cpp)
   endif()
-  add_executable(${name} ${arg_SOURCES})
-  target_include_directories(
-    ${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests
-                    ${PROJECT_BINARY_DIR}/generated)
-  crossdock_define_features(${name})
+  add_executable(${name} ${arg_SOURCES} ${arg_ALONE})
+  set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   crossdock_link_needs(${name} ${arg_NEEDS})
-  target_link_libraries(${name} PRIVATE ${arg_LINKS} crossdock::testing crossdock::crossdock GTest::gmock GTest::gtest
-                                        GTest::gtest_main crossdock_flags crossdock_test_flags)
-  crossdock_precompile_gtest(${name} ${arg_LINKS})
+  crossdock_compile_as_test(${name} ${arg_LINKS})
+  target_link_libraries(${name} PRIVATE GTest::gtest_main)
   crossdock_register_test(${name})
+endfunction()
+
+# crossdock_add_test_objects(<name> <file>...)
+#
+# Sources that several tests have in common, compiled once: the tests name them in LINKS.
+function(crossdock_add_test_objects name)
+  add_library(${name} OBJECT EXCLUDE_FROM_ALL ${ARGN})
+  # As executables, or they could not use the precompiled headers of tests.
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${name} PRIVATE -fPIE)
+  crossdock_compile_as_test(${name})
+endfunction()
+
+function(crossdock_compile_as_test target)
+  target_include_directories(
+    ${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests
+                      ${PROJECT_BINARY_DIR}/generated)
+  crossdock_define_features(${target})
+  target_link_libraries(${target} PRIVATE ${ARGN} crossdock::testing crossdock::crossdock GTest::gmock GTest::gtest
+                                          crossdock_flags crossdock_test_flags)
+  crossdock_precompile_gtest(${target} ${ARGN})
 endfunction()
 
 # crossdock_add_example(<NN_name> [SOURCES <file>...] [NEEDS ...] [LINKS <library>...] [RANKS <n>...] [ARGS <argument>...]

@@ -26,7 +26,7 @@ import time
 import check_layers
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-CACHE = ROOT / "build" / "lint"
+CACHE = ROOT / "build" / "lint" / "passed"
 FOLDERS = ("include", "src", "cli", "tests", "examples", "bench", "python")
 SUFFIXES = (".hpp", ".h", ".cpp", ".c", ".cuh", ".cu")
 ANALYZER = "clang-analyzer-*"
@@ -207,16 +207,16 @@ def tidy_batch(batch):
     return tidy_batch(batch_of(rest)) + tidy_batch(batch_of(apart))
 
 
-def check_tidy(release, cuda, options):
-    if not (release / "compile_commands.json").exists():
-        print(f"tidy: {release}/compile_commands.json is missing, run `cmake --preset release`")
+def check_tidy(build, cuda, options):
+    if not (build / "compile_commands.json").exists():
+        print(f"tidy: {build}/compile_commands.json is missing, run `cmake --preset lint`")
         return False
     has_cuda = (cuda / "compile_commands.json").exists()
     if not has_cuda:
-        print("tidy: CUDA sources are left out, as `cmake --preset cuda` was not run")
+        print("tidy: CUDA sources are left out, as `cmake --preset lint-cuda` was not run")
     salt = output_of("clang-tidy", "--version").encode()
     salt += (ROOT / ".clang-tidy").read_bytes()
-    entries = tidy_entries([release, cuda] if has_cuda else [release])
+    entries = tidy_entries([build, cuda] if has_cuda else [build])
     entries = [e for e in entries if not options.only or e["name"].startswith(tuple(options.only))]
     for entry in entries:
         entry["checks"] = checks_of(entry, options.full)
@@ -251,8 +251,8 @@ def main():
     parser.add_argument("--full", action="store_true", help="clang-tidy: with the static analyzer, not for tests")
     parser.add_argument("--only", action="append", metavar="PATH", help="clang-tidy: files that begin with this")
     parser.add_argument("--jobs", type=int, default=2, help="of clang-tidy, at the same time")
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release", help="the release build")
-    parser.add_argument("--cuda-build", type=pathlib.Path, default=ROOT / "build" / "cuda", help="the CUDA build")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "lint", help="the folder of preset lint")
+    parser.add_argument("--cuda-build", type=pathlib.Path, default=ROOT / "build" / "lint-cuda", help="the folder of preset lint-cuda")
     args = parser.parse_args()
     run = {
         "layers": run_layers,

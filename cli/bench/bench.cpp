@@ -39,7 +39,7 @@ class Report {
     results_.push_back(result);
   }
   void finish() const {
-    if (json_) std::cout << to_json(results_) << "\n";
+    if (json_) std::cout << cli::to_json(results_) << "\n";
   }
 
  private:

@@ -5,7 +5,7 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr const char* kNotes =
+constexpr const char* kBenchNotes =
     R"(For each step: median, minimum and maximum time of the slowest rank; GB/s of the
 bytes that the step must at least read and write; and the median relative to
   copy     a parallel memcpy that reads and writes as many bytes,
@@ -42,7 +42,7 @@ void add_options(Options& options, BenchArgs& args) {
   options.whole_number("--warm-up", args.warm_up, {0}, "Repetitions before the timed ones");
   options.flag_off("--no-check", args.check, "Do not compare results with the expected bits");
   options.flag("--json", args.json, "Print JSON");
-  options.notes(kNotes);
+  options.notes(kBenchNotes);
 }
 
 }  // namespace crossdock::cli

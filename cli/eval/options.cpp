@@ -5,7 +5,7 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr const char* kNotes =
+constexpr const char* kEvalNotes =
     R"(Prints one JSON object. If anything is wrong with the case, it is
 {"error": message}, and the exit status is 1. See docs/case_format.md.
 
@@ -22,7 +22,7 @@ void add_options(Options& options, EvalArgs& args) {
   options.flag("--check", args.check,
                "Compare with the fp64 reference and report on standard error; a difference exits "
                "with status 1");
-  options.notes(kNotes);
+  options.notes(kEvalNotes);
 }
 
 }  // namespace crossdock::cli

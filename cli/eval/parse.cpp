@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxRanks = 1024;
+constexpr int64_t kMaxCaseRanks = 1024;
 constexpr double kMaxCaseBytes = 0x1p32;
 constexpr int kMaxDepth = 64;  // far more than a case needs; deep values are printed recursively
 
@@ -358,9 +358,9 @@ EvalCase parse_case(const std::string& text) {
     reject("communicator must be \"threads\", as eval runs its ranks in one process; got ",
            shown(object.at("communicator")));
   }
-  const int64_t num_ranks = object.integer("ranks", 1, kMaxRanks);
+  const int64_t num_ranks = object.integer("ranks", 1, kMaxCaseRanks);
   if (object.has("ranks_per_node")) {
-    parsed.ranks_per_node = static_cast<int>(object.integer("ranks_per_node", 1, kMaxRanks));
+    parsed.ranks_per_node = static_cast<int>(object.integer("ranks_per_node", 1, kMaxCaseRanks));
   }
   const std::string dtype = object.text("dtype", "fp32");
   if (dtype != "fp64" && dtype != "fp32" && dtype != "bf16" && dtype != "fp16") {

@@ -5,7 +5,7 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr const char* kNotes =
+constexpr const char* kMeshNotes =
     R"(Two grids over the same ranks: tp x cp x dp x pp for dense parts, and
 etp x ep x edp x pp for experts. The first size varies fastest with the rank, pp
 slowest. A mesh that cannot exist exits with status 1; the message names the
@@ -31,7 +31,7 @@ void add_options(Options& options, MeshArgs& args) {
   options.whole_number("--edp", args.edp, {1},
                        "Replicas of the experts (default: the ranks that remain)");
   options.flag("--json", args.json, "Print JSON");
-  options.notes(kNotes);
+  options.notes(kMeshNotes);
 }
 
 }  // namespace crossdock::cli

@@ -6,7 +6,7 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr const char* kNotes =
+constexpr const char* kPlanNotes =
     R"(Rates, memory and queue depth are per rank of the fabric. An impossible job
 exits with status 1; the message names the limit and the largest legal value.
 docs/planner.md explains what is computed.
@@ -77,7 +77,7 @@ void add_options(Options& options, PlanArgs& args) {
                  "Skew: expert e is chosen with weight (e + 1)^-X (default: 0)");
   add_fabric(options, args);
   options.flag("--json", args.json, "Print JSON");
-  options.notes(kNotes);
+  options.notes(kPlanNotes);
 }
 
 }  // namespace crossdock::cli

@@ -25,7 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPollMilliseconds = 200;
-constexpr int kCannotStart = 127;                 // as in shells
 constexpr rlim_t kLargestFileOfMpirun = 4 << 20;  // a segment of PMIx
 
 // "NAME=value" entries, each name once.

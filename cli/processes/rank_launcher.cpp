@@ -22,7 +22,6 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kLaunch = "launch-ranks";
 constexpr const char* kLaunchWithADeath = "launch-ranks-with-a-death";
 constexpr int kNumOwnWords = 3;                 // program, kLaunch, number of ranks
-constexpr int kCannotStart = 127;               // as in shells
 constexpr std::chrono::seconds kEndTime{20};    // to end by itself after another rank has failed
 constexpr std::chrono::seconds kSignalTime{5};  // to end after SIGTERM
 constexpr long kLookNanoseconds = 100'000'000;

@@ -5,6 +5,8 @@
 
 namespace crossdock::cli {
 
+constexpr int kCannotStart = 127;  // the exit status, as in shells
+
 /// The command by which this program (`program`) starts `ranks` processes of itself with `args`, as
 /// mpirun does for MPI: with the variables that communicator sockets reads (RANK, WORLD_SIZE, ...).
 /// It ends when all of them have ended, with the status of the first that failed; the others then

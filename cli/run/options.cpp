@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 31;  // in all or per rank
 
-constexpr const char* kNotes =
+constexpr const char* kRunNotes =
     R"(Tokens and parameters depend only on the seed: the same total number of tokens
 gives the same checksum for any number of ranks, strategy and communicator.
 
@@ -74,7 +74,7 @@ void add_options(Options& options, RunArgs& args) {
                    "with status 1");
   options.text("--trace", "FILE", args.trace, "Write a trace of all steps, for Perfetto");
   options.flag("--json", args.json, "Print JSON");
-  options.notes(kNotes);
+  options.notes(kRunNotes);
 }
 
 }  // namespace crossdock::cli

@@ -7,7 +7,7 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr const char* kNotes =
+constexpr const char* kVerifyNotes =
     R"(Every check runs with every selected strategy, communicator and number of ranks;
 results are compared with the fp64 reference. The command starts the processes
 of mpi and sockets itself; under mpirun, torchrun or srun theirs are the ranks.
@@ -38,7 +38,7 @@ void add_options(Options& options, VerifyArgs& args) {
   options.flag("--list", args.list, "List the names of the checks or faults, run none");
   options.flag("--json", args.json, "Print JSON");
   options.hidden_flag("--always-zero", args.always_zero);  // for ranks that verify starts
-  options.notes(kNotes);
+  options.notes(kVerifyNotes);
 }
 
 }  // namespace crossdock::cli

@@ -286,8 +286,8 @@ void PolledCommunicator::throw_timeout(Waiting& waiting, std::chrono::nanosecond
 void PolledCommunicator::handle(int sender, const ControlMessage& message, Waiting& waiting) {
   switch (message.kind) {
     case Kind::kAbort:
-      // Passed on: if the sender has not reached all ranks yet, they hear of the failure before they
-      // hear that this rank has left because of it.
+      // Passed on: if the sender has not reached all ranks yet, they hear of the failure before
+      // they hear that this rank has left because of it.
       if (!failure_) announce_failure(failure_from(message));
       return;
     case Kind::kLeft:
