@@ -23,6 +23,7 @@ from train import start_processes
 from training import Settings
 
 WORLD = 8
+PATIENCE_S = 3600  # of processes that take no part in a case
 STRATEGIES = ("allgather", "alltoall", "direct", "hierarchical")
 EXACT = Settings(dtype=torch.float64)
 MESHES = {
@@ -84,7 +85,7 @@ def selected(patterns: List[str]) -> List[Case]:
 
 
 def rank_main(cases: List[Case]) -> None:
-    start_processes()
+    start_processes(PATIENCE_S)
     comparison, failures = Comparison(), 0
     for case in cases:
         start = time.monotonic()
@@ -121,7 +122,7 @@ def main() -> int:
         print("\n".join([*(case.name for case in cases), "killed"]))
         return 0
     if cases:
-        ok = launch.wait(launch.start_forks(WORLD, lambda: rank_main(cases)), 3600)
+        ok = launch.wait(launch.start_forks(WORLD, lambda: rank_main(cases)), 6 * PATIENCE_S)
     if not options.patterns or "killed" in options.patterns:
         ok = check_killed() and ok
     return 0 if ok else 1

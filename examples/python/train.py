@@ -26,10 +26,10 @@ from presets import PRESETS
 from training import Metrics, Settings, Trainer
 
 
-def start_processes() -> None:
-    """Joins the other processes; without torchrun's variables this one is alone."""
+def start_processes(patience_s: float = 300) -> None:
+    """Joins the other processes; without torchrun's variables this one is alone. They may be late by `patience_s`."""
     torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=300)
+    timeout = datetime.timedelta(seconds=patience_s)
     if "RANK" in os.environ:
         dist.init_process_group("gloo", timeout=timeout)
     else:

@@ -33,7 +33,7 @@ def timed(test, quiet=False):
 
 
 def rank_main(tests):
-    start_processes()
+    start_processes(patience_s=1800)
     for test in tests:
         try:
             timed(test, quiet=dist.get_rank() != 0)
