@@ -31,9 +31,13 @@ def losses(dispatcher):
     return found
 
 
-crossdock_dispatcher = TitanTokenDispatcher(num_experts=E, top_k=K)
-crossdock_dispatcher.wire_meshes(ep_mesh=dist.group.WORLD)
-for a, b in zip(losses(TorchTokenDispatcher(num_experts=E, top_k=K)), losses(crossdock_dispatcher)):
-    if dist.get_rank() == 0:
-        print(f"loss {a:.6f} (torch), {b:.6f} (crossdock)", "equal" if abs(a - b) <= 1e-6 else "DIFFERENT")
+def compare_losses():
+    crossdock_dispatcher = TitanTokenDispatcher(num_experts=E, top_k=K)
+    crossdock_dispatcher.wire_meshes(ep_mesh=dist.group.WORLD)
+    for a, b in zip(losses(TorchTokenDispatcher(num_experts=E, top_k=K)), losses(crossdock_dispatcher)):
+        if dist.get_rank() == 0:
+            print(f"loss {a:.6f} (torch), {b:.6f} (crossdock)", "equal" if abs(a - b) <= 1e-6 else "DIFFERENT")
+
+
+compare_losses()
 dist.destroy_process_group()

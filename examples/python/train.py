@@ -11,6 +11,7 @@ mesh give the same losses, up to rounding.
 import argparse
 import dataclasses
 import datetime
+import gc
 import json
 import os
 import pathlib
@@ -151,6 +152,12 @@ def main() -> None:
     start_processes()
     if dist.get_world_size() != settings.mesh.world:
         raise SystemExit(f"{settings.mesh} needs {settings.mesh.world} processes, there are {dist.get_world_size()}")
+    train(options, settings)
+    gc.collect()  # nothing may hold a process group when it is destroyed
+    dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace, settings: Settings) -> None:
     trainer = Trainer(settings)
     if options.checkpoint is not None:
         trainer.resume(options.checkpoint)
@@ -164,7 +171,6 @@ def main() -> None:
     if report is not None:
         report.finish()
     trainer.close()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

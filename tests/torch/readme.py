@@ -29,8 +29,10 @@ def check_readme():
         script = pathlib.Path(folder) / "ten_lines.py"
         script.write_text(code)
         output = run(script)
-    other, ours = map(float, output.split())
-    assert abs(other - ours) <= 1e-6, output
+    pairs = [line.split() for line in output.splitlines()]
+    assert len(pairs) == WORLD, output
+    for other, ours in pairs:
+        assert abs(float(other) - float(ours)) <= 1e-6, output
 
 
 def check_example():
