@@ -104,8 +104,8 @@ def rank_main(cases: List[Case]) -> None:
 
 
 def check_killed() -> bool:
-    options = ["--dp", "4", "--ep", "4", "--preset", "deepseek-v3", "--steps", "30"]
-    problems = killed.kill_and_continue(4, options, kills=3, seed=int(time.time()))
+    options = ["--dp", "4", "--ep", "4", "--preset", "deepseek-v3"]
+    problems = killed.kill_and_continue(4, options, steps=30, kills=3, seed=int(time.time()))
     print(f"{'FAILED' if problems else 'ok':6} killed and continued: the same losses, bit for bit")
     for problem in problems[:5]:
         print(f"       {problem}")

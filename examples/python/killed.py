@@ -17,11 +17,17 @@ def losses_of(log: pathlib.Path) -> List[tuple]:
     return [(line["step"], line["loss"], line["router_loss"], line["gradient_norm"]) for line in lines]
 
 
-def start_and_kill(world: int, command: Sequence[str], generator: random.Random, duration: float) -> bool:
-    """Kills one rank or all of them, at a random moment. False: they had ended before."""
+def steps_in(log: pathlib.Path) -> int:
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def start_and_kill(world: int, command: Sequence[str], log: pathlib.Path, steps: int, generator: random.Random) -> bool:
+    """Kills one rank or all of them, at a random moment after this number of steps. False: they had ended before."""
     processes = launch.start(world, command, quiet=True)
     try:
-        time.sleep(generator.uniform(0.4, 1.0) * duration)
+        while steps_in(log) < steps and any(process.poll() is None for process in processes):
+            time.sleep(0.01)
+        time.sleep(generator.uniform(0.0, 0.1))
         victims = generator.choice([processes, [generator.choice(processes)]])
         running = [process for process in victims if process.poll() is None]
         for process in running:
@@ -31,22 +37,20 @@ def start_and_kill(world: int, command: Sequence[str], generator: random.Random,
     return bool(running)
 
 
-def kill_and_continue(world: int, options: Sequence[str], kills: int, seed: int) -> List[str]:
-    """Problems found."""
+def kill_and_continue(world: int, options: Sequence[str], steps: int, kills: int, seed: int) -> List[str]:
+    """Problems found in a run of this number of steps."""
     generator = random.Random(seed)
+    options = [*options, "--steps", str(steps)]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        start = time.monotonic()
         if not launch.wait(launch.start(world, [TRAIN, *options, "--log", str(folder / "whole.jsonl")]), 600):
             return ["the run without interruption failed"]
-        duration = time.monotonic() - start
         log, checkpoints = folder / "killed.jsonl", folder / "checkpoints"
         command = [TRAIN, *options, "--log", str(log), "--checkpoint", str(checkpoints), "--every", "3"]
         interrupted = 0
-        for _ in range(kills):
-            interrupted += start_and_kill(world, command, generator, duration)
-            done = len(log.read_text().splitlines()) if log.exists() else 0
-            print(f"  killed after {done} steps", file=sys.stderr, flush=True)
+        for after in sorted(generator.sample(range(1, steps // 2), kills)):
+            interrupted += start_and_kill(world, command, log, after, generator)
+            print(f"  killed after {steps_in(log)} steps", file=sys.stderr, flush=True)
         if not launch.wait(launch.start(world, command), 600):
             return ["the continued run failed"]
         if not interrupted:

@@ -44,8 +44,8 @@ def rank_main(tests):
 
 
 def a_killed_run_continues_bit_for_bit():
-    options = ["--dp", "2", "--ep", "2", "--preset", "deepseek-v3", "--steps", "20"]
-    problems = killed.kill_and_continue(2, options, kills=2, seed=int(time.time()))
+    options = ["--dp", "2", "--ep", "2", "--preset", "deepseek-v3"]
+    problems = killed.kill_and_continue(2, options, steps=20, kills=2, seed=int(time.time()))
     assert not problems, problems
 
 
