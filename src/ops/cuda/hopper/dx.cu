@@ -1,0 +1,37 @@
+#include "ops/cuda/hopper/launch.cuh"
+#include "ops/cuda/hopper/operands.hpp"
+
+namespace crossdock::ops::hopper {
+namespace {
+
+// Measured on an H200 against torch._grouped_mm, 12 cases: 1.06 on the geometric mean, 1.01 at
+// least.
+using DxShape = TileShape<2, 256, false>;
+
+template <typename Element>
+using Dx =
+    Product<Element, Operation::kDx, DxShape, RowsEpilogue<Element, DxShape::kColumns>>;
+
+}  // namespace
+
+bool load_dx() {
+  return load_product<Dx<BF16>>() && load_product<Dx<F16>>();
+}
+
+void launch_product(const ProductDxArgs& args, const ProductSizes& sizes,
+                    const LaunchContext& context) {
+  ProductParams params = make_params(sizes, args.segments, args.out, context);
+  params.whole_b_blocks = has_whole_blocks(sizes.K);
+  if (args.zero_unused_rows) params.unused = unused_rows_of(args.segments, args.out);
+  const OperandMaps maps = make_operand_maps(context.maps, {.operation = Operation::kDx,
+                                                            .dtype = args.grad.dtype,
+                                                            .a = args.grad.data,
+                                                            .b = args.w.data,
+                                                            .sizes = sizes,
+                                                            .tile_columns = DxShape::kColumns});
+  with_element(args.grad.dtype, [&]<typename Element>(Element) {
+    launch_kernel<Dx<Element>>(maps, params, context, false);
+  });
+}
+
+}  // namespace crossdock::ops::hopper

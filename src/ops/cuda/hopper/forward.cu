@@ -1,0 +1,37 @@
+#include "ops/cuda/hopper/launch.cuh"
+#include "ops/cuda/hopper/operands.hpp"
+
+namespace crossdock::ops::hopper {
+namespace {
+
+// Measured on an H200 against torch._grouped_mm, 12 cases: 1.10 on the geometric mean, 1.01 at
+// least; 128 x 256 without turns: 1.06, 1.02.
+using ForwardShape = TileShape<2, 192, true>;
+
+template <typename Element>
+using Forward = Product<Element, Operation::kForward, ForwardShape,
+                        RowsEpilogue<Element, ForwardShape::kColumns>>;
+
+}  // namespace
+
+bool load_forward() {
+  return load_product<Forward<BF16>>() && load_product<Forward<F16>>();
+}
+
+void launch_rows_forward(const ProductForwardArgs& args, const ProductSizes& sizes,
+                          const LaunchContext& context) {
+  ProductParams params = make_params(sizes, args.segments, args.out, context);
+  params.bias = args.bias.data;
+  if (args.zero_unused_rows) params.unused = unused_rows_of(args.segments, args.out);
+  const OperandMaps maps = make_operand_maps(context.maps, {.operation = Operation::kForward,
+                                                            .dtype = args.x.dtype,
+                                                            .a = args.x.data,
+                                                            .b = args.w.data,
+                                                            .sizes = sizes,
+                                                            .tile_columns = ForwardShape::kColumns});
+  with_element(args.x.dtype, [&]<typename Element>(Element) {
+    launch_kernel<Forward<Element>>(maps, params, context, false);
+  });
+}
+
+}  // namespace crossdock::ops::hopper

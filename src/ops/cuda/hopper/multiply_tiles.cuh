@@ -1,0 +1,174 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/hopper/epilogues.cuh"
+#include "ops/cuda/hopper/product.cuh"
+#include "ops/cuda/hopper/wgmma.cuh"
+#include "ops/cuda/hopper/work_queue.cuh"
+
+namespace crossdock::ops::hopper {
+
+/// Makes two warpgroups take turns on the tensor cores. Group 0 begins.
+template <bool kTakeTurns>
+struct Turns {
+  int group;
+
+  __device__ void begin() const {
+    if (kTakeTurns && group == 1) pass();
+  }
+  __device__ void wait_for_turn() const {
+    if constexpr (kTakeTurns) {
+      asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+    }
+  }
+  __device__ void pass() const {
+    if constexpr (kTakeTurns) {
+      asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
+    }
+  }
+};
+
+/// What a math warp works with.
+template <typename ProductType>
+struct MathWarp {
+  using Product = ProductType;
+  using Shape = typename Product::Shape;
+  using Sums = float[Shape::kGroupBlocks][Shape::kColumns / 2];
+
+  SlotBarriers<Shape>& barriers;
+  const TileMemory<Shape>& memory;
+  Turns<Shape::kTakeTurns> turns;
+  int group;          // of the two warpgroups
+  int warp_in_group;  // has rows 16 * warp_in_group and on of each 64-row block
+  int lane;
+  RingPlace<Shape::kSlots> ring{};
+
+  /// The 64-row block of the tile that is the group's block `i`.
+  __device__ int block_of(int i) const { return Shape::kTakeTurns ? i : 2 * i + group; }
+
+  /// The group's blocks among the first `row_blocks` of a tile.
+  __device__ int blocks_of_group(int row_blocks) const {
+    return Shape::kTakeTurns ? row_blocks : (row_blocks + 1 - group) / 2;
+  }
+};
+
+/// Multiplies the slot's step for kBlocks 64-row blocks; the first step overwrites the sums.
+template <int kBlocks, typename Warp>
+__device__ __forceinline__ void multiply_step(typename Warp::Sums& sums, const Warp& warp, uint64_t a, uint64_t b,
+                              bool is_first) {
+  using Product = typename Warp::Product;
+  using Shape = typename Warp::Shape;
+  using A = WgmmaOperand<Product::kATransposed>;
+  using B = WgmmaOperand<Product::kBTransposed>;
+  constexpr int kBlockStride = (Shape::kTakeTurns ? 1 : 2) * kBlockBytes / 16;
+  a += static_cast<uint64_t>(warp.ring.slot * (Shape::kABytes / 16));
+  b += static_cast<uint64_t>(warp.ring.slot * (Shape::kBBytes / 16));
+  begin_products();
+#pragma unroll
+  for (int part = 0; part < kDepth / 16; ++part) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      Wgmma<typename Product::Element, Shape::kColumns>::template multiply<Product::kATransposed,
+                                                                           Product::kBTransposed>(
+          sums[i], a + part * A::kPart + i * kBlockStride, b + part * B::kPart,
+          !is_first || part > 0);
+    }
+  }
+  commit_products();
+}
+
+/// Sums the products of all steps of a unit for kBlocks 64-row blocks, in ascending order. One step
+/// is in flight while the next is issued.
+template <int kBlocks, typename Warp>
+__device__ __forceinline__ void multiply(typename Warp::Sums& sums, Warp& warp, int num_steps) {
+  using Product = typename Warp::Product;
+  auto& [slot, parity] = warp.ring;
+  const uint64_t a = WgmmaOperand<Product::kATransposed>::descriptor(
+      warp.memory.a(0) + warp.block_of(0) * kBlockBytes);
+  const uint64_t b = WgmmaOperand<Product::kBTransposed>::descriptor(warp.memory.b(0));
+  // The first step has its own code: with a condition in the loop, the assembler would wait after
+  // each product.
+  wait(warp.barriers.full[slot], parity);
+  multiply_step<kBlocks>(sums, warp, a, b, true);
+  int previous = slot;
+  warp.ring.advance();
+#pragma unroll 1
+  for (int step = 1; step < num_steps; ++step) {
+    wait(warp.barriers.full[slot], parity);
+    multiply_step<kBlocks>(sums, warp, a, b, false);
+    wait_for_products<1>();
+    warp.barriers.release(previous, warp.lane);
+    previous = slot;
+    warp.ring.advance();
+  }
+  warp.turns.pass();
+  wait_for_products<0>();
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) settle(sums[i]);
+  warp.barriers.release(previous, warp.lane);
+}
+
+/// Lets the steps of a unit pass by, for a group that has no rows in it.
+template <typename Warp>
+__device__ void pass_by(Warp& warp, int num_steps) {
+  for (int step = 0; step < num_steps; ++step) {
+    wait(warp.barriers.full[warp.ring.slot], warp.ring.parity);
+    __syncwarp();
+    warp.barriers.release(warp.ring.slot, warp.lane);
+    warp.ring.advance();
+  }
+}
+
+/// A math warp: multiplies and stores the tiles of all units of this block, together with the other
+/// warps of its group.
+template <typename Product>
+__device__ void multiply_tiles(const ProductParams& params, WorkQueue& queue,
+                               SlotBarriers<typename Product::Shape>& barriers,
+                               const TileMemory<typename Product::Shape>& memory, int math_warp) {
+  using Shape = typename Product::Shape;
+  using Epilogue = typename Product::Epilogue;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = math_warp / 4;
+  MathWarp<Product> warp{barriers, memory, {group}, group, math_warp % 4, lane};
+  WarpStage<Shape::kStageBuffers> stage(memory.stage(math_warp), lane);
+  const int out_columns = Product::out_columns(params);
+  const int column_tiles = divide_up(out_columns, Shape::kColumns);
+  typename MathWarp<Product>::Sums sums;
+  WorkQueue::Place next;
+  warp.turns.begin();
+  for (int turn = 0;; turn ^= 1) {
+    const WorkUnit unit = queue.take(next, lane);
+    if (unit.num_steps == kNoMoreWork) break;
+    if (Shape::kTakeTurns && turn != group) {
+      warp.ring.skip(unit.num_steps);
+      continue;
+    }
+    const int num_blocks =
+        unit.column_tile < column_tiles ? warp.blocks_of_group(unit.row_blocks) : 0;
+    warp.turns.wait_for_turn();
+    if (num_blocks == 0 || unit.num_steps == 0) {
+      pass_by(warp, unit.num_steps);
+      warp.turns.pass();
+    } else if (Shape::kGroupBlocks == 1 || num_blocks == 1) {
+      multiply<1>(sums, warp, unit.num_steps);
+    } else {
+      multiply<Shape::kGroupBlocks>(sums, warp, unit.num_steps);
+    }
+#pragma unroll
+    for (int i = 0; i < Shape::kGroupBlocks; ++i) {
+      if (i >= num_blocks) break;
+      const int first = warp.block_of(i) * kBlock + warp.warp_in_group * 16;
+      const WarpRows rows{int64_t{unit.out_row} + first, unit.num_rows - first, unit.column_tile,
+                          unit.expert};
+      if (rows.num_rows <= 0) break;
+      if (Product::kOperation != Operation::kDw || unit.num_steps > 0) {
+        Epilogue::store(sums[i], rows, stage, params, out_columns, lane);
+      } else if constexpr (Epilogue::kZeroesEmpty) {
+        zero_warp_rows<Shape::kColumns, Epilogue::kOutBytes>(rows, params, out_columns, lane);
+      }
+    }
+  }
+}
+
+}  // namespace crossdock::ops::hopper

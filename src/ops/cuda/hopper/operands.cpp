@@ -1,0 +1,116 @@
+#include "ops/cuda/hopper/operands.hpp"
+
+namespace crossdock::ops::hopper {
+namespace {
+
+constexpr uint64_t kValueBytes = 2;
+constexpr uint64_t kBlockWidth = kBlock;
+
+uint64_t row_bytes(int64_t width) {
+  return static_cast<uint64_t>(width) * kValueBytes;
+}
+
+// Boxes of box_rows rows and 64 columns, from [rows, width].
+TensorMapSpec row_boxes(const void* data, DType dtype, int64_t rows, int64_t width, int box_rows) {
+  return {.data = data,
+          .dtype = dtype,
+          .rank = 2,
+          .sizes = {static_cast<uint64_t>(width), static_cast<uint64_t>(rows)},
+          .strides = {row_bytes(width)},
+          .box = {kDepth, static_cast<uint32_t>(box_rows)}};
+}
+
+// Boxes of 64 rows and box_blocks blocks of 64 columns, from [rows, width]. The tensor is seen as
+// blocks side by side; that is not possible if the last one is not whole, since it would reach into
+// the next row. Then boxes have one block, and their first column is a coordinate.
+TensorMapSpec column_boxes(const void* data, DType dtype, int64_t rows, int64_t width,
+                           int box_blocks) {
+  const auto num_columns = static_cast<uint64_t>(width);
+  const auto num_rows = static_cast<uint64_t>(rows);
+  if (has_whole_blocks(width)) {
+    return {.data = data,
+            .dtype = dtype,
+            .rank = 3,
+            .sizes = {kBlockWidth, num_rows, num_columns / kBlockWidth},
+            .strides = {row_bytes(width), kBlockWidth * kValueBytes},
+            .box = {kBlock, kDepth, static_cast<uint32_t>(box_blocks)}};
+  }
+  return {.data = data,
+          .dtype = dtype,
+          .rank = 3,
+          .sizes = {num_columns, num_rows, 1},
+          .strides = {row_bytes(width), row_bytes(width) * num_rows},
+          .box = {kBlock, kDepth, 1}};
+}
+
+// Boxes of box_rows rows and 64 columns, from w [E_local, N, K].
+TensorMapSpec weight_row_boxes(const OperandSpec& spec, int box_rows) {
+  const auto& [R, E_local, N, K] = spec.sizes;
+  return {.data = spec.b,
+          .dtype = spec.dtype,
+          .rank = 3,
+          .sizes = {static_cast<uint64_t>(K), static_cast<uint64_t>(N),
+                    static_cast<uint64_t>(E_local)},
+          .strides = {row_bytes(K), row_bytes(K) * static_cast<uint64_t>(N)},
+          .box = {kDepth, static_cast<uint32_t>(box_rows), 1}};
+}
+
+// Likewise, but 8 gates and their 8 linear values alternate: dimensions are K, 8 features, gate or
+// linear, groups of 8 features, experts.
+TensorMapSpec gated_row_boxes(const OperandSpec& spec, int box_rows) {
+  const auto& [R, E_local, N, K] = spec.sizes;
+  const auto F = static_cast<uint64_t>(N) / 2;
+  const uint64_t row = row_bytes(K);
+  const uint64_t next_feature = spec.interleaved ? 2 * row : row;
+  const uint64_t linear = spec.interleaved ? row : F * row;
+  return {.data = spec.b,
+          .dtype = spec.dtype,
+          .rank = 5,
+          .sizes = {static_cast<uint64_t>(K), 8, 2, F / 8, static_cast<uint64_t>(E_local)},
+          .strides = {next_feature, linear, 8 * next_feature, static_cast<uint64_t>(N) * row},
+          .box = {kDepth, 8, 2, static_cast<uint32_t>(box_rows / 16), 1}};
+}
+
+// Boxes of 64 rows and blocks of 64 columns, from w [E_local, N, K].
+TensorMapSpec weight_column_boxes(const OperandSpec& spec, int box_blocks) {
+  const auto& [R, E_local, N, K] = spec.sizes;
+  TensorMapSpec map = column_boxes(spec.b, spec.dtype, N, K, box_blocks);
+  map.rank = 4;
+  map.sizes[3] = static_cast<uint64_t>(E_local);
+  map.strides[2] = row_bytes(K) * static_cast<uint64_t>(N);
+  map.box[3] = 1;
+  return map;
+}
+
+}  // namespace
+
+OperandMaps make_operand_maps(TensorMaps& maps, const OperandSpec& spec) {
+  const auto& [R, E_local, N, K] = spec.sizes;
+  const int columns = spec.tile_columns;
+  const int column_blocks = columns / kBlock;
+  const int half_blocks = column_blocks % 2 == 0 ? column_blocks / 2 : 1;
+  OperandMaps result{};
+  if (spec.operation == Operation::kDw) {
+    result.a_small = maps.get(column_boxes(spec.a, spec.dtype, R, N, 1));
+    result.a_large = maps.get(column_boxes(spec.a, spec.dtype, R, N, 2));
+    result.b_small = maps.get(column_boxes(spec.b, spec.dtype, R, K, half_blocks));
+    result.b_large = maps.get(column_boxes(spec.b, spec.dtype, R, K, column_blocks));
+    return result;
+  }
+  const int64_t inner = spec.operation == Operation::kForward ? K : N;
+  result.a_small = maps.get(row_boxes(spec.a, spec.dtype, R, inner, kBlock));
+  result.a_large = maps.get(row_boxes(spec.a, spec.dtype, R, inner, 2 * kBlock));
+  if (spec.operation == Operation::kDx) {
+    result.b_small = maps.get(weight_column_boxes(spec, half_blocks));
+    result.b_large = maps.get(weight_column_boxes(spec, column_blocks));
+  } else if (spec.is_gated) {
+    result.b_small = maps.get(gated_row_boxes(spec, columns / 2));
+    result.b_large = maps.get(gated_row_boxes(spec, columns));
+  } else {
+    result.b_small = maps.get(weight_row_boxes(spec, columns / 2));
+    result.b_large = maps.get(weight_row_boxes(spec, columns));
+  }
+  return result;
+}
+
+}  // namespace crossdock::ops::hopper

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/cuda/hopper/product_params.hpp"
+#include "ops/cuda/hopper/tensor_map.hpp"
+#include "ops/grouped_product.hpp"
+#include "ops/product_check.hpp"
+
+// Grouped products on Hopper GPUs (sm_90a), for checked arguments.
+
+namespace crossdock::ops::hopper {
+
+/// Loads all kernels onto the current device. False if they do not run there, because of the device
+/// or of what they were compiled for.
+bool load_products();
+
+// Whether the kernels take these arguments.
+bool takes(const ProductForwardArgs& args, const ProductSizes& sizes);
+bool takes(const ProductDxArgs& args, const ProductSizes& sizes);
+bool takes(const ProductDwArgs& args, const ProductSizes& sizes);
+
+/// What a launch needs beside its arguments.
+struct LaunchContext {
+  TensorMaps& maps;
+  int num_sms;
+  cudaStream_t stream;
+  int32_t* counters;      // [2], zero; not used by any other kernel that runs at the same time
+  std::byte* dw_scratch;  // dW: dw_scratch_bytes, likewise
+};
+
+int64_t dw_scratch_bytes(int64_t E_local);
+
+// REQUIRES: takes(args, sizes), R > 0, E_local > 0, and the device is current.
+void launch_product(const ProductForwardArgs& args, const ProductSizes& sizes,
+                    const LaunchContext& context);
+void launch_product(const ProductDxArgs& args, const ProductSizes& sizes,
+                    const LaunchContext& context);
+void launch_product(const ProductDwArgs& args, const ProductSizes& sizes,
+                    const LaunchContext& context);
+
+// Used by the functions above, one per source.
+void launch_rows_forward(const ProductForwardArgs& args, const ProductSizes& sizes,
+                          const LaunchContext& context);
+void launch_swiglu_forward(const ProductForwardArgs& args, const ProductSizes& sizes,
+                           const LaunchContext& context);
+bool load_forward();
+bool load_swiglu();
+bool load_dx();
+bool load_dw();
+
+}  // namespace crossdock::ops::hopper

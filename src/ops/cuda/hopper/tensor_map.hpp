@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "crossdock/dtype.hpp"
+
+namespace crossdock::ops::hopper {
+
+/// A tensor of 16-bit values in global memory, and the box of it that one load copies to shared
+/// memory, with 128-byte swizzle. Innermost dimension first, whose elements are contiguous.
+struct TensorMapSpec {
+  static constexpr int kMaxRank = 5;
+
+  const void* data = nullptr;  // 16-byte aligned
+  DType dtype = DType::kBF16;  // or fp16
+  int rank = 0;
+  std::array<uint64_t, kMaxRank> sizes{};
+  std::array<uint64_t, kMaxRank - 1> strides{};  // of dimensions 1 and up, in bytes
+  std::array<uint32_t, kMaxRank> box{};
+
+  friend auto operator<=>(const TensorMapSpec&, const TensorMapSpec&) = default;
+};
+
+/// Encodes tensor maps and keeps them: encoding takes longer than a launch. A map holds addresses
+/// only, so it stays valid when memory is freed and taken again. Thread-safe.
+class TensorMaps {
+ public:
+  /// Throws Error(kCuda) if the driver refuses.
+  CUtensorMap get(const TensorMapSpec& spec);
+
+ private:
+  static constexpr size_t kMaxKept = 4096;  // then it starts again
+
+  std::mutex mutex_;
+  std::map<TensorMapSpec, CUtensorMap> maps_;
+};
+
+}  // namespace crossdock::ops::hopper

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ops/cuda/hopper/barriers.cuh"
+
+// Loads of boxes of a tensor by the copy engine (TMA). For code that is compiled for sm_90a only.
+
+namespace crossdock::ops::hopper {
+
+/// Where a box goes: an address in shared memory, and the barrier that counts its bytes. With
+/// to_both, box and bytes reach both blocks of the cluster, at the same places.
+struct BoxTarget {
+  SharedAddress address;
+  SharedAddress barrier;
+  bool to_both;
+};
+
+// Load the box of `map` whose first element has these coordinates, innermost first. Elements outside
+// the tensor become zero, and count as bytes.
+
+__device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int x, int y) {
+  if (to.to_both) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to.address),
+        "l"(map), "r"(to.barrier), "h"(uint16_t{3}), "r"(x), "r"(y)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];" ::"r"(to.address),
+        "l"(map), "r"(to.barrier), "r"(x), "r"(y)
+        : "memory");
+  }
+}
+
+__device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int x, int y, int z) {
+  if (to.to_both) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to.address),
+        "l"(map), "r"(to.barrier), "h"(uint16_t{3}), "r"(x), "r"(y), "r"(z)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to.address),
+        "l"(map), "r"(to.barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+  }
+}
+
+__device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int x, int y, int z,
+                                int u) {
+  if (to.to_both) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(to.address),
+        "l"(map), "r"(to.barrier), "h"(uint16_t{3}), "r"(x), "r"(y), "r"(z), "r"(u)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to.address),
+        "l"(map), "r"(to.barrier), "r"(x), "r"(y), "r"(z), "r"(u)
+        : "memory");
+  }
+}
+
+__device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int x, int y, int z,
+                                int u, int v) {
+  if (to.to_both) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(to.address),
+        "l"(map), "r"(to.barrier), "h"(uint16_t{3}), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to.address),
+        "l"(map), "r"(to.barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+        : "memory");
+  }
+}
+
+/// Makes a tensor map in global memory, written by an earlier kernel, usable by this thread's loads.
+__device__ inline void acquire_map(const CUtensorMap* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+}
+
+}  // namespace crossdock::ops::hopper
