@@ -32,6 +32,8 @@ if(CROSSDOCK_WITH_CUDA)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  # For sources whose kernels must keep everything in registers: spilling is an error.
+  set(CROSSDOCK_NO_SPILLS -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error)
 endif()
 
 # Same bits everywhere: no product and sum are fused unless the source says fma.

@@ -11,9 +11,9 @@
 // Only rows of segments count: pad rows, and rows from segments.starts[E_local] up to R, may hold
 // anything. R is a capacity; the true number of rows is read on the device.
 //
-// Sums are in fp32, in ascending order of the inner dimension, never split: the bits of a row depend
-// on that row and its expert alone, those of a weight gradient on the rows of its expert and their
-// order.
+// Sums are in fp32, in ascending order of the inner dimension, never split: the bits of a row
+// depend on that row and its expert alone, those of a weight gradient on the rows of its expert and
+// their order.
 
 namespace crossdock::ops {
 

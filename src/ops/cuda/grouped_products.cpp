@@ -24,8 +24,8 @@ int sms_of(Device device, int max_sms) {
 // The output of a product without rows or without experts.
 void zero_all(const TensorView& out, Stream stream) {
   if (out.num_bytes() == 0) return;
-  CROSSDOCK_CUDA(cudaMemsetAsync(out.data, 0, static_cast<size_t>(out.num_bytes()),
-                                 cuda::handle_of(stream)));
+  CROSSDOCK_CUDA(
+      cudaMemsetAsync(out.data, 0, static_cast<size_t>(out.num_bytes()), cuda::handle_of(stream)));
 }
 
 }  // namespace

@@ -15,9 +15,9 @@
 
 namespace crossdock::ops {
 
-/// Device memory that product kernels use beside their tensors. Kernels that may run at the same time
-/// have different memory: every stream has its own, and so has every captured graph, whose replays
-/// may overlap with other work of the stream. Thread-safe.
+/// Device memory that product kernels use beside their tensors. Kernels that may run at the same
+/// time have different memory: every stream has its own, and so has every captured graph, whose
+/// replays may overlap with other work of the stream. Thread-safe.
 class ProductScratch {
  public:
   explicit ProductScratch(int device);
@@ -26,8 +26,8 @@ class ProductScratch {
     int32_t* counters;  // [2], zero; kernels leave them zero
     std::byte* bytes;   // unspecified contents, 256-byte aligned
   };
-  /// For the next kernels of the stream, with at least num_bytes bytes. Allocates when a stream or a
-  /// capture is new or needs more than before; waits for the allocation, not for kernels.
+  /// For the next kernels of the stream, with at least num_bytes bytes. Allocates when a stream or
+  /// a capture is new or needs more than before; waits for the allocation, not for kernels.
   Memory take(cudaStream_t stream, int64_t num_bytes);
 
  private:

@@ -24,8 +24,8 @@ __device__ void zero_row_range(const UnusedRows& unused, int64_t begin, int64_t 
   for (int64_t i = thread; i < num_vectors; i += num_threads) first[i] = Vector{};
 }
 
-/// Zeroes the unused rows together with the other workers: the gaps before the segments in turn, then
-/// the rows after the last segment in turn.
+/// Zeroes the unused rows together with the other workers: the gaps before the segments in turn,
+/// then the rows after the last segment in turn.
 template <typename Vector>
 __device__ void zero_unused_rows(const UnusedRows& unused, const ZeroWorker& worker) {
   if (unused.rows == nullptr) return;

@@ -33,15 +33,15 @@ __device__ inline void arrive(uint64_t& barrier) {
 
 /// Arrives, and makes the phase wait for num_bytes that the copy engine will write.
 __device__ inline void arrive_and_expect(uint64_t& barrier, int num_bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(&barrier)),
-               "r"(num_bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+      "r"(num_bytes)
+      : "memory");
 }
 
 /// Arrives at this barrier of block `rank` of the cluster. Releases to its own block only, which
-/// is enough for slots that the copy engine refills; a release to the cluster would be a full memory
-/// barrier in every step.
+/// is enough for slots that the copy engine refills; a release to the cluster would be a full
+/// memory barrier in every step.
 __device__ inline void arrive_at(uint64_t& barrier, int rank) {
   asm volatile(
       "{\n"
@@ -71,8 +71,8 @@ __device__ inline void send_word(int32_t& word, uint64_t& barrier, int32_t value
 /// Waits until the phase with this parity has completed: the first phase has parity 0, so parity 1
 /// of a new barrier does not wait.
 ///
-/// A waiter must not miss a phase: if the barrier completes the next one too, the parity looks as if
-/// the awaited phase were still to come, and the wait never ends. So whoever waits also arrives
+/// A waiter must not miss a phase: if the barrier completes the next one too, the parity looks as
+/// if the awaited phase were still to come, and the wait never ends. So whoever waits also arrives
 /// somewhere before that next phase can complete.
 __device__ inline void wait(uint64_t& barrier, int parity) {
   asm volatile(

@@ -11,11 +11,11 @@ using RoundedShape = TileShape<4, 192, false>;
 using SumsShape = TileShape<2, 256, false>;
 
 template <typename Element>
-using RoundedDw = Product<Element, Operation::kDw, RoundedShape,
-                          RowsEpilogue<Element, RoundedShape::kColumns>>;
+using RoundedDw =
+    Product<Element, Operation::kDw, RoundedShape, RowsEpilogue<Element, RoundedShape::kColumns>>;
 template <typename Element, bool kAccumulate>
-using SumsDw = Product<Element, Operation::kDw, SumsShape,
-                       SumsEpilogue<SumsShape::kColumns, kAccumulate>>;
+using SumsDw =
+    Product<Element, Operation::kDw, SumsShape, SumsEpilogue<SumsShape::kColumns, kAccumulate>>;
 
 template <typename Element>
 bool load_all() {
@@ -44,7 +44,7 @@ void order_experts(const ProductDwArgs& args, const ProductSizes& sizes, const O
                                     .order = order,
                                     .maps = expert_maps};
   order_experts_kernel<<<static_cast<unsigned>(sizes.E_local), 32, 0, context.stream>>>(maps,
-                                                                                       order_args);
+                                                                                        order_args);
   CROSSDOCK_CUDA(cudaGetLastError());
 }
 
@@ -63,13 +63,12 @@ void launch_product(const ProductDwArgs& args, const ProductSizes& sizes,
                     const LaunchContext& context) {
   const bool keeps_sums = args.out.dtype == DType::kF32;
   const OperandMaps maps = make_operand_maps(
-      context.maps,
-      {.operation = Operation::kDw,
-       .dtype = args.grad.dtype,
-       .a = args.grad.data,
-       .b = args.x.data,
-       .sizes = sizes,
-       .tile_columns = keeps_sums ? SumsShape::kColumns : RoundedShape::kColumns});
+      context.maps, {.operation = Operation::kDw,
+                     .dtype = args.grad.dtype,
+                     .a = args.grad.data,
+                     .b = args.x.data,
+                     .sizes = sizes,
+                     .tile_columns = keeps_sums ? SumsShape::kColumns : RoundedShape::kColumns});
   order_experts(args, sizes, maps, context);
   ProductParams params = make_params(sizes, args.segments, args.out, context);
   params.whole_a_blocks = has_whole_blocks(sizes.N);

@@ -60,8 +60,12 @@ class WarpStage {
   // Then, after __syncwarp(), each lane takes kPieces pieces: piece i is piece_column() of row
   // piece_row(i).
   static constexpr int kPieces = 4;
-  __device__ int piece_row(int i) const { return 4 * i + lane_ / 8; }
-  __device__ int piece_column() const { return lane_ % 8; }
+  __device__ int piece_row(int i) const {
+    return 4 * i + lane_ / 8;
+  }
+  __device__ int piece_column() const {
+    return lane_ % 8;
+  }
   __device__ uint4 piece(int i) const {
     const int row = piece_row(i);
     return *reinterpret_cast<const uint4*>(memory_ + offset_ + row * 128 +
@@ -80,8 +84,8 @@ class WarpStage {
   }
 
  private:
-  // The buffer must not be written while a lane reads it. With two buffers, the __syncwarp() between
-  // writing and reading the other one has made sure of that.
+  // The buffer must not be written while a lane reads it. With two buffers, the __syncwarp()
+  // between writing and reading the other one has made sure of that.
   __device__ void begin() {
     if constexpr (kBuffers == 1) {
       __syncwarp();
@@ -108,8 +112,9 @@ struct RowsEpilogue {
   static constexpr int kOutBytes = sizeof(Element);
 
   template <typename Stage>
-  static __device__ __forceinline__ void store(float (&sums)[kColumns / 2], const WarpRows& rows, Stage& stage,
-                               const ProductParams& params, int out_columns, int lane) {
+  static __device__ __forceinline__ void store(float (&sums)[kColumns / 2], const WarpRows& rows,
+                                               Stage& stage, const ProductParams& params,
+                                               int out_columns, int lane) {
     const int first = rows.column_tile * kColumns;
     if (params.bias != nullptr) {
       const auto* bias = static_cast<const Element*>(params.bias) + int64_t{rows.expert} * params.N;
@@ -126,15 +131,14 @@ struct RowsEpilogue {
         values[j][1] = pack<Element>(sums[i + 2], sums[i + 3]);
       }
       stage.put_pairs(values);
-      stage.copy_out(reinterpret_cast<std::byte*>(out + 64 * c),
-                     int64_t{out_columns} * kOutBytes, rows.num_rows,
-                     (out_columns - first - 64 * c) * kOutBytes);
+      stage.copy_out(reinterpret_cast<std::byte*>(out + 64 * c), int64_t{out_columns} * kOutBytes,
+                     rows.num_rows, (out_columns - first - 64 * c) * kOutBytes);
     }
   }
 
  private:
-  static __device__ __forceinline__ void add_bias(float (&sums)[kColumns / 2], const Element* bias, int first,
-                                  int out_columns, int lane) {
+  static __device__ __forceinline__ void add_bias(float (&sums)[kColumns / 2], const Element* bias,
+                                                  int first, int out_columns, int lane) {
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int column = first + 8 * j + 2 * (lane % 4);
@@ -161,8 +165,9 @@ struct SwigluEpilogue {
   static constexpr int kOutBytes = sizeof(Element);
 
   template <typename Stage>
-  static __device__ __forceinline__ void store(float (&sums)[kColumns / 2], const WarpRows& rows, Stage& stage,
-                               const ProductParams& params, int out_columns, int lane) {
+  static __device__ __forceinline__ void store(float (&sums)[kColumns / 2], const WarpRows& rows,
+                                               Stage& stage, const ProductParams& params,
+                                               int out_columns, int lane) {
     const int F = out_columns / 2;
     const int first = rows.column_tile * (kColumns / 2);
     if (params.bias != nullptr) add_bias(sums, rows, params, F, lane);
@@ -198,7 +203,7 @@ struct SwigluEpilogue {
 
  private:
   static __device__ __forceinline__ void add_bias(float (&sums)[kColumns / 2], const WarpRows& rows,
-                                  const ProductParams& params, int F, int lane) {
+                                                  const ProductParams& params, int F, int lane) {
     const auto* bias = static_cast<const Element*>(params.bias) + int64_t{rows.expert} * params.N;
 #pragma unroll
     for (int j = 0; j < kColumns / 16; ++j) {
@@ -219,9 +224,11 @@ struct SwigluEpilogue {
 
   // 64 features of the product, from `feature` on.
   template <typename Stage>
-  static __device__ __forceinline__ void store_hidden(const uint32_t (&gates)[8][2], const uint32_t (&linear)[8][2],
-                                      const WarpRows& rows, Stage& stage,
-                                      const ProductParams& params, int feature, int F) {
+  static __device__ __forceinline__ void store_hidden(const uint32_t (&gates)[8][2],
+                                                      const uint32_t (&linear)[8][2],
+                                                      const WarpRows& rows, Stage& stage,
+                                                      const ProductParams& params, int feature,
+                                                      int F) {
     auto* const hidden = static_cast<Element*>(params.hidden) + rows.row * 2 * F;
     const int64_t pitch = int64_t{2} * F * kOutBytes;
     if constexpr (kHidden == Hidden::kGatesFirst) {
@@ -263,8 +270,9 @@ struct SumsEpilogue {
   static constexpr int kOutBytes = sizeof(float);
 
   template <typename Stage>
-  static __device__ __forceinline__ void store(float (&sums)[kColumns / 2], const WarpRows& rows, Stage& stage,
-                               const ProductParams& params, int out_columns, int /*lane*/) {
+  static __device__ __forceinline__ void store(float (&sums)[kColumns / 2], const WarpRows& rows,
+                                               Stage& stage, const ProductParams& params,
+                                               int out_columns, int /*lane*/) {
     constexpr int kChunks = kColumns / 32;
     const int first = rows.column_tile * kColumns;
     const int64_t pitch = int64_t{out_columns} * kOutBytes;
@@ -305,7 +313,8 @@ struct SumsEpilogue {
 
   template <typename Stage>
   static __device__ __forceinline__ void read(float4 (&old)[Stage::kPieces], const WarpRows& rows,
-                              const Stage& stage, std::byte* from, int64_t pitch, int num_bytes) {
+                                              const Stage& stage, std::byte* from, int64_t pitch,
+                                              int num_bytes) {
 #pragma unroll
     for (int i = 0; i < Stage::kPieces; ++i) {
       const bool is_inside =
@@ -315,17 +324,18 @@ struct SumsEpilogue {
   }
 
   template <typename Stage>
-  static __device__ __forceinline__ void add(const float4 (&old)[Stage::kPieces], const WarpRows& rows,
-                             const Stage& stage, std::byte* to, int64_t pitch, int num_bytes) {
+  static __device__ __forceinline__ void add(const float4 (&old)[Stage::kPieces],
+                                             const WarpRows& rows, const Stage& stage,
+                                             std::byte* to, int64_t pitch, int num_bytes) {
 #pragma unroll
     for (int i = 0; i < Stage::kPieces; ++i) {
       const uint4 sum = stage.piece(i);
       const bool is_inside =
           stage.piece_row(i) < rows.num_rows && stage.piece_column() * 16 < num_bytes;
       if (!is_inside) continue;
-      *place(stage, i, to, pitch) = make_float4(
-          old[i].x + __uint_as_float(sum.x), old[i].y + __uint_as_float(sum.y),
-          old[i].z + __uint_as_float(sum.z), old[i].w + __uint_as_float(sum.w));
+      *place(stage, i, to, pitch) =
+          make_float4(old[i].x + __uint_as_float(sum.x), old[i].y + __uint_as_float(sum.y),
+                      old[i].z + __uint_as_float(sum.z), old[i].w + __uint_as_float(sum.w));
     }
   }
 };

@@ -19,16 +19,17 @@ bool load_forward() {
 }
 
 void launch_rows_forward(const ProductForwardArgs& args, const ProductSizes& sizes,
-                          const LaunchContext& context) {
+                         const LaunchContext& context) {
   ProductParams params = make_params(sizes, args.segments, args.out, context);
   params.bias = args.bias.data;
   if (args.zero_unused_rows) params.unused = unused_rows_of(args.segments, args.out);
-  const OperandMaps maps = make_operand_maps(context.maps, {.operation = Operation::kForward,
-                                                            .dtype = args.x.dtype,
-                                                            .a = args.x.data,
-                                                            .b = args.w.data,
-                                                            .sizes = sizes,
-                                                            .tile_columns = ForwardShape::kColumns});
+  const OperandMaps maps =
+      make_operand_maps(context.maps, {.operation = Operation::kForward,
+                                       .dtype = args.x.dtype,
+                                       .a = args.x.data,
+                                       .b = args.w.data,
+                                       .sizes = sizes,
+                                       .tile_columns = ForwardShape::kColumns});
   with_element(args.x.dtype, [&]<typename Element>(Element) {
     launch_kernel<Forward<Element>>(maps, params, context, false);
   });

@@ -128,12 +128,9 @@ __device__ void load_tiles(const OperandMaps& maps, const ProductParams& params,
       if (rank == 0 && step == request_step && step > 0) arrive(queue.request);
       wait(barriers.empty[ring.slot], ring.parity ^ 1);
       arrive_and_expect(barriers.full[ring.slot], num_blocks * kBlockBytes + Shape::kBBytes);
-      const StepTarget to{unit_maps,
-                          memory.a(ring.slot),
-                          memory.b(ring.slot),
-                          shared_address(&barriers.full[ring.slot]),
-                          step * kDepth,
-                          rank};
+      const StepTarget to{unit_maps,           memory.a(ring.slot),
+                          memory.b(ring.slot), shared_address(&barriers.full[ring.slot]),
+                          step * kDepth,       rank};
       load_a<Product>(unit, to, params.whole_a_blocks, num_blocks);
       load_b<Product>(unit, to, params.whole_b_blocks);
       ring.advance();

@@ -55,8 +55,8 @@ struct MathWarp {
 
 /// Multiplies the slot's step for kBlocks 64-row blocks; the first step overwrites the sums.
 template <int kBlocks, typename Warp>
-__device__ __forceinline__ void multiply_step(typename Warp::Sums& sums, const Warp& warp, uint64_t a, uint64_t b,
-                              bool is_first) {
+__device__ __forceinline__ void multiply_step(typename Warp::Sums& sums, const Warp& warp,
+                                              uint64_t a, uint64_t b, bool is_first) {
   using Product = typename Warp::Product;
   using Shape = typename Warp::Shape;
   using A = WgmmaOperand<Product::kATransposed>;

@@ -46,13 +46,13 @@ TensorMapSpec column_boxes(const void* data, DType dtype, int64_t rows, int64_t 
 // Boxes of box_rows rows and 64 columns, from w [E_local, N, K].
 TensorMapSpec weight_row_boxes(const OperandSpec& spec, int box_rows) {
   const auto& [R, E_local, N, K] = spec.sizes;
-  return {.data = spec.b,
-          .dtype = spec.dtype,
-          .rank = 3,
-          .sizes = {static_cast<uint64_t>(K), static_cast<uint64_t>(N),
-                    static_cast<uint64_t>(E_local)},
-          .strides = {row_bytes(K), row_bytes(K) * static_cast<uint64_t>(N)},
-          .box = {kDepth, static_cast<uint32_t>(box_rows), 1}};
+  return {
+      .data = spec.b,
+      .dtype = spec.dtype,
+      .rank = 3,
+      .sizes = {static_cast<uint64_t>(K), static_cast<uint64_t>(N), static_cast<uint64_t>(E_local)},
+      .strides = {row_bytes(K), row_bytes(K) * static_cast<uint64_t>(N)},
+      .box = {kDepth, static_cast<uint32_t>(box_rows), 1}};
 }
 
 // Likewise, but 8 gates and their 8 linear values alternate: dimensions are K, 8 features, gate or

@@ -6,8 +6,8 @@
 #include "ops/cuda/hopper/barriers.cuh"
 #include "ops/cuda/hopper/product_params.hpp"
 
-// What a dW needs before it starts: the order of its experts, and tensor maps that end with the rows
-// of each expert, so that rows of others are never read: the copy engine writes zeros instead.
+// What a dW needs before it starts: the order of its experts, and tensor maps that end with the
+// rows of each expert, so that rows of others are never read: the copy engine writes zeros instead.
 
 namespace crossdock::ops::hopper {
 

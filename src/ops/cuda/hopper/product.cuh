@@ -23,8 +23,8 @@ struct Product {
   using Element = ElementType;
   using Shape = ShapeType;
   using Epilogue = EpilogueType;
-  using Units = std::conditional_t<operation == Operation::kDw, ExpertUnits<Shape>,
-                                   SegmentUnits<Shape>>;
+  using Units =
+      std::conditional_t<operation == Operation::kDw, ExpertUnits<Shape>, SegmentUnits<Shape>>;
   static constexpr Operation kOperation = operation;
   // Whether neighbours in memory are neighbours across instead of along the inner dimension.
   static constexpr bool kATransposed = operation == Operation::kDw;
@@ -69,10 +69,10 @@ struct TileMemory {
   std::byte* slots;
 };
 
-/// The barriers of a block's ring of slots. A slot may hold data for which the other block multiplies
-/// at another time, and part of its data comes from there: so it is free when both blocks have
-/// finished with it. Every warp that waits for a full slot also arrives when it has finished, in both
-/// blocks; none can thus fall a round behind.
+/// The barriers of a block's ring of slots. A slot may hold data for which the other block
+/// multiplies at another time, and part of its data comes from there: so it is free when both
+/// blocks have finished with it. Every warp that waits for a full slot also arrives when it has
+/// finished, in both blocks; none can thus fall a round behind.
 template <typename Shape>
 struct SlotBarriers {
   uint64_t full[Shape::kSlots];

@@ -44,7 +44,7 @@ void launch_product(const ProductDwArgs& args, const ProductSizes& sizes,
 
 // Used by the functions above, one per source.
 void launch_rows_forward(const ProductForwardArgs& args, const ProductSizes& sizes,
-                          const LaunchContext& context);
+                         const LaunchContext& context);
 void launch_swiglu_forward(const ProductForwardArgs& args, const ProductSizes& sizes,
                            const LaunchContext& context);
 bool load_forward();

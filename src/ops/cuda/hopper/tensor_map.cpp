@@ -33,14 +33,14 @@ CUtensorMap encode(const TensorMapSpec& spec) {
   std::copy(spec.sizes.begin(), spec.sizes.end(), sizes.begin());
   std::copy(spec.strides.begin(), spec.strides.end(), strides.begin());
   CUtensorMap map{};
-  const CUresult result = kEncode(
-      &map,
-      spec.dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.data), sizes.data(),
-      strides.data(), spec.box.data(), kElementStrides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      kEncode(&map,
+              spec.dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+              static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.data), sizes.data(),
+              strides.data(), spec.box.data(), kElementStrides.data(),
+              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::kCuda, concat("cuTensorMapEncodeTiled: error ", int{result}));
   }

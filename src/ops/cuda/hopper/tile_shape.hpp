@@ -4,17 +4,17 @@
 
 namespace crossdock::ops::hopper {
 
-inline constexpr int kBlock = 64;                     // rows of one wgmma; columns in 128 bytes
-inline constexpr int kBlockBytes = kBlock * 128;      // a block of 64 x 64 values of 16 bits
-inline constexpr int kDepth = 64;                     // of one step along the inner dimension
-inline constexpr int kClusterSize = 2;                // blocks that share what they load
-inline constexpr int kThreads = 384;                  // a warpgroup that loads, two that multiply
-inline constexpr int kMathWarps = 8;                  // of the two
-inline constexpr int kStageBytes = 2048;              // a warp's 16 rows x 128 bytes of results
-inline constexpr int kDynamicSharedBytes = 225 << 10; // at most, beside barriers and queues
+inline constexpr int kBlock = 64;                      // rows of one wgmma; columns in 128 bytes
+inline constexpr int kBlockBytes = kBlock * 128;       // a block of 64 x 64 values of 16 bits
+inline constexpr int kDepth = 64;                      // of one step along the inner dimension
+inline constexpr int kClusterSize = 2;                 // blocks that share what they load
+inline constexpr int kThreads = 384;                   // a warpgroup that loads, two that multiply
+inline constexpr int kMathWarps = 8;                   // of the two
+inline constexpr int kStageBytes = 2048;               // a warp's 16 rows x 128 bytes of results
+inline constexpr int kDynamicSharedBytes = 225 << 10;  // at most, beside barriers and queues
 
-/// A tile has row_blocks x 64 rows and `columns` columns. Its operands are loaded in steps of kDepth
-/// into a ring of slots. The two math warpgroups either share each tile (its 64-row blocks
+/// A tile has row_blocks x 64 rows and `columns` columns. Its operands are loaded in steps of
+/// kDepth into a ring of slots. The two math warpgroups either share each tile (its 64-row blocks
 /// alternate) or take tiles in turn, so that one stores while the other multiplies.
 template <int row_blocks, int columns, bool take_turns>
 struct TileShape {

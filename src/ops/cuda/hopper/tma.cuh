@@ -18,8 +18,8 @@ struct BoxTarget {
   bool to_both;
 };
 
-// Load the box of `map` whose first element has these coordinates, innermost first. Elements outside
-// the tensor become zero, and count as bytes.
+// Load the box of `map` whose first element has these coordinates, innermost first. Elements
+// outside the tensor become zero, and count as bytes.
 
 __device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int x, int y) {
   if (to.to_both) {
@@ -87,7 +87,8 @@ __device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int
   }
 }
 
-/// Makes a tensor map in global memory, written by an earlier kernel, usable by this thread's loads.
+/// Makes a tensor map in global memory, written by an earlier kernel, usable by this thread's
+/// loads.
 __device__ inline void acquire_map(const CUtensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }

@@ -5,8 +5,8 @@
 #include "ops/cuda/hopper/product_params.hpp"
 #include "ops/cuda/hopper/tile_shape.hpp"
 
-// Which tile comes next. The tiles of an expert are taken in pairs, one for each block of a cluster;
-// a pair is a work unit, and units have consecutive numbers over all experts.
+// Which tile comes next. The tiles of an expert are taken in pairs, one for each block of a
+// cluster; a pair is a work unit, and units have consecutive numbers over all experts.
 
 namespace crossdock::ops::hopper {
 
@@ -27,8 +27,8 @@ __device__ inline int divide_up(int n, int by) {
   return (n + by - 1) / by;
 }
 
-/// The tiles of one expert as pairs. Tiles are paired in the preferred direction of the shape; an odd
-/// last row or column of tiles is paired in the other, so that no half pair is left but one.
+/// The tiles of one expert as pairs. Tiles are paired in the preferred direction of the shape; an
+/// odd last row or column of tiles is paired in the other, so that no half pair is left but one.
 template <typename Shape>
 struct PairedTiles {
   int row_tiles;
@@ -40,9 +40,7 @@ struct PairedTiles {
     bool share_columns;
   };
 
-  __device__ int rows_of_pairs() const {
-    return Shape::kSideBySide ? row_tiles : row_tiles / 2;
-  }
+  __device__ int rows_of_pairs() const { return Shape::kSideBySide ? row_tiles : row_tiles / 2; }
   __device__ int columns_of_pairs() const {
     return Shape::kSideBySide ? column_tiles / 2 : column_tiles;
   }
@@ -147,14 +145,14 @@ class ExpertUnits {
   struct Args {
     const OrderedExpert* order;
     int num_experts;
-    int out_rows;     // of one expert
+    int out_rows;  // of one expert
     int out_columns;
   };
 
   __device__ explicit ExpertUnits(const Args& args)
       : args_(args),
-        tiles_{divide_up(args.out_rows, Shape::kRows), divide_up(args.out_columns, Shape::kColumns)} {
-  }
+        tiles_{divide_up(args.out_rows, Shape::kRows),
+               divide_up(args.out_columns, Shape::kColumns)} {}
 
   __device__ bool find(int number, int rank, WorkUnit& unit) {
     const int num_pairs = tiles_.num_pairs();

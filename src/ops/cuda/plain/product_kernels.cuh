@@ -8,7 +8,8 @@
 
 namespace crossdock::ops::plain {
 
-/// An operand of a tile: [count, depth], where element (i, k) is data[i * stride + k * depth_stride].
+/// An operand of a tile: [count, depth], where element (i, k) is data[i * stride + k *
+/// depth_stride].
 template <typename Element>
 struct Operand {
   const Element* data;
@@ -18,8 +19,8 @@ struct Operand {
   int depth;
 };
 
-/// Rows of w in the order of a tile's columns. Gated: 8 gates, their 8 linear values, 8 gates, and so
-/// on, so that a thread has a gate together with its linear value.
+/// Rows of w in the order of a tile's columns. Gated: 8 gates, their 8 linear values, 8 gates, and
+/// so on, so that a thread has a gate together with its linear value.
 struct ColumnOrder {
   bool is_gated;
   bool interleaved;
@@ -37,16 +38,16 @@ struct ColumnOrder {
 /// Copies a step of an operand to shared memory, zeros where there is nothing. kAlongDepth: which
 /// index neighbouring threads share, for coalesced reads.
 template <bool kAlongDepth, typename Element, int kPitch, typename RowOf>
-__device__ void load_step(Element (&tile)[kTile][kPitch], const Operand<Element>& operand, int first,
-                          int first_depth, const RowOf& row_of) {
+__device__ void load_step(Element (&tile)[kTile][kPitch], const Operand<Element>& operand,
+                          int first, int first_depth, const RowOf& row_of) {
   for (int n = static_cast<int>(threadIdx.x); n < kTile * kDepth; n += kThreads) {
     const int i = kAlongDepth ? n / kDepth : n % kTile;
     const int k = kAlongDepth ? n % kDepth : n / kTile;
     const int row = row_of(first + i);
     const bool is_inside = row < operand.count && first_depth + k < operand.depth;
-    tile[i][k] = is_inside ? operand.data[row * operand.stride +
-                                          (first_depth + k) * operand.depth_stride]
-                           : Element{};
+    tile[i][k] = is_inside
+                     ? operand.data[row * operand.stride + (first_depth + k) * operand.depth_stride]
+                     : Element{};
   }
 }
 
@@ -187,11 +188,9 @@ __global__ void __launch_bounds__(kThreads)
     const int column = static_cast<int>(place % segments.column_tiles) * kTile;
     const Element* const w = params.w + e * params.N * params.K;
     const Operand<Element> a{params.rows + start * inner, inner, 1, count, inner};
-    const Operand<Element> b =
-        kIsForward ? Operand<Element>{w, params.K, 1, params.N, params.K}
-                   : Operand<Element>{w, 1, params.K, params.K, params.N};
-    const TileSums sums =
-        multiply_tile<true, kIsForward>(tiles, a, b, row, column, order);
+    const Operand<Element> b = kIsForward ? Operand<Element>{w, params.K, 1, params.N, params.K}
+                                          : Operand<Element>{w, 1, params.K, params.K, params.N};
+    const TileSums sums = multiply_tile<true, kIsForward>(tiles, a, b, row, column, order);
     if constexpr (kIsGated) {
       store_gated(sums, params, e, start + row, count - row, column);
     } else {

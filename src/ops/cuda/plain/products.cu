@@ -1,11 +1,10 @@
-#include "ops/cuda/plain/products.hpp"
-
 #include <algorithm>
 
 #include "core/cuda/check.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "core/pointer.hpp"
 #include "ops/cuda/plain/product_kernels.cuh"
+#include "ops/cuda/plain/products.hpp"
 
 namespace crossdock::ops::plain {
 namespace {
@@ -14,13 +13,12 @@ constexpr int kBlocksPerSm = 8;
 
 template <typename Element>
 void load_all() {
-  cuda::load_kernels(
-      row_product_kernel<Element, Element, true, false>,
-      row_product_kernel<Element, Element, true, true>,
-      row_product_kernel<Element, Element, false, false>,
-      row_product_kernel<Element, float, true, false>,
-      row_product_kernel<Element, float, false, false>, dw_kernel<Element, Element>,
-      dw_kernel<Element, float>);
+  cuda::load_kernels(row_product_kernel<Element, Element, true, false>,
+                     row_product_kernel<Element, Element, true, true>,
+                     row_product_kernel<Element, Element, false, false>,
+                     row_product_kernel<Element, float, true, false>,
+                     row_product_kernel<Element, float, false, false>, dw_kernel<Element, Element>,
+                     dw_kernel<Element, float>);
 }
 
 // Calls work with values of the types of rows and of results, for template arguments.
@@ -114,22 +112,22 @@ void launch_product(const ProductDxArgs& args, const ProductSizes& sizes, int nu
 void launch_product(const ProductDwArgs& args, const ProductSizes& sizes, int num_sms,
                     cudaStream_t stream) {
   const int64_t tiles = (sizes.N + kTile - 1) / kTile * ((sizes.K + kTile - 1) / kTile);
-  const auto blocks = static_cast<unsigned>(
-      std::min(tiles * sizes.E_local, int64_t{num_sms} * kBlocksPerSm));
-  with_types(args.grad.dtype, args.out.dtype,
-             [&]<typename Element, typename Result>(Element, Result) {
-               const DwParams<Element, Result> params{.starts = args.segments.starts,
-                                                      .counts = args.segments.counts,
-                                                      .num_experts = static_cast<int>(sizes.E_local),
-                                                      .grad = pointer<Element>(args.grad),
-                                                      .x = pointer<Element>(args.x),
-                                                      .N = static_cast<int>(sizes.N),
-                                                      .K = static_cast<int>(sizes.K),
-                                                      .out = pointer<Result>(args.out),
-                                                      .accumulate = args.accumulate};
-               dw_kernel<Element, Result><<<blocks, kThreads, 0, stream>>>(params);
-               CROSSDOCK_CUDA(cudaGetLastError());
-             });
+  const auto blocks =
+      static_cast<unsigned>(std::min(tiles * sizes.E_local, int64_t{num_sms} * kBlocksPerSm));
+  with_types(
+      args.grad.dtype, args.out.dtype, [&]<typename Element, typename Result>(Element, Result) {
+        const DwParams<Element, Result> params{.starts = args.segments.starts,
+                                               .counts = args.segments.counts,
+                                               .num_experts = static_cast<int>(sizes.E_local),
+                                               .grad = pointer<Element>(args.grad),
+                                               .x = pointer<Element>(args.x),
+                                               .N = static_cast<int>(sizes.N),
+                                               .K = static_cast<int>(sizes.K),
+                                               .out = pointer<Result>(args.out),
+                                               .accumulate = args.accumulate};
+        dw_kernel<Element, Result><<<blocks, kThreads, 0, stream>>>(params);
+        CROSSDOCK_CUDA(cudaGetLastError());
+      });
 }
 
 }  // namespace crossdock::ops::plain

@@ -19,8 +19,8 @@ struct StepTiles {
   alignas(16) Element b[kTile][kPitch];
 };
 
-/// A thread's sums: lane 4g + t has columns 8j + 2t and 8j + 2t + 1 of rows g (values[j][0], [1]) and
-/// g + 8 (values[j][2], [3]) of its warp.
+/// A thread's sums: lane 4g + t has columns 8j + 2t and 8j + 2t + 1 of rows g (values[j][0], [1])
+/// and g + 8 (values[j][2], [3]) of its warp.
 struct TileSums {
   float values[kTile / 8][4] = {};
 };
