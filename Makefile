@@ -102,11 +102,13 @@ cuda:  ## compile for GPUs (needs nvcc, no GPU)
 	cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS) --target cuda_tests crossdock_cli
 	tools/check_ptx.py build/cuda/libcrossdock.a
+	tools/check_spills.py build/cuda/libcrossdock.a hopper
 
 cuda-release:  ## compile for every supported GPU, before a release
 	cmake --preset cuda-release
 	cmake --build --preset cuda-release -j $(JOBS) --target crossdock_library
 	tools/check_ptx.py build/cuda-release/libcrossdock.a
+	tools/check_spills.py build/cuda-release/libcrossdock.a hopper
 
 test-cuda: cuda  ## run the tests that need a GPU
 	ctest --preset cuda -L cuda
