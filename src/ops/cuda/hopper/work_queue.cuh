@@ -60,6 +60,7 @@ __device__ inline int draw_unit(const ProductParams& params, WorkQueue& queue,
   if (rank == 0) {
     if (round > 0) wait(queue.request, (round - 1) & 1);
     wait(queue.drawn_empty[place.slot], place.parity ^ 1);
+    __syncwarp();  // all lanes have waited before one lets others go on
     int number = 0;
     if (lane == 0) {
       number = atomicAdd(params.counters, 1);
@@ -87,11 +88,11 @@ __device__ void schedule(const ProductParams& params, WorkQueue& queue, int rank
     unit.num_steps = kNoMoreWork;
     is_found = units.find(number, rank, unit);
     wait(queue.empty[place.slot], place.parity ^ 1);
+    __syncwarp();
     if (lane == 0) {
       queue.units[place.slot] = unit;
       arrive(queue.full[place.slot]);
     }
-    __syncwarp();
     place.advance();
   }
   // The last cluster leaves the counters as it found them, for the next kernel.
