@@ -11,8 +11,8 @@ using RoundedShape = TileShape<4, 192, false>;
 using SumsShape = TileShape<2, 256, false>;
 
 template <typename Element>
-using RoundedDw =
-    Product<Element, Operation::kDw, RoundedShape, RowsEpilogue<Element, RoundedShape::kColumns>>;
+using RoundedDw = Product<Element, Operation::kDw, RoundedShape,
+                          RowsEpilogue<Element, RoundedShape::kColumns, false>>;
 template <typename Element, bool kAccumulate>
 using SumsDw =
     Product<Element, Operation::kDw, SumsShape, SumsEpilogue<SumsShape::kColumns, kAccumulate>>;

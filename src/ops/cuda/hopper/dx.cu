@@ -9,7 +9,8 @@ namespace {
 using DxShape = TileShape<2, 256, false>;
 
 template <typename Element>
-using Dx = Product<Element, Operation::kDx, DxShape, RowsEpilogue<Element, DxShape::kColumns>>;
+using Dx =
+    Product<Element, Operation::kDx, DxShape, RowsEpilogue<Element, DxShape::kColumns, false>>;
 
 }  // namespace
 

@@ -16,27 +16,32 @@ namespace crossdock::ops::hopper {
 /// 16 rows of a tile, which one warp holds.
 struct WarpRows {
   int64_t row;   // the first one, in the output
-  int num_rows;  // inside the output; 1 or more, may exceed 16
+  int num_rows;  // inside the output; may exceed 16, or be 0 or less
   int column_tile;
   int expert;
 };
 
-/// A warp's buffer of 16 rows x 128 bytes; pieces of 16 bytes are swizzled against bank conflicts.
+/// A warp's buffer of 16 rows x 128 bytes. Against bank conflicts, piece p (16 bytes) of row r is
+/// at the place of piece p ^ swizzle(r), where swizzle(r) is the same for rows r and r + 8 and
+/// differs by two between neighbouring rows. Addresses are written so that few registers hold all
+/// of them.
 template <int kBuffers>
 class WarpStage {
  public:
-  __device__ WarpStage(std::byte* memory, int lane) : memory_(memory), lane_(lane) {}
+  /// `memory` is a multiple of 128.
+  __device__ WarpStage(SharedAddress memory, int lane) : memory_(memory), lane_(lane) {}
 
   /// Sums of 64 columns as wgmma leaves them, rounded to 16 bits: values[j][h] has columns 8j + 2t
   /// and 8j + 2t + 1 of row g + 8h, in lane 4g + t.
   __device__ __forceinline__ void put_pairs(const uint32_t (&values)[8][2]) {
     begin();
+    // The lane gives the address of one row of one of four 8 x 8 matrices.
     const int row = lane_ % 16;
-    const SharedAddress line = shared_address(memory_ + offset_) + row * 128;
+    const SharedAddress first = buffer() + row * 128 + ((lane_ / 16 ^ swizzle(row)) << 4);
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       line + piece_offset(row, j + lane_ / 16)),
+                       first ^ (j << 4)),
                    "r"(values[j][0]), "r"(values[j][1]), "r"(values[j + 1][0]),
                    "r"(values[j + 1][1])
                    : "memory");
@@ -48,12 +53,15 @@ class WarpStage {
     begin();
     const int row = lane_ / 4;
     const int t = lane_ % 4;
+    const SharedAddress first = buffer() + row * 128 + ((t / 2 ^ swizzle(row)) << 4) + t % 2 * 8;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      std::byte* const to =
-          memory_ + offset_ + row * 128 + piece_offset(row, 2 * j + t / 2) + t % 2 * 8;
-      *reinterpret_cast<uint2*>(to) = values[j][0];
-      *reinterpret_cast<uint2*>(to + 8 * 128) = values[j][1];  // has the same swizzle
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"((first ^ (j << 5)) + h * 8 * 128),
+                     "r"(values[j][h].x), "r"(values[j][h].y)
+                     : "memory");
+      }
     }
   }
 
@@ -67,16 +75,22 @@ class WarpStage {
     return lane_ % 8;
   }
   __device__ uint4 piece(int i) const {
-    const int row = piece_row(i);
-    return *reinterpret_cast<const uint4*>(memory_ + offset_ + row * 128 +
-                                           piece_offset(row, piece_column()));
+    const SharedAddress first =
+        buffer() + lane_ / 8 * 128 + ((piece_column() ^ swizzle(lane_ / 8)) << 4);
+    uint4 value{};
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"((first ^ (i % 2 << 4)) + i * 4 * 128)
+                 : "memory");
+    return value;
   }
 
   /// Copies the rows to global memory: num_rows rows (at most 16) of num_bytes bytes (at most 128).
-  __device__ void copy_out(std::byte* to, int64_t pitch, int num_rows, int num_bytes) const {
+  __device__ __forceinline__ void copy_out(std::byte* to, int64_t pitch, int num_rows,
+                                           int num_bytes) const {
     __syncwarp();
-    std::byte* const own = to + piece_column() * 16;
     if (piece_column() * 16 >= num_bytes) return;
+    std::byte* const own = to + piece_column() * 16;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       if (piece_row(i) < num_rows) *reinterpret_cast<uint4*>(own + piece_row(i) * pitch) = piece(i);
@@ -87,25 +101,30 @@ class WarpStage {
   // The buffer must not be written while a lane reads it. With two buffers, the __syncwarp()
   // between writing and reading the other one has made sure of that.
   __device__ void begin() {
-    if constexpr (kBuffers == 1) {
-      __syncwarp();
-    } else {
-      offset_ ^= kStageBytes;
-    }
+    if constexpr (kBuffers == 1) __syncwarp();
+    ++num_uses_;
   }
-  // The same for rows r and r + 8; differs by two pieces between neighbouring rows.
-  static __device__ int piece_offset(int row, int piece) {
-    const int swizzle = (row & 3) << 1 | (row >> 2 & 1);
-    return (piece ^ swizzle) << 4;
+  // The compiler knows which one.
+  __device__ SharedAddress buffer() const {
+    return memory_ + num_uses_ % kBuffers * kStageBytes;
+  }
+  // For piece(): of row 4i + r it is that of row r, plus i % 2.
+  static __device__ int swizzle(int row) {
+    return (row & 3) << 1 | (row >> 2 & 1);
   }
 
-  std::byte* memory_;
+  SharedAddress memory_;
   int lane_;
-  int offset_ = 0;
+  int num_uses_ = 0;
 };
 
-/// Rows of the product, rounded; forward: plus the bias.
-template <typename Element, int kColumns>
+/// Keeps the compiler from reading global memory in advance, which takes registers.
+__device__ inline void read_no_further() {
+  asm volatile("" ::: "memory");
+}
+
+/// Rows of the product, rounded; kWithBias: plus the bias, if there is one.
+template <typename Element, int kColumns, bool kWithBias>
 struct RowsEpilogue {
   static constexpr bool kIsGated = false;
   static constexpr bool kZeroesEmpty = true;  // gradients of experts without rows
@@ -116,7 +135,7 @@ struct RowsEpilogue {
                                                Stage& stage, const ProductParams& params,
                                                int out_columns, int lane) {
     const int first = rows.column_tile * kColumns;
-    if (params.bias != nullptr) {
+    if (kWithBias && params.bias != nullptr) {
       const auto* bias = static_cast<const Element*>(params.bias) + int64_t{rows.expert} * params.N;
       add_bias(sums, bias, first, out_columns, lane);
     }
@@ -148,6 +167,7 @@ struct RowsEpilogue {
       sums[4 * j + 1] += b.y;
       sums[4 * j + 2] += b.x;
       sums[4 * j + 3] += b.y;
+      if (j % 4 == 3) read_no_further();
     }
   }
 };
@@ -219,6 +239,7 @@ struct SwigluEpilogue {
         sums[8 * j + 4 + i] += linear_bias;
         sums[8 * j + 6 + i] += linear_bias;
       }
+      read_no_further();
     }
   }
 

@@ -10,7 +10,7 @@ using ForwardShape = TileShape<2, 192, true>;
 
 template <typename Element>
 using Forward = Product<Element, Operation::kForward, ForwardShape,
-                        RowsEpilogue<Element, ForwardShape::kColumns>>;
+                        RowsEpilogue<Element, ForwardShape::kColumns, true>>;
 
 }  // namespace
 

@@ -51,7 +51,24 @@ struct MathWarp {
   __device__ int blocks_of_group(int row_blocks) const {
     return Shape::kTakeTurns ? row_blocks : (row_blocks + 1 - group) / 2;
   }
+
+  /// The warp's rows in the group's block `i`.
+  __device__ WarpRows rows_of(const WorkUnit& unit, int i) const {
+    const int first = block_of(i) * kBlock + warp_in_group * 16;
+    return {int64_t{unit.out_row} + first, unit.num_rows - first, unit.column_tile, unit.expert};
+  }
 };
+
+/// Zeroes the group's rows of a tile: gradients of an expert without rows.
+template <typename Warp>
+__device__ void zero_rows(const Warp& warp, const WorkUnit& unit, int num_blocks,
+                          const ProductParams& params, int out_columns) {
+  using Shape = typename Warp::Shape;
+  for (int i = 0; i < num_blocks; ++i) {
+    zero_warp_rows<Shape::kColumns, Warp::Product::Epilogue::kOutBytes>(
+        warp.rows_of(unit, i), params, out_columns, warp.lane);
+  }
+}
 
 /// Multiplies the slot's step for kBlocks 64-row blocks; the first step overwrites the sums.
 template <int kBlocks, typename Warp>
@@ -120,6 +137,14 @@ __device__ void pass_by(Warp& warp, int num_steps) {
   }
 }
 
+/// The lane of this thread. What is computed from it is computed where it is used: the compiler
+/// would else keep it in registers from one tile to the next, and has none to spare.
+__device__ inline int read_lane() {
+  int lane = 0;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 /// A math warp: multiplies and stores the tiles of all units of this block, together with the other
 /// warps of its group.
 template <typename Product>
@@ -128,45 +153,48 @@ __device__ void multiply_tiles(const ProductParams& params, WorkQueue& queue,
                                const TileMemory<typename Product::Shape>& memory, int math_warp) {
   using Shape = typename Product::Shape;
   using Epilogue = typename Product::Epilogue;
+  constexpr bool kIsDw = Product::kOperation == Operation::kDw;
+  static_assert(!kIsDw || !Shape::kTakeTurns);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = math_warp / 4;
   MathWarp<Product> warp{barriers, memory, {group}, group, math_warp % 4, lane};
-  WarpStage<Shape::kStageBuffers> stage(memory.stage(math_warp), lane);
   const int out_columns = Product::out_columns(params);
   const int column_tiles = divide_up(out_columns, Shape::kColumns);
   typename MathWarp<Product>::Sums sums;
   WorkQueue::Place next;
   warp.turns.begin();
-  for (int turn = 0;; turn ^= 1) {
+  for (;;) {
+    const bool is_own_turn = !Shape::kTakeTurns || next.round % 2 == group;
     const WorkUnit unit = queue.take(next, lane);
     if (unit.num_steps == kNoMoreWork) break;
-    if (Shape::kTakeTurns && turn != group) {
+    if (!is_own_turn) {
       warp.ring.skip(unit.num_steps);
       continue;
     }
     const int num_blocks =
         unit.column_tile < column_tiles ? warp.blocks_of_group(unit.row_blocks) : 0;
+    if (kIsDw && unit.num_steps == 0) {
+      if (Epilogue::kZeroesEmpty) zero_rows(warp, unit, num_blocks, params, out_columns);
+      continue;
+    }
     warp.turns.wait_for_turn();
-    if (num_blocks == 0 || unit.num_steps == 0) {
+    if (num_blocks == 0) {
       pass_by(warp, unit.num_steps);
       warp.turns.pass();
-    } else if (Shape::kGroupBlocks == 1 || num_blocks == 1) {
+      continue;
+    }
+    if (Shape::kGroupBlocks == 1 || num_blocks == 1) {
       multiply<1>(sums, warp, unit.num_steps);
     } else {
       multiply<Shape::kGroupBlocks>(sums, warp, unit.num_steps);
     }
+    const int own_lane = read_lane();
+    WarpStage<Shape::kStageBuffers> stage(memory.stage(math_warp), own_lane);
 #pragma unroll
     for (int i = 0; i < Shape::kGroupBlocks; ++i) {
-      if (i >= num_blocks) break;
-      const int first = warp.block_of(i) * kBlock + warp.warp_in_group * 16;
-      const WarpRows rows{int64_t{unit.out_row} + first, unit.num_rows - first, unit.column_tile,
-                          unit.expert};
-      if (rows.num_rows <= 0) break;
-      if (Product::kOperation != Operation::kDw || unit.num_steps > 0) {
-        Epilogue::store(sums[i], rows, stage, params, out_columns, lane);
-      } else if constexpr (Epilogue::kZeroesEmpty) {
-        zero_warp_rows<Shape::kColumns, Epilogue::kOutBytes>(rows, params, out_columns, lane);
-      }
+      const WarpRows rows = warp.rows_of(unit, i);
+      if (i >= num_blocks || rows.num_rows <= 0) break;
+      Epilogue::store(sums[i], rows, stage, params, out_columns, own_lane);
     }
   }
 }

@@ -61,8 +61,8 @@ struct TileMemory {
     return shared_address(slots) + Shape::kSlots * Shape::kABytes + slot * Shape::kBBytes;
   }
   /// The buffers in which a math warp arranges its results.
-  __device__ std::byte* stage(int math_warp) const {
-    return slots + Shape::kSlots * Shape::kSlotBytes +
+  __device__ SharedAddress stage(int math_warp) const {
+    return shared_address(slots) + Shape::kSlots * Shape::kSlotBytes +
            math_warp * kStageBytes * Shape::kStageBuffers;
   }
 

@@ -14,7 +14,13 @@ namespace crossdock::ops::hopper {
 /// late as the loader allows, so that the last units go to clusters that are about to be idle.
 struct WorkQueue {
   static constexpr int kLength = 4;
-  using Place = RingPlace<kLength>;
+
+  /// A place in the queue, as RingPlace in one register.
+  struct Place {
+    int round = 0;
+    __device__ int slot() const { return round % kLength; }
+    __device__ int parity() const { return round / kLength % 2; }
+  };
 
   uint64_t full[kLength];         // a unit has been written
   uint64_t empty[kLength];        // loader and math warps have read it
@@ -36,42 +42,43 @@ struct WorkQueue {
 
   /// The next unit, for the loader.
   __device__ WorkUnit take(Place& place) {
-    wait(full[place.slot], place.parity);
-    const WorkUnit unit = units[place.slot];
-    arrive(empty[place.slot]);
-    place.advance();
+    wait(full[place.slot()], place.parity());
+    const WorkUnit unit = units[place.slot()];
+    arrive(empty[place.slot()]);
+    ++place.round;
     return unit;
   }
 
   /// The next unit, for a math warp.
   __device__ WorkUnit take(Place& place, int lane) {
-    wait(full[place.slot], place.parity);
-    const WorkUnit unit = units[place.slot];
+    wait(full[place.slot()], place.parity());
+    const WorkUnit unit = units[place.slot()];
     __syncwarp();
-    if (lane == 0) arrive(empty[place.slot]);
-    place.advance();
+    if (lane == 0) arrive(empty[place.slot()]);
+    ++place.round;
     return unit;
   }
 };
 
 /// Draws a number, the same in both blocks of the cluster. By a whole warp.
 __device__ inline int draw_unit(const ProductParams& params, WorkQueue& queue,
-                                const WorkQueue::Place& place, int round, int rank, int lane) {
+                                const WorkQueue::Place& place, int rank, int lane) {
+  const int slot = place.slot();
   if (rank == 0) {
-    if (round > 0) wait(queue.request, (round - 1) & 1);
-    wait(queue.drawn_empty[place.slot], place.parity ^ 1);
+    if (place.round > 0) wait(queue.request, (place.round - 1) % 2);
+    wait(queue.drawn_empty[slot], place.parity() ^ 1);
     __syncwarp();  // all lanes have waited before one lets others go on
     int number = 0;
     if (lane == 0) {
       number = atomicAdd(params.counters, 1);
-      send_word(queue.drawn[place.slot], queue.drawn_full[place.slot], number, 1);
+      send_word(queue.drawn[slot], queue.drawn_full[slot], number, 1);
     }
     return __shfl_sync(~0u, number, 0);
   }
-  wait_for_cluster(queue.drawn_full[place.slot], place.parity);
-  const int number = queue.drawn[place.slot];
+  wait_for_cluster(queue.drawn_full[slot], place.parity());
+  const int number = queue.drawn[slot];
   __syncwarp();
-  if (lane == 0) arrive_at(queue.drawn_empty[place.slot], 0);
+  if (lane == 0) arrive_at(queue.drawn_empty[slot], 0);
   return number;
 }
 
@@ -82,18 +89,17 @@ __device__ void schedule(const ProductParams& params, WorkQueue& queue, int rank
   auto units = Product::units(params);
   WorkQueue::Place place;
   bool is_found = true;
-  for (int round = 0; is_found; ++round) {
-    const int number = draw_unit(params, queue, place, round, rank, lane);
+  for (; is_found; ++place.round) {
+    const int number = draw_unit(params, queue, place, rank, lane);
     WorkUnit unit{};
     unit.num_steps = kNoMoreWork;
     is_found = units.find(number, rank, unit);
-    wait(queue.empty[place.slot], place.parity ^ 1);
+    wait(queue.empty[place.slot()], place.parity() ^ 1);
     __syncwarp();
     if (lane == 0) {
-      queue.units[place.slot] = unit;
-      arrive(queue.full[place.slot]);
+      queue.units[place.slot()] = unit;
+      arrive(queue.full[place.slot()]);
     }
-    place.advance();
   }
   // The last cluster leaves the counters as it found them, for the next kernel.
   if (rank == 0 && lane == 0) {
