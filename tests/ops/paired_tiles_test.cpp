@@ -29,7 +29,8 @@ TYPED_TEST(PairedTilesTest, TakeEveryTileOnceAndLeaveAtMostOneHalfPair) {
           if (place.row_tile >= row_tiles || place.column_tile >= column_tiles) {
             ++outside;
           } else {
-            ++times[static_cast<size_t>(place.row_tile * column_tiles + place.column_tile)];
+            const int tile = place.row_tile * column_tiles + place.column_tile;
+            ++times[static_cast<size_t>(tile)];
           }
         }
       }

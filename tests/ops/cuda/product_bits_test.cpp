@@ -133,8 +133,9 @@ class ProductGraph {
     replace(gpu_.x, encode(test.x, DType::kBF16));
     replace(gpu_.grad, encode(test.grad, DType::kBF16));
     replace(gpu_.w, encode(test.w, DType::kBF16));
-    replace(gpu_.starts, bytes_of(ConstTensorView(test.starts.data(), {test.E() + 1})));
-    replace(gpu_.counts, bytes_of(ConstTensorView(test.shape().counts.data(), {test.E()})));
+    replace(gpu_.starts, bytes_of(ConstTensorView(test.starts.data(), {test.num_experts() + 1})));
+    replace(gpu_.counts,
+            bytes_of(ConstTensorView(test.shape().counts.data(), {test.num_experts()})));
     cuda_ok(cudaGraphLaunch(executable_, gpu_.stream.get()));
     expect_same("forward", gpu_.download(forward_), rounded(test.forward(false), DType::kBF16));
     expect_same("dX", gpu_.download(dx_), rounded(test.dx(), DType::kBF16));

@@ -75,12 +75,12 @@ class ProductCase {
     std::mt19937 generator(seed);
     x = draw_rows(generator, shape_.K);
     grad = draw_rows(generator, shape_.N);
-    w = draw(generator, E() * shape_.N * shape_.K);
-    bias = draw(generator, E() * shape_.N);
+    w = draw(generator, num_experts() * shape_.N * shape_.K);
+    bias = draw(generator, num_experts() * shape_.N);
   }
 
   const ProductShape& shape() const { return shape_; }
-  int64_t E() const { return static_cast<int64_t>(shape_.counts.size()); }
+  int64_t num_experts() const { return static_cast<int64_t>(shape_.counts.size()); }
 
   // Unrounded; 0 in rows that belong to no expert.
 
@@ -105,7 +105,7 @@ class ProductCase {
   std::vector<float> dw() const {
     const int64_t N = shape_.N;
     const int64_t K = shape_.K;
-    return multiply(E() * N * K, [&](int64_t e, int64_t start, int64_t count) {
+    return multiply(num_experts() * N * K, [&](int64_t e, int64_t start, int64_t count) {
       return Part{{operand(grad, start * N, 1, N), operand(x, start * K, 1, K), N, K, count},
                   e * N * K,
                   nullptr};
@@ -136,7 +136,7 @@ class ProductCase {
     std::vector<float> result(static_cast<size_t>(size), 0.0F);
     std::vector<Part> parts;
     std::vector<GemmProblem> problems;
-    for (int64_t e = 0; e < E(); ++e) {
+    for (int64_t e = 0; e < num_experts(); ++e) {
       const auto i = static_cast<size_t>(e);
       parts.push_back(part_of(e, starts[i], shape_.counts[i]));
       problems.push_back(parts.back().problem);
@@ -166,11 +166,11 @@ class ProductCase {
   }
   std::vector<float> draw_rows(std::mt19937& generator, int64_t width) const {
     std::vector<float> rows = draw(generator, R * width);
-    for (int64_t e = 0, next = 0; e <= E(); ++e) {
+    for (int64_t e = 0, next = 0; e <= num_experts(); ++e) {
       const auto i = static_cast<size_t>(e);
-      const int64_t begin = e < E() ? starts[i] : R;
+      const int64_t begin = e < num_experts() ? starts[i] : R;
       std::fill(rows.begin() + next * width, rows.begin() + begin * width, kNaN);
-      if (e < E()) next = begin + shape_.counts[i];
+      if (e < num_experts()) next = begin + shape_.counts[i];
     }
     return rows;
   }
@@ -185,16 +185,16 @@ class DeviceProducts {
       : products(kGpu, max_sms, kernels), test_(test), dtype_(test.shape().dtype) {
     x = upload(test.x, {test.R, test.shape().K});
     grad = upload(test.grad, {test.R, test.shape().N});
-    w = upload(test.w, {test.E(), test.shape().N, test.shape().K});
-    bias = upload(test.bias, {test.E(), test.shape().N});
-    starts = to_device(ConstTensorView(test.starts.data(), {test.E() + 1}), stream);
-    counts = to_device(ConstTensorView(test.shape().counts.data(), {test.E()}), stream);
+    w = upload(test.w, {test.num_experts(), test.shape().N, test.shape().K});
+    bias = upload(test.bias, {test.num_experts(), test.shape().N});
+    starts = to_device(ConstTensorView(test.starts.data(), {test.num_experts() + 1}), stream);
+    counts = to_device(ConstTensorView(test.shape().counts.data(), {test.num_experts()}), stream);
     stream.synchronize();
   }
 
   Segments segments() const {
     return {static_cast<const int64_t*>(starts.view.data),
-            static_cast<const int64_t*>(counts.view.data), test_.E(), kGpu};
+            static_cast<const int64_t*>(counts.view.data), test_.num_experts(), kGpu};
   }
 
   ProductForwardArgs forward_args() const {

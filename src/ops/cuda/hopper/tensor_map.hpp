@@ -24,6 +24,7 @@ struct TensorMapSpec {
   std::array<uint64_t, kMaxRank - 1> strides{};  // of dimensions 1 and up, in bytes
   std::array<uint32_t, kMaxRank> box{};
 
+  // NOLINTNEXTLINE(modernize-use-nullptr): finds a 0 in it
   friend auto operator<=>(const TensorMapSpec&, const TensorMapSpec&) = default;
 };
 
