@@ -17,6 +17,7 @@ MAY_SEE = {
     "mesh": {"core", "comm"},
     "sequence": {"core", "ops", "comm"},
     "router": {"core", "ops"},
+    "router/cuda": {"core", "core/cuda", "ops", "router"},
     "experts": {"core", "ops"},
     "plan": {"core"},
     "plan/cuda": {"core", "core/cuda", "comm/cuda", "plan"},

@@ -107,14 +107,25 @@ struct RouterConfig {
 
 /// Numbers of routes and tokens, from which the auxiliary loss and the expert bias are computed.
 /// Additive: for a loss over several ranks or micro-batches, add up their statistics.
+///
+/// For tokens on a GPU the counts stay there: `device_counts` is set and the vectors are empty.
 struct CROSSDOCK_API RouterStatistics {
   int64_t num_sequences = 1;                    // B; 1 unless routes are counted per sequence
   std::vector<int64_t> routes_per_expert = {};  // [B, E], before any drop
   std::vector<int64_t> num_tokens = {};         // [B], without padding
+  /// On a GPU: [B * E + B] int64, routes_per_expert and then num_tokens. Read-only; copies of the
+  /// statistics share it.
+  OwnedTensor device_counts = {};
 
-  /// [E] routes to each expert, over all sequences.
+  bool is_on_device() const { return device_counts.view.given(); }
+  /// The counts in host memory. Those of a GPU are copied: waits for `stream`, in which they are
+  /// computed. Not possible while a graph is captured.
+  [[nodiscard]] RouterStatistics on_host(Stream stream = {}) const;
+
+  /// [E] routes to each expert, over all sequences. REQUIRES: counts in host memory.
   [[nodiscard]] std::vector<int64_t> load() const;
   /// Adds the statistics of another rank or micro-batch, which must have the same sequences.
+  /// REQUIRES: counts in host memory; on a GPU use Router::sum.
   void add(const RouterStatistics& other);
 };
 
@@ -124,6 +135,9 @@ struct GateWeights {
   ConstTensorView bias = {};    // [E] same dtype, optional
 };
 
+/// All tensors must be on the device of x. On a GPU, values are not checked: a token whose sequence
+/// is not in [0, num_sequences) is padding, and a forced id that is neither -1 nor in [0, E) gets
+/// weight 0 and is left for the plan to refuse.
 struct RouteArgs {
   ConstTensorView x = {};  // [T, D]
   GateWeights gate = {};
@@ -139,31 +153,35 @@ struct RouteArgs {
   /// [T, K] int32 or int64, optional: routes to use instead of the selection (-1: none), e.g. the
   /// expert_ids of an earlier step; distinct per token. Weights come from the scores.
   ConstTensorView forced_ids = {};
-  uint64_t jitter_seed = 0;  // use a different seed in every step
+  /// Use a different seed in every step. A captured graph keeps its seed: change `token_ids`.
+  uint64_t jitter_seed = 0;
   /// [T] int64, optional: identifies each token for the jitter. Default: 0 to T - 1.
   ConstTensorView token_ids = {};
+  Stream stream = {};  // for tensors on a GPU
 };
 
-/// The routes of T tokens, and the values that backward needs.
+/// The routes of T tokens, and the values that backward needs, on the device of the tokens.
 struct CROSSDOCK_API RouterOutput {
   int64_t T = 0;
   int64_t K = 0;
   int64_t E = 0;
-  DType weight_dtype = DType::kF32;     // fp32, or fp64 for fp64 tokens
-  Buffer expert_ids;                    // [T, K] int32, best first; -1 in padding
-  Buffer weights;                       // [T, K] in weight_dtype; 0 in slots without a route
-  Buffer logits;                        // [T, E] in weight_dtype; undefined in padding
-  std::vector<int32_t> sequences = {};  // [T] the token's sequence; -1: padding
-  std::vector<int64_t> token_ids = {};  // [T] with jitter only
+  DType weight_dtype = DType::kF32;  // fp32, or fp64 for fp64 tokens
+  Buffer expert_ids;                 // [T, K] int32, best first; -1 in padding
+  Buffer weights;                    // [T, K] in weight_dtype; 0 in slots without a route
+  Buffer logits;                     // [T, E] in weight_dtype; undefined in padding
+  Buffer sequences;                  // [T] int32, the token's sequence; -1: padding
+  Buffer token_ids;                  // [T] int64 with jitter; empty: 0 to T - 1
   uint64_t jitter_seed = 0;
   RouterStatistics statistics;  // of this rank
+
+  Device device() const { return logits.device(); }
 
   /// For Dispatcher::plan; valid as long as this object.
   [[nodiscard]] Routing routing() const&;
   Routing routing() const&& = delete;
 };
 
-/// The counts that the losses are computed from.
+/// The counts that the losses are computed from, on the device of the routes.
 struct LossCounts {
   /// Summed over the group; null: this rank only. The ranks' losses sum to the group's loss. With
   /// BalanceScope::kGlobalBatch, include the step's earlier micro-batches and set `total_tokens`.
@@ -189,10 +207,18 @@ struct LossCounts {
   }
 };
 
-struct RouterLosses {
+/// For tokens on a GPU the losses stay there: `device_values` is set and the numbers are 0.
+struct CROSSDOCK_API RouterLosses {
   double aux = 0.0;  // the sum of aux_terms
   double z = 0.0;
   BalanceTerms aux_terms = {};  // each auxiliary loss
+  /// On a GPU: [5] fp64: aux, z, and aux_terms as batch, sequence, global_batch. Read-only.
+  OwnedTensor device_values = {};
+
+  bool is_on_device() const { return device_values.view.given(); }
+  /// The losses as numbers. Those of a GPU are copied: waits for `stream`, in which they are
+  /// computed. Not possible while a graph is captured.
+  [[nodiscard]] RouterLosses on_host(Stream stream = {}) const;
 };
 
 struct RouterBackwardArgs {
@@ -209,6 +235,7 @@ struct RouterBackwardArgs {
   TensorView grad_bias = {};  // out [E], likewise
   bool accumulate_gate = false;
   TensorView grad_logits = {};  // out [T, E] fp32 (fp64 for fp64), optional
+  Stream stream = {};           // for tensors on a GPU
 };
 
 /// Decides which experts each token goes to, and their weights.
@@ -218,9 +245,14 @@ struct RouterBackwardArgs {
 /// caller sums RouterStatistics over them between route and losses. An output must not overlap an
 /// input or another output. Members are thread-safe; any number of backwards may be pending.
 /// Invalid arguments throw Error(kInvalidArgument).
+///
+/// Tokens on a GPU are routed there: calls queue their work in `stream` and do not wait, and can be
+/// captured in a graph, which must not outlive the router and the results that it fills. fp64, more
+/// than 1024 experts or a top_k above 32 throw Error(kUnsupported) there. See docs/router.md for
+/// the sums.
 class CROSSDOCK_API Router {
  public:
-  /// Default pool: ThreadPool::process_wide().
+  /// Default pool: ThreadPool::process_wide(), for tokens in host memory.
   explicit Router(RouterConfig config, std::shared_ptr<ThreadPool> pool = nullptr);
 
   const RouterConfig& config() const { return config_; }
@@ -230,16 +262,22 @@ class CROSSDOCK_API Router {
   /// aux = coeff * E / (K T^2) * sum over e of (sum over t of s_te) n_e, with n and T from `counts`
   /// and s of this rank's tokens: the softmax, or scores / sum of scores; summed over the scopes
   /// with a coefficient. z = coeff * mean of logsumexp^2. Without tokens all are 0.
-  [[nodiscard]] RouterLosses losses(const RouterOutput& output,
-                                    const LossCounts& counts = {}) const;
+  [[nodiscard]] RouterLosses losses(const RouterOutput& output, const LossCounts& counts = {},
+                                    Stream stream = {}) const;
 
   /// Computes the gradients of <grad_weights, weights> + grad_losses * (aux + z).
   void backward(const RouterBackwardArgs& args) const;
 
+  /// The sum of the statistics of two ranks or micro-batches, on the device where both are. They
+  /// must have the same sequences.
+  [[nodiscard]] RouterStatistics sum(const RouterStatistics& a, const RouterStatistics& b,
+                                     Stream stream = {}) const;
+
  private:
+  class Backends;
+
   RouterConfig config_ = {};
-  std::shared_ptr<ThreadPool> pool_;
-  std::shared_ptr<BufferPool> buffers_;
+  std::shared_ptr<Backends> backends_;
 };
 
 struct BiasUpdate {
@@ -251,5 +289,10 @@ struct BiasUpdate {
 /// bias.
 CROSSDOCK_API void update_expert_bias(TensorView bias, std::span<const int64_t> load,
                                       const BiasUpdate& update);
+
+/// The same with the load of statistics that are on the device of the bias; on a GPU (fp32) without
+/// waiting.
+CROSSDOCK_API void update_expert_bias(TensorView bias, const RouterStatistics& statistics,
+                                      const BiasUpdate& update, Stream stream = {});
 
 }  // namespace crossdock

@@ -26,7 +26,17 @@ std::string describe(const ConstTensorView& tensor) {
 }
 
 void check_memory(std::string_view name, const ConstTensorView& tensor) {
-  CROSSDOCK_CHECK(tensor.device.is_cpu(), name, " must be in host memory");
+  check_memory(name, tensor, Device{});
+}
+
+void check_memory(std::string_view name, const ConstTensorView& tensor, Device device) {
+  if (device.is_cpu()) {
+    CROSSDOCK_CHECK(tensor.device.is_cpu(), name, " must be in host memory");
+  } else {
+    CROSSDOCK_CHECK(tensor.device == device, name, " must be on GPU ", device.index, ", it is ",
+                    tensor.device.is_cpu() ? std::string("in host memory")
+                                           : concat("on GPU ", tensor.device.index));
+  }
   CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
                   tensor.shape.to_string(), " must have memory, got a null pointer");
 }
@@ -39,9 +49,14 @@ void check_tensor(std::string_view name, const ConstTensorView& tensor, const Sh
 
 void check_tensor(std::string_view name, const ConstTensorView& tensor, DType dtype,
                   const Shape& shape) {
+  check_tensor(name, tensor, Device{}, dtype, shape);
+}
+
+void check_tensor(std::string_view name, const ConstTensorView& tensor, Device device, DType dtype,
+                  const Shape& shape) {
   CROSSDOCK_CHECK(tensor.given() && tensor.dtype == dtype && tensor.shape == shape, name,
                   " must be ", shape.to_string(), " ", name_of(dtype), ", got ", describe(tensor));
-  check_memory(name, tensor);
+  check_memory(name, tensor, device);
 }
 
 void check_no_overlap(const std::vector<NamedTensor>& outputs,

@@ -17,11 +17,18 @@ std::string describe(const ConstTensorView& tensor);
 /// The tensor must be in host memory and, unless empty, not null.
 void check_memory(std::string_view name, const ConstTensorView& tensor);
 
+/// The tensor must be on `device` and, unless empty, not null.
+void check_memory(std::string_view name, const ConstTensorView& tensor, Device device);
+
 /// The tensor must also have this shape.
 void check_tensor(std::string_view name, const ConstTensorView& tensor, const Shape& shape);
 
 /// The tensor must also have this dtype.
 void check_tensor(std::string_view name, const ConstTensorView& tensor, DType dtype,
+                  const Shape& shape);
+
+/// The tensor must be on `device` and have this dtype and shape.
+void check_tensor(std::string_view name, const ConstTensorView& tensor, Device device, DType dtype,
                   const Shape& shape);
 
 struct NamedTensor {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 
 #include "core/check.hpp"
 
@@ -10,12 +11,6 @@ namespace {
 
 constexpr BalanceScope kScopes[] = {BalanceScope::kBatch, BalanceScope::kSequence,
                                     BalanceScope::kGlobalBatch};
-
-const RouterStatistics& counts_of(BalanceScope scope, const RouterOutput& output,
-                                  const LossCounts& counts) {
-  const RouterStatistics* given = counts.of(scope);
-  return given != nullptr ? *given : output.statistics;
-}
 
 int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
@@ -48,7 +43,34 @@ AuxLoss aux_loss(const RouterConfig& config, BalanceScope scope, const RouterSta
   return loss;
 }
 
+// Whether the arrays of the statistics have the sizes of B sequences and E experts.
+bool has_sizes(const RouterStatistics& statistics, int64_t E) {
+  const int64_t B = statistics.num_sequences;
+  if (statistics.is_on_device()) {
+    const ConstTensorView counts = statistics.device_counts.view;
+    return counts.dtype == DType::kI64 && counts.shape == Shape{B * E + B};
+  }
+  return std::ssize(statistics.num_tokens) == B &&
+         std::ssize(statistics.routes_per_expert) == B * E;
+}
+
+std::string place_of(const RouterStatistics& statistics) {
+  if (!statistics.is_on_device()) return "in host memory";
+  return concat("on GPU ", statistics.device_counts.view.device.index);
+}
+
+bool is_same_place(const RouterStatistics& a, const RouterStatistics& b) {
+  return a.is_on_device() == b.is_on_device() &&
+         a.device_counts.view.device == b.device_counts.view.device;
+}
+
 }  // namespace
+
+const RouterStatistics& counts_of(BalanceScope scope, const RouterOutput& output,
+                                  const LossCounts& counts) {
+  const RouterStatistics* given = counts.of(scope);
+  return given != nullptr ? *given : output.statistics;
+}
 
 BalanceLosses balance_losses(const RouterConfig& config, const RouterOutput& output,
                              const LossCounts& counts) {
@@ -70,14 +92,27 @@ void check_counts(const RouterConfig& config, const RouterOutput& output,
   const int64_t own = output.statistics.num_sequences;
   for (const BalanceScope scope : kScopes) {
     const RouterStatistics* given = counts.of(scope);
-    if (given == nullptr || !config.counts(scope)) continue;
+    const bool is_for_z = scope == BalanceScope::kBatch && config.z_loss_coeff != 0.0;
+    if (given == nullptr || !(config.counts(scope) || is_for_z)) continue;
     const int64_t B = given->num_sequences;
     const bool may_be_one = scope != BalanceScope::kSequence && B == 1;
-    CROSSDOCK_CHECK((B == own || may_be_one) && std::ssize(given->num_tokens) == B &&
-                        std::ssize(given->routes_per_expert) == B * output.E,
+    CROSSDOCK_CHECK((B == own || may_be_one) && has_sizes(*given, output.E),
                     "the summed statistics must have the same ", own, " sequences and ", output.E,
                     " experts as this rank's");
+    CROSSDOCK_CHECK(is_same_place(*given, output.statistics),
+                    "the summed statistics must be where this rank's are, ",
+                    place_of(output.statistics), "; they are ", place_of(*given));
   }
+}
+
+void check_summable(const RouterConfig& config, const RouterStatistics& a,
+                    const RouterStatistics& b) {
+  const int64_t E = config.num_experts;
+  CROSSDOCK_CHECK(a.num_sequences == b.num_sequences && has_sizes(a, E) && has_sizes(b, E),
+                  "statistics to be added must have the same sequences and ", E, " experts; got ",
+                  a.num_sequences, " and ", b.num_sequences, " sequences");
+  CROSSDOCK_CHECK(is_same_place(a, b), "statistics to be added must be in one place; one is ",
+                  place_of(a), ", the other ", place_of(b));
 }
 
 }  // namespace crossdock::router

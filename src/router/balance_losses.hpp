@@ -25,10 +25,19 @@ struct BalanceLosses {
   double z_factor = 0.0;  // factor on logsumexp^2 of a token
 };
 
+/// For counts in host memory.
 BalanceLosses balance_losses(const RouterConfig& config, const RouterOutput& output,
                              const LossCounts& counts);
 
+/// The counts of a loss: those given, else those of this rank.
+const RouterStatistics& counts_of(BalanceScope scope, const RouterOutput& output,
+                                  const LossCounts& counts);
+
 /// Throws Error(kInvalidArgument) if the counts do not match the router and its output.
 void check_counts(const RouterConfig& config, const RouterOutput& output, const LossCounts& counts);
+
+/// Throws Error(kInvalidArgument) if two statistics of a router cannot be added.
+void check_summable(const RouterConfig& config, const RouterStatistics& a,
+                    const RouterStatistics& b);
 
 }  // namespace crossdock::router

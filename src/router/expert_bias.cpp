@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/router.hpp"
+#include "router/backend.hpp"
 
 namespace crossdock {
 namespace {
@@ -17,6 +19,15 @@ void add_steps(TensorView bias, const std::vector<double>& steps) {
 }
 
 }  // namespace
+
+void update_expert_bias(TensorView bias, const RouterStatistics& statistics,
+                        const BiasUpdate& update, Stream stream) {
+  if (!statistics.is_on_device()) return update_expert_bias(bias, statistics.load(), update);
+  const ConstTensorView counts = statistics.device_counts.view;
+  const int64_t E = counts.num_elements() / std::max<int64_t>(statistics.num_sequences, 1) - 1;
+  check_tensor("bias", bias, counts.device, DType::kF32, Shape{E});
+  router::update_bias_on_device(bias, statistics, update, stream);
+}
 
 void update_expert_bias(TensorView bias, std::span<const int64_t> load, const BiasUpdate& update) {
   const auto E = static_cast<int64_t>(load.size());

@@ -1,6 +1,8 @@
 #include "router/router_pass.hpp"
 
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "core/pointer.hpp"
 #include "ops/convert.hpp"
@@ -29,6 +31,18 @@ void with_element(DType dtype, const Work& work) {
   }
 }
 
+// The sequence of each token; -1: padding.
+std::span<int32_t> sequences_of(const RouterOutput& output) {
+  return {pointer<int32_t>(output.sequences), static_cast<size_t>(output.T)};
+}
+
+// The random factors of token t. REQUIRES: jitter.
+template <typename T>
+TokenJitter<T> jitter_of(const RouterConfig& config, const RouterOutput& output, int64_t t) {
+  const int64_t* ids = pointer<int64_t>(output.token_ids);
+  return {config.jitter, output.jitter_seed, ids != nullptr ? ids[t] : t};
+}
+
 ops::GemmOperand by_rows(const ConstTensorView& matrix) {
   return {matrix.data, matrix.dtype, matrix.shape[1], 1};
 }
@@ -42,7 +56,7 @@ ops::GemmOperand by_columns(const ConstTensorView& matrix) {
 template <typename T>
 void RouterPass<T>::for_each_chunk(int64_t num_tokens,
                                    const std::function<void(int64_t, int64_t)>& body) {
-  pool_.parallel_for((num_tokens + kChunkTokens - 1) / kChunkTokens, [&](int64_t chunk) {
+  pool_->parallel_for((num_tokens + kChunkTokens - 1) / kChunkTokens, [&](int64_t chunk) {
     body(chunk * kChunkTokens, std::min(num_tokens, (chunk + 1) * kChunkTokens));
   });
 }
@@ -52,26 +66,24 @@ void RouterPass<T>::note_tokens(const RouteArgs& args, RouterOutput& output) {
   const bool* mask = pointer<bool>(args.mask);
   const bool by_sequence = config_.counts(BalanceScope::kSequence);
   const int32_t* sequence_ids = by_sequence ? pointer<int32_t>(args.sequence_ids) : nullptr;
-  output.sequences.resize(static_cast<size_t>(output.T));
+  output.sequences = buffers_.take(bytes_of<int32_t>(output.T));
+  const std::span<int32_t> sequences = sequences_of(output);
   for (int64_t t = 0; t < output.T; ++t) {
     const int32_t sequence = sequence_ids != nullptr ? sequence_ids[t] : 0;
-    output.sequences[static_cast<size_t>(t)] = mask != nullptr && mask[t] ? -1 : sequence;
+    sequences[static_cast<size_t>(t)] = mask != nullptr && mask[t] ? -1 : sequence;
   }
   output.statistics.num_sequences = by_sequence ? args.num_sequences : 1;
   output.jitter_seed = args.jitter_seed;
-  if (config_.jitter == 0.0) return;
-  output.token_ids.resize(static_cast<size_t>(output.T));
-  const int64_t* token_ids = pointer<int64_t>(args.token_ids);
-  for (int64_t t = 0; t < output.T; ++t) {
-    output.token_ids[static_cast<size_t>(t)] = token_ids != nullptr ? token_ids[t] : t;
-  }
+  if (config_.jitter == 0.0 || !args.token_ids.given()) return;
+  output.token_ids = buffers_.take(bytes_of<int64_t>(output.T));
+  std::copy_n(pointer<int64_t>(args.token_ids), output.T, pointer<int64_t>(output.token_ids));
 }
 
 template <typename T>
 ConstTensorView RouterPass<T>::seen_by_gate(const ConstTensorView& x, const RouterOutput& output,
                                             bool zero_padding, Buffer& memory) {
-  const bool has_padding =
-      std::find(output.sequences.begin(), output.sequences.end(), -1) != output.sequences.end();
+  const std::span<const int32_t> sequences = sequences_of(output);
+  const bool has_padding = std::find(sequences.begin(), sequences.end(), -1) != sequences.end();
   if (config_.jitter == 0.0 && !(zero_padding && has_padding)) return x;
   memory = buffers_.take(bytes_of<T>(output.T * D_));
   with_element<T>(x.dtype, [&](auto element) {
@@ -79,14 +91,13 @@ ConstTensorView RouterPass<T>::seen_by_gate(const ConstTensorView& x, const Rout
     for_each_chunk(output.T, [&](int64_t first, int64_t last) {
       for (int64_t t = first; t < last; ++t) {
         T* to = pointer<T>(memory) + t * D_;
-        if (output.sequences[static_cast<size_t>(t)] < 0) {
+        if (sequences[static_cast<size_t>(t)] < 0) {
           std::fill_n(to, D_, T{0});
           continue;
         }
         ops::widen_row(pointer<Element>(x) + t * D_, D_, to);
         if (config_.jitter == 0.0) continue;
-        const TokenJitter<T> jitter(config_.jitter, output.jitter_seed,
-                                    output.token_ids[static_cast<size_t>(t)]);
+        const TokenJitter<T> jitter = jitter_of<T>(config_, output, t);
         for (int64_t d = 0; d < D_; ++d) to[d] *= jitter.factor(d);
       }
     });
@@ -106,7 +117,7 @@ void RouterPass<T>::compute_logits(const RouteArgs& args, RouterOutput& output) 
   }
   const ops::GemmProblem problem{
       .a = by_rows(x), .b = by_rows(args.gate.weight), .M = output.T, .N = E_, .K = D_};
-  ops::grouped_gemm<T>({&problem, 1}, pool_, [&](const ops::GemmTile<T>& tile) {
+  ops::grouped_gemm<T>({&problem, 1}, *pool_, [&](const ops::GemmTile<T>& tile) {
     for (int64_t i = 0; i < tile.num_rows; ++i) {
       const T* from = tile.values + i * tile.stride;
       T* to = pointer<T>(output.logits) + (tile.row + i) * E_ + tile.column;
@@ -126,7 +137,7 @@ void RouterPass<T>::choose_routes(const RouteArgs& args, RouterOutput& output) {
     for (int64_t t = first; t < last; ++t) {
       int32_t* ids = pointer<int32_t>(output.expert_ids) + t * K_;
       T* weights = pointer<T>(output.weights) + t * K_;
-      if (output.sequences[static_cast<size_t>(t)] < 0) {
+      if (sequences_of(output)[static_cast<size_t>(t)] < 0) {
         std::fill_n(ids, K_, -1);
         std::fill_n(weights, K_, T{0});
         continue;
@@ -154,7 +165,7 @@ void RouterPass<T>::count_routes(RouterOutput& output) {
   statistics.num_tokens.assign(static_cast<size_t>(statistics.num_sequences), 0);
   const int32_t* ids = pointer<int32_t>(output.expert_ids);
   for (int64_t t = 0; t < output.T; ++t) {
-    const int32_t sequence = output.sequences[static_cast<size_t>(t)];
+    const int32_t sequence = sequences_of(output)[static_cast<size_t>(t)];
     if (sequence < 0) continue;
     ++statistics.num_tokens[static_cast<size_t>(sequence)];
     for (int64_t k = 0; k < K_; ++k) {
@@ -182,7 +193,8 @@ RouterOutput RouterPass<T>::route(const RouteArgs& args) {
 }
 
 template <typename T>
-RouterLosses RouterPass<T>::losses(const RouterOutput& output, const LossCounts& counts) {
+RouterLosses RouterPass<T>::losses(const RouterOutput& output, const LossCounts& counts,
+                                   Stream /*stream*/) {
   const BalanceLosses balance = balance_losses(config_, output, counts);
   const size_t num_aux = balance.aux.size();
   std::vector<double> aux_of_token(static_cast<size_t>(output.T) * num_aux);  // [T, losses]
@@ -191,7 +203,7 @@ RouterLosses RouterPass<T>::losses(const RouterOutput& output, const LossCounts&
     std::vector<T> scores(static_cast<size_t>(E_));
     std::vector<T> shares(static_cast<size_t>(E_));
     for (int64_t t = first; t < last; ++t) {
-      const int32_t sequence = output.sequences[static_cast<size_t>(t)];
+      const int32_t sequence = sequences_of(output)[static_cast<size_t>(t)];
       if (sequence < 0) continue;
       const T* logits = pointer<T>(output.logits) + t * E_;
       if (num_aux > 0) {
@@ -259,7 +271,7 @@ void RouterPass<T>::write_grad_logits(const RouterBackwardArgs& args, T* grad_lo
     for (int64_t t = first; t < last; ++t) {
       T* grad = grad_logits + t * E_;
       std::fill_n(grad, E_, T{0});
-      const int32_t sequence = output.sequences[static_cast<size_t>(t)];
+      const int32_t sequence = sequences_of(output)[static_cast<size_t>(t)];
       if (sequence < 0) continue;
       const T* logits = pointer<T>(output.logits) + t * E_;
       scores_of(config_.score, logits, E_, scores.data());
@@ -296,14 +308,13 @@ void RouterPass<T>::write_grad_x(const RouterBackwardArgs& args, const T* grad_l
                                  .K = E_};
   with_element<T>(args.grad_x.dtype, [&](auto element) {
     using Element = decltype(element);
-    ops::grouped_gemm<T>({&problem, 1}, pool_, [&](const ops::GemmTile<T>& tile) {
+    ops::grouped_gemm<T>({&problem, 1}, *pool_, [&](const ops::GemmTile<T>& tile) {
       for (int64_t i = 0; i < tile.num_rows; ++i) {
         const int64_t t = tile.row + i;
         const T* from = tile.values + i * tile.stride;
         Element* to = pointer<Element>(args.grad_x) + t * D_ + tile.column;
         const bool has_jitter = config_.jitter != 0.0;
-        const TokenJitter<T> jitter(config_.jitter, output.jitter_seed,
-                                    has_jitter ? output.token_ids[static_cast<size_t>(t)] : 0);
+        const TokenJitter<T> jitter = jitter_of<T>(config_, output, t);
         for (int64_t j = 0; j < tile.num_columns; ++j) {
           const T grad = has_jitter ? from[j] * jitter.factor(tile.column + j) : from[j];
           to[j] = ops::narrow<Element>(args.accumulate_x ? ops::widen(to[j]) + grad : grad);
@@ -326,7 +337,7 @@ void RouterPass<T>::write_grad_gate(const RouterBackwardArgs& args, const T* gra
                                    .M = E_,
                                    .N = D_,
                                    .K = output.T};
-    ops::grouped_gemm<T>({&problem, 1}, pool_, [&](const ops::GemmTile<T>& tile) {
+    ops::grouped_gemm<T>({&problem, 1}, *pool_, [&](const ops::GemmTile<T>& tile) {
       for (int64_t i = 0; i < tile.num_rows; ++i) {
         const T* from = tile.values + i * tile.stride;
         T* to = pointer<T>(args.grad_gate) + (tile.row + i) * D_ + tile.column;
@@ -364,7 +375,23 @@ void RouterPass<T>::backward(const RouterBackwardArgs& args) {
   write_grad_gate(args, grad_logits);
 }
 
+template <typename T>
+RouterStatistics RouterPass<T>::sum(const RouterStatistics& a, const RouterStatistics& b,
+                                    Stream /*stream*/) {
+  RouterStatistics total = a;
+  total.add(b);
+  return total;
+}
+
 template class RouterPass<float>;
 template class RouterPass<double>;
+
+std::unique_ptr<Backend> make_host_backend(const RouterConfig& config,
+                                           std::shared_ptr<ThreadPool> pool) {
+  if (config.dtype == DType::kF64) {
+    return std::make_unique<RouterPass<double>>(config, std::move(pool));
+  }
+  return std::make_unique<RouterPass<float>>(config, std::move(pool));
+}
 
 }  // namespace crossdock::router

@@ -1,29 +1,31 @@
 #pragma once
 
 #include <functional>
-#include <vector>
+#include <memory>
+#include <utility>
 
 #include "crossdock/router.hpp"
-#include "ops/gemm.hpp"
+#include "router/backend.hpp"
 #include "router/balance_losses.hpp"
 
 namespace crossdock::router {
 
-/// Implements Router with sums in T, float or double. REQUIRES checked inputs.
+/// The backend for host memory, with sums in T, float or double.
 template <typename T>
-class RouterPass {
+class RouterPass final : public Backend {
  public:
-  RouterPass(const RouterConfig& config, ThreadPool& pool, BufferPool& buffers)
+  RouterPass(const RouterConfig& config, std::shared_ptr<ThreadPool> pool)
       : E_(config.num_experts),
         K_(config.top_k),
         D_(config.width),
         config_(config),
-        pool_(pool),
-        buffers_(buffers) {}
+        pool_(std::move(pool)) {}
 
-  RouterOutput route(const RouteArgs& args);
-  RouterLosses losses(const RouterOutput& output, const LossCounts& counts);
-  void backward(const RouterBackwardArgs& args);
+  RouterOutput route(const RouteArgs& args) override;
+  RouterLosses losses(const RouterOutput& output, const LossCounts& counts, Stream stream) override;
+  void backward(const RouterBackwardArgs& args) override;
+  RouterStatistics sum(const RouterStatistics& a, const RouterStatistics& b,
+                       Stream stream) override;
 
  private:
   // Runs body(first, last) over pieces of [0, T) on the pool.
@@ -46,9 +48,9 @@ class RouterPass {
   int64_t E_;
   int64_t K_;
   int64_t D_;
-  const RouterConfig& config_;
-  ThreadPool& pool_;
-  BufferPool& buffers_;
+  RouterConfig config_;
+  std::shared_ptr<ThreadPool> pool_;
+  BufferPool buffers_;
 };
 
 extern template class RouterPass<float>;

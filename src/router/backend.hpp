@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "crossdock/router.hpp"
+
+namespace crossdock::router {
+
+/// Carries out the calls of a Router for the tensors of one device. Thread-safe. REQUIRES: checked
+/// arguments, all on that device.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual RouterOutput route(const RouteArgs& args) = 0;
+  virtual RouterLosses losses(const RouterOutput& output, const LossCounts& counts,
+                              Stream stream) = 0;
+  virtual void backward(const RouterBackwardArgs& args) = 0;
+  virtual RouterStatistics sum(const RouterStatistics& a, const RouterStatistics& b,
+                               Stream stream) = 0;
+};
+
+std::unique_ptr<Backend> make_host_backend(const RouterConfig& config,
+                                           std::shared_ptr<ThreadPool> pool);
+
+// Builds without CUDA throw Error(kUnsupported) in all of these.
+
+/// Throws Error(kUnsupported) if GPUs do not support the configuration.
+std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device device);
+
+/// Copies a tensor of a GPU to `to`; waits for the stream. Throws Error(kInvalidArgument) if the
+/// stream is being captured.
+void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream stream);
+
+/// update_expert_bias for a checked fp32 bias and statistics on one GPU.
+void update_bias_on_device(const TensorView& bias, const RouterStatistics& statistics,
+                           const BiasUpdate& update, Stream stream);
+
+}  // namespace crossdock::router

@@ -1,0 +1,270 @@
+#include <algorithm>
+#include <climits>
+
+#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
+#include "core/cuda/load_kernels.hpp"
+#include "router/cuda/choose.hpp"
+#include "router/cuda/score_row.cuh"
+
+namespace crossdock::router {
+namespace {
+
+constexpr int kChooseWarps = 8;
+constexpr int kChooseBlocksPerSm = 2;  // few blocks, so that few counts are added up
+// Counts that a block adds up in shared memory; with more it adds each route to the total at once.
+constexpr int64_t kMaxBlockCounts = 4096;
+
+// A score as a number that compares as Choice does: 0 is closed, 1 is NaN, -0 equals +0.
+__device__ uint32_t key_of(float score) {
+  if (isnan(score)) return 1;
+  const uint32_t bits = __float_as_uint(score + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// Finds the element with the largest key, the lowest of equals, and closes it. REQUIRES: one is
+// open.
+template <int kPer>
+__device__ int32_t take_best(uint32_t (&keys)[kPer]) {
+  uint32_t best = 0;
+  int32_t place = 0;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (keys[i] > best) {
+      best = keys[i];
+      place = element_of(i);
+    }
+  }
+  const uint32_t largest = __reduce_max_sync(~0u, best);
+  const int32_t found = __reduce_min_sync(~0u, best == largest ? place : INT_MAX);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (element_of(i) == found) keys[i] = 0;
+  }
+  return found;
+}
+
+// The sum of the best `share` of `size` scores, the best first.
+__device__ float group_score(const float* biased, int32_t size, int32_t share) {
+  float sum = 0.0f;
+  uint32_t last_key = UINT_MAX;
+  int32_t last = 0;
+  for (int32_t n = 0; n < min(share, size); ++n) {
+    uint32_t best_key = 0;
+    int32_t best = 0;
+    for (int32_t i = 0; i < size; ++i) {
+      const uint32_t key = key_of(biased[i]);
+      const bool is_left = key < last_key || (key == last_key && i > last);
+      if (is_left && key > best_key) {
+        best_key = key;
+        best = i;
+      }
+    }
+    sum += biased[best];
+    last_key = best_key;
+    last = best;
+  }
+  return sum;
+}
+
+// Closes the experts of all but the best groups. A lane scores whole groups; `scratch` has room for
+// E values of this warp.
+template <int kPer>
+__device__ void close_weak_groups(const ChooseArgs& args, const float (&biased)[kPer],
+                                  float* scratch, uint32_t (&keys)[kPer]) {
+  const int32_t E = args.rules.E;
+  const int32_t num_groups = args.choice.num_groups;
+  const int32_t size = E / num_groups;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (element_of(i) < E) scratch[element_of(i)] = biased[i];
+  }
+  __syncwarp();
+  uint32_t group_keys[kPer];  // a group has at least one expert, so there are not more
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int32_t group = element_of(i);
+    group_keys[i] = group < num_groups
+                        ? key_of(group_score(scratch + group * size, size, args.choice.group_share))
+                        : 0;
+  }
+  __syncwarp();
+  for (int32_t group = lane_id(); group < num_groups; group += 32) scratch[group] = 0.0f;
+  __syncwarp();
+  for (int32_t n = 0; n < args.choice.group_top_k; ++n) {
+    const int32_t group = take_best(group_keys);
+    if (lane_id() == 0) scratch[group] = 1.0f;  // kept
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (element_of(i) < E && scratch[element_of(i) / size] == 0.0f) keys[i] = 0;
+  }
+  __syncwarp();  // before the next token's scores
+}
+
+// The expert of slot `lane` by its score; -1 from slot K on.
+template <int kPer>
+__device__ int32_t best_expert(const ChooseArgs& args, const float (&scores)[kPer],
+                               float* scratch) {
+  float biased[kPer];
+  uint32_t keys[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int32_t e = element_of(i);
+    biased[i] = scores[i];
+    if (e < args.rules.E && args.expert_bias != nullptr) biased[i] += args.expert_bias[e];
+    keys[i] = e < args.rules.E ? key_of(biased[i]) : 0;
+  }
+  if (args.choice.group_top_k < args.choice.num_groups) {
+    close_weak_groups(args, biased, scratch, keys);
+  }
+  int32_t id = -1;
+  for (int k = 0; k < args.rules.K; ++k) {
+    const int32_t best = take_best(keys);
+    if (lane_id() == k) id = best;
+  }
+  return id;
+}
+
+// The expert that the caller forced on slot `lane`. Ids that are no experts stay so.
+__device__ int32_t forced_expert(const ChooseArgs& args, int64_t token) {
+  if (lane_id() >= args.rules.K) return -1;
+  const int64_t route = token * args.rules.K + lane_id();
+  if (!args.forced_ids_are_64_bit) return static_cast<const int32_t*>(args.forced_ids)[route];
+  const int64_t id = static_cast<const int64_t*>(args.forced_ids)[route];
+  return id >= -1 && id < args.rules.E ? static_cast<int32_t>(id) : INT_MAX;
+}
+
+// The token's sequence; -1: padding.
+__device__ int32_t sequence_of(const ChooseArgs& args, int64_t token) {
+  if (args.mask != nullptr && args.mask[token]) return -1;
+  const int32_t sequence = args.sequence_ids != nullptr ? args.sequence_ids[token] : 0;
+  return sequence >= 0 && sequence < args.num_sequences ? sequence : -1;
+}
+
+template <int kPer>
+__device__ int32_t expert_of_slot(const ChooseArgs& args, const float (&scores)[kPer],
+                                  int64_t token, float* scratch) {
+  if (args.forced_ids != nullptr) return forced_expert(args, token);
+  if (args.choice.force_balance) {
+    const int64_t route = token * args.rules.K + lane_id();
+    return lane_id() < args.rules.K ? static_cast<int32_t>(route % args.rules.E) : -1;
+  }
+  return best_expert(args, scores, scratch);
+}
+
+// Counts the routes of a block: in shared memory if there is room, else in the totals.
+class RouteCounter {
+ public:
+  __device__ RouteCounter(const ChooseArgs& args, uint32_t* block_counts)
+      : args_(args), block_counts_(block_counts) {
+    if (block_counts_ == nullptr) return;
+    for (int64_t i = threadIdx.x; i < size(); i += blockDim.x) block_counts_[i] = 0;
+    __syncthreads();
+  }
+
+  __device__ void add_route(int32_t sequence, int32_t expert) const {
+    add(static_cast<int64_t>(sequence) * args_.rules.E + expert);
+  }
+  __device__ void add_token(int32_t sequence) const {
+    add(args_.num_sequences * args_.rules.E + sequence);
+  }
+
+  // All threads of the block must call it.
+  __device__ void finish() const {
+    if (block_counts_ == nullptr) return;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < size(); i += blockDim.x) {
+      const unsigned long long count = block_counts_[i];
+      if (count != 0) atomicAdd(args_.counts + i, count);
+    }
+  }
+
+ private:
+  __device__ int64_t size() const { return args_.num_sequences * (args_.rules.E + 1); }
+  __device__ void add(int64_t i) const {
+    if (block_counts_ != nullptr) {
+      atomicAdd(block_counts_ + i, 1u);
+    } else {
+      atomicAdd(args_.counts + i, 1ull);
+    }
+  }
+
+  const ChooseArgs& args_;
+  uint32_t* block_counts_;
+};
+
+template <int kPer>
+__device__ void choose_token(const ChooseArgs& args, int64_t token, float* scratch,
+                             const RouteCounter& counter) {
+  const int32_t K = args.rules.K;
+  const int32_t sequence = sequence_of(args, token);
+  int32_t id = -1;
+  float weight = 0.0f;
+  if (sequence >= 0) {
+    float logits[kPer];
+    float scores[kPer];
+    read_row(args.logits + token * args.rules.E, args.rules.E, -INFINITY, logits);
+    device_scores(args.rules.score, logits, args.rules.E, scores);
+    id = expert_of_slot(args, scores, token, scratch);
+    float score = 0.0f;
+    for (int k = 0; k < K; ++k) {
+      const float of_slot = value_at(scores, __shfl_sync(~0u, id, k));
+      if (lane_id() == k) score = of_slot;
+    }
+    const bool has_route = id >= 0 && id < args.rules.E;
+    weight = slot_weights(args.rules, has_route, score).weight * args.rules.scaling;
+    if (has_route) counter.add_route(sequence, id);
+    if (lane_id() == 0) counter.add_token(sequence);
+  }
+  if (lane_id() < K) {
+    args.expert_ids[token * K + lane_id()] = id;
+    args.weights[token * K + lane_id()] = weight;
+  }
+  if (lane_id() == 0) args.sequences[token] = sequence;
+}
+
+// A warp takes tokens in turn. Shared memory: the block's counts, then a row for each warp.
+template <int kPer>
+__global__ void __launch_bounds__(kChooseWarps * 32)
+    choose_kernel(const __grid_constant__ ChooseArgs args, int num_block_counts) {
+  extern __shared__ uint32_t choose_memory[];
+  const RouteCounter counter(args, num_block_counts > 0 ? choose_memory : nullptr);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  auto* scratch = reinterpret_cast<float*>(choose_memory + num_block_counts) + warp * args.rules.E;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kChooseWarps + warp;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kChooseWarps;
+  for (int64_t token = first; token < args.T; token += stride) {
+    choose_token<kPer>(args, token, scratch, counter);
+  }
+  counter.finish();
+}
+
+}  // namespace
+
+void load_choose() {
+  cuda::load_kernels(choose_kernel<1>, choose_kernel<2>, choose_kernel<4>, choose_kernel<8>,
+                     choose_kernel<16>, choose_kernel<32>);
+}
+
+void launch_choose(const ChooseArgs& args, cudaStream_t stream) {
+  const int64_t num_counts = args.num_sequences * (args.rules.E + 1);
+  CROSSDOCK_CUDA(cudaMemsetAsync(args.counts, 0,
+                                 static_cast<size_t>(num_counts) * sizeof(*args.counts), stream));
+  if (args.T == 0) return;
+  const int num_block_counts = num_counts <= kMaxBlockCounts ? static_cast<int>(num_counts) : 0;
+  const bool has_groups = args.choice.group_top_k < args.choice.num_groups;
+  const int num_words = num_block_counts + (has_groups ? kChooseWarps * args.rules.E : 0);
+  const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kChooseBlocksPerSm;
+  const auto blocks =
+      static_cast<unsigned>(std::min((args.T + kChooseWarps - 1) / kChooseWarps, most_blocks));
+  with_row_size(args.rules.E, [&](auto size) {
+    choose_kernel<decltype(size)::value>
+        <<<blocks, kChooseWarps * 32, static_cast<size_t>(num_words) * sizeof(uint32_t), stream>>>(
+            args, num_block_counts);
+  });
+  CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+}  // namespace crossdock::router

@@ -1,0 +1,341 @@
+// Router on a GPU: takes memory and queues kernels.
+#include <mutex>
+
+#include "core/check.hpp"
+#include "core/cuda/callers_stream.hpp"
+#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
+#include "core/cuda/device_arena.hpp"
+#include "core/cuda/device_pool.hpp"
+#include "core/cuda/stream.hpp"
+#include "core/pointer.hpp"
+#include "router/backend.hpp"
+#include "router/balance_losses.hpp"
+#include "router/cuda/choose.hpp"
+#include "router/cuda/counts.hpp"
+#include "router/cuda/grad_gate.hpp"
+#include "router/cuda/grad_logits.hpp"
+#include "router/cuda/grad_x.hpp"
+#include "router/cuda/logits.hpp"
+#include "router/cuda/losses.hpp"
+
+namespace crossdock::router {
+namespace {
+
+void check_device_config(const RouterConfig& config) {
+  const auto refuse_unless = [](bool is_supported, const auto&... words) {
+    if (!is_supported) throw Error(ErrorCode::kUnsupported, concat(words...));
+  };
+  refuse_unless(config.dtype != DType::kF64,
+                "a router on a GPU takes fp32, bf16 or fp16 tokens, got fp64; route them in host "
+                "memory");
+  refuse_unless(config.num_experts <= kMaxDeviceExperts, "a router on a GPU has at most ",
+                kMaxDeviceExperts, " experts, got ", config.num_experts,
+                "; route the tokens in host memory");
+  refuse_unless(config.top_k <= kMaxDeviceSlots, "a router on a GPU has a top_k of at most ",
+                kMaxDeviceSlots, ", got ", config.top_k, "; route the tokens in host memory");
+}
+
+ScoreRules score_rules(const RouterConfig& config) {
+  return {.score = config.score,
+          .normalises = config.normalises(),
+          .scaling = static_cast<float>(config.scaling),
+          .E = static_cast<int32_t>(config.num_experts),
+          .K = static_cast<int32_t>(config.top_k)};
+}
+
+ChoiceRules choice_rules(const RouterConfig& config) {
+  const int64_t share =
+      config.group_score == GroupScore::kTop2 ? 2 : config.top_k / config.group_top_k;
+  return {.num_groups = static_cast<int32_t>(config.num_groups),
+          .group_top_k = static_cast<int32_t>(config.group_top_k),
+          .group_share = static_cast<int32_t>(share),
+          .force_balance = config.force_balance};
+}
+
+void load_router_kernels() {
+  load_choose();
+  load_counts();
+  load_grad_gate();
+  load_grad_logits();
+  load_grad_x();
+  load_logits();
+  load_losses();
+}
+
+class DeviceBackend final : public Backend {
+ public:
+  DeviceBackend(const RouterConfig& config, Device device)
+      : config_(config),
+        rules_(score_rules(config)),
+        device_(device.index),
+        callers_(device.index),
+        pool_(cuda::DeviceArena::make(device.index, /*is_exported=*/false)) {
+    const cuda::CallGuard guard(device_);
+    load_router_kernels();
+  }
+
+  RouterOutput route(const RouteArgs& args) override;
+  RouterLosses losses(const RouterOutput& output, const LossCounts& counts, Stream stream) override;
+  void backward(const RouterBackwardArgs& args) override;
+  RouterStatistics sum(const RouterStatistics& a, const RouterStatistics& b,
+                       Stream stream) override;
+
+ private:
+  // Surrounds every call: one at a time, in the order of the caller's stream.
+  class Call {
+   public:
+    Call(DeviceBackend& backend, Stream stream)
+        : lock_(backend.mutex_), guard_(backend.device_), callers_(backend.callers_) {
+      backend.callers_.set(cuda::handle_of(stream));
+      backend.pool_.follow_threads(callers_.is_per_thread());
+      callers_.follow_thread();
+    }
+    ~Call() { callers_.lead_thread(); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    cudaStream_t stream() const { return callers_.get(); }
+
+   private:
+    std::lock_guard<std::mutex> lock_;
+    cuda::CallGuard guard_;
+    const cuda::CallersStream& callers_;
+  };
+
+  Buffer take(int64_t num_bytes, const Call& call) { return pool_.take(num_bytes, call.stream()); }
+  OwnedTensor take_counts(int64_t num_sequences, const Call& call);
+  BatchJitter jitter_of(const RouterOutput& output) const;
+  ScopeCounts scope_counts(BalanceScope scope, const RouterOutput& output,
+                           const LossCounts& counts) const;
+  BalanceArgs balance_args(const RouterOutput& output, const LossCounts& counts) const;
+  void write_grad_gate(const RouterBackwardArgs& args, const float* grad_logits, const Call& call);
+
+  RouterConfig config_;
+  ScoreRules rules_;
+  int device_;
+  std::mutex mutex_;
+  cuda::CallersStream callers_;
+  cuda::DevicePool pool_;
+};
+
+OwnedTensor DeviceBackend::take_counts(int64_t num_sequences, const Call& call) {
+  const int64_t count = num_sequences * (rules_.E + 1);
+  const Buffer memory = take(bytes_of<int64_t>(count), call);
+  return {.view = memory.view(DType::kI64, {count}), .owner = memory.owner()};
+}
+
+BatchJitter DeviceBackend::jitter_of(const RouterOutput& output) const {
+  return {.size = static_cast<float>(config_.jitter),
+          .seed = output.jitter_seed,
+          .token_ids = pointer<int64_t>(output.token_ids)};
+}
+
+RouterOutput DeviceBackend::route(const RouteArgs& args) {
+  const Call call(*this, args.stream);
+  const int64_t T = args.x.num_rows();
+  const bool by_sequence = config_.counts(BalanceScope::kSequence);
+  RouterOutput output;
+  output.T = T;
+  output.K = rules_.K;
+  output.E = rules_.E;
+  output.expert_ids = take(bytes_of<int32_t>(T * rules_.K), call);
+  output.weights = take(bytes_of<float>(T * rules_.K), call);
+  output.logits = take(bytes_of<float>(T * rules_.E), call);
+  output.sequences = take(bytes_of<int32_t>(T), call);
+  output.jitter_seed = args.jitter_seed;
+  output.statistics.num_sequences = by_sequence ? args.num_sequences : 1;
+  output.statistics.device_counts = take_counts(output.statistics.num_sequences, call);
+  if (config_.jitter != 0.0 && args.token_ids.given() && T > 0) {
+    output.token_ids = take(args.token_ids.num_bytes(), call);
+    CROSSDOCK_CUDA(cudaMemcpyAsync(output.token_ids.data(), args.token_ids.data,
+                                   static_cast<size_t>(args.token_ids.num_bytes()),
+                                   cudaMemcpyDeviceToDevice, call.stream()));
+  }
+  launch_logits({.x = args.x.data,
+                 .x_dtype = args.x.dtype,
+                 .gate = args.gate.weight.data,
+                 .bias = args.gate.bias.data,
+                 .gate_dtype = args.gate.weight.dtype,
+                 .jitter = jitter_of(output),
+                 .T = T,
+                 .E = rules_.E,
+                 .D = config_.width,
+                 .logits = pointer<float>(output.logits)},
+                call.stream());
+  launch_choose(
+      {.logits = pointer<float>(output.logits),
+       .expert_bias = pointer<float>(args.expert_bias),
+       .mask = pointer<bool>(args.mask),
+       .sequence_ids = by_sequence ? pointer<int32_t>(args.sequence_ids) : nullptr,
+       .forced_ids = args.forced_ids.data,
+       .forced_ids_are_64_bit = args.forced_ids.dtype == DType::kI64,
+       .T = T,
+       .num_sequences = output.statistics.num_sequences,
+       .rules = rules_,
+       .choice = choice_rules(config_),
+       .expert_ids = pointer<int32_t>(output.expert_ids),
+       .weights = pointer<float>(output.weights),
+       .sequences = pointer<int32_t>(output.sequences),
+       .counts = static_cast<unsigned long long*>(output.statistics.device_counts.view.data)},
+      call.stream());
+  return output;
+}
+
+ScopeCounts DeviceBackend::scope_counts(BalanceScope scope, const RouterOutput& output,
+                                        const LossCounts& counts) const {
+  const bool is_for_z = scope == BalanceScope::kBatch && config_.z_loss_coeff != 0.0;
+  if (config_.aux_coeff(scope) == 0.0 && !is_for_z) return {};
+  const RouterStatistics& statistics = counts_of(scope, output, counts);
+  const int64_t B = statistics.num_sequences;
+  const auto* routes = static_cast<const int64_t*>(statistics.device_counts.view.data);
+  return {.coeff = config_.aux_coeff(scope),
+          .routes = routes,
+          .tokens = routes + B * rules_.E,
+          .num_sequences = B};
+}
+
+BalanceArgs DeviceBackend::balance_args(const RouterOutput& output,
+                                        const LossCounts& counts) const {
+  return {.batch = scope_counts(BalanceScope::kBatch, output, counts),
+          .sequence = scope_counts(BalanceScope::kSequence, output, counts),
+          .global_batch = scope_counts(BalanceScope::kGlobalBatch, output, counts),
+          .z_coeff = config_.z_loss_coeff,
+          .total_sequences = counts.total_sequences,
+          .total_tokens = counts.total_tokens};
+}
+
+RouterLosses DeviceBackend::losses(const RouterOutput& output, const LossCounts& counts,
+                                   Stream stream) {
+  const Call call(*this, stream);
+  const Buffer partial_sums = take(bytes_of<double>(loss_blocks(output.T) * 4), call);
+  const Buffer values = take(bytes_of<double>(5), call);
+  launch_losses({.logits = pointer<float>(output.logits),
+                 .sequences = pointer<int32_t>(output.sequences),
+                 .T = output.T,
+                 .rules = rules_,
+                 .balance = balance_args(output, counts),
+                 .partial_sums = pointer<double>(partial_sums),
+                 .values = pointer<double>(values)},
+                call.stream());
+  RouterLosses losses;
+  losses.device_values = {.view = values.view(DType::kF64, {5}), .owner = values.owner()};
+  return losses;
+}
+
+void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const float* grad_logits,
+                                    const Call& call) {
+  const RouterOutput& output = *args.output;
+  if (args.grad_gate.given()) {
+    const TokenSlices slices = gate_slices(output.T, rules_.E, config_.width);
+    const int64_t num_sums = slices.count > 1 ? slices.count * rules_.E * config_.width : 0;
+    const Buffer slice_sums = take(bytes_of<float>(num_sums), call);
+    launch_grad_gate({.grad_logits = grad_logits,
+                      .x = args.x.data,
+                      .x_dtype = args.x.dtype,
+                      .jitter = jitter_of(output),
+                      .sequences = pointer<int32_t>(output.sequences),
+                      .T = output.T,
+                      .E = rules_.E,
+                      .D = config_.width,
+                      .accumulates = args.accumulate_gate,
+                      .slices = slices,
+                      .slice_sums = pointer<float>(slice_sums),
+                      .grad_gate = pointer<float>(args.grad_gate)},
+                     call.stream());
+  }
+  if (args.grad_bias.given()) {
+    const TokenSlices slices = bias_slices(output.T);
+    const Buffer slice_sums = take(bytes_of<double>(slices.count * rules_.E), call);
+    launch_grad_bias({.grad_logits = grad_logits,
+                      .T = output.T,
+                      .E = rules_.E,
+                      .accumulates = args.accumulate_gate,
+                      .slices = slices,
+                      .slice_sums = pointer<double>(slice_sums),
+                      .grad_bias = pointer<float>(args.grad_bias)},
+                     call.stream());
+  }
+}
+
+void DeviceBackend::backward(const RouterBackwardArgs& args) {
+  const Call call(*this, args.stream);
+  const RouterOutput& output = *args.output;
+  Buffer memory;
+  float* grad_logits = pointer<float>(args.grad_logits);
+  if (!args.grad_logits.given()) {
+    memory = take(bytes_of<float>(output.T * rules_.E), call);
+    grad_logits = pointer<float>(memory);
+  }
+  launch_grad_logits({.logits = pointer<float>(output.logits),
+                      .expert_ids = pointer<int32_t>(output.expert_ids),
+                      .sequences = pointer<int32_t>(output.sequences),
+                      .grad_weights = pointer<float>(args.grad_weights),
+                      .T = output.T,
+                      .rules = rules_,
+                      .balance = balance_args(output, args.counts),
+                      .grad_losses = static_cast<float>(args.grad_losses),
+                      .grad_logits = grad_logits},
+                     call.stream());
+  if (args.grad_x.given()) {
+    launch_grad_x({.grad_logits = grad_logits,
+                   .gate = args.gate.weight.data,
+                   .gate_dtype = args.gate.weight.dtype,
+                   .jitter = jitter_of(output),
+                   .T = output.T,
+                   .E = rules_.E,
+                   .D = config_.width,
+                   .accumulates = args.accumulate_x,
+                   .grad_x = args.grad_x.data,
+                   .x_dtype = args.x.dtype},
+                  call.stream());
+  }
+  write_grad_gate(args, grad_logits, call);
+}
+
+RouterStatistics DeviceBackend::sum(const RouterStatistics& a, const RouterStatistics& b,
+                                    Stream stream) {
+  const Call call(*this, stream);
+  RouterStatistics total;
+  total.num_sequences = a.num_sequences;
+  total.device_counts = take_counts(a.num_sequences, call);
+  launch_sum_counts({.a = static_cast<const int64_t*>(a.device_counts.view.data),
+                     .b = static_cast<const int64_t*>(b.device_counts.view.data),
+                     .count = total.device_counts.view.num_elements(),
+                     .sum = static_cast<int64_t*>(total.device_counts.view.data)},
+                    call.stream());
+  return total;
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device device) {
+  check_device_config(config);
+  return std::make_unique<DeviceBackend>(config, device);
+}
+
+void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream stream) {
+  const cuda::CallGuard guard(tensor.device.index);
+  const cudaStream_t handle = cuda::handle_of(stream);
+  CROSSDOCK_CHECK(
+      !cuda::is_capturing(handle),
+      "on_host waits for the GPU, which is not possible while a graph is captured; call "
+      "it after a replay");
+  CROSSDOCK_CUDA(
+      cudaMemcpyAsync(to.data(), tensor.data, to.size(), cudaMemcpyDeviceToHost, handle));
+  CROSSDOCK_CUDA(cudaStreamSynchronize(handle));
+}
+
+void update_bias_on_device(const TensorView& bias, const RouterStatistics& statistics,
+                           const BiasUpdate& update, Stream stream) {
+  const cuda::CallGuard guard(bias.device.index);
+  launch_update_bias({.routes = static_cast<const int64_t*>(statistics.device_counts.view.data),
+                      .num_sequences = statistics.num_sequences,
+                      .E = bias.num_rows(),
+                      .rate = update.rate,
+                      .centred = update.centred,
+                      .bias = pointer<float>(bias)},
+                     cuda::handle_of(stream));
+}
+
+}  // namespace crossdock::router

@@ -1,0 +1,141 @@
+#include <cstddef>
+
+#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
+#include "core/cuda/load_kernels.hpp"
+#include "ops/fma_product.cuh"
+#include "ops/split_product.cuh"
+#include "router/cuda/grad_x.hpp"
+#include "router/cuda/token_matrix.cuh"
+
+namespace crossdock::router {
+namespace {
+
+using GradXTile = ops::SplitTile<128>;
+
+// Adds kCount results of a row of grad_x, or stores them.
+template <typename Element, int kCount>
+__device__ void store_neighbours(const GradXArgs& args, int64_t token, int64_t d,
+                                 const float (&values)[kCount]) {
+  struct alignas(kCount * sizeof(Element)) Neighbours {
+    Element elements[kCount];
+  };
+  Element* to = static_cast<Element*>(args.grad_x) + token * args.D + d;
+  const bool is_whole =
+      d + kCount <= args.D && reinterpret_cast<uintptr_t>(to) % sizeof(Neighbours) == 0;
+  Neighbours all{};
+  if (args.accumulates && is_whole) all = *reinterpret_cast<const Neighbours*>(to);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    if (args.accumulates && !is_whole && d + j < args.D) all.elements[j] = to[j];
+    const float before = args.accumulates ? to_float(all.elements[j]) : 0.0f;
+    all.elements[j] = from_float<Element>(args.accumulates ? before + values[j] : values[j]);
+  }
+  if (is_whole) {
+    *reinterpret_cast<Neighbours*>(to) = all;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    if (d + j < args.D) to[j] = all.elements[j];
+  }
+}
+
+// Multiplies kCount results by the jitter and stores those that are inside grad_x.
+template <int kCount>
+__device__ void store_grad_x(const GradXArgs& args, int64_t token, int64_t d,
+                             float (&values)[kCount]) {
+  if (token >= args.T || d >= args.D) return;
+  if (args.jitter.size != 0.0f) {
+    const TokenJitter<float> jitter = jitter_of_token(args.jitter, token);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) values[j] *= jitter.factor(d + j);
+  }
+  if (args.x_dtype == DType::kF32) return store_neighbours<float>(args, token, d, values);
+  if (args.x_dtype == DType::kBF16) return store_neighbours<BF16>(args, token, d, values);
+  store_neighbours<F16>(args, token, d, values);
+}
+
+// The first token and column of a block's tile.
+template <typename Tile>
+__device__ int64_t first_token_of_tile(int64_t D) {
+  return blockIdx.x / ((D + Tile::kColumns - 1) / Tile::kColumns) * Tile::kRows;
+}
+template <typename Tile>
+__device__ int64_t first_column_of_tile(int64_t D) {
+  return blockIdx.x % ((D + Tile::kColumns - 1) / Tile::kColumns) * Tile::kColumns;
+}
+
+// A block computes one tile.
+__global__ void __launch_bounds__(ops::WideFmaTile::kThreads)
+    fma_grad_x_kernel(const __grid_constant__ GradXArgs args, ops::DeviceMatrix grad_logits,
+                      ops::DeviceMatrix gate) {
+  using Tile = ops::WideFmaTile;
+  const ops::OperandByRows<ops::DeviceMatrix> a{grad_logits, args.T};
+  const ops::OperandByColumns<ops::DeviceMatrix> b{gate, args.D};
+  const ops::FmaPart part{first_token_of_tile<Tile>(args.D), first_column_of_tile<Tile>(args.D), 0,
+                          args.E};
+  ops::fma_product<Tile>(a, b, part, [&](int64_t token, int64_t d, float(&values)[4]) {
+    store_grad_x(args, token, d, values);
+  });
+}
+
+// A block computes one tile.
+template <bool kCopiesVectors>
+__global__ void __launch_bounds__(GradXTile::kThreads)
+    split_grad_x_kernel(const __grid_constant__ GradXArgs args) {
+  extern __shared__ __align__(16) std::byte grad_x_memory[];
+  const ops::SplitOperands operands{
+      args.grad_logits, static_cast<const BF16*>(args.gate), nullptr, args.T, args.D, args.E};
+  const ops::SplitPart part{first_token_of_tile<GradXTile>(args.D),
+                            first_column_of_tile<GradXTile>(args.D), 0, args.E};
+  ops::SplitProduct<GradXTile, false, kCopiesVectors> product(operands, part, grad_x_memory);
+  product.run([&](int64_t token, int64_t d, float first, float second) {
+    float values[2] = {first, second};
+    store_grad_x(args, token, d, values);
+  });
+}
+
+template <typename Tile>
+unsigned num_grad_x_tiles(const GradXArgs& args) {
+  return static_cast<unsigned>((args.T + Tile::kRows - 1) / Tile::kRows *
+                               ((args.D + Tile::kColumns - 1) / Tile::kColumns));
+}
+
+template <bool kCopiesVectors>
+void launch_split(const GradXArgs& args, cudaStream_t stream) {
+  split_grad_x_kernel<kCopiesVectors>
+      <<<num_grad_x_tiles<GradXTile>(args), GradXTile::kThreads, GradXTile::kSharedBytes, stream>>>(
+          args);
+}
+
+}  // namespace
+
+void load_grad_x() {
+  cuda::load_kernels(fma_grad_x_kernel, split_grad_x_kernel<true>, split_grad_x_kernel<false>);
+  for (auto* kernel : {split_grad_x_kernel<true>, split_grad_x_kernel<false>}) {
+    CROSSDOCK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        GradXTile::kSharedBytes));
+  }
+}
+
+void launch_grad_x(const GradXArgs& args, cudaStream_t stream) {
+  if (args.T == 0) return;
+  if (args.gate_dtype == DType::kBF16) {
+    const auto bits = reinterpret_cast<uintptr_t>(args.grad_logits) |
+                      reinterpret_cast<uintptr_t>(args.gate) | static_cast<uintptr_t>(args.E * 4) |
+                      static_cast<uintptr_t>(args.D * 2);
+    if (bits % 16 == 0) {
+      launch_split<true>(args, stream);
+    } else {
+      launch_split<false>(args, stream);
+    }
+  } else {
+    fma_grad_x_kernel<<<num_grad_x_tiles<ops::WideFmaTile>(args), ops::WideFmaTile::kThreads, 0,
+                        stream>>>(args, ops::device_matrix(args.grad_logits, DType::kF32, args.E),
+                                  ops::device_matrix(args.gate, args.gate_dtype, args.D));
+  }
+  CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+}  // namespace crossdock::router

@@ -1,0 +1,210 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "router/cuda/score_rules.hpp"
+#include "router/scores.hpp"
+
+// router/scores.hpp for a warp: a row of E values, in registers. Lane l holds elements l, l + 32,
+// ..., up to kPer of them. Sums over a row have a fixed order: within each lane, then across lanes.
+
+namespace crossdock::router {
+
+/// Calls work(std::integral_constant<int, kPer>) with enough elements per lane for E.
+template <typename Work>
+void with_row_size(int32_t E, const Work& work) {
+  if (E <= 32) return work(std::integral_constant<int, 1>{});
+  if (E <= 64) return work(std::integral_constant<int, 2>{});
+  if (E <= 128) return work(std::integral_constant<int, 4>{});
+  if (E <= 256) return work(std::integral_constant<int, 8>{});
+  if (E <= 512) return work(std::integral_constant<int, 16>{});
+  static_assert(kMaxDeviceExperts == 1024);
+  work(std::integral_constant<int, 32>{});
+}
+
+__device__ inline int lane_id() {
+  return static_cast<int>(threadIdx.x) % 32;
+}
+
+/// The sum over the warp, the same on every lane.
+template <typename T>
+__device__ T warp_sum(T value) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(~0u, value, distance);
+  }
+  return value;
+}
+
+__device__ inline float warp_max(float value) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
+  }
+  return value;
+}
+
+/// Element i of a row on this lane.
+__device__ inline int element_of(int i) {
+  return lane_id() + 32 * i;
+}
+
+template <int kPer>
+__device__ void read_row(const float* from, int32_t E, float outside, float (&row)[kPer]) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) row[i] = element_of(i) < E ? from[element_of(i)] : outside;
+}
+
+template <int kPer>
+__device__ float row_sum(const float (&row)[kPer]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) sum += row[i];
+  return warp_sum(sum);
+}
+
+template <int kPer>
+__device__ float inner_product(const float (&a)[kPer], const float (&b)[kPer]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) sum += a[i] * b[i];
+  return warp_sum(sum);
+}
+
+/// Element `e` of a row, on all lanes; 0 if it is outside.
+template <int kPer>
+__device__ float value_at(const float (&row)[kPer], int32_t e) {
+  float own = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (element_of(i) == e) own = row[i];
+  }
+  return __shfl_sync(~0u, own, e & 31);
+}
+
+template <int kPer>
+__device__ float largest_of(const float (&logits)[kPer]) {
+  float largest = logits[0];
+#pragma unroll
+  for (int i = 1; i < kPer; ++i) largest = fmaxf(largest, logits[i]);
+  return warp_max(largest);
+}
+
+/// exp(logits - largest), and their sum. Logits outside the row are -infinity.
+template <int kPer>
+__device__ float exponentials(const float (&logits)[kPer], float largest, float (&out)[kPer]) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) out[i] = expf(logits[i] - largest);
+  return row_sum(out);
+}
+
+template <int kPer>
+__device__ void device_softmax(const float (&logits)[kPer], float (&out)[kPer]) {
+  const float sum = exponentials(logits, largest_of(logits), out);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) out[i] /= sum;
+}
+
+template <int kPer>
+__device__ float device_log_sum_exp(const float (&logits)[kPer]) {
+  const float largest = largest_of(logits);
+  float unused[kPer];
+  return largest + logf(exponentials(logits, largest, unused));
+}
+
+__device__ inline float device_sigmoid(float x) {
+  return 1.0f / (1.0f + expf(-x));
+}
+
+/// scores_of: 0 outside the row, where logits are -infinity.
+template <int kPer>
+__device__ void device_scores(Score kind, const float (&logits)[kPer], int32_t E,
+                              float (&scores)[kPer]) {
+  if (kind == Score::kSoftmax) return device_softmax(logits, scores);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const float logit = logits[i];
+    float score = logit;
+    if (kind == Score::kSigmoid) score = device_sigmoid(logit);
+    if (kind == Score::kSqrtSoftplus) {
+      score = sqrtf(fmaxf(logit, 0.0f) + log1pf(expf(-fabsf(logit))));
+    }
+    scores[i] = element_of(i) < E ? score : 0.0f;
+  }
+}
+
+/// grad_logits += p * (grad - <grad, p>) for p = softmax(logits).
+template <int kPer>
+__device__ void device_softmax_backward(const float (&p)[kPer], const float (&grad)[kPer],
+                                        float (&grad_logits)[kPer]) {
+  const float inner = inner_product(grad, p);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) grad_logits[i] += p[i] * (grad[i] - inner);
+}
+
+/// scores_backward: grad_logits += the gradient through device_scores.
+template <int kPer>
+__device__ void device_scores_backward(Score kind, const float (&logits)[kPer],
+                                       const float (&scores)[kPer],
+                                       const float (&grad_scores)[kPer],
+                                       float (&grad_logits)[kPer]) {
+  if (kind == Score::kSoftmax) return device_softmax_backward(scores, grad_scores, grad_logits);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    float slope = 1.0f;
+    if (kind == Score::kSigmoid) slope = scores[i] * (1.0f - scores[i]);
+    if (kind == Score::kSqrtSoftplus) {
+      // The slope goes to 0 with the score.
+      slope = scores[i] == 0.0f ? 0.0f : device_sigmoid(logits[i]) / (2.0f * scores[i]);
+    }
+    grad_logits[i] += grad_scores[i] * slope;
+  }
+}
+
+__device__ inline bool shares_are_softmax(Score kind) {
+  return kind == Score::kSoftmax || kind == Score::kSoftmaxAfterTopK;
+}
+
+/// shares_of: the softmax, or score / sum of scores. Returns that sum, or 1.
+template <int kPer>
+__device__ float device_shares(Score kind, const float (&logits)[kPer], const float (&scores)[kPer],
+                               float (&shares)[kPer]) {
+  if (shares_are_softmax(kind)) {
+    device_softmax(logits, shares);
+    return 1.0f;
+  }
+  const float sum = row_sum(scores) + static_cast<float>(kEpsilon);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) shares[i] = scores[i] / sum;
+  return sum;
+}
+
+/// The weights of a token before scaling: lane k has slot k, its expert and the score of that.
+struct SlotWeights {
+  float weight = 0.0f;   // 0 in slots without a route
+  float divisor = 1.0f;  // of the slots' scores, if they are normalised
+};
+
+/// unscaled_weights, in the order of the slots.
+__device__ inline SlotWeights slot_weights(const ScoreRules& rules, bool has_route, float score) {
+  const bool is_after = rules.score == Score::kSoftmaxAfterTopK;
+  SlotWeights slot;
+  if (is_after) {
+    const float largest = warp_max(has_route ? score : -INFINITY);
+    slot.weight = has_route ? expf(score - largest) : 0.0f;
+  } else {
+    slot.weight = has_route ? score : 0.0f;
+  }
+  if (!is_after && !rules.normalises) return slot;
+  float sum = 0.0f;
+  for (int k = 0; k < rules.K; ++k) sum += __shfl_sync(~0u, slot.weight, k);
+  slot.divisor = sum + static_cast<float>(kEpsilon);
+  if (is_after) slot.divisor = sum > 0.0f ? sum : 1.0f;
+  if (has_route) slot.weight /= slot.divisor;
+  return slot;
+}
+
+}  // namespace crossdock::router

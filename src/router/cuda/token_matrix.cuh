@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "ops/fma_product.cuh"
+#include "router/cuda/batch_jitter.hpp"
+#include "router/jitter.hpp"
+
+namespace crossdock::router {
+
+__device__ inline TokenJitter<float> jitter_of_token(const BatchJitter& jitter, int64_t token) {
+  return {jitter.size, jitter.seed, jitter.token_ids != nullptr ? jitter.token_ids[token] : token};
+}
+
+/// Tokens x [T, D] as the gate sees them: times the jitter, zero in padding.
+struct TokenMatrix {
+  ops::DeviceMatrix x;
+  BatchJitter jitter;
+  const int32_t* sequences;  // [T]; negative: padding; null: no token is zero
+
+  /// Four values of a token from column d on; zero from D on. REQUIRES: d is a multiple of 4.
+  __device__ void read(int64_t token, int64_t d, int64_t D, float (&out)[4]) const {
+    if (sequences != nullptr && sequences[token] < 0) {
+      out[0] = out[1] = out[2] = out[3] = 0.0f;
+      return;
+    }
+    x.read(token, d, D, out);
+    if (jitter.size == 0.0f) return;
+    const TokenJitter<float> factors = jitter_of_token(jitter, token);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[j] *= factors.factor(d + j);
+  }
+};
+
+}  // namespace crossdock::router

@@ -1,0 +1,157 @@
+#include "router/router_checks.hpp"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/check.hpp"
+#include "core/pointer.hpp"
+#include "core/tensor_check.hpp"
+#include "router/balance_losses.hpp"
+
+namespace crossdock::router {
+namespace {
+
+DType sum_dtype(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+void check_if_given(const char* name, const ConstTensorView& tensor, Device device, DType dtype,
+                    const Shape& shape) {
+  if (tensor.given()) check_tensor(name, tensor, device, dtype, shape);
+}
+
+void check_gate(const RouterConfig& config, const GateWeights& gate, Device device) {
+  const bool is_f64 = config.dtype == DType::kF64;
+  CROSSDOCK_CHECK(is_summable(gate.weight.dtype) && (gate.weight.dtype == DType::kF64) == is_f64,
+                  "the gate must be fp64 for fp64 tokens, else fp32, bf16 or fp16, got ",
+                  name_of(gate.weight.dtype));
+  check_tensor("the gate", gate.weight, device, gate.weight.dtype,
+               Shape{config.num_experts, config.width});
+  check_if_given("the gate's bias", gate.bias, device, gate.weight.dtype,
+                 Shape{config.num_experts});
+}
+
+void check_sequences(const RouterConfig& config, const RouteArgs& args, int64_t T) {
+  CROSSDOCK_CHECK(args.num_sequences >= 1, "num_sequences must be at least 1, got ",
+                  args.num_sequences);
+  CROSSDOCK_CHECK(args.sequence_ids.given() || !config.counts(BalanceScope::kSequence) ||
+                      args.num_sequences == 1 || T == 0,
+                  "sequence_ids must be given for the loss of ", args.num_sequences, " sequences");
+  check_if_given("sequence_ids", args.sequence_ids, args.x.device, DType::kI32, Shape{T});
+}
+
+void check_sequence_values(const RouteArgs& args) {
+  const auto ids = args.sequence_ids.as<int32_t>();
+  for (int64_t t = 0; t < std::ssize(ids); ++t) {
+    const int32_t id = ids[static_cast<size_t>(t)];
+    CROSSDOCK_CHECK(id >= 0 && id < args.num_sequences, "sequence_ids[", t, "] must be in [0, ",
+                    args.num_sequences, "), got ", id);
+  }
+}
+
+template <typename Id>
+void check_forced_values(const RouterConfig& config, std::span<const Id> ids, const bool* mask) {
+  const int64_t K = config.top_k;
+  const int64_t E = config.num_experts;
+  std::vector<int64_t> last_token(static_cast<size_t>(E), -1);  // [E] that named the expert
+  for (int64_t i = 0; i < std::ssize(ids); ++i) {
+    const int64_t token = i / K;
+    if (mask != nullptr && mask[token]) continue;
+    const Id id = ids[static_cast<size_t>(i)];
+    CROSSDOCK_CHECK(id >= -1 && id < E, "forced expert of token ", token, " slot ", i % K,
+                    " must be in [0, ", E, ") or -1, got ", id);
+    if (id == -1) continue;
+    int64_t& last = last_token[static_cast<size_t>(id)];
+    CROSSDOCK_CHECK(last != token, "forced expert of token ", token, " slot ", i % K,
+                    " must differ from those of earlier slots, got ", id, " again");
+    last = token;
+  }
+}
+
+// Values are checked in host memory only: on a GPU that would take a wait.
+void check_host_values(const RouterConfig& config, const RouteArgs& args) {
+  if (args.sequence_ids.given()) check_sequence_values(args);
+  if (!args.forced_ids.given()) return;
+  const bool* mask = pointer<bool>(args.mask);
+  if (args.forced_ids.dtype == DType::kI64) {
+    check_forced_values(config, args.forced_ids.as<int64_t>(), mask);
+  } else {
+    check_forced_values(config, args.forced_ids.as<int32_t>(), mask);
+  }
+}
+
+}  // namespace
+
+void check_config(const RouterConfig& config) {
+  const int64_t E = config.num_experts;
+  const int64_t K = config.top_k;
+  CROSSDOCK_CHECK(config.width >= 1 && K >= 1, "width and top_k must be at least 1, got ",
+                  config.width, " and ", K);
+  CROSSDOCK_CHECK(E >= K, "num_experts (", E, ") must be at least top_k (", K, ")");
+  CROSSDOCK_CHECK(is_summable(config.dtype),
+                  "tokens of a router must be fp64, fp32, bf16 or fp16, got ",
+                  name_of(config.dtype));
+  const int64_t num_groups = config.num_groups;
+  CROSSDOCK_CHECK(num_groups >= 1 && E % num_groups == 0, "num_experts (", E,
+                  ") must be a multiple of num_groups (", num_groups, ")");
+  CROSSDOCK_CHECK(config.group_top_k >= 1 && config.group_top_k <= num_groups, "group_top_k (",
+                  config.group_top_k, ") must be from 1 to num_groups (", num_groups, ")");
+  if (config.group_top_k < num_groups) {
+    CROSSDOCK_CHECK(config.group_score != GroupScore::kTopShare || K % config.group_top_k == 0,
+                    "top_k (", K, ") must be a multiple of group_top_k (", config.group_top_k,
+                    ") where group_score is kTopShare");
+    CROSSDOCK_CHECK(config.group_top_k * (E / num_groups) >= K, "group_top_k (", config.group_top_k,
+                    ") groups of ", E / num_groups, " experts must have at least top_k (", K,
+                    ") experts");
+  }
+  CROSSDOCK_CHECK(config.jitter >= 0.0 && config.jitter < 1.0, "jitter must be in [0, 1), got ",
+                  config.jitter);
+}
+
+void check_route_args(const RouterConfig& config, const RouteArgs& args) {
+  const int64_t T = args.x.num_rows();
+  const Device device = args.x.device;
+  check_tensor("x", args.x, device, config.dtype, Shape{T, config.width});
+  check_gate(config, args.gate, device);
+  check_if_given("expert_bias", args.expert_bias, device, sum_dtype(config.dtype),
+                 Shape{config.num_experts});
+  check_if_given("mask", args.mask, device, DType::kBool, Shape{T});
+  check_if_given("token_ids", args.token_ids, device, DType::kI64, Shape{T});
+  check_sequences(config, args, T);
+  const bool is_wide = args.forced_ids.dtype == DType::kI64;
+  check_if_given("forced_ids", args.forced_ids, device, is_wide ? DType::kI64 : DType::kI32,
+                 Shape{T, config.top_k});
+  if (device.is_cpu()) check_host_values(config, args);
+}
+
+void check_backward_args(const RouterConfig& config, const RouterBackwardArgs& args) {
+  CROSSDOCK_CHECK(args.output != nullptr, "output must be the result of route, got none");
+  const int64_t T = args.output->T;
+  const int64_t E = config.num_experts;
+  const DType sums = sum_dtype(config.dtype);
+  const Device device = args.output->device();
+  check_tensor("x", args.x, device, config.dtype, Shape{T, config.width});
+  check_gate(config, args.gate, device);
+  check_if_given("grad_weights", args.grad_weights, device, sums, Shape{T, config.top_k});
+  check_if_given("grad_x", args.grad_x, device, config.dtype, Shape{T, config.width});
+  check_if_given("grad_gate", args.grad_gate, device, sums, Shape{E, config.width});
+  check_if_given("grad_bias", args.grad_bias, device, sums, Shape{E});
+  check_if_given("grad_logits", args.grad_logits, device, sums, Shape{T, E});
+  check_counts(config, *args.output, args.counts);
+  const Routing routes = args.output->routing();
+  const ConstTensorView logits = args.output->logits.view(args.output->weight_dtype, {T, E});
+  check_no_overlap({{"grad_x", args.grad_x},
+                    {"grad_gate", args.grad_gate},
+                    {"grad_bias", args.grad_bias},
+                    {"grad_logits", args.grad_logits}},
+                   {{"x", args.x},
+                    {"the gate", args.gate.weight},
+                    {"the gate's bias", args.gate.bias},
+                    {"grad_weights", args.grad_weights},
+                    {"logits", logits},
+                    {"expert_ids", routes.expert_ids},
+                    {"weights", routes.weights}});
+}
+
+}  // namespace crossdock::router
