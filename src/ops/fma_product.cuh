@@ -98,7 +98,7 @@ struct OperandByColumns {
 
 /// A part of an operand in shared memory: kSize rows of it, by k.
 template <int kSize, int kThreads, int kDepth>
-struct FmaStage {
+struct alignas(16) FmaStage {
   static constexpr int kQuads = kSize * kDepth / 4 / kThreads;  // of a thread
   static_assert(kQuads * 4 * kThreads == kSize * kDepth);
   using Quads = float[kQuads][4];
@@ -185,8 +185,8 @@ template <typename Tile, typename A, typename B, typename Store>
 __device__ void fma_product(const A& a, const B& b, const FmaPart& part, const Store& store) {
   using StageA = FmaStage<Tile::kRows, Tile::kThreads, Tile::kDepth>;
   using StageB = FmaStage<Tile::kColumns, Tile::kThreads, Tile::kDepth>;
-  __shared__ alignas(16) StageA stages_a[2];
-  __shared__ alignas(16) StageB stages_b[2];
+  __shared__ StageA stages_a[2];
+  __shared__ StageB stages_b[2];
   const int own_row = static_cast<int>(threadIdx.x) / Tile::kThreadsAcross * Tile::kThreadRows;
   const int own_column = static_cast<int>(threadIdx.x) % Tile::kThreadsAcross * 4;
   FmaSums<Tile::kThreadRows> own;
