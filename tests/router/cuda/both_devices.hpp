@@ -118,6 +118,10 @@ RouterValues run_router(const Router& router, const RouteArgs& host, const Backw
   values.ids = values_of<int32_t>(place.get(routing.expert_ids));
   values.weights = values_of<float>(place.get(routing.weights));
   values.logits = values_of<float>(place.get(output.logits.view(DType::kF32, {T, E})));
+  for (int64_t t = 0; host.mask.given() && t < T; ++t) {
+    const bool is_padding = static_cast<const bool*>(host.mask.data)[t];  // undefined there
+    if (is_padding) std::fill_n(values.logits.begin() + t * E, E, 0.0F);
+  }
   const RouterStatistics statistics = output.statistics.on_host(place.stream());
   values.routes_per_expert = statistics.routes_per_expert;
   values.num_tokens = statistics.num_tokens;
