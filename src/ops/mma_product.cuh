@@ -17,7 +17,8 @@ namespace crossdock::ops {
 
 /// The tile of the result that a block of threads computes, and how many parts of the operands are
 /// in shared memory at a time.
-template <int kTileRows, int kTileColumns, int kWarpsDown, int kWarpsAcross, int kNumStages>
+template <int kTileRows, int kTileColumns, int kWarpsDown, int kWarpsAcross, int kNumStages,
+          int kNumBlocks>
 struct MmaTile {
   static constexpr int kRows = kTileRows;
   static constexpr int kColumns = kTileColumns;
@@ -26,8 +27,9 @@ struct MmaTile {
   static constexpr int kRowTiles = kRows / kWarpsDown / 16;          // of a warp
   static constexpr int kColumnPairs = kColumns / kWarpsAcross / 16;  // of a warp, two tiles of 8
   static constexpr int kStages = kNumStages;
-  static constexpr int kDepth = 64;          // k of a stage
-  static constexpr int kPitch = kDepth + 8;  // 8 rows of 16 bytes are in different banks
+  static constexpr int kBlocksPerSm = kNumBlocks;  // as registers and shared memory allow
+  static constexpr int kDepth = 64;                // k of a stage
+  static constexpr int kPitch = kDepth + 8;        // 8 rows of 16 bytes are in different banks
   static constexpr int kStageElements = (kRows + kColumns) * kPitch;
   static constexpr int kSharedBytes = kStages * kStageElements * 2;
   static_assert(kRowTiles >= 1 && kColumnPairs >= 1 && kGemmBlockK % kDepth == 0);
@@ -61,9 +63,9 @@ class MmaProduct {
   /// (i, j) and (i, j + 1), also outside the product.
   template <typename Store>
   __device__ void run(const Store& store) {
-    const int64_t num_steps = (operands_.K + Tile::kDepth - 1) / Tile::kDepth;
+    const int num_steps = static_cast<int>((operands_.K + Tile::kDepth - 1) / Tile::kDepth);
     for (int step = 0; step < Tile::kStages - 1; ++step) fill(step, num_steps);
-    for (int64_t step = 0; step < num_steps; ++step) {
+    for (int step = 0; step < num_steps; ++step) {
       wait_for_copies<Tile::kStages - 2>();
       __syncthreads();  // the stage is there for all warps, and all have left the one before it
       fill(step + Tile::kStages - 1, num_steps);
@@ -76,15 +78,15 @@ class MmaProduct {
   }
 
  private:
-  __device__ Element* stage(int64_t step) const {
+  __device__ Element* stage(int step) const {
     return stages_ + step % Tile::kStages * Tile::kStageElements;
   }
 
   // Starts reading a stage: kDepth columns of the tile's rows of a, then of b.
-  __device__ void fill(int64_t step, int64_t num_steps) const {
+  __device__ void fill(int step, int num_steps) const {
     if (step < num_steps) {
       const int64_t K = operands_.K;
-      const int64_t k = step * Tile::kDepth;
+      const int64_t k = int64_t{step} * Tile::kDepth;
       Element* to = stage(step);
       copy_part<Tile::kRows, Tile::kDepth, Tile::kPitch, Tile::kThreads, kCopiesVectors>(
           operands_.a, {row_, operands_.M, k, K, K}, to);

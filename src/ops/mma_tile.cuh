@@ -27,7 +27,10 @@ template <int kRows, int kColumns, int kPitch, int kThreads, bool kCopiesVectors
 __device__ void copy_part(const Element* matrix, const MatrixPart& part, Element* to) {
   constexpr int kCount = 16 / static_cast<int>(sizeof(Element));
   constexpr int kChunks = kColumns / kCount;
-  for (int chunk = static_cast<int>(threadIdx.x); chunk < kRows * kChunks; chunk += kThreads) {
+  static_assert(kRows * kChunks % kThreads == 0);
+#pragma unroll
+  for (int n = 0; n < kRows * kChunks / kThreads; ++n) {
+    const int chunk = static_cast<int>(threadIdx.x) + n * kThreads;
     const int64_t row = part.row + chunk / kChunks;
     const int64_t column = part.column + chunk % kChunks * kCount;
     Element* to_chunk = to + chunk / kChunks * kPitch + chunk % kChunks * kCount;

@@ -22,6 +22,7 @@ struct SplitTile {
   static constexpr int kRows = kTileRows;
   static constexpr int kColumns = 128;
   static constexpr int kThreads = 256;
+  static constexpr int kBlocksPerSm = kRows == 32 ? 2 : 1;      // as registers allow
   static constexpr int kAcross = 256 / kRows;                   // warps side by side, 32 rows each
   static constexpr int kColumnPairs = kColumns / kAcross / 16;  // of a warp, two tiles of 8
   static constexpr int kStages = 3;
@@ -86,9 +87,10 @@ class SplitProduct {
   /// (i, j) and (i, j + 1), also outside the product.
   template <typename Store>
   __device__ void run(const Store& store) {
-    const int64_t num_steps = (part_.end_k - part_.begin_k + Tile::kDepth - 1) / Tile::kDepth;
+    const auto num_steps =
+        static_cast<int>((part_.end_k - part_.begin_k + Tile::kDepth - 1) / Tile::kDepth);
     for (int step = 0; step < Tile::kStages - 1; ++step) fill(step, num_steps);
-    for (int64_t step = 0; step < num_steps; ++step) {
+    for (int step = 0; step < num_steps; ++step) {
       wait_for_copies<Tile::kStages - 2>();
       __syncthreads();  // the stage is there for all warps, and all have left the one before it
       fill(step + Tile::kStages - 1, num_steps);
@@ -103,15 +105,15 @@ class SplitProduct {
  private:
   static constexpr int kPitchA = kIsTransposed ? Tile::kPitchTransposedA : Tile::kPitchA;
 
-  __device__ std::byte* stage(int64_t step) const {
+  __device__ std::byte* stage(int step) const {
     return stages_ + step % Tile::kStages * Tile::kStageBytes;
   }
 
-  __device__ void fill(int64_t step, int64_t num_steps) const {
+  __device__ void fill(int step, int num_steps) const {
     if (step < num_steps) {
       constexpr int kRowsA = kIsTransposed ? Tile::kDepth : Tile::kRows;
       constexpr int kColumnsA = kIsTransposed ? Tile::kRows : Tile::kDepth;
-      const int64_t k = part_.begin_k + step * Tile::kDepth;
+      const int64_t k = part_.begin_k + int64_t{step} * Tile::kDepth;
       auto* a = reinterpret_cast<float*>(stage(step));
       const MatrixPart part_a =
           kIsTransposed ? MatrixPart{k, part_.end_k, part_.row, operands_.M, operands_.M}

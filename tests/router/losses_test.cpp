@@ -272,6 +272,14 @@ TEST(ExpertBias, MovesTowardsTheMeanLoadBySign) {
   EXPECT_THAT(bias, ElementsAre(0.75F, 1.25F, 1.0F, 1.25F));
 }
 
+TEST(ExpertBias, TakesTheLoadOfStatistics) {
+  std::vector<float> bias = {1, 1};
+  const RouterStatistics statistics{
+      .num_sequences = 2, .routes_per_expert = {4, 1, 2, 3}, .num_tokens = {5, 5}};
+  update_expert_bias({bias.data(), {2}}, statistics, {.rate = 0.25});
+  EXPECT_THAT(bias, ElementsAre(0.75F, 1.25F));
+}
+
 TEST(ExpertBias, KeepsItsMeanWhereCentred) {
   std::vector<double> bias(4, 0.0);
   const std::vector<int64_t> load = {10, 2, 4, 0};

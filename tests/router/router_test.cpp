@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "crossdock/cuda.hpp"
 #include "crossdock/error.hpp"
 #include "router/router_case.hpp"
 #include "support/message_of.hpp"
@@ -380,6 +381,31 @@ concept ShowsRouting = requires(Output&& output) {
 
 TEST(Router, GivesNoRoutingOutOfATemporaryOutput) {
   static_assert(ShowsRouting<const RouterOutput&> && !ShowsRouting<RouterOutput>);
+}
+
+TEST(Router, SumsStatisticsWithoutChangingThem) {
+  const RouterRun run(make_router_input(small_config(), 9));
+  const RouterStatistics own = run.route().statistics;
+  const RouterStatistics sum = run.router().sum(own, own);
+  RouterStatistics wanted = own;
+  wanted.add(own);
+  EXPECT_EQ(sum.routes_per_expert, wanted.routes_per_expert);
+  EXPECT_EQ(sum.num_tokens, (std::vector<int64_t>{18}));
+  EXPECT_EQ(own.on_host().num_tokens, (std::vector<int64_t>{9}));  // is there already
+  const RouterStatistics other{.num_sequences = 1, .routes_per_expert = {1, 2}, .num_tokens = {3}};
+  EXPECT_THAT(message_of([&] { (void)run.router().sum(own, other); }),
+              HasSubstr("must have the same sequences and 4 experts"));
+}
+
+TEST(Router, RefusesAGpuThatIsNotThere) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  const Router router({.num_experts = 4, .top_k = 2, .width = 2});
+  std::vector<float> memory(16);
+  const Device gpu{.kind = DeviceKind::kCuda, .index = 0};
+  const RouteArgs args{.x = {memory.data(), {3, 2}, gpu},
+                       .gate = {.weight = {memory.data(), {4, 2}, gpu}}};
+  EXPECT_THAT(message_of([&] { (void)router.route(args); }, ErrorCode::kUnsupported),
+              HasSubstr("CUDA"));
 }
 
 TEST(Router, DoesNotLookAtForcedRoutesOfPadding) {

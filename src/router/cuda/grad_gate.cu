@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 // A block computes one tile of one slice.
 template <typename Tile, bool kCopiesVectors>
-__global__ void __launch_bounds__(Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     split_grad_gate_kernel(const __grid_constant__ GradGateArgs args) {
   extern __shared__ __align__(16) std::byte grad_gate_memory[];
   const GatePart part = GatePart::of<Tile>(args);

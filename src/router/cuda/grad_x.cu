@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(ops::WideFmaTile::kThreads)
 
 // A block computes one tile.
 template <bool kCopiesVectors>
-__global__ void __launch_bounds__(GradXTile::kThreads)
+__global__ void __launch_bounds__(GradXTile::kThreads, GradXTile::kBlocksPerSm)
     split_grad_x_kernel(const __grid_constant__ GradXArgs args) {
   extern __shared__ __align__(16) std::byte grad_x_memory[];
   const ops::SplitOperands operands{

@@ -12,10 +12,10 @@ namespace crossdock::router {
 namespace {
 
 // Tiles of tensor-core products, in tokens x experts. All give the same bits.
-using LargeTile = ops::MmaTile<128, 128, 2, 4, 4>;
-using MiddleTile = ops::MmaTile<64, 128, 2, 4, 4>;
-using SquareTile = ops::MmaTile<64, 64, 2, 2, 4>;
-using SmallTile = ops::MmaTile<32, 32, 2, 2, 6>;
+using LargeTile = ops::MmaTile<128, 128, 2, 4, 4, 1>;
+using MiddleTile = ops::MmaTile<64, 128, 2, 4, 4, 2>;
+using SquareTile = ops::MmaTile<64, 64, 2, 2, 4, 3>;
+using SmallTile = ops::MmaTile<32, 32, 2, 2, 6, 4>;
 
 // The first token and expert of a block's tile. Blocks of the same tokens are neighbours, so that x
 // is read from memory once.
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 // A block computes one tile.
 template <typename Element, typename Tile, bool kCopiesVectors>
-__global__ void __launch_bounds__(Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     mma_logits_kernel(const __grid_constant__ LogitsArgs args) {
   extern __shared__ __align__(16) std::byte logits_memory[];
   const TilePlace place = TilePlace::of<Tile>(args.E);
