@@ -221,8 +221,8 @@ TEST_F(CudaRouterCalls, MoveTheExpertBiasAsTheCpu) {
 TEST_F(CudaRouterCalls, LeaveWrongValuesToThePlan) {
   const Router router({.num_experts = 8, .top_k = 2, .width = 16, .dtype = DType::kF32});
   const RankStream stream;
-  const std::vector<float> x(4 * 16, 1.0F);
-  const std::vector<float> gate(8 * 16, 0.5F);
+  const std::vector<float> x(64, 1.0F);
+  const std::vector<float> gate(128, 0.5F);
   const std::vector<int64_t> forced = {0, 8, -1, -2, int64_t{1} << 32, 3, 4, 5};
   const OwnedTensor x_there = to_device({x.data(), {4, 16}}, stream);
   const OwnedTensor gate_there = to_device({gate.data(), {8, 16}}, stream);
