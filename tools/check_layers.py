@@ -19,6 +19,7 @@ MAY_SEE = {
     "router": {"core", "ops"},
     "router/cuda": {"core", "core/cuda", "ops", "router"},
     "experts": {"core", "ops"},
+    "experts/cuda": {"core", "core/cuda", "ops", "experts"},
     "plan": {"core"},
     "plan/cuda": {"core", "core/cuda", "comm/cuda", "plan"},
     "cost": {"core", "plan"},

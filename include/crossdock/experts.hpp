@@ -12,6 +12,8 @@
 
 namespace crossdock {
 
+class ExpertsBackends;  // computes, on the CPU and on GPUs
+
 /// Function between the two matrices of an expert.
 enum class Activation : uint8_t {
   kSwiglu,         // silu(gate) * linear
@@ -61,7 +63,8 @@ struct ExpertsConfig {
   bool interleaved = false;  // gated: rows of W1 are gate 0, linear 0, gate 1, ...
   double limit = 7.0;        // for clamped_swiglu
   WeightsIn weights_in = WeightsIn::kCombine;
-  DType dtype = DType::kF32;  // of rows, y, weights and biases: fp64, fp32, bf16 or fp16
+  /// Of rows, y, weights and biases: fp64, fp32, bf16 or fp16; not fp64 on a GPU.
+  DType dtype = DType::kF32;
   /// Forward saves nothing; backward recomputes the hidden rows, with the same bits.
   bool recompute = false;
 
@@ -77,7 +80,8 @@ struct ExpertWeights {
   ConstTensorView b2 = {};  // [E_local, D], optional
 };
 
-/// Outputs for the gradients of all local experts, in fp32 (fp64 if the experts are fp64). All are
+/// Outputs for the gradients of all local experts, in fp32 (fp64 if the experts are fp64). On a GPU
+/// those of w1 and w2 may have the dtype of the experts instead and are rounded once. All are
 /// optional: gradients whose view is unset are not computed.
 struct ExpertGradients {
   TensorView w1 = {};  // [E_local, 2F or F, D]
@@ -91,6 +95,10 @@ struct ExpertGradients {
 /// forward fills `hidden`, W1 x + b1 in the dtype of the rows (nothing with `recompute`).
 /// backward_dx replaces it with the other two, for backward_dw. The rows x and grad_y are not
 /// copied: the caller keeps them. y is not needed.
+///
+/// On a GPU the buffers have memory for all R rows. They return to a pool in the order of the
+/// stream of forward, so forward and its backward must be given the same stream. What a captured
+/// call leaves here must live until the last replay of the graph has finished.
 struct ExpertsSaved {
   Buffer hidden;               // [R, 2F or F]
   Buffer grad_hidden;          // [R, 2F or F]
@@ -107,6 +115,7 @@ struct ExpertsForwardArgs {
   Segments segments = {};            // E_local segments
   ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); with WeightsIn::kExperts only
   TensorView y = {};                 // out [R, D]; with bf16 or fp16 rows also fp32: not rounded
+  Stream stream = {};                // for tensors on a GPU
 };
 
 /// The segments [first, last).
@@ -128,6 +137,7 @@ struct ExpertsBackwardDxArgs {
   /// out [R] fp32 (fp64 for fp64), optional: <a, W2^T g> + <b2, g>
   TensorView grad_row_weights = {};
   bool keep_for_dw = true;  // false: `saved` is emptied; backward_dw must not be called
+  Stream stream = {};       // for tensors on a GPU
 };
 
 struct ExpertsBackwardDwArgs {
@@ -140,6 +150,7 @@ struct ExpertsBackwardDwArgs {
   /// true: adds to `grads`; the gradients of experts without rows are left unchanged.
   /// false: overwrites `grads`; the gradients of experts without rows become exactly 0.
   bool accumulate = false;
+  Stream stream = {};  // for tensors on a GPU
 };
 
 /// The experts of one rank: a grouped MLP over ragged rows, forward and backward.
@@ -151,16 +162,27 @@ struct ExpertsBackwardDwArgs {
 /// Sums are computed in fp32 (fp64 for fp64), in a fixed order. The result of a row depends on that
 /// row alone, a weight gradient on the rows of its expert and their order; neither depends on the
 /// number of threads. Members are thread-safe and not collective.
+///
+/// All tensors and segments of a call are in host memory or on one GPU. On a GPU:
+/// - Calls queue their work in `stream` and return. They neither wait for the GPU nor, in the
+///   steady state, allocate memory, and can be captured in a graph and replayed with other segments
+///   in the same memory. Experts whose calls were captured must outlive the graph.
+/// - R is a capacity: the rows of the segments are counted on the GPU, and the segments themselves
+///   are not checked. Rows past the last segment are zeroed too, which takes the time to write
+///   them.
+/// - Products take inputs in the dtype of the experts, so activations and the gradients W2^T g are
+///   rounded to it. The bits differ from those of the CPU, by the rounding of the dtype.
 class CROSSDOCK_API Experts {
  public:
-  /// Default pool: ThreadPool::process_wide().
+  /// Default pool, for tensors in host memory: ThreadPool::process_wide().
   explicit Experts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool = nullptr);
 
   const ExpertsConfig& config() const { return config_; }
 
-  /// Throw if the calls below would refuse these arguments, for callers that check in advance.
-  void check(const ExpertWeights& weights) const;
-  void check(const ExpertGradients& grads) const;
+  /// Throw if the calls below would refuse these arguments with rows on `device`, for callers that
+  /// check in advance.
+  void check(const ExpertWeights& weights, Device device = {}) const;
+  void check(const ExpertGradients& grads, Device device = {}) const;
 
   ExpertsSaved forward(const ExpertsForwardArgs& args) const;
 
@@ -188,11 +210,11 @@ class CROSSDOCK_API Experts {
   void check(const ExpertsBackwardDxArgs& args) const;
 
   ExpertsConfig config_;
-  std::shared_ptr<ThreadPool> pool_;
-  std::shared_ptr<BufferPool> buffers_;
+  std::shared_ptr<ExpertsBackends> backends_;
 };
 
-/// A single segment that holds all rows, to use Experts with one expert as a dense MLP.
+/// A single segment that holds all rows, to use Experts with one expert as a dense MLP. In host
+/// memory.
 class OneSegment {
  public:
   explicit OneSegment(int64_t num_rows) : starts_{0, num_rows} {}

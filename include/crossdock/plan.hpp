@@ -87,8 +87,9 @@ class CROSSDOCK_API Plan {
   /// R, the number of rows on this rank, pad rows included. May wait for the GPU.
   int64_t num_rows() const;
   /// Upper bound on num_rows(), known without waiting: the R of every tensor of rows. Equal to
-  /// num_rows() on the CPU; on a GPU, the configuration's max_rows if set. Rows from num_rows() on
-  /// are then unspecified.
+  /// num_rows() on the CPU; on a GPU, the configuration's max_rows if set. Rows past the last
+  /// segment, from num_rows() on, are never read and may hold anything; they are unspecified in
+  /// what the dispatcher delivers and become 0 in the outputs of Experts.
   int64_t capacity_rows() const;
   int64_t num_local_experts() const;
   /// On the plan's device. The results of these three members are valid as long as the plan.

@@ -1,13 +1,13 @@
 #include "crossdock/experts.hpp"
 
-#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/check.hpp"
 #include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
-#include "experts/grouped_mlp.hpp"
+#include "experts/backend.hpp"
 
 namespace crossdock {
 namespace {
@@ -16,7 +16,7 @@ DType sum_dtype(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
-void check_config(const ExpertsConfig& config) {
+ExpertsConfig checked(const ExpertsConfig& config) {
   CROSSDOCK_CHECK(config.num_local_experts >= 0, "num_local_experts must not be negative, got ",
                   config.num_local_experts);
   CROSSDOCK_CHECK(config.width >= 1 && config.width <= kMaxWidth, "width must be in [1, ",
@@ -30,13 +30,19 @@ void check_config(const ExpertsConfig& config) {
                   " has none");
   CROSSDOCK_CHECK(config.activation != Activation::kClampedSwiglu || config.limit > 0.0,
                   "limit must be positive, got ", config.limit);
+  return config;
 }
 
-void check_segments(const ExpertsConfig& config, const Segments& segments, int64_t num_rows) {
-  CROSSDOCK_CHECK(segments.num_segments == config.num_local_experts, "there must be ",
-                  config.num_local_experts, " segments, one for each local expert, got ",
-                  segments.num_segments);
-  CROSSDOCK_CHECK(segments.device.is_cpu(), "segments must be in host memory");
+// GPUs have no kernels for fp64 and fp8.
+void check_supported(const ConstTensorView& rows) {
+  const bool is_fp8 = rows.dtype == DType::kF8E4M3;
+  if (rows.device.is_cpu() || (!is_fp8 && rows.dtype != DType::kF64)) return;
+  throw Error(ErrorCode::kUnsupported,
+              concat("experts on a GPU compute in fp32, bf16 or fp16, not in ", name_of(rows.dtype),
+                     is_fp8 ? "; convert the rows with fp8_to_bf16" : ""));
+}
+
+void check_places(const Segments& segments, int64_t num_rows) {
   int64_t end = 0;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     CROSSDOCK_CHECK(segments.starts[e] >= end && segments.counts[e] >= 0, "segment ", e,
@@ -48,43 +54,80 @@ void check_segments(const ExpertsConfig& config, const Segments& segments, int64
   CROSSDOCK_CHECK(segments.num_rows() >= end && segments.num_rows() <= num_rows,
                   "the segments must end within the ", num_rows, " rows given and not before row ",
                   end, ", got ", segments.num_rows());
+}
+
+// Rows that need memory of their own, of the R rows given: all of them if a GPU counts the rows of
+// the segments.
+int64_t count_kept_rows(const Segments& segments, int64_t R) {
+  return segments.device.is_cpu() ? segments.num_rows() : R;
+}
+
+void check_segments(const ExpertsConfig& config, const Segments& segments,
+                    const ConstTensorView& rows) {
+  CROSSDOCK_CHECK(segments.num_segments == config.num_local_experts, "there must be ",
+                  config.num_local_experts, " segments, one for each local expert, got ",
+                  segments.num_segments);
+  CROSSDOCK_CHECK(segments.device == rows.device, "the rows are ", describe(rows.device),
+                  ", so segments must be there too, not ", describe(segments.device));
+  if (segments.device.is_cpu()) check_places(segments, rows.num_rows());
+  const int64_t num_rows = count_kept_rows(segments, rows.num_rows());
   CROSSDOCK_CHECK(
-      product_within(kMaxBytes,
-                     {segments.num_rows(), config.hidden_width(), int64_t{sizeof(double)}}),
-      segments.num_rows(), " rows of inner width ", config.inner, " are more than can be counted");
+      product_within(kMaxBytes, {num_rows, config.hidden_width(), int64_t{sizeof(double)}}),
+      num_rows, " rows of inner width ", config.inner, " are more than can be counted");
 }
 
-void check_rows(const ExpertsConfig& config, const char* name, const ConstTensorView& rows,
-                int64_t num_rows) {
-  check_tensor(name, rows, config.dtype, Shape{num_rows, config.width});
-}
+// Tensors of one call: all on the device of its rows, with as many rows.
+class RowChecks {
+ public:
+  RowChecks(const ExpertsConfig& config, const ConstTensorView& rows)
+      : config_(config), R_(rows.num_rows()), device_(rows.device) {}
 
-// Rows that may be in the type of the sums instead, and are then not rounded.
-void check_results(const ExpertsConfig& config, const char* name, const TensorView& rows,
-                   int64_t num_rows) {
-  const bool is_wide = rows.dtype == sum_dtype(config.dtype);
-  check_tensor(name, rows, is_wide ? rows.dtype : config.dtype, Shape{num_rows, config.width});
-}
+  void check_rows(const char* name, const ConstTensorView& rows) const {
+    check_tensor(name, rows, config_.dtype, Shape{R_, config_.width}, device_);
+  }
 
-void check_row_weights(const ExpertsConfig& config, const char* name,
-                       const ConstTensorView& weights, int64_t num_rows) {
-  check_tensor(name, weights, sum_dtype(config.dtype), Shape{num_rows});
-}
+  // Rows that may be in the type of the sums instead, and are then not rounded.
+  void check_results(const char* name, const TensorView& rows) const {
+    const bool is_wide = rows.dtype == sum_dtype(config_.dtype);
+    check_tensor(name, rows, is_wide ? rows.dtype : config_.dtype, Shape{R_, config_.width},
+                 device_);
+  }
 
-// Parameters, or their gradients, which may have another dtype.
-template <typename Views>
-void check_parameters(const ExpertsConfig& config, const Views& views, DType dtype,
-                      const std::string& prefix, bool all_optional) {
+  void check_weights(const char* name, const ConstTensorView& weights) const {
+    check_tensor(name, weights, sum_dtype(config_.dtype), Shape{R_}, device_);
+  }
+
+  // `width` values for each row of the segments, kept by an earlier call.
+  void check_saved(const char* source, const char* name, const Buffer& saved,
+                   const Segments& segments, int64_t width) const {
+    const int64_t wanted = count_kept_rows(segments, R_) * width * size_of(config_.dtype);
+    const bool is_there = wanted == 0 || saved.device() == device_;
+    CROSSDOCK_CHECK(saved.num_bytes() >= wanted && is_there, "saved must be ", source,
+                    " for these segments: ", wanted, " bytes of ", name, " ", describe(device_),
+                    ", got ", saved.num_bytes(), " ", describe(saved.device()));
+  }
+
+ private:
+  const ExpertsConfig& config_;
+  int64_t R_;
+  Device device_;
+};
+
+// Parameters or their gradients; each view must have the dtype dtype_of(view).
+template <typename Views, typename DTypeOfView>
+void check_parameters(const ExpertsConfig& config, const Views& views, const std::string& prefix,
+                      bool all_optional, Device device, const DTypeOfView& dtype_of) {
+  const auto check = [&](const char* name, const auto& view, const Shape& shape) {
+    check_tensor(prefix + name, view, dtype_of(view), shape, device);
+  };
   const int64_t E_local = config.num_local_experts;
   const int64_t hidden = config.hidden_width();
-  if (!all_optional || views.w1.given()) {
-    check_tensor(prefix + "w1", views.w1, dtype, Shape{E_local, hidden, config.width});
-  }
+  if (!all_optional || views.w1.given()) check("w1", views.w1, {E_local, hidden, config.width});
   if (!all_optional || views.w2.given()) {
-    check_tensor(prefix + "w2", views.w2, dtype, Shape{E_local, config.width, config.inner});
+    check("w2", views.w2, {E_local, config.width, config.inner});
   }
-  if (views.b1.given()) check_tensor(prefix + "b1", views.b1, dtype, Shape{E_local, hidden});
-  if (views.b2.given()) check_tensor(prefix + "b2", views.b2, dtype, Shape{E_local, config.width});
+  if (views.b1.given()) check("b1", views.b1, {E_local, hidden});
+  if (views.b2.given()) check("b2", views.b2, {E_local, config.width});
 }
 
 std::vector<NamedTensor> inputs_of(const ExpertWeights& weights, std::vector<NamedTensor> rows) {
@@ -93,66 +136,64 @@ std::vector<NamedTensor> inputs_of(const ExpertWeights& weights, std::vector<Nam
   return rows;
 }
 
-// Segments of which only those in a range have rows.
-class SomeSegments {
- public:
-  SomeSegments(const Segments& all, SegmentRange range)
-      : counts_(all.counts, all.counts + all.num_segments), view_(all) {
-    CROSSDOCK_CHECK(0 <= range.first && range.first <= range.last && range.last <= all.num_segments,
-                    "the range must be within the ", all.num_segments, " segments, got [",
-                    range.first, ", ", range.last, ")");
-    std::fill(counts_.begin(), counts_.begin() + range.first, 0);
-    std::fill(counts_.begin() + range.last, counts_.end(), 0);
-    view_.counts = counts_.data();
-  }
-  Segments view() const { return view_; }  // valid as long as this object
+// The part of a tensor [E_local, ...] that belongs to a range of experts.
+ConstTensorView part_of(const ConstTensorView& tensor, SegmentRange range) {
+  if (!tensor.given()) return tensor;
+  const auto dim = [&](int i) { return tensor.shape[i]; };
+  ConstTensorView part = tensor;
+  part.data = static_cast<const std::byte*>(tensor.data) + range.first * tensor.row_bytes();
+  const int64_t count = range.last - range.first;
+  part.shape = tensor.shape.rank() == 2 ? Shape{count, dim(1)} : Shape{count, dim(1), dim(2)};
+  return part;
+}
 
- private:
-  std::vector<int64_t> counts_;
-  Segments view_;
-};
-
-// Calls work(mlp) with the GroupedMlp of the configured dtype.
-template <typename Work>
-auto with_mlp(const ExpertsConfig& config, ThreadPool& pool, BufferPool& buffers,
-              const Work& work) {
-  switch (config.dtype) {
-    case DType::kF64:
-      return work(experts::GroupedMlp<double>(config, pool, buffers));
-    case DType::kBF16:
-      return work(experts::GroupedMlp<BF16>(config, pool, buffers));
-    case DType::kF16:
-      return work(experts::GroupedMlp<F16>(config, pool, buffers));
-    default:
-      return work(experts::GroupedMlp<float>(config, pool, buffers));
-  }
+// The same call for the segments of a range. Rows keep their places.
+template <typename Args>
+Args part_of(const Args& args, SegmentRange range) {
+  const Segments& all = args.segments;
+  CROSSDOCK_CHECK(0 <= range.first && range.first <= range.last && range.last <= all.num_segments,
+                  "the range must be within the ", all.num_segments, " segments, got [",
+                  range.first, ", ", range.last, ")");
+  Args part = args;
+  part.segments = {.starts = all.starts + range.first,
+                   .counts = all.counts + range.first,
+                   .num_segments = range.last - range.first,
+                   .device = all.device};
+  part.weights = {.w1 = part_of(args.weights.w1, range),
+                  .w2 = part_of(args.weights.w2, range),
+                  .b1 = part_of(args.weights.b1, range),
+                  .b2 = part_of(args.weights.b2, range)};
+  return part;
 }
 
 }  // namespace
 
 Experts::Experts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool)
-    : config_(config),
-      pool_(pool ? std::move(pool) : ThreadPool::process_wide()),
-      buffers_(std::make_shared<BufferPool>()) {
-  check_config(config_);
+    : config_(checked(config)),
+      backends_(std::make_shared<ExpertsBackends>(
+          config_, pool ? std::move(pool) : ThreadPool::process_wide())) {}
+
+void Experts::check(const ExpertWeights& weights, Device device) const {
+  check_parameters(config_, weights, "", false, device,
+                   [&](const ConstTensorView&) { return config_.dtype; });
 }
 
-void Experts::check(const ExpertWeights& weights) const {
-  check_parameters(config_, weights, config_.dtype, "", false);
-}
-
-void Experts::check(const ExpertGradients& grads) const {
-  check_parameters(config_, grads, sum_dtype(config_.dtype), "grad of ", true);
+void Experts::check(const ExpertGradients& grads, Device device) const {
+  check_parameters(config_, grads, "grad of ", true, device, [&](const TensorView& grad) {
+    const bool may_be_rounded = !device.is_cpu() && grad.shape.rank() == 3;  // w1 and w2
+    return may_be_rounded && grad.dtype == config_.dtype ? config_.dtype : sum_dtype(config_.dtype);
+  });
 }
 
 void Experts::check(const ExpertsForwardArgs& args) const {
-  const int64_t R = args.rows.num_rows();
-  check_rows(config_, "rows", args.rows, R);
-  check_results(config_, "y", args.y, R);
-  check_segments(config_, args.segments, R);
-  check(args.weights);
+  check_supported(args.rows);
+  const RowChecks tensors(config_, args.rows);
+  tensors.check_rows("rows", args.rows);
+  tensors.check_results("y", args.y);
+  check_segments(config_, args.segments, args.rows);
+  check(args.weights, args.rows.device);
   if (config_.weights_in == WeightsIn::kExperts) {
-    check_row_weights(config_, "row_weights", args.row_weights, R);
+    tensors.check_weights("row_weights", args.row_weights);
   }
   check_no_overlap({{"y", args.y}}, inputs_of(args.weights, {{"rows", args.rows},
                                                              {"row_weights", args.row_weights}}));
@@ -160,42 +201,37 @@ void Experts::check(const ExpertsForwardArgs& args) const {
 
 ExpertsSaved Experts::begin_forward(const ExpertsForwardArgs& args) const {
   check(args);
-  return with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { return mlp.begin_forward(args); });
+  return backends_->on(args.rows.device).begin_forward(args);
 }
 
 void Experts::forward_part(const ExpertsForwardArgs& args, ExpertsSaved& saved,
                            SegmentRange part) const {
-  const SomeSegments some(args.segments, part);
-  ExpertsForwardArgs part_args = args;
-  part_args.segments = some.view();
-  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.forward(part_args, saved); });
+  backends_->on(args.rows.device).forward(part_of(args, part), saved);
 }
 
 ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
   ExpertsSaved saved = begin_forward(args);
-  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.forward(args, saved); });
+  backends_->on(args.rows.device).forward(args, saved);
   return saved;
 }
 
 void Experts::check(const ExpertsBackwardDxArgs& args) const {
-  const int64_t R = args.grad_y.num_rows();
-  check_rows(config_, "grad_y", args.grad_y, R);
-  check_results(config_, "grad_rows", args.grad_rows, R);
-  check_segments(config_, args.segments, R);
-  check(args.weights);
-  if (args.row_weights.given()) check_row_weights(config_, "row_weights", args.row_weights, R);
+  check_supported(args.grad_y);
+  const RowChecks tensors(config_, args.grad_y);
+  tensors.check_rows("grad_y", args.grad_y);
+  tensors.check_results("grad_rows", args.grad_rows);
+  check_segments(config_, args.segments, args.grad_y);
+  check(args.weights, args.grad_y.device);
+  if (args.row_weights.given()) tensors.check_weights("row_weights", args.row_weights);
   if (args.grad_row_weights.given()) {
-    check_row_weights(config_, "grad_row_weights", args.grad_row_weights, R);
+    tensors.check_weights("grad_row_weights", args.grad_row_weights);
   }
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must be the result of forward, got none");
   if (config_.recompute) {
-    check_rows(config_, "rows", args.rows, R);
+    tensors.check_rows("rows", args.rows);
   } else {
-    const int64_t wanted =
-        args.segments.num_rows() * config_.hidden_width() * size_of(config_.dtype);
-    CROSSDOCK_CHECK(args.saved->hidden.num_bytes() >= wanted,
-                    "saved must be the unused result of forward for these segments: ", wanted,
-                    " bytes of hidden rows, got ", args.saved->hidden.num_bytes());
+    tensors.check_saved("the unused result of forward", "hidden rows", args.saved->hidden,
+                        args.segments, config_.hidden_width());
   }
   check_no_overlap(
       {{"grad_rows", args.grad_rows}, {"grad_row_weights", args.grad_row_weights}},
@@ -205,14 +241,11 @@ void Experts::check(const ExpertsBackwardDxArgs& args) const {
 
 void Experts::begin_backward_dx(const ExpertsBackwardDxArgs& args) const {
   check(args);
-  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.begin_backward_dx(args); });
+  backends_->on(args.grad_y.device).begin_backward_dx(args);
 }
 
 void Experts::backward_dx_part(const ExpertsBackwardDxArgs& args, SegmentRange part) const {
-  const SomeSegments some(args.segments, part);
-  ExpertsBackwardDxArgs part_args = args;
-  part_args.segments = some.view();
-  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.backward_dx(part_args); });
+  backends_->on(args.grad_y.device).backward_dx(part_of(args, part));
 }
 
 void Experts::finish_backward_dx(const ExpertsBackwardDxArgs& args) const {
@@ -222,29 +255,28 @@ void Experts::finish_backward_dx(const ExpertsBackwardDxArgs& args) const {
 
 void Experts::backward_dx(const ExpertsBackwardDxArgs& args) const {
   begin_backward_dx(args);
-  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.backward_dx(args); });
+  backends_->on(args.grad_y.device).backward_dx(args);
   finish_backward_dx(args);
 }
 
 void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
-  const int64_t R = args.grad_y.num_rows();
-  check_rows(config_, "grad_y", args.grad_y, R);
-  check_rows(config_, "rows", args.rows, R);
-  check_segments(config_, args.segments, R);
-  check(args.grads);
-  if (args.row_weights.given()) check_row_weights(config_, "row_weights", args.row_weights, R);
+  check_supported(args.grad_y);
+  const RowChecks tensors(config_, args.grad_y);
+  tensors.check_rows("grad_y", args.grad_y);
+  tensors.check_rows("rows", args.rows);
+  check_segments(config_, args.segments, args.grad_y);
+  check(args.grads, args.grad_y.device);
+  if (args.row_weights.given()) tensors.check_weights("row_weights", args.row_weights);
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from backward_dx, got none");
-  const int64_t wanted = args.segments.num_rows() * config_.inner * size_of(config_.dtype);
-  CROSSDOCK_CHECK(args.saved->weighted_activation.num_bytes() >= wanted,
-                  "saved must come from backward_dx with keep_for_dw for these segments: ", wanted,
-                  " bytes of activations, got ", args.saved->weighted_activation.num_bytes());
+  tensors.check_saved("that of backward_dx with keep_for_dw", "activations",
+                      args.saved->weighted_activation, args.segments, config_.inner);
   check_no_overlap(
       {{"grad of w1", args.grads.w1},
        {"grad of w2", args.grads.w2},
        {"grad of b1", args.grads.b1},
        {"grad of b2", args.grads.b2}},
       {{"rows", args.rows}, {"row_weights", args.row_weights}, {"grad_y", args.grad_y}});
-  with_mlp(config_, *pool_, *buffers_, [&](auto mlp) { mlp.backward_dw(args); });
+  backends_->on(args.grad_y.device).backward_dw(args);
 }
 
 }  // namespace crossdock

@@ -67,7 +67,7 @@ void GroupedMlp<T>::compute_hidden(const ExpertWeights& weights, const ConstTens
                         .K = D_});
   }
   const T* b1 = pointer<T>(weights.b1);
-  ops::grouped_gemm<Sum>(problems, pool_, [&](const GemmTile<Sum>& tile) {
+  ops::grouped_gemm<Sum>(problems, *pool_, [&](const GemmTile<Sum>& tile) {
     const T* bias = b1 != nullptr ? b1 + tile.problem * H_ + tile.column : nullptr;
     const int64_t first_row = segments.starts[tile.problem] + tile.row;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
@@ -86,7 +86,7 @@ Buffer GroupedMlp<T>::compute_activation(const ExpertsForwardArgs& args, const T
   Buffer activated = buffers_.take(bytes_of<Sum>(args.segments.num_rows() * F_));
   const bool is_weighted = config_.weights_in == WeightsIn::kExperts;
   const std::vector<RowChunk> chunks = cut_rows(args.segments);
-  pool_.parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t index) {
+  pool_->parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t index) {
     const RowChunk& chunk = chunks[static_cast<size_t>(index)];
     std::vector<Sum> h(static_cast<size_t>(H_));
     for (int64_t row = chunk.begin; row < chunk.end; ++row) {
@@ -135,7 +135,7 @@ void GroupedMlp<T>::multiply_into(const ExpertsForwardArgs& args,
   const Segments& segments = args.segments;
   const T* b2 = pointer<T>(args.weights.b2);
   const bool is_weighted = config_.weights_in == WeightsIn::kExperts;
-  ops::grouped_gemm<Sum>(problems, pool_, [&](const GemmTile<Sum>& tile) {
+  ops::grouped_gemm<Sum>(problems, *pool_, [&](const GemmTile<Sum>& tile) {
     const T* bias = b2 != nullptr ? b2 + tile.problem * D_ + tile.column : nullptr;
     const int64_t first_row = segments.starts[tile.problem] + tile.row;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
@@ -163,7 +163,7 @@ Buffer GroupedMlp<T>::multiply_by_w2(const ExpertsBackwardDxArgs& args) {
                         .N = F_,
                         .K = D_});
   }
-  ops::grouped_gemm<Sum>(problems, pool_, [&](const GemmTile<Sum>& tile) {
+  ops::grouped_gemm<Sum>(problems, *pool_, [&](const GemmTile<Sum>& tile) {
     const int64_t first_row = segments.starts[tile.problem] + tile.row;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
       const Sum* from = tile.values + i * tile.stride;
@@ -183,7 +183,7 @@ void GroupedMlp<T>::backward_through_activation(const ExpertsBackwardDxArgs& arg
   const Sum* row_weights = pointer<Sum>(args.row_weights);
   Sum* grad_row_weights = pointer<Sum>(args.grad_row_weights);
   const std::vector<RowChunk> chunks = cut_rows(args.segments);
-  pool_.parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t index) {
+  pool_->parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t index) {
     const RowChunk& chunk = chunks[static_cast<size_t>(index)];
     std::vector<Sum> h(static_cast<size_t>(H_));
     std::vector<Sum> a(static_cast<size_t>(F_));
@@ -226,7 +226,7 @@ void GroupedMlp<T>::write_grad_rows(const ExpertsBackwardDxArgs& args, const T* 
                         .K = H_});
   }
   with_result(args.grad_rows, [&]<typename Result>(Result* grad_rows) {
-    ops::grouped_gemm<Sum>(problems, pool_, [&](const GemmTile<Sum>& tile) {
+    ops::grouped_gemm<Sum>(problems, *pool_, [&](const GemmTile<Sum>& tile) {
       const int64_t first_row = segments.starts[tile.problem] + tile.row;
       for (int64_t i = 0; i < tile.num_rows; ++i) {
         ops::narrow_row(tile.values + i * tile.stride, tile.num_columns,
@@ -271,7 +271,7 @@ void GroupedMlp<T>::sum_products(const Segments& segments, const T* left, int64_
                         .N = right_width,
                         .K = segments.counts[e]});
   }
-  ops::grouped_gemm<Sum>(problems, pool_, [&](const GemmTile<Sum>& tile) {
+  ops::grouped_gemm<Sum>(problems, *pool_, [&](const GemmTile<Sum>& tile) {
     Sum* expert = pointer<Sum>(grad) + tile.problem * left_width * right_width;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
       const Sum* from = tile.values + i * tile.stride;
@@ -287,7 +287,7 @@ void GroupedMlp<T>::sum_rows(const Segments& segments, const T* rows, const Sum*
                              bool accumulate, const TensorView& grad) {
   const int64_t width = grad.shape[1];
   const int64_t num_blocks = (width + kSumColumns - 1) / kSumColumns;
-  pool_.parallel_for(segments.num_segments * num_blocks, [&](int64_t index) {
+  pool_->parallel_for(segments.num_segments * num_blocks, [&](int64_t index) {
     const int64_t expert = index / num_blocks;
     const int64_t begin = index % num_blocks * kSumColumns;
     const int64_t count = std::min(kSumColumns, width - begin);
@@ -334,5 +334,19 @@ template class GroupedMlp<double>;
 template class GroupedMlp<float>;
 template class GroupedMlp<BF16>;
 template class GroupedMlp<F16>;
+
+std::unique_ptr<Backend> make_host_backend(const ExpertsConfig& config,
+                                           std::shared_ptr<ThreadPool> pool) {
+  switch (config.dtype) {
+    case DType::kF64:
+      return std::make_unique<GroupedMlp<double>>(config, std::move(pool));
+    case DType::kBF16:
+      return std::make_unique<GroupedMlp<BF16>>(config, std::move(pool));
+    case DType::kF16:
+      return std::make_unique<GroupedMlp<F16>>(config, std::move(pool));
+    default:
+      return std::make_unique<GroupedMlp<float>>(config, std::move(pool));
+  }
+}
 
 }  // namespace crossdock::experts

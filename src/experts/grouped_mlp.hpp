@@ -2,34 +2,33 @@
 
 #include <vector>
 
-#include "crossdock/experts.hpp"
+#include "experts/backend.hpp"
 #include "ops/activation.hpp"
 #include "ops/convert.hpp"
 #include "ops/grouped_gemm.hpp"
 
 namespace crossdock::experts {
 
-/// Implements Experts for rows of type T (double, float, BF16, F16). REQUIRES checked inputs.
+/// Experts in host memory, for rows of type T (double, float, BF16, F16).
 /// h = W1 x + b1 [H = 2F or F] -> a = act(h) [F] -> y = W2 a + b2.
 template <typename T>
-class GroupedMlp {
+class GroupedMlp final : public Backend {
  public:
   using Sum = ops::Compute<T>;
 
-  GroupedMlp(const ExpertsConfig& config, ThreadPool& pool, BufferPool& buffers)
+  GroupedMlp(const ExpertsConfig& config, std::shared_ptr<ThreadPool> pool)
       : D_(config.width),
         F_(config.inner),
         H_(config.hidden_width()),
         config_(config),
         activation_{config.activation, config.interleaved, config.limit, config.inner},
-        pool_(pool),
-        buffers_(buffers) {}
+        pool_(std::move(pool)) {}
 
-  ExpertsSaved begin_forward(const ExpertsForwardArgs& args);
-  void forward(const ExpertsForwardArgs& args, ExpertsSaved& saved);
-  void begin_backward_dx(const ExpertsBackwardDxArgs& args);
-  void backward_dx(const ExpertsBackwardDxArgs& args);
-  void backward_dw(const ExpertsBackwardDwArgs& args);
+  ExpertsSaved begin_forward(const ExpertsForwardArgs& args) override;
+  void forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) override;
+  void begin_backward_dx(const ExpertsBackwardDxArgs& args) override;
+  void backward_dx(const ExpertsBackwardDxArgs& args) override;
+  void backward_dw(const ExpertsBackwardDwArgs& args) override;
 
  private:
   // A few rows of one segment.
@@ -80,10 +79,10 @@ class GroupedMlp {
   int64_t D_;
   int64_t F_;
   int64_t H_;
-  const ExpertsConfig& config_;
+  ExpertsConfig config_;
   ops::ActivationSpec activation_;
-  ThreadPool& pool_;
-  BufferPool& buffers_;
+  std::shared_ptr<ThreadPool> pool_;
+  BufferPool buffers_;
 };
 
 extern template class GroupedMlp<double>;

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -109,67 +112,122 @@ struct RunOptions {
   double initial_gradient = kNaN;
 };
 
-/// Forward, backward_dx and backward_dw through Experts; outputs pre-filled with NaN.
-inline ExpertResult run_experts(const ExpertCase& test, const RunOptions& options = {}) {
-  const ExpertsConfig& config = test.config;
-  const int64_t E_local = config.num_local_experts;
-  const int64_t D = config.width;
-  const int64_t hidden = config.hidden_width();
-  const auto tensor = [](DType dtype, Shape shape, const std::vector<double>& values) {
-    return reference::to_tensor(dtype, shape, values);
-  };
-  const auto filled = [&](DType dtype, Shape shape, double value) {
-    return tensor(dtype, shape,
-                  std::vector<double>(static_cast<size_t>(shape.num_elements()), value));
-  };
-  using Weights = reference::MlpWeights;
-  const Shape w1_shape{E_local, hidden, D};
-  const Shape w2_shape{E_local, D, config.inner};
-  const OwnedTensor w1 = tensor(config.dtype, w1_shape, test.gathered(&Weights::w1));
-  const OwnedTensor w2 = tensor(config.dtype, w2_shape, test.gathered(&Weights::w2));
-  OwnedTensor b1;
-  OwnedTensor b2;
-  if (test.with_bias) {
-    b1 = tensor(config.dtype, {E_local, hidden}, test.gathered(&Weights::b1));
-    b2 = tensor(config.dtype, {E_local, D}, test.gathered(&Weights::b2));
-  }
-  const ExpertWeights weights{w1.view, w2.view, b1.view, b2.view};
-  const DType sums = test.sum_dtype();
-  const OwnedTensor rows = tensor(config.dtype, {test.R, D}, test.rows);
-  const OwnedTensor grad_y = tensor(config.dtype, {test.R, D}, test.grad_y);
-  const OwnedTensor row_weights = tensor(sums, {test.R}, test.row_weights);
-  const OwnedTensor y = filled(config.dtype, {test.R, D}, kNaN);
-  const OwnedTensor grad_rows = filled(config.dtype, {test.R, D}, kNaN);
-  const OwnedTensor grad_row_weights = filled(sums, {test.R}, kNaN);
-  const OwnedTensor grad_w1 = filled(sums, w1_shape, options.initial_gradient);
-  const OwnedTensor grad_w2 = filled(sums, w2_shape, options.initial_gradient);
-  const OwnedTensor grad_b1 = filled(sums, {E_local, hidden}, options.initial_gradient);
-  const OwnedTensor grad_b2 = filled(sums, {E_local, D}, options.initial_gradient);
+/// All tensors of a case, in one memory; outputs are pre-filled with NaN.
+struct ExpertTensors {
+  OwnedTensor w1, w2, b1, b2;                      // no biases without with_bias
+  OwnedTensor rows, grad_y, row_weights;           // inputs
+  OwnedTensor starts, counts;                      // of the segments, int64
+  OwnedTensor y, grad_rows, grad_row_weights;      // outputs
+  OwnedTensor grad_w1, grad_w2, grad_b1, grad_b2;  // outputs
+  Stream stream;
 
-  const Experts experts(config, options.pool);
-  ExpertsSaved saved = experts.forward({.weights = weights,
-                                        .rows = rows.view,
-                                        .segments = test.segments(),
-                                        .row_weights = row_weights.view,
-                                        .y = y.view});
-  experts.backward_dx({.weights = weights,
-                       .rows = rows.view,
-                       .segments = test.segments(),
-                       .row_weights = row_weights.view,
-                       .grad_y = grad_y.view,
-                       .saved = &saved,
-                       .grad_rows = grad_rows.view,
-                       .grad_row_weights = grad_row_weights.view});
-  experts.backward_dw({.rows = rows.view,
-                       .segments = test.segments(),
-                       .row_weights = row_weights.view,
-                       .grad_y = grad_y.view,
-                       .saved = &saved,
-                       .grads = {grad_w1.view, grad_w2.view, grad_b1.view, grad_b2.view},
-                       .accumulate = options.accumulate});
-  const auto values = [](const OwnedTensor& owned) { return reference::to_values(owned.view); };
-  return {values(y),       values(grad_rows), values(grad_row_weights), values(grad_w1),
-          values(grad_w2), values(grad_b1),   values(grad_b2)};
+  /// In host memory.
+  ExpertTensors(const ExpertCase& test, double initial_gradient) {
+    const ExpertsConfig& config = test.config;
+    const DType dtype = config.dtype;
+    const DType sums = test.sum_dtype();
+    const int64_t E_local = config.num_local_experts;
+    const int64_t D = config.width;
+    const int64_t hidden = config.hidden_width();
+    const auto filled = [](DType type, Shape shape, double value) {
+      return reference::to_tensor(
+          type, shape, std::vector<double>(static_cast<size_t>(shape.num_elements()), value));
+    };
+    using Weights = reference::MlpWeights;
+    const auto weights = [&](std::vector<double> Weights::*member, Shape shape) {
+      return reference::to_tensor(dtype, shape, test.gathered(member));
+    };
+    const Shape w1_shape{E_local, hidden, D};
+    const Shape w2_shape{E_local, D, config.inner};
+    w1 = weights(&Weights::w1, w1_shape);
+    w2 = weights(&Weights::w2, w2_shape);
+    if (test.with_bias) {
+      b1 = weights(&Weights::b1, {E_local, hidden});
+      b2 = weights(&Weights::b2, {E_local, D});
+    }
+    rows = reference::to_tensor(dtype, {test.R, D}, test.rows);
+    grad_y = reference::to_tensor(dtype, {test.R, D}, test.grad_y);
+    row_weights = reference::to_tensor(sums, {test.R}, test.row_weights);
+    const auto borrowed = [](const std::vector<int64_t>& values) {
+      return OwnedTensor{
+          TensorView(const_cast<int64_t*>(values.data()), {static_cast<int64_t>(values.size())}),
+          nullptr};
+    };
+    starts = borrowed(test.starts);
+    counts = borrowed(test.counts);
+    y = filled(dtype, {test.R, D}, kNaN);
+    grad_rows = filled(dtype, {test.R, D}, kNaN);
+    grad_row_weights = filled(sums, {test.R}, kNaN);
+    grad_w1 = filled(sums, w1_shape, initial_gradient);
+    grad_w2 = filled(sums, w2_shape, initial_gradient);
+    grad_b1 = filled(sums, {E_local, hidden}, initial_gradient);
+    grad_b2 = filled(sums, {E_local, D}, initial_gradient);
+  }
+
+  std::vector<OwnedTensor*> all() {
+    return {&w1,          &w2,      &b1,      &b2,     &rows,      &grad_y,
+            &row_weights, &starts,  &counts,  &y,      &grad_rows, &grad_row_weights,
+            &grad_w1,     &grad_w2, &grad_b1, &grad_b2};
+  }
+
+  Segments segments() const {
+    return {static_cast<const int64_t*>(starts.view.data),
+            static_cast<const int64_t*>(counts.view.data), counts.view.num_rows(),
+            counts.view.device};
+  }
+  ExpertWeights weights() const { return {w1.view, w2.view, b1.view, b2.view}; }
+
+  ExpertsForwardArgs forward_args() const {
+    return {.weights = weights(),
+            .rows = rows.view,
+            .segments = segments(),
+            .row_weights = row_weights.view,
+            .y = y.view,
+            .stream = stream};
+  }
+  ExpertsBackwardDxArgs dx_args(ExpertsSaved& saved) const {
+    return {.weights = weights(),
+            .rows = rows.view,
+            .segments = segments(),
+            .row_weights = row_weights.view,
+            .grad_y = grad_y.view,
+            .saved = &saved,
+            .grad_rows = grad_rows.view,
+            .grad_row_weights = grad_row_weights.view,
+            .stream = stream};
+  }
+  ExpertsBackwardDwArgs dw_args(const ExpertsSaved& saved, bool accumulate = false) const {
+    return {.rows = rows.view,
+            .segments = segments(),
+            .row_weights = row_weights.view,
+            .grad_y = grad_y.view,
+            .saved = &saved,
+            .grads = {grad_w1.view, grad_w2.view, grad_b1.view, grad_b2.view},
+            .accumulate = accumulate,
+            .stream = stream};
+  }
+
+  /// REQUIRES: host memory.
+  ExpertResult result() const {
+    const auto values = [](const OwnedTensor& owned) { return reference::to_values(owned.view); };
+    return {values(y),       values(grad_rows), values(grad_row_weights), values(grad_w1),
+            values(grad_w2), values(grad_b1),   values(grad_b2)};
+  }
+};
+
+/// Forward, backward_dx and backward_dw.
+inline void run_step(const Experts& experts, const ExpertTensors& tensors,
+                     bool accumulate = false) {
+  ExpertsSaved saved = experts.forward(tensors.forward_args());
+  experts.backward_dx(tensors.dx_args(saved));
+  experts.backward_dw(tensors.dw_args(saved, accumulate));
+}
+
+/// A step in host memory.
+inline ExpertResult run_experts(const ExpertCase& test, const RunOptions& options = {}) {
+  const ExpertTensors tensors(test, options.initial_gradient);
+  run_step(Experts(test.config, options.pool), tensors, options.accumulate);
+  return tensors.result();
 }
 
 /// The same by the reference, expert by expert; 0 outside the segments.
@@ -207,6 +265,45 @@ inline ExpertResult run_reference(const ExpertCase& test) {
     append(grads.expert.b2, result.b2);
   }
   return result;
+}
+
+/// Hidden values are rounded to the dtype before they are clamped. Half-way between two values of
+/// bf16 (nearly) and of fp16, so that the rounding does not carry one over the limit.
+inline constexpr double kLimit = 1.50439453125;
+
+/// Largest error of a result, relative to the largest value of its kind.
+inline double tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return 1e-13;
+    case DType::kF32:
+      return 2e-6;
+    case DType::kF16:
+      return 2e-3;
+    default:
+      return 1.5e-2;
+  }
+}
+
+inline void expect_close(const char* name, const std::vector<double>& got,
+                         const std::vector<double>& wanted, double relative) {
+  ASSERT_EQ(got.size(), wanted.size()) << name;
+  double largest = 0.0;
+  for (const double value : wanted) largest = std::max(largest, std::abs(value));
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_LE(std::abs(got[i] - wanted[i]), relative * largest) << name << " at " << i;
+    if (wanted[i] == 0.0) {
+      ASSERT_EQ(got[i], 0.0) << name << " at " << i;
+    }
+  }
+}
+
+inline void expect_close(const ExpertResult& got, const ExpertResult& wanted, double relative) {
+  expect_close("y", got.y, wanted.y, relative);
+  expect_close("grad_rows", got.grad_rows, wanted.grad_rows, relative);
+  expect_close("grad_row_weights", got.grad_row_weights, wanted.grad_row_weights, relative);
+  expect_close("grad_w1", got.w1, wanted.w1, relative);
+  expect_close("grad_w2", got.w2, wanted.w2, relative);
 }
 
 }  // namespace crossdock

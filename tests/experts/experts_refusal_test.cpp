@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "crossdock/cuda.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/experts.hpp"
 
@@ -122,6 +123,63 @@ TEST(Experts, RefuseSizesThatCannotBeCounted) {
       .y = {&value, {kRows, 1}}};
   EXPECT_THAT([&] { experts.forward(args); },
               refusal("1099511627776 rows of inner width 2147483647 are more than can be counted"));
+}
+
+// Views that say their memory is on a GPU. The calls are refused before it is used.
+TEST(Experts, RefuseTensorsOnSeveralDevices) {
+  SmallExperts small;
+  const Device gpu{.kind = DeviceKind::kCuda, .index = 0};
+  ExpertsForwardArgs args = small.forward_args();
+  const auto forward = [&] { small.experts.forward(args); };
+  args.weights.w1.device = gpu;
+  EXPECT_THAT(forward, refusal("w1 must be in host memory, not on GPU 0"));
+  args = small.forward_args();
+  args.segments.device = gpu;
+  EXPECT_THAT(forward,
+              refusal("the rows are in host memory, so segments must be there too, not on GPU 0"));
+  args = small.forward_args();
+  args.rows.device = gpu;
+  EXPECT_THAT(forward, refusal("y must be on GPU 0, not in host memory"));
+  args.y.device = gpu;
+  EXPECT_THAT(forward,
+              refusal("the rows are on GPU 0, so segments must be there too, not in host memory"));
+  args.segments.device = gpu;
+  EXPECT_THAT(forward, refusal("w1 must be on GPU 0, not in host memory"));
+  args.weights.w1.device = Device{.kind = DeviceKind::kCuda, .index = 1};
+  EXPECT_THAT(forward, refusal("w1 must be on GPU 0, not on GPU 1"));
+}
+
+TEST(Experts, OnAGpuDoNotSupportFp64AndFp8) {
+  const Device gpu{.kind = DeviceKind::kCuda, .index = 0};
+  double somewhere = 0;
+  for (const DType dtype : {DType::kF64, DType::kF8E4M3}) {
+    const Experts experts({.num_local_experts = 1, .width = 4, .inner = 3, .dtype = DType::kF64});
+    ExpertsForwardArgs args;
+    args.rows = ConstTensorView(&somewhere, dtype, {2, 4}, gpu);
+    try {
+      experts.forward(args);
+      ADD_FAILURE() << "no error came";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+      EXPECT_NE(std::string(error.what()).find(name_of(dtype)), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Experts, WithoutAGpuRefuseItsTensors) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  SmallExperts small;
+  const Device gpu{.kind = DeviceKind::kCuda, .index = 0};
+  ExpertsForwardArgs args = small.forward_args();
+  args.rows.device = args.y.device = args.segments.device = gpu;
+  args.weights.w1.device = args.weights.w2.device = gpu;
+  try {
+    small.experts.forward(args);
+    ADD_FAILURE() << "no error came";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+    EXPECT_NE(std::string(error.what()).find("CUDA"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

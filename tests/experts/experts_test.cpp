@@ -12,44 +12,6 @@
 namespace crossdock {
 namespace {
 
-double tolerance(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-      return 1e-13;
-    case DType::kF32:
-      return 2e-6;
-    case DType::kF16:
-      return 2e-3;
-    default:
-      return 1.5e-2;
-  }
-}
-
-void expect_close(const char* name, const std::vector<double>& got,
-                  const std::vector<double>& wanted, double relative) {
-  ASSERT_EQ(got.size(), wanted.size()) << name;
-  double largest = 0.0;
-  for (const double value : wanted) largest = std::max(largest, std::abs(value));
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_LE(std::abs(got[i] - wanted[i]), relative * largest) << name << " at " << i;
-    if (wanted[i] == 0.0) {
-      ASSERT_EQ(got[i], 0.0) << name << " at " << i;
-    }
-  }
-}
-
-void expect_close(const ExpertResult& got, const ExpertResult& wanted, double relative) {
-  expect_close("y", got.y, wanted.y, relative);
-  expect_close("grad_rows", got.grad_rows, wanted.grad_rows, relative);
-  expect_close("grad_row_weights", got.grad_row_weights, wanted.grad_row_weights, relative);
-  expect_close("grad_w1", got.w1, wanted.w1, relative);
-  expect_close("grad_w2", got.w2, wanted.w2, relative);
-}
-
-// Hidden values are rounded to the dtype before they are clamped. Half-way between two values of
-// bf16 (nearly) and of fp16, so that the rounding does not carry one over the limit.
-constexpr double kLimit = 1.50439453125;
-
 using Form = std::tuple<Activation, DType, WeightsIn>;
 
 class EveryForm : public ::testing::TestWithParam<Form> {};

@@ -1,0 +1,212 @@
+#include "experts/cuda/device_mlp.hpp"
+
+#include <utility>
+
+#include "core/cuda/device.hpp"
+#include "core/cuda/stream.hpp"
+#include "ops/device_activation.hpp"
+#include "ops/device_segments.hpp"
+
+namespace crossdock::experts {
+
+// Surrounds every call: makes the GPU current and work queued in the caller's stream. Queueing
+// takes microseconds, so calls of several threads take turns.
+class DeviceMlp::Call {
+ public:
+  Call(DeviceMlp& mlp, Stream stream)
+      : lock_(mlp.mutex_), guard_(mlp.device_.index), callers_(mlp.callers_) {
+    callers_.set(cuda::handle_of(stream));
+    mlp.pool_.follow_threads(callers_.is_per_thread());
+    callers_.follow_thread();
+  }
+  ~Call() { callers_.lead_thread(); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  Stream stream() const { return {callers_.get()}; }
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+  cuda::CallGuard guard_;
+  cuda::CallersStream& callers_;
+};
+
+DeviceMlp::DeviceMlp(const ExpertsConfig& config, Device device)
+    : device_(device),
+      D_(config.width),
+      F_(config.inner),
+      H_(config.hidden_width()),
+      config_(config),
+      activation_{config.activation, config.interleaved, config.limit, config.inner},
+      pool_(cuda::DeviceArena::make(device.index, /*is_exported=*/false)),
+      products_(device),
+      callers_(device.index) {
+  ops::load_device_activation(config.activation, config.dtype, device);
+  ops::load_device_segments(config.dtype, device);
+}
+
+bool DeviceMlp::fuses_activation() const {
+  return config_.activation == Activation::kSwiglu && !config_.interleaved && !weights_in_experts();
+}
+
+Buffer DeviceMlp::take(const Call& call, int64_t num_rows, int64_t width) {
+  return pool_.take(num_rows * width * size_of(config_.dtype), cuda::handle_of(call.stream()));
+}
+
+TensorView DeviceMlp::view(const Buffer& buffer, int64_t num_rows, int64_t width) const {
+  return buffer.view(config_.dtype, {num_rows, width});
+}
+
+// hidden = W1 x + b1
+void DeviceMlp::compute_hidden(const Call& call, const ExpertWeights& weights,
+                               const ConstTensorView& rows, const Segments& segments,
+                               const TensorView& hidden) {
+  products_.forward({.x = rows,
+                     .w = weights.w1,
+                     .bias = weights.b1,
+                     .segments = segments,
+                     .out = hidden,
+                     .hidden = {},
+                     .epilogue = ops::ProductEpilogue::kNone},
+                    call.stream());
+}
+
+// activation = act(W1 x + b1), times the row's weight if the experts apply it. Fills saved.hidden
+// unless it is recomputed.
+void DeviceMlp::compute_activation(const Call& call, const ExpertsForwardArgs& args,
+                                   const ExpertsSaved& saved, const TensorView& activation) {
+  const int64_t R = args.rows.num_rows();
+  if (fuses_activation()) {
+    using Epilogue = ops::ProductEpilogue;
+    products_.forward(
+        {.x = args.rows,
+         .w = args.weights.w1,
+         .bias = args.weights.b1,
+         .segments = args.segments,
+         .out = activation,
+         .hidden = config_.recompute ? TensorView() : view(saved.hidden, R, H_),
+         .epilogue = config_.recompute ? Epilogue::kSwiglu : Epilogue::kSwigluKeepHidden},
+        call.stream());
+    return;
+  }
+  const Buffer own = config_.recompute ? take(call, R, H_) : Buffer();
+  const TensorView hidden = view(config_.recompute ? own : saved.hidden, R, H_);
+  compute_hidden(call, args.weights, args.rows, args.segments, hidden);
+  ops::activate_on_device(
+      {.spec = activation_,
+       .hidden = hidden,
+       .b1 = {},
+       .row_weights = weights_in_experts() ? args.row_weights : ConstTensorView(),
+       .segments = args.segments,
+       .activation = activation},
+      call.stream());
+}
+
+ExpertsSaved DeviceMlp::begin_forward(const ExpertsForwardArgs& args) {
+  const Call call(*this, args.stream);
+  ops::zero_unused_rows_on_device({.tensors = {args.y}, .segments = args.segments}, call.stream());
+  ExpertsSaved saved;
+  if (!config_.recompute) saved.hidden = take(call, args.rows.num_rows(), H_);
+  return saved;
+}
+
+void DeviceMlp::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) {
+  const Call call(*this, args.stream);
+  const int64_t R = args.rows.num_rows();
+  const Buffer memory = take(call, R, F_);
+  const TensorView activation = view(memory, R, F_);
+  compute_activation(call, args, saved, activation);
+  const bool scales_b2 = weights_in_experts() && args.weights.b2.given();
+  products_.forward({.x = activation,
+                     .w = args.weights.w2,
+                     .bias = scales_b2 ? ConstTensorView() : args.weights.b2,
+                     .segments = args.segments,
+                     .out = args.y,
+                     .hidden = {},
+                     .epilogue = ops::ProductEpilogue::kNone},
+                    call.stream());
+  if (!scales_b2) return;
+  ops::add_weighted_bias_on_device({.bias = args.weights.b2,
+                                    .row_weights = args.row_weights,
+                                    .segments = args.segments,
+                                    .rows = args.y},
+                                   call.stream());
+}
+
+// Each gradient takes the place of what it is computed from: grad_hidden that of the hidden rows,
+// and the weighted activation that of W2^T g.
+void DeviceMlp::begin_backward_dx(const ExpertsBackwardDxArgs& args) {
+  const Call call(*this, args.stream);
+  ops::zero_unused_rows_on_device(
+      {.tensors = {args.grad_rows, args.grad_row_weights}, .segments = args.segments},
+      call.stream());
+  const int64_t R = args.grad_y.num_rows();
+  ExpertsSaved& saved = *args.saved;
+  saved.weighted_activation = take(call, R, F_);
+  saved.grad_hidden = config_.recompute ? take(call, R, H_) : std::exchange(saved.hidden, Buffer());
+}
+
+void DeviceMlp::backward_dx(const ExpertsBackwardDxArgs& args) {
+  const Call call(*this, args.stream);
+  const int64_t R = args.grad_y.num_rows();
+  const TensorView hidden = view(args.saved->grad_hidden, R, H_);
+  const TensorView grad_activation = view(args.saved->weighted_activation, R, F_);
+  if (config_.recompute) compute_hidden(call, args.weights, args.rows, args.segments, hidden);
+  products_.dx({.grad = args.grad_y,
+                .w = args.weights.w2,
+                .segments = args.segments,
+                .out = grad_activation},
+               call.stream());
+  ops::activate_backward_on_device(
+      {.spec = activation_,
+       .hidden = hidden,
+       .b1 = {},
+       .row_weights = args.row_weights,
+       .grad_activation = grad_activation,
+       .grad_y = args.grad_y,
+       .b2 = args.weights.b2,
+       .segments = args.segments,
+       .grad_hidden = hidden,
+       .weighted_activation = args.keep_for_dw ? grad_activation : TensorView(),
+       .grad_row_weights = args.grad_row_weights},
+      call.stream());
+  products_.dx(
+      {.grad = hidden, .w = args.weights.w1, .segments = args.segments, .out = args.grad_rows},
+      call.stream());
+}
+
+void DeviceMlp::backward_dw(const ExpertsBackwardDwArgs& args) {
+  const Call call(*this, args.stream);
+  const int64_t R = args.grad_y.num_rows();
+  const TensorView grad_hidden = view(args.saved->grad_hidden, R, H_);
+  const auto multiply = [&](const ConstTensorView& grad, const ConstTensorView& x,
+                            const TensorView& out) {
+    if (!out.given()) return;
+    products_.dw({.grad = grad,
+                  .x = x,
+                  .segments = args.segments,
+                  .out = out,
+                  .accumulate = args.accumulate},
+                 call.stream());
+  };
+  const auto sum = [&](const ConstTensorView& rows, const ConstTensorView& row_weights,
+                       const TensorView& sums) {
+    if (!sums.given()) return;
+    ops::sum_segments_on_device({.rows = rows,
+                                 .row_weights = row_weights,
+                                 .segments = args.segments,
+                                 .sums = sums,
+                                 .accumulate = args.accumulate},
+                                call.stream());
+  };
+  multiply(grad_hidden, args.rows, args.grads.w1);
+  multiply(args.grad_y, view(args.saved->weighted_activation, R, F_), args.grads.w2);
+  sum(grad_hidden, {}, args.grads.b1);
+  sum(args.grad_y, args.row_weights, args.grads.b2);
+}
+
+std::unique_ptr<Backend> make_device_backend(const ExpertsConfig& config, Device device) {
+  return std::make_unique<DeviceMlp>(config, device);
+}
+
+}  // namespace crossdock::experts

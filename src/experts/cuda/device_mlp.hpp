@@ -1,0 +1,54 @@
+#pragma once
+
+#include <mutex>
+
+#include "core/cuda/callers_stream.hpp"
+#include "core/cuda/device_pool.hpp"
+#include "experts/backend.hpp"
+#include "ops/activation.hpp"
+#include "ops/grouped_product.hpp"
+
+namespace crossdock::experts {
+
+/// Experts on one GPU, for rows in fp32, bf16 or fp16: grouped products and what is between them.
+///
+/// Memory is taken for all R rows of the tensors, as only the GPU knows how many are used. What a
+/// call needs for itself returns to the pool when the call returns: the pool hands it out again in
+/// the order of the stream. If the call is captured, it stays with the graph.
+class DeviceMlp final : public Backend {
+ public:
+  DeviceMlp(const ExpertsConfig& config, Device device);
+
+  ExpertsSaved begin_forward(const ExpertsForwardArgs& args) override;
+  void forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) override;
+  void begin_backward_dx(const ExpertsBackwardDxArgs& args) override;
+  void backward_dx(const ExpertsBackwardDxArgs& args) override;
+  void backward_dw(const ExpertsBackwardDwArgs& args) override;
+
+ private:
+  class Call;
+
+  bool weights_in_experts() const { return config_.weights_in == WeightsIn::kExperts; }
+  /// Whether the first product applies the activation itself.
+  bool fuses_activation() const;
+  /// Memory for [num_rows, width].
+  Buffer take(const Call& call, int64_t num_rows, int64_t width);
+  TensorView view(const Buffer& buffer, int64_t num_rows, int64_t width) const;
+  void compute_hidden(const Call& call, const ExpertWeights& weights, const ConstTensorView& rows,
+                      const Segments& segments, const TensorView& hidden);
+  void compute_activation(const Call& call, const ExpertsForwardArgs& args,
+                          const ExpertsSaved& saved, const TensorView& activation);
+
+  Device device_;
+  int64_t D_;
+  int64_t F_;
+  int64_t H_;  // 2F or F
+  ExpertsConfig config_;
+  ops::ActivationSpec activation_;
+  cuda::DevicePool pool_;
+  ops::GroupedProducts products_;
+  std::mutex mutex_;  // of a call
+  cuda::CallersStream callers_;
+};
+
+}  // namespace crossdock::experts

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cmath>
+#include <numbers>
+#include <type_traits>
+
+#include "crossdock/dtype.hpp"
+#include "crossdock/experts.hpp"
+
+namespace crossdock::ops {
+
+// The functions that activations are made of, for the CPU and for GPUs.
+
+/// The value of a function and its derivative.
+template <typename T>
+struct Slope {
+  T value;
+  T derivative;
+};
+
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline T sigmoid(T x) {
+  return T{1} / (T{1} + std::exp(-x));
+}
+
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> silu(T x) {
+  const T s = sigmoid(x);
+  return {x * s, s * (T{1} + x * (T{1} - s))};
+}
+
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> gelu(T x) {
+  constexpr T kInvSqrt2 = T{1} / std::numbers::sqrt2_v<T>;
+  constexpr T kInvSqrt2Pi = kInvSqrt2 * std::numbers::inv_sqrtpi_v<T>;
+  const T cdf = T{0.5} * std::erfc(-x * kInvSqrt2);
+  return {x * cdf, cdf + x * kInvSqrt2Pi * std::exp(T{-0.5} * x * x)};
+}
+
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> gelu_tanh(T x) {
+  constexpr T kScale = std::numbers::sqrt2_v<T> * std::numbers::inv_sqrtpi_v<T>;
+  constexpr T kCubic = static_cast<T>(0.044715);
+  const T t = std::tanh(kScale * (x + kCubic * x * x * x));
+  const T inner = kScale * (T{1} + T{3} * kCubic * x * x);
+  return {T{0.5} * x * (T{1} + t), T{0.5} * (T{1} + t) + T{0.5} * x * (T{1} - t * t) * inner};
+}
+
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> squared_relu(T x) {
+  const T r = x < T{0} ? T{0} : x;
+  return {r * r, T{2} * r};
+}
+
+/// gate * sigmoid(1.702 * gate), the gate clamped from above.
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> clamped_gate(T x, T limit) {
+  constexpr T kAlpha = static_cast<T>(1.702);
+  const T gate = x > limit ? limit : x;
+  const T s = sigmoid(kAlpha * gate);
+  return {gate * s, x > limit ? T{0} : s * (T{1} + kAlpha * gate * (T{1} - s))};
+}
+
+/// linear + 1, the linear value clamped on both sides.
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> clamped_linear(T x, T limit) {
+  if (x > limit) return {limit + T{1}, T{0}};
+  if (x < -limit) return {T{1} - limit, T{0}};
+  return {x + T{1}, T{1}};
+}
+
+/// The function of the gate in a gated activation; of the only value in a plain one.
+template <Activation kKind, typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> gate_function(T x, [[maybe_unused]] T limit) {
+  if constexpr (kKind == Activation::kSwiglu) {
+    return silu(x);
+  } else if constexpr (kKind == Activation::kClampedSwiglu) {
+    return clamped_gate(x, limit);
+  } else if constexpr (kKind == Activation::kGeluTanh) {
+    return gelu_tanh(x);
+  } else if constexpr (kKind == Activation::kSquaredRelu) {
+    return squared_relu(x);
+  } else {
+    static_assert(kKind == Activation::kGeglu || kKind == Activation::kGelu);
+    return gelu(x);
+  }
+}
+
+/// The function of the linear value in a gated activation, which multiplies that of the gate.
+template <Activation kKind, typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> linear_function(T x, [[maybe_unused]] T limit) {
+  static_assert(is_gated(kKind));
+  if constexpr (kKind == Activation::kClampedSwiglu) {
+    return clamped_linear(x, limit);
+  } else {
+    return {x, T{1}};
+  }
+}
+
+/// Calls use(std::integral_constant<Activation, kind>()).
+template <typename Use>
+void with_activation(Activation kind, const Use& use) {
+  switch (kind) {
+    case Activation::kSwiglu:
+      return use(std::integral_constant<Activation, Activation::kSwiglu>());
+    case Activation::kClampedSwiglu:
+      return use(std::integral_constant<Activation, Activation::kClampedSwiglu>());
+    case Activation::kGeglu:
+      return use(std::integral_constant<Activation, Activation::kGeglu>());
+    case Activation::kGelu:
+      return use(std::integral_constant<Activation, Activation::kGelu>());
+    case Activation::kGeluTanh:
+      return use(std::integral_constant<Activation, Activation::kGeluTanh>());
+    case Activation::kSquaredRelu:
+      return use(std::integral_constant<Activation, Activation::kSquaredRelu>());
+  }
+}
+
+}  // namespace crossdock::ops

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda/row_vector.cuh"
+
+namespace crossdock::ops {
+
+/// 16 bytes of a row. Lanes take chunks of a row in turn whether or not its memory is aligned, so
+/// that sums over a row have the same bits either way.
+template <typename Element>
+using Chunk = cuda::RowVector<Element, cuda::kWide<Element>>;
+
+/// Columns [column, column + kWide) of a row; columns from `width` on are 0. kAligned: the row is
+/// 16-byte aligned and `width` is a multiple of a chunk.
+template <bool kAligned, typename Element>
+__device__ inline Chunk<Element> load_chunk(const Element* row, int64_t column, int64_t width) {
+  Chunk<Element> chunk;
+  if constexpr (kAligned) {
+    chunk = *reinterpret_cast<const Chunk<Element>*>(row + column);
+  } else {
+#pragma unroll
+    for (int j = 0; j < cuda::kWide<Element>; ++j) {
+      chunk.elements[j] = column + j < width ? row[column + j] : Element{};
+    }
+  }
+  return chunk;
+}
+
+/// The same for values that are used once.
+template <bool kAligned, typename Element>
+__device__ inline Chunk<Element> load_chunk_once(const Element* row, int64_t column,
+                                                 int64_t width) {
+  if constexpr (kAligned) {
+    return cuda::load_once(reinterpret_cast<const Chunk<Element>*>(row + column));
+  } else {
+    return load_chunk<false>(row, column, width);
+  }
+}
+
+/// Columns from `width` on are not stored.
+template <bool kAligned, typename Element>
+__device__ inline void store_chunk(Element* row, int64_t column, int64_t width,
+                                   const Chunk<Element>& chunk) {
+  if constexpr (kAligned) {
+    *reinterpret_cast<Chunk<Element>*>(row + column) = chunk;
+  } else {
+#pragma unroll
+    for (int j = 0; j < cuda::kWide<Element>; ++j) {
+      if (column + j < width) row[column + j] = chunk.elements[j];
+    }
+  }
+}
+
+/// The sum of the values of a warp's lanes, in a fixed order, on every lane.
+__device__ inline float warp_sum(float value) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(~0u, value, offset);
+  }
+  return value;
+}
+
+/// Whether all rows of a tensor are 16-byte aligned; true for a tensor that is not given.
+inline bool has_aligned_rows(const ConstTensorView& tensor) {
+  if (!tensor.given()) return true;
+  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+  const int64_t row_bytes = tensor.shape[tensor.shape.rank() - 1] * size_of(tensor.dtype);
+  return address % 16 == 0 && row_bytes % 16 == 0;
+}
+
+}  // namespace crossdock::ops
