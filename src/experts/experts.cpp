@@ -266,6 +266,11 @@ void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
   tensors.check_rows("rows", args.rows);
   check_segments(config_, args.segments, args.grad_y);
   check(args.grads, args.grad_y.device);
+  for (const TensorView& grad : {args.grads.w1, args.grads.w2}) {
+    CROSSDOCK_CHECK(!args.accumulate || !grad.given() || grad.dtype == sum_dtype(config_.dtype),
+                    "accumulate needs gradients in ", name_of(sum_dtype(config_.dtype)), ", got ",
+                    describe(grad));
+  }
   if (args.row_weights.given()) tensors.check_weights("row_weights", args.row_weights);
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from backward_dx, got none");
   tensors.check_saved("that of backward_dx with keep_for_dw", "activations",

@@ -9,6 +9,9 @@
 
 namespace crossdock::experts {
 
+// The products of a call leave unused rows alone, as they may compute some of the segments only;
+// begin_forward and begin_backward_dx zero those of the outputs.
+
 // Surrounds every call: makes the GPU current and work queued in the caller's stream. Queueing
 // takes microseconds, so calls of several threads take turns.
 class DeviceMlp::Call {
@@ -46,7 +49,7 @@ DeviceMlp::DeviceMlp(const ExpertsConfig& config, Device device)
 }
 
 bool DeviceMlp::fuses_activation() const {
-  return config_.activation == Activation::kSwiglu && !config_.interleaved && !weights_in_experts();
+  return config_.activation == Activation::kSwiglu && !weights_in_experts();
 }
 
 Buffer DeviceMlp::take(const Call& call, int64_t num_rows, int64_t width) {
@@ -66,8 +69,7 @@ void DeviceMlp::compute_hidden(const Call& call, const ExpertWeights& weights,
                      .bias = weights.b1,
                      .segments = segments,
                      .out = hidden,
-                     .hidden = {},
-                     .epilogue = ops::ProductEpilogue::kNone},
+                     .zero_unused_rows = false},
                     call.stream());
 }
 
@@ -85,7 +87,9 @@ void DeviceMlp::compute_activation(const Call& call, const ExpertsForwardArgs& a
          .segments = args.segments,
          .out = activation,
          .hidden = config_.recompute ? TensorView() : view(saved.hidden, R, H_),
-         .epilogue = config_.recompute ? Epilogue::kSwiglu : Epilogue::kSwigluKeepHidden},
+         .epilogue = config_.recompute ? Epilogue::kSwiglu : Epilogue::kSwigluKeepHidden,
+         .interleaved = config_.interleaved,
+         .zero_unused_rows = false},
         call.stream());
     return;
   }
@@ -122,8 +126,7 @@ void DeviceMlp::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) {
                      .bias = scales_b2 ? ConstTensorView() : args.weights.b2,
                      .segments = args.segments,
                      .out = args.y,
-                     .hidden = {},
-                     .epilogue = ops::ProductEpilogue::kNone},
+                     .zero_unused_rows = false},
                     call.stream());
   if (!scales_b2) return;
   ops::add_weighted_bias_on_device({.bias = args.weights.b2,
@@ -155,7 +158,8 @@ void DeviceMlp::backward_dx(const ExpertsBackwardDxArgs& args) {
   products_.dx({.grad = args.grad_y,
                 .w = args.weights.w2,
                 .segments = args.segments,
-                .out = grad_activation},
+                .out = grad_activation,
+                .zero_unused_rows = false},
                call.stream());
   ops::activate_backward_on_device(
       {.spec = activation_,
@@ -170,9 +174,12 @@ void DeviceMlp::backward_dx(const ExpertsBackwardDxArgs& args) {
        .weighted_activation = args.keep_for_dw ? grad_activation : TensorView(),
        .grad_row_weights = args.grad_row_weights},
       call.stream());
-  products_.dx(
-      {.grad = hidden, .w = args.weights.w1, .segments = args.segments, .out = args.grad_rows},
-      call.stream());
+  products_.dx({.grad = hidden,
+                .w = args.weights.w1,
+                .segments = args.segments,
+                .out = args.grad_rows,
+                .zero_unused_rows = false},
+               call.stream());
 }
 
 void DeviceMlp::backward_dw(const ExpertsBackwardDwArgs& args) {
