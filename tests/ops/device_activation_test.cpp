@@ -11,7 +11,7 @@
 namespace crossdock::ops {
 namespace {
 
-struct Options {
+struct ActivationOptions {
   bool interleaved = false;
   bool with_b1 = false;
   bool with_b2 = false;
@@ -21,16 +21,17 @@ struct Options {
 };
 
 // Everything that the two kernels read and write.
-struct Case {
+struct ActivationCase {
   ActivationSpec spec;
   DType dtype;
-  Options options;
+  ActivationOptions options;
   int64_t D = 0;
   int64_t H = 0;
   const RaggedRows& rows;
   std::vector<double> hidden, b1, weights, u, grad_y, b2;
 
-  Case(const RaggedRows& rows_in, Activation kind, DType dtype_in, int64_t F, const Options& given)
+  ActivationCase(const RaggedRows& rows_in, Activation kind, DType dtype_in, int64_t F,
+                 const ActivationOptions& given)
       : spec{.kind = kind, .interleaved = given.interleaved, .limit = 1.5, .F = F},
         dtype(dtype_in),
         options(given),
@@ -45,9 +46,9 @@ struct Case {
         b2(draw(rows.E_local() * D, dtype, 6)) {}
 };
 
-struct Results {
+struct ActivationResults {
   std::vector<double> activation, grad_hidden, weighted_activation, grad_row_weights;
-  friend bool operator==(const Results&, const Results&) = default;
+  friend bool operator==(const ActivationResults&, const ActivationResults&) = default;
 };
 
 // NaN does not equal itself, so rows that are not written become a number.
@@ -57,9 +58,9 @@ std::vector<double> without_nan(std::vector<double> values) {
   return values;
 }
 
-Results run_on_gpu(const Case& test) {
+ActivationResults activate_on_gpu(const ActivationCase& test) {
   const RankStream stream;
-  const Options& options = test.options;
+  const ActivationOptions& options = test.options;
   const int64_t R = test.rows.R;
   const int64_t E_local = test.rows.E_local();
   const int64_t F = test.spec.F;
@@ -107,14 +108,14 @@ Results run_on_gpu(const Case& test) {
 }
 
 // The same row by row on the CPU; rows outside the segments as above.
-Results run_on_cpu(const Case& test) {
+ActivationResults activate_on_cpu(const ActivationCase& test) {
   const auto F = static_cast<size_t>(test.spec.F);
   const auto H = static_cast<size_t>(test.H);
   const auto D = static_cast<size_t>(test.D);
   const auto R = static_cast<size_t>(test.rows.R);
   const double none = -12345.0;
-  Results wanted{std::vector<double>(R * F, none), std::vector<double>(R * H, none),
-                 std::vector<double>(R * F, none), std::vector<double>(R, none)};
+  ActivationResults wanted{std::vector<double>(R * F, none), std::vector<double>(R * H, none),
+                           std::vector<double>(R * F, none), std::vector<double>(R, none)};
   for (size_t r = 0; r < R; ++r) {
     const int64_t expert = test.rows.expert_of(static_cast<int64_t>(r));
     if (expert < 0) continue;
@@ -154,9 +155,9 @@ void expect_near(const char* name, const std::vector<double>& got,
   }
 }
 
-void expect_results_of_the_cpu(const Case& test) {
-  const Results got = run_on_gpu(test);
-  const Results wanted = run_on_cpu(test);
+void expect_results_of_the_cpu(const ActivationCase& test) {
+  const ActivationResults got = activate_on_gpu(test);
+  const ActivationResults wanted = activate_on_cpu(test);
   expect_near("activation", got.activation, wanted.activation, test.dtype, 0.0);
   expect_near("grad_hidden", got.grad_hidden, wanted.grad_hidden, test.dtype, 2e-6);
   expect_near("weighted_activation", got.weighted_activation, wanted.weighted_activation,
@@ -178,13 +179,13 @@ TEST_P(DeviceActivation, IsThatOfTheCpu) {
     for (const bool interleaved : {false, true}) {
       if (interleaved && !is_gated(kind)) continue;
       for (int mask = 0; mask < 8; ++mask) {
-        const Options options{.interleaved = interleaved,
-                              .with_b1 = (mask & 1) != 0,
-                              .with_b2 = (mask & 2) != 0,
-                              .with_weights = (mask & 4) != 0};
+        const ActivationOptions options{.interleaved = interleaved,
+                                        .with_b1 = (mask & 1) != 0,
+                                        .with_b2 = (mask & 2) != 0,
+                                        .with_weights = (mask & 4) != 0};
         SCOPED_TRACE(testing::Message()
                      << "F " << F << " interleaved " << interleaved << " mask " << mask);
-        expect_results_of_the_cpu(Case(rows, kind, dtype, F, options));
+        expect_results_of_the_cpu(ActivationCase(rows, kind, dtype, F, options));
       }
     }
   }
@@ -198,15 +199,17 @@ TEST_P(DeviceActivation, HasTheSameBitsInPlaceUnalignedAndInEveryRun) {
   for (const int64_t F : {5, 40, 528}) {
     for (const bool interleaved : {false, true}) {
       if (interleaved && !is_gated(kind)) continue;
-      Options options{
+      ActivationOptions options{
           .interleaved = interleaved, .with_b1 = true, .with_b2 = true, .with_weights = true};
-      const Results plain = run_on_gpu(Case(rows, kind, dtype, F, options));
-      EXPECT_TRUE(run_on_gpu(Case(rows, kind, dtype, F, options)) == plain);
+      const ActivationResults plain =
+          activate_on_gpu(ActivationCase(rows, kind, dtype, F, options));
+      EXPECT_TRUE(activate_on_gpu(ActivationCase(rows, kind, dtype, F, options)) == plain);
       options.in_place = true;
-      EXPECT_TRUE(run_on_gpu(Case(rows, kind, dtype, F, options)).grad_hidden == plain.grad_hidden);
+      EXPECT_TRUE(activate_on_gpu(ActivationCase(rows, kind, dtype, F, options)).grad_hidden ==
+                  plain.grad_hidden);
       options.in_place = false;
       options.offset = 1;
-      EXPECT_TRUE(run_on_gpu(Case(rows, kind, dtype, F, options)) == plain);
+      EXPECT_TRUE(activate_on_gpu(ActivationCase(rows, kind, dtype, F, options)) == plain);
     }
   }
 }
@@ -229,8 +232,9 @@ TEST_F(DeviceActivationRows, TakesRaggedSegments) {
     for (const int64_t alignment : {1, 16}) {
       const RaggedRows rows(counts, alignment, 5, stream);
       SCOPED_TRACE(testing::PrintToString(counts));
-      expect_results_of_the_cpu(Case(rows, Activation::kSwiglu, DType::kBF16, 72,
-                                     {.with_b1 = true, .with_b2 = true, .with_weights = true}));
+      expect_results_of_the_cpu(
+          ActivationCase(rows, Activation::kSwiglu, DType::kBF16, 72,
+                         {.with_b1 = true, .with_b2 = true, .with_weights = true}));
     }
   }
 }
@@ -239,7 +243,7 @@ TEST_F(DeviceActivationRows, TakesMoreRowsThanWarps) {
   const RankStream stream;
   const RaggedRows rows({9000, 0, 1, 700}, 8, 100, stream);
   expect_results_of_the_cpu(
-      Case(rows, Activation::kClampedSwiglu, DType::kF16, 16, {.interleaved = true}));
+      ActivationCase(rows, Activation::kClampedSwiglu, DType::kF16, 16, {.interleaved = true}));
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <random>
 #include <vector>
 
-#include "core/cuda/stream.hpp"
 #include "crossdock/testing/reference.hpp"
 #include "dispatch/cuda/tensors.hpp"
 
