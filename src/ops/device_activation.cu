@@ -16,7 +16,10 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kBlocksPerSm = 4;
-constexpr int kUnroll = 2;  // chunks of a row whose loads a lane has in flight
+
+// Blocks that must fit with their registers: rows without alignment need more.
+template <bool kAligned>
+inline constexpr int kResidentBlocks = kAligned ? kBlocksPerSm : 3;
 
 template <typename Element>
 struct ForwardArgs {
@@ -24,58 +27,44 @@ struct ForwardArgs {
   HiddenLayout layout;
   float limit;
   const Element* hidden;
-  const Element* b1;         // may be null
   const float* row_weights;  // may be null
   Element* activation;
 };
 
 template <Activation kKind, bool kAligned, typename Element>
-__device__ void activate_row(const ForwardArgs<Element>& args, int64_t row, int64_t expert) {
+__device__ void activate_row(const ForwardArgs<Element>& args, int64_t row) {
   constexpr int64_t kCount = cuda::kWide<Element>;
   const int64_t F = args.layout.F;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0f;
   const Element* hidden = args.hidden + row * args.layout.width;
-  const Element* bias = args.b1 != nullptr ? args.b1 + expert * args.layout.width : nullptr;
   Element* activation = args.activation + row * F;
-  for (int64_t first = lane * kCount; first < F; first += 32 * kCount * kUnroll) {
-    HiddenChunk<kKind, Element> chunks[kUnroll];
+  for (int64_t column = lane * kCount; column < F; column += 32 * kCount) {
+    const auto h = load_hidden<kKind, kAligned>(hidden, column, args.layout);
+    Chunk<Element> result;
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t column = first + u * 32 * kCount;
-      if (column >= F) continue;
-      chunks[u] = load_hidden<kKind, kAligned>(hidden, column, args.layout);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t column = first + u * 32 * kCount;
-      if (column >= F) continue;
-      const HiddenValues<Element> h =
-          add_bias<kKind, kAligned>(chunks[u], bias, column, args.layout);
-      Chunk<Element> result;
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        float a = gate_function<kKind>(h.gate[j], args.limit).value;
-        if constexpr (is_gated(kKind)) a *= linear_function<kKind>(h.linear[j], args.limit).value;
-        result.elements[j] = cuda::narrow<Element>(a * weight);
+    for (int j = 0; j < kCount; ++j) {
+      float a = gate_function<kKind>(cuda::widen(h.gate.elements[j]), args.limit).value;
+      if constexpr (is_gated(kKind)) {
+        a *= linear_function<kKind>(cuda::widen(h.linear.elements[j]), args.limit).value;
       }
-      store_chunk<kAligned>(activation, column, F, result);
+      result.elements[j] = cuda::narrow<Element>(a * weight);
     }
+    store_chunk<kAligned>(activation, column, F, result);
   }
 }
 
 // A warp takes rows in turn, a lane chunks of a row.
 // Floor: (H + F) * sizeof(Element) bytes for each row of a segment, H = 2F or F.
 template <typename Element, Activation kKind, bool kAligned>
-__global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
+__global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kAligned>)
     activate_kernel(const __grid_constant__ ForwardArgs<Element> args) {
   cuda::wait_for_previous_kernel();
   const int64_t end = args.segments.end_row();
   const int64_t step = int64_t{gridDim.x} * kWarps;
   int64_t row = args.segments.first_row() + int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   for (; row < end; row += step) {
-    const int64_t expert = args.segments.find(row);
-    if (expert >= 0) activate_row<kKind, kAligned>(args, row, expert);
+    if (args.segments.find(row) >= 0) activate_row<kKind, kAligned>(args, row);
   }
 }
 
@@ -85,7 +74,6 @@ struct BackwardArgs {
   HiddenLayout layout;
   float limit;
   const Element* hidden;
-  const Element* b1;               // may be null
   const float* row_weights;        // may be null
   const Element* grad_activation;  // [R, F]
   const Element* grad_y;           // [R, D]; with b2
@@ -97,8 +85,9 @@ struct BackwardArgs {
 };
 
 // One chunk of a row. Adds its part of <a, u> to `sum`.
-template <Activation kKind, bool kAligned, typename Element>
-__device__ void backward_chunk(const BackwardArgs<Element>& args, const HiddenValues<Element>& h,
+template <Activation kKind, typename Element>
+__device__ void backward_chunk(const BackwardArgs<Element>& args,
+                               const HiddenChunk<kKind, Element>& h,
                                const Chunk<Element>& grad_activation, float weight,
                                HiddenChunk<kKind, Element>& grad_hidden,
                                Chunk<Element>& weighted_activation, float& sum) {
@@ -106,11 +95,12 @@ __device__ void backward_chunk(const BackwardArgs<Element>& args, const HiddenVa
   for (int j = 0; j < cuda::kWide<Element>; ++j) {
     const float u = cuda::widen(grad_activation.elements[j]);
     const float grad_a = u * weight;
-    const Slope<float> gate = gate_function<kKind>(h.gate[j], args.limit);
+    const Slope<float> gate = gate_function<kKind>(cuda::widen(h.gate.elements[j]), args.limit);
     float a = gate.value;
     float grad_gate = grad_a * gate.derivative;
     if constexpr (is_gated(kKind)) {
-      const Slope<float> linear = linear_function<kKind>(h.linear[j], args.limit);
+      const Slope<float> linear =
+          linear_function<kKind>(cuda::widen(h.linear.elements[j]), args.limit);
       a *= linear.value;
       grad_gate *= linear.value;
       grad_hidden.linear.elements[j] =
@@ -125,39 +115,24 @@ __device__ void backward_chunk(const BackwardArgs<Element>& args, const HiddenVa
 // Computes the row's gradients, chunk by chunk. A lane stores a chunk after it has loaded it, so
 // outputs may replace inputs. Returns this lane's part of <a, u>.
 template <Activation kKind, bool kAligned, typename Element>
-__device__ float backward_row(const BackwardArgs<Element>& args, int64_t row, int64_t expert) {
+__device__ float backward_row(const BackwardArgs<Element>& args, int64_t row) {
   constexpr int64_t kCount = cuda::kWide<Element>;
   const int64_t F = args.layout.F;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0f;
   const Element* hidden = args.hidden + row * args.layout.width;
-  const Element* bias = args.b1 != nullptr ? args.b1 + expert * args.layout.width : nullptr;
   const Element* grad_activation = args.grad_activation + row * F;
   Element* grad_hidden = args.grad_hidden + row * args.layout.width;
   float sum = 0.0f;
-  for (int64_t first = lane * kCount; first < F; first += 32 * kCount * kUnroll) {
-    HiddenChunk<kKind, Element> chunks[kUnroll];
-    Chunk<Element> grads[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t column = first + u * 32 * kCount;
-      if (column >= F) continue;
-      chunks[u] = load_hidden<kKind, kAligned>(hidden, column, args.layout);
-      grads[u] = load_chunk_once<kAligned>(grad_activation, column, F);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t column = first + u * 32 * kCount;
-      if (column >= F) continue;
-      const HiddenValues<Element> h =
-          add_bias<kKind, kAligned>(chunks[u], bias, column, args.layout);
-      HiddenChunk<kKind, Element> grad;
-      Chunk<Element> weighted;
-      backward_chunk<kKind, kAligned>(args, h, grads[u], weight, grad, weighted, sum);
-      store_hidden<kKind, kAligned>(grad_hidden, column, args.layout, grad);
-      if (args.weighted_activation == nullptr) continue;
-      store_chunk<kAligned>(args.weighted_activation + row * F, column, F, weighted);
-    }
+  for (int64_t column = lane * kCount; column < F; column += 32 * kCount) {
+    const auto h = load_hidden<kKind, kAligned>(hidden, column, args.layout);
+    const Chunk<Element> u = load_chunk_once<kAligned>(grad_activation, column, F);
+    HiddenChunk<kKind, Element> grad;
+    Chunk<Element> weighted;
+    backward_chunk<kKind>(args, h, u, weight, grad, weighted, sum);
+    store_hidden<kKind, kAligned>(grad_hidden, column, args.layout, grad);
+    if (args.weighted_activation == nullptr) continue;
+    store_chunk<kAligned>(args.weighted_activation + row * F, column, F, weighted);
   }
   return sum;
 }
@@ -186,7 +161,7 @@ __device__ float multiply_bias(const BackwardArgs<Element>& args, int64_t row, i
 // Floor: 2 (H + F) * sizeof(Element) bytes for each row of a segment, and D * sizeof(Element) more
 // for grad_row_weights with b2.
 template <typename Element, Activation kKind, bool kAligned>
-__global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
+__global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kAligned>)
     activate_backward_kernel(const __grid_constant__ BackwardArgs<Element> args) {
   cuda::wait_for_previous_kernel();
   const int64_t end = args.segments.end_row();
@@ -195,7 +170,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
   for (; row < end; row += step) {
     const int64_t expert = args.segments.find(row);
     if (expert < 0) continue;
-    const float product = backward_row<kKind, kAligned>(args, row, expert);
+    const float product = backward_row<kKind, kAligned>(args, row);
     if (args.grad_row_weights == nullptr) continue;
     float sum = warp_sum(product);
     if (args.b2 != nullptr) sum += warp_sum(multiply_bias<kAligned>(args, row, expert));
@@ -221,11 +196,9 @@ void launch_forward(const ActivateArgs& args, cudaStream_t stream) {
                                          .layout = layout_of(args.spec),
                                          .limit = static_cast<float>(args.spec.limit),
                                          .hidden = pointer<Element>(args.hidden),
-                                         .b1 = pointer<Element>(args.b1),
                                          .row_weights = pointer<float>(args.row_weights),
                                          .activation = pointer<Element>(args.activation)};
-  const bool is_aligned = has_aligned_rows(args.hidden) && has_aligned_rows(args.b1) &&
-                          has_aligned_rows(args.activation);
+  const bool is_aligned = has_aligned_rows(args.hidden) && has_aligned_rows(args.activation);
   auto* kernel =
       is_aligned ? activate_kernel<Element, kKind, true> : activate_kernel<Element, kKind, false>;
   cuda::launch_early(kernel, num_blocks(args.hidden.num_rows()), kWarps * 32, stream, kernel_args);
@@ -239,7 +212,6 @@ void launch_backward(const ActivateBackwardArgs& args, cudaStream_t stream) {
       .layout = layout_of(args.spec),
       .limit = static_cast<float>(args.spec.limit),
       .hidden = pointer<Element>(args.hidden),
-      .b1 = pointer<Element>(args.b1),
       .row_weights = pointer<float>(args.row_weights),
       .grad_activation = pointer<Element>(args.grad_activation),
       .grad_y = has_b2 ? pointer<Element>(args.grad_y) : nullptr,
@@ -248,8 +220,7 @@ void launch_backward(const ActivateBackwardArgs& args, cudaStream_t stream) {
       .grad_hidden = pointer<Element>(args.grad_hidden),
       .weighted_activation = pointer<Element>(args.weighted_activation),
       .grad_row_weights = pointer<float>(args.grad_row_weights)};
-  const bool is_aligned = has_aligned_rows(args.hidden) && has_aligned_rows(args.b1) &&
-                          has_aligned_rows(args.grad_activation) &&
+  const bool is_aligned = has_aligned_rows(args.hidden) && has_aligned_rows(args.grad_activation) &&
                           has_aligned_rows(args.grad_hidden) &&
                           has_aligned_rows(args.weighted_activation) &&
                           (!has_b2 || (has_aligned_rows(args.b2) && has_aligned_rows(args.grad_y)));
@@ -258,13 +229,21 @@ void launch_backward(const ActivateBackwardArgs& args, cudaStream_t stream) {
   cuda::launch_early(kernel, num_blocks(args.hidden.num_rows()), kWarps * 32, stream, kernel_args);
 }
 
-// Calls use.operator()<Element, kKind>().
+template <typename Element, Activation kKind>
+void load_for() {
+  cuda::load_kernels(activate_kernel<Element, kKind, true>, activate_kernel<Element, kKind, false>,
+                     activate_backward_kernel<Element, kKind, true>,
+                     activate_backward_kernel<Element, kKind, false>);
+}
+
+template <Activation kKind>
+using Kind = std::integral_constant<Activation, kKind>;
+
+// Calls use(Element(), Kind<kind>()).
 template <typename Use>
 void with_types(DType dtype, Activation kind, const Use& use) {
-  cuda::with_element(dtype, [&]<typename Element>(Element) {
-    with_activation(kind, [&]<Activation kKind>(std::integral_constant<Activation, kKind>) {
-      use.template operator()<Element, kKind>();
-    });
+  cuda::with_element(dtype, [&](auto element) {
+    with_activation(kind, [&](auto constant) { use(element, constant); });
   });
 }
 
@@ -272,11 +251,8 @@ void with_types(DType dtype, Activation kind, const Use& use) {
 
 void load_device_activation(Activation kind, DType dtype, Device device) {
   const cuda::CallGuard guard(device.index);
-  with_types(dtype, kind, []<typename Element, Activation kKind>() {
-    cuda::load_kernels(activate_kernel<Element, kKind, true>,
-                       activate_kernel<Element, kKind, false>,
-                       activate_backward_kernel<Element, kKind, true>,
-                       activate_backward_kernel<Element, kKind, false>);
+  with_types(dtype, kind, []<typename Element, Activation kKind>(Element, Kind<kKind>) {
+    load_for<Element, kKind>();
   });
 }
 
@@ -284,9 +260,10 @@ void activate_on_device(const ActivateArgs& args, Stream stream) {
   CROSSDOCK_ASSERT(args.hidden.dtype == args.activation.dtype);
   if (args.hidden.num_rows() == 0 || args.segments.num_segments == 0) return;
   const cuda::CallGuard guard(args.hidden.device.index);
-  with_types(args.hidden.dtype, args.spec.kind, [&]<typename Element, Activation kKind>() {
-    launch_forward<Element, kKind>(args, cuda::handle_of(stream));
-  });
+  with_types(args.hidden.dtype, args.spec.kind,
+             [&]<typename Element, Activation kKind>(Element, Kind<kKind>) {
+               launch_forward<Element, kKind>(args, cuda::handle_of(stream));
+             });
 }
 
 void activate_backward_on_device(const ActivateBackwardArgs& args, Stream stream) {
@@ -294,9 +271,10 @@ void activate_backward_on_device(const ActivateBackwardArgs& args, Stream stream
                    args.hidden.dtype == args.grad_hidden.dtype);
   if (args.hidden.num_rows() == 0 || args.segments.num_segments == 0) return;
   const cuda::CallGuard guard(args.hidden.device.index);
-  with_types(args.hidden.dtype, args.spec.kind, [&]<typename Element, Activation kKind>() {
-    launch_backward<Element, kKind>(args, cuda::handle_of(stream));
-  });
+  with_types(args.hidden.dtype, args.spec.kind,
+             [&]<typename Element, Activation kKind>(Element, Kind<kKind>) {
+               launch_backward<Element, kKind>(args, cuda::handle_of(stream));
+             });
 }
 
 }  // namespace crossdock::ops

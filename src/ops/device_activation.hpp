@@ -10,11 +10,10 @@ namespace crossdock::ops {
 // segments, which are counted on the device. Only rows of segments are read and written. A row's
 // bits depend on that row alone.
 
-/// activation[r] = act(hidden[r] + b1[e]), times row_weights[r] if given, rounded once.
+/// activation[r] = act(hidden[r]), times row_weights[r] if given, rounded once.
 struct ActivateArgs {
   ActivationSpec spec;
   ConstTensorView hidden;       // [R, 2F or F]
-  ConstTensorView b1;           // [E_local, 2F or F], optional; if `hidden` does not include it
   ConstTensorView row_weights;  // [R] fp32, optional
   Segments segments;
   TensorView activation;  // out [R, F]
@@ -22,13 +21,12 @@ struct ActivateArgs {
 
 void activate_on_device(const ActivateArgs& args, Stream stream);
 
-/// With a = act(hidden[r] + b1[e]), p = row_weights[r], g = grad_y[r] and u = W2^T g:
-/// grad_hidden[r] = p u act'(hidden[r] + b1[e]), weighted_activation[r] = p a, each rounded once;
+/// With a = act(hidden[r]), p = row_weights[r], g = grad_y[r] and u = W2^T g:
+/// grad_hidden[r] = p u act'(hidden[r]), weighted_activation[r] = p a, each rounded once;
 /// grad_row_weights[r] = <a, u> + <b2[e], g>, summed in an order that depends on F and D alone.
 struct ActivateBackwardArgs {
   ActivationSpec spec;
   ConstTensorView hidden;           // [R, 2F or F]
-  ConstTensorView b1;               // [E_local, 2F or F], optional, as in ActivateArgs
   ConstTensorView row_weights;      // [R] fp32, optional: 1
   ConstTensorView grad_activation;  // [R, F]: u, not multiplied by the row's weight
   ConstTensorView grad_y;           // [R, D]; with b2 only

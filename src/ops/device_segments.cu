@@ -118,8 +118,8 @@ void launch_add(const AddWeightedBiasArgs& args, cudaStream_t stream) {
                      kernel_args);
 }
 
-constexpr int kSumWarps = 16;
-constexpr int kSumBlocksPerSm = 2;
+constexpr int kSumWarps = 8;
+constexpr int kSumBlocksPerSm = 3;
 constexpr int kSumUnroll = 4;   // rows whose loads a thread has in flight
 constexpr int kChunkLanes = 8;  // lanes of a warp beside each other in a row
 constexpr int kRowsAtOnce = kSumWarps * 32 / kChunkLanes;
@@ -217,15 +217,18 @@ void launch_sum(const SumSegmentsArgs& args, cudaStream_t stream) {
                      kSumWarps * 32, stream, kernel_args);
 }
 
+template <typename Element>
+void load_for() {
+  cuda::load_kernels(zero_unused_rows_kernel, add_weighted_bias_kernel<Element, Element>,
+                     add_weighted_bias_kernel<Element, float>, sum_segments_kernel<Element, true>,
+                     sum_segments_kernel<Element, false>);
+}
+
 }  // namespace
 
 void load_device_segments(DType dtype, Device device) {
   const cuda::CallGuard guard(device.index);
-  cuda::with_element(dtype, []<typename Element>(Element) {
-    cuda::load_kernels(zero_unused_rows_kernel, add_weighted_bias_kernel<Element, Element>,
-                       add_weighted_bias_kernel<Element, float>, sum_segments_kernel<Element, true>,
-                       sum_segments_kernel<Element, false>);
-  });
+  cuda::with_element(dtype, []<typename Element>(Element) { load_for<Element>(); });
 }
 
 void zero_unused_rows_on_device(const ZeroUnusedRowsArgs& args, Stream stream) {

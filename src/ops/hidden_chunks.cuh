@@ -23,13 +23,6 @@ struct HiddenChunk {
   Chunk<Element> linear;  // of a gated activation only
 };
 
-/// The same as floats.
-template <typename Element>
-struct HiddenValues {
-  float gate[cuda::kWide<Element>];
-  float linear[cuda::kWide<Element>];
-};
-
 /// Sorts the values of two adjacent chunks of an interleaved row; `gate` is the first.
 template <typename Element>
 __device__ inline void split_pairs(Chunk<Element>& gate, Chunk<Element>& linear) {
@@ -87,27 +80,6 @@ __device__ inline void store_hidden(Element* row, int64_t column, const HiddenLa
     store_chunk<kAligned>(row, column, layout.F, chunk.gate);
     store_chunk<kAligned>(row + layout.F, column, layout.F, chunk.linear);
   }
-}
-
-/// Adds the bias of the row's expert, if there is one.
-template <Activation kKind, bool kAligned, typename Element>
-__device__ inline HiddenValues<Element> add_bias(const HiddenChunk<kKind, Element>& chunk,
-                                                 const Element* bias, int64_t column,
-                                                 const HiddenLayout& layout) {
-  HiddenValues<Element> values;
-#pragma unroll
-  for (int j = 0; j < cuda::kWide<Element>; ++j) {
-    values.gate[j] = cuda::widen(chunk.gate.elements[j]);
-    if constexpr (is_gated(kKind)) values.linear[j] = cuda::widen(chunk.linear.elements[j]);
-  }
-  if (bias == nullptr) return values;
-  const auto terms = load_hidden<kKind, kAligned>(bias, column, layout);
-#pragma unroll
-  for (int j = 0; j < cuda::kWide<Element>; ++j) {
-    values.gate[j] += cuda::widen(terms.gate.elements[j]);
-    if constexpr (is_gated(kKind)) values.linear[j] += cuda::widen(terms.linear.elements[j]);
-  }
-  return values;
 }
 
 }  // namespace crossdock::ops

@@ -17,7 +17,8 @@ template <bool kAligned, typename Element>
 __device__ inline Chunk<Element> load_chunk(const Element* row, int64_t column, int64_t width) {
   Chunk<Element> chunk;
   if constexpr (kAligned) {
-    chunk = *reinterpret_cast<const Chunk<Element>*>(row + column);
+    const uint4 bits = *reinterpret_cast<const uint4*>(row + column);
+    __builtin_memcpy(&chunk, &bits, sizeof(chunk));
   } else {
 #pragma unroll
     for (int j = 0; j < cuda::kWide<Element>; ++j) {
@@ -43,7 +44,9 @@ template <bool kAligned, typename Element>
 __device__ inline void store_chunk(Element* row, int64_t column, int64_t width,
                                    const Chunk<Element>& chunk) {
   if constexpr (kAligned) {
-    *reinterpret_cast<Chunk<Element>*>(row + column) = chunk;
+    uint4 bits;
+    __builtin_memcpy(&bits, &chunk, sizeof(chunk));
+    *reinterpret_cast<uint4*>(row + column) = bits;
   } else {
 #pragma unroll
     for (int j = 0; j < cuda::kWide<Element>; ++j) {

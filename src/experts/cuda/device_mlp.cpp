@@ -99,7 +99,6 @@ void DeviceMlp::compute_activation(const Call& call, const ExpertsForwardArgs& a
   ops::activate_on_device(
       {.spec = activation_,
        .hidden = hidden,
-       .b1 = {},
        .row_weights = weights_in_experts() ? args.row_weights : ConstTensorView(),
        .segments = args.segments,
        .activation = activation},
@@ -164,7 +163,6 @@ void DeviceMlp::backward_dx(const ExpertsBackwardDxArgs& args) {
   ops::activate_backward_on_device(
       {.spec = activation_,
        .hidden = hidden,
-       .b1 = {},
        .row_weights = args.row_weights,
        .grad_activation = grad_activation,
        .grad_y = args.grad_y,
