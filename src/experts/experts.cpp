@@ -16,6 +16,10 @@ DType sum_dtype(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
+std::string describe(Device device) {
+  return device.is_cpu() ? "in host memory" : concat("on GPU ", device.index);
+}
+
 ExpertsConfig checked(const ExpertsConfig& config) {
   CROSSDOCK_CHECK(config.num_local_experts >= 0, "num_local_experts must not be negative, got ",
                   config.num_local_experts);
@@ -83,18 +87,18 @@ class RowChecks {
       : config_(config), R_(rows.num_rows()), device_(rows.device) {}
 
   void check_rows(const char* name, const ConstTensorView& rows) const {
-    check_tensor(name, rows, config_.dtype, Shape{R_, config_.width}, device_);
+    check_tensor(name, rows, device_, config_.dtype, Shape{R_, config_.width});
   }
 
   // Rows that may be in the type of the sums instead, and are then not rounded.
   void check_results(const char* name, const TensorView& rows) const {
     const bool is_wide = rows.dtype == sum_dtype(config_.dtype);
-    check_tensor(name, rows, is_wide ? rows.dtype : config_.dtype, Shape{R_, config_.width},
-                 device_);
+    check_tensor(name, rows, device_, is_wide ? rows.dtype : config_.dtype,
+                 Shape{R_, config_.width});
   }
 
   void check_weights(const char* name, const ConstTensorView& weights) const {
-    check_tensor(name, weights, sum_dtype(config_.dtype), Shape{R_}, device_);
+    check_tensor(name, weights, device_, sum_dtype(config_.dtype), Shape{R_});
   }
 
   // `width` values for each row of the segments, kept by an earlier call.
@@ -118,7 +122,7 @@ template <typename Views, typename DTypeOfView>
 void check_parameters(const ExpertsConfig& config, const Views& views, const std::string& prefix,
                       bool all_optional, Device device, const DTypeOfView& dtype_of) {
   const auto check = [&](const char* name, const auto& view, const Shape& shape) {
-    check_tensor(prefix + name, view, dtype_of(view), shape, device);
+    check_tensor(prefix + name, view, device, dtype_of(view), shape);
   };
   const int64_t E_local = config.num_local_experts;
   const int64_t hidden = config.hidden_width();
@@ -269,7 +273,7 @@ void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
   for (const TensorView& grad : {args.grads.w1, args.grads.w2}) {
     CROSSDOCK_CHECK(!args.accumulate || !grad.given() || grad.dtype == sum_dtype(config_.dtype),
                     "accumulate needs gradients in ", name_of(sum_dtype(config_.dtype)), ", got ",
-                    describe(grad));
+                    name_of(grad.dtype));
   }
   if (args.row_weights.given()) tensors.check_weights("row_weights", args.row_weights);
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from backward_dx, got none");

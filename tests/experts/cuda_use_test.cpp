@@ -218,7 +218,7 @@ TEST_F(CudaExpertsUse, RefusesMixedMemory) {
   };
   ExpertsForwardArgs args = device.forward_args();
   args.weights.w2 = host.w2.view;
-  EXPECT_THAT([&] { experts.forward(args); }, refusal("w2 must be on GPU 0, not in host memory"));
+  EXPECT_THAT([&] { experts.forward(args); }, refusal("w2 must be on GPU 0, it is in host memory"));
   args = device.forward_args();
   args.segments = host.segments();
   EXPECT_THAT([&] { experts.forward(args); },

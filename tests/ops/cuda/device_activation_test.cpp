@@ -6,7 +6,7 @@
 #include <string>
 #include <tuple>
 
-#include "ops/device_rows_case.hpp"
+#include "ops/cuda/ragged_rows.hpp"
 
 namespace crossdock::ops {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/device_rows_case.hpp"
+#include "ops/cuda/ragged_rows.hpp"
 
 namespace crossdock::ops {
 namespace {
