@@ -26,6 +26,7 @@ MAY_SEE = {
     "dispatch/host": {"core", "ops", "comm", "plan", "dispatch"},
     "dispatch/cuda/kernels": {"core", "core/cuda", "comm/cuda", "plan/cuda"},
     "layer": {"core", "comm", "router", "experts"},
+    "layer/cuda": {"core", "core/cuda", "comm", "comm/cuda", "layer"},
     "planner": {"core", "plan", "cost"},
     "capi": {"core", "comm"},  # C to C++ and back; all else through the public headers
     "testing": {"core"},  # and the public headers

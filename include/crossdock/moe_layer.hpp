@@ -66,7 +66,11 @@ struct MoeLayerGradients {
 
 /// The router's choice and the plan that the ranks agreed on. Cheap to copy. Pass it to a second
 /// forward of the same tokens (recomputation), which then skips router and plan.
-struct MoeDecision {
+///
+/// For tokens on a GPU the numbers stay there: `statistics` and `losses` have device values,
+/// `device_load` takes the place of `load`, and the other numbers are 0 or empty. `on_host` reads
+/// them.
+struct CROSSDOCK_API MoeDecision {
   std::shared_ptr<const RouterOutput> router;
   /// Routes and tokens that the auxiliary loss counts: those of the counting group and, with
   /// BalanceScope::kGlobalBatch, those of `MoeForwardArgs::earlier`. With several losses, those of
@@ -82,6 +86,11 @@ struct MoeDecision {
   // Counts of the narrower scopes, if the layer has several auxiliary losses.
   std::optional<RouterStatistics> batch_statistics;
   std::optional<RouterStatistics> sequence_statistics;
+  RouterStatistics device_load;  // on a GPU: routes and tokens of the group, as one sequence
+
+  /// A copy with all numbers in host memory. Waits for `stream`, the layer's, if the tokens are on
+  /// a GPU. Not possible while a graph is captured.
+  [[nodiscard]] MoeDecision on_host(Stream stream = {}) const;
 
   LossCounts loss_counts() const {
     return {.statistics = &statistics,
@@ -183,6 +192,7 @@ struct MoeLayerOptions {
   /// Tokens or gradients that differ between these ranks are refused: the ranks compare T and a
   /// hash of up to 16 rows.
   Group* replicated_over = nullptr;
+  DeviceOptions device{};  // for tokens on a GPU; see MoeLayer::set_device_options
 };
 
 /// Router, dispatch, experts and combine, forward and backward.
@@ -199,6 +209,19 @@ struct MoeLayerOptions {
 /// backwards may be pending. Only one thread at a time may use a layer. The group must outlive the
 /// layer.
 ///
+/// Tokens on a GPU: all tensors of a call must be on that GPU, and the ranks' tokens all on GPUs.
+/// - Calls queue their work in the stream of the device options, in order, and do not wait for the
+///   GPU if `dispatch.max_rows` is set (see Dispatcher for the plans that wait regardless), except
+///   that the first forward reads the tokens to compare them (see allow_equal_tokens). They can be
+///   captured in one graph and replayed with other tokens and weights in the same memory; the layer
+///   and all results must live as long as the graph.
+/// - For its backward a forward keeps the routes, the rows x at their experts [R, D], and W1 x
+///   [R, 2F or F] unless `experts.recompute` is set, with R = max_rows.
+/// - Shared experts compute during the dispatch with overlap_shared; overlap_chunks is ignored.
+/// - Gradients of w1 and w2 may be in the dtype of the experts (see ExpertGradients).
+/// - fp64, etp > 1, counting_group, sequence_group and replicated_over are refused. Per-sequence
+///   losses over several ranks need MoeForwardArgs::total_sequences.
+///
 /// The bits of out, grad_x and the experts' gradients do not depend on strategy, communicator or
 /// threads, nor on the number of ranks if they hold the same tokens in the same order. They depend
 /// on etp, which decides how sums over F are cut.
@@ -214,6 +237,9 @@ class CROSSDOCK_API MoeLayer {
   /// The groups other than the layer's in which a forward agrees on its counts, in that order:
   /// those of the sequences and the counting group, if the losses need them.
   std::vector<Group*> counting_groups() const;
+
+  /// Applies to later calls with tokens on a GPU, as Dispatcher::set_device_options.
+  void set_device_options(const DeviceOptions& options);
 
   /// x [T, D] -> out [T, D].
   [[nodiscard]] MoeForwardResult forward(const MoeForwardArgs& args);

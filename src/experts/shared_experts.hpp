@@ -7,7 +7,7 @@
 namespace crossdock {
 
 /// A dense MLP beside the routed experts, applied to each rank's own tokens without any exchange.
-/// Bits, thread safety and checks are as in Experts.
+/// Bits, thread safety, checks and devices are as in Experts.
 class SharedExperts {
  public:
   /// Overrides num_local_experts and weights_in: one expert, no weights.
@@ -15,8 +15,20 @@ class SharedExperts {
 
   const Experts& experts() const { return experts_; }
 
+  /// What a call on a GPU needs besides its tensors.
+  struct OnDevice {
+    Stream stream;
+    TensorView segment;  // [3] int64, in use until the stream has done the call
+  };
+
   /// y [T, D] = MLP(x [T, D])
-  ExpertsSaved forward(const ExpertWeights& weights, ConstTensorView x, TensorView y) const;
+  struct ForwardArgs {
+    ExpertWeights weights;
+    ConstTensorView x;  // [T, D]
+    TensorView y;       // out [T, D]
+    OnDevice device{};
+  };
+  ExpertsSaved forward(const ForwardArgs& args) const;
 
   /// Computes grad_x [T, D] and prepares `saved` for backward_dw.
   struct BackwardDxArgs {
@@ -25,6 +37,7 @@ class SharedExperts {
     ConstTensorView grad_out;  // [T, D]
     ExpertsSaved* saved = nullptr;
     TensorView grad_x;  // out [T, D]
+    OnDevice device{};
   };
   void backward_dx(const BackwardDxArgs& args) const;
 
@@ -34,11 +47,12 @@ class SharedExperts {
     const ExpertsSaved* saved = nullptr;
     ExpertGradients grads;
     bool accumulate = false;
+    OnDevice device{};
   };
   void backward_dw(const BackwardDwArgs& args) const;
 
-  /// sum += term, rounded once; both [T, D] of one dtype.
-  void add(ConstTensorView term, TensorView sum) const;
+  /// sum += term, rounded once; both [T, D] of one dtype and device.
+  void add(ConstTensorView term, TensorView sum, Stream stream = {}) const;
 
  private:
   std::shared_ptr<ThreadPool> pool_;

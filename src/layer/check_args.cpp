@@ -79,13 +79,17 @@ void check_outputs(const MoeBackwardDwArgs& args) {
 
 void check_outputs(const LayerParts& parts, const MoeForwardArgs& args) {
   const Shape tokens{args.x.num_rows(), parts.config.router.width};
-  if (args.out.given()) check_tensor("out", args.out, parts.config.experts.dtype, tokens);
+  if (args.out.given()) {
+    check_tensor("out", args.out, args.x.device, parts.config.experts.dtype, tokens);
+  }
   check_outputs(args);
 }
 
 void check_outputs(const LayerParts& parts, const MoeBackwardArgs& args) {
   const Shape tokens{args.x.num_rows(), parts.config.router.width};
-  if (args.grad_x.given()) check_tensor("grad_x", args.grad_x, parts.config.experts.dtype, tokens);
+  if (args.grad_x.given()) {
+    check_tensor("grad_x", args.grad_x, args.x.device, parts.config.experts.dtype, tokens);
+  }
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from a forward, got none");
   check_outputs(args);
 }
@@ -93,17 +97,21 @@ void check_outputs(const LayerParts& parts, const MoeBackwardArgs& args) {
 void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
   const MoeLayerConfig& config = parts.config;
   const Shape tokens{args.x.num_rows(), config.router.width};
-  check_tensor("x", args.x, config.experts.dtype, tokens);
-  if (args.out.given()) check_tensor("out", args.out, config.experts.dtype, tokens);
-  parts.experts.check(args.weights.experts);
-  if (parts.shared) parts.shared->experts().check(args.weights.shared);
+  const Device device = args.x.device;
+  if (!device.is_cpu()) parts.check_on_gpu(args);
+  check_tensor("x", args.x, device, config.experts.dtype, tokens);
+  if (args.out.given()) check_tensor("out", args.out, device, config.experts.dtype, tokens);
+  parts.experts.check(args.weights.experts, device);
+  if (parts.shared) parts.shared->experts().check(args.weights.shared, device);
   check_outputs(args);
-  if (args.decision == nullptr) return check_earlier(config.router, args.earlier);
+  if (args.decision == nullptr) return check_earlier(config.router, args.earlier, device);
   CROSSDOCK_CHECK(args.decision->router != nullptr && args.decision->plan.valid(),
                   "decision must come from an earlier forward, got an empty one");
   CROSSDOCK_CHECK(args.decision->plan.num_tokens() == tokens[0], "decision is for ",
                   args.decision->plan.num_tokens(), " tokens, but x has ", tokens[0],
                   "; pass the tokens of the forward that it comes from");
+  CROSSDOCK_CHECK(args.decision->plan.device() == device,
+                  "x must be on the device of the forward that decision comes from");
 }
 
 void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
@@ -115,19 +123,20 @@ void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
   const int64_t E = parts.config.router.num_experts;
   const int64_t D = parts.config.router.width;
   const Shape tokens{args.saved->decision.plan.num_tokens(), D};
-  check_tensor("x", args.x, dtype, tokens);
-  check_tensor("grad_out", args.grad_out, dtype, tokens);
-  if (args.grad_x.given()) check_tensor("grad_x", args.grad_x, dtype, tokens);
-  if (args.grads.gate.given()) check_tensor("grad of gate", args.grads.gate, sums, {E, D});
+  const Device device = args.saved->decision.plan.device();
+  check_tensor("x", args.x, device, dtype, tokens);
+  check_tensor("grad_out", args.grad_out, device, dtype, tokens);
+  if (args.grad_x.given()) check_tensor("grad_x", args.grad_x, device, dtype, tokens);
+  if (args.grads.gate.given()) check_tensor("grad of gate", args.grads.gate, device, sums, {E, D});
   if (args.grads.gate_bias.given()) {
-    check_tensor("grad of gate_bias", args.grads.gate_bias, sums, {E});
+    check_tensor("grad of gate_bias", args.grads.gate_bias, device, sums, {E});
   }
-  parts.experts.check(args.weights.experts);
-  parts.experts.check(args.grads.experts);
+  parts.experts.check(args.weights.experts, device);
+  parts.experts.check(args.grads.experts, device);
   check_outputs(args);
   if (!parts.shared) return;
-  parts.shared->experts().check(args.weights.shared);
-  parts.shared->experts().check(args.grads.shared);
+  parts.shared->experts().check(args.weights.shared, device);
+  parts.shared->experts().check(args.grads.shared, device);
 }
 
 void check_args(const MoeBackwardDwArgs& args) {

@@ -32,7 +32,48 @@ LayerParts::LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLaye
       router(config.router, pool),
       experts(shard_of(config.experts, shard), pool),
       shared(make_shared_experts(config, pool)),
-      dispatcher(make_dispatcher(group, config, options)) {}
+      dispatcher(make_dispatcher(group, config, options)),
+      has_other_groups_(options.counting_group != nullptr || options.sequence_group != nullptr ||
+                        options.replicated_over != nullptr) {
+  set_device_options(options.device);
+}
+
+void LayerParts::set_device_options(const DeviceOptions& options) {
+  device_options = options;
+  stream = stream_of_calls(group, options.stream);
+  dispatcher.set_device_options(options);
+}
+
+void LayerParts::check_on_gpu(const MoeForwardArgs& args) const {
+  const auto refuse_if = [](bool is_refused, const char* reason) {
+    if (is_refused) throw Error(ErrorCode::kUnsupported, reason);
+  };
+  refuse_if(config.etp > 1,
+            "a layer with etp > 1 takes tokens in host memory only, got tokens on a GPU");
+  refuse_if(has_other_groups_,
+            "a layer with a counting_group, a sequence_group or replicated_over takes tokens in "
+            "host memory only, got tokens on a GPU");
+  refuse_if(group.size() > 1 && config.router.counts(BalanceScope::kSequence) &&
+                args.total_sequences == 0,
+            "set total_sequences to the number of sequences in the group: with tokens on GPUs of "
+            "several ranks, the layer does not count them");
+}
+
+DeviceMemory& LayerParts::memory_of(Device gpu) {
+  if (!device_memory_) device_memory_ = make_device_memory(gpu);
+  return *device_memory_;
+}
+
+OwnedTensor LayerParts::take(Device device, DType dtype, const Shape& shape) {
+  if (device.is_cpu()) return group.pool().take(dtype, shape);
+  return memory_of(device).take(dtype, shape, stream);
+}
+
+SharedExperts::OnDevice LayerParts::on_device(const ConstTensorView& x, OwnedTensor& segment) {
+  if (x.device.is_cpu()) return {};
+  segment = take(x.device, DType::kI64, {3});
+  return {.stream = stream, .segment = segment.view};
+}
 
 Plan LayerParts::plan(const RouterOutput& routes) {
   if (shard.etp == 1) return dispatcher.plan(routes.routing());
@@ -105,7 +146,8 @@ ExpertsForwardArgs LayerParts::prepare_forward(const MoeForwardArgs& args, const
           .rows = sent.rows.view,
           .segments = plan.segments(),
           .row_weights = sent.row_weights.view,
-          .y = y.view};
+          .y = y.view,
+          .stream = stream};
 }
 
 OwnedTensor LayerParts::forward_experts(const MoeForwardArgs& args, MoeSaved& saved) {
@@ -122,7 +164,7 @@ ExpertsBackwardDxArgs LayerParts::prepare_backward(const MoeBackwardArgs& args,
   const Plan& plan = args.saved->decision.plan;
   const DType weight_dtype = args.saved->decision.router->weight_dtype;
   rows.grad_rows = dispatcher.allocate_rows(plan, result_dtype());
-  rows.grad_row_weights = group.pool().take(weight_dtype, {plan.num_rows()});
+  rows.grad_row_weights = take(plan.device(), weight_dtype, {plan.capacity_rows()});
   return {.weights = shard_weights(args.weights.experts),
           .rows = args.saved->sent.rows.view,
           .segments = plan.segments(),
@@ -131,7 +173,8 @@ ExpertsBackwardDxArgs LayerParts::prepare_backward(const MoeBackwardArgs& args,
           .saved = &args.saved->experts,
           .grad_rows = rows.grad_rows.view,
           .grad_row_weights = rows.grad_row_weights.view,
-          .keep_for_dw = args.delay_dw || any_given(args.grads.experts)};
+          .keep_for_dw = args.delay_dw || any_given(args.grads.experts),
+          .stream = stream};
 }
 
 void LayerParts::backward_experts(const MoeBackwardArgs& args, BackwardRows& rows) {
@@ -143,21 +186,50 @@ void LayerParts::backward_experts(const MoeBackwardArgs& args, BackwardRows& row
 OwnedTensor LayerParts::forward_shared(const MoeForwardArgs& args, MoeSaved& saved) {
   if (!shared) return {};
   const EventRecorder::Scope scope(group.recorder(), "shared_experts", 0);
-  OwnedTensor y = group.pool().take(args.x.dtype, args.x.shape);
-  saved.shared = shared->forward(args.weights.shared, args.x, y.view);
+  OwnedTensor segment;
+  OwnedTensor y = take(args.x.device, args.x.dtype, args.x.shape);
+  saved.shared = shared->forward({.weights = args.weights.shared,
+                                  .x = args.x,
+                                  .y = y.view,
+                                  .device = on_device(args.x, segment)});
   return y;
 }
 
 OwnedTensor LayerParts::backward_shared(const MoeBackwardArgs& args) {
   if (!shared) return {};
   const EventRecorder::Scope scope(group.recorder(), "shared_experts_dx", 0);
-  OwnedTensor grad_x = group.pool().take(args.x.dtype, args.x.shape);
+  OwnedTensor segment;
+  OwnedTensor grad_x = take(args.x.device, args.x.dtype, args.x.shape);
   shared->backward_dx({.weights = args.weights.shared,
                        .x = args.x,
                        .grad_out = args.grad_out,
                        .saved = &args.saved->shared,
-                       .grad_x = grad_x.view});
+                       .grad_x = grad_x.view,
+                       .device = on_device(args.x, segment)});
   return grad_x;
+}
+
+void LayerParts::backward_dw(const MoeBackwardDwArgs& args) {
+  const MoeSaved& saved = *args.saved;
+  const EventRecorder::Scope scope(group.recorder(), "experts_dw", 0);
+  if (any_given(args.experts)) {
+    experts.backward_dw({.rows = saved.sent.rows.view,
+                         .segments = saved.decision.plan.segments(),
+                         .row_weights = saved.grad_y.row_weights.view,
+                         .grad_y = saved.grad_y.rows.view,
+                         .saved = &saved.experts,
+                         .grads = args.experts,
+                         .accumulate = args.accumulate,
+                         .stream = stream});
+  }
+  if (!shared || !any_given(args.shared)) return;
+  OwnedTensor segment;
+  shared->backward_dw({.x = args.x,
+                       .grad_out = args.grad_out,
+                       .saved = &saved.shared,
+                       .grads = args.shared,
+                       .accumulate = args.accumulate,
+                       .device = on_device(args.x, segment)});
 }
 
 bool any_given(const ExpertGradients& grads) {

@@ -6,6 +6,7 @@
 #include "crossdock/expert_shards.hpp"
 #include "crossdock/moe_layer.hpp"
 #include "experts/shared_experts.hpp"
+#include "layer/device_memory.hpp"
 
 namespace crossdock {
 
@@ -29,6 +30,14 @@ struct LayerParts {
   /// configuration.
   LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLayerOptions& options);
 
+  /// Throws Error(kUnsupported) for what layers do not do with tokens on a GPU.
+  void check_on_gpu(const MoeForwardArgs& args) const;
+  void set_device_options(const DeviceOptions& options);
+
+  /// Whether the dispatch on a GPU runs in a stream of its own, beside the shared experts.
+  bool dispatches_aside(Device device) const {
+    return !device.is_cpu() && shared && config.overlap_shared;
+  }
   bool weights_in_experts() const { return config.experts.weights_in == WeightsIn::kExperts; }
 
   /// Routes to the virtual experts of the dispatcher. Collective.
@@ -51,6 +60,8 @@ struct LayerParts {
   /// The shared experts; nothing without any.
   OwnedTensor forward_shared(const MoeForwardArgs& args, MoeSaved& saved);
   OwnedTensor backward_shared(const MoeBackwardArgs& args);
+  /// The gradients of the parameters of all experts.
+  void backward_dw(const MoeBackwardDwArgs& args);
 
   /// Memory for the results, and the arguments of `experts` for the rows that a dispatch delivers.
   ExpertsForwardArgs prepare_forward(const MoeForwardArgs& args, const Plan& plan,
@@ -58,9 +69,15 @@ struct LayerParts {
   ExpertsBackwardDxArgs prepare_backward(const MoeBackwardArgs& args, const DispatchResult& grad_y,
                                          BackwardRows& rows);
 
+  /// Memory for results, on the device of the tokens.
+  OwnedTensor take(Device device, DType dtype, const Shape& shape);
+  DeviceMemory& memory_of(Device gpu);
+
   Group& group;
   const MoeLayerConfig& config;
   ExpertShard shard;  // of this rank
+  DeviceOptions device_options;
+  Stream stream;  // of calls with tokens on a GPU
   std::shared_ptr<ThreadPool> pool;
   Router router;
   Experts experts;
@@ -68,6 +85,9 @@ struct LayerParts {
   Dispatcher dispatcher;
 
  private:
+  // What a call of the shared experts needs on a GPU; `segment` is to be kept during the call.
+  SharedExperts::OnDevice on_device(const ConstTensorView& x, OwnedTensor& segment);
+
   // Dtype of the experts' results: with etp > 1 that of the sums, as they are partial.
   DType result_dtype() const;
   // The weights that this shard computes with: b2 is added by the first shard alone.
@@ -75,6 +95,9 @@ struct LayerParts {
   // Where the dispatcher stores sums of results.
   TensorView sum_output(const TensorView& out) const;
   OwnedTensor round(OwnedTensor sums, const TensorView& out);
+
+  bool has_other_groups_;
+  std::unique_ptr<DeviceMemory> device_memory_;  // from the first call on a GPU on
 };
 
 /// Whether any gradient was requested.

@@ -7,6 +7,7 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "layer/check_args.hpp"
+#include "layer/device_counts.hpp"
 #include "layer/flat_args.hpp"
 #include "layer/layer_config.hpp"
 #include "layer/layer_parts.hpp"
@@ -22,6 +23,7 @@ class MoeLayer::Impl {
 
   const MoeLayerConfig& config() const { return config_; }
   std::vector<Group*> counting_groups() const { return counts_.other_groups(); }
+  void set_device_options(const DeviceOptions& options);
   MoeForwardResult forward(const MoeForwardArgs& args);
   OwnedTensor backward(const MoeBackwardArgs& args);
   void backward_dw(const MoeBackwardDwArgs& args);
@@ -36,11 +38,13 @@ class MoeLayer::Impl {
                             const Work& work);
   MoeDecision decide(const MoeForwardArgs& args, int64_t first, Refusal refusal);
   std::shared_ptr<const RouterOutput> route(const MoeForwardArgs& args);
+  void count(const MoeForwardArgs& args, int64_t first, const Refusal& refusal,
+             MoeDecision& decision);
   void write_dw(const MoeBackwardDwArgs& args);
   void agree_on_backward(const MoeBackwardArgs& args, Refusal refusal);
   void agree(const char* operation, const Plan& plan, std::string config_text,
              const std::optional<Error>& refusal);
-  void start_overlap();
+  void prepare_for(Device device);
   template <typename Work>
   void compute(const char* operation, const Work& work);
 
@@ -50,8 +54,9 @@ class MoeLayer::Impl {
   std::optional<Error> config_error_;
   RouteCounts counts_;
   std::optional<ReplicatedTokens> replicated_;
-  std::optional<LayerParts> parts_;  // not used with a config_error_
-  std::optional<Overlap> overlap_;   // if requested, from the first call on
+  std::optional<LayerParts> parts_;            // not used with a config_error_
+  std::optional<Overlap> overlap_;             // if requested, from the first call on
+  std::optional<DeviceCounts> device_counts_;  // from the first forward of tokens on a GPU on
 };
 
 MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions options)
@@ -128,8 +133,10 @@ MoeForwardResult MoeLayer::Impl::forward_tokens(const MoeForwardArgs& args, int6
   const Plan& plan = saved.decision.plan;
 
   ForwardRows rows;
-  if (overlap_) {
+  if (overlap_ && args.x.device.is_cpu()) {
     rows = overlap_->forward(args, saved);
+  } else if (parts_->dispatches_aside(args.x.device)) {
+    rows = forward_beside_dispatch(*parts_, args, saved);
   } else {
     saved.sent = parts_->dispatcher.dispatch(
         plan, {.x = args.x, .with_row_weights = parts_->weights_in_experts()});
@@ -141,7 +148,8 @@ MoeForwardResult MoeLayer::Impl::forward_tokens(const MoeForwardArgs& args, int6
 
   result.out = parts_->combine(plan, rows.y.view, args.out);
   if (parts_->shared) {
-    compute("add_shared", [&] { parts_->shared->add(rows.shared_y.view, result.out.view); });
+    compute("add_shared",
+            [&] { parts_->shared->add(rows.shared_y.view, result.out.view, parts_->stream); });
   }
   return result;
 }
@@ -153,7 +161,7 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
   const auto prepare = [&] {
     if (config_error_) throw *config_error_;
     check_args(*parts_, args);
-    start_overlap();
+    prepare_for(args.x.device);
     if (args.decision != nullptr) {
       decision = *args.decision;
     } else {
@@ -165,16 +173,31 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
     agree("route", args.decision->plan, config_text_ + ";decision=1", refusal);
     return decision;
   }
-  counts_.agree({.args = args,
-                 .tokens = {.x = args.x, .mask = args.mask, .first = first},
-                 .config_text = config_text_ + ";decision=0"},
-                refusal, decision);
+  count(args, first, refusal, decision);
   run_agreed(group_, [&] {
-    decision.losses = parts_->router.losses(*decision.router, decision.loss_counts());
+    decision.losses =
+        parts_->router.losses(*decision.router, decision.loss_counts(), parts_->stream);
   });
   decision.plan = parts_->plan(*decision.router);
-  run_agreed(group_, [&] { decision.dropped = parts_->dropped(decision.plan); });
+  if (decision.plan.device().is_cpu()) {
+    run_agreed(group_, [&] { decision.dropped = parts_->dropped(decision.plan); });
+  }
   return decision;
+}
+
+// The ranks agree on a forward; then the counts of the decision are set.
+void MoeLayer::Impl::count(const MoeForwardArgs& args, int64_t first, const Refusal& refusal,
+                           MoeDecision& decision) {
+  const bool is_on_gpu = !args.x.device.is_cpu();
+  const std::string text = config_text_ + (is_on_gpu ? ";decision=0;gpu" : ";decision=0");
+  if (is_on_gpu && device_counts_) {
+    device_counts_->agree(args, text, refusal);
+    return device_counts_->count(args, decision);
+  }
+  counts_.agree({.args = args,
+                 .tokens = {.x = args.x, .mask = args.mask, .first = first},
+                 .config_text = text},
+                refusal, decision);
 }
 
 std::shared_ptr<const RouterOutput> MoeLayer::Impl::route(const MoeForwardArgs& args) {
@@ -188,7 +211,8 @@ std::shared_ptr<const RouterOutput> MoeLayer::Impl::route(const MoeForwardArgs& 
                             .num_sequences = args.num_sequences,
                             .forced_ids = args.forced_ids,
                             .jitter_seed = args.jitter_seed,
-                            .token_ids = args.token_ids}));
+                            .token_ids = args.token_ids,
+                            .stream = parts_->stream}));
 }
 
 OwnedTensor MoeLayer::Impl::backward_tokens(const MoeBackwardArgs& args, const Refusal& refusal) {
@@ -199,8 +223,10 @@ OwnedTensor MoeLayer::Impl::backward_tokens(const MoeBackwardArgs& args, const R
 
   // Backward of the combine: grad_out goes to the rows, where the experts apply the weights.
   BackwardRows rows;
-  if (overlap_) {
+  if (overlap_ && args.x.device.is_cpu()) {
     rows = overlap_->backward(args);
+  } else if (parts_->dispatches_aside(args.x.device)) {
+    rows = backward_beside_dispatch(*parts_, args);
   } else {
     saved.grad_y =
         parts_->dispatcher.dispatch(plan, {.x = args.grad_out, .with_row_weights = true});
@@ -225,8 +251,11 @@ OwnedTensor MoeLayer::Impl::backward_tokens(const MoeBackwardArgs& args, const R
                              .grad_gate = args.grads.gate,
                              .grad_bias = args.grads.gate_bias,
                              .accumulate_gate = args.accumulate,
-                             .grad_logits = {}});
-    if (parts_->shared) parts_->shared->add(rows.shared_grad_x.view, grad_x.view);
+                             .grad_logits = {},
+                             .stream = parts_->stream});
+    if (parts_->shared) {
+      parts_->shared->add(rows.shared_grad_x.view, grad_x.view, parts_->stream);
+    }
   });
   if (args.delay_dw) return grad_x;
 
@@ -249,31 +278,14 @@ void MoeLayer::Impl::backward_dw(const MoeBackwardDwArgs& args) {
 
 void MoeLayer::Impl::write_dw(const MoeBackwardDwArgs& args) {
   check_args(args);
-  const MoeSaved& saved = *args.saved;
-  const EventRecorder::Scope scope(group_.recorder(), "experts_dw", 0);
-  if (any_given(args.experts)) {
-    parts_->experts.backward_dw({.rows = saved.sent.rows.view,
-                                 .segments = saved.decision.plan.segments(),
-                                 .row_weights = saved.grad_y.row_weights.view,
-                                 .grad_y = saved.grad_y.rows.view,
-                                 .saved = &saved.experts,
-                                 .grads = args.experts,
-                                 .accumulate = args.accumulate});
-  }
-  if (parts_->shared && any_given(args.shared)) {
-    parts_->shared->backward_dw({.x = args.x,
-                                 .grad_out = args.grad_out,
-                                 .saved = &saved.shared,
-                                 .grads = args.shared,
-                                 .accumulate = args.accumulate});
-  }
+  parts_->backward_dw(args);
 }
 
 void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refusal) {
   const auto prepare = [&] {
     if (config_error_) throw *config_error_;
     check_args(*parts_, args);
-    start_overlap();
+    prepare_for(args.x.device);
   };
   if (!refusal) refusal = refusal_of(prepare);
   agree("layer_backward", args.saved != nullptr ? args.saved->decision.plan : Plan(), config_text_,
@@ -289,9 +301,20 @@ void MoeLayer::Impl::agree(const char* operation, const Plan& plan, std::string 
                 .refusal = refusal ? &*refusal : nullptr});
 }
 
-// Before the ranks agree on a call: a rank that cannot start the thread refuses the call.
-void MoeLayer::Impl::start_overlap() {
-  if (!overlap_ && Overlap::is_requested(config_)) overlap_.emplace(*parts_);
+// Before the ranks agree on a call: a rank that cannot start a thread or use the GPU refuses it.
+void MoeLayer::Impl::prepare_for(Device device) {
+  if (device.is_cpu()) {
+    if (!overlap_ && Overlap::is_requested(config_)) overlap_.emplace(*parts_);
+  } else if (!device_counts_) {
+    device_counts_.emplace(group_, config_, parts_->router, parts_->memory_of(device));
+    device_counts_->set_device_options(parts_->device_options, parts_->stream);
+  }
+}
+
+void MoeLayer::Impl::set_device_options(const DeviceOptions& options) {
+  if (config_error_) return;  // the first call reports it
+  parts_->set_device_options(options);
+  if (device_counts_) device_counts_->set_device_options(options, parts_->stream);
 }
 
 // Local work, recorded. A failure is reported to the other ranks, which wait in the next call.
@@ -314,6 +337,10 @@ const MoeLayerConfig& MoeLayer::config() const {
 
 std::vector<Group*> MoeLayer::counting_groups() const {
   return impl_->counting_groups();
+}
+
+void MoeLayer::set_device_options(const DeviceOptions& options) {
+  impl_->set_device_options(options);
 }
 
 MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {

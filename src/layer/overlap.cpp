@@ -1,5 +1,7 @@
 #include "layer/overlap.hpp"
 
+#include <utility>
+
 #include "comm/agreed_failure.hpp"
 #include "layer/background_work.hpp"
 
@@ -72,6 +74,32 @@ BackwardRows Overlap::backward(const MoeBackwardArgs& args) {
     } else {
       parts_.backward_experts(args, rows);
     }
+  });
+  return rows;
+}
+
+ForwardRows forward_beside_dispatch(LayerParts& parts, const MoeForwardArgs& args,
+                                    MoeSaved& saved) {
+  ForwardRows rows;
+  Pending<DispatchResult> pending = parts.dispatcher.begin_dispatch(
+      saved.decision.plan, {.x = args.x, .with_row_weights = parts.weights_in_experts()});
+  run_agreed(parts.group, [&] {
+    rows.shared_y = parts.forward_shared(args, saved);
+    saved.sent = parts.dispatcher.finish(std::move(pending));
+    rows.y = parts.forward_experts(args, saved);
+  });
+  return rows;
+}
+
+BackwardRows backward_beside_dispatch(LayerParts& parts, const MoeBackwardArgs& args) {
+  MoeSaved& saved = *args.saved;
+  BackwardRows rows;
+  Pending<DispatchResult> pending = parts.dispatcher.begin_dispatch(
+      saved.decision.plan, {.x = args.grad_out, .with_row_weights = true});
+  run_agreed(parts.group, [&] {
+    rows.shared_grad_x = parts.backward_shared(args);
+    saved.grad_y = parts.dispatcher.finish(std::move(pending));
+    parts.backward_experts(args, rows);
   });
   return rows;
 }

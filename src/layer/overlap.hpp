@@ -33,4 +33,9 @@ class Overlap {
   Worker worker_;
 };
 
+/// The same on a GPU, without a thread: the dispatch runs in a stream of its own while the shared
+/// experts compute in that of the layer. Collective.
+ForwardRows forward_beside_dispatch(LayerParts& parts, const MoeForwardArgs& args, MoeSaved& saved);
+BackwardRows backward_beside_dispatch(LayerParts& parts, const MoeBackwardArgs& args);
+
 }  // namespace crossdock

@@ -234,15 +234,22 @@ RouterStatistics RouteCounts::count_sequences(const std::map<Group*, RankCounts>
   return statistics;
 }
 
-void check_earlier(const RouterConfig& config, const RouterStatistics* earlier) {
+void check_earlier(const RouterConfig& config, const RouterStatistics* earlier, Device device) {
   if (earlier == nullptr) return;
   CROSSDOCK_CHECK(config.counts(BalanceScope::kGlobalBatch),
                   "earlier is for BalanceScope::kGlobalBatch; leave it out with other scopes");
-  CROSSDOCK_CHECK(earlier->num_sequences == 1 && std::ssize(earlier->num_tokens) == 1 &&
-                      std::ssize(earlier->routes_per_expert) == config.num_experts,
-                  "earlier must be the statistics of an earlier micro-batch of this layer: ",
-                  config.num_experts, " counts of routes and 1 of tokens, got ",
-                  earlier->routes_per_expert.size(), " and ", earlier->num_tokens.size());
+  CROSSDOCK_CHECK(earlier->is_on_device() == !device.is_cpu(),
+                  "earlier must be where the tokens are, ",
+                  device.is_cpu() ? "in host memory" : "on the GPU");
+  const int64_t num_routes = earlier->is_on_device()
+                                 ? earlier->device_counts.view.num_elements() - 1
+                                 : std::ssize(earlier->routes_per_expert);
+  const int64_t num_tokens = earlier->is_on_device() ? 1 : std::ssize(earlier->num_tokens);
+  CROSSDOCK_CHECK(
+      earlier->num_sequences == 1 && num_tokens == 1 && num_routes == config.num_experts,
+      "earlier must be the statistics of an earlier micro-batch of this layer: ",
+      config.num_experts, " counts of routes and 1 of tokens, got ", num_routes, " and ",
+      num_tokens);
 }
 
 }  // namespace crossdock

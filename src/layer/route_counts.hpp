@@ -75,7 +75,7 @@ class RouteCounts {
 };
 
 /// Throws Error(kInvalidArgument) if `earlier` is given and cannot be added to the counts of a
-/// router with this configuration (see MoeForwardArgs::earlier).
-void check_earlier(const RouterConfig& config, const RouterStatistics* earlier);
+/// router with this configuration, for tokens on `device` (see MoeForwardArgs::earlier).
+void check_earlier(const RouterConfig& config, const RouterStatistics* earlier, Device device);
 
 }  // namespace crossdock

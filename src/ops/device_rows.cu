@@ -1,9 +1,12 @@
 #include <algorithm>
 
+#include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/load_kernels.hpp"
+#include "core/cuda/row_vector.cuh"
 #include "core/cuda/stream.hpp"
+#include "core/pointer.hpp"
 #include "ops/device_rows.hpp"
 
 namespace crossdock::ops {
@@ -63,11 +66,80 @@ bool is_multiple(const CopyBlocksArgs& args, int64_t size) {
   return from % word == 0 && to % word == 0 && args.row_bytes % size == 0;
 }
 
+// A thread adds vectors of kCount elements in turn. Floor: 3 * sizeof(Element) bytes per element.
+template <typename Element, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    add_kernel(const Element* term, Element* sum, int64_t num_vectors) {
+  using Vector = cuda::RowVector<Element, kCount>;
+  const auto* terms = reinterpret_cast<const Vector*>(term);
+  auto* sums = reinterpret_cast<Vector*>(sum);
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_vectors; i += stride) {
+    const Vector added = cuda::load_once(terms + i);
+    Vector values = cuda::load_once(sums + i);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      values.elements[j] =
+          cuda::narrow<Element>(cuda::widen(values.elements[j]) + cuda::widen(added.elements[j]));
+    }
+    cuda::store_once(sums + i, values);
+  }
+}
+
+template <typename Element, int kCount>
+void launch_add(const AddArgs& args, cudaStream_t stream) {
+  constexpr int64_t kMaxBlocks = 1 << 16;
+  const int64_t num_vectors = args.sum.num_elements() / kCount;
+  const auto blocks = static_cast<unsigned>(
+      std::clamp<int64_t>((num_vectors + kThreads - 1) / kThreads, 1, kMaxBlocks));
+  add_kernel<Element, kCount><<<blocks, kThreads, 0, stream>>>(
+      pointer<Element>(args.term), pointer<Element>(args.sum), num_vectors);
+  CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+__global__ void write_segment_kernel(int64_t num_rows, int64_t* memory) {
+  memory[0] = 0;
+  memory[1] = num_rows;
+  memory[2] = num_rows;
+}
+
+template <typename Element>
+void load_add() {
+  cuda::load_kernels(add_kernel<Element, cuda::kWide<Element>>, add_kernel<Element, 1>);
+}
+
 }  // namespace
 
 void load_device_rows() {
   cuda::load_kernels(copy_blocks_kernel<uint4>, copy_blocks_kernel<uint32_t>,
-                     copy_blocks_kernel<uint8_t>);
+                     copy_blocks_kernel<uint8_t>, write_segment_kernel);
+  load_add<float>();
+  load_add<BF16>();
+  load_add<F16>();
+}
+
+void add_on_device(const AddArgs& args, Stream stream) {
+  CROSSDOCK_ASSERT(args.term.dtype == args.sum.dtype && args.term.shape == args.sum.shape);
+  if (args.sum.num_elements() == 0) return;
+  const cuda::CallGuard guard(args.sum.device.index);
+  const uint64_t bits = reinterpret_cast<uint64_t>(args.term.data) |
+                        reinterpret_cast<uint64_t>(args.sum.data) |
+                        static_cast<uint64_t>(args.sum.num_bytes());
+  cuda::with_element(args.sum.dtype, [&]<typename Element>(Element) {
+    if (bits % sizeof(uint4) == 0) {
+      launch_add<Element, cuda::kWide<Element>>(args, cuda::handle_of(stream));
+    } else {
+      launch_add<Element, 1>(args, cuda::handle_of(stream));
+    }
+  });
+}
+
+Segments write_segment_on_device(int64_t num_rows, const TensorView& memory, Stream stream) {
+  const cuda::CallGuard guard(memory.device.index);
+  auto* words = pointer<int64_t>(memory);
+  write_segment_kernel<<<1, 1, 0, cuda::handle_of(stream)>>>(num_rows, words);
+  CROSSDOCK_CUDA(cudaGetLastError());
+  return {.starts = words, .counts = words + 2, .num_segments = 1, .device = memory.device};
 }
 
 void copy_blocks_on_device(const CopyBlocksArgs& args, Device device, Stream stream) {

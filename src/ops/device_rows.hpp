@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "crossdock/tensor.hpp"
+#include "ops/add.hpp"
 #include "ops/copy_rows.hpp"
 
 namespace crossdock::ops {
@@ -18,6 +19,12 @@ void copy_blocks_on_device(const CopyBlocksArgs& args, Device device, Stream str
 /// Sets num_bytes bytes to `value`.
 void fill_on_device(std::byte* data, uint8_t value, int64_t num_bytes, Device device,
                     Stream stream);
+
+/// add for fp32, bf16 or fp16 tensors of one GPU, with the same bits.
+void add_on_device(const AddArgs& args, Stream stream);
+
+/// Fills `memory` [3] int64, on a GPU, with the starts and counts of one segment of num_rows rows.
+Segments write_segment_on_device(int64_t num_rows, const TensorView& memory, Stream stream);
 
 void load_device_rows();  // before ranks that share a GPU wait for each other; in builds with CUDA
 

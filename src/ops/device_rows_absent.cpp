@@ -19,4 +19,13 @@ void fill_on_device(std::byte* /*data*/, uint8_t /*value*/, int64_t /*num_bytes*
   refuse();
 }
 
+void add_on_device(const AddArgs& /*args*/, Stream /*stream*/) {
+  refuse();
+}
+
+Segments write_segment_on_device(int64_t /*num_rows*/, const TensorView& /*memory*/,
+                                 Stream /*stream*/) {
+  refuse();
+}
+
 }  // namespace crossdock::ops

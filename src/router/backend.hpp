@@ -33,6 +33,14 @@ std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device 
 /// stream is being captured.
 void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream stream);
 
+/// Adds up counts of several ranks or sequences on a GPU.
+struct SumBatchesArgs {
+  ConstTensorView counts;     // [n, B * E + B] int64, laid out as RouterStatistics::device_counts
+  int64_t num_sequences = 1;  // B
+  TensorView sum;             // out [E + 1] int64, those of one batch
+};
+void sum_batches_on_device(const SumBatchesArgs& args, Stream stream);
+
 /// update_expert_bias for a checked fp32 bias and statistics on one GPU.
 void update_bias_on_device(const TensorView& bias, const RouterStatistics& statistics,
                            const BiasUpdate& update, Stream stream);

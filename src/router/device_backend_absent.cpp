@@ -21,6 +21,10 @@ void read_device(const ConstTensorView& /*tensor*/, std::span<std::byte> /*to*/,
   refuse_device();
 }
 
+void sum_batches_on_device(const SumBatchesArgs& /*args*/, Stream /*stream*/) {
+  refuse_device();
+}
+
 void update_bias_on_device(const TensorView& /*bias*/, const RouterStatistics& /*statistics*/,
                            const BiasUpdate& /*update*/, Stream /*stream*/) {
   refuse_device();

@@ -182,15 +182,15 @@ std::vector<RankResult> run_reference(const LayerCase& layer_case) {
     const reference::RouterGradients back =
         reference::route_backward(router, routes[r], layer.grad_weights[r], counts);
     const reference::RouterLossValues losses = reference::router_losses(router, routes[r], counts);
-    RankResult result{.out = layer.out[r],
-                      .grad_x = layer.grad_x[r],
-                      .grad_gate = back.gate,
-                      .grad_gate_bias = back.gate_bias,
-                      .experts = std::vector<MlpWeights>(layer_case.experts.size()),
-                      .shared = {},
-                      .losses = {.aux = losses.aux, .z = losses.z},
-                      .load = counts.routes_per_expert};
-    if (layer_case.gate_bias.empty()) result.grad_gate_bias.clear();
+    RankResult result;
+    result.out = layer.out[r];
+    result.grad_x = layer.grad_x[r];
+    result.grad_gate = back.gate;
+    if (!layer_case.gate_bias.empty()) result.grad_gate_bias = back.gate_bias;
+    result.experts.resize(layer_case.experts.size());
+    result.losses.aux = losses.aux;
+    result.losses.z = losses.z;
+    result.load = counts.routes_per_expert;
     add(back.x, result.grad_x);
     for (const int64_t e : experts_of(config, layer_case.num_ranks(), rank)) {
       result.experts[static_cast<size_t>(e)] =

@@ -113,6 +113,23 @@ void RankParameters::read_gradients(const LayerCase& layer_case, RankResult& res
   }
 }
 
+void RankParameters::move(const MoveTensor& move) {
+  std::vector<OwnedTensor*> all = {&gate_, &gate_bias_, &expert_bias_, &grad_gate_,
+                                   &grad_gate_bias_};
+  for (auto* members : {&experts_, &grad_experts_, &shared_, &grad_shared_}) {
+    for (OwnedTensor& member : *members) all.push_back(&member);
+  }
+  for (OwnedTensor* tensor : all) {
+    if (tensor->view.given()) *tensor = move(*tensor);
+  }
+}
+
+void RankTokens::move(const MoveTensor& move) {
+  for (OwnedTensor* tensor : {&x, &grad_out, &mask, &forced_ids}) {
+    if (tensor->view.given()) *tensor = move(*tensor);
+  }
+}
+
 RankTokens::RankTokens(const LayerCase& layer_case, int rank) {
   const int64_t D = layer_case.config.router.width;
   const int64_t T = layer_case.tokens_per_rank[static_cast<size_t>(rank)];

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -7,6 +8,9 @@
 #include "layer/layer_case.hpp"
 
 namespace crossdock {
+
+/// Moves a tensor to other memory.
+using MoveTensor = std::function<OwnedTensor(const OwnedTensor&)>;
 
 /// The parameters of one rank as tensors, and room for their gradients.
 class RankParameters {
@@ -16,6 +20,7 @@ class RankParameters {
   MoeLayerGradients grads() const;
   /// The gradients, in the form of RankResult.
   void read_gradients(const LayerCase& layer_case, RankResult& result) const;
+  void move(const MoveTensor& move);
 
  private:
   std::vector<int64_t> local_experts_;
@@ -31,6 +36,7 @@ struct RankTokens {
   OwnedTensor forced_ids;  // [T, K], or not given
 
   RankTokens(const LayerCase& layer_case, int rank);
+  void move(const MoveTensor& move);
 };
 
 /// A layer on one rank, with its parameters and tokens.

@@ -32,19 +32,10 @@ cudaStream_t RankStreams::stream() const {
   return lane().stream ? lane().stream->get() : callers_stream();
 }
 
-cudaStream_t RankStreams::wanted_stream(Stream stream) const {
-  const cudaStream_t given = handle_of(stream);
-  const bool is_default = given == nullptr || given == cudaStreamLegacy;
-  // In one queue the kernels of several ranks would wait for each other forever.
-  const bool shares_queue =
-      is_default && group_.size() > 1 && group_.communicator().shares_address_space();
-  return shares_queue ? cudaStreamPerThread : given;
-}
-
 cudaStream_t RankStreams::set_callers_stream(Stream stream) {
   const CallGuard guard(device_);
   const cudaStream_t before = callers_stream();
-  const cudaStream_t wanted = wanted_stream(stream);
+  const cudaStream_t wanted = group_stream(group_, stream);
   // Taking the stream that replaces the threads' own may wait for the GPU (see begin_aside).
   const bool takes_stream = wanted == cudaStreamPerThread && !callers_.is_per_thread();
   if (takes_stream && has_queued_ && !is_capturing(before)) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "comm/cuda/group_stream.hpp"
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/callers_stream.hpp"
@@ -77,8 +78,6 @@ class RankStreams {
 
  private:
   cudaStream_t callers_stream() const { return callers_.get(); }
-  /// The given stream, or cudaStreamPerThread.
-  cudaStream_t wanted_stream(Stream stream) const;
   void await(cudaStream_t stream) const;
 
   Group& group_;

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "core/cuda/device.hpp"
-#include "core/cuda/stream.hpp"
 #include "ops/device_activation.hpp"
 #include "ops/device_segments.hpp"
 
@@ -12,28 +10,6 @@ namespace crossdock::experts {
 // The products of a call leave unused rows alone, as they may compute some of the segments only;
 // begin_forward and begin_backward_dx zero those of the outputs.
 
-// Surrounds every call: makes the GPU current and work queued in the caller's stream. Queueing
-// takes microseconds, so calls of several threads take turns.
-class DeviceMlp::Call {
- public:
-  Call(DeviceMlp& mlp, Stream stream)
-      : lock_(mlp.mutex_), guard_(mlp.device_.index), callers_(mlp.callers_) {
-    callers_.set(cuda::handle_of(stream));
-    mlp.pool_.follow_threads(callers_.is_per_thread());
-    callers_.follow_thread();
-  }
-  ~Call() { callers_.lead_thread(); }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
-  Stream stream() const { return {callers_.get()}; }
-
- private:
-  std::lock_guard<std::mutex> lock_;
-  cuda::CallGuard guard_;
-  cuda::CallersStream& callers_;
-};
-
 DeviceMlp::DeviceMlp(const ExpertsConfig& config, Device device)
     : device_(device),
       D_(config.width),
@@ -41,9 +17,8 @@ DeviceMlp::DeviceMlp(const ExpertsConfig& config, Device device)
       H_(config.hidden_width()),
       config_(config),
       activation_{config.activation, config.interleaved, config.limit, config.inner},
-      pool_(cuda::DeviceArena::make(device.index, /*is_exported=*/false)),
-      products_(device),
-      callers_(device.index) {
+      calls_(device.index),
+      products_(device) {
   ops::load_device_activation(config.activation, config.dtype, device);
   ops::load_device_segments(config.dtype, device);
 }
@@ -52,8 +27,8 @@ bool DeviceMlp::fuses_activation() const {
   return config_.activation == Activation::kSwiglu && !weights_in_experts();
 }
 
-Buffer DeviceMlp::take(const Call& call, int64_t num_rows, int64_t width) {
-  return pool_.take(num_rows * width * size_of(config_.dtype), cuda::handle_of(call.stream()));
+Buffer DeviceMlp::take(const cuda::DeviceCall& call, int64_t num_rows, int64_t width) {
+  return call.take(num_rows * width * size_of(config_.dtype));
 }
 
 TensorView DeviceMlp::view(const Buffer& buffer, int64_t num_rows, int64_t width) const {
@@ -61,7 +36,7 @@ TensorView DeviceMlp::view(const Buffer& buffer, int64_t num_rows, int64_t width
 }
 
 // hidden = W1 x + b1
-void DeviceMlp::compute_hidden(const Call& call, const ExpertWeights& weights,
+void DeviceMlp::compute_hidden(const cuda::DeviceCall& call, const ExpertWeights& weights,
                                const ConstTensorView& rows, const Segments& segments,
                                const TensorView& hidden) {
   products_.forward({.x = rows,
@@ -75,7 +50,7 @@ void DeviceMlp::compute_hidden(const Call& call, const ExpertWeights& weights,
 
 // activation = act(W1 x + b1), times the row's weight if the experts apply it. Fills saved.hidden
 // unless it is recomputed.
-void DeviceMlp::compute_activation(const Call& call, const ExpertsForwardArgs& args,
+void DeviceMlp::compute_activation(const cuda::DeviceCall& call, const ExpertsForwardArgs& args,
                                    const ExpertsSaved& saved, const TensorView& activation) {
   const int64_t R = args.rows.num_rows();
   if (fuses_activation()) {
@@ -106,7 +81,7 @@ void DeviceMlp::compute_activation(const Call& call, const ExpertsForwardArgs& a
 }
 
 ExpertsSaved DeviceMlp::begin_forward(const ExpertsForwardArgs& args) {
-  const Call call(*this, args.stream);
+  const cuda::DeviceCall call(calls_, args.stream);
   ops::zero_unused_rows_on_device({.tensors = {args.y}, .segments = args.segments}, call.stream());
   ExpertsSaved saved;
   if (!config_.recompute) saved.hidden = take(call, args.rows.num_rows(), H_);
@@ -114,7 +89,7 @@ ExpertsSaved DeviceMlp::begin_forward(const ExpertsForwardArgs& args) {
 }
 
 void DeviceMlp::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) {
-  const Call call(*this, args.stream);
+  const cuda::DeviceCall call(calls_, args.stream);
   const int64_t R = args.rows.num_rows();
   const Buffer memory = take(call, R, F_);
   const TensorView activation = view(memory, R, F_);
@@ -138,7 +113,7 @@ void DeviceMlp::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) {
 // Each gradient takes the place of what it is computed from: grad_hidden that of the hidden rows,
 // and the weighted activation that of W2^T g.
 void DeviceMlp::begin_backward_dx(const ExpertsBackwardDxArgs& args) {
-  const Call call(*this, args.stream);
+  const cuda::DeviceCall call(calls_, args.stream);
   ops::zero_unused_rows_on_device(
       {.tensors = {args.grad_rows, args.grad_row_weights}, .segments = args.segments},
       call.stream());
@@ -149,7 +124,7 @@ void DeviceMlp::begin_backward_dx(const ExpertsBackwardDxArgs& args) {
 }
 
 void DeviceMlp::backward_dx(const ExpertsBackwardDxArgs& args) {
-  const Call call(*this, args.stream);
+  const cuda::DeviceCall call(calls_, args.stream);
   const int64_t R = args.grad_y.num_rows();
   const TensorView hidden = view(args.saved->grad_hidden, R, H_);
   const TensorView grad_activation = view(args.saved->weighted_activation, R, F_);
@@ -181,7 +156,7 @@ void DeviceMlp::backward_dx(const ExpertsBackwardDxArgs& args) {
 }
 
 void DeviceMlp::backward_dw(const ExpertsBackwardDwArgs& args) {
-  const Call call(*this, args.stream);
+  const cuda::DeviceCall call(calls_, args.stream);
   const int64_t R = args.grad_y.num_rows();
   const TensorView grad_hidden = view(args.saved->grad_hidden, R, H_);
   const auto multiply = [&](const ConstTensorView& grad, const ConstTensorView& x,

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <mutex>
-
-#include "core/cuda/callers_stream.hpp"
-#include "core/cuda/device_pool.hpp"
+#include "core/cuda/device_calls.hpp"
 #include "experts/backend.hpp"
 #include "ops/activation.hpp"
 #include "ops/grouped_product.hpp"
@@ -26,17 +23,16 @@ class DeviceMlp final : public Backend {
   void backward_dw(const ExpertsBackwardDwArgs& args) override;
 
  private:
-  class Call;
-
   bool weights_in_experts() const { return config_.weights_in == WeightsIn::kExperts; }
   /// Whether the first product applies the activation itself.
   bool fuses_activation() const;
   /// Memory for [num_rows, width].
-  Buffer take(const Call& call, int64_t num_rows, int64_t width);
+  Buffer take(const cuda::DeviceCall& call, int64_t num_rows, int64_t width);
   TensorView view(const Buffer& buffer, int64_t num_rows, int64_t width) const;
-  void compute_hidden(const Call& call, const ExpertWeights& weights, const ConstTensorView& rows,
-                      const Segments& segments, const TensorView& hidden);
-  void compute_activation(const Call& call, const ExpertsForwardArgs& args,
+  void compute_hidden(const cuda::DeviceCall& call, const ExpertWeights& weights,
+                      const ConstTensorView& rows, const Segments& segments,
+                      const TensorView& hidden);
+  void compute_activation(const cuda::DeviceCall& call, const ExpertsForwardArgs& args,
                           const ExpertsSaved& saved, const TensorView& activation);
 
   Device device_;
@@ -45,10 +41,8 @@ class DeviceMlp final : public Backend {
   int64_t H_;  // 2F or F
   ExpertsConfig config_;
   ops::ActivationSpec activation_;
-  cuda::DevicePool pool_;
+  cuda::DeviceCalls calls_;
   ops::GroupedProducts products_;
-  std::mutex mutex_;  // of a call
-  cuda::CallersStream callers_;
 };
 
 }  // namespace crossdock::experts

@@ -18,6 +18,22 @@ __global__ void __launch_bounds__(kCountThreads)
   }
 }
 
+// A thread sums the routes of one expert, and one thread the tokens.
+__global__ void __launch_bounds__(kCountThreads)
+    sum_batches_kernel(const __grid_constant__ SumBatchesKernelArgs args) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kCountThreads + threadIdx.x;
+  if (i > args.E) return;
+  const int64_t B = args.num_sequences;
+  const int64_t first = i < args.E ? i : B * args.E;
+  const int64_t step = i < args.E ? args.E : 1;
+  int64_t sum = 0;
+  for (int64_t n = 0; n < args.num_batches; ++n) {
+    const int64_t* counts = args.counts + n * B * (args.E + 1) + first;
+    for (int64_t b = 0; b < B; ++b) sum += counts[b * step];
+  }
+  args.sum[i] = sum;
+}
+
 __device__ int64_t load_of(const UpdateBiasArgs& args, int64_t e) {
   int64_t load = 0;
   for (int64_t b = 0; b < args.num_sequences; ++b) load += args.routes[b * args.E + e];
@@ -61,7 +77,7 @@ __global__ void __launch_bounds__(kCountThreads)
 }  // namespace
 
 void load_counts() {
-  cuda::load_kernels(sum_counts_kernel, update_bias_kernel);
+  cuda::load_kernels(sum_batches_kernel, sum_counts_kernel, update_bias_kernel);
 }
 
 void launch_sum_counts(const SumCountsArgs& args, cudaStream_t stream) {
@@ -69,6 +85,12 @@ void launch_sum_counts(const SumCountsArgs& args, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>((args.count + kCountThreads - 1) / kCountThreads, 1024));
   sum_counts_kernel<<<blocks, kCountThreads, 0, stream>>>(args);
+  CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+void launch_sum_batches(const SumBatchesKernelArgs& args, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(args.E / kCountThreads + 1);
+  sum_batches_kernel<<<blocks, kCountThreads, 0, stream>>>(args);
   CROSSDOCK_CUDA(cudaGetLastError());
 }
 

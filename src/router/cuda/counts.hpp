@@ -15,6 +15,15 @@ struct SumCountsArgs {
   int64_t* sum;  // out: [count]
 };
 
+/// Counts of n batches, each as RouterStatistics::device_counts, added up to those of one.
+struct SumBatchesKernelArgs {
+  const int64_t* counts;  // [n, B * E + B]
+  int64_t num_batches;    // n
+  int64_t num_sequences;  // B
+  int64_t E;
+  int64_t* sum;  // out: [E + 1]
+};
+
 /// bias[e] += rate * sign(mean load - load[e]), with the bits of the CPU.
 struct UpdateBiasArgs {
   const int64_t* routes;  // [B, E]
@@ -27,6 +36,7 @@ struct UpdateBiasArgs {
 
 void load_counts();
 void launch_sum_counts(const SumCountsArgs& args, cudaStream_t stream);
+void launch_sum_batches(const SumBatchesKernelArgs& args, cudaStream_t stream);
 void launch_update_bias(const UpdateBiasArgs& args, cudaStream_t stream);
 
 }  // namespace crossdock::router

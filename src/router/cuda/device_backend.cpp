@@ -1,12 +1,8 @@
 // Router on a GPU: takes memory and queues kernels.
-#include <mutex>
-
 #include "core/check.hpp"
-#include "core/cuda/callers_stream.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/cuda/device_arena.hpp"
-#include "core/cuda/device_pool.hpp"
+#include "core/cuda/device_calls.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/pointer.hpp"
 #include "router/backend.hpp"
@@ -66,12 +62,8 @@ void load_router_kernels() {
 class DeviceBackend final : public Backend {
  public:
   DeviceBackend(const RouterConfig& config, Device device)
-      : config_(config),
-        rules_(score_rules(config)),
-        device_(device.index),
-        callers_(device.index),
-        pool_(cuda::DeviceArena::make(device.index, /*is_exported=*/false)) {
-    const cuda::CallGuard guard(device_);
+      : config_(config), rules_(score_rules(config)), calls_(device.index) {
+    const cuda::CallGuard guard(device.index);
     load_router_kernels();
   }
 
@@ -82,47 +74,21 @@ class DeviceBackend final : public Backend {
                        Stream stream) override;
 
  private:
-  // Surrounds every call: one at a time, in the order of the caller's stream.
-  class Call {
-   public:
-    Call(DeviceBackend& backend, Stream stream)
-        : lock_(backend.mutex_), guard_(backend.device_), callers_(backend.callers_) {
-      backend.callers_.set(cuda::handle_of(stream));
-      backend.pool_.follow_threads(callers_.is_per_thread());
-      callers_.follow_thread();
-    }
-    ~Call() { callers_.lead_thread(); }
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
-
-    cudaStream_t stream() const { return callers_.get(); }
-
-   private:
-    std::lock_guard<std::mutex> lock_;
-    cuda::CallGuard guard_;
-    const cuda::CallersStream& callers_;
-  };
-
-  Buffer take(int64_t num_bytes, const Call& call) { return pool_.take(num_bytes, call.stream()); }
-  OwnedTensor take_counts(int64_t num_sequences, const Call& call);
+  OwnedTensor take_counts(int64_t num_sequences, const cuda::DeviceCall& call);
   BatchJitter jitter_of(const RouterOutput& output) const;
   ScopeCounts scope_counts(BalanceScope scope, const RouterOutput& output,
                            const LossCounts& counts) const;
   BalanceArgs balance_args(const RouterOutput& output, const LossCounts& counts) const;
-  void write_grad_gate(const RouterBackwardArgs& args, const float* grad_logits, const Call& call);
+  void write_grad_gate(const RouterBackwardArgs& args, const float* grad_logits,
+                       const cuda::DeviceCall& call);
 
   RouterConfig config_;
   ScoreRules rules_;
-  int device_;
-  std::mutex mutex_;
-  cuda::CallersStream callers_;
-  cuda::DevicePool pool_;
+  cuda::DeviceCalls calls_;
 };
 
-OwnedTensor DeviceBackend::take_counts(int64_t num_sequences, const Call& call) {
-  const int64_t count = num_sequences * (rules_.E + 1);
-  const Buffer memory = take(bytes_of<int64_t>(count), call);
-  return {.view = memory.view(DType::kI64, {count}), .owner = memory.owner()};
+OwnedTensor DeviceBackend::take_counts(int64_t num_sequences, const cuda::DeviceCall& call) {
+  return call.take(DType::kI64, {num_sequences * (rules_.E + 1)});
 }
 
 BatchJitter DeviceBackend::jitter_of(const RouterOutput& output) const {
@@ -132,25 +98,25 @@ BatchJitter DeviceBackend::jitter_of(const RouterOutput& output) const {
 }
 
 RouterOutput DeviceBackend::route(const RouteArgs& args) {
-  const Call call(*this, args.stream);
+  const cuda::DeviceCall call(calls_, args.stream);
   const int64_t T = args.x.num_rows();
   const bool by_sequence = config_.counts(BalanceScope::kSequence);
   RouterOutput output;
   output.T = T;
   output.K = rules_.K;
   output.E = rules_.E;
-  output.expert_ids = take(bytes_of<int32_t>(T * rules_.K), call);
-  output.weights = take(bytes_of<float>(T * rules_.K), call);
-  output.logits = take(bytes_of<float>(T * rules_.E), call);
-  output.sequences = take(bytes_of<int32_t>(T), call);
+  output.expert_ids = call.take(bytes_of<int32_t>(T * rules_.K));
+  output.weights = call.take(bytes_of<float>(T * rules_.K));
+  output.logits = call.take(bytes_of<float>(T * rules_.E));
+  output.sequences = call.take(bytes_of<int32_t>(T));
   output.jitter_seed = args.jitter_seed;
   output.statistics.num_sequences = by_sequence ? args.num_sequences : 1;
   output.statistics.device_counts = take_counts(output.statistics.num_sequences, call);
   if (config_.jitter != 0.0 && args.token_ids.given() && T > 0) {
-    output.token_ids = take(args.token_ids.num_bytes(), call);
+    output.token_ids = call.take(args.token_ids.num_bytes());
     CROSSDOCK_CUDA(cudaMemcpyAsync(output.token_ids.data(), args.token_ids.data,
                                    static_cast<size_t>(args.token_ids.num_bytes()),
-                                   cudaMemcpyDeviceToDevice, call.stream()));
+                                   cudaMemcpyDeviceToDevice, call.handle()));
   }
   launch_logits({.x = args.x.data,
                  .x_dtype = args.x.dtype,
@@ -162,7 +128,7 @@ RouterOutput DeviceBackend::route(const RouteArgs& args) {
                  .E = rules_.E,
                  .D = config_.width,
                  .logits = pointer<float>(output.logits)},
-                call.stream());
+                call.handle());
   launch_choose(
       {.logits = pointer<float>(output.logits),
        .expert_bias = pointer<float>(args.expert_bias),
@@ -178,7 +144,7 @@ RouterOutput DeviceBackend::route(const RouteArgs& args) {
        .weights = pointer<float>(output.weights),
        .sequences = pointer<int32_t>(output.sequences),
        .counts = static_cast<unsigned long long*>(output.statistics.device_counts.view.data)},
-      call.stream());
+      call.handle());
   return output;
 }
 
@@ -207,9 +173,9 @@ BalanceArgs DeviceBackend::balance_args(const RouterOutput& output,
 
 RouterLosses DeviceBackend::losses(const RouterOutput& output, const LossCounts& counts,
                                    Stream stream) {
-  const Call call(*this, stream);
-  const Buffer partial_sums = take(bytes_of<double>(loss_blocks(output.T) * 4), call);
-  const Buffer values = take(bytes_of<double>(5), call);
+  const cuda::DeviceCall call(calls_, stream);
+  const Buffer partial_sums = call.take(bytes_of<double>(loss_blocks(output.T) * 4));
+  const Buffer values = call.take(bytes_of<double>(5));
   launch_losses({.logits = pointer<float>(output.logits),
                  .sequences = pointer<int32_t>(output.sequences),
                  .T = output.T,
@@ -217,19 +183,19 @@ RouterLosses DeviceBackend::losses(const RouterOutput& output, const LossCounts&
                  .balance = balance_args(output, counts),
                  .partial_sums = pointer<double>(partial_sums),
                  .values = pointer<double>(values)},
-                call.stream());
+                call.handle());
   RouterLosses losses;
   losses.device_values = {.view = values.view(DType::kF64, {5}), .owner = values.owner()};
   return losses;
 }
 
 void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const float* grad_logits,
-                                    const Call& call) {
+                                    const cuda::DeviceCall& call) {
   const RouterOutput& output = *args.output;
   if (args.grad_gate.given()) {
     const TokenSlices slices = gate_slices(output.T, rules_.E, config_.width);
     const int64_t num_sums = slices.count > 1 ? slices.count * rules_.E * config_.width : 0;
-    const Buffer slice_sums = take(bytes_of<float>(num_sums), call);
+    const Buffer slice_sums = call.take(bytes_of<float>(num_sums));
     launch_grad_gate({.grad_logits = grad_logits,
                       .x = args.x.data,
                       .x_dtype = args.x.dtype,
@@ -242,11 +208,11 @@ void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const float*
                       .slices = slices,
                       .slice_sums = pointer<float>(slice_sums),
                       .grad_gate = pointer<float>(args.grad_gate)},
-                     call.stream());
+                     call.handle());
   }
   if (args.grad_bias.given()) {
     const TokenSlices slices = bias_slices(output.T);
-    const Buffer slice_sums = take(bytes_of<double>(slices.count * rules_.E), call);
+    const Buffer slice_sums = call.take(bytes_of<double>(slices.count * rules_.E));
     launch_grad_bias({.grad_logits = grad_logits,
                       .T = output.T,
                       .E = rules_.E,
@@ -254,17 +220,17 @@ void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const float*
                       .slices = slices,
                       .slice_sums = pointer<double>(slice_sums),
                       .grad_bias = pointer<float>(args.grad_bias)},
-                     call.stream());
+                     call.handle());
   }
 }
 
 void DeviceBackend::backward(const RouterBackwardArgs& args) {
-  const Call call(*this, args.stream);
+  const cuda::DeviceCall call(calls_, args.stream);
   const RouterOutput& output = *args.output;
   Buffer memory;
   float* grad_logits = pointer<float>(args.grad_logits);
   if (!args.grad_logits.given()) {
-    memory = take(bytes_of<float>(output.T * rules_.E), call);
+    memory = call.take(bytes_of<float>(output.T * rules_.E));
     grad_logits = pointer<float>(memory);
   }
   launch_grad_logits({.logits = pointer<float>(output.logits),
@@ -276,7 +242,7 @@ void DeviceBackend::backward(const RouterBackwardArgs& args) {
                       .balance = balance_args(output, args.counts),
                       .grad_losses = static_cast<float>(args.grad_losses),
                       .grad_logits = grad_logits},
-                     call.stream());
+                     call.handle());
   if (args.grad_x.given()) {
     launch_grad_x({.grad_logits = grad_logits,
                    .gate = args.gate.weight.data,
@@ -288,14 +254,14 @@ void DeviceBackend::backward(const RouterBackwardArgs& args) {
                    .accumulates = args.accumulate_x,
                    .grad_x = args.grad_x.data,
                    .x_dtype = args.x.dtype},
-                  call.stream());
+                  call.handle());
   }
   write_grad_gate(args, grad_logits, call);
 }
 
 RouterStatistics DeviceBackend::sum(const RouterStatistics& a, const RouterStatistics& b,
                                     Stream stream) {
-  const Call call(*this, stream);
+  const cuda::DeviceCall call(calls_, stream);
   RouterStatistics total;
   total.num_sequences = a.num_sequences;
   total.device_counts = take_counts(a.num_sequences, call);
@@ -303,7 +269,7 @@ RouterStatistics DeviceBackend::sum(const RouterStatistics& a, const RouterStati
                      .b = static_cast<const int64_t*>(b.device_counts.view.data),
                      .count = total.device_counts.view.num_elements(),
                      .sum = static_cast<int64_t*>(total.device_counts.view.data)},
-                    call.stream());
+                    call.handle());
   return total;
 }
 
@@ -324,6 +290,16 @@ void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream 
   CROSSDOCK_CUDA(
       cudaMemcpyAsync(to.data(), tensor.data, to.size(), cudaMemcpyDeviceToHost, handle));
   CROSSDOCK_CUDA(cudaStreamSynchronize(handle));
+}
+
+void sum_batches_on_device(const SumBatchesArgs& args, Stream stream) {
+  const cuda::CallGuard guard(args.sum.device.index);
+  launch_sum_batches({.counts = pointer<int64_t>(args.counts),
+                      .num_batches = args.counts.num_rows(),
+                      .num_sequences = args.num_sequences,
+                      .E = args.sum.num_elements() - 1,
+                      .sum = pointer<int64_t>(args.sum)},
+                     cuda::handle_of(stream));
 }
 
 void update_bias_on_device(const TensorView& bias, const RouterStatistics& statistics,

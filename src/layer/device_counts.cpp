@@ -1,0 +1,156 @@
+#include "layer/device_counts.hpp"
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "comm/agreed_failure.hpp"
+#include "core/check.hpp"
+#include "layer/token_identity.hpp"
+#include "router/backend.hpp"
+
+namespace crossdock {
+namespace {
+
+// Counts are int64; rows of the dispatcher are fp32, whose bits it does not change.
+constexpr int64_t kValuesPerCount = 2;
+
+DispatchConfig to_all_config(const Group& group, const MoeLayerConfig& config) {
+  const int64_t P = group.size();
+  return {.num_experts = P,
+          .top_k = P,
+          .width = kValuesPerCount * (config.router.num_experts + 1),
+          .max_rows = P,
+          .max_routes_per_token = P};
+}
+
+// Tokens of a GPU in host memory.
+class HostTokens {
+ public:
+  HostTokens(const MoeForwardArgs& args, Stream stream)
+      : x_(read(args.x, stream)), mask_(read(args.mask, stream)) {
+    tokens_.x = {x_.data(), args.x.dtype, args.x.shape};
+    if (args.mask.given()) tokens_.mask = {mask_.data(), args.mask.dtype, args.mask.shape};
+  }
+
+  const LocalTokens& tokens() const { return tokens_; }
+
+ private:
+  static std::vector<std::byte> read(const ConstTensorView& tensor, Stream stream) {
+    std::vector<std::byte> bytes(tensor.given() ? static_cast<size_t>(tensor.num_bytes()) : 0);
+    if (!bytes.empty()) router::read_device(tensor, bytes, stream);
+    return bytes;
+  }
+
+  std::vector<std::byte> x_;
+  std::vector<std::byte> mask_;
+  LocalTokens tokens_;
+};
+
+}  // namespace
+
+DeviceCounts::DeviceCounts(Group& group, const MoeLayerConfig& config, const Router& router,
+                           DeviceMemory& memory)
+    : group_(group),
+      config_(config),
+      router_(router),
+      memory_(memory),
+      to_all_(group, to_all_config(group, config), "direct") {}
+
+void DeviceCounts::set_device_options(const DeviceOptions& options, Stream stream) {
+  stream_ = stream;
+  to_all_.set_device_options({.stream = options.stream, .max_sms = options.max_sms});
+}
+
+// Only the first forward compares tokens, as that waits for the GPU: the mistake it finds is one of
+// the program, which every step makes.
+void DeviceCounts::agree(const MoeForwardArgs& args, const std::string& config_text,
+                         const std::optional<Error>& refusal) {
+  std::optional<HostTokens> tokens;
+  uint64_t sample = 0;
+  const bool compares = !config_.allow_equal_tokens && group_.size() > 1 && !has_compared_;
+  const std::optional<Error> failed = refusal_of([&] {
+    if (refusal) throw *refusal;
+    if (!compares || is_captured(stream_, args.x.device)) return;
+    tokens.emplace(args, stream_);
+    sample = sample_tokens(tokens->tokens());
+  });
+  const Agreement agreement = group_.agree({.operation = "route",
+                                            .config = config_text,
+                                            .body = std::as_bytes(std::span(&sample, 1)),
+                                            .refusal = failed ? &*failed : nullptr});
+  if (!compares) return;
+  std::vector<uint64_t> samples(static_cast<size_t>(group_.size()));
+  for (size_t rank = 0; rank < samples.size(); ++rank) {
+    const std::span<const std::byte> body = agreement.body(static_cast<int>(rank));
+    CROSSDOCK_ASSERT(body.size() == sizeof(uint64_t));
+    std::memcpy(&samples[rank], body.data(), sizeof(uint64_t));
+  }
+  refuse_equal_tokens(group_, samples, tokens ? tokens->tokens() : LocalTokens());
+  has_compared_ = true;
+}
+
+// Counts [n, B * E + B] added up, [E + 1].
+OwnedTensor DeviceCounts::sum(const ConstTensorView& counts, int64_t num_sequences) {
+  OwnedTensor sum = memory_.take(DType::kI64, {config_.router.num_experts + 1}, stream_);
+  router::sum_batches_on_device({.counts = counts, .num_sequences = num_sequences, .sum = sum.view},
+                                stream_);
+  return sum;
+}
+
+// The counts [E + 1] of every rank, [P, E + 1].
+OwnedTensor DeviceCounts::gather(const ConstTensorView& own) {
+  const int64_t P = group_.size();
+  const int64_t count = own.num_elements();
+  if (!plan_.valid()) {
+    OwnedTensor map;
+    OwnedTensor weights;
+    run_agreed(group_, [&] {
+      map = memory_.take(DType::kBool, {1, P}, stream_);
+      weights = memory_.take(DType::kF32, {1, P}, stream_);
+      memory_.fill(map.view, 1, stream_);
+      memory_.fill(weights.view, 0, stream_);
+    });
+    plan_ = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
+  }
+  const ConstTensorView row{own.data, DType::kF32, {1, kValuesPerCount * count}, own.device};
+  OwnedTensor rows = to_all_.dispatch(plan_, {.x = row}).rows;
+  rows.view = TensorView{rows.view.data, DType::kI64, {P, count}, own.device};
+  return rows;
+}
+
+void DeviceCounts::count(const MoeForwardArgs& args, MoeDecision& decision) {
+  const RouterStatistics& own = decision.router->statistics;
+  const ConstTensorView counts = own.device_counts.view;
+  RouterStatistics batch;
+  run_agreed(group_, [&] {
+    const ConstTensorView one_row{
+        counts.data, counts.dtype, {1, counts.num_elements()}, counts.device};
+    batch.device_counts = sum(one_row, own.num_sequences);
+  });
+  if (group_.size() > 1) {
+    const OwnedTensor of_ranks = gather(batch.device_counts.view);
+    run_agreed(group_, [&] { batch.device_counts = sum(of_ranks.view, 1); });
+  }
+  run_agreed(group_, [&] { set_counts(args, batch, decision); });
+}
+
+// Losses find the tokens of this forward in batch_statistics: the host does not know their number.
+void DeviceCounts::set_counts(const MoeForwardArgs& args, const RouterStatistics& batch,
+                              MoeDecision& decision) const {
+  decision.device_load = batch;
+  decision.batch_statistics = batch;
+  decision.total_sequences = args.total_sequences;
+  const RouterStatistics& own = decision.router->statistics;
+  if (counts(BalanceScope::kGlobalBatch)) {
+    const bool adds = args.earlier != nullptr;
+    decision.statistics = adds ? router_.sum(batch, *args.earlier, stream_) : batch;
+  } else {
+    decision.statistics = counts(BalanceScope::kBatch) ? batch : own;
+  }
+  if (counts(BalanceScope::kSequence)) decision.sequence_statistics = own;
+}
+
+}  // namespace crossdock

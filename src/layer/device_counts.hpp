@@ -1,0 +1,49 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "crossdock/dispatcher.hpp"
+#include "crossdock/moe_layer.hpp"
+#include "layer/device_memory.hpp"
+
+namespace crossdock {
+
+/// Counts routes and tokens of a layer whose tokens are on GPUs, and refuses tokens that several
+/// ranks hold: RouteCounts without a wait.
+///
+/// The counts of all ranks travel as rows of a small dispatcher, in which every rank sends its only
+/// token to all ranks.
+class DeviceCounts {
+ public:
+  /// All must outlive this object.
+  DeviceCounts(Group& group, const MoeLayerConfig& config, const Router& router,
+               DeviceMemory& memory);
+
+  void set_device_options(const DeviceOptions& options, Stream stream);
+
+  /// The ranks agree on a forward; `refusal` of any rank is thrown on all. Collective.
+  void agree(const MoeForwardArgs& args, const std::string& config_text,
+             const std::optional<Error>& refusal);
+
+  /// Sets the counts of a decision, from those of its router on all ranks. Collective.
+  void count(const MoeForwardArgs& args, MoeDecision& decision);
+
+ private:
+  bool counts(BalanceScope scope) const { return config_.router.counts(scope); }
+  void set_counts(const MoeForwardArgs& args, const RouterStatistics& batch,
+                  MoeDecision& decision) const;
+  OwnedTensor sum(const ConstTensorView& counts, int64_t num_sequences);
+  OwnedTensor gather(const ConstTensorView& own);
+
+  Group& group_;
+  const MoeLayerConfig& config_;
+  const Router& router_;
+  DeviceMemory& memory_;
+  Stream stream_;
+  Dispatcher to_all_;
+  Plan plan_;  // of to_all_, from the first count on
+  bool has_compared_ = false;
+};
+
+}  // namespace crossdock

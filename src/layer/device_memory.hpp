@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "crossdock/group.hpp"
+#include "crossdock/tensor.hpp"
+
+namespace crossdock {
+
+/// Memory of one GPU for the layer's own steps. It is used in the order of the stream for which it
+/// was taken, and returns to a pool when it is released.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+
+  virtual OwnedTensor take(DType dtype, const Shape& shape, Stream stream) = 0;
+  /// Sets all bytes of a tensor that was taken here.
+  virtual void fill(const TensorView& tensor, uint8_t value, Stream stream) = 0;
+};
+
+/// The stream in which a dispatcher of this group queues work if it is given `stream`.
+Stream stream_of_calls(Group& group, Stream stream);
+
+// Builds without CUDA throw Error(kUnsupported) in these.
+
+std::unique_ptr<DeviceMemory> make_device_memory(Device device);
+
+/// Whether the stream is being captured in a graph.
+bool is_captured(Stream stream, Device device);
+
+}  // namespace crossdock

@@ -1,0 +1,25 @@
+#include <vector>
+
+#include "crossdock/moe_layer.hpp"
+
+namespace crossdock {
+
+MoeDecision MoeDecision::on_host(Stream stream) const {
+  if (!statistics.is_on_device()) return *this;
+  MoeDecision copy = *this;
+  copy.statistics = statistics.on_host(stream);
+  for (std::optional<RouterStatistics>* narrower :
+       {&copy.batch_statistics, &copy.sequence_statistics}) {
+    if (*narrower) *narrower = (*narrower)->on_host(stream);
+  }
+  copy.losses = losses.on_host(stream);
+  copy.device_load = {};
+  const RouterStatistics group = device_load.on_host(stream);
+  copy.load = group.routes_per_expert;
+  copy.total_tokens = group.num_tokens.front();
+  const std::span<const int64_t> counts = plan.dropped();
+  copy.dropped.assign(counts.begin(), counts.end());
+  return copy;
+}
+
+}  // namespace crossdock
