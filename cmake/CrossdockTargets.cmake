@@ -13,6 +13,7 @@ function(crossdock_add_module name)
   if(CROSSDOCK_HAS_CUDA)
     list(APPEND arg_SOURCES ${arg_CUDA_SOURCES})
     list(APPEND arg_LINKS CUDA::cudart_static)
+    crossdock_compile_kernels_alone(${arg_CUDA_SOURCES})
   endif()
   add_library(${target} OBJECT ${arg_SOURCES})
   target_include_directories(
@@ -26,6 +27,14 @@ function(crossdock_add_module name)
                                   PRIVATE crossdock_flags)
   set_property(GLOBAL APPEND PROPERTY CROSSDOCK_MODULES ${target})
   set_property(GLOBAL APPEND PROPERTY CROSSDOCK_LINKS ${arg_LINKS})
+endfunction()
+
+# crossdock_compile_kernels_alone(<file>...): files of kernels among these are never compiled together with others. CMake
+# joins them since 3.31, but their private names are their own.
+function(crossdock_compile_kernels_alone)
+  set(kernels ${ARGN})
+  list(FILTER kernels INCLUDE REGEX "[.]cu$")
+  set_source_files_properties(${kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
 # crossdock_add_library(): the library that users link, crossdock::crossdock, made of all modules so far. Its target is
