@@ -37,8 +37,9 @@ struct MoeLayerConfig {
   int64_t etp = 1;
   /// A forward refuses tokens that are bit-identical on several ranks of the group or of
   /// MoeLayerOptions::counting_group: replicated tokens would count several times in the experts'
-  /// gradients. See MoeLayerOptions::replicated_over for such tokens. true: equal tokens are
-  /// accepted, each as a token of its own.
+  /// gradients. See MoeLayerOptions::replicated_over for such tokens. Ranks with fewer than 8
+  /// tokens are not compared: those may be equal by chance. true: equal tokens are accepted, each
+  /// as a token of its own.
   bool allow_equal_tokens = false;
 };
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "crossdock/dtype.hpp"
@@ -129,7 +130,8 @@ struct Segments {
   int64_t num_rows() const { return num_segments > 0 ? starts[num_segments] : 0; }
 };
 
-/// Owned memory on a device, 64-byte aligned, contents unspecified. Movable, not copyable.
+/// Owned memory on a device, 64-byte aligned, contents unspecified. Movable, not copyable; a
+/// moved-from buffer is empty.
 ///
 /// `owner()` shares ownership: its holder keeps the memory alive even after the Buffer is gone.
 /// Communicators hold it while a request that refers to this memory may still be pending.
@@ -140,8 +142,11 @@ class CROSSDOCK_API Buffer {
   /// Memory allocated elsewhere (a pool, a window); `owner` frees it.
   Buffer(std::shared_ptr<void> owner, std::byte* data, int64_t num_bytes, Device device);
 
-  Buffer(Buffer&&) noexcept = default;
-  Buffer& operator=(Buffer&&) noexcept = default;
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer(std::move(other)).swap(*this);
+    return *this;
+  }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
@@ -157,6 +162,13 @@ class CROSSDOCK_API Buffer {
   TensorView view(DType dtype, Shape shape) const&& = delete;
 
  private:
+  void swap(Buffer& other) noexcept {
+    std::swap(owner_, other.owner_);
+    std::swap(data_, other.data_);
+    std::swap(num_bytes_, other.num_bytes_);
+    std::swap(device_, other.device_);
+  }
+
   std::shared_ptr<void> owner_;
   std::byte* data_ = nullptr;
   int64_t num_bytes_ = 0;

@@ -75,7 +75,7 @@ void DeviceCounts::agree(const MoeForwardArgs& args, const std::string& config_t
     if (refusal) throw *refusal;
     if (!compares || is_captured(stream_, args.x.device)) return;
     tokens.emplace(args, stream_);
-    sample = sample_tokens(tokens->tokens());
+    sample = sample_to_compare(tokens->tokens());
   });
   const Agreement agreement = group_.agree({.operation = "route",
                                             .config = config_text,

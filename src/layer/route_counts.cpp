@@ -102,7 +102,7 @@ std::vector<int64_t> RouteCounts::pack(const ForwardCall& call, const MoeDecisio
   std::vector<int64_t> packed = {own.num_sequences};
   packed.insert(packed.end(), own.routes_per_expert.begin(), own.routes_per_expert.end());
   packed.insert(packed.end(), own.num_tokens.begin(), own.num_tokens.end());
-  const uint64_t sample = config_.allow_equal_tokens ? 0 : sample_tokens(call.tokens);
+  const uint64_t sample = config_.allow_equal_tokens ? 0 : sample_to_compare(call.tokens);
   packed.push_back(static_cast<int64_t>(sample));
   return packed;
 }

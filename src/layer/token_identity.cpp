@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kSampledTokens = 16;
 constexpr int64_t kSampledBytes = 512;  // of each
+constexpr int64_t kFewestCompared = 8;  // fewer tokens may be equal by chance
 
 bool is_used(const LocalTokens& tokens, int64_t t) {
   return !tokens.mask.given() || !pointer<bool>(tokens.mask)[t];
@@ -88,6 +89,10 @@ uint64_t sample_tokens(const LocalTokens& tokens) {
                       std::min(row_bytes, kSampledBytes));
   }
   return std::max<uint64_t>(hash, 1);
+}
+
+uint64_t sample_to_compare(const LocalTokens& tokens) {
+  return count_used(tokens) < kFewestCompared ? 0 : sample_tokens(tokens);
 }
 
 uint64_t hash_tokens(const LocalTokens& tokens) {

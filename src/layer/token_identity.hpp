@@ -19,12 +19,16 @@ struct LocalTokens {
 /// evenly, and up to 512 bytes of each. Equal tokens have equal samples. 0 if there is no token.
 uint64_t sample_tokens(const LocalTokens& tokens);
 
+/// The same for refuse_equal_tokens: 0 also if there are so few tokens (less than 8) that they may
+/// be equal by chance.
+uint64_t sample_to_compare(const LocalTokens& tokens);
+
 /// A hash of all tokens. 0 if there is none.
 uint64_t hash_tokens(const LocalTokens& tokens);
 
 /// Throws Error(kInvalidArgument), the same on all ranks, if two ranks of the group have
-/// bit-identical tokens. `samples` [P] are known to all ranks; only if two of them are equal do the
-/// ranks compare all tokens, with one more agreement. Collective.
+/// bit-identical tokens. `samples` [P], by sample_to_compare, are known to all ranks; only if two
+/// of them are equal do the ranks compare all tokens, with one more agreement. Collective.
 void refuse_equal_tokens(Group& group, std::span<const uint64_t> samples,
                          const LocalTokens& tokens);
 

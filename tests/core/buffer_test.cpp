@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <utility>
 
 #include "crossdock/error.hpp"
 #include "crossdock/tensor.hpp"
@@ -23,6 +24,16 @@ TEST(Buffer, OwnerKeepsTheMemoryAliveAfterTheBufferIsGone) {
   }
   std::memset(data, 7, 100);  // the address sanitizer would see a use after free
   EXPECT_EQ(data[99], std::byte{7});
+}
+
+TEST(Buffer, IsEmptyAfterAMove) {
+  Buffer from(64);
+  const std::byte* const data = from.data();
+  const Buffer to = std::move(from);
+  EXPECT_EQ(to.data(), data);
+  EXPECT_EQ(from.data(), nullptr);  // NOLINT(bugprone-use-after-move): that is the test
+  EXPECT_EQ(from.num_bytes(), 0);
+  EXPECT_EQ(from.owner(), nullptr);
 }
 
 TEST(Buffer, IsAlignedAndRefusesAViewThatDoesNotFit) {

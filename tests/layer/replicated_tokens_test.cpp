@@ -246,8 +246,10 @@ TEST(ReplicatedTokens, MayBelongToSeveralGroupsOfExperts) {
 }
 
 // Tokens of rank 0 on all ranks.
-LayerCase equal_case() {
-  LayerCase layer_case = make_case(list_layer_cases(3)[0].options);
+LayerCase equal_case(int64_t num_tokens = 8) {
+  LayerCaseOptions options = list_layer_cases(3)[0].options;
+  options.tokens_per_rank.assign(3, num_tokens);
+  LayerCase layer_case = make_case(options);
   const int64_t size = layer_case.config.router.width * layer_case.tokens_per_rank[0];
   for (int64_t i = size; i < std::ssize(layer_case.x); ++i) {
     layer_case.x[static_cast<size_t>(i)] = layer_case.x[static_cast<size_t>(i % size)];
@@ -267,6 +269,15 @@ TEST(EqualTokens, AreRefusedUnlessTheyAreAllowed) {
                               1e-11),
               "");
   });
+}
+
+TEST(EqualTokens, AreAcceptedIfTheyAreFew) {
+  const LayerCase few = equal_case(7);
+  const std::vector<RankResult> wanted = run_reference(few);
+  const std::vector<RankResult> got = run_layer_on_threads(few);
+  for (size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(find_difference(got[rank], wanted[rank], 1e-11), "");
+  }
 }
 
 // What the refusal prevents: tokens that are replicated and dispatched by every rank.
@@ -298,7 +309,7 @@ TEST(EqualTokens, WouldCountSeveralTimes) {
 }
 
 TEST(EqualTokens, AreFoundAmongAllRanksThatCountTogether) {
-  const LayerCase layer_case = spread(equal_case(), {6});
+  const LayerCase layer_case = spread(equal_case(), {8});
   run_ranks(2, [&](Group& world) {
     const std::unique_ptr<Group> alone = world.subgroup(std::vector<int>{world.rank()});
     LayerOnRank rank(*alone, layer_case, {.counting_group = &world});

@@ -167,7 +167,7 @@ def test_replicated_tokens_are_refused_unless_stated():
     weights = parameters()
 
     def body(group):
-        x, own = tokens(0), of_rank(weights, group.rank, 2)
+        x, own = tokens(5), of_rank(weights, group.rank, 2)
         with pytest.raises(crossdock.Error, match="those of ranks 0 and 1 are bit-identical"):
             layer_of(group).forward(x, own)
         allowed = layer_of(group, allow_equal_tokens=True).forward(x, own)

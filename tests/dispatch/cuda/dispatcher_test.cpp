@@ -36,6 +36,20 @@ TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuWithoutHostSync) {
   expect_bits_of_the_cpu(random_case(config, {5, 0, 33, 17}, 2), {.dtype = DType::kBF16});
 }
 
+TEST_F(CudaDispatcher, ASecondDispatchOfAPlanLeavesTheRowsOfTheFirstAlone) {
+  DispatchConfig config = small_config();
+  config.max_rows = 160;
+  run_on_gpu(random_case(config, {5, 0, 33, 17}, 2), {.dtype = DType::kBF16},
+             [&](GpuRank& rank, const StepBytes& wanted) {
+               const Plan plan = rank.dispatcher.plan(rank.tensors.routing());
+               const DispatchResult first =
+                   rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
+               const DispatchResult second =
+                   rank.dispatcher.dispatch(plan, {.x = rank.tensors.grad_out.view});
+               EXPECT_EQ(to_host(first.rows.view, plan.num_rows(), rank.stream), wanted.rows);
+             });
+}
+
 TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForManyTokensAndOddWidths) {
   DispatchConfig config{.num_experts = 13, .top_k = 5, .width = 7, .alignment = 32};
   expect_bits_of_the_cpu(random_case(config, {3000, 1, 5000}, 3), {.dtype = DType::kBF16});
