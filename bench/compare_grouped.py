@@ -50,7 +50,7 @@ class Products:
 
 
 def skewed(rows, experts):
-    """As skewed_counts in bench/kernels/product_cases.hpp."""
+    """As skewed_counts in bench/kernels/product_counts.hpp."""
     shares = [0.0 if e in (1, experts // 2) else 1.0 / (e + 2) for e in range(experts)]
     counts = [int(share / sum(shares) * rows) for share in shares]
     counts[0] += rows - sum(counts)

@@ -2,12 +2,29 @@
 #include "crossdock/error.hpp"
 
 namespace crossdock::bench {
+namespace {
 
-std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& /*repeats*/,
-                                      bool /*check*/) {
+[[noreturn]] void refuse(const Scenario& scenario) {
   throw Error(ErrorCode::kUnsupported, "scenario " + scenario.name +
                                            " needs a GPU: this build has no CUDA (configure with "
                                            "CROSSDOCK_WITH_CUDA=ON)");
+}
+
+}  // namespace
+
+std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& /*repeats*/,
+                                      bool /*check*/) {
+  refuse(scenario);
+}
+
+std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& /*repeats*/,
+                                       bool /*check*/) {
+  refuse(scenario);
+}
+
+std::vector<StepResult> run_cuda_products(const Scenario& scenario, const Repeats& /*repeats*/,
+                                          bool /*check*/) {
+  refuse(scenario);
 }
 
 }  // namespace crossdock::bench

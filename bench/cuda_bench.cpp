@@ -8,10 +8,10 @@
 #include "bench/check.hpp"
 #include "bench/cuda_graph.hpp"
 #include "bench/cuda_memory.hpp"
+#include "bench/cuda_steps.hpp"
 #include "bench/median.hpp"
 #include "bench/mover.hpp"
 #include "bench/workload.hpp"
-#include "crossdock/cuda.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/threads.hpp"
 
@@ -175,10 +175,7 @@ std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& r
                                       bool check) {
   // With fewer queues, streams of several ranks would share one and wait for each other.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  if (cuda_device_count() == 0) {
-    throw Error(ErrorCode::kUnsupported,
-                "scenario " + scenario.name + " needs a GPU: " + cuda_missing_reason());
-  }
+  require_gpu(scenario);
   const Workload workload(scenario);
   RankStreams streams(scenario.ranks);
   const double bandwidth = measure_copy_bandwidth(streams.of(0));

@@ -14,4 +14,15 @@ namespace crossdock::bench {
 /// GPU, Error(kInternal) if a result is wrong.
 std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& repeats, bool check);
 
+/// Likewise a scenario of kind kCudaLayer, on one rank: forward, forward and backward, and the
+/// steps of both through the router, the dispatcher and the experts alone. A step's floor is the
+/// larger of what memory needs for its bytes and tensor cores for its flops.
+std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& repeats,
+                                       bool check);
+
+/// Likewise a scenario of kind kCudaProducts. Throws Error(kUnsupported) too if the library is
+/// shared, which hides its kernels.
+std::vector<StepResult> run_cuda_products(const Scenario& scenario, const Repeats& repeats,
+                                          bool check);
+
 }  // namespace crossdock::bench

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <random>
 #include <vector>
 
 #include "bench/cuda_memory.hpp"
@@ -10,6 +12,7 @@ namespace {
 constexpr int64_t kFlushBytes = int64_t{512} << 20;
 constexpr int64_t kCopyBytes = int64_t{4} << 30;
 constexpr int kCopies = 7;
+constexpr size_t kBlockSize = size_t{1} << 20;  // of random values
 
 // A thread writes words at a stride, each a hash of its index.
 __global__ void fill_kernel(uint64_t* words, int64_t count) {
@@ -73,6 +76,35 @@ OwnedTensor to_host(const ConstTensorView& tensor, int64_t num_rows, cudaStream_
              "cudaMemcpyAsync");
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   return {buffer.view(tensor.dtype, shape), buffer.owner()};
+}
+
+const std::vector<float>& random_values() {
+  static const std::vector<float> kBlock = [] {
+    std::vector<float> block(kBlockSize);
+    std::mt19937 generator(1);
+    std::normal_distribution<float> normal(0.0f, 0.5f);
+    for (float& value : block) value = to_float(to_bf16(normal(generator)));
+    return block;
+  }();
+  return kBlock;
+}
+
+OwnedTensor random_tensor(const Shape& shape, cudaStream_t stream) {
+  std::vector<BF16> block;
+  for (const float value : random_values()) block.push_back(to_bf16(value));
+  const OwnedTensor tensor = device_tensor(DType::kBF16, shape, stream);
+  auto* data = static_cast<std::byte*>(tensor.view.data);
+  const auto num_bytes = static_cast<size_t>(tensor.view.num_bytes());
+  size_t filled = std::min(block.size() * sizeof(BF16), num_bytes);
+  check_cuda(cudaMemcpyAsync(data, block.data(), filled, cudaMemcpyHostToDevice, stream),
+             "cudaMemcpyAsync");
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  for (size_t count = 0; filled < num_bytes; filled += count) {
+    count = std::min(filled, num_bytes - filled);
+    check_cuda(cudaMemcpyAsync(data + filled, data, count, cudaMemcpyDeviceToDevice, stream),
+               "cudaMemcpyAsync");
+  }
+  return tensor;
 }
 
 CacheFlush::CacheFlush(cudaStream_t stream) : memory_(random_bytes(kFlushBytes, stream)) {}

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "crossdock/tensor.hpp"
 
@@ -18,6 +19,11 @@ OwnedTensor device_tensor(DType dtype, const Shape& shape, cudaStream_t stream);
 OwnedTensor to_device(const ConstTensorView& host, cudaStream_t stream);
 /// Copies the first num_rows rows to host memory. Waits for the stream.
 OwnedTensor to_host(const ConstTensorView& tensor, int64_t num_rows, cudaStream_t stream);
+
+/// bf16 numbers around 0: the first values of `random_values()`, repeated.
+OwnedTensor random_tensor(const Shape& shape, cudaStream_t stream);
+/// A fixed block of normally distributed numbers, rounded to bf16.
+const std::vector<float>& random_values();
 
 /// Reads 512 MiB, which evicts everything else from the L2 cache.
 class CacheFlush {

@@ -5,23 +5,13 @@
 #include <memory>
 #include <string>
 
+#include "bench/layer_values.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/moe_layer.hpp"
 #include "crossdock/testing/reference.hpp"
 
 namespace crossdock::bench {
 namespace {
-
-// Uniform in [-scale, scale), a function of the index, identical on every rank.
-std::vector<float> values(int64_t count, uint32_t place, double scale) {
-  std::vector<float> result(static_cast<size_t>(count));
-  uint32_t state = place * 2654435761U + 1;
-  for (float& value : result) {
-    state = state * 1664525U + 1013904223U;
-    value = static_cast<float>(scale * (static_cast<double>(state >> 8) * 0x1p-23 - 1.0));
-  }
-  return result;
-}
 
 MoeLayerConfig config_of(const Scenario& s, std::string_view strategy) {
   MoeLayerConfig config;
@@ -42,13 +32,13 @@ class LayerOnRank {
         first_(first_expert(s.experts, group.size(), rank_)),
         E_local_(first_expert(s.experts, group.size(), rank_ + 1) - first_),
         layer_(group, config_of(s, strategy), {}),
-        gate_(values(s.experts * s.width, 1, 1.0 / std::sqrt(static_cast<double>(s.width)))),
-        x_(values(s.tokens * s.width, 1000 + static_cast<uint32_t>(rank_), 1.0)),
-        grad_out_(values(s.tokens * s.width, 2000 + static_cast<uint32_t>(rank_), 1.0)),
+        gate_(values_of_gate(s)),
+        x_(values_of_x(s, rank_)),
+        grad_out_(values_of_grad_out(s, rank_)),
         grad_gate_(gate_.size()) {
     for (int64_t e = first_; e < first_ + E_local_; ++e) {
-      const std::vector<float> w1 = values_of_w1(e);
-      const std::vector<float> w2 = values_of_w2(e);
+      const std::vector<float> w1 = values_of_w1(s, e);
+      const std::vector<float> w2 = values_of_w2(s, e);
       w1_.insert(w1_.end(), w1.begin(), w1.end());
       w2_.insert(w2_.end(), w2.begin(), w2.end());
     }
@@ -89,15 +79,6 @@ class LayerOnRank {
   }
 
  private:
-  std::vector<float> values_of_w1(int64_t expert) const {
-    return values(2 * s_.inner * s_.width, 3000 + static_cast<uint32_t>(expert),
-                  1.0 / std::sqrt(static_cast<double>(s_.width)));
-  }
-  std::vector<float> values_of_w2(int64_t expert) const {
-    return values(s_.width * s_.inner, 900000 + static_cast<uint32_t>(expert),
-                  1.0 / std::sqrt(static_cast<double>(s_.inner)));
-  }
-
   MoeLayerWeights weights() const {
     return {.gate = {.weight = {gate_.data(), {s_.experts, s_.width}}},
             .experts = {{w1_.data(), {E_local_, 2 * s_.inner, s_.width}},
@@ -130,8 +111,8 @@ class LayerOnRank {
   }
 
   std::vector<double> expert_output(int64_t expert, const std::vector<double>& x) const {
-    const std::vector<float> w1 = values_of_w1(expert);
-    const std::vector<float> w2 = values_of_w2(expert);
+    const std::vector<float> w1 = values_of_w1(s_, expert);
+    const std::vector<float> w2 = values_of_w2(s_, expert);
     return reference::mlp_forward(
         {.D = s_.width, .F = s_.inner},
         {.w1 = {w1.begin(), w1.end()}, .w2 = {w2.begin(), w2.end()}, .b1 = {}, .b2 = {}}, x);

@@ -18,10 +18,14 @@ struct StepResult {
   /// Parallel loop that reads as much and writes as much as the step must; median. 0: unknown for
   /// this step.
   double traffic_us = 0.0;
-  double gflops = 0.0;  // 0 except for steps that are matrix products
+  double gflops = 0.0;  // per second; 0 except for steps that are matrix products
+  double flops = 0.0;   // that the step must at least compute; on a GPU only
+  /// The larger of what memory needs for the bytes and tensor cores for the flops; on a GPU only.
+  double floor_us = 0.0;
 
   double ratio() const { return copy_us > 0.0 ? median_us / copy_us : 0.0; }
   double traffic_ratio() const { return traffic_us > 0.0 ? median_us / traffic_us : 0.0; }
+  double floor_ratio() const { return floor_us > 0.0 ? median_us / floor_us : 0.0; }
 };
 
 struct Result {

@@ -50,7 +50,8 @@ std::vector<std::string> wanted_communicators(const Selection& selection) {
 std::vector<Case> cases_of(const Scenario& scenario, const Selection& selection,
                            const std::vector<std::string>& communicators) {
   if (scenario.kind == ScenarioKind::kExperts) return {{scenario, "none", "none"}};
-  if (scenario.kind == ScenarioKind::kCudaMove) return {{scenario, "direct", "cuda"}};
+  if (scenario.kind == ScenarioKind::kCudaProducts) return {{scenario, "none", "cuda"}};
+  if (scenario.runs_on_gpu()) return {{scenario, "direct", "cuda"}};
   std::vector<std::string> strategies =
       selection.strategies.empty() ? all_strategies() : selection.strategies;
   if (scenario.kind == ScenarioKind::kAgree) strategies = {"none"};
@@ -68,7 +69,18 @@ std::vector<Case> cases_of(const Scenario& scenario, const Selection& selection,
 }
 
 bool runs_on_gpu(const Case& one) {
-  return one.scenario.kind == ScenarioKind::kCudaMove;
+  return one.scenario.runs_on_gpu();
+}
+
+std::vector<StepResult> run_on_gpu(const Scenario& scenario, const RunOptions& options) {
+  switch (scenario.kind) {
+    case ScenarioKind::kCudaLayer:
+      return run_cuda_layer(scenario, options.repeats, options.check);
+    case ScenarioKind::kCudaProducts:
+      return run_cuda_products(scenario, options.repeats, options.check);
+    default:
+      return run_cuda_move(scenario, options.repeats, options.check);
+  }
 }
 
 // Rank 0 checks before any rank allocates; if it refuses, all ranks do.
@@ -126,12 +138,8 @@ std::vector<Case> select_cases(const Selection& selection) {
   const std::vector<std::string> communicators = wanted_communicators(selection);
   std::vector<Case> cases;
   for (Scenario scenario : find_scenarios(selection.scenarios)) {
-    if (selection.ranks > 0 && scenario.kind != ScenarioKind::kExperts) {
-      scenario.ranks = selection.ranks;
-    }
-    if (selection.max_sms && scenario.kind == ScenarioKind::kCudaMove) {
-      scenario.max_sms = *selection.max_sms;
-    }
+    if (selection.ranks > 0 && !scenario.has_one_rank()) scenario.ranks = selection.ranks;
+    if (selection.max_sms && scenario.runs_on_gpu()) scenario.max_sms = *selection.max_sms;
     for (Case& one : cases_of(scenario, selection, communicators)) cases.push_back(std::move(one));
   }
   if (cases.empty()) {
@@ -143,7 +151,7 @@ std::vector<Case> select_cases(const Selection& selection) {
     throw Error(
         ErrorCode::kInvalidArgument,
         "--max-sms limits the multiprocessors of ranks on a GPU, but no selected scenario runs on "
-        "one; leave it out or select GPU scenarios (h200-*)");
+        "one; leave it out or select GPU scenarios (h200-*, layer-*, grouped-*)");
   }
   const auto on_gpu = std::ranges::find_if(cases, runs_on_gpu);
   if (on_gpu != cases.end() && !contains(communicators, "threads")) {
@@ -162,8 +170,8 @@ bool has_processes(const Case& one) {
 
 Result run_case(const Case& one, const RunOptions& options) {
   Result result = describe(one, options);
-  if (one.scenario.kind == ScenarioKind::kCudaMove) {
-    result.steps = run_cuda_move(one.scenario, options.repeats, options.check);
+  if (runs_on_gpu(one)) {
+    result.steps = run_on_gpu(one.scenario, options);
     return result;
   }
   check_memory(one.scenario);

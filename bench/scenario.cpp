@@ -94,6 +94,40 @@ void add_gpu_moves(ScenarioList& list) {
   add("h200-decode", "128 tokens of DeepSeek-V3's layer on 8 ranks", {8, 128, 7168, 8, 256});
 }
 
+void add_gpu_layers(ScenarioList& list) {
+  struct Model {
+    std::string name;
+    std::string words;
+    Size layer;
+    int64_t inner;
+    int64_t product_experts;  // those of one rank of several
+  };
+  const auto add = [&](const std::string& name, const std::string& purpose, ScenarioKind kind,
+                       const Model& model) -> Scenario& {
+    Scenario& s = list.add(name, purpose, model.layer);
+    s.kind = kind;
+    s.dtype = DType::kBF16;
+    s.inner = model.inner;
+    return s;
+  };
+  const std::vector<Model> models = {
+      {"deepseek", "DeepSeek-V3's", {1, 4096, 7168, 8, 32}, 2048, 32},
+      {"qwen3", "Qwen3-30B-A3B's", {1, 8192, 2048, 8, 128}, 768, 16},
+      {"gptoss", "gpt-oss-20b's", {1, 4096, 2880, 4, 32}, 2880, 8}};
+  for (const Model& model : models) {
+    add("layer-" + model.name, model.words + " layer on one GPU, forward and backward",
+        ScenarioKind::kCudaLayer, model);
+  }
+  for (Model model : models) {
+    model.layer.experts = model.product_experts;
+    add("grouped-" + model.name, "products of " + model.words + " experts on a GPU",
+        ScenarioKind::kCudaProducts, model);
+    add("grouped-" + model.name + "-skewed", "the same, with uneven loads and two empty experts",
+        ScenarioKind::kCudaProducts, model)
+        .skewed = true;
+  }
+}
+
 void add_scales(ScenarioList& list) {
   for (const int64_t T : {4096, 16384, 65536}) {
     Size size = kNarrow;
@@ -120,6 +154,7 @@ std::vector<Scenario> make_scenarios() {
   add_experts_and_layers(list);
   add_agree(list);
   add_gpu_moves(list);
+  add_gpu_layers(list);
   add_scales(list);
   return list.take();
 }

@@ -10,11 +10,13 @@
 namespace crossdock::bench {
 
 enum class ScenarioKind : uint8_t {
-  kMove,      // plan, dispatch and combine; with `backward` also their backward
-  kCudaMove,  // kMove and its backward with all ranks on one GPU
-  kExperts,   // the experts' products compared with plain BLAS calls, on one rank
-  kLayer,     // a whole MoeLayer, forward and backward
-  kAgree      // Group::agree alone, which moves no rows
+  kMove,          // plan, dispatch and combine; with `backward` also their backward
+  kCudaMove,      // kMove and its backward with all ranks on one GPU
+  kExperts,       // the experts' products compared with plain BLAS calls, on one rank
+  kLayer,         // a whole MoeLayer, forward and backward
+  kCudaLayer,     // the same and its steps on a GPU, on one rank
+  kCudaProducts,  // the experts' products alone on a GPU, on one rank
+  kAgree          // Group::agree alone, which moves no rows
 };
 
 /// A measurement and its sizes. T is the number of tokens per rank.
@@ -31,10 +33,20 @@ struct Scenario {
   DType dtype = DType::kF32;
   int max_sms = 0;  // per rank on a GPU (DeviceOptions); 0: no limit
   bool backward = false;
+  bool skewed = false;          // products: experts with many rows, few and none
   int64_t overlap_chunks = 1;   // of a layer
   bool is_default = false;      // run when no scenario is named
   std::string only_strategy{};  // if set, the only strategy it is run with
 
+  bool runs_on_gpu() const {
+    return kind == ScenarioKind::kCudaMove || kind == ScenarioKind::kCudaLayer ||
+           kind == ScenarioKind::kCudaProducts;
+  }
+  /// Whether the number of ranks is always 1.
+  bool has_one_rank() const {
+    return kind == ScenarioKind::kExperts || kind == ScenarioKind::kCudaLayer ||
+           kind == ScenarioKind::kCudaProducts;
+  }
   int64_t element_bytes() const { return size_of(dtype); }
   /// T * D and T * K * D elements of all ranks together, in bytes.
   int64_t token_bytes() const { return ranks * tokens * width * element_bytes(); }

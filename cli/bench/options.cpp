@@ -9,7 +9,9 @@ constexpr const char* kBenchNotes =
     R"(For each step: median, minimum and maximum time of the slowest rank; GB/s of the
 bytes that the step must at least read and write; and the median relative to
   copy     a parallel memcpy that reads and writes as many bytes,
-  traffic  a parallel loop that reads as much and writes as much as the step.
+  traffic  a parallel loop that reads as much and writes as much as the step,
+  floor    on a GPU: what memory needs for the bytes or tensor cores for the
+           flops of layer-* and grouped-*, whichever takes longer.
 The command starts the processes of mpi and sockets itself; under mpirun,
 torchrun or srun theirs are the ranks.
 
@@ -17,6 +19,7 @@ Examples:
   crossdock bench --list
   crossdock bench --scenario cpu-large --strategy direct,alltoall --json
   crossdock bench --scenario 'scale-*' --communicator threads
+  crossdock bench --device cuda --scenario layer-qwen3,'grouped-*'
   mpirun -np 4 crossdock bench --scenario cpu-medium)";
 
 }  // namespace

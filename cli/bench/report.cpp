@@ -24,6 +24,7 @@ std::string sizes_of(const Scenario& s) {
        << s.experts;
   if (s.inner > 0) text << " F" << s.inner;
   text << " " << name_of(s.dtype);
+  if (s.skewed) text << ", skewed";
   if (s.max_sms > 0) text << ", " << s.max_sms << " SMs";
   return text.str();
 }
@@ -32,10 +33,82 @@ std::string microseconds(double us) {
   return fixed(us, us < 1000.0 ? 1 : 0);
 }
 
+// Digits for small numbers, none for large ones.
+std::string amount(double value) {
+  if (value <= 0.0) return "";
+  return fixed(value, value < 10.0 ? 2 : value < 1000.0 ? 1 : 0);
+}
+
+bool any(const Result& result, double StepResult::*value) {
+  return std::ranges::any_of(result.steps, [=](const auto& step) { return step.*value > 0; });
+}
+
+// Steps on a GPU, beside what memory and tensor cores need at least.
+std::string floors_text(const Result& result, const TextStyle& style) {
+  Table table(style, {{.title = "step", .align = Align::kLeft, .min_width = 17},
+                      {.title = "median us", .min_width = 9},
+                      {.title = "min", .min_width = 8, .is_optional = true},
+                      {.title = "max", .min_width = 8, .is_optional = true},
+                      {.title = "MB", .min_width = 6},
+                      {.title = "GFLOP", .min_width = 6},
+                      {.title = "floor us", .min_width = 8},
+                      {.title = "x floor", .min_width = 7},
+                      {.title = "TFLOP/s", .min_width = 7}});
+  for (const StepResult& step : result.steps) {
+    table.add_row({step.name, microseconds(step.median_us), microseconds(step.min_us),
+                   microseconds(step.max_us), amount(static_cast<double>(step.bytes) * 1e-6),
+                   amount(step.flops * 1e-9), amount(step.floor_us), amount(step.floor_ratio()),
+                   amount(step.gflops * 1e-3)});
+  }
+  return table.text();
+}
+
 // The step's speed relative to plain calls of the BLAS library, if those were measured too; else 0.
 double share_of_blas(const Result& result, const StepResult& step) {
   const auto plain = std::ranges::find(result.steps, step.name + "_blas", &StepResult::name);
   return plain == result.steps.end() ? 0.0 : plain->median_us / step.median_us;
+}
+
+// Steps beside a copy of as many bytes.
+std::string copies_text(const Result& result, const TextStyle& style) {
+  const bool has_traffic = any(result, &StepResult::traffic_us);
+  const bool has_products = any(result, &StepResult::gflops);
+  std::vector<Column> columns = {{.title = "step", .align = Align::kLeft, .min_width = 17},
+                                 {.title = "median us", .min_width = 9},
+                                 {.title = "min", .min_width = 8, .is_optional = true},
+                                 {.title = "max", .min_width = 8, .is_optional = true},
+                                 {.title = "GB/s", .min_width = 6},
+                                 {.title = "copy us", .min_width = 8, .is_optional = true},
+                                 {.title = "x copy", .min_width = 6}};
+  if (has_traffic) {
+    columns.push_back({.title = "traffic us", .min_width = 10, .is_optional = true});
+    columns.push_back({.title = "x traffic", .min_width = 9});
+  }
+  if (has_products) columns.insert(columns.end(), {{"GFLOP/s"}, {"% of BLAS"}});
+  Table table(style, columns);
+  for (const StepResult& step : result.steps) {
+    std::vector<Cell> cells = {step.name, microseconds(step.median_us), microseconds(step.min_us),
+                               microseconds(step.max_us)};
+    if (step.bytes > 0) {
+      cells.emplace_back(fixed(static_cast<double>(step.bytes) / step.median_us * 1e-3, 1));
+      cells.emplace_back(microseconds(step.copy_us));
+      cells.emplace_back(fixed(step.ratio(), 2));
+    } else {
+      cells.insert(cells.end(), {"", "", ""});
+    }
+    if (has_traffic) {
+      const bool is_known = step.traffic_us > 0;
+      cells.emplace_back(is_known ? microseconds(step.traffic_us) : "");
+      cells.emplace_back(is_known ? fixed(step.traffic_ratio(), 2) : "");
+    }
+    if (has_products) {
+      const double share = share_of_blas(result, step);
+      cells.emplace_back(step.gflops > 0 ? fixed(step.gflops, 0) : "");
+      cells.emplace_back(share > 0 ? fixed(100.0 * share, 0) : "");
+    }
+    table.add_row(std::move(cells));
+  }
+  return table.text();
 }
 
 }  // namespace
@@ -77,52 +150,13 @@ std::string head_text(const Scenario& scenario, const TextStyle& style) {
 }
 
 std::string result_text(const Result& result, const TextStyle& style) {
-  const auto any = [&](double StepResult::*value) {
-    return std::ranges::any_of(result.steps, [=](const auto& step) { return step.*value > 0; });
-  };
-  const bool has_traffic = any(&StepResult::traffic_us);
-  const bool has_products = any(&StepResult::gflops);
-  std::vector<Column> columns = {{.title = "step", .align = Align::kLeft, .min_width = 17},
-                                 {.title = "median us", .min_width = 9},
-                                 {.title = "min", .min_width = 8, .is_optional = true},
-                                 {.title = "max", .min_width = 8, .is_optional = true},
-                                 {.title = "GB/s", .min_width = 6},
-                                 {.title = "copy us", .min_width = 8, .is_optional = true},
-                                 {.title = "x copy", .min_width = 6}};
-  if (has_traffic) {
-    columns.push_back({.title = "traffic us", .min_width = 10, .is_optional = true});
-    columns.push_back({.title = "x traffic", .min_width = 9});
-  }
-  if (has_products) columns.insert(columns.end(), {{"GFLOP/s"}, {"% of BLAS"}});
-  Table table(style, columns);
-  for (const StepResult& step : result.steps) {
-    std::vector<Cell> cells = {step.name, microseconds(step.median_us), microseconds(step.min_us),
-                               microseconds(step.max_us)};
-    if (step.bytes > 0) {
-      cells.emplace_back(fixed(static_cast<double>(step.bytes) / step.median_us * 1e-3, 1));
-      cells.emplace_back(microseconds(step.copy_us));
-      cells.emplace_back(fixed(step.ratio(), 2));
-    } else {
-      cells.insert(cells.end(), {"", "", ""});
-    }
-    if (has_traffic) {
-      const bool is_known = step.traffic_us > 0;
-      cells.emplace_back(is_known ? microseconds(step.traffic_us) : "");
-      cells.emplace_back(is_known ? fixed(step.traffic_ratio(), 2) : "");
-    }
-    if (has_products) {
-      const double share = share_of_blas(result, step);
-      cells.emplace_back(step.gflops > 0 ? fixed(step.gflops, 0) : "");
-      cells.emplace_back(share > 0 ? fixed(100.0 * share, 0) : "");
-    }
-    table.add_row(std::move(cells));
-  }
   // One rank alone uses neither a strategy nor a communicator; without rows there is no strategy.
   std::string heading = result.communicator;
   if (result.strategy != "none") heading.insert(0, result.strategy + ", ");
   if (result.ranks == 1 && result.communicator == "none") heading = "1 rank";
   if (!result.checked) heading += " (results not checked)";
-  return heading + "\n" + table.text();
+  const bool has_floors = any(result, &StepResult::floor_us);
+  return heading + "\n" + (has_floors ? floors_text(result, style) : copies_text(result, style));
 }
 
 std::string to_json(const std::vector<Result>& results) {
@@ -158,6 +192,11 @@ std::string to_json(const std::vector<Result>& results) {
         writer.field("traffic_ratio", step.traffic_ratio());
       }
       if (step.gflops > 0.0) writer.field("gflops", step.gflops);
+      if (step.floor_us > 0.0) {
+        writer.field("flops", step.flops);
+        writer.field("floor_us", step.floor_us);
+        writer.field("floor_ratio", step.floor_ratio());
+      }
       writer.end_object();
     }
     writer.end_object();
@@ -192,7 +231,9 @@ std::vector<Result> parse_results(const std::string& json) {
                                 .bytes = step.at("bytes"),
                                 .copy_us = step.at("copy_us"),
                                 .traffic_us = step.value("traffic_us", 0.0),
-                                .gflops = step.value("gflops", 0.0)});
+                                .gflops = step.value("gflops", 0.0),
+                                .flops = step.value("flops", 0.0),
+                                .floor_us = step.value("floor_us", 0.0)});
       }
       results.push_back(std::move(result));
     }

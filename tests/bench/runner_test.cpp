@@ -85,6 +85,24 @@ TEST(Selection, RunsGpuScenariosOnThreadsOnly) {
       HasSubstr("h200-decode are threads of one process"));
 }
 
+TEST(Selection, RunsLayersOfAGpuOnOneRank) {
+  const auto cases = select_cases({.scenarios = {"layer-qwen3", "grouped-qwen3*"},
+                                   .communicators = {"threads"},
+                                   .ranks = 4,
+                                   .max_sms = 16});
+  ASSERT_EQ(cases.size(), 3U);
+  for (const Case& one : cases) {
+    EXPECT_EQ(one.scenario.ranks, 1);
+    EXPECT_EQ(one.scenario.max_sms, 16);
+    EXPECT_EQ(one.scenario.dtype, DType::kBF16);
+    EXPECT_EQ(one.communicator, "cuda");
+    EXPECT_FALSE(has_processes(one));
+  }
+  EXPECT_EQ(cases[0].scenario.experts, 128);
+  EXPECT_FALSE(cases[1].scenario.skewed);
+  EXPECT_TRUE(cases[2].scenario.skewed);
+}
+
 TEST(RunCase, MeasuresAndChecksEveryStrategy) {
   for (const std::string& strategy : strategy_names()) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

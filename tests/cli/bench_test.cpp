@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/mpi.hpp"
 
 namespace crossdock::cli {
@@ -94,6 +95,17 @@ TEST(Bench, SaysInJsonWhyItFailed) {
   const CommandResult in_words = run_command(line);
   EXPECT_EQ(in_words.status, 1);
   EXPECT_THAT(in_words.err, HasSubstr("GiB on 1000"));
+}
+
+TEST(Bench, NeedsAGpuForItsScenarios) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  for (const char* scenario : {"h200-decode", "layer-qwen3", "grouped-gptoss-skewed"}) {
+    const CommandResult result =
+        run_command(std::string("bench --device cuda --json --scenario ") + scenario);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(json::parse(result.out).at("error").get<std::string>(),
+                HasSubstr(std::string(scenario) + " needs a GPU: "));
+  }
 }
 
 TEST(Bench, ReportsWhatItDoesNotKnow) {

@@ -1,0 +1,280 @@
+#include <functional>
+#include <vector>
+
+#include "bench/cuda_bench.hpp"
+#include "bench/cuda_layer_tensors.hpp"
+#include "bench/cuda_steps.hpp"
+#include "bench/kernels/activation_step.hpp"
+#include "crossdock/dispatcher.hpp"
+#include "crossdock/threads.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+// Sizes in bytes and flops, from which the floors of the steps follow.
+struct LayerSizes {
+  explicit LayerSizes(const Scenario& s)
+      : tokens(s.token_bytes()),
+        rows(s.row_bytes()),
+        routes(s.tokens * s.top_k),
+        hidden(routes * s.inner * s.element_bytes()),
+        gate(s.experts * s.width * s.element_bytes()),
+        logits(s.tokens * s.experts * int64_t{sizeof(float)}),
+        parameters(s.parameter_bytes()),
+        router_flops(2.0 * static_cast<double>(s.tokens * s.experts * s.width)),
+        expert_flops(6.0 * static_cast<double>(routes * s.width * s.inner)) {}
+
+  int64_t tokens, rows;  // T * D and T * K * D elements
+  int64_t routes;        // T * K, as a number
+  int64_t hidden;        // T * K * F elements
+  int64_t gate, logits, parameters;
+  double router_flops, expert_flops;  // of a forward
+};
+
+/// A whole layer, as users call it.
+class WholeLayer {
+ public:
+  WholeLayer(const Scenario& s, Group& group, const CudaLayerTensors& tensors, cudaStream_t stream)
+      : tensors_(tensors),
+        layer_(group, cuda_layer_config(s),
+               {.device = {.stream = {stream}, .max_sms = s.max_sms}}) {}
+
+  const MoeLayerConfig& config() const { return layer_.config(); }
+
+  void forward() {
+    result_ = layer_.forward(
+        {.weights = tensors_.weights(), .x = tensors_.x.view, .out = tensors_.out.view});
+  }
+  void backward() {
+    layer_.backward({.weights = tensors_.weights(),
+                     .x = tensors_.x.view,
+                     .grad_out = tensors_.grad_out.view,
+                     .saved = &result_.saved,
+                     .grads = tensors_.grads(),
+                     .grad_x = tensors_.grad_x.view});
+  }
+  void release() { result_ = {}; }
+
+  std::vector<Step> steps(const LayerSizes& sizes) {
+    const int64_t forward_bytes = 2 * sizes.tokens + sizes.parameters + sizes.gate;
+    const double forward_flops = sizes.expert_flops + sizes.router_flops;
+    const auto release = [this] { this->release(); };
+    return {{.name = "forward",
+             .bytes = forward_bytes,
+             .flops = forward_flops,
+             .run = [this] { forward(); },
+             .settle = release},
+            {.name = "forward+backward",
+             .bytes = 3 * forward_bytes,
+             .flops = 3 * forward_flops,
+             .run =
+                 [this] {
+                   forward();
+                   backward();
+                 },
+             .settle = release}};
+  }
+
+ private:
+  const CudaLayerTensors& tensors_;
+  MoeLayer layer_;
+  MoeForwardResult result_;
+};
+
+/// The same layer from its parts, each of which can run alone.
+class LayerParts {
+ public:
+  LayerParts(const Scenario& s, const MoeLayerConfig& config, Group& group,
+             const CudaLayerTensors& tensors, cudaStream_t stream)
+      : tensors_(tensors),
+        stream_{stream},
+        router_(config.router),
+        experts_(config.experts),
+        dispatcher_(group, config.dispatch, "direct") {
+    dispatcher_.set_device_options({.stream = stream_, .max_sms = s.max_sms});
+    const int64_t R = s.tokens * s.top_k;
+    row_weights_ = device_tensor(DType::kF32, {R}, stream);
+    grad_row_weights_ = device_tensor(DType::kF32, {R}, stream);
+    grad_weights_ = device_tensor(DType::kF32, {s.tokens, s.top_k}, stream);
+    routes_ = route();
+    plan_ = plan();
+    for (OwnedTensor* rows : {&rows_, &y_, &grad_y_, &grad_rows_}) {
+      *rows = dispatcher_.allocate_rows(plan_, s.dtype);
+    }
+    dispatch();
+    dispatch_grad();
+    experts(3);
+    activation_backward_ = make_activation_backward(s, plan_.segments(), stream);
+    collect();
+  }
+
+  const RouterOutput& routes() const { return routes_; }
+
+  /// Everything but the products of the experts.
+  std::vector<Step> steps(const LayerSizes& sizes) {
+    const int64_t moved = sizes.tokens + sizes.rows;
+    const auto of_routes = static_cast<int64_t>(sizeof(int32_t) + sizeof(float)) * sizes.routes;
+    std::vector<Step> steps = {{.name = "router",
+                                .bytes = sizes.tokens + sizes.gate + sizes.logits + of_routes,
+                                .flops = sizes.router_flops,
+                                .run = [this] { other_routes_ = route(); },
+                                .settle = [this] { other_routes_ = {}; }},
+                               {.name = "plan",
+                                .bytes = of_routes,
+                                .run = [this] { other_plan_ = plan(); },
+                                .settle = [this] { other_plan_ = {}; }},
+                               {.name = "dispatch", .bytes = moved, .run = [this] { dispatch(); }},
+                               {.name = "combine", .bytes = moved, .run = [this] { combine(); }},
+                               {.name = "dispatch_grad",
+                                .bytes = moved + 2 * sizes.routes * int64_t{sizeof(float)},
+                                .run = [this] { dispatch_grad(); }}};
+    if (activation_backward_) {
+      // Reads gate, linear and W2^T g; writes the gradients of both and the weighted activation.
+      steps.push_back(
+          {.name = "activation_grad", .bytes = 6 * sizes.hidden, .run = activation_backward_});
+    }
+    steps.push_back({.name = "dispatch_backward", .bytes = moved, .run = [this] { gather(); }});
+    steps.push_back({.name = "collect",
+                     .bytes = 2 * sizes.routes * int64_t{sizeof(float)},
+                     .run = [this] { collect(); }});
+    // Exact products of fp32 with bf16 are three of bf16 (docs/router.md).
+    steps.push_back({.name = "router_backward",
+                     .bytes = 3 * sizes.tokens + 3 * sizes.gate + sizes.logits + of_routes,
+                     .flops = 6 * sizes.router_flops,
+                     .run = [this] { route_backward(); }});
+    return steps;
+  }
+
+  /// The experts, with the kernels between their products.
+  std::vector<Step> expert_steps(const LayerSizes& sizes) {
+    std::vector<Step> steps;
+    const std::vector<const char*> names = {"experts", "experts+dx", "experts+dx+dw"};
+    for (int last = 1; last <= 3; ++last) {
+      steps.push_back({.name = names[static_cast<size_t>(last - 1)],
+                       .bytes = last * (2 * sizes.rows + sizes.parameters),
+                       .flops = last * sizes.expert_flops,
+                       .run = [this, last] { experts(last); },
+                       .settle = [this] { saved_ = {}; }});
+    }
+    return steps;
+  }
+
+ private:
+  RouterOutput route() {
+    return router_.route(
+        {.x = tensors_.x.view, .gate = tensors_.weights().gate, .stream = stream_});
+  }
+  Plan plan() { return dispatcher_.plan(routes_.routing()); }
+  void dispatch() { dispatcher_.dispatch(plan_, {.x = tensors_.x.view, .rows = rows_.view}); }
+  void dispatch_grad() {
+    dispatcher_.dispatch(plan_, {.x = tensors_.grad_out.view,
+                                 .rows = grad_y_.view,
+                                 .row_weights = row_weights_.view,
+                                 .with_row_weights = true});
+  }
+  void combine() { dispatcher_.combine(plan_, y_.view, tensors_.out.view); }
+  void gather() { dispatcher_.dispatch_backward(plan_, grad_rows_.view, tensors_.grad_x.view); }
+  void collect() { dispatcher_.collect_routes(plan_, grad_row_weights_.view, grad_weights_.view); }
+  void route_backward() {
+    router_.backward({.x = tensors_.x.view,
+                      .gate = tensors_.weights().gate,
+                      .output = &routes_,
+                      .grad_weights = grad_weights_.view,
+                      .grad_x = tensors_.grad_x.view,
+                      .accumulate_x = true,
+                      .grad_gate = tensors_.grad_gate.view,
+                      .stream = stream_});
+  }
+
+  // Forward, then dX, then dW: the first `last` of them.
+  void experts(int last) {
+    const ExpertWeights weights = tensors_.weights().experts;
+    saved_ = experts_.forward({.weights = weights,
+                               .rows = rows_.view,
+                               .segments = plan_.segments(),
+                               .y = y_.view,
+                               .stream = stream_});
+    if (last == 1) return;
+    experts_.backward_dx({.weights = weights,
+                          .rows = rows_.view,
+                          .segments = plan_.segments(),
+                          .row_weights = row_weights_.view,
+                          .grad_y = grad_y_.view,
+                          .saved = &saved_,
+                          .grad_rows = grad_rows_.view,
+                          .grad_row_weights = grad_row_weights_.view,
+                          .stream = stream_});
+    if (last == 2) return;
+    experts_.backward_dw({.rows = rows_.view,
+                          .segments = plan_.segments(),
+                          .row_weights = row_weights_.view,
+                          .grad_y = grad_y_.view,
+                          .saved = &saved_,
+                          .grads = tensors_.grads().experts,
+                          .stream = stream_});
+  }
+
+  const CudaLayerTensors& tensors_;
+  Stream stream_;
+  Router router_;
+  Experts experts_;
+  Dispatcher dispatcher_;
+  RouterOutput routes_, other_routes_;  // of all steps; results of a step
+  Plan plan_, other_plan_;
+  OwnedTensor rows_, y_, grad_y_, grad_rows_;   // [R, D]
+  OwnedTensor row_weights_, grad_row_weights_;  // [R]
+  OwnedTensor grad_weights_;                    // [T, K]
+  ExpertsSaved saved_;
+  std::function<void()> activation_backward_;  // null: not in this build
+};
+
+// One graph of all steps outside the products; its floor is the sum of theirs.
+StepResult time_together(CudaStepTimer& timer, Group& group, const std::vector<Step>& steps,
+                         const std::vector<StepResult>& alone) {
+  Step all{.name = "all but products",
+           .run =
+               [&] {
+                 for (const Step& step : steps) step.run();
+               },
+           .settle =
+               [&] {
+                 for (const Step& step : steps) {
+                   if (step.settle) step.settle();
+                 }
+               }};
+  for (const Step& step : steps) {
+    all.bytes += step.bytes;
+    all.flops += step.flops;
+  }
+  StepResult result = timer.time(group, all);
+  result.floor_us = 0.0;
+  for (const StepResult& one : alone) result.floor_us += one.floor_us;
+  return result;
+}
+
+}  // namespace
+
+std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& repeats,
+                                       bool check) {
+  require_gpu(scenario);
+  CudaStepTimer timer(repeats);
+  const CudaLayerTensors tensors(scenario, timer.stream());
+  const LayerSizes sizes(scenario);
+  std::vector<StepResult> results;
+  run_ranks(1, [&](Group& group) {
+    results.push_back(timer.time(group, {.name = "nothing", .run = [] {}}));  // of the clock
+    WholeLayer layer(scenario, group, tensors, timer.stream());
+    LayerParts parts(scenario, layer.config(), group, tensors, timer.stream());
+    for (const Step& step : layer.steps(sizes)) results.push_back(timer.time(group, step));
+    if (check) check_layer(scenario, tensors, parts.routes(), timer.stream());
+    const std::vector<Step> steps = parts.steps(sizes);
+    std::vector<StepResult> alone;
+    for (const Step& step : steps) alone.push_back(timer.time(group, step));
+    results.insert(results.end(), alone.begin(), alone.end());
+    results.push_back(time_together(timer, group, steps, alone));
+    for (const Step& step : parts.expert_steps(sizes)) results.push_back(timer.time(group, step));
+  });
+  return results;
+}
+
+}  // namespace crossdock::bench
