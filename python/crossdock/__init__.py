@@ -15,7 +15,7 @@ from ._dtype import DType
 from ._errors import Error, ErrorCode
 from ._experts import Experts, ExpertsSaved, ExpertWeights
 from ._group import Bootstrap, Group
-from ._layer import Layer, LayerForward, LayerGradients, LayerSaved, LayerWeights, update_expert_bias
+from ._layer import Layer, LayerForward, LayerGradients, LayerLosses, LayerSaved, LayerWeights, update_expert_bias
 from ._library import __version__, find_library
 from ._plan import Plan
 from ._planner import plan
@@ -37,6 +37,7 @@ __all__ = [
     "Layer",
     "LayerForward",
     "LayerGradients",
+    "LayerLosses",
     "LayerSaved",
     "LayerWeights",
     "Pending",

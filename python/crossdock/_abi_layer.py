@@ -39,6 +39,7 @@ class ExpertsForwardArgs(Sized):
         ("rows", CTensor),
         ("row_weights", CTensor),
         ("y", CTensor),
+        ("stream", c_void_p),
     ]
 
 
@@ -55,6 +56,7 @@ class ExpertsBackwardArgs(Sized):
         ("grads", CExpertWeights),
         ("accumulate", c_int32),
         ("padding", c_int32),
+        ("stream", c_void_p),
     ]
 
 
@@ -149,6 +151,7 @@ class LayerForwardResult(Sized):
         ("aux_batch_loss", c_double),
         ("aux_sequence_loss", c_double),
         ("aux_global_batch_loss", c_double),
+        ("device_losses", CTensor),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Experts: a grouped MLP over the rows of a plan, in host memory."""
+"""Experts: a grouped MLP over the rows of a plan."""
 import ctypes
 import weakref
 from ctypes import byref
@@ -19,7 +19,7 @@ WEIGHTS_IN = {"combine": 0, "experts": 1}
 class ExpertWeights(NamedTuple):
     """Parameters of all local experts, or arrays for their gradients (fp32, or fp64 for fp64; None: not computed).
 
-    G is 2F for the three GLU activations, else F.
+    On a GPU the gradients of w1 and w2 may have the dtype of the experts instead, but cannot be accumulated then. G is 2F for the three GLU activations, else F.
     """
 
     w1: Any  #: [E_local, G, D]: gate rows, then linear rows (or interleaved)
@@ -29,7 +29,7 @@ class ExpertWeights(NamedTuple):
 
 
 class ExpertsSaved:
-    """Values of one forward that its backward needs."""
+    """Values of one forward that its backward needs. After a capture in a CUDA graph, keep it as long as the graph."""
 
     def __init__(self, handle: Optional[int]):
         self._handle = handle
@@ -72,10 +72,13 @@ def put_expert_weights(marshal: Marshal, struct: ctypes.Structure, offset: int, 
 
 
 class Experts:
-    """A grouped MLP. Not collective. Host memory only; on a GPU use a grouped product of your own.
+    """A grouped MLP. Not collective.
 
-    Methods take the plan whose rows they compute, and the parameters as an ExpertWeights. Outputs may be given; they are
-    numpy arrays otherwise.
+    Methods take the plan whose rows they compute, and the parameters as an ExpertWeights. All arrays are in host memory
+    or, as the plan, on a GPU. Outputs may be given; otherwise they are numpy arrays, or on a GPU a crossdock.Array. On a
+    GPU calls queue their work in `stream`, a cudaStream_t, and do not wait; None: the stream of the plan's dispatcher.
+    Backward must use the stream of its forward. A plan of your own needs the attributes segment_starts_ptr,
+    segment_counts_ptr and num_local_experts, with all outputs and the stream given.
     """
 
     def __init__(
@@ -116,11 +119,13 @@ class Experts:
         *,
         y: Optional[ArrayLike] = None,
         save: bool = True,
+        stream: Optional[int] = None,
     ) -> Tuple[Any, Optional[ExpertsSaved]]:
         """rows [R, D] -> (y [R, D], what backward needs). row_weights [R]: with weights_in="experts"."""
-        y = _like(rows, y)
-        marshal = Marshal()
-        args = ExpertsForwardArgs(segments=_segments(plan))
+        y = self._rows(plan, rows, y)
+        stream = _stream(plan, stream)
+        marshal = Marshal(stream)
+        args = ExpertsForwardArgs(segments=_segments(plan), stream=stream)
         put_expert_weights(marshal, args, ExpertsForwardArgs.weights.offset, weights, False)
         marshal.put(args, ExpertsForwardArgs.rows.offset, rows)
         marshal.put(args, ExpertsForwardArgs.row_weights.offset, row_weights)
@@ -141,16 +146,17 @@ class Experts:
         *,
         grad_rows: Optional[ArrayLike] = None,
         grad_row_weights: Union[ArrayLike, bool] = False,
+        stream: Optional[int] = None,
     ) -> Tuple[Any, Any]:
-        """Gradients of the rows [R, D] and, if requested (True, or an array [R]), of their weights.
+        """Gradients of the rows [R, D] and, if requested (True, or an array [R]; on a GPU an array), of their weights.
 
         grad_y [R, D] is the dispatched gradient of the combined output, not yet multiplied by the row's weight.
         row_weights [R] are the weights of the rows, whoever applied them; None: 1. Prepares `saved` for backward_dw.
         """
-        grad_rows = _like(rows, grad_rows)
+        grad_rows = self._rows(plan, rows, grad_rows)
         if isinstance(grad_row_weights, bool):
-            grad_row_weights = _vector(rows, self._dtype) if grad_row_weights else None
-        marshal = Marshal()
+            grad_row_weights = _vector(plan, rows, self._dtype) if grad_row_weights else None
+        marshal = Marshal(_stream(plan, stream))
         args = self._backward_args(marshal, plan, weights, rows, grad_y, row_weights)
         marshal.put_output(args, ExpertsBackwardArgs.grad_rows.offset, grad_rows)
         marshal.put_output(args, ExpertsBackwardArgs.grad_row_weights.offset, grad_row_weights)
@@ -169,9 +175,10 @@ class Experts:
         *,
         grads: ExpertWeights,
         accumulate: bool = False,
+        stream: Optional[int] = None,
     ) -> None:
         """Writes the gradients of the parameters to `grads`, or adds them; at any time after backward_dx."""
-        marshal = Marshal()
+        marshal = Marshal(_stream(plan, stream))
         args = self._backward_args(marshal, plan, weights, rows, grad_y, row_weights)
         put_expert_weights(marshal, args, ExpertsBackwardArgs.grads.offset, grads, True)
         args.accumulate = accumulate
@@ -180,28 +187,35 @@ class Experts:
 
     @staticmethod
     def _backward_args(marshal, plan, weights, rows, grad_y, row_weights) -> ExpertsBackwardArgs:
-        args = ExpertsBackwardArgs(segments=_segments(plan))
+        args = ExpertsBackwardArgs(segments=_segments(plan), stream=marshal.stream)
         put_expert_weights(marshal, args, ExpertsBackwardArgs.weights.offset, weights, False)
         marshal.put(args, ExpertsBackwardArgs.rows.offset, rows)
         marshal.put(args, ExpertsBackwardArgs.row_weights.offset, row_weights)
         marshal.put(args, ExpertsBackwardArgs.grad_y.offset, grad_y)
         return args
 
+    def _rows(self, plan: Plan, rows: Any, given: Any) -> Any:
+        """The given output [R, D], or a new one like `rows`."""
+        if given is not None:
+            return given
+        if plan.device is not None:
+            return plan._dispatcher.allocate_rows(plan, self._dtype)
+        import numpy
+
+        return numpy.empty_like(rows if isinstance(rows, numpy.ndarray) else rows.numpy(), order="C", subok=False)
+
 
 def _segments(plan: Plan) -> Segments:
     return Segments(plan.segment_starts_ptr, plan.segment_counts_ptr, plan.num_local_experts)
 
 
-def _like(rows: Any, given: Any) -> Any:
-    """The given output, or a new one like `rows`."""
-    if given is not None:
-        return given
-    import numpy
-
-    return numpy.empty_like(rows if isinstance(rows, numpy.ndarray) else rows.numpy(), order="C", subok=False)
+def _stream(plan: Plan, given: Optional[int]) -> int:
+    return plan._dispatcher._stream if given is None else given
 
 
-def _vector(rows: Any, dtype: DType) -> Any:
+def _vector(plan: Plan, rows: Any, dtype: DType) -> Any:
+    if plan.device is not None:
+        raise ValueError("grad_row_weights must be an array [R] for rows on a GPU, got True")
     import numpy
 
     return numpy.empty(rows.shape[0], numpy.float64 if dtype == DType.F64 else numpy.float32)

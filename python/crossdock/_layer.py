@@ -1,10 +1,10 @@
-"""Layers: router, dispatch, experts and combine, forward and backward, in host memory."""
+"""Layers: router, dispatch, experts and combine, forward and backward."""
 import ctypes
 import weakref
 from ctypes import byref
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ._abi import COutput, CTensor
+from ._abi import COutput, CTensor, DeviceOptions
 from ._abi_layer import (
     CLayerGradients,
     CLayerWeights,
@@ -19,7 +19,7 @@ from ._errors import check, fail
 from ._experts import ExpertWeights, experts_config, put_expert_weights
 from ._group import Group
 from ._library import lib
-from ._tensor import ArrayLike, Marshal, result
+from ._tensor import ArrayLike, Marshal, fields_at, result, view
 
 SCORES = {"softmax": 0, "softmax_after_top_k": 1, "sigmoid": 2, "sqrt_softplus": 3}
 GROUP_SCORES = {"top_share": 0, "top_2": 1}
@@ -38,7 +38,10 @@ class LayerWeights(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
-    """Arrays for the gradients, in fp32 (fp64 for fp64); None: not computed."""
+    """Arrays for the gradients, in fp32 (fp64 for fp64); None: not computed.
+
+    On a GPU those of w1 and w2 may have the dtype of the experts instead, but cannot be accumulated then.
+    """
 
     gate: Any = None  #: [E, D]; summed over this rank's tokens only
     experts: Optional[ExpertWeights] = None
@@ -47,14 +50,32 @@ class LayerGradients(NamedTuple):
 
 
 class LayerSaved:
-    """The routing, plan and values of one forward that its backward needs."""
+    """The routing, plan and values of one forward that its backward needs.
 
-    def __init__(self, handle: Optional[int], num_experts: int):
+    For tokens on a GPU the methods wait for the stream of the forward, which must still exist. After a capture in a CUDA
+    graph, keep it as long as the graph.
+    """
+
+    def __init__(self, handle: Optional[int], num_experts: int, losses: Any):
         self._handle = handle
         self._num_experts = num_experts
+        self._losses = losses  # fields of a tensor on a GPU
 
     def __del__(self, _destroy=lib.layer_saved_destroy) -> None:
         _destroy(self._handle)
+
+    @property
+    def device_losses(self) -> Any:
+        """For tokens on a GPU: [5] fp64 there: aux, z, and the terms of aux: batch, sequence, global batch. Does not
+        wait: use it in the stream of the layer. None for tokens in host memory."""
+        return view(self._losses, self) if self._losses[5] else None
+
+    def losses(self) -> "LayerLosses":
+        """This rank's share of the losses; the shares of the counting group sum to its losses."""
+        values = (ctypes.c_double * 5)()
+        check(lib.layer_saved_losses(self._handle, values))
+        aux, z, *terms = values
+        return LayerLosses(aux, z, (terms[0], terms[1], terms[2]))
 
     def load(self) -> List[int]:
         """[E] numbers of routes to each expert before any drop, summed over the group."""
@@ -69,8 +90,16 @@ class LayerSaved:
         return counts[: self._num_experts]
 
 
+class LayerLosses(NamedTuple):
+    """Losses of the router."""
+
+    aux: float
+    z: float
+    aux_terms: Tuple[float, float, float]  #: terms of aux: batch, sequence, global batch
+
+
 class LayerForward(NamedTuple):
-    """Results of a forward."""
+    """Results of a forward. For tokens on a GPU all losses are 0: see LayerSaved.device_losses."""
 
     out: Any  #: [T, D]
     aux_loss: float  #: this rank's share; the shares of the counting group sum to its loss
@@ -125,9 +154,10 @@ def _handle_of(group: Optional[Group]) -> Optional[int]:
 
 
 class Layer:
-    """Router, dispatch, experts and combine. Host memory only. forward and backward are collective.
+    """Router, dispatch, experts and combine. forward and backward are collective.
 
-    Arrays are taken and returned as by Dispatcher.
+    Arrays are taken and returned as by Dispatcher. If x is on a GPU, so are all arrays of the call; it is queued in the
+    stream of set_stream and does not wait if dispatch["max_rows"] is given.
     """
 
     def __init__(
@@ -188,6 +218,8 @@ class Layer:
         self.group = group
         self._other_groups = (counting_group, sequence_group, replicated_over)  # must outlive the layer
         self.num_experts = num_experts
+        self._stream = 0
+        self._options: Any = None  # of the last set_stream
         self._handle: Optional[int] = handle.value
         self._destroy = weakref.finalize(self, lib.layer_destroy, self._handle)
 
@@ -197,6 +229,16 @@ class Layer:
         number = ctypes.c_int64()
         check(lib.layer_num_local_experts(self._handle, byref(number)))
         return number.value
+
+    def set_stream(self, stream: Optional[int], *, max_sms: int = 0, nccl_comm: int = 0) -> None:
+        """Queues later calls with tensors on a GPU in `stream`, as Dispatcher.set_stream does."""
+        options = (stream or 0, max_sms, nccl_comm)
+        if options == self._options:
+            return
+        given = DeviceOptions(stream=options[0], nccl_comm=nccl_comm, max_sms=max_sms)
+        check(lib.layer_set_device_options(self._handle, byref(given)))
+        self._options = options
+        self._stream = options[0]
 
     def close(self) -> None:
         """Frees the layer. Does nothing the second time."""
@@ -229,7 +271,7 @@ class Layer:
         decision: an earlier forward of these tokens, whose routes and plan are used again (recomputation)
         earlier: with aux_loss_scope="global_batch": the previous forward of this step
         """
-        marshal = Marshal()
+        marshal = Marshal(self._stream)
         args = LayerForwardArgs(
             num_sequences=num_sequences,
             total_sequences=total_sequences or 0,
@@ -252,11 +294,12 @@ class Layer:
         handle = ctypes.c_void_p()
         if lib.layer_forward(self._handle, byref(args), byref(results), byref(handle) if save else None):
             fail(self.group.rank, marshal.refusal)
+        losses = fields_at(results, LayerForwardResult.device_losses.offset)
         return LayerForward(
-            result(results, at_out, out, x, 0),
+            result(results, at_out, out, x, self._stream),
             results.aux_loss,
             results.z_loss,
-            LayerSaved(handle.value, self.num_experts) if save else None,
+            LayerSaved(handle.value, self.num_experts, losses) if save else None,
             (results.aux_batch_loss, results.aux_sequence_loss, results.aux_global_batch_loss),
         )
 
@@ -279,7 +322,7 @@ class Layer:
         grad_losses: factor on the gradients of the losses (1)
         delay_dw: leaves the gradients of experts and shared experts to backward_dw
         """
-        marshal = Marshal()
+        marshal = Marshal(self._stream)
         args = _backward_args(marshal, x, weights, grad_out, grads, accumulate)
         if grad_losses is not None:
             args.grad_losses = ctypes.pointer(ctypes.c_double(grad_losses))
@@ -288,7 +331,7 @@ class Layer:
         marshal.put_output(output, 0, grad_x)
         if lib.layer_backward(self._handle, byref(args), saved._handle, byref(output)):
             fail(self.group.rank, marshal.refusal)
-        return result(output, 0, grad_x, x, 0)
+        return result(output, 0, grad_x, x, self._stream)
 
     def backward_dw(
         self,
@@ -301,7 +344,7 @@ class Layer:
         accumulate: bool = False,
     ) -> None:
         """Computes the gradients that a backward with delay_dw postponed, with the same arguments. Not collective."""
-        marshal = Marshal()
+        marshal = Marshal(self._stream)
         args = _backward_args(marshal, x, weights, grad_out, grads, accumulate)
         args.delay_dw = 1
         if lib.layer_backward_dw(self._handle, byref(args), saved._handle):

@@ -73,6 +73,8 @@ def test_gradients_of_a_layer_are_its_differences():
             return (forward.out * direction).sum() + forward.aux_loss + forward.z_loss
 
         forward = layer.forward(x, weights)
+        assert forward.saved.losses() == (forward.aux_loss, forward.z_loss, forward.aux_losses)
+        assert forward.aux_loss > 0 and forward.saved.device_losses is None
         grads = gradients(weights)
         grad_x = layer.backward(x, weights, direction, forward.saved, grads)
         step = 1e-6
