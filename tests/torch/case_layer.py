@@ -4,6 +4,8 @@ import torch.distributed as dist
 from cases import case, random_of, tokens_of
 
 from crossdock.torch import GroupedExperts, MoELayer
+from crossdock.torch.library_experts import swiglu_experts
+from crossdock.torch.library_layer import moe_layer
 
 E, K, D, F = 6, 2, 8, 12
 
@@ -61,3 +63,50 @@ def the_layer_equals_a_dense_one(rank, world):
         inputs = (x, layer.router.weight)
         for a, b in zip(torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(want.sum(), inputs)):
             torch.testing.assert_close(a, b, **close)
+
+
+# ---- The operators that GPUs use ----
+
+
+def gradients_twice(out, inputs):
+    """Gradients in a direction; a second backward of the same graph has the same bits."""
+    direction = torch.randn(out.shape, generator=random_of(7), dtype=out.dtype)
+    first = torch.autograd.grad(out, inputs, direction, retain_graph=True)
+    for a, b in zip(first, torch.autograd.grad(out, inputs, direction)):
+        assert torch.equal(a, b)
+    return first
+
+
+@case(1)
+def the_librarys_experts_equal_the_products(rank, world):
+    """One of them has no rows; the last rows belong to none."""
+    torch.manual_seed(0)
+    experts = GroupedExperts(3, D, F, dtype=torch.float64)
+    rows = torch.randn((9, D), dtype=torch.float64).requires_grad_()
+    counts = torch.tensor([4, 0, 3])
+    inputs = (rows, experts.w1, experts.w2)
+    y, want = swiglu_experts(*inputs, counts, True)[0], experts(rows, counts)
+    torch.testing.assert_close(y, want)
+    for a, b in zip(gradients_twice(y, inputs), gradients_twice(want, inputs)):
+        torch.testing.assert_close(a, b)
+    experts.w1.requires_grad_(False)
+    swiglu_experts(*inputs, counts, True)[0].sum().backward()
+    assert experts.w1.grad is None and experts.w2.grad.shape == experts.w2.shape
+
+
+@case(1, 4)
+def the_librarys_layer_equals_the_steps(rank, world):
+    for score, normalise in (("softmax", True), ("softmax", False), ("sigmoid", True)):
+        torch.manual_seed(rank)
+        options = dict(score=score, normalise=normalise, scale=1.5, dtype=torch.float64)
+        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, **options)
+        x = torch.randn((tokens_of(rank, world), D), generator=random_of(rank), dtype=torch.float64).requires_grad_()
+        inputs = (x, layer.router.weight, layer.experts.w1, layer.experts.w2)
+        router = (layer.dispatcher._key, score, normalise, 1.5)
+        out, want = moe_layer(*inputs, *router, True)[0], layer(x)
+        close = dict(rtol=1e-5, atol=1e-6)  # the steps have weights in fp32
+        torch.testing.assert_close(out, want, **close)
+        for a, b in zip(gradients_twice(out, inputs), gradients_twice(want, inputs)):
+            torch.testing.assert_close(a, b, **close)
+        with torch.no_grad():
+            assert torch.equal(moe_layer(*inputs, *router, False)[0], out)

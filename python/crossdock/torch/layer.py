@@ -5,7 +5,17 @@ import torch
 from torch import nn
 
 from .dispatcher import Dispatcher
-from .experts import GroupedExperts
+from .experts import GroupedExperts, library_computes
+from .library_layer import moe_layer
+from .registration import HAS_OPERATORS
+
+
+MOST_EXPERTS, MOST_ROUTES = 1024, 32  # of the library's router on a GPU
+
+
+def _is_unchanged(module: nn.Module, kind: type) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return type(module) is kind and not any(getattr(module, name, None) for name in hooks)
 
 
 class MoELayer(nn.Module):
@@ -14,6 +24,11 @@ class MoELayer(nn.Module):
     `expert_parameters()` belong to this rank alone: keep them out of reductions over the group (DDP:
     `torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`; FSDP2: shard them over the
     ranks that have the same experts, or not at all). `router` is replicated.
+
+    On a GPU, tokens in bf16 or fp16 go through the library's own layer, as one operator (`torch.ops.crossdock.moe_layer`):
+    it computes logits in fp32 and, with `max_rows`, waits for nothing. Modules that you changed (`route` overridden, hooks
+    or parametrizations on `router` or `experts`, experts of your own), autocast, and `normalise` with top_k=1 take the
+    same steps one by one.
 
     Args:
         group: as for `Dispatcher`.
@@ -62,6 +77,21 @@ class MoELayer(nn.Module):
         """The parameters of this rank's experts."""
         return list(self.experts.parameters())
 
+    def _is_one_operator(self, tokens: torch.Tensor) -> bool:
+        """Whether the library's layer computes what this module does."""
+        autocast = torch.is_autocast_enabled("cuda") if HAS_OPERATORS else torch.is_autocast_enabled()
+        if not tokens.is_cuda or autocast:
+            return False
+        if type(self).route is not MoELayer.route or (self.normalise and self.top_k == 1):
+            return False
+        if not (_is_unchanged(self.router, nn.Linear) and _is_unchanged(self.experts, GroupedExperts)):
+            return False
+        if self.router.bias is not None or self.router.out_features > MOST_EXPERTS or self.top_k > MOST_ROUTES:
+            return False
+        w1, w2 = self.experts.w1, self.experts.w2
+        same = self.router.weight.dtype == w1.dtype == w2.dtype == tokens.dtype
+        return same and library_computes(tokens, self.router.weight, w1, w2)
+
     def route(self, x: torch.Tensor) -> tuple:
         """x [T, D] -> expert_ids [T, K] and weights [T, K], fp32."""
         logits = self.router(x).float()
@@ -73,6 +103,10 @@ class MoELayer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, x.shape[-1])
+        if self._is_one_operator(tokens):
+            parameters = (self.router.weight, self.experts.w1, self.experts.w2)
+            options = (self.dispatcher._key, self.score, self.normalise, self.scale)
+            return moe_layer(tokens, *parameters, *options, torch.is_grad_enabled())[0].reshape(x.shape)
         expert_ids, weights = self.route(tokens)
         sent = self.dispatcher.dispatch(tokens, expert_ids, weights, row_weights=False)
         y = self.experts(sent.rows, sent.tokens_per_expert)

@@ -1,0 +1,42 @@
+"""Objects of the library as tensors.
+
+Operators pass tensors only, and autograd, checkpointing and compiled graphs decide how long these live. So what a forward
+keeps for its backward is an int64 tensor [1] on the CPU whose memory owns it: it is freed with the last tensor that shares
+the memory, or when backward takes it.
+"""
+import ctypes
+import itertools
+import weakref
+from typing import Any
+
+import torch
+
+
+class _Memory(ctypes.c_int64 * 1):
+    value: Any
+
+
+_numbers = itertools.count(1)
+_memories: "weakref.WeakValueDictionary[int, _Memory]" = weakref.WeakValueDictionary()
+
+
+def tensor_of(value: Any) -> torch.Tensor:
+    """A tensor that owns `value`."""
+    number = next(_numbers)
+    memory = _memories[number] = _Memory(number)
+    memory.value = value
+    return torch.frombuffer(memory, dtype=torch.int64)
+
+
+def take(tensor: torch.Tensor) -> Any:
+    """The value, which the tensor no longer owns. None if it has been taken, or was freed because `tensor` is a copy."""
+    memory = _memories.get(tensor.item())
+    if memory is None:
+        return None
+    value, memory.value = memory.value, None
+    return value
+
+
+def like_kept() -> torch.Tensor:
+    """A tensor of this kind without a value, for compilers and for calls that keep nothing."""
+    return torch.zeros((1,), dtype=torch.int64, device="cpu")
