@@ -152,9 +152,13 @@ def operators_pass_the_checks_of_torch(rank, world):
     sent = dispatcher.dispatch(x, ids, weights)
     first = first_expert(rank, world, E)
     y = scale_by_expert(sent.rows, sent.tokens_per_expert, first).detach().requires_grad_()
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32)
+    experts = (layer.experts.w1, layer.experts.w2)
     checks = ("test_schema", "test_faketensor")
     for name, inputs in {
         "combine": (y, weights, ids, sent.handle.plan),
         "combine_unweighted": (y, sent.handle.plan, 3),
+        "swiglu_experts": (y, *experts, sent.tokens_per_expert, True),
+        "moe_layer": (x, layer.router.weight, *experts, layer.dispatcher._key, "softmax", True, 1.0, True),
     }.items():
         torch.library.opcheck(getattr(torch.ops.crossdock, name).default, inputs, test_utils=checks)

@@ -1,4 +1,4 @@
-"""On GPUs: streams, memory, fixed sizes. The ranks may share one."""
+"""Dispatchers on GPUs: streams, memory, fixed sizes. The ranks may share one."""
 import torch
 from cases import case, first_expert, random_of, random_routes
 

@@ -19,7 +19,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "torch": (["case_compile", "case_training"], [1, 4]),
     "titan": (["case_titan"], [4]),
     "megatron": (["case_megatron"], [4]),  # last: it changes torch, to run on the CPU
-    "cuda": (["case_cuda"], [1, 2]),
+    "cuda": (["case_cuda", "case_cuda_layer"], [1, 2]),
 }
 
 

@@ -82,7 +82,8 @@ class MoELayer(nn.Module):
         autocast = torch.is_autocast_enabled("cuda") if HAS_OPERATORS else torch.is_autocast_enabled()
         if not tokens.is_cuda or autocast:
             return False
-        if type(self).route is not MoELayer.route or (self.normalise and self.top_k == 1):
+        is_own_route = type(self).route is MoELayer.route and "route" not in self.__dict__
+        if not is_own_route or (self.normalise and self.top_k == 1):
             return False
         if not (_is_unchanged(self.router, nn.Linear) and _is_unchanged(self.experts, GroupedExperts)):
             return False
