@@ -13,13 +13,14 @@ using capi::to_view;
 
 namespace {
 
-Segments to_segments(const crossdock_segments& given) {
+// Segments are where the rows are.
+Segments to_segments(const crossdock_segments& given, const TensorView& rows) {
   CROSSDOCK_CHECK(given.num_segments <= 0 || (given.starts != nullptr && given.counts != nullptr),
                   "segments: starts and counts must not be NULL");
   return {.starts = given.starts,
           .counts = given.counts,
           .num_segments = given.num_segments,
-          .device = {}};
+          .device = rows.device};
 }
 
 crossdock_experts_backward_args read_args(const crossdock_experts_backward_args* args) {
@@ -47,12 +48,14 @@ crossdock_status crossdock_experts_forward(const crossdock_experts* experts,
   return guarded([&] {
     const Experts& mlp = handle("experts", experts).experts;
     const auto given = capi::read_struct("crossdock_experts_forward_args", args);
+    const TensorView rows = to_view("rows", given.rows);
     auto kept = std::make_unique<crossdock_experts_saved>();
     kept->saved = mlp.forward({.weights = capi::to_weights("weights", given.weights),
-                               .rows = to_view("rows", given.rows),
-                               .segments = to_segments(given.segments),
+                               .rows = rows,
+                               .segments = to_segments(given.segments, rows),
                                .row_weights = to_view("row_weights", given.row_weights),
-                               .y = to_view("y", given.y)});
+                               .y = to_view("y", given.y),
+                               .stream = {given.stream}});
     if (saved != nullptr) *saved = kept.release();
   });
 }
@@ -63,14 +66,16 @@ crossdock_status crossdock_experts_backward_dx(const crossdock_experts* experts,
   return guarded([&] {
     const Experts& mlp = handle("experts", experts).experts;
     const auto given = read_args(args);
+    const TensorView rows = to_view("rows", given.rows);
     mlp.backward_dx({.weights = capi::to_weights("weights", given.weights),
-                     .rows = to_view("rows", given.rows),
-                     .segments = to_segments(given.segments),
+                     .rows = rows,
+                     .segments = to_segments(given.segments, rows),
                      .row_weights = to_view("row_weights", given.row_weights),
                      .grad_y = to_view("grad_y", given.grad_y),
                      .saved = &handle("saved", saved).saved,
                      .grad_rows = to_view("grad_rows", given.grad_rows),
-                     .grad_row_weights = to_view("grad_row_weights", given.grad_row_weights)});
+                     .grad_row_weights = to_view("grad_row_weights", given.grad_row_weights),
+                     .stream = {given.stream}});
   });
 }
 
@@ -80,13 +85,15 @@ crossdock_status crossdock_experts_backward_dw(const crossdock_experts* experts,
   return guarded([&] {
     const Experts& mlp = handle("experts", experts).experts;
     const auto given = read_args(args);
-    mlp.backward_dw({.rows = to_view("rows", given.rows),
-                     .segments = to_segments(given.segments),
+    const TensorView rows = to_view("rows", given.rows);
+    mlp.backward_dw({.rows = rows,
+                     .segments = to_segments(given.segments, rows),
                      .row_weights = to_view("row_weights", given.row_weights),
                      .grad_y = to_view("grad_y", given.grad_y),
                      .saved = &handle("saved", saved).saved,
                      .grads = capi::to_gradients("grads", given.grads),
-                     .accumulate = given.accumulate != 0});
+                     .accumulate = given.accumulate != 0,
+                     .stream = {given.stream}});
   });
 }
 

@@ -131,13 +131,19 @@ struct crossdock_layer : crossdock::capi::Handle<crossdock_layer> {
   crossdock::capi::GroupPtr group;
   crossdock::capi::LayerGroups others;
   crossdock::MoeLayer layer;
+  crossdock::Stream stream{};  // of the device options
 };
 
 struct crossdock_layer_saved : crossdock::capi::Handle<crossdock_layer_saved> {
-  explicit crossdock_layer_saved(crossdock::capi::GroupPtr group_in) : group(std::move(group_in)) {}
+  explicit crossdock_layer_saved(const crossdock_layer& layer)
+      : group(layer.group), stream(layer.stream) {}
+
+  /// The decision with its numbers in host memory. Waits for a GPU that has them.
+  crossdock::MoeDecision decision_on_host() const { return saved.decision.on_host(stream); }
 
   crossdock::capi::GroupPtr group;
-  crossdock::MoeSaved saved;
+  crossdock::Stream stream;  // of the forward
+  crossdock::MoeSaved saved{};
 };
 
 struct crossdock_job_plan : crossdock::capi::Handle<crossdock_job_plan> {

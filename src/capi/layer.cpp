@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -94,6 +95,14 @@ void set_losses(const RouterLosses& losses, crossdock_layer_forward_result& resu
   set(&Outputs::aux_global_batch_loss, losses.aux_terms.global_batch);
 }
 
+// Where the losses are on a GPU. `kept` is null if the caller does not keep them alive.
+void set_device_losses(const crossdock_layer_saved* kept, crossdock_layer_forward_result& result) {
+  crossdock_tensor* const out = find_field(&result, &crossdock_layer_forward_result::device_losses);
+  if (out == nullptr) return;
+  const bool is_given = kept != nullptr && kept->saved.decision.losses.is_on_device();
+  *out = is_given ? from_view(kept->saved.decision.losses.device_values.view) : crossdock_tensor{};
+}
+
 GroupPtr group_or_null(const char* name, crossdock_group* group) {
   return group != nullptr ? handle(name, group).shared : nullptr;
 }
@@ -163,6 +172,17 @@ crossdock_status crossdock_layer_num_local_experts(const crossdock_layer* layer,
   });
 }
 
+crossdock_status crossdock_layer_set_device_options(crossdock_layer* layer,
+                                                    const crossdock_device_options* options) {
+  return guarded([&] {
+    crossdock_layer& changed = handle("layer", layer);
+    const auto given = capi::read_struct("crossdock_device_options", options);
+    changed.layer.set_device_options(
+        {.stream = {given.stream}, .max_sms = given.max_sms, .nccl_comm = given.nccl_comm});
+    changed.stream = {given.stream};
+  });
+}
+
 crossdock_status crossdock_layer_forward(crossdock_layer* layer,
                                          const crossdock_layer_forward_args* args,
                                          crossdock_layer_forward_result* result,
@@ -178,13 +198,14 @@ crossdock_status crossdock_layer_forward(crossdock_layer* layer,
                                              offsetof(crossdock_layer_forward_result, aux_loss));
       converted =
           capi::to_args(capi::read_struct("crossdock_layer_forward_args", args), outputs.out);
-      kept = std::make_unique<crossdock_layer_saved>(called.group);
+      kept = std::make_unique<crossdock_layer_saved>(called);
     });
     MoeForwardResult made = called.layer.forward(converted);
     kept->saved = std::move(made.saved);
     const capi::Result results[] = {{&result->out, &made.out}};
-    capi::set_outputs(results, {.group = called.group});
+    capi::set_outputs(results, {.group = called.group, .stream = called.stream});
     capi::set_losses(kept->saved.decision.losses, *result);
+    capi::set_device_losses(saved != nullptr ? kept.get() : nullptr, *result);
     if (saved != nullptr) *saved = kept.release();
   });
 }
@@ -212,7 +233,7 @@ crossdock_status crossdock_layer_backward(crossdock_layer* layer,
     });
     OwnedTensor made = called.layer.backward(converted);
     const capi::Result results[] = {{grad_x, &made}};
-    capi::set_outputs(results, {.group = called.group});
+    capi::set_outputs(results, {.group = called.group, .stream = called.stream});
   });
 }
 
@@ -231,9 +252,18 @@ crossdock_status crossdock_layer_backward_dw(const crossdock_layer* layer,
   });
 }
 
+crossdock_status crossdock_layer_saved_losses(const crossdock_layer_saved* saved, double* losses) {
+  return guarded([&] {
+    const RouterLosses found = handle("saved", saved).saved.decision.losses.on_host(saved->stream);
+    const double values[] = {found.aux, found.z, found.aux_terms.batch, found.aux_terms.sequence,
+                             found.aux_terms.global_batch};
+    std::copy(std::begin(values), std::end(values), &pointee("losses", losses));
+  });
+}
+
 crossdock_status crossdock_layer_saved_load(const crossdock_layer_saved* saved, int64_t* load) {
   return guarded([&] {
-    const std::vector<int64_t>& counts = handle("saved", saved).saved.decision.load;
+    const std::vector<int64_t> counts = handle("saved", saved).decision_on_host().load;
     std::copy(counts.begin(), counts.end(), &pointee("load", load));
   });
 }
@@ -241,7 +271,7 @@ crossdock_status crossdock_layer_saved_load(const crossdock_layer_saved* saved, 
 crossdock_status crossdock_layer_saved_dropped(const crossdock_layer_saved* saved,
                                                int64_t* dropped) {
   return guarded([&] {
-    const std::vector<int64_t>& counts = handle("saved", saved).saved.decision.dropped;
+    const std::vector<int64_t> counts = handle("saved", saved).decision_on_host().dropped;
     std::copy(counts.begin(), counts.end(), &pointee("dropped", dropped));
   });
 }

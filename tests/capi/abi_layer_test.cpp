@@ -34,17 +34,18 @@ TEST(CAbi, Segments) {
 }
 
 TEST(CAbi, ExpertsForwardArgs) {
-  EXPECT_SIZE(crossdock_experts_forward_args, 424);
+  EXPECT_SIZE(crossdock_experts_forward_args, 432);
   EXPECT_FIELD(crossdock_experts_forward_args, struct_size, 0);
   EXPECT_FIELD(crossdock_experts_forward_args, weights, 8);
   EXPECT_FIELD(crossdock_experts_forward_args, segments, 232);
   EXPECT_FIELD(crossdock_experts_forward_args, rows, 256);
   EXPECT_FIELD(crossdock_experts_forward_args, row_weights, 312);
   EXPECT_FIELD(crossdock_experts_forward_args, y, 368);
+  EXPECT_FIELD(crossdock_experts_forward_args, stream, 424);
 }
 
 TEST(CAbi, ExpertsBackwardArgs) {
-  EXPECT_SIZE(crossdock_experts_backward_args, 768);
+  EXPECT_SIZE(crossdock_experts_backward_args, 776);
   EXPECT_FIELD(crossdock_experts_backward_args, struct_size, 0);
   EXPECT_FIELD(crossdock_experts_backward_args, weights, 8);
   EXPECT_FIELD(crossdock_experts_backward_args, segments, 232);
@@ -56,6 +57,7 @@ TEST(CAbi, ExpertsBackwardArgs) {
   EXPECT_FIELD(crossdock_experts_backward_args, grads, 536);
   EXPECT_FIELD(crossdock_experts_backward_args, accumulate, 760);
   EXPECT_FIELD(crossdock_experts_backward_args, padding, 764);
+  EXPECT_FIELD(crossdock_experts_backward_args, stream, 768);
 }
 
 TEST(CAbi, RouterConfig) {
@@ -133,7 +135,7 @@ TEST(CAbi, LayerForwardArgs) {
 }
 
 TEST(CAbi, LayerForwardResult) {
-  EXPECT_SIZE(crossdock_layer_forward_result, 112);
+  EXPECT_SIZE(crossdock_layer_forward_result, 168);
   EXPECT_FIELD(crossdock_layer_forward_result, struct_size, 0);
   EXPECT_FIELD(crossdock_layer_forward_result, out, 8);
   EXPECT_FIELD(crossdock_layer_forward_result, aux_loss, 72);
@@ -141,6 +143,7 @@ TEST(CAbi, LayerForwardResult) {
   EXPECT_FIELD(crossdock_layer_forward_result, aux_batch_loss, 88);
   EXPECT_FIELD(crossdock_layer_forward_result, aux_sequence_loss, 96);
   EXPECT_FIELD(crossdock_layer_forward_result, aux_global_batch_loss, 104);
+  EXPECT_FIELD(crossdock_layer_forward_result, device_losses, 112);
 }
 
 TEST(CAbi, LayerBackwardArgs) {

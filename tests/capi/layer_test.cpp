@@ -109,6 +109,11 @@ Outcome run_c(crossdock_layer* layer, const Tensors& tensors, bool delay_dw = fa
   EXPECT_OK(crossdock_layer_forward(layer, &forward, &result, &saved));
   outcome.aux_loss = result.aux_loss;
   EXPECT_OK(crossdock_layer_saved_load(saved, outcome.load.data()));
+  std::vector<double> losses(5);
+  EXPECT_OK(crossdock_layer_saved_losses(saved, losses.data()));
+  EXPECT_EQ(losses, (std::vector<double>{result.aux_loss, result.z_loss, result.aux_batch_loss,
+                                         result.aux_sequence_loss, result.aux_global_batch_loss}));
+  EXPECT_EQ(result.device_losses.num_dims, 0);  // tokens in host memory
 
   auto backward = made<crossdock_layer_backward_args>();
   backward.weights = forward.weights;

@@ -1,7 +1,8 @@
 #ifndef CROSSDOCK_C_EXPERTS_H
 #define CROSSDOCK_C_EXPERTS_H
 
-/// Experts: a grouped MLP over the rows of a plan, in host memory. A part of crossdock.h.
+/// Experts: a grouped MLP over the rows of a plan, in host memory or on a GPU. A part of
+/// crossdock.h.
 
 #ifndef CROSSDOCK_CROSSDOCK_H
 #error "include crossdock/crossdock.h instead"
@@ -50,18 +51,22 @@ typedef struct crossdock_expert_weights {
   crossdock_tensor b2;  // [E_local, D], optional
 } crossdock_expert_weights;
 
-/// Outputs for their gradients, in fp32 (fp64 if the experts are fp64), with the same shapes. All
-/// are optional: a gradient that is not given is not computed. Never changes.
+/// Outputs for their gradients, in fp32 (fp64 if the experts are fp64), with the same shapes. On a
+/// GPU those of w1 and w2 may have the dtype of the experts instead, but cannot be accumulated
+/// then. All are optional: a gradient that is not given is not computed. Never changes.
 typedef crossdock_expert_weights crossdock_expert_gradients;
 
-/// Rows grouped by local expert, as in crossdock_plan_info. Never changes.
+/// Rows grouped by local expert, as in crossdock_plan_info. The arrays are on the device of the
+/// rows. Never changes.
 typedef struct crossdock_segments {
   const int64_t* starts;  // [num_segments + 1]
   const int64_t* counts;  // [num_segments]
   int64_t num_segments;   // E_local
 } crossdock_segments;
 
-/// Invalid configurations are refused here. Members are not collective.
+/// Invalid configurations are refused here. Members are not collective. With tensors on a GPU,
+/// calls queue their work in `stream` and do not wait; R may exceed the rows of the segments, and
+/// rows past the last segment become 0 in the outputs.
 CROSSDOCK_C_API crossdock_status crossdock_experts_create(const crossdock_experts_config* config,
                                                           crossdock_experts** experts);
 CROSSDOCK_C_API void crossdock_experts_destroy(crossdock_experts* experts);
@@ -73,6 +78,7 @@ typedef struct crossdock_experts_forward_args {
   crossdock_tensor rows;         // [R, D]
   crossdock_tensor row_weights;  // [R] fp32 (fp64 for fp64), with CROSSDOCK_WEIGHTS_IN_EXPERTS only
   crossdock_tensor y;            // out [R, D]; given by the caller
+  void* stream;                  // a cudaStream_t, for tensors on a GPU; NULL: the default stream
 } crossdock_experts_forward_args;
 #define CROSSDOCK_EXPERTS_FORWARD_ARGS_INIT \
   { .struct_size = sizeof(crossdock_experts_forward_args) }
@@ -95,6 +101,7 @@ typedef struct crossdock_experts_backward_args {
   crossdock_expert_gradients grads;   // out; read by crossdock_experts_backward_dw only
   int32_t accumulate;                 // 1: adds to `grads` instead of overwriting them
   int32_t padding;                    // 0
+  void* stream;                       // that of forward
 } crossdock_experts_backward_args;
 #define CROSSDOCK_EXPERTS_BACKWARD_ARGS_INIT \
   { .struct_size = sizeof(crossdock_experts_backward_args) }

@@ -1,8 +1,8 @@
 #ifndef CROSSDOCK_C_LAYER_H
 #define CROSSDOCK_C_LAYER_H
 
-/// Layers: router, dispatch, experts and combine, forward and backward, in host memory. A part of
-/// crossdock.h.
+/// Layers: router, dispatch, experts and combine, forward and backward, in host memory or on GPUs.
+/// A part of crossdock.h.
 
 #ifndef CROSSDOCK_CROSSDOCK_H
 #error "include crossdock/crossdock.h instead"
@@ -88,6 +88,11 @@ CROSSDOCK_C_API void crossdock_layer_destroy(crossdock_layer* layer);
 /// E_local of this rank: the first dimension of its experts' weights.
 CROSSDOCK_C_API crossdock_status crossdock_layer_num_local_experts(const crossdock_layer* layer,
                                                                    int64_t* num_local_experts);
+/// Applies to later calls with tensors on a GPU, as crossdock_set_device_options does. If x is on a
+/// GPU, so are all tensors of the call; its work is queued in the stream, and no call waits if
+/// dispatch->max_rows is set. Not collective.
+CROSSDOCK_C_API crossdock_status
+crossdock_layer_set_device_options(crossdock_layer* layer, const crossdock_device_options* options);
 
 /// Parameters, which the caller owns. Never changes.
 typedef struct crossdock_layer_weights {
@@ -99,7 +104,8 @@ typedef struct crossdock_layer_weights {
   crossdock_expert_weights shared;   // with shared_inner: E_local = 1
 } crossdock_layer_weights;
 
-/// Outputs for the gradients, in fp32 (fp64 for fp64). All are optional. Never changes.
+/// Outputs for the gradients, in fp32 (fp64 for fp64). On a GPU those of w1 and w2 may have the
+/// dtype of the experts instead, but cannot be accumulated then. All are optional. Never changes.
 typedef struct crossdock_layer_gradients {
   crossdock_tensor gate;       // [E, D]; summed over this rank's tokens only
   crossdock_tensor gate_bias;  // [E]; likewise
@@ -132,11 +138,16 @@ typedef struct crossdock_layer_forward_args {
 typedef struct crossdock_layer_forward_result {
   size_t struct_size;
   crossdock_output out;   // [T, D]
-  double aux_loss;        // this rank's share; the shares of the counting group sum to its loss
+  double aux_loss;        // this rank's share; the shares of the counting group sum to its loss.
+                          // With x on a GPU, this loss and those below are 0: see device_losses
   double z_loss;          // likewise
   double aux_batch_loss;  // the terms of aux_loss
   double aux_sequence_loss;
   double aux_global_batch_loss;
+  /// Set with x on a GPU if there is `saved`, as long as which it is valid: [5] fp64 on the GPU,
+  /// read-only: aux, z, and the terms of aux: batch, sequence, global batch. Complete once the
+  /// stream has reached this call; see crossdock_layer_saved_losses.
+  crossdock_tensor device_losses;
 } crossdock_layer_forward_result;
 #define CROSSDOCK_LAYER_FORWARD_RESULT_INIT \
   { .struct_size = sizeof(crossdock_layer_forward_result) }
@@ -172,6 +183,12 @@ CROSSDOCK_C_API crossdock_status
 crossdock_layer_backward_dw(const crossdock_layer* layer, const crossdock_layer_backward_args* args,
                             const crossdock_layer_saved* saved);
 
+// For tokens on a GPU the following calls wait for the stream of the forward, which must still
+// exist.
+
+/// Copies the [5] losses: aux, z, and the terms of aux: batch, sequence, global batch.
+CROSSDOCK_C_API crossdock_status crossdock_layer_saved_losses(const crossdock_layer_saved* saved,
+                                                              double* losses);
 /// Copies the [E] numbers of routes to each expert before any drop, summed over the group.
 CROSSDOCK_C_API crossdock_status crossdock_layer_saved_load(const crossdock_layer_saved* saved,
                                                             int64_t* load);
