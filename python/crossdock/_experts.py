@@ -19,7 +19,8 @@ WEIGHTS_IN = {"combine": 0, "experts": 1}
 class ExpertWeights(NamedTuple):
     """Parameters of all local experts, or arrays for their gradients (fp32, or fp64 for fp64; None: not computed).
 
-    On a GPU the gradients of w1 and w2 may have the dtype of the experts instead, but cannot be accumulated then. G is 2F for the three GLU activations, else F.
+    On a GPU the gradients of w1 and w2 may have the dtype of the experts instead, but cannot be accumulated then.
+    G is 2F for the three GLU activations, else F.
     """
 
     w1: Any  #: [E_local, G, D]: gate rows, then linear rows (or interleaved)

@@ -1,12 +1,12 @@
 // The C API with memory on a GPU: given outputs, the caller's stream, release in another stream.
 #include "crossdock/cuda.hpp"
 
-#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "capi/c_ranks.hpp"
+#include "capi/cuda_stream.hpp"
 
 namespace crossdock::capi_test {
 namespace {
@@ -14,8 +14,6 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int64_t D = Case::D;
 constexpr int64_t K = Case::K;
-
-#define EXPECT_CUDA(call) EXPECT_EQ(call, cudaSuccess)
 
 /// Memory on GPU 0.
 class DeviceMemory {
@@ -47,18 +45,6 @@ std::vector<double> to_host(const crossdock_tensor& tensor, cudaStream_t stream)
   EXPECT_CUDA(cudaStreamSynchronize(stream));
   return doubles(values);
 }
-
-class Stream {
- public:
-  Stream() { EXPECT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~Stream() { cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 reference::LayerOutput expected() {
   reference::LayerInput input{.config = {.num_experts = Case::E, .top_k = K, .width = D}};

@@ -1,6 +1,6 @@
 """The library's experts as a differentiable operator: `torch.ops.crossdock.swiglu_experts`."""
 import functools
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as functional
@@ -9,7 +9,7 @@ import crossdock
 
 from . import kept
 from .registration import define, refuse_gradient, save_nothing
-from .tensors import view_of, weights_dtype
+from .tensors import empty, view_of, weights_dtype
 
 _captured: List[Any] = []  # replays of CUDA graphs use these values
 
@@ -39,10 +39,16 @@ def is_captured(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def gradient_memory(parameter: torch.Tensor, wanted: bool) -> torch.Tensor:
-    """Memory for a gradient: on a GPU in the parameter's dtype, on the CPU in that of the sums; empty if not wanted."""
-    dtype = parameter.dtype if parameter.is_cuda else weights_dtype(parameter.dtype)
-    return torch.empty(parameter.shape if wanted else (0,), dtype=dtype, device=parameter.device)
+def gradient_memory(parameter: torch.Tensor, wanted: bool, dtype: Optional[torch.dtype] = None) -> Tuple[Any, Any]:
+    """A tensor for a gradient and what a call takes for it, nothing if it is not wanted.
+
+    Default dtype: on a GPU the parameter's, on the CPU that of the sums.
+    """
+    if not wanted:
+        return parameter.new_empty(0), None
+    if dtype is None:
+        dtype = parameter.dtype if parameter.is_cuda else weights_dtype(parameter.dtype)
+    return empty(parameter, parameter.shape, dtype)
 
 
 def _forward(
@@ -90,11 +96,10 @@ def _experts_backward(
     call = (segments, crossdock.ExpertWeights(view_of(w1), view_of(w2)), view_of(rows), view_of(grad_y), values)
     grad_rows = torch.empty_like(rows)
     experts.backward_dx(*call, grad_rows=view_of(grad_rows), stream=stream)
-    grads = [gradient_memory(parameter, want) for parameter, want in zip((w1, w2), wanted)]
+    (grad_w1, memory_w1), (grad_w2, memory_w2) = map(gradient_memory, (w1, w2), wanted)
     if any(wanted):
-        outputs = crossdock.ExpertWeights(*(view_of(grad) if want else None for grad, want in zip(grads, wanted)))
-        experts.backward_dw(*call, grads=outputs, stream=stream)
-    return grad_rows, grads[0].to(w1.dtype), grads[1].to(w2.dtype)
+        experts.backward_dw(*call, grads=crossdock.ExpertWeights(memory_w1, memory_w2), stream=stream)
+    return grad_rows, grad_w1.to(w1.dtype), grad_w2.to(w2.dtype)
 
 
 def _fake_backward(grad_y, rows, w1, w2, counts, saved, wanted):

@@ -100,13 +100,12 @@ def _layer_backward(
         values = kept.take(saved)
         if values is None:  # the graph is used a second time, on all ranks
             values = call.forward(True)[1]
-        grad_gate = torch.empty(gate.shape if wanted[0] else (0,), dtype=weights_dtype(x.dtype), device=x.device)
-        grads = [grad_gate] + [gradient_memory(parameter, want) for parameter, want in zip((w1, w2), wanted[1:])]
-        memories = [view_of(grad) if want else None for grad, want in zip(grads, wanted)]
-        outputs = crossdock.LayerGradients(memories[0], crossdock.ExpertWeights(memories[1], memories[2]))
+        grad_gate, memory_gate = gradient_memory(gate, wanted[0], weights_dtype(x.dtype))
+        (grad_w1, memory_w1), (grad_w2, memory_w2) = map(gradient_memory, (w1, w2), wanted[1:])
+        outputs = crossdock.LayerGradients(memory_gate, crossdock.ExpertWeights(memory_w1, memory_w2))
         grad_x, memory = empty(call.tensors[0], x.shape)
         call.layer.backward(call.x, call.weights, view_of(grad_out), values, outputs, grad_x=memory)
-    return (grad_x, *(grad.to(parameter.dtype) for grad, parameter in zip(grads, (gate, w1, w2))))
+    return grad_x, grad_gate.to(gate.dtype), grad_w1.to(w1.dtype), grad_w2.to(w2.dtype)
 
 
 def _fake_layer(x, gate, w1, w2, dispatcher, score, normalise, scale, keep):
