@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <functional>
 #include <vector>
 
@@ -262,17 +263,22 @@ std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& 
   const LayerSizes sizes(scenario);
   std::vector<StepResult> results;
   run_ranks(1, [&](Group& group) {
-    results.push_back(timer.time(group, {.name = "nothing", .run = [] {}}));  // of the clock
+    const auto time_each = [&](const std::vector<Step>& steps) {
+      std::vector<StepResult> times(steps.size());
+      std::ranges::transform(steps, times.begin(),
+                             [&](const Step& step) { return timer.time(group, step); });
+      results.insert(results.end(), times.begin(), times.end());
+      return times;
+    };
+    time_each({{.name = "nothing", .run = [] {}}});  // the clock alone
     WholeLayer layer(scenario, group, tensors, timer.stream());
     LayerParts parts(scenario, layer.config(), group, tensors, timer.stream());
-    for (const Step& step : layer.steps(sizes)) results.push_back(timer.time(group, step));
+    time_each(layer.steps(sizes));
     if (check) check_layer(scenario, tensors, parts.routes(), timer.stream());
     const std::vector<Step> steps = parts.steps(sizes);
-    std::vector<StepResult> alone;
-    for (const Step& step : steps) alone.push_back(timer.time(group, step));
-    results.insert(results.end(), alone.begin(), alone.end());
+    const std::vector<StepResult> alone = time_each(steps);
     results.push_back(time_together(timer, group, steps, alone));
-    for (const Step& step : parts.expert_steps(sizes)) results.push_back(timer.time(group, step));
+    time_each(parts.expert_steps(sizes));
   });
   return results;
 }

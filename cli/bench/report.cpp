@@ -24,7 +24,6 @@ std::string sizes_of(const Scenario& s) {
        << s.experts;
   if (s.inner > 0) text << " F" << s.inner;
   text << " " << name_of(s.dtype);
-  if (s.skewed) text << ", skewed";
   if (s.max_sms > 0) text << ", " << s.max_sms << " SMs";
   return text.str();
 }
