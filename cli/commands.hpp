@@ -62,12 +62,13 @@ struct RunArgs {
   std::optional<int64_t> tokens_total;  // spread over the ranks
   std::optional<int64_t> width, inner, shared_inner, experts, top_k;
   std::string strategy = "auto";
-  std::string communicator;  // empty: that of the job of this process, else threads
-  std::optional<int> ranks;  // not given: 4, or the number of processes of the job
-  int ranks_per_node = 0;    // 0: as the communicator reports
-  int max_in_flight = 0;     // requests, with mpi; 0: the communicator's default
-  int64_t chunk_bytes = 0;   // per request, with mpi; 0: the communicator's default
-  int64_t overlap = 1;       // chunks of a dispatch
+  std::string communicator;    // empty: that of the job of this process, else threads
+  std::optional<int> ranks;    // not given: 4, or the number of processes of the job
+  int ranks_per_node = 0;      // 0: as the communicator reports
+  int max_in_flight = 0;       // requests, with mpi; 0: the communicator's default
+  int64_t chunk_bytes = 0;     // per request, with mpi; 0: the communicator's default
+  int64_t overlap = 1;         // chunks of a dispatch
+  std::string device = "cpu";  // or "cuda"
   std::string dtype = "fp32";
   std::string activation;  // empty: the preset's, or swiglu
   std::string weights_in = "combine";
@@ -122,6 +123,7 @@ struct VerifyArgs {
   std::vector<std::string> communicators{};  // empty: all that work here
   std::vector<std::string> cases{};          // parts of names or patterns; empty: all
   std::vector<std::string> dtypes{};         // empty: all
+  std::string device = "cpu";                // or "cuda"
   std::vector<int> ranks{};                  // empty: 1, 2, 4, 7
   int ranks_per_node = 0;                    // 0: as the communicator reports
   bool faults = false;                       // run the fault matrix instead of the checks

@@ -129,6 +129,15 @@ void apply_numbers(const RunArgs& args, RunJob& job) {
   job.layer.overlap_chunks = args.overlap;
 }
 
+void apply_device(const RunArgs& args, RunJob& job) {
+  job.device = args.device;
+  if (!job.is_on_gpus()) return;
+  if (job.dtype() == DType::kF64) {
+    refuse("--device cuda has no fp64; choose --dtype fp32, bf16 or fp16");
+  }
+  if (args.overlap > 1) refuse("--overlap is for --device cpu; on a GPU rows move in one piece");
+}
+
 }  // namespace
 
 RunJob make_job(const RunArgs& args, const Communicator* processes) {
@@ -138,6 +147,7 @@ RunJob make_job(const RunArgs& args, const Communicator* processes) {
   apply_communicator(args, processes, job);
   apply_tokens(args, job);
   apply_numbers(args, job);
+  apply_device(args, job);
   job.num_steps = args.steps;
   job.seed = args.seed;
   job.with_backward = !args.forward_only;

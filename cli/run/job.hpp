@@ -11,10 +11,11 @@ namespace crossdock::cli {
 
 /// The job of `crossdock run`, with all defaults filled in.
 struct RunJob {
-  std::string preset;        // empty: none
-  std::string scaling;       // how the widths were scaled, in words; empty: they were not
-  std::string communicator;  // "threads", "mpi" or "sockets"
-  int num_ranks = 0;         // P
+  std::string preset;          // empty: none
+  std::string scaling;         // how the widths were scaled, in words; empty: they were not
+  std::string communicator;    // "threads", "mpi" or "sockets"
+  std::string device = "cpu";  // or "cuda"
+  int num_ranks = 0;           // P
   int ranks_per_node = 0;
   MoeLayerConfig layer;
   bool with_biases = false;       // gate and experts have biases
@@ -29,6 +30,7 @@ struct RunJob {
   /// Tokens are divided into contiguous ranges of nearly equal size.
   int64_t first_token(int rank) const { return first_expert(tokens_total, num_ranks, rank); }
   int64_t num_tokens(int rank) const { return first_token(rank + 1) - first_token(rank); }
+  bool is_on_gpus() const { return device == "cuda"; }
   DType dtype() const { return layer.experts.dtype; }
   DType sum_dtype() const { return dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
 };

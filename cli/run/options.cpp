@@ -18,6 +18,7 @@ Examples:
   crossdock run --preset deepseek-v3 --strategy direct
   crossdock run --tokens-total 4096 --experts 64 --top-k 8 --ranks 1
   crossdock run --communicator mpi --ranks 4 --overlap 4 --trace trace.json
+  crossdock run --device cuda --dtype bf16 --preset qwen3-30b-a3b --scale 1
   mpirun -np 4 crossdock run --tokens-total 4096 --json
   torchrun --nproc-per-node 4 --no-python crossdock run
   srun --ntasks 4 crossdock run)";
@@ -37,6 +38,8 @@ void add_layer(Options& options, RunArgs& args) {
                        "Inner width of the shared experts (default: no shared experts)");
   options.whole_number("--experts", args.experts, {1}, "Number of experts (default: 32)");
   options.whole_number("--top-k", args.top_k, {1}, "Experts per token (default: 4)");
+  options.choice("--device", args.device, {"cpu", "cuda"},
+                 "Where ranks compute; rank r uses GPU r mod their number");
   options.choice("--dtype", args.dtype, {"fp64", "fp32", "bf16", "fp16"},
                  "Data type of tokens and parameters");
   options.choice("--activation", args.activation,

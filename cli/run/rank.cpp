@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <sstream>
 
 #include "bench/median.hpp"
 #include "cli/run/check.hpp"
 #include "cli/run/checksum.hpp"
-#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock::cli {
@@ -143,21 +143,57 @@ int64_t planned_bytes(Group& group, const RunJob& job, const DispatchConfig& con
   return 0;
 }
 
-void read_load(const PlanData& plan, RunResult& result) {
-  result.rows_per_rank = plan.rows_per_rank;
-  result.rows_per_expert.assign(static_cast<size_t>(plan.E), 0);
-  for (size_t i = 0; i < plan.counts.size(); ++i) {
-    result.rows_per_expert[i % static_cast<size_t>(plan.E)] += plan.counts[i];
+// Every rank knows the rows of its own experts. Experts are ordered by rank.
+void merge_load(Group& group, const Plan& plan, RankDevice& device, RunResult& result) {
+  const Segments segments = plan.segments();
+  std::vector<int64_t> own = {plan.num_rows()};
+  if (segments.num_segments > 0) {
+    const OwnedTensor counts =
+        device.to_host({segments.counts, DType::kI64, {segments.num_segments}, segments.device});
+    const auto rows = counts.view.as<int64_t>();
+    own.insert(own.end(), rows.begin(), rows.end());
+  }
+  const Agreement all = share(group, "run_load", std::as_bytes(std::span(own)));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    std::vector<int64_t> one(all.body(rank).size() / sizeof(int64_t));
+    std::memcpy(one.data(), all.body(rank).data(), all.body(rank).size());
+    result.rows_per_rank.push_back(one[0]);
+    result.rows_per_expert.insert(result.rows_per_expert.end(), one.begin() + 1, one.end());
   }
 }
 
-// Runs and times one step and its operations.
+// Ids and weights of the routes, for the check.
+std::shared_ptr<const RouterOutput> routes_on_host(const RouterOutput& routes, RankDevice& device) {
+  auto copy = std::make_shared<RouterOutput>();
+  copy->T = routes.T;
+  copy->K = routes.K;
+  copy->E = routes.E;
+  copy->weight_dtype = routes.weight_dtype;
+  copy->expert_ids = Buffer(routes.expert_ids.num_bytes());
+  copy->weights = Buffer(routes.weights.num_bytes());
+  const Routing from = routes.routing();
+  const Shape shape{routes.T, routes.K};
+  device.read(from.expert_ids, copy->expert_ids.view(DType::kI32, shape));
+  device.read(from.weights, copy->weights.view(routes.weight_dtype, shape));
+  return copy;
+}
+
+// Copies from a GPU what is compared and printed.
+void read_outcome(RankDevice& device, RunOutcome& outcome) {
+  outcome.out = device.to_host(outcome.out.view);
+  if (outcome.grad_x.view.given()) outcome.grad_x = device.to_host(outcome.grad_x.view);
+  outcome.decision.router = routes_on_host(*outcome.decision.router, device);
+}
+
+// Runs and times one step and its operations. On a GPU, forward and backward include the wait for
+// their results, operations take as long as queueing them.
 StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, MoeLayer& layer,
-                   RunOutcome& outcome, TraceLog& log) {
+                   RankDevice& device, RunOutcome& outcome, TraceLog& log) {
   outcome = {};
   share(group, "run_step", {});
   const Clock::time_point begin = Clock::now();
   MoeForwardResult forward = layer.forward({.weights = tensors.weights, .x = tensors.x.view});
+  device.wait();
   const Clock::time_point middle = Clock::now();
   if (job.with_backward) {
     outcome.grad_x = layer.backward({.weights = tensors.weights,
@@ -165,6 +201,7 @@ StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, M
                                      .grad_out = tensors.grad_out.view,
                                      .saved = &forward.saved,
                                      .grads = tensors.grads});
+    device.wait();
   }
   const Clock::time_point end = Clock::now();
   outcome.out = std::move(forward.out);
@@ -198,16 +235,20 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   };
   say("creating parameters");
   const RunValues values(job);
-  const RunTensors tensors(job, values, group);
+  const std::unique_ptr<RankDevice> device = make_rank_device(job.device, group.rank());
+  const RunTensors on_host(job, values, group);
+  std::optional<RunTensors> on_gpu;
+  if (device->is_gpu()) on_gpu.emplace(on_host, *device);
+  const RunTensors& tensors = on_gpu ? *on_gpu : on_host;
   MoeLayerConfig layer_config = job.layer;
   layer_config.allow_equal_tokens = true;  // random values: narrow tokens may be equal by chance
-  MoeLayer layer(group, layer_config);
+  MoeLayer layer(group, layer_config, {.device = {.stream = device->stream()}});
   RunOutcome outcome;
   TraceLog log;
   std::vector<StepTimes> times;
   for (int step = 0; step < job.num_steps; ++step) {
     say("step " + std::to_string(step + 1) + " of " + std::to_string(job.num_steps));
-    times.push_back(run_step(group, job, tensors, layer, outcome, log));
+    times.push_back(run_step(group, job, tensors, layer, *device, outcome, log));
   }
   RunResult result;
   if (!job.trace_file.empty()) result.trace = write_trace(group, log, job.trace_file);
@@ -220,10 +261,14 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   merge_traffic(group, result);
   merge_memory(group, result);
   merge_times(group, times, result);
-  read_load(outcome.decision.plan.data(), result);
+  merge_load(group, outcome.decision.plan, *device, result);
+  if (on_gpu) {
+    read_outcome(*device, outcome);
+    on_host.read_gradients(*on_gpu, *device);
+  }
   result.checksum = checksum(group, outcome.out.view);
   if (job.with_backward) result.grad_checksum = checksum(group, outcome.grad_x.view);
-  if (job.with_check) result.check = check_run(group, job, values, tensors, outcome);
+  if (job.with_check) result.check = check_run(group, job, values, on_host, outcome);
   return result;
 }
 

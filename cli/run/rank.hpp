@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/device/rank_device.hpp"
 #include "cli/run/job.hpp"
 #include "cli/run/trace.hpp"
 #include "cli/run/values.hpp"
@@ -23,10 +24,17 @@ struct RunTensors {
   MoeLayerWeights weights;
   MoeLayerGradients grads;
 
+  /// In host memory.
   RunTensors(const RunJob& job, const RunValues& values, Group& group);
+  /// Copies of `host` on a device; gradients are not filled. Must not outlive the device.
+  RunTensors(const RunTensors& host, RankDevice& device);
+
+  /// Copies the gradients of `other`, on `device`, into these.
+  void read_gradients(const RunTensors& other, RankDevice& device) const;
 
  private:
-  std::vector<Buffer> buffers_;  // memory of all tensors
+  std::vector<Buffer> buffers_;      // memory of all tensors of the host
+  std::vector<OwnedTensor> copies_;  // likewise of a device
 };
 
 /// Results of one rank, from the last step.

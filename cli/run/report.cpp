@@ -86,10 +86,10 @@ class TextReport {
     }
     std::ostringstream line;
     line << counted(job_.num_ranks, "rank") << " (" << job_.communicator << ", "
-         << counted(result_.num_nodes, "node") << "), " << result_.strategy
-         << (layer.strategy == "auto" ? " (auto)" : "") << ", " << name_of(job_.dtype()) << "; "
-         << counted(job_.tokens_total, "token") << " of width " << layer.router.width << ", "
-         << layer.router.top_k << " of " << layer.router.num_experts
+         << counted(result_.num_nodes, "node") << (job_.is_on_gpus() ? ", on GPUs" : "") << "), "
+         << result_.strategy << (layer.strategy == "auto" ? " (auto)" : "") << ", "
+         << name_of(job_.dtype()) << "; " << counted(job_.tokens_total, "token") << " of width "
+         << layer.router.width << ", " << layer.router.top_k << " of " << layer.router.num_experts
          << " experts each, inner width " << layer.experts.inner;
     if (layer.shared_inner > 0) line << ", shared experts " << layer.shared_inner;
     if (layer.overlap_chunks > 1) {
@@ -112,7 +112,9 @@ class TextReport {
       add(operation.name, operation.median_us, operation.bytes);
     }
     const double waited_us = total_us(result_) - operations_us(result_);
-    if (waited_us > 0) add("agreeing, waiting", waited_us, 0);
+    if (waited_us > 0) {
+      add(job_.is_on_gpus() ? "waiting for the GPU" : "agreeing, waiting", waited_us, 0);
+    }
     text_ += table.text();
   }
 
@@ -122,6 +124,9 @@ class TextReport {
     write_line(times + ": medians of " + counted(job_.num_steps, "step") +
                    "; each line shows the slowest rank",
                kIndent);
+    if (job_.is_on_gpus()) {
+      write_line("  steps are queued, and their times are those of queueing", kIndent);
+    }
     const Traffic& traffic = result_.traffic;
     std::string messages =
         "  sent by the communicator: " +
@@ -132,6 +137,11 @@ class TextReport {
                   std::to_string(traffic.max_requests_in_flight) + " in flight per rank";
     }
     write_line(messages, kIndent);
+    if (!job_.is_on_gpus()) write_memory();
+    text_ += "\n";
+  }
+
+  void write_memory() {
     std::string memory =
         "  peak memory per rank: " +
         bytes_text(static_cast<double>(result_.memory.window_bytes + result_.memory.pool_bytes));
@@ -139,7 +149,6 @@ class TextReport {
       memory += ", planned " + bytes_text(static_cast<double>(result_.planned_bytes));
     }
     write_line(memory, kIndent);
-    text_ += "\n";
   }
 
   void write_load() {
@@ -217,6 +226,7 @@ void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   if (!result.note.empty()) writer.field("note", std::string_view(result.note));
   writer.field("strategy", std::string_view(result.strategy));
   writer.field("auto", layer.strategy == "auto");
+  writer.field("device", std::string_view(job.device));
   writer.field("dtype", name_of(job.dtype()));
   writer.field("activation", name_of(layer.experts.activation));
   writer.field("weights_in",

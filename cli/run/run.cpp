@@ -3,6 +3,7 @@
 
 #include "bench/memory.hpp"
 #include "cli/commands.hpp"
+#include "cli/device/rank_device.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/output_file.hpp"
 #include "cli/processes/launch.hpp"
@@ -89,6 +90,7 @@ int run_run(const RunArgs& args) {
   const bool prints = !processes || processes->rank() == 0;
   try {
     const RunJob job = make_job(args, processes ? &processes->communicator() : nullptr);
+    if (job.is_on_gpus()) prepare_gpus();
     if (!processes) {
       bench::check_memory("this layer", least_bytes(job), job.num_ranks);
       if (!job.trace_file.empty()) check_output_file(kTrace, job.trace_file);

@@ -55,7 +55,49 @@ class TensorMaker {
   std::vector<Buffer>& buffers_;
 };
 
+std::vector<ConstTensorView*> all_of(MoeLayerWeights& weights) {
+  std::vector<ConstTensorView*> all = {&weights.gate.weight, &weights.gate.bias,
+                                       &weights.expert_bias};
+  for (ExpertWeights* mlp : {&weights.experts, &weights.shared}) {
+    all.insert(all.end(), {&mlp->w1, &mlp->w2, &mlp->b1, &mlp->b2});
+  }
+  return all;
+}
+
+std::vector<TensorView*> all_of(MoeLayerGradients& grads) {
+  std::vector<TensorView*> all = {&grads.gate, &grads.gate_bias};
+  for (ExpertGradients* mlp : {&grads.experts, &grads.shared}) {
+    all.insert(all.end(), {&mlp->w1, &mlp->w2, &mlp->b1, &mlp->b2});
+  }
+  return all;
+}
+
 }  // namespace
+
+RunTensors::RunTensors(const RunTensors& host, RankDevice& device)
+    : x(device.to_device(host.x.view)),
+      grad_out(device.to_device(host.grad_out.view)),
+      weights(host.weights),
+      grads(host.grads) {
+  for (ConstTensorView* view : all_of(weights)) {
+    if (view->given()) *view = copies_.emplace_back(device.to_device(*view)).view;
+  }
+  for (TensorView* view : all_of(grads)) {
+    if (view->given()) {
+      *view = copies_.emplace_back(device.allocate(view->dtype, view->shape)).view;
+    }
+  }
+}
+
+void RunTensors::read_gradients(const RunTensors& other, RankDevice& device) const {
+  MoeLayerGradients from = other.grads;
+  MoeLayerGradients to = grads;
+  const std::vector<TensorView*> sources = all_of(from);
+  const std::vector<TensorView*> targets = all_of(to);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i]->given()) device.read(*sources[i], *targets[i]);
+  }
+}
 
 RunTensors::RunTensors(const RunJob& job, const RunValues& values, Group& group) {
   const int64_t D = job.layer.router.width;

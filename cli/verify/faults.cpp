@@ -203,6 +203,7 @@ int run_verify_faults(const VerifyArgs& args) {
         "--dtype "
         "or --ranks-per-node");
   }
+  if (args.device != "cpu") throw ArgumentError("--faults is for --device cpu");
   std::vector<FaultCase> cases = select(args);
   if (cases.empty())
     throw ArgumentError("no fault matches; `crossdock verify --faults --list` shows all names");

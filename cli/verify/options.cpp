@@ -9,14 +9,16 @@ namespace {
 
 constexpr const char* kVerifyNotes =
     R"(Every check runs with every selected strategy, communicator and number of ranks;
-results are compared with the fp64 reference. The command starts the processes
-of mpi and sockets itself; under mpirun, torchrun or srun theirs are the ranks.
+results, those of whole layers too, are compared with the fp64 reference. The
+command starts the processes of mpi and sockets itself; under mpirun, torchrun
+or srun theirs are the ranks.
 
 Examples:
   crossdock verify --quick
   crossdock verify --strategy direct --communicator threads --case error
   crossdock verify --dtype bf16 --case 'routing/skewed/*'
   crossdock verify --faults --strategy direct --case stalls
+  crossdock verify --device cuda --case layer --ranks 1,4
   mpirun -np 4 crossdock verify --quick)";
 
 }  // namespace
@@ -25,9 +27,11 @@ void add_options(Options& options, VerifyArgs& args) {
   options.flag("--quick", args.quick, "Run only the quick checks");
   options.choices("--strategy", args.strategies, strategy_names(), "Strategies", "all");
   options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
-                  "Communicators", "all that work here");
+                  "Communicators", "all that work here; on GPUs threads");
   options.whole_number("--ranks", args.ranks, {1, kMaxRanks},
                        "Numbers of ranks (default: 1,2,4,7)");
+  options.choice("--device", args.device, {"cpu", "cuda"},
+                 "Where rows move and layers compute; rank r uses GPU r mod their number");
   options.list("--case", args.cases, "Checks whose names contain a text or match a pattern with *");
   options.choices("--dtype", args.dtypes, {"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"},
                   "Only checks of these data types", "all");

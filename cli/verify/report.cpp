@@ -15,7 +15,8 @@ namespace {
 constexpr size_t kShownFailures = 20;
 
 std::string ranks_of(const VerifyCell& cell) {
-  return cell.communicator + ", " + counted(cell.ranks, "rank");
+  return cell.communicator + (cell.device == "cuda" ? " on GPUs, " : ", ") +
+         counted(cell.ranks, "rank");
 }
 
 // In the order they first appear.
@@ -108,6 +109,7 @@ std::string to_json(const std::vector<VerifyResult>& results) {
     writer.field("communicator", std::string_view(result.cell.communicator));
     writer.field("ranks", result.cell.ranks);
     writer.field("ranks_per_node", result.cell.ranks_per_node);
+    writer.field("device", std::string_view(result.cell.device));
     writer.field("selected", result.num_selected);
     writer.field("checks", result.num_checks);
     writer.field("seconds", result.seconds);
@@ -136,7 +138,8 @@ std::vector<VerifyResult> parse_verify_results(const std::string& json) {
       result.cell = {.strategy = entry.at("strategy"),
                      .communicator = entry.at("communicator"),
                      .ranks = entry.at("ranks"),
-                     .ranks_per_node = entry.at("ranks_per_node")};
+                     .ranks_per_node = entry.at("ranks_per_node"),
+                     .device = entry.at("device")};
       result.num_selected = entry.at("selected");
       result.num_checks = entry.at("checks");
       result.seconds = entry.at("seconds");

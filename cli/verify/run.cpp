@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
+#include "cli/device/rank_device.hpp"
+#include "cli/verify/layer_checks.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/threads.hpp"
 
@@ -27,6 +31,13 @@ bool is_selected(const Check& check, const CheckFilter& filter) {
   return (check.is_quick || !filter.is_quick) &&
          any(filter.names, [&](const auto& name) { return matches(check.name, name); }) &&
          any(filter.dtypes, [&](const auto& dtype) { return has_part(check.name, dtype); });
+}
+
+// The strategy of a check takes its host tensors to the rank's GPU.
+void move_to_gpus(Check& check) {
+  check.body = [body = check.body](Group& group, const StrategyFactory& strategy) {
+    return body(group, [&] { return on_cuda(strategy(), gpu_of_rank(group.rank())); });
+  };
 }
 
 // Failures as text: a line with the check and a line with the message.
@@ -62,8 +73,10 @@ bool matches(const std::string& name, const std::string& pattern) {
   return name.find(pattern) != std::string::npos || fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 
-std::vector<Check> select_checks(const CheckFilter& filter) {
+std::vector<Check> select_checks(const CheckFilter& filter, const std::string& device) {
   std::vector<Check> checks = conformance::list_checks();
+  if (device == "cuda") std::ranges::for_each(checks, move_to_gpus);
+  std::ranges::move(list_layer_checks(device), std::back_inserter(checks));
   std::erase_if(checks, [&](const Check& check) { return !is_selected(check, filter); });
   return checks;
 }

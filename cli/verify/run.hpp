@@ -15,7 +15,8 @@ struct VerifyCell {
   std::string strategy;
   std::string communicator;  // "threads", "mpi" or "sockets"
   int ranks = 0;
-  int ranks_per_node = 0;  // 0: as the communicator reports
+  int ranks_per_node = 0;      // 0: as the communicator reports
+  std::string device = "cpu";  // or "cuda"
 };
 
 struct VerifyResult {
@@ -35,7 +36,9 @@ struct CheckFilter {
   bool is_quick = false;            // only quick checks
 };
 
-std::vector<conformance::Check> select_checks(const CheckFilter& filter);
+/// `device`: "cpu" or "cuda". On GPUs the suite's strategies move rows there (see on_cuda), and
+/// layers have their tensors there.
+std::vector<conformance::Check> select_checks(const CheckFilter& filter, const std::string& device);
 
 /// Whether the name contains `pattern`, or matches it as a pattern with * and ?.
 bool matches(const std::string& name, const std::string& pattern);

@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "cli/commands.hpp"
+#include "cli/device/rank_device.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/machine.hpp"
 #include "cli/processes/launch.hpp"
@@ -48,6 +49,7 @@ std::vector<std::string> arguments_of_ranks(const VerifyArgs& args, const Verify
   add("--case", args.cases);
   add("--dtype", args.dtypes);
   if (args.quick) list.emplace_back("--quick");
+  list.insert(list.end(), {"--device", cell.device});
   if (args.ranks_per_node > 0) {
     list.insert(list.end(), {"--ranks-per-node", std::to_string(args.ranks_per_node)});
   }
@@ -59,6 +61,8 @@ std::vector<VerifyCell> cells_of(const VerifyArgs& args) {
   std::vector<std::string> communicators = args.communicators;
   if (communicators.empty()) {
     communicators = {"threads"};
+  }
+  if (args.communicators.empty() && args.device == "cpu") {
     if (mpi_is_built() && !find_program("mpirun").empty()) communicators.emplace_back("mpi");
     communicators.emplace_back("sockets");
   }
@@ -66,7 +70,7 @@ std::vector<VerifyCell> cells_of(const VerifyArgs& args) {
   for (const std::string& strategy : args.strategies.empty() ? strategy_names() : args.strategies) {
     for (const std::string& communicator : communicators) {
       for (const int ranks : args.ranks.empty() ? std::vector<int>{1, 2, 4, 7} : args.ranks) {
-        cells.push_back({strategy, communicator, ranks, args.ranks_per_node});
+        cells.push_back({strategy, communicator, ranks, args.ranks_per_node, args.device});
       }
     }
   }
@@ -81,7 +85,7 @@ std::vector<VerifyResult> verify_as_rank(const VerifyArgs& args, Group& group,
   const ProgressLine line;
   std::vector<VerifyResult> results;
   for (const std::string& strategy : args.strategies.empty() ? strategy_names() : args.strategies) {
-    const VerifyCell cell{strategy, communicator, group.size(), args.ranks_per_node};
+    const VerifyCell cell{strategy, communicator, group.size(), args.ranks_per_node, args.device};
     results.push_back(verify_on(group, cell, checks, progress_of(line, cell, checks.size())));
     if (group.is_poisoned()) break;
   }
@@ -109,8 +113,8 @@ std::vector<VerifyResult> verify_all(const VerifyArgs& args, const std::vector<C
 }  // namespace
 
 int run_verify(const VerifyArgs& args) {
-  const std::vector<Check> checks =
-      select_checks({.names = args.cases, .dtypes = args.dtypes, .is_quick = args.quick});
+  const std::vector<Check> checks = select_checks(
+      {.names = args.cases, .dtypes = args.dtypes, .is_quick = args.quick}, args.device);
   if (checks.empty()) {
     throw ArgumentError("no check matches; `crossdock verify --list` shows all names");
   }
@@ -118,6 +122,7 @@ int run_verify(const VerifyArgs& args) {
     list(args, checks);
     return 0;
   }
+  if (args.device == "cuda") prepare_gpus();
   std::unique_ptr<Group> group;
   if (const std::string job = launched_communicator(args.communicators); !job.empty()) {
     group = std::make_unique<Group>(

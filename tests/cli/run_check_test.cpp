@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
 
 #include "cli/numerics/epsilon.hpp"
 #include "cli/run/check.hpp"
+#include "crossdock/testing/reference.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -54,6 +56,30 @@ TEST(RunCheck, PassesWhatIsRight) {
   EXPECT_TRUE(check.passed) << check.failure;
   EXPECT_EQ(check.num_tokens, 40);
   EXPECT_EQ(check.num_experts, 2);
+}
+
+TEST(RunTensors, AreCopiedToADeviceAndTheirGradientsBack) {
+  const RunJob job = small_job();
+  run_ranks(1, [&](Group& group) {
+    const RunTensors host(job, RunValues(job), group);
+    const std::unique_ptr<RankDevice> device = make_host_device();
+    const RunTensors copy(host, *device);
+    EXPECT_NE(copy.x.view.data, host.x.view.data);
+    EXPECT_EQ(reference::to_values(copy.x), reference::to_values(host.x));
+    EXPECT_NE(copy.weights.experts.b2.data, host.weights.experts.b2.data);
+    EXPECT_EQ(reference::to_values(copy.weights.experts.b2),
+              reference::to_values(host.weights.experts.b2));
+    EXPECT_FALSE(copy.weights.shared.w1.given());
+    for (const auto& [grads, value] : {std::pair(&host.grads, 0.0f), {&copy.grads, 3.0f}}) {
+      for (const TensorView& view : {grads->gate, grads->gate_bias, grads->experts.w1,
+                                     grads->experts.w2, grads->experts.b1, grads->experts.b2}) {
+        std::ranges::fill(view.as<float>(), value);
+      }
+    }
+    host.read_gradients(copy, *device);
+    EXPECT_THAT(reference::to_values(host.grads.gate), testing::Each(3.0));
+    EXPECT_THAT(reference::to_values(host.grads.experts.b2), testing::Each(3.0));
+  });
 }
 
 TEST(RunCheck, SeesAWrongOutput) {

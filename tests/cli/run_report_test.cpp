@@ -37,6 +37,23 @@ TEST(RunReport, SharesOfOverlappedOperationsSumToOne) {
   EXPECT_THAT(shares({{"dispatch", 50}, {"experts", 150}}), testing::ElementsAre(0.25, 0.75));
 }
 
+TEST(RunReport, SaysThatGpusQueueSteps) {
+  RunJob job = small_job();
+  RunResult result;
+  result.forward_us = 60;
+  result.rows_per_rank = {4, 4};
+  result.rows_per_expert = {4, 4};
+  result.steps_us = {100};
+  EXPECT_THAT(to_text(job, result, {.width = 100}), HasSubstr("peak memory per rank"));
+  job.device = "cuda";
+  const std::string text = to_text(job, result, {.width = 100});
+  for (const char* words : {"on GPUs", "waiting for the GPU", "those of queueing"}) {
+    EXPECT_THAT(text, HasSubstr(words));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("peak memory")));  // that of the host
+  EXPECT_EQ(nlohmann::json::parse(to_json(job, result))["device"], "cuda");
+}
+
 TEST(RunReport, SaysWhichStepsTheTraceLost) {
   const RunJob job = small_job();
   RunResult result;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cli/command.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
@@ -189,6 +190,22 @@ TEST(Run, RunsForwardAloneAndWithoutCheck) {
   EXPECT_EQ(json["checksum"], run_json(kSmall)["checksum"]);
 }
 
+TEST(Run, SaysWhyItHasNoGpu) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  for (const char* communicator : {"threads", "sockets"}) {
+    const CommandResult result =
+        run_command(std::string("run --device cuda --communicator ") + communicator);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("--device cuda needs a GPU: "));
+    EXPECT_THAT(result.out, IsEmpty());
+  }
+  const CommandResult in_json = run_command("run --device cuda --json");
+  EXPECT_EQ(in_json.status, 1);
+  EXPECT_THAT(nlohmann::json::parse(in_json.out)["error"].get<std::string>(),
+              HasSubstr("--device cuda needs a GPU: "));
+  EXPECT_THAT(in_json.err, IsEmpty());
+}
+
 TEST(Run, RejectsBadArgumentsWithStatusTwo) {
   expect_bad_arguments({
       {"run --preset gpt-5", "gpt-5"},
@@ -213,6 +230,9 @@ TEST(Run, RejectsBadArgumentsWithStatusTwo) {
       {"run --tokens 99999999999999999999", "got 99999999999999999999"},
       {"run --seed -1", "--seed must be at least 0, got -1"},
       {"run --preset", "--preset needs a value"},
+      {"run --device tpu", "tpu"},
+      {"run --device cuda --dtype fp64", "--device cuda has no fp64"},
+      {"run --device cuda --overlap 2", "--overlap is for --device cpu"},
   });
 }
 

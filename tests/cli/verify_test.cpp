@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cli/command.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
@@ -78,6 +79,26 @@ TEST(Verify, ListsFaultsByPartOrPattern) {
   EXPECT_GT(list("").size(), killed.size());
 }
 
+TEST(Verify, ChecksWholeLayers) {
+  const CommandResult result =
+      run_command("verify --case layer --communicator threads --ranks 3 --strategy direct --json");
+  EXPECT_EQ(result.status, 0) << result.out;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["results"][0]["checks"], 48);
+  EXPECT_EQ(json["results"][0]["device"], "cpu");
+}
+
+TEST(Verify, SaysWhyItHasNoGpu) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  const CommandResult result = run_command("verify --device cuda --quick");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, HasSubstr("--device cuda needs a GPU: "));
+  const CommandResult list = run_command("verify --device cuda --list");
+  EXPECT_EQ(list.status, 0);
+  EXPECT_THAT(list.out, HasSubstr("layer/skewed/bf16/clamped_swiglu"));
+  EXPECT_THAT(list.out, testing::Not(HasSubstr("layer/skewed/fp64")));
+}
+
 TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
   expect_bad_arguments({
       {"verify --strategy teleport", "teleport"},
@@ -87,6 +108,7 @@ TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
       {"verify --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"verify --faults --case no_such_thing", "no fault matches"},
       {"verify --faults --ranks 3", "--faults runs on 4 ranks"},
+      {"verify --faults --device cuda", "--faults is for --device cpu"},
       {"verify --faults --case killed --communicator threads", "only processes can be killed"},
   });
 }

@@ -1,0 +1,70 @@
+#include <cuda_runtime.h>
+
+#include "cli/device/rank_device.hpp"
+#include "crossdock/error.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  throw Error(ErrorCode::kCuda, std::string(call) + ": " + cudaGetErrorString(status));
+}
+
+// Memory is allocated and freed in the order of the stream: cudaFree would wait for the whole GPU,
+// where another rank may be waiting for this one.
+class GpuDevice final : public RankDevice {
+ public:
+  explicit GpuDevice(int index) : device_{.kind = DeviceKind::kCuda, .index = index} {
+    check(cudaSetDevice(index), "cudaSetDevice");
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  ~GpuDevice() override {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+  GpuDevice(const GpuDevice&) = delete;
+  GpuDevice& operator=(const GpuDevice&) = delete;
+
+  Device device() const override { return device_; }
+  Stream stream() const override { return {stream_}; }
+
+  OwnedTensor allocate(DType dtype, const Shape& shape) override {
+    const TensorView sizes(nullptr, dtype, shape);
+    void* memory = nullptr;
+    check(cudaMallocAsync(&memory, static_cast<size_t>(sizes.num_bytes()) + 1, stream_),
+          "cudaMallocAsync");
+    const std::shared_ptr<void> owner(
+        memory, [stream = stream_](void* pointer) { cudaFreeAsync(pointer, stream); });
+    return {TensorView(memory, dtype, shape, device_), owner};
+  }
+  OwnedTensor to_device(const ConstTensorView& host) override {
+    OwnedTensor copy = allocate(host.dtype, host.shape);
+    transfer(copy.view.data, host.data, host.num_bytes(), cudaMemcpyHostToDevice);
+    return copy;
+  }
+  void read(const ConstTensorView& tensor, const TensorView& host) override {
+    transfer(host.data, tensor.data, tensor.num_bytes(), cudaMemcpyDeviceToHost);
+  }
+  void wait() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+
+ private:
+  void transfer(void* to, const void* from, int64_t num_bytes, cudaMemcpyKind kind) {
+    if (num_bytes > 0) {
+      check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), kind, stream_),
+            "cudaMemcpyAsync");
+    }
+    wait();
+  }
+
+  Device device_;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<RankDevice> make_gpu_device(int rank) {
+  return std::make_unique<GpuDevice>(gpu_of_rank(rank));
+}
+
+}  // namespace crossdock::cli

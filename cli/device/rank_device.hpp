@@ -1,0 +1,49 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "crossdock/tensor.hpp"
+
+namespace crossdock::cli {
+
+/// Throws Error(kUnsupported) if there is no GPU. Call it before anything else that uses GPUs: it
+/// asks the driver for a queue per rank, as several ranks may share a GPU.
+void prepare_gpus();
+
+/// Ranks share the GPUs that there are: `rank` mod the number of GPUs. REQUIRES: prepare_gpus.
+int gpu_of_rank(int rank);
+
+/// Where a rank has its tensors: in host memory, or on a GPU with a stream of its own, in which the
+/// rank's work is queued.
+class RankDevice {
+ public:
+  virtual ~RankDevice() = default;
+
+  virtual Device device() const = 0;
+  virtual Stream stream() const = 0;
+  bool is_gpu() const { return !device().is_cpu(); }
+
+  /// Memory with unspecified contents. Release it before this object.
+  virtual OwnedTensor allocate(DType dtype, const Shape& shape) = 0;
+  /// A copy on this device. Waits.
+  virtual OwnedTensor to_device(const ConstTensorView& host) = 0;
+  /// Copies a tensor of this device to host memory of the same size. Waits.
+  virtual void read(const ConstTensorView& tensor, const TensorView& host) = 0;
+  /// Waits until all work in the stream has finished.
+  virtual void wait() = 0;
+
+  /// A copy of a tensor, of this device or of the host, in host memory. Waits.
+  OwnedTensor to_host(const ConstTensorView& tensor);
+};
+
+std::unique_ptr<RankDevice> make_host_device();
+/// On gpu_of_rank(rank).
+std::unique_ptr<RankDevice> make_gpu_device(int rank);
+
+/// "cpu" or "cuda".
+inline std::unique_ptr<RankDevice> make_rank_device(const std::string& name, int rank) {
+  return name == "cuda" ? make_gpu_device(rank) : make_host_device();
+}
+
+}  // namespace crossdock::cli

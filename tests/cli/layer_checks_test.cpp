@@ -1,0 +1,70 @@
+// The layer checks of `crossdock verify` must detect wrong layers.
+#include "cli/verify/layer_checks.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "crossdock/threads.hpp"
+#include "testing/conformance/faulty_strategy.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+
+StrategyFactory faulty(const conformance::Faults& faults) {
+  return [faults] {
+    return std::make_unique<conformance::FaultyStrategy>(make_strategy("direct"), faults);
+  };
+}
+
+conformance::Check check_named(const std::string& name) {
+  for (conformance::Check& check : list_layer_checks("cpu")) {
+    if (check.name == name) return check;
+  }
+  ADD_FAILURE() << name;
+  return {};
+}
+
+// Of all ranks.
+conformance::Findings findings_of(const std::string& name, const StrategyFactory& strategy) {
+  const conformance::Check check = check_named(name);
+  conformance::Findings all;
+  std::mutex mutex;
+  run_ranks(2, [&](Group& group) {
+    const conformance::Findings own = check.body(group, strategy);
+    const std::lock_guard lock(mutex);
+    all.insert(all.end(), own.begin(), own.end());
+  });
+  return all;
+}
+
+TEST(LayerChecks, PassWhatIsRight) {
+  EXPECT_THAT(findings_of("layer/chosen/fp32/gelu_tanh", [] { return make_strategy("direct"); }),
+              testing::IsEmpty());
+}
+
+TEST(LayerChecks, SeeAWrongSum) {
+  const auto spoil = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
+    inner.gather_sum(exchange, args);
+    args.out.as<float>()[0] += 1e-3f;
+  };
+  const auto findings = findings_of("layer/chosen/fp32/gelu_tanh", faulty({.sum = spoil}));
+  EXPECT_THAT(findings, Contains(AllOf(HasSubstr("rank 1: out, value 0"), HasSubstr("must be"))));
+  EXPECT_THAT(findings, Contains(HasSubstr("rank 0: grad_x, value 0")));
+}
+
+TEST(LayerChecks, SeeAWrongGradientOfAWeight) {
+  const auto spoil = [](const Exchange&, TensorView routes) { routes.as<float>()[0] += 1.0f; };
+  const auto findings =
+      findings_of("layer/chosen/fp32/gelu_tanh", faulty({.after_gather_routes = spoil}));
+  EXPECT_THAT(findings, Contains(HasSubstr("grad of the gate")));
+  EXPECT_THAT(findings, testing::Not(Contains(HasSubstr(": out"))));
+}
+
+}  // namespace
+}  // namespace crossdock::cli
