@@ -223,6 +223,7 @@ FUNCTIONS = {
     "plan_create": "i p p p",
     "plan_destroy": "v p",
     "plan_describe": "i p p",
+    "plan_create_described": "i p p p p p",
     "plan_num_rows": "i p p",
     "plan_dropped": "i p p",
     "dispatch": "i p p p p",

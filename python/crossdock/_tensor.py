@@ -11,7 +11,8 @@ from ._errors import fail
 from ._library import lib
 
 # A crossdock_tensor: address, four sizes, num_dims, dtype, device_kind, device_index.
-_LAYOUT = struct.Struct("=Qqqqqiiii")
+TENSOR_FORMAT = "Qqqqqiiii"
+_LAYOUT = struct.Struct("=" + TENSOR_FORMAT)
 assert _LAYOUT.size == ctypes.sizeof(CTensor)
 
 Fields = Tuple[int, int, int, int, int, int, int, int, int]
@@ -24,7 +25,7 @@ _DTYPES = {int(member): member for member in DType}
 _WITHOUT_NUMPY = {DType.BF16: "bfloat16", DType.F8E4M3: "float8_e4m3fn", DType.E8M0: "float8_e8m0fnu"}
 
 
-def _fields(ptr: int, dtype: int, shape: Sequence[int], device: Optional[int]) -> Fields:
+def fields_of(ptr: int, dtype: int, shape: Sequence[int], device: Optional[int]) -> Fields:
     kind, index = (0, 0) if device is None else (1, device)
     num_dims = len(shape)
     if num_dims == 2:
@@ -50,7 +51,7 @@ class Tensor:
         self.dtype = dtype
         self.shape = tuple(shape)
         self.device = device
-        self.fields = _fields(ptr, dtype, self.shape, device)
+        self.fields = fields_of(ptr, dtype, self.shape, device)
 
     def __repr__(self) -> str:
         place = "host" if self.device is None else f"cuda:{self.device}"
@@ -58,22 +59,21 @@ class Tensor:
         return f"crossdock.Tensor({self.ptr:#x}, {dtype}, {self.shape}, {place})"
 
 
-class Memory:
-    """What a call needs of a Tensor, for other parts of the package: quicker to make."""
+class Memory(tuple):
+    """What a call needs of a Tensor, for other parts of the package: its `Fields`."""
 
-    __slots__ = ("fields",)
-
-    def __init__(self, ptr: int, dtype: int, shape: Sequence[int], device: Optional[int]):
-        self.fields = _fields(ptr, dtype, shape, device)
+    __slots__ = ()
 
 
-class Refused:
-    """An argument that cannot be used, and why. A call with it fails on every rank."""
+class Refused(tuple):
+    """The fields of an argument that cannot be used, and why. A call with it fails on every rank."""
 
-    __slots__ = ("error",)
+    error: Exception
 
-    def __init__(self, error: Exception):
+    def __new__(cls, error: Exception) -> "Refused":
+        self = super().__new__(cls, _REFUSED)
         self.error = error
+        return self
 
 
 class Array:
@@ -208,6 +208,10 @@ def _tensor_in(value: Any, keep: List[Any], stream: int) -> Fields:
     return value.fields
 
 
+def _memory_in(value: Any, keep: List[Any], stream: int) -> Fields:
+    return value
+
+
 def _refused_in(value: Any, keep: List[Any], stream: int) -> Fields:
     raise value.error
 
@@ -234,7 +238,7 @@ def _numpy_fields(value: Any) -> Fields:
     shape = value.shape
     if len(shape) == 2:
         return (ptr, shape[0], shape[1], 0, 0, 2, code, 0, 0)
-    return _fields(ptr, code, shape, None)
+    return fields_of(ptr, code, shape, None)
 
 
 def _numpy_code(dtype: Any) -> int:
@@ -248,14 +252,14 @@ def _numpy_code(dtype: Any) -> int:
 def _dlpack_in(value: Any, keep: List[Any], stream: int) -> Fields:
     ptr, dtype, shape, device, owner = _dlpack.read(value, stream)
     keep.append(owner)
-    return _fields(ptr, dtype, shape, device)
+    return fields_of(ptr, dtype, shape, device)
 
 
 _Reader = Callable[[Any, List[Any], int], Fields]
 _readers: Dict[type, _Reader] = {
     Tensor: _tensor_in,
     Array: _tensor_in,
-    Memory: _tensor_in,
+    Memory: _memory_in,
     Refused: _refused_in,
 }
 
@@ -347,7 +351,7 @@ def view(fields: Fields, keeper: Any) -> Any:
 
 
 def view_1d(ptr: Optional[int], dtype: DType, size: int, device: Optional[int], keeper: Any) -> Any:
-    return view(_fields(ptr or 0, dtype, (size,), device), keeper)
+    return view(fields_of(ptr or 0, dtype, (size,), device), keeper)
 
 
 def fields_at(struct_: ctypes.Structure, offset: int) -> Fields:

@@ -10,6 +10,58 @@
 #include "capi/structs.hpp"
 #include "capi/tensors.hpp"
 
+namespace crossdock::capi {
+namespace {
+
+constexpr const char* kPlanInfo = "crossdock_plan_info";
+
+// `check_outputs` throws if the caller's outputs cannot be used, which all ranks then refuse.
+template <typename CheckOutputs>
+std::unique_ptr<crossdock_plan> make_plan(crossdock_dispatcher* dispatcher,
+                                          const crossdock_routing* routing,
+                                          const CheckOutputs& check_outputs) {
+  crossdock_dispatcher& owner = handle("dispatcher", dispatcher);
+  Dispatcher& planner = owner.dispatcher;
+  ConstTensorView routes;
+  ConstTensorView weights;
+  ConstTensorView mask;
+  bool is_dense = false;
+  std::unique_ptr<crossdock_plan> made;
+  convert({.group = owner.group->open(), .operation = "plan"}, [&] {
+    check_outputs();
+    const auto given = read_struct("crossdock_routing", routing);
+    is_dense = given.map.num_dims != 0;
+    CROSSDOCK_CHECK(!is_dense || given.expert_ids.num_dims == 0,
+                    "crossdock_routing: give either expert_ids or map, not both");
+    routes = is_dense ? to_view("map", given.map) : to_view("expert_ids", given.expert_ids);
+    weights = to_view("weights", given.weights);
+    mask = to_view("mask", given.mask);
+    made = std::make_unique<crossdock_plan>(owner.group);
+  });
+  made->plan = is_dense
+                   ? planner.plan(DenseRouting{.map = routes, .weights = weights, .mask = mask})
+                   : planner.plan(Routing{.expert_ids = routes, .weights = weights, .mask = mask});
+  return made;
+}
+
+void describe(const Plan& plan, crossdock_plan_info* info) {
+  const Segments segments = plan.segments();
+  crossdock_plan_info value = {};
+  value.id = plan.id();
+  value.num_tokens = plan.num_tokens();
+  value.capacity_rows = plan.capacity_rows();
+  value.num_local_experts = plan.num_local_experts();
+  value.segment_starts = segments.starts;
+  value.segment_counts = segments.counts;
+  value.weights = from_view(plan.weights());
+  value.device_kind = static_cast<int32_t>(plan.device().kind);
+  value.device_index = plan.device().index;
+  write_struct(kPlanInfo, info, value);
+}
+
+}  // namespace
+}  // namespace crossdock::capi
+
 using namespace crossdock;
 using capi::guarded;
 using capi::handle;
@@ -59,28 +111,26 @@ crossdock_status crossdock_dispatcher_check(crossdock_dispatcher* dispatcher) {
 crossdock_status crossdock_plan_create(crossdock_dispatcher* dispatcher,
                                        const crossdock_routing* routing, crossdock_plan** plan) {
   return guarded([&] {
-    crossdock_dispatcher& owner = handle("dispatcher", dispatcher);
-    Dispatcher& planner = owner.dispatcher;
-    ConstTensorView routes;
-    ConstTensorView weights;
-    ConstTensorView mask;
-    bool is_dense = false;
-    std::unique_ptr<crossdock_plan> made;
-    capi::convert({.group = owner.group->open(), .operation = "plan"}, [&] {
+    *plan = capi::make_plan(dispatcher, routing, [&] { pointee("plan", plan); }).release();
+  });
+}
+
+crossdock_status crossdock_plan_create_described(crossdock_dispatcher* dispatcher,
+                                                 const crossdock_routing* routing,
+                                                 crossdock_plan_info* info,
+                                                 int64_t* rows_per_expert, crossdock_plan** plan) {
+  return guarded([&] {
+    std::unique_ptr<crossdock_plan> made = capi::make_plan(dispatcher, routing, [&] {
       pointee("plan", plan);
-      const auto given = capi::read_struct("crossdock_routing", routing);
-      is_dense = given.map.num_dims != 0;
-      CROSSDOCK_CHECK(!is_dense || given.expert_ids.num_dims == 0,
-                      "crossdock_routing: give either expert_ids or map, not both");
-      routes = is_dense ? capi::to_view("map", given.map)
-                        : capi::to_view("expert_ids", given.expert_ids);
-      weights = capi::to_view("weights", given.weights);
-      mask = capi::to_view("mask", given.mask);
-      made = std::make_unique<crossdock_plan>(owner.group);
+      capi::check_struct(capi::kPlanInfo, info);
     });
-    made->plan =
-        is_dense ? planner.plan(DenseRouting{.map = routes, .weights = weights, .mask = mask})
-                 : planner.plan(Routing{.expert_ids = routes, .weights = weights, .mask = mask});
+    capi::describe(made->plan, info);
+    if (rows_per_expert != nullptr && made->plan.device().is_cpu()) {
+      const int64_t* starts = made->plan.segments().starts;
+      for (int64_t e = 0; e < made->plan.num_local_experts(); ++e) {
+        rows_per_expert[e] = starts[e + 1] - starts[e];
+      }
+    }
     *plan = made.release();
   });
 }
@@ -90,21 +140,7 @@ void crossdock_plan_destroy(crossdock_plan* plan) {
 }
 
 crossdock_status crossdock_plan_describe(const crossdock_plan* plan, crossdock_plan_info* info) {
-  return guarded([&] {
-    const Plan& described = handle("plan", plan).plan;
-    const Segments segments = described.segments();
-    crossdock_plan_info value = {};
-    value.id = described.id();
-    value.num_tokens = described.num_tokens();
-    value.capacity_rows = described.capacity_rows();
-    value.num_local_experts = described.num_local_experts();
-    value.segment_starts = segments.starts;
-    value.segment_counts = segments.counts;
-    value.weights = capi::from_view(described.weights());
-    value.device_kind = static_cast<int32_t>(described.device().kind);
-    value.device_index = described.device().index;
-    capi::write_struct("crossdock_plan_info", info, value);
-  });
+  return guarded([&] { capi::describe(handle("plan", plan).plan, info); });
 }
 
 crossdock_status crossdock_plan_num_rows(const crossdock_plan* plan, int64_t* num_rows) {

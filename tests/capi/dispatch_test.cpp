@@ -156,6 +156,51 @@ TEST(CApi, ADenseMapGivesTheSameRowsAsItsSlots) {
   });
 }
 
+TEST(CApi, APlanIsDescribedByTheCallThatMakesIt) {
+  run_c_ranks(kRanks, [](crossdock_group* group, int rank) {
+    const Case input(rank);
+    auto config = Case::config();
+    config.alignment = 8;  // so that experts have pad rows
+    const Planned planned(group, input, config);
+    const crossdock_routing routing = input.routing();
+    auto info = made<crossdock_plan_info>();
+    std::vector<int64_t> rows_per_expert(Case::E, -1);
+    crossdock_plan* plan = nullptr;
+    ASSERT_OK(crossdock_plan_create_described(planned.dispatcher, &routing, &info,
+                                              rows_per_expert.data(), &plan));
+    EXPECT_EQ(info.num_tokens, input.T);
+    EXPECT_EQ(info.capacity_rows, planned.info.capacity_rows);
+    ASSERT_EQ(info.num_local_experts, planned.info.num_local_experts);
+    for (int64_t e = 0; e < info.num_local_experts; ++e) {
+      EXPECT_EQ(info.segment_counts[e], planned.info.segment_counts[e]);
+      EXPECT_EQ(rows_per_expert[static_cast<size_t>(e)],
+                info.segment_starts[e + 1] - info.segment_starts[e]);
+      EXPECT_EQ(rows_per_expert[static_cast<size_t>(e)] % 8, 0);
+    }
+    for (int64_t e = info.num_local_experts; e < Case::E; ++e) {
+      EXPECT_EQ(rows_per_expert[static_cast<size_t>(e)], -1);
+    }
+    crossdock_plan_destroy(plan);
+  });
+}
+
+TEST(CApi, APlanWithoutAPlaceForItsDescriptionIsRefusedOnEveryRank) {
+  run_c_ranks(kRanks, [](crossdock_group* group, int rank) {
+    const Case input(rank);
+    const Planned planned(group, input);
+    const crossdock_routing routing = input.routing();
+    auto info = made<crossdock_plan_info>();
+    crossdock_plan* plan = nullptr;
+    EXPECT_EQ(crossdock_plan_create_described(planned.dispatcher, &routing,
+                                              rank == 0 ? nullptr : &info, nullptr, &plan),
+              CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(crossdock_last_error()).find("crossdock_plan_info must not be NULL"),
+              std::string::npos)
+        << crossdock_last_error();
+    EXPECT_EQ(plan, nullptr);
+  });
+}
+
 // Every token goes to all experts. combine sums its row, weighted, E times.
 TEST(CApi, ADenseMapMayHaveMoreBitsThanTopK) {
   for (const int64_t bound : {int64_t{0}, Case::E}) {

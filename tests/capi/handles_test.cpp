@@ -168,6 +168,8 @@ TEST(Handles, NullPointersAreErrors) {
     expect_refused(crossdock_set_device_options(planned.dispatcher, nullptr));
     expect_refused(crossdock_dispatcher_strategy(planned.dispatcher, nullptr));
     expect_refused(crossdock_plan_create(planned.dispatcher, nullptr, nullptr));
+    expect_refused(
+        crossdock_plan_create_described(planned.dispatcher, nullptr, nullptr, nullptr, nullptr));
     expect_refused(crossdock_plan_describe(planned.plan, nullptr));
     expect_refused(crossdock_plan_num_rows(planned.plan, nullptr));
     expect_refused(crossdock_plan_dropped(planned.plan, nullptr));

@@ -104,14 +104,14 @@ def selective_checkpointing_does_not_communicate_again(rank, world):
     def policy(context, operator, *_, **__):
         return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
-    plans, original = [], crossdock.Dispatcher.plan
+    plans, original = [], calls.Core.plan
 
     def counted(self, *arguments, **options):
         plans.append(self)
         return original(self, *arguments, **options)
 
     want = gradients(function(dispatcher, x, ids, weights), x, weights)
-    crossdock.Dispatcher.plan = counted
+    calls.Core.plan = counted
     try:
         out = checkpoint(
             function,
@@ -124,7 +124,7 @@ def selective_checkpointing_does_not_communicate_again(rank, world):
         )
         got = gradients(out, x, weights)
     finally:
-        crossdock.Dispatcher.plan = original
+        calls.Core.plan = original
     assert len(plans) == 1
     for a, b in zip(got, want):
         torch.testing.assert_close(a, b)

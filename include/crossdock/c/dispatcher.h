@@ -128,6 +128,14 @@ typedef struct crossdock_plan_info {
 /// Never waits for the GPU.
 CROSSDOCK_C_API crossdock_status crossdock_plan_describe(const crossdock_plan* plan,
                                                          crossdock_plan_info* info);
+/// crossdock_plan_create and crossdock_plan_describe in one call. Collective. rows_per_expert,
+/// unless NULL, receives the [E_local] rows of each local expert, pad rows included, of a plan in
+/// host memory.
+CROSSDOCK_C_API crossdock_status crossdock_plan_create_described(crossdock_dispatcher* dispatcher,
+                                                                 const crossdock_routing* routing,
+                                                                 crossdock_plan_info* info,
+                                                                 int64_t* rows_per_expert,
+                                                                 crossdock_plan** plan);
 /// Rows in use on this rank, pad rows included. May wait for the GPU.
 CROSSDOCK_C_API crossdock_status crossdock_plan_num_rows(const crossdock_plan* plan,
                                                          int64_t* num_rows);

@@ -2,14 +2,17 @@
 import ctypes
 import itertools
 import weakref
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
 import crossdock
+from crossdock._direct_calls import NOT_GIVEN, DirectCalls
+from crossdock._library import lib
+from crossdock._tensor import Memory
 
 from . import groups
-from .tensors import empty, rows_per_expert, usable_weights, view_of, weights_dtype
+from .tensors import empty, rows_on_device, usable_weights, view_of, weights_dtype
 
 _FEW_VALUES = 16384
 
@@ -22,9 +25,11 @@ class Core:
         self.lock = groups.lock_of(group)  # held during calls
         self.config = config
         self.dispatcher = crossdock.Dispatcher(group, **config)
+        self.calls = DirectCalls(self.dispatcher)
         self.width: int = config["width"]
         self.max_rows: Optional[int] = config.get("max_rows")
         self.num_local_experts = _num_local_experts(group, config)
+        self.no_counts = torch.empty(self.num_local_experts, dtype=torch.int64)  # empty_like it is the quickest
         self.captured: List["Routes"] = []  # replays of CUDA graphs use these plans
         self.key = next(_keys)
         _cores[self.key] = self
@@ -37,22 +42,39 @@ class Core:
         if tensor.is_cuda:
             self.dispatcher.set_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
 
-    def empty_rows(self, like: torch.Tensor, plan: crossdock.Plan) -> Tuple[Optional[torch.Tensor], Any]:
+    def plan(self, routing: torch.Tensor, weights: torch.Tensor) -> Tuple["Routes", torch.Tensor]:
+        """The plan of these routes, and its rows per local expert [E_local], pad rows included."""
+        counts = None if routing.is_cuda else torch.empty_like(self.no_counts)
+        is_map = routing.dtype == torch.bool
+        address = None if counts is None else counts.data_ptr()
+        routes = Routes(self, *self.calls.plan(view_of(routing), view_of(weights), is_map, address))
+        return routes, rows_on_device(routes) if counts is None else counts
+
+    def empty_rows(self, like: torch.Tensor, routes: "Routes") -> Tuple[Optional[torch.Tensor], Memory]:
         """Memory for rows [R, D] and what a call takes for it. None: the library is to provide it.
 
         On a GPU it is memory of torch, which knows the streams that use it. On the CPU it is memory of the library:
         other ranks write there directly, combine reads there without a copy, and it is used again. Few rows are not
         worth it."""
-        num_rows = plan.capacity_rows
+        num_rows = routes.capacity_rows
         if like.is_cuda or num_rows * self.width < _FEW_VALUES:
             return empty(like, (num_rows, self.width))
-        return None, None
+        return None, NOT_GIVEN
 
-    def send(self, plan: crossdock.Plan, x: torch.Tensor, row_weights: Any = False) -> torch.Tensor:
+    def send(self, routes: "Routes", x: torch.Tensor, row_weights: Optional[Memory] = None) -> torch.Tensor:
         """x [T, D] -> rows [R, D]."""
-        rows, memory = self.empty_rows(x, plan)
-        sent = self.dispatcher.dispatch(plan, view_of(x), rows=memory, row_weights=row_weights)
-        return torch.from_dlpack(sent.rows) if rows is None else rows
+        rows, memory = self.empty_rows(x, routes)
+        sent = self.calls.dispatch(routes, view_of(x), memory, row_weights)
+        return torch.from_dlpack(sent) if rows is None else rows
+
+    def move(self, function: Any, routes: "Routes", source: torch.Tensor, width: int) -> torch.Tensor:
+        """A call with one tensor in and one [T, width] out."""
+        source = source.contiguous()
+        with self.lock:
+            self.use_stream_of(source)
+            target, memory = empty(source, (routes.num_tokens, width))
+            self.calls.move(function, routes, view_of(source), memory)
+        return target
 
 
 def _num_local_experts(group: crossdock.Group, config: dict) -> int:
@@ -63,20 +85,28 @@ def _num_local_experts(group: crossdock.Group, config: dict) -> int:
     return each + (1 if group.rank < more else 0)
 
 
-class Routes:
-    """A plan with its dispatcher. Lives as long as a tensor that stands for it (see `plan_tensor`)."""
-
-    __slots__ = ("core", "plan", "__weakref__")
-
-    def __init__(self, core: Core, plan: crossdock.Plan):
-        self.core = core
-        self.plan = plan
-
-
 _keys = itertools.count(1)
 _cores: "weakref.WeakValueDictionary[int, Core]" = weakref.WeakValueDictionary()
 _shared: "weakref.WeakKeyDictionary[crossdock.Group, Any]" = weakref.WeakKeyDictionary()
-_routes: "weakref.WeakValueDictionary[int, Routes]" = weakref.WeakValueDictionary()
+_routes: Dict[int, "weakref.ref[Routes]"] = {}
+
+
+class Routes(crossdock.Plan):
+    """A plan with its dispatcher. Lives as long as a tensor that stands for it (see `plan_tensor`) or a graph."""
+
+    __slots__ = ("core", "key")
+
+    def __init__(self, core: Core, handle: Optional[int], info: Any):
+        self._handle = handle
+        self._info = info
+        self._dispatcher = core.dispatcher
+        self.core = core
+        self.key = next(_keys)
+        _routes[self.key] = weakref.ref(self)
+
+    def __del__(self, _forget=_routes.pop, _destroy=lib.plan_destroy) -> None:  # modules may be gone at exit
+        _forget(self.key, None)
+        _destroy(self._handle)
 
 
 def shared_core(group: crossdock.Group, **config: Any) -> Core:
@@ -105,19 +135,20 @@ def core_of(key: int) -> Core:
 
 
 class _PlanMemory(ctypes.c_int64 * 1):
-    routes: Routes
+    __slots__ = ("routes",)
 
 
 def plan_tensor(routes: Routes) -> torch.Tensor:
-    key = next(_keys)
-    _routes[key] = routes
-    memory = _PlanMemory(key)
+    memory = _PlanMemory(routes.key)
     memory.routes = routes
     return torch.frombuffer(memory, dtype=torch.int64)
 
 
-def routes_of(plan: torch.Tensor) -> Routes:
-    routes = _routes.get(plan.item())
+def routes_of(plan: "Plan") -> Routes:
+    if type(plan) is Routes:
+        return plan
+    found = _routes.get(plan.item())
+    routes = found() if found is not None else None
     if routes is None:
         raise RuntimeError("the plan of this call no longer exists: its handle was copied, and the original was freed")
     return routes
@@ -126,98 +157,86 @@ def routes_of(plan: torch.Tensor) -> Routes:
 # ---- Calls ----
 
 
-def dispatch(
+# Whoever has the routes themselves may pass them for `plan`.
+
+Plan = Union[torch.Tensor, Routes]
+
+
+def send(
     x: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor, dispatcher: int, with_row_weights: bool
-) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local] and the plan."""
+) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, Routes]:
+    """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local] and the routes."""
     core = core_of(dispatcher)
     x, routing, given = x.contiguous(), routing.contiguous(), usable_weights(weights, x.dtype)
-    row_weights, memory = None, False
+    row_weights = memory = None
     with core.lock:
         core.use_stream_of(x)
-        if routing.dtype == torch.bool:
-            plan = core.dispatcher.plan(map=view_of(routing), weights=view_of(given))
-        else:
-            plan = core.dispatcher.plan(view_of(routing), view_of(given))
+        routes, counts = core.plan(routing, given)
         if with_row_weights:
-            row_weights, memory = empty(x, (plan.capacity_rows,), weights_dtype(x.dtype))
-        rows = core.send(plan, x, memory)
-    routes = Routes(core, plan)
+            row_weights, memory = empty(x, (routes.capacity_rows,), weights_dtype(x.dtype))
+        rows = core.send(routes, x, memory)
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         core.captured.append(routes)
     if row_weights is not None and row_weights.dtype != weights.dtype:
         row_weights = row_weights.to(weights.dtype)
-    return rows, row_weights, rows_per_expert(plan), plan_tensor(routes)
+    return rows, row_weights, counts, routes
 
 
-def dispatch_backward(grad_rows: torch.Tensor, plan: torch.Tensor, num_tokens: int) -> torch.Tensor:
+def dispatch(
+    x: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor, dispatcher: int, with_row_weights: bool
+) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local] and the plan."""
+    rows, row_weights, counts, routes = send(x, routing, weights, dispatcher, with_row_weights)
+    return rows, row_weights, counts, plan_tensor(routes)
+
+
+def dispatch_backward(grad_rows: torch.Tensor, plan: Plan, num_tokens: int) -> torch.Tensor:
     """grad_rows [R, D] -> grad_x [T, D]."""
     routes = routes_of(plan)
-    core, grad_rows = routes.core, grad_rows.contiguous()
-    with core.lock:
-        core.use_stream_of(grad_rows)
-        grad_x, memory = empty(grad_rows, (routes.plan.num_tokens, core.width))
-        core.dispatcher.dispatch_backward(routes.plan, view_of(grad_rows), grad_x=memory)
-    return grad_x
+    return routes.core.move(lib.dispatch_backward, routes, grad_rows, routes.core.width)
 
 
-def combine(y: torch.Tensor, weights: torch.Tensor, routing: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
+def combine(y: torch.Tensor, weights: torch.Tensor, routing: torch.Tensor, plan: Plan) -> torch.Tensor:
     """y [R, D] -> out [T, D], the weighted sum. The plan has the weights; `weights` is there for autograd."""
-    return _combine(y, plan, True)
-
-
-def combine_unweighted(y: torch.Tensor, plan: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """y [R, D] -> out [T, D], the sum."""
-    return _combine(y, plan, False)
-
-
-def _combine(y: torch.Tensor, plan: torch.Tensor, weighted: bool) -> torch.Tensor:
     routes = routes_of(plan)
-    core, y = routes.core, y.contiguous()
-    with core.lock:
-        core.use_stream_of(y)
-        out, memory = empty(y, (routes.plan.num_tokens, core.width))
-        core.dispatcher.combine(routes.plan, view_of(y), weighted=weighted, out=memory)
-    return out
+    return routes.core.move(lib.combine, routes, y, routes.core.width)
+
+
+def combine_unweighted(y: torch.Tensor, plan: Plan, num_tokens: int) -> torch.Tensor:
+    """y [R, D] -> out [T, D], the sum."""
+    routes = routes_of(plan)
+    return routes.core.move(lib.combine_unweighted, routes, y, routes.core.width)
 
 
 def combine_backward(
-    grad_out: torch.Tensor, y: torch.Tensor, routing: torch.Tensor, plan: torch.Tensor
+    grad_out: torch.Tensor, y: torch.Tensor, routing: torch.Tensor, plan: Plan
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """grad_out [T, D] -> the gradients of y [R, D] and of the weights, shaped like `routing`."""
     routes = routes_of(plan)
     core, grad_out, y = routes.core, grad_out.contiguous(), y.contiguous()
     with core.lock:
         core.use_stream_of(y)
-        grad_y, memory = core.empty_rows(y, routes.plan)
-        shape = (routes.plan.num_tokens, routes.plan.top_k)
-        by_slot, slot_memory = empty(y, shape, weights_dtype(y.dtype))
-        result = core.dispatcher.combine_backward(
-            routes.plan, view_of(grad_out), view_of(y), grad_rows=memory, grad_weights=slot_memory
-        )
+        grad_y, memory = core.empty_rows(y, routes)
+        by_slot, slot_memory = empty(y, (routes.num_tokens, routes.top_k), weights_dtype(y.dtype))
+        made = core.calls.combine_backward(routes, view_of(grad_out), view_of(y), memory, slot_memory)
     if grad_y is None:
-        grad_y = torch.from_dlpack(result.grad_rows)
+        grad_y = torch.from_dlpack(made)
     return grad_y, _like_routing(by_slot, routing)
 
 
-def combine_unweighted_backward(grad_out: torch.Tensor, plan: torch.Tensor, num_rows: int) -> torch.Tensor:
+def combine_unweighted_backward(grad_out: torch.Tensor, plan: Plan, num_rows: int) -> torch.Tensor:
     """grad_out [T, D] -> the gradient of y [R, D]: every row gets the gradient of its token."""
     routes = routes_of(plan)
     core, grad_out = routes.core, grad_out.contiguous()
     with core.lock:
         core.use_stream_of(grad_out)
-        return core.send(routes.plan, grad_out)
+        return core.send(routes, grad_out)
 
 
-def collect_routes(values: torch.Tensor, routing: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
+def collect_routes(values: torch.Tensor, routing: torch.Tensor, plan: Plan) -> torch.Tensor:
     """One value per row [R], fp32 or fp64, back to its route; 0 where there is none. Shaped like `routing`."""
     routes = routes_of(plan)
-    core, values = routes.core, values.contiguous()
-    with core.lock:
-        core.use_stream_of(values)
-        by_slot, memory = empty(values, (routes.plan.num_tokens, routes.plan.top_k))
-        core.dispatcher.collect_routes(routes.plan, view_of(values), routes=memory)
-    return _like_routing(by_slot, routing)
+    return _like_routing(routes.core.move(lib.collect_routes, routes, values, routes.top_k), routing)
 
 
 def _like_routing(by_slot: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """The calls as differentiable operators: `torch.ops.crossdock.dispatch` and so on."""
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
 from . import calls
-from .registration import HAS_OPERATORS, define, refuse_gradient, save_nothing
+from .registration import HAS_OPERATORS, apply_of, define, is_observed, refuse_gradient, save_nothing
 from .tensors import weights_dtype
 
 # T tokens, K slots, E experts, R rows, D width. `routing` is [T, K] ids or a [T, E] map; `weights` has its shape.
@@ -69,36 +69,41 @@ _FAKES = {
 # ---- Gradients ----
 
 
+# The saved plan owns the routes, unless hooks replace it with a copy (torch.autograd.graph.save_on_cpu). So the graph
+# owns them too, and backward uses these where nobody wants to see operators, which take tensors only.
+
+
 def _keep(ctx: Any, plan: torch.Tensor) -> None:
-    # The saved tensor owns the plan, unless hooks replace it with a copy (torch.autograd.graph.save_on_cpu).
-    if type(plan) is torch.Tensor:  # else it is a fake one of a compiler
-        ctx.routes = calls.routes_of(plan)
+    # A fake tensor of a compiler has none.
+    ctx.routes = calls.routes_of(plan) if type(plan) is torch.Tensor else None
+
+
+def _plan_of(ctx: Any, plan: torch.Tensor, grad: torch.Tensor) -> calls.Plan:
+    return plan if ctx.routes is None or (HAS_OPERATORS and is_observed(grad)) else ctx.routes
 
 
 def _save_dispatch(ctx: Any, inputs: Tuple, output: Tuple) -> None:
     x, routing, weights, _, with_row_weights = inputs
-    plan = output[3]
+    rows, _, _, plan = output
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(routing, plan)
-    ctx.num_tokens, ctx.width, ctx.tokens_dtype = x.shape[0], x.shape[1], x.dtype
-    ctx.weights_dtype = weights.dtype
-    ctx.num_rows = output[0].shape[0]
-    ctx.with_row_weights = with_row_weights
+    ctx.like = (x.shape[0], rows.shape, x.dtype, weights.dtype if with_row_weights else None)
     _keep(ctx, plan)
 
 
 def _grad_dispatch(ctx: Any, grad_rows, grad_row_weights, *_) -> Tuple:
     routing, plan = ctx.saved_tensors
+    num_tokens, shape, tokens_dtype, dtype = ctx.like
+    plan = _plan_of(ctx, plan, grad_row_weights if grad_rows is None else grad_rows)
     grad_x = grad_weights = None
     if ctx.needs_input_grad[0]:
         # Rows that went nowhere on this rank may have gone somewhere on others: all ranks make this call.
         if grad_rows is None:
-            device = grad_row_weights.device
-            grad_rows = torch.zeros((ctx.num_rows, ctx.width), dtype=ctx.tokens_dtype, device=device)
-        grad_x = dispatch_backward(grad_rows, plan, ctx.num_tokens)
-    if ctx.with_row_weights and ctx.needs_input_grad[2] and grad_row_weights is not None:
-        values = grad_row_weights.to(weights_dtype(ctx.tokens_dtype))
-        grad_weights = collect_routes(values, routing, plan).to(ctx.weights_dtype)
+            grad_rows = torch.zeros(shape, dtype=tokens_dtype, device=grad_row_weights.device)
+        grad_x = dispatch_backward(grad_rows, plan, num_tokens)
+    if dtype is not None and ctx.needs_input_grad[2] and grad_row_weights is not None:
+        values = grad_row_weights.to(weights_dtype(tokens_dtype))
+        grad_weights = collect_routes(values, routing, plan).to(dtype)
     return grad_x, None, grad_weights, None, None
 
 
@@ -111,8 +116,10 @@ def _save_combine(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
 
 def _grad_combine(ctx: Any, grad_out: torch.Tensor) -> Tuple:
     y, routing, plan = ctx.saved_tensors
-    grad_y, grad_weights = combine_backward(grad_out, y, routing, plan)
-    return grad_y, grad_weights.to(ctx.weights_dtype), None, None
+    grad_y, grad_weights = combine_backward(grad_out, y, routing, _plan_of(ctx, plan, grad_out))
+    if grad_weights.dtype != ctx.weights_dtype:
+        grad_weights = grad_weights.to(ctx.weights_dtype)
+    return grad_y, grad_weights, None, None
 
 
 def _save_combine_unweighted(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
@@ -124,7 +131,7 @@ def _save_combine_unweighted(ctx: Any, inputs: Tuple, output: torch.Tensor) -> N
 
 def _grad_combine_unweighted(ctx: Any, grad_out: torch.Tensor) -> Tuple:
     (plan,) = ctx.saved_tensors
-    return combine_unweighted_backward(grad_out, plan, ctx.num_rows), None, None
+    return combine_unweighted_backward(grad_out, _plan_of(ctx, plan, grad_out), ctx.num_rows), None, None
 
 
 _GRADIENTS = {
@@ -138,6 +145,63 @@ _GRADIENTS = {
 }
 
 
+# ---- Eager calls ----
+#
+# Cheaper than functions made of `save` and the gradient: only tensors that have gradients pass through autograd, and
+# the routes need not be looked up.
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, routes_and_weights, row_weights_of, dispatcher, made):
+        routing, weights = routes_and_weights
+        with_row_weights = row_weights_of is not None
+        rows, row_weights, counts, routes = calls.send(x, routing, weights, dispatcher, with_row_weights)
+        plan = calls.plan_tensor(routes)
+        made += (counts, plan)
+        ctx.routes = routes
+        ctx.like = (x.shape[0], rows.shape, x.dtype, weights.dtype if with_row_weights else None)
+        ctx.save_for_backward(routing, plan)
+        if not with_row_weights:
+            return rows
+        ctx.set_materialize_grads(False)
+        return rows, row_weights
+
+    @staticmethod
+    def backward(ctx, grad_rows, grad_row_weights=None):
+        return _grad_dispatch(ctx, grad_rows, grad_row_weights)
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, weights, routing, plan):
+        ctx.routes = routes = calls.routes_of(plan)
+        ctx.weights_dtype = weights.dtype
+        ctx.save_for_backward(y, routing, plan)
+        return calls.combine(y, weights, routing, routes)
+
+    backward = staticmethod(_grad_combine)
+
+
+_apply_dispatch = apply_of(_Dispatch)
+_apply_combine = apply_of(_Combine)
+
+
+def _eager_dispatch(x, routing, weights, dispatcher, with_row_weights):
+    if not torch.is_grad_enabled():
+        return calls.dispatch(x, routing, weights, dispatcher, with_row_weights)
+    made: List[torch.Tensor] = []
+    sent = _apply_dispatch(x, (routing, weights), weights if with_row_weights else None, dispatcher, made)
+    rows, row_weights = sent if with_row_weights else (sent, None)
+    counts, plan = made
+    return rows, row_weights, counts, plan
+
+
+def _eager_combine(y, weights, routing, plan):
+    call = _apply_combine if torch.is_grad_enabled() else calls.combine
+    return call(y, weights, routing, plan)
+
+
 # ---- Operators ----
 
 
@@ -147,13 +211,13 @@ def _dispatch_operator(x, routing, weights, dispatcher, with_row_weights):
     return rows, weights.new_empty(0) if row_weights is None else row_weights, counts, plan
 
 
-def _define(name: str, operator_call: Optional[Callable] = None) -> Callable:
-    return define(name, _SCHEMAS[name], getattr(calls, name), _FAKES[name], *_GRADIENTS[name], operator_call)
+def _define(name: str, operator_call: Optional[Callable] = None, eager: Optional[Callable] = None) -> Callable:
+    return define(name, _SCHEMAS[name], getattr(calls, name), _FAKES[name], *_GRADIENTS[name], operator_call, eager)
 
 
-dispatch = _define("dispatch", _dispatch_operator)
+dispatch = _define("dispatch", _dispatch_operator, _eager_dispatch)
 dispatch_backward = _define("dispatch_backward")
-combine = _define("combine")
+combine = _define("combine", eager=_eager_combine)
 combine_unweighted = _define("combine_unweighted")
 combine_backward = _define("combine_backward")
 combine_unweighted_backward = _define("combine_unweighted_backward")

@@ -3,7 +3,7 @@
 With torch 2.4 and later they are operators with fake versions, so that torch.compile keeps the graph and selective
 checkpointing can name them. In eager mode, and with older versions, they are autograd functions.
 """
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Type
 
 import torch
 
@@ -12,6 +12,7 @@ HAS_OPERATORS = hasattr(torch.library, "register_fake") and hasattr(torch.librar
 _library = torch.library.Library("crossdock", "DEF") if HAS_OPERATORS else None  # the operators live as long as it does
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _num_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 def define(
@@ -22,6 +23,7 @@ def define(
     save: Callable,
     gradient: Callable,
     operator_call: Optional[Callable] = None,
+    eager: Optional[Callable] = None,
 ) -> Callable:
     """A function that runs the operator for those who want to see it; else the call itself, which is several times
     cheaper.
@@ -34,8 +36,9 @@ def define(
         save: keeps in ctx what the gradient needs: save(ctx, inputs, output).
         gradient: gradient(ctx, *gradients of the results) -> gradients of the inputs.
         operator_call: `call` with the results that the schema promises, if these differ.
+        eager: the call with its gradient, for those who do not want to see the operator. Default: made of the above.
     """
-    function = _autograd_function(name, call, save, gradient)
+    eager = eager or _eager(name, call, save, gradient)
     operator = None
     if _library is not None:
         _library.define(name + schema)
@@ -45,9 +48,9 @@ def define(
         operator = getattr(torch.ops.crossdock, name).default
 
     def run(*inputs: Any) -> Any:
-        if operator is not None and _is_observed(inputs[0]):
+        if operator is not None and is_observed(inputs[0]):
             return operator(*inputs)
-        return function(*inputs) if torch.is_grad_enabled() else call(*inputs)
+        return eager(*inputs)
 
     run.__name__ = name
     run.__doc__ = call.__doc__
@@ -66,16 +69,27 @@ def save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
     pass
 
 
-def _autograd_function(name: str, call: Callable, save: Callable, gradient: Callable) -> Callable:
+def is_observed(tensor: torch.Tensor) -> bool:
+    """Whether anyone wants to see operators: a compiler, a mode such as selective checkpointing, a transform of
+    torch.func, a tensor subclass."""
+    return torch.compiler.is_compiling() or _num_modes() > 0 or _are_transforms_active() or type(tensor) not in _PLAIN
+
+
+def apply_of(function: Type[torch.autograd.Function]) -> Callable:
+    """function.apply without its part in Python, which serves torch.func alone: that sees operators."""
+    return super(torch.autograd.Function, function).apply if HAS_OPERATORS else function.apply
+
+
+def _eager(name: str, call: Callable, save: Callable, gradient: Callable) -> Callable:
     def forward(ctx, *inputs):
         output = call(*inputs)
         save(ctx, inputs, output)
         return output
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(gradient)}
-    return type("crossdock_" + name, (torch.autograd.Function,), members).apply
+    apply = apply_of(type("crossdock_" + name, (torch.autograd.Function,), members))
 
+    def eager(*inputs: Any) -> Any:
+        return apply(*inputs) if torch.is_grad_enabled() else call(*inputs)
 
-def _is_observed(tensor: torch.Tensor) -> bool:
-    """Whether anyone wants to see operators: a compiler, a mode such as selective checkpointing, a tensor subclass."""
-    return torch.compiler.is_compiling() or _num_modes() > 0 or type(tensor) not in _PLAIN
+    return eager

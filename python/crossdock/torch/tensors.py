@@ -1,12 +1,10 @@
 """Tensors of PyTorch as the library sees them."""
-import ctypes
-import operator
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
 
 import crossdock
-from crossdock._tensor import Memory, Refused
+from crossdock._tensor import Memory, Refused, fields_of
 
 _CODES = {
     torch.float64: int(crossdock.DType.F64),
@@ -20,19 +18,25 @@ _CODES = {
 }
 
 
-def view_of(tensor: torch.Tensor) -> Any:
+def view_of(tensor: torch.Tensor) -> Memory:
     """The memory of a contiguous tensor, which must outlive the call.
 
     A rank must not raise before a collective call: the others would wait for it. So a tensor that the library cannot
     use becomes an argument that it refuses on every rank, and the reason is the cause of the error on this one.
     """
-    code = _CODES.get(tensor.dtype)
-    if code is None or not (tensor.is_cpu or tensor.is_cuda):
-        return Refused(TypeError(f"tensors of {tensor.dtype} on {tensor.device.type} are not supported"))
     try:
-        return Memory(tensor.data_ptr(), code, tensor.shape, tensor.get_device() if tensor.is_cuda else None)
+        code, shape = _CODES[tensor.dtype], tensor.shape
+        if tensor.is_cpu:
+            if len(shape) == 2:
+                return Memory((tensor.data_ptr(), shape[0], shape[1], 0, 0, 2, code, 0, 0))
+            return Memory(fields_of(tensor.data_ptr(), code, shape, None))
+        if tensor.is_cuda:
+            return Memory(fields_of(tensor.data_ptr(), code, shape, tensor.get_device()))
+    except KeyError:
+        pass
     except (RuntimeError, ValueError) as error:  # without memory of its own, or without dimensions
         return Refused(error)
+    return Refused(TypeError(f"tensors of {tensor.dtype} on {tensor.device.type} are not supported"))
 
 
 def empty(
@@ -74,14 +78,7 @@ class _OnDevice:
         }
 
 
-def rows_per_expert(plan: crossdock.Plan) -> torch.Tensor:
-    """[E_local] int64 on the plan's device: rows of each local expert, pad rows included."""
-    size = plan.num_local_experts
-    if plan.device is not None:
-        memory = _OnDevice(plan.segment_starts_ptr, size + 1)
-        return torch.as_tensor(memory, device=torch.device("cuda", plan.device)).diff()
-    if size == 0:
-        return torch.empty(0, dtype=torch.int64)
-    starts = (ctypes.c_int64 * (size + 1)).from_address(plan.segment_starts_ptr)[:]
-    counts = (ctypes.c_int64 * size)(*map(operator.sub, starts[1:], starts))
-    return torch.frombuffer(counts, dtype=torch.int64)
+def rows_on_device(plan: crossdock.Plan) -> torch.Tensor:
+    """[E_local] int64 on the GPU of the plan: rows of each local expert, pad rows included."""
+    memory = _OnDevice(plan.segment_starts_ptr, plan.num_local_experts + 1)
+    return torch.as_tensor(memory, device=torch.device("cuda", plan.device)).diff()

@@ -1,0 +1,111 @@
+"""The calls of a dispatcher with memory by address, for other parts of the package: quicker, for tensors that are described
+already. Their structs are made once; every call overwrites all that an earlier one left in them."""
+import ctypes
+import struct
+from ctypes import byref
+from typing import Any, NoReturn, Optional, Tuple
+
+from ._abi import (
+    CombineBackwardArgs,
+    CombineBackwardResult,
+    COutput,
+    CTensor,
+    DispatchArgs,
+    DispatchResult,
+    PlanInfo,
+    Routing,
+    maker,
+)
+from ._errors import fail
+from ._library import lib
+from ._plan import Plan
+from ._tensor import TENSOR_FORMAT, Array, Memory, Refused, result
+
+# Tensors in a row. Bytes for x are set to 0.
+_NO_TENSOR = f"{ctypes.sizeof(CTensor)}x"
+_NO_OUTPUT = f"{ctypes.sizeof(COutput)}x"
+_OUTPUT = TENSOR_FORMAT + "8x"  # a tensor and its owner
+_put_ids = struct.Struct("=" + TENSOR_FORMAT + _NO_TENSOR + TENSOR_FORMAT).pack_into  # Routing: expert_ids, map, weights
+_put_map = struct.Struct("=" + _NO_TENSOR + TENSOR_FORMAT + TENSOR_FORMAT).pack_into
+_put_x = struct.Struct("=" + TENSOR_FORMAT + _NO_TENSOR + "i").pack_into  # DispatchArgs: x, scales, with_row_weights
+_put_rows = struct.Struct("=" + _OUTPUT + _NO_OUTPUT + _OUTPUT).pack_into  # DispatchResult: rows, row_scales, row_weights
+_put_inputs = struct.Struct("=" + TENSOR_FORMAT + TENSOR_FORMAT).pack_into
+_put_outputs = struct.Struct("=" + _OUTPUT + _OUTPUT).pack_into
+_put_move = struct.Struct("=" + TENSOR_FORMAT + _OUTPUT).pack_into
+
+_ROUTES = Routing.expert_ids.offset
+_X = DispatchArgs.x.offset
+_ROWS = DispatchResult.rows.offset
+_GRAD_OUT = CombineBackwardArgs.grad_out.offset
+_GRAD_ROWS = CombineBackwardResult.grad_rows.offset
+_new_info = maker(PlanInfo)
+
+#: An output that the library is to provide, or none at all.
+NOT_GIVEN = Memory((0,) * 9)
+
+
+class _Move(ctypes.Structure):
+    _fields_ = [("source", CTensor), ("target", COutput)]
+
+
+class DirectCalls:
+    """The calls of one dispatcher, one at a time: hold a lock. A tensor is a `Memory`, which the caller keeps alive, or
+    `Refused`. Outputs are contiguous and have the exact shape."""
+
+    __slots__ = ("_args", "_dispatcher", "_grads", "_inputs", "_made", "_move", "_results", "_routing")
+
+    def __init__(self, dispatcher: Any):
+        self._dispatcher = dispatcher
+        self._routing = Routing()
+        self._made = ctypes.c_void_p()
+        self._args, self._results = DispatchArgs(), DispatchResult()
+        self._inputs, self._grads = CombineBackwardArgs(), CombineBackwardResult()
+        self._move = _Move()
+
+    def plan(
+        self, routing: Memory, weights: Memory, is_map: bool, rows_per_expert: Optional[int]
+    ) -> Tuple[Optional[int], PlanInfo]:
+        """The handle of a new plan, which the caller owns, and its sizes.
+
+        routing: expert ids [T, K] or a map [T, E]
+        rows_per_expert: address of host memory [E_local], which receives the rows of each local expert, pad rows included
+        """
+        (_put_map if is_map else _put_ids)(self._routing, _ROUTES, *routing, *weights)
+        info = _new_info()
+        if lib.plan_create_described(
+            self._dispatcher._handle, byref(self._routing), byref(info), rows_per_expert, byref(self._made)
+        ):
+            self._fail(routing, weights)
+        return self._made.value, info
+
+    def dispatch(self, plan: Plan, x: Memory, rows: Memory, row_weights: Optional[Memory] = None) -> Optional[Array]:
+        """x [T, D] -> rows [R, D], row_weights [R] unless None. Returns rows that were NOT_GIVEN."""
+        _put_x(self._args, _X, *x, row_weights is not None)
+        _put_rows(self._results, _ROWS, *rows, *(row_weights or NOT_GIVEN))
+        if lib.dispatch(self._dispatcher._handle, plan._handle, byref(self._args), byref(self._results)):
+            self._fail(x, rows, row_weights)
+        return self._result(self._results, _ROWS) if rows is NOT_GIVEN else None
+
+    def move(self, function: Any, plan: Plan, source: Memory, target: Memory) -> None:
+        """Calls lib.dispatch_backward, combine, combine_unweighted or collect_routes."""
+        move = self._move
+        _put_move(move, 0, *source, *target)
+        if function(self._dispatcher._handle, plan._handle, byref(move), byref(move, _Move.target.offset)):
+            self._fail(source, target)
+
+    def combine_backward(
+        self, plan: Plan, grad_out: Memory, y: Memory, grad_rows: Memory, grad_weights: Memory
+    ) -> Optional[Array]:
+        """grad_out [T, D], y [R, D] -> grad_rows [R, D], grad_weights [T, K]. Returns grad_rows that were NOT_GIVEN."""
+        _put_inputs(self._inputs, _GRAD_OUT, *grad_out, *y)
+        _put_outputs(self._grads, _GRAD_ROWS, *grad_rows, *grad_weights)
+        if lib.combine_backward(self._dispatcher._handle, plan._handle, byref(self._inputs), byref(self._grads)):
+            self._fail(grad_out, y, grad_rows, grad_weights)
+        return self._result(self._grads, _GRAD_ROWS) if grad_rows is NOT_GIVEN else None
+
+    def _result(self, struct_: ctypes.Structure, offset: int) -> Array:
+        return result(struct_, offset, None, None, self._dispatcher._stream)
+
+    def _fail(self, *given: Optional[Memory]) -> NoReturn:
+        refusals = (memory.error for memory in given if isinstance(memory, Refused))
+        fail(self._dispatcher._rank, next(refusals, None))
