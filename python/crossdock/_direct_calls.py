@@ -39,6 +39,8 @@ _ROWS = DispatchResult.rows.offset
 _GRAD_OUT = CombineBackwardArgs.grad_out.offset
 _GRAD_ROWS = CombineBackwardResult.grad_rows.offset
 _new_info = maker(PlanInfo)
+_create_plan = lib.plan_create_described
+_dispatch = lib.dispatch
 
 #: An output that the library is to provide, or none at all.
 NOT_GIVEN = Memory((0,) * 9)
@@ -52,45 +54,44 @@ class DirectCalls:
     """The calls of one dispatcher, one at a time: hold a lock. A tensor is a `Memory`, which the caller keeps alive, or
     `Refused`. Outputs are contiguous and have the exact shape."""
 
-    __slots__ = ("_args", "_dispatcher", "_grads", "_inputs", "_made", "_move", "_results", "_routing")
-
     def __init__(self, dispatcher: Any):
         self._dispatcher = dispatcher
-        self._routing = Routing()
-        self._made = ctypes.c_void_p()
+        self._routing, self._plan = Routing(), ctypes.c_void_p()
         self._args, self._results = DispatchArgs(), DispatchResult()
         self._inputs, self._grads = CombineBackwardArgs(), CombineBackwardResult()
         self._move = _Move()
+        self._routing_ref, self._plan_ref = byref(self._routing), byref(self._plan)
+        self._args_ref, self._results_ref = byref(self._args), byref(self._results)
+        self._inputs_ref, self._grads_ref = byref(self._inputs), byref(self._grads)
+        self._source_ref, self._target_ref = byref(self._move), byref(self._move, _Move.target.offset)
 
     def plan(
-        self, routing: Memory, weights: Memory, is_map: bool, rows_per_expert: Optional[int]
+        self, routing: Memory, weights: Memory, is_map: bool, rows_per_expert: Optional[ctypes.Array]
     ) -> Tuple[Optional[int], PlanInfo]:
         """The handle of a new plan, which the caller owns, and its sizes.
 
         routing: expert ids [T, K] or a map [T, E]
-        rows_per_expert: address of host memory [E_local], which receives the rows of each local expert, pad rows included
+        rows_per_expert: int64 [E_local], receives the rows of each local expert, pad rows included, if the plan is on the host
         """
         (_put_map if is_map else _put_ids)(self._routing, _ROUTES, *routing, *weights)
         info = _new_info()
-        if lib.plan_create_described(
-            self._dispatcher._handle, byref(self._routing), byref(info), rows_per_expert, byref(self._made)
-        ):
+        handle = self._dispatcher._handle
+        if _create_plan(handle, self._routing_ref, byref(info), rows_per_expert, self._plan_ref):
             self._fail(routing, weights)
-        return self._made.value, info
+        return self._plan.value, info
 
     def dispatch(self, plan: Plan, x: Memory, rows: Memory, row_weights: Optional[Memory] = None) -> Optional[Array]:
         """x [T, D] -> rows [R, D], row_weights [R] unless None. Returns rows that were NOT_GIVEN."""
         _put_x(self._args, _X, *x, row_weights is not None)
         _put_rows(self._results, _ROWS, *rows, *(row_weights or NOT_GIVEN))
-        if lib.dispatch(self._dispatcher._handle, plan._handle, byref(self._args), byref(self._results)):
+        if _dispatch(self._dispatcher._handle, plan._handle, self._args_ref, self._results_ref):
             self._fail(x, rows, row_weights)
         return self._result(self._results, _ROWS) if rows is NOT_GIVEN else None
 
     def move(self, function: Any, plan: Plan, source: Memory, target: Memory) -> None:
         """Calls lib.dispatch_backward, combine, combine_unweighted or collect_routes."""
-        move = self._move
-        _put_move(move, 0, *source, *target)
-        if function(self._dispatcher._handle, plan._handle, byref(move), byref(move, _Move.target.offset)):
+        _put_move(self._move, 0, *source, *target)
+        if function(self._dispatcher._handle, plan._handle, self._source_ref, self._target_ref):
             self._fail(source, target)
 
     def combine_backward(
@@ -99,7 +100,7 @@ class DirectCalls:
         """grad_out [T, D], y [R, D] -> grad_rows [R, D], grad_weights [T, K]. Returns grad_rows that were NOT_GIVEN."""
         _put_inputs(self._inputs, _GRAD_OUT, *grad_out, *y)
         _put_outputs(self._grads, _GRAD_ROWS, *grad_rows, *grad_weights)
-        if lib.combine_backward(self._dispatcher._handle, plan._handle, byref(self._inputs), byref(self._grads)):
+        if lib.combine_backward(self._dispatcher._handle, plan._handle, self._inputs_ref, self._grads_ref):
             self._fail(grad_out, y, grad_rows, grad_weights)
         return self._result(self._grads, _GRAD_ROWS) if grad_rows is NOT_GIVEN else None
 

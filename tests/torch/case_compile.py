@@ -3,8 +3,7 @@ import torch
 from cases import case, first_expert, random_of, random_routes, scale_by_expert, tokens_of
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-import crossdock
-from crossdock.torch import Dispatcher, MoELayer, TitanTokenDispatcher, save_ops
+from crossdock.torch import Dispatcher, MoELayer, TitanTokenDispatcher, calls, save_ops
 
 E, K, D = 8, 2, 16
 

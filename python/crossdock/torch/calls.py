@@ -12,7 +12,7 @@ from crossdock._library import lib
 from crossdock._tensor import Memory
 
 from . import groups
-from .tensors import empty, rows_on_device, usable_weights, view_of, weights_dtype
+from .tensors import empty, rows_on_device, tensor_of, usable_weights, view_of, weights_dtype
 
 _FEW_VALUES = 16384
 
@@ -29,10 +29,10 @@ class Core:
         self.width: int = config["width"]
         self.max_rows: Optional[int] = config.get("max_rows")
         self.num_local_experts = _num_local_experts(group, config)
-        self.no_counts = torch.empty(self.num_local_experts, dtype=torch.int64)  # empty_like it is the quickest
+        self.new_counts = ctypes.c_int64 * self.num_local_experts
         self.captured: List["Routes"] = []  # replays of CUDA graphs use these plans
-        self.key = next(_keys)
-        _cores[self.key] = self
+        self.key = key = next(_keys)
+        _cores[key] = weakref.ref(self, lambda _: _cores.pop(key, None))
 
     def __deepcopy__(self, memo: dict) -> "Core":
         return self  # copies of a model share it
@@ -42,13 +42,11 @@ class Core:
         if tensor.is_cuda:
             self.dispatcher.set_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
 
-    def plan(self, routing: torch.Tensor, weights: torch.Tensor) -> Tuple["Routes", torch.Tensor]:
-        """The plan of these routes, and its rows per local expert [E_local], pad rows included."""
-        counts = None if routing.is_cuda else torch.empty_like(self.no_counts)
-        is_map = routing.dtype == torch.bool
-        address = None if counts is None else counts.data_ptr()
-        routes = Routes(self, *self.calls.plan(view_of(routing), view_of(weights), is_map, address))
-        return routes, rows_on_device(routes) if counts is None else counts
+    def plan(self, routing: torch.Tensor, weights: torch.Tensor) -> Tuple["Routes", Optional[ctypes.Array]]:
+        """The plan of these routes. In host memory, also its rows per local expert, pad rows included."""
+        counts = None if routing.is_cuda else self.new_counts()
+        is_map = routing.dtype is torch.bool
+        return Routes(self, *self.calls.plan(view_of(routing), view_of(weights), is_map, counts)), counts
 
     def empty_rows(self, like: torch.Tensor, routes: "Routes") -> Tuple[Optional[torch.Tensor], Memory]:
         """Memory for rows [R, D] and what a call takes for it. None: the library is to provide it.
@@ -86,7 +84,7 @@ def _num_local_experts(group: crossdock.Group, config: dict) -> int:
 
 
 _keys = itertools.count(1)
-_cores: "weakref.WeakValueDictionary[int, Core]" = weakref.WeakValueDictionary()
+_cores: Dict[int, "weakref.ref[Core]"] = {}
 _shared: "weakref.WeakKeyDictionary[crossdock.Group, Any]" = weakref.WeakKeyDictionary()
 _routes: Dict[int, "weakref.ref[Routes]"] = {}
 
@@ -122,7 +120,8 @@ def shared_core(group: crossdock.Group, **config: Any) -> Core:
 
 
 def core_of(key: int) -> Core:
-    core = _cores.get(key)
+    found = _cores.get(key)
+    core = found() if found is not None else None
     if core is None:
         raise RuntimeError("this crossdock.torch.Dispatcher is closed, or was not kept as long as its calls are used")
     return core
@@ -141,7 +140,7 @@ class _PlanMemory(ctypes.c_int64 * 1):
 def plan_tensor(routes: Routes) -> torch.Tensor:
     memory = _PlanMemory(routes.key)
     memory.routes = routes
-    return torch.frombuffer(memory, dtype=torch.int64)
+    return tensor_of(memory)
 
 
 def routes_of(plan: "Plan") -> Routes:
@@ -164,8 +163,8 @@ Plan = Union[torch.Tensor, Routes]
 
 def send(
     x: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor, dispatcher: int, with_row_weights: bool
-) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, Routes]:
-    """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local] and the routes."""
+) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Routes]:
+    """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local], the plan and its routes."""
     core = core_of(dispatcher)
     x, routing, given = x.contiguous(), routing.contiguous(), usable_weights(weights, x.dtype)
     row_weights = memory = None
@@ -179,15 +178,15 @@ def send(
         core.captured.append(routes)
     if row_weights is not None and row_weights.dtype != weights.dtype:
         row_weights = row_weights.to(weights.dtype)
-    return rows, row_weights, counts, routes
+    per_expert = rows_on_device(routes) if counts is None else tensor_of(counts)
+    return rows, row_weights, per_expert, plan_tensor(routes), routes
 
 
 def dispatch(
     x: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor, dispatcher: int, with_row_weights: bool
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
     """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local] and the plan."""
-    rows, row_weights, counts, routes = send(x, routing, weights, dispatcher, with_row_weights)
-    return rows, row_weights, counts, plan_tensor(routes)
+    return send(x, routing, weights, dispatcher, with_row_weights)[:4]
 
 
 def dispatch_backward(grad_rows: torch.Tensor, plan: Plan, num_tokens: int) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """The calls as differentiable operators: `torch.ops.crossdock.dispatch` and so on."""
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
 from . import calls
-from .registration import HAS_OPERATORS, apply_of, define, is_observed, refuse_gradient, save_nothing
+from .registration import HAS_OPERATORS, apply_of, define, eager_function, is_observed, refuse_gradient, save_nothing
 from .tensors import weights_dtype
 
 # T tokens, K slots, E experts, R rows, D width. `routing` is [T, K] ids or a [T, E] map; `weights` has its shape.
@@ -151,25 +151,19 @@ _GRADIENTS = {
 # the routes need not be looked up.
 
 
-class _Dispatch(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, routes_and_weights, row_weights_of, dispatcher, made):
-        routing, weights = routes_and_weights
-        with_row_weights = row_weights_of is not None
-        rows, row_weights, counts, routes = calls.send(x, routing, weights, dispatcher, with_row_weights)
-        plan = calls.plan_tensor(routes)
-        made += (counts, plan)
-        ctx.routes = routes
-        ctx.like = (x.shape[0], rows.shape, x.dtype, weights.dtype if with_row_weights else None)
-        ctx.save_for_backward(routing, plan)
-        if not with_row_weights:
-            return rows
-        ctx.set_materialize_grads(False)
-        return rows, row_weights
+class _SendRows(torch.autograd.Function):
+    """A dispatch without row weights. `call` is a list: the other arguments, and then the other results."""
 
     @staticmethod
-    def backward(ctx, grad_rows, grad_row_weights=None):
-        return _grad_dispatch(ctx, grad_rows, grad_row_weights)
+    def forward(ctx, x, call):
+        rows, *call[:], ctx.routes = calls.send(x, *call, False)
+        return rows
+
+    @staticmethod
+    def backward(ctx, grad_rows):
+        routes = ctx.routes
+        plan = calls.plan_tensor(routes) if HAS_OPERATORS and is_observed(grad_rows) else routes
+        return dispatch_backward(grad_rows, plan, routes.num_tokens), None
 
 
 class _Combine(torch.autograd.Function):
@@ -183,22 +177,21 @@ class _Combine(torch.autograd.Function):
     backward = staticmethod(_grad_combine)
 
 
-_apply_dispatch = apply_of(_Dispatch)
-_apply_combine = apply_of(_Combine)
+_send_rows = apply_of(_SendRows)
+_combine = apply_of(_Combine)
+_dispatch = eager_function("dispatch", calls.dispatch, *_GRADIENTS["dispatch"])
 
 
 def _eager_dispatch(x, routing, weights, dispatcher, with_row_weights):
-    if not torch.is_grad_enabled():
-        return calls.dispatch(x, routing, weights, dispatcher, with_row_weights)
-    made: List[torch.Tensor] = []
-    sent = _apply_dispatch(x, (routing, weights), weights if with_row_weights else None, dispatcher, made)
-    rows, row_weights = sent if with_row_weights else (sent, None)
-    counts, plan = made
-    return rows, row_weights, counts, plan
+    if with_row_weights or not torch.is_grad_enabled():
+        return _dispatch(x, routing, weights, dispatcher, with_row_weights)
+    call = [routing, weights, dispatcher]
+    rows = _send_rows(x, call)
+    return (rows, *call)
 
 
 def _eager_combine(y, weights, routing, plan):
-    call = _apply_combine if torch.is_grad_enabled() else calls.combine
+    call = _combine if torch.is_grad_enabled() else calls.combine
     return call(y, weights, routing, plan)
 
 

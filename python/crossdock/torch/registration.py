@@ -38,7 +38,7 @@ def define(
         operator_call: `call` with the results that the schema promises, if these differ.
         eager: the call with its gradient, for those who do not want to see the operator. Default: made of the above.
     """
-    eager = eager or _eager(name, call, save, gradient)
+    eager = eager or eager_function(name, call, save, gradient)
     operator = None
     if _library is not None:
         _library.define(name + schema)
@@ -80,7 +80,9 @@ def apply_of(function: Type[torch.autograd.Function]) -> Callable:
     return super(torch.autograd.Function, function).apply if HAS_OPERATORS else function.apply
 
 
-def _eager(name: str, call: Callable, save: Callable, gradient: Callable) -> Callable:
+def eager_function(name: str, call: Callable, save: Callable, gradient: Callable) -> Callable:
+    """The call with its gradient, as `define` describes them."""
+
     def forward(ctx, *inputs):
         output = call(*inputs)
         save(ctx, inputs, output)

@@ -1,4 +1,5 @@
 """Tensors of PyTorch as the library sees them."""
+import ctypes
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -47,7 +48,8 @@ def empty(
     If torch cannot allocate it, the call fails on every rank, and torch's error is the cause on this one.
     """
     try:
-        tensor = like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtype)
+        # Sizes one by one: torch takes twice as long for a tuple.
+        tensor = like.new_empty(*shape) if dtype is None else like.new_empty(*shape, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
         return None, Refused(error)
     return tensor, view_of(tensor)
@@ -63,6 +65,11 @@ def usable_weights(weights: torch.Tensor, tokens: torch.dtype) -> torch.Tensor:
     if (weights.dtype == torch.float64) != (tokens == torch.float64) and weights.is_floating_point():
         weights = weights.to(weights_dtype(tokens))
     return weights.contiguous()
+
+
+def tensor_of(values: ctypes.Array) -> torch.Tensor:
+    """An int64 tensor that shares the memory of the array and keeps it."""
+    return torch.frombuffer(values, dtype=torch.int64) if len(values) else torch.empty(0, dtype=torch.int64)
 
 
 class _OnDevice:
