@@ -12,7 +12,8 @@ from ctypes import byref
 import torch
 
 import crossdock
-from crossdock._abi import CombineBackwardArgs, CombineBackwardResult, COutput, CTensor, DispatchArgs, DispatchResult, Routing
+from crossdock._abi import CombineBackwardArgs, CombineBackwardResult, COutput, CTensor
+from crossdock._abi import DispatchArgs, DispatchResult, PlanInfo, Routing
 from crossdock._library import lib
 from crossdock._tensor import Marshal
 from crossdock.torch import Dispatcher
@@ -41,6 +42,7 @@ def filled(kind, **tensors):
 def c_calls(dispatcher, plan, t):
     """The calls of the C API that each operator makes, their number, and that of the operators."""
     handle, of_plan, made = dispatcher._handle, plan._handle, ctypes.c_void_p()
+    info, rows_per_expert = PlanInfo(), (ctypes.c_int64 * dispatcher.num_experts)()
     routing = filled(Routing, expert_ids=t["expert_ids"], weights=t["weights"])
     args, result = filled(DispatchArgs, x=t["x"]), filled(DispatchResult, rows=t["rows"])
     rows, tokens = filled(CTensor, data=t["rows"]), filled(COutput, tensor=t["out"])
@@ -48,7 +50,7 @@ def c_calls(dispatcher, plan, t):
     back_result = filled(CombineBackwardResult, grad_rows=t["grad_rows"], grad_weights=t["grad_weights"])
 
     def dispatch():
-        lib.plan_create(handle, byref(routing), byref(made))
+        lib.plan_create_described(handle, byref(routing), byref(info), rows_per_expert, byref(made))
         lib.dispatch(handle, made, byref(args), byref(result))
         lib.plan_destroy(made)
 

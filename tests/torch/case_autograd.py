@@ -187,6 +187,46 @@ def plans_end_with_their_last_use(rank, world):
     assert len(calls._routes) == 0
 
 
+@case(1, 4)
+def rows_per_expert_do_not_keep_the_plan(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(rank, world)
+    sent = dispatcher.dispatch(x, ids, weights, row_weights=False)
+    counts, want = sent.tokens_per_expert, sent.tokens_per_expert.tolist()
+    del sent
+    gc.collect()
+    assert len(calls._routes) == 0 and counts.tolist() == want
+
+
+@case(1, 4)
+def saved_tensors_may_be_replaced_with_copies(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(rank, world)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        out = layer(dispatcher, rank, world, x, ids, weights)
+    gc.collect()
+    got = torch.autograd.grad(out.sum(), (x, weights))
+    for a, b in zip(got, torch.autograd.grad(reference(x, ids, weights).sum(), (x, weights))):
+        torch.testing.assert_close(a, b)
+
+
+@case(1, 4)
+def calls_leave_nothing_to_the_next(rank, world):
+    """Ids after a map, rows without weights after rows with weights, a good call after a refused one."""
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(rank, world)
+    routes = torch.zeros((x.shape[0], E), dtype=torch.bool).scatter_(1, ids, True)
+    probs = torch.zeros((x.shape[0], E), dtype=torch.float64).scatter(1, ids, weights)
+    want = reference(x, ids, weights)
+    for _ in range(2):
+        sent = dispatcher.dispatch(x, routes, probs)
+        y = scale_by_expert(sent.rows * sent.rows, sent.tokens_per_expert, first_expert(rank, world, E))
+        torch.testing.assert_close(dispatcher.combine(y, sent.handle), want)
+        with raises(RuntimeError, "dtype"):
+            dispatcher.dispatch(x, ids, weights.to(torch.complex64))
+        torch.testing.assert_close(layer(dispatcher, rank, world, x, ids, weights), want)
+
+
 @case(2, 4)
 def backward_may_run_on_another_thread(rank, world):
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)

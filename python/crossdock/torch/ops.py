@@ -70,7 +70,7 @@ _FAKES = {
 
 
 # The saved plan owns the routes, unless hooks replace it with a copy (torch.autograd.graph.save_on_cpu). So the graph
-# owns them too, and backward uses these where nobody wants to see operators, which take tensors only.
+# owns them too, and backward calls the library with them, unless there is more to it.
 
 
 def _keep(ctx: Any, plan: torch.Tensor) -> None:
@@ -78,8 +78,9 @@ def _keep(ctx: Any, plan: torch.Tensor) -> None:
     ctx.routes = calls.routes_of(plan) if type(plan) is torch.Tensor else None
 
 
-def _plan_of(ctx: Any, plan: torch.Tensor, grad: torch.Tensor) -> calls.Plan:
-    return plan if ctx.routes is None or (HAS_OPERATORS and is_observed(grad)) else ctx.routes
+def _is_plain(ctx: Any, grad: torch.Tensor) -> bool:
+    """Whether nobody wants to see the operators of backward, nor their gradients, which are refused."""
+    return ctx.routes is not None and not torch.is_grad_enabled() and not (HAS_OPERATORS and is_observed(grad))
 
 
 def _save_dispatch(ctx: Any, inputs: Tuple, output: Tuple) -> None:
@@ -94,7 +95,6 @@ def _save_dispatch(ctx: Any, inputs: Tuple, output: Tuple) -> None:
 def _grad_dispatch(ctx: Any, grad_rows, grad_row_weights, *_) -> Tuple:
     routing, plan = ctx.saved_tensors
     num_tokens, shape, tokens_dtype, dtype = ctx.like
-    plan = _plan_of(ctx, plan, grad_row_weights if grad_rows is None else grad_rows)
     grad_x = grad_weights = None
     if ctx.needs_input_grad[0]:
         # Rows that went nowhere on this rank may have gone somewhere on others: all ranks make this call.
@@ -116,7 +116,10 @@ def _save_combine(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
 
 def _grad_combine(ctx: Any, grad_out: torch.Tensor) -> Tuple:
     y, routing, plan = ctx.saved_tensors
-    grad_y, grad_weights = combine_backward(grad_out, y, routing, _plan_of(ctx, plan, grad_out))
+    if _is_plain(ctx, grad_out):
+        grad_y, grad_weights = calls.combine_backward(grad_out, y, routing, ctx.routes)
+    else:
+        grad_y, grad_weights = combine_backward(grad_out, y, routing, plan)
     if grad_weights.dtype != ctx.weights_dtype:
         grad_weights = grad_weights.to(ctx.weights_dtype)
     return grad_y, grad_weights, None, None
@@ -131,7 +134,7 @@ def _save_combine_unweighted(ctx: Any, inputs: Tuple, output: torch.Tensor) -> N
 
 def _grad_combine_unweighted(ctx: Any, grad_out: torch.Tensor) -> Tuple:
     (plan,) = ctx.saved_tensors
-    return combine_unweighted_backward(grad_out, _plan_of(ctx, plan, grad_out), ctx.num_rows), None, None
+    return combine_unweighted_backward(grad_out, plan, ctx.num_rows), None, None
 
 
 _GRADIENTS = {
@@ -162,8 +165,9 @@ class _SendRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_rows):
         routes = ctx.routes
-        plan = calls.plan_tensor(routes) if HAS_OPERATORS and is_observed(grad_rows) else routes
-        return dispatch_backward(grad_rows, plan, routes.num_tokens), None
+        if _is_plain(ctx, grad_rows):
+            return calls.dispatch_backward(grad_rows, routes, routes.num_tokens), None
+        return dispatch_backward(grad_rows, calls.plan_tensor(routes), routes.num_tokens), None
 
 
 class _Combine(torch.autograd.Function):
