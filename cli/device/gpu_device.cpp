@@ -1,5 +1,10 @@
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
 #include "cli/device/rank_device.hpp"
 #include "crossdock/error.hpp"
 
@@ -11,17 +16,59 @@ void check(cudaError_t status, const char* call) {
   throw Error(ErrorCode::kCuda, std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-// Memory is allocated and freed in the order of the stream: cudaFree would wait for the whole GPU,
-// where another rank may be waiting for this one.
+// Streams that no rank has, by GPU. They are used again: with more of them than the GPU has queues,
+// some would share one, and ranks would wait for each other in it.
+class UnusedStreams {
+ public:
+  cudaStream_t take(int device) {
+    const std::lock_guard lock(mutex_);
+    std::vector<cudaStream_t>& unused = of_device_[device];
+    cudaStream_t stream = nullptr;
+    if (unused.empty()) {
+      check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    } else {
+      stream = unused.back();
+      unused.pop_back();
+    }
+    return stream;
+  }
+  void give_back(int device, cudaStream_t stream) {
+    const std::lock_guard lock(mutex_);
+    of_device_[device].push_back(stream);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::vector<cudaStream_t>> of_device_;
+};
+
+UnusedStreams& unused_streams() {
+  static auto* const streams = new UnusedStreams;
+  return *streams;
+}
+
+// Otherwise every wait for a stream returns freed memory to the driver, which waits for the whole
+// GPU.
+void keep_freed_memory(int device) {
+  cudaMemPool_t pool = nullptr;
+  uint64_t all = UINT64_MAX;
+  check(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool");
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all),
+        "cudaMemPoolSetAttribute");
+}
+
+// Never waits for the whole GPU, where another rank may be waiting for this one: memory is
+// allocated and freed in the order of the stream.
 class GpuDevice final : public RankDevice {
  public:
   explicit GpuDevice(int index) : device_{.kind = DeviceKind::kCuda, .index = index} {
     check(cudaSetDevice(index), "cudaSetDevice");
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    keep_freed_memory(index);
+    stream_ = unused_streams().take(index);
   }
   ~GpuDevice() override {
     cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
+    unused_streams().give_back(device_.index, stream_);
   }
   GpuDevice(const GpuDevice&) = delete;
   GpuDevice& operator=(const GpuDevice&) = delete;
