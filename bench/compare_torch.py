@@ -69,22 +69,23 @@ def rows_of(problem, x, gate):
     return x.index_select(0, order // problem.K), order, counts.cumsum(0, dtype=torch.int32), weights
 
 
-def experts(rows, w1, w2, ends):
+def experts(rows, w1, w2, ends, weights):
+    """Weights are applied to the activations, which are narrower than the results."""
     gate, linear = torch._grouped_mm(rows, w1.transpose(1, 2), offs=ends).chunk(2, dim=1)
-    return torch._grouped_mm(functional.silu(gate) * linear, w2.transpose(1, 2), offs=ends)
+    return torch._grouped_mm(functional.silu(gate) * linear * weights, w2.transpose(1, 2), offs=ends)
 
 
 def layer_with_index_add(problem, x, gate, w1, w2):
     rows, order, ends, weights = rows_of(problem, x, gate)
-    y = experts(rows, w1, w2, ends) * weights.flatten()[order, None].to(rows.dtype)
+    y = experts(rows, w1, w2, ends, weights.flatten()[order, None].to(rows.dtype))
     return torch.zeros_like(x).index_add(0, order // problem.K, y)
 
 
 def layer_with_gather(problem, x, gate, w1, w2):
     rows, order, ends, weights = rows_of(problem, x, gate)
+    y = experts(rows, w1, w2, ends, weights.flatten()[order, None].to(rows.dtype))
     place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    y = experts(rows, w1, w2, ends).index_select(0, place).view(problem.T, problem.K, problem.D)
-    return (y * weights[:, :, None].to(y.dtype)).sum(dim=1)
+    return y.index_select(0, place).view(problem.T, problem.K, problem.D).sum(dim=1)
 
 
 def of_torch(problem, function):
@@ -260,18 +261,39 @@ def compare(shape, options):
     return results
 
 
+def profile(shape):
+    """The kernels of a forward and backward, replayed as one graph."""
+    problem, keep = Problem(*SHAPES[shape]), []
+    _, step = as_graphs(of_library(problem, keep, view_of))
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        step()
+        torch.cuda.synchronize()
+    events = recorded.key_averages()
+    launches = sum(event.count for event in events if event.key == "cudaGraphLaunch")
+    kernels = sorted((event for event in events if event.self_device_time_total > 0), key=lambda event: -event.self_device_time_total)
+    print(f"{shape}: {launches} cudaGraphLaunch, {sum(event.count for event in kernels)} kernels")
+    for event in kernels:
+        print(f"  {event.self_device_time_total:9.1f} us {event.count:3}  {event.key[:120]}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of one replay of Crossdock's graph instead")
     parser.add_argument("--json", help="file for all times")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, crossdock {crossdock.__version__}")
     results = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for shape in options.shapes:
-            results += compare(shape, options)
+            if options.profile:
+                profile(shape)
+            else:
+                results += compare(shape, options)
             torch.compiler.reset()
             torch.cuda.empty_cache()
     if options.json:

@@ -22,7 +22,7 @@ struct SplitTile {
   static constexpr int kRows = kTileRows;
   static constexpr int kColumns = 128;
   static constexpr int kThreads = 256;
-  static constexpr int kBlocksPerSm = kRows == 32 ? 2 : 1;      // as registers allow
+  static constexpr int kBlocksPerSm = kRows <= 64 ? 2 : 1;      // as registers allow
   static constexpr int kAcross = 256 / kRows;                   // warps side by side, 32 rows each
   static constexpr int kColumnPairs = kColumns / kAcross / 16;  // of a warp, two tiles of 8
   static constexpr int kStages = 3;
