@@ -81,8 +81,8 @@ struct ExpertWeights {
 };
 
 /// Outputs for the gradients of all local experts, in fp32 (fp64 if the experts are fp64). On a GPU
-/// those of w1 and w2 may have the dtype of the experts instead: they are rounded once and cannot be
-/// accumulated. All are optional: gradients whose view is unset are not computed.
+/// those of w1 and w2 may have the dtype of the experts instead: they are rounded once and cannot
+/// be accumulated. All are optional: gradients whose view is unset are not computed.
 struct ExpertGradients {
   TensorView w1 = {};  // [E_local, 2F or F, D]
   TensorView w2 = {};  // [E_local, D, F]
