@@ -32,7 +32,9 @@ void zero_all(const TensorView& out, Stream stream) {
 
 struct GroupedProducts::State {
   State(Device device_in, int max_sms, ProductKernels kernels)
-      : device(device_in), num_sms(sms_of(device, max_sms)), scratch(device.index) {
+      : device(device_in),
+        num_sms(sms_of(device, max_sms)),
+        scratch(ProductScratch::of(device.index)) {
     const cuda::CallGuard guard(device.index);
     plain::load_products();
     has_hopper_kernels = kernels == ProductKernels::kFastest && hopper::load_products();
@@ -60,7 +62,7 @@ struct GroupedProducts::State {
   int num_sms;
   bool has_hopper_kernels = false;
   hopper::TensorMaps tensor_maps;
-  ProductScratch scratch;
+  ProductScratch& scratch;
 };
 
 GroupedProducts::GroupedProducts(Device device, int max_sms, ProductKernels kernels)

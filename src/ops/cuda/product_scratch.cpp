@@ -17,6 +17,15 @@ Buffer allocate_counters(cuda::DeviceArena& arena) {
 
 }  // namespace
 
+ProductScratch& ProductScratch::of(int device) {
+  static auto* const mutex = new std::mutex;
+  static auto* const all = new std::map<int, std::unique_ptr<ProductScratch>>;
+  const std::lock_guard lock(*mutex);
+  std::unique_ptr<ProductScratch>& scratch = (*all)[device];
+  if (!scratch) scratch.reset(new ProductScratch(device));
+  return *scratch;
+}
+
 ProductScratch::ProductScratch(int device)
     : arena_(cuda::DeviceArena::make(device, /*is_exported=*/false)) {}
 

@@ -18,9 +18,14 @@ namespace crossdock::ops {
 /// Device memory that product kernels use beside their tensors. Kernels that may run at the same
 /// time have different memory: every stream has its own, and so has every captured graph, whose
 /// replays may overlap with other work of the stream. Thread-safe.
+///
+/// It is never freed: kernels may still run when the object that launched them is gone.
 class ProductScratch {
  public:
-  explicit ProductScratch(int device);
+  /// The one of a device, for all products of this process.
+  static ProductScratch& of(int device);
+  ProductScratch(const ProductScratch&) = delete;
+  ProductScratch& operator=(const ProductScratch&) = delete;
 
   struct Memory {
     int32_t* counters;  // [2], zero; kernels leave them zero
@@ -31,6 +36,8 @@ class ProductScratch {
   Memory take(cudaStream_t stream, int64_t num_bytes);
 
  private:
+  explicit ProductScratch(int device);
+
   struct Entry {
     Buffer counters;
     std::vector<Buffer> bytes;  // the last one is in use; kernels in flight may use the others
