@@ -96,7 +96,9 @@ class GpuDevice final : public RankDevice {
   void wait() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
  private:
+  // A copy queued behind kernels that wait for other ranks could keep those from launching theirs.
   void transfer(void* to, const void* from, int64_t num_bytes, cudaMemcpyKind kind) {
+    wait();
     if (num_bytes > 0) {
       check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), kind, stream_),
             "cudaMemcpyAsync");

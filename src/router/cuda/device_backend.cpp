@@ -287,6 +287,8 @@ void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream 
       !cuda::is_capturing(handle),
       "on_host waits for the GPU, which is not possible while a graph is captured; call "
       "it after a replay");
+  // A copy queued behind kernels that wait for other ranks could keep those from launching theirs.
+  CROSSDOCK_CUDA(cudaStreamSynchronize(handle));
   CROSSDOCK_CUDA(
       cudaMemcpyAsync(to.data(), tensor.data, to.size(), cudaMemcpyDeviceToHost, handle));
   CROSSDOCK_CUDA(cudaStreamSynchronize(handle));
