@@ -66,12 +66,12 @@ crossdock_status crossdock_experts_backward_dx(const crossdock_experts* experts,
   return guarded([&] {
     const Experts& mlp = handle("experts", experts).experts;
     const auto given = read_args(args);
-    const TensorView rows = to_view("rows", given.rows);
+    const TensorView grad_y = to_view("grad_y", given.grad_y);
     mlp.backward_dx({.weights = capi::to_weights("weights", given.weights),
-                     .rows = rows,
-                     .segments = to_segments(given.segments, rows),
+                     .rows = to_view("rows", given.rows),
+                     .segments = to_segments(given.segments, grad_y),
                      .row_weights = to_view("row_weights", given.row_weights),
-                     .grad_y = to_view("grad_y", given.grad_y),
+                     .grad_y = grad_y,
                      .saved = &handle("saved", saved).saved,
                      .grad_rows = to_view("grad_rows", given.grad_rows),
                      .grad_row_weights = to_view("grad_row_weights", given.grad_row_weights),
@@ -85,11 +85,11 @@ crossdock_status crossdock_experts_backward_dw(const crossdock_experts* experts,
   return guarded([&] {
     const Experts& mlp = handle("experts", experts).experts;
     const auto given = read_args(args);
-    const TensorView rows = to_view("rows", given.rows);
-    mlp.backward_dw({.rows = rows,
-                     .segments = to_segments(given.segments, rows),
+    const TensorView grad_y = to_view("grad_y", given.grad_y);
+    mlp.backward_dw({.rows = to_view("rows", given.rows),
+                     .segments = to_segments(given.segments, grad_y),
                      .row_weights = to_view("row_weights", given.row_weights),
-                     .grad_y = to_view("grad_y", given.grad_y),
+                     .grad_y = grad_y,
                      .saved = &handle("saved", saved).saved,
                      .grads = capi::to_gradients("grads", given.grads),
                      .accumulate = given.accumulate != 0,
