@@ -182,7 +182,12 @@ class CROSSDOCK_API Experts {
   /// Throw if the calls below would refuse these arguments with rows on `device`, for callers that
   /// check in advance.
   void check(const ExpertWeights& weights, Device device = {}) const;
-  void check(const ExpertGradients& grads, Device device = {}) const;
+  void check(const ExpertGradients& grads, Device device = {}, bool accumulate = false) const;
+
+  /// Loads the kernels for calls on a GPU, which may wait for the GPU; otherwise the first call
+  /// does. Ranks that are threads of one process call it before they queue a dispatch: the kernel
+  /// of a peer could not be launched during that wait. Does nothing for host memory.
+  void prepare(Device device, Stream stream = {}) const;
 
   ExpertsSaved forward(const ExpertsForwardArgs& args) const;
 

@@ -21,6 +21,8 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
+  /// Does what the first call in a stream would do besides its work.
+  virtual void prepare(Stream stream) = 0;
   virtual ExpertsSaved begin_forward(const ExpertsForwardArgs& args) = 0;
   virtual void forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) = 0;
   virtual void begin_backward_dx(const ExpertsBackwardDxArgs& args) = 0;

@@ -38,12 +38,16 @@ ExpertsConfig checked(const ExpertsConfig& config) {
 }
 
 // GPUs have no kernels for fp64 and fp8.
-void check_supported(const ConstTensorView& rows) {
-  const bool is_fp8 = rows.dtype == DType::kF8E4M3;
-  if (rows.device.is_cpu() || (!is_fp8 && rows.dtype != DType::kF64)) return;
+void check_supported(DType dtype, Device device) {
+  const bool is_fp8 = dtype == DType::kF8E4M3;
+  if (device.is_cpu() || (!is_fp8 && dtype != DType::kF64)) return;
   throw Error(ErrorCode::kUnsupported,
-              concat("experts on a GPU compute in fp32, bf16 or fp16, not in ", name_of(rows.dtype),
+              concat("experts on a GPU compute in fp32, bf16 or fp16, not in ", name_of(dtype),
                      is_fp8 ? "; convert the rows with fp8_to_bf16" : ""));
+}
+
+void check_supported(const ConstTensorView& rows) {
+  check_supported(rows.dtype, rows.device);
 }
 
 void check_places(const Segments& segments, int64_t num_rows) {
@@ -182,11 +186,21 @@ void Experts::check(const ExpertWeights& weights, Device device) const {
                    [&](const ConstTensorView&) { return config_.dtype; });
 }
 
-void Experts::check(const ExpertGradients& grads, Device device) const {
+void Experts::check(const ExpertGradients& grads, Device device, bool accumulate) const {
   check_parameters(config_, grads, "grad of ", true, device, [&](const TensorView& grad) {
     const bool may_be_rounded = !device.is_cpu() && grad.shape.rank() == 3;  // w1 and w2
     return may_be_rounded && grad.dtype == config_.dtype ? config_.dtype : sum_dtype(config_.dtype);
   });
+  for (const TensorView& grad : {grads.w1, grads.w2}) {
+    CROSSDOCK_CHECK(!accumulate || !grad.given() || grad.dtype == sum_dtype(config_.dtype),
+                    "accumulate needs gradients in ", name_of(sum_dtype(config_.dtype)), ", got ",
+                    name_of(grad.dtype));
+  }
+}
+
+void Experts::prepare(Device device, Stream stream) const {
+  check_supported(config_.dtype, device);
+  backends_->on(device).prepare(stream);
 }
 
 void Experts::check(const ExpertsForwardArgs& args) const {
@@ -269,12 +283,7 @@ void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
   tensors.check_rows("grad_y", args.grad_y);
   tensors.check_rows("rows", args.rows);
   check_segments(config_, args.segments, args.grad_y);
-  check(args.grads, args.grad_y.device);
-  for (const TensorView& grad : {args.grads.w1, args.grads.w2}) {
-    CROSSDOCK_CHECK(!args.accumulate || !grad.given() || grad.dtype == sum_dtype(config_.dtype),
-                    "accumulate needs gradients in ", name_of(sum_dtype(config_.dtype)), ", got ",
-                    name_of(grad.dtype));
-  }
+  check(args.grads, args.grad_y.device, args.accumulate);
   if (args.row_weights.given()) tensors.check_weights("row_weights", args.row_weights);
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from backward_dx, got none");
   tensors.check_saved("that of backward_dx with keep_for_dw", "activations",

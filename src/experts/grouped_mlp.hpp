@@ -24,6 +24,7 @@ class GroupedMlp final : public Backend {
         activation_{config.activation, config.interleaved, config.limit, config.inner},
         pool_(std::move(pool)) {}
 
+  void prepare(Stream /*stream*/) override {}
   ExpertsSaved begin_forward(const ExpertsForwardArgs& args) override;
   void forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) override;
   void begin_backward_dx(const ExpertsBackwardDxArgs& args) override;

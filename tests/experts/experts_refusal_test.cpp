@@ -166,6 +166,32 @@ TEST(Experts, OnAGpuDoNotSupportFp64AndFp8) {
   }
 }
 
+// As rounded sums cannot be added to, a layer asks before its ranks agree on a backward.
+TEST(Experts, RefuseToAccumulateRoundedGradients) {
+  const Experts experts({.num_local_experts = 1, .width = 4, .inner = 3, .dtype = DType::kBF16});
+  const Device gpu{.kind = DeviceKind::kCuda, .index = 0};
+  float somewhere = 0;
+  ExpertGradients grads;
+  grads.w2 = TensorView(&somewhere, DType::kBF16, {1, 4, 3}, gpu);
+  EXPECT_NO_THROW(experts.check(grads, gpu));
+  EXPECT_THAT([&] { experts.check(grads, gpu, true); },
+              refusal("accumulate needs gradients in fp32, got bf16"));
+  grads.w2.dtype = DType::kF32;
+  EXPECT_NO_THROW(experts.check(grads, gpu, true));
+}
+
+TEST(Experts, WithoutAGpuRefuseToPrepareForOne) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  const SmallExperts small;
+  EXPECT_NO_THROW(small.experts.prepare(Device{}));
+  try {
+    small.experts.prepare({.kind = DeviceKind::kCuda, .index = 0});
+    ADD_FAILURE() << "no error came";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+  }
+}
+
 TEST(Experts, WithoutAGpuRefuseItsTensors) {
   if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
   SmallExperts small;

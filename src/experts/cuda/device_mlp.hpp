@@ -16,6 +16,7 @@ class DeviceMlp final : public Backend {
  public:
   DeviceMlp(const ExpertsConfig& config, Device device);
 
+  void prepare(Stream stream) override { const cuda::DeviceCall call(calls_, stream); }
   ExpertsSaved begin_forward(const ExpertsForwardArgs& args) override;
   void forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) override;
   void begin_backward_dx(const ExpertsBackwardDxArgs& args) override;
