@@ -16,8 +16,8 @@
 namespace crossdock {
 
 /// A whole MoE layer. Set E, K and D in `router` and the dtype in `experts`; the layer fills in the
-/// same fields of the other parts. Must be identical on every rank, except `experts.recompute` and
-/// `overlap_shared`.
+/// same fields of the other parts. Must be identical on every rank, except `experts.recompute` and,
+/// with tokens in host memory, `overlap_shared`.
 struct MoeLayerConfig {
   RouterConfig router{};
   ExpertsConfig experts{};        // inner is F of a whole expert, also with etp > 1

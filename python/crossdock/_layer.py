@@ -181,8 +181,8 @@ class Layer:
         replicated_over: Optional[Group] = None,
         allow_equal_tokens: bool = False,
     ):
-        """Not collective. The configuration must be identical on every rank, except experts["recompute"] and
-        serial_shared; the first forward checks it.
+        """Not collective. The configuration must be identical on every rank, except experts["recompute"] and, with
+        arrays in host memory, serial_shared; the first forward checks it.
 
         num_experts, top_k, width, inner: E, K, D and F
         router: score ("softmax", "softmax_after_top_k", "sigmoid", "sqrt_softplus"), normalise (None: yes for sigmoid and

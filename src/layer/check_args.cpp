@@ -48,6 +48,17 @@ Tensors list_saved(const MoeSaved& saved) {
           {"grad_y's row weights of saved", saved.grad_y.row_weights.view}};
 }
 
+// Backward computes with the numbers of a decision where the tokens are.
+void check_place(const MoeDecision& decision, Device device) {
+  CROSSDOCK_CHECK(decision.plan.device() == device,
+                  "x must be on the device of the forward that decision comes from");
+  CROSSDOCK_CHECK(decision.statistics.is_on_device() == !device.is_cpu(),
+                  "decision must have its numbers where the tokens are, ",
+                  device.is_cpu() ? "in host memory"
+                                  : "on the GPU; pass the one of the forward, "
+                                    "not a copy by on_host");
+}
+
 void check_outputs(const MoeForwardArgs& args) {
   Tensors inputs = {{"x", args.x},
                     {"mask", args.mask},
@@ -110,8 +121,7 @@ void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
   CROSSDOCK_CHECK(args.decision->plan.num_tokens() == tokens[0], "decision is for ",
                   args.decision->plan.num_tokens(), " tokens, but x has ", tokens[0],
                   "; pass the tokens of the forward that it comes from");
-  CROSSDOCK_CHECK(args.decision->plan.device() == device,
-                  "x must be on the device of the forward that decision comes from");
+  check_place(*args.decision, device);
 }
 
 void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
@@ -124,6 +134,7 @@ void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
   const int64_t D = parts.config.router.width;
   const Shape tokens{args.saved->decision.plan.num_tokens(), D};
   const Device device = args.saved->decision.plan.device();
+  check_place(args.saved->decision, device);
   check_tensor("x", args.x, device, dtype, tokens);
   check_tensor("grad_out", args.grad_out, device, dtype, tokens);
   if (args.grad_x.given()) check_tensor("grad_x", args.grad_x, device, dtype, tokens);
@@ -131,12 +142,13 @@ void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
   if (args.grads.gate_bias.given()) {
     check_tensor("grad of gate_bias", args.grads.gate_bias, device, sums, {E});
   }
+  const bool accumulate = args.accumulate && !args.delay_dw;
   parts.experts.check(args.weights.experts, device);
-  parts.experts.check(args.grads.experts, device);
+  parts.experts.check(args.grads.experts, device, accumulate);
   check_outputs(args);
   if (!parts.shared) return;
   parts.shared->experts().check(args.weights.shared, device);
-  parts.shared->experts().check(args.grads.shared, device);
+  parts.shared->experts().check(args.grads.shared, device, accumulate);
 }
 
 void check_args(const MoeBackwardDwArgs& args) {

@@ -77,8 +77,11 @@ void DeviceCounts::agree(const MoeForwardArgs& args, const std::string& config_t
     tokens.emplace(args, stream_);
     sample = sample_to_compare(tokens->tokens());
   });
+  // The counts of earlier forwards are on the GPU, where they are not compared.
+  std::string text = concat(config_text, ";earlier=", args.earlier != nullptr);
+  if (counts(BalanceScope::kSequence)) text += concat(";total_sequences=", args.total_sequences);
   const Agreement agreement = group_.agree({.operation = "route",
-                                            .config = config_text,
+                                            .config = text,
                                             .body = std::as_bytes(std::span(&sample, 1)),
                                             .refusal = failed ? &*failed : nullptr});
   if (!compares) return;
@@ -100,23 +103,37 @@ OwnedTensor DeviceCounts::sum(const ConstTensorView& counts, int64_t num_sequenc
   return sum;
 }
 
+// A plan of to_all_. Replays of a graph fill the plans that were made during its capture, and
+// nothing else does: calls outside that capture make one of their own.
+Plan DeviceCounts::plan_to_all(Device device) {
+  if (plan_.valid()) return plan_;
+  const int64_t P = group_.size();
+  OwnedTensor map;
+  OwnedTensor weights;
+  bool captured = false;
+  run_agreed(group_, [&] {
+    captured = is_captured(stream_, device);
+    map = memory_.take(DType::kBool, {1, P}, stream_);
+    weights = memory_.take(DType::kF32, {1, P}, stream_);
+    memory_.fill(map.view, 1, stream_);
+    memory_.fill(weights.view, 0, stream_);
+  });
+  const Plan plan = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
+  if (captured) {
+    captured_plans_.push_back(plan);
+  } else {
+    plan_ = plan;
+  }
+  return plan;
+}
+
 // The counts [E + 1] of every rank, [P, E + 1].
 OwnedTensor DeviceCounts::gather(const ConstTensorView& own) {
   const int64_t P = group_.size();
   const int64_t count = own.num_elements();
-  if (!plan_.valid()) {
-    OwnedTensor map;
-    OwnedTensor weights;
-    run_agreed(group_, [&] {
-      map = memory_.take(DType::kBool, {1, P}, stream_);
-      weights = memory_.take(DType::kF32, {1, P}, stream_);
-      memory_.fill(map.view, 1, stream_);
-      memory_.fill(weights.view, 0, stream_);
-    });
-    plan_ = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
-  }
+  const Plan plan = plan_to_all(own.device);
   const ConstTensorView row{own.data, DType::kF32, {1, kValuesPerCount * count}, own.device};
-  OwnedTensor rows = to_all_.dispatch(plan_, {.x = row}).rows;
+  OwnedTensor rows = to_all_.dispatch(plan, {.x = row}).rows;
   rows.view = TensorView{rows.view.data, DType::kI64, {P, count}, own.device};
   return rows;
 }

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/moe_layer.hpp"
@@ -34,6 +35,7 @@ class DeviceCounts {
   void set_counts(const MoeForwardArgs& args, const RouterStatistics& batch,
                   MoeDecision& decision) const;
   OwnedTensor sum(const ConstTensorView& counts, int64_t num_sequences);
+  Plan plan_to_all(Device device);
   OwnedTensor gather(const ConstTensorView& own);
 
   Group& group_;
@@ -42,7 +44,8 @@ class DeviceCounts {
   DeviceMemory& memory_;
   Stream stream_;
   Dispatcher to_all_;
-  Plan plan_;  // of to_all_, from the first count on
+  Plan plan_;                         // of to_all_, from the first count outside a capture on
+  std::vector<Plan> captured_plans_;  // of to_all_; graphs use them
   bool has_compared_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
+#include "core/check.hpp"
 #include "experts/partial_rows.hpp"
 
 namespace crossdock {
@@ -42,6 +43,14 @@ void LayerParts::set_device_options(const DeviceOptions& options) {
   device_options = options;
   stream = stream_of_calls(group, options.stream);
   dispatcher.set_device_options(options);
+  are_experts_prepared_ = false;
+}
+
+void LayerParts::prepare_experts(Device gpu) {
+  if (are_experts_prepared_) return;
+  experts.prepare(gpu, stream);
+  if (shared) shared->experts().prepare(gpu, stream);
+  are_experts_prepared_ = true;
 }
 
 void LayerParts::check_on_gpu(const MoeForwardArgs& args) const {
@@ -57,10 +66,15 @@ void LayerParts::check_on_gpu(const MoeForwardArgs& args) const {
                 args.total_sequences == 0,
             "set total_sequences to the number of sequences in the group: with tokens on GPUs of "
             "several ranks, the layer does not count them");
+  CROSSDOCK_CHECK(!device_memory_ || args.x.device == gpu_, "x must be on GPU ", gpu_.index,
+                  ", as that of the first forward was; it is on GPU ", args.x.device.index);
 }
 
 DeviceMemory& LayerParts::memory_of(Device gpu) {
-  if (!device_memory_) device_memory_ = make_device_memory(gpu);
+  if (!device_memory_) {
+    device_memory_ = make_device_memory(gpu);
+    gpu_ = gpu;
+  }
   return *device_memory_;
 }
 

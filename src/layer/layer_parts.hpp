@@ -30,9 +30,12 @@ struct LayerParts {
   /// configuration.
   LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLayerOptions& options);
 
-  /// Throws Error(kUnsupported) for what layers do not do with tokens on a GPU.
+  /// Throws Error(kUnsupported) for what layers do not do with tokens on a GPU, and
+  /// Error(kInvalidArgument) for tokens on another GPU than before.
   void check_on_gpu(const MoeForwardArgs& args) const;
   void set_device_options(const DeviceOptions& options);
+  /// Before a dispatch is queued (see Experts::prepare).
+  void prepare_experts(Device gpu);
 
   /// Whether the dispatch on a GPU runs in a stream of its own, beside the shared experts.
   bool dispatches_aside(Device device) const {
@@ -97,7 +100,9 @@ struct LayerParts {
   OwnedTensor round(OwnedTensor sums, const TensorView& out);
 
   bool has_other_groups_;
+  bool are_experts_prepared_ = false;            // for the stream
   std::unique_ptr<DeviceMemory> device_memory_;  // from the first call on a GPU on
+  Device gpu_;                                   // which has it
 };
 
 /// Whether any gradient was requested.

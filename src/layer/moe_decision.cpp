@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <iterator>
+#include <span>
 #include <vector>
 
 #include "crossdock/moe_layer.hpp"
@@ -17,6 +20,11 @@ MoeDecision MoeDecision::on_host(Stream stream) const {
   const RouterStatistics group = device_load.on_host(stream);
   copy.load = group.routes_per_expert;
   copy.total_tokens = group.num_tokens.front();
+  if (copy.total_sequences == 0) {
+    const std::vector<int64_t>& tokens =
+        (copy.sequence_statistics ? *copy.sequence_statistics : group).num_tokens;
+    copy.total_sequences = std::ssize(tokens) - std::count(tokens.begin(), tokens.end(), 0);
+  }
   const std::span<const int64_t> counts = plan.dropped();
   copy.dropped.assign(counts.begin(), counts.end());
   return copy;

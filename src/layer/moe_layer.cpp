@@ -44,13 +44,14 @@ class MoeLayer::Impl {
   void agree_on_backward(const MoeBackwardArgs& args, Refusal refusal);
   void agree(const char* operation, const Plan& plan, std::string config_text,
              const std::optional<Error>& refusal);
+  std::string config_text_for(Device device) const;
   void prepare_for(Device device);
   template <typename Work>
   void compute(const char* operation, const Work& work);
 
   Group& group_;
   MoeLayerConfig config_;
-  std::string config_text_;  // must be identical on every rank
+  std::string config_text_;  // must be identical on every rank, see config_text_for
   std::optional<Error> config_error_;
   RouteCounts counts_;
   std::optional<ReplicatedTokens> replicated_;
@@ -170,7 +171,7 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
   };
   if (!refusal) refusal = refusal_of(prepare);
   if (args.decision != nullptr) {
-    agree("route", args.decision->plan, config_text_ + ";decision=1", refusal);
+    agree("route", args.decision->plan, config_text_for(args.x.device) + ";decision=1", refusal);
     return decision;
   }
   count(args, first, refusal, decision);
@@ -189,7 +190,7 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
 void MoeLayer::Impl::count(const MoeForwardArgs& args, int64_t first, const Refusal& refusal,
                            MoeDecision& decision) {
   const bool is_on_gpu = !args.x.device.is_cpu();
-  const std::string text = config_text_ + (is_on_gpu ? ";decision=0;gpu" : ";decision=0");
+  const std::string text = config_text_for(args.x.device) + ";decision=0";
   if (is_on_gpu && device_counts_) {
     device_counts_->agree(args, text, refusal);
     return device_counts_->count(args, decision);
@@ -288,8 +289,8 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
     prepare_for(args.x.device);
   };
   if (!refusal) refusal = refusal_of(prepare);
-  agree("layer_backward", args.saved != nullptr ? args.saved->decision.plan : Plan(), config_text_,
-        refusal);
+  agree("layer_backward", args.saved != nullptr ? args.saved->decision.plan : Plan(),
+        config_text_for(args.x.device), refusal);
 }
 
 void MoeLayer::Impl::agree(const char* operation, const Plan& plan, std::string config_text,
@@ -301,11 +302,21 @@ void MoeLayer::Impl::agree(const char* operation, const Plan& plan, std::string 
                 .refusal = refusal ? &*refusal : nullptr});
 }
 
+// On GPUs a dispatch beside the shared experts has signals of its own: it waits for dispatches of
+// the same kind on the other ranks.
+std::string MoeLayer::Impl::config_text_for(Device device) const {
+  if (device.is_cpu()) return config_text_ + ";device=cpu";
+  return concat(config_text_, ";device=gpu;overlap_shared=", config_.overlap_shared);
+}
+
 // Before the ranks agree on a call: a rank that cannot start a thread or use the GPU refuses it.
 void MoeLayer::Impl::prepare_for(Device device) {
   if (device.is_cpu()) {
     if (!overlap_ && Overlap::is_requested(config_)) overlap_.emplace(*parts_);
-  } else if (!device_counts_) {
+    return;
+  }
+  parts_->prepare_experts(device);
+  if (!device_counts_) {
     device_counts_.emplace(group_, config_, parts_->router, parts_->memory_of(device));
     device_counts_->set_device_options(parts_->device_options, parts_->stream);
   }

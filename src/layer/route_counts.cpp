@@ -238,9 +238,10 @@ void check_earlier(const RouterConfig& config, const RouterStatistics* earlier, 
   if (earlier == nullptr) return;
   CROSSDOCK_CHECK(config.counts(BalanceScope::kGlobalBatch),
                   "earlier is for BalanceScope::kGlobalBatch; leave it out with other scopes");
-  CROSSDOCK_CHECK(earlier->is_on_device() == !device.is_cpu(),
-                  "earlier must be where the tokens are, ",
-                  device.is_cpu() ? "in host memory" : "on the GPU");
+  const bool is_there =
+      earlier->is_on_device() ? earlier->device_counts.view.device == device : device.is_cpu();
+  CROSSDOCK_CHECK(is_there, "earlier must be where the tokens are, ",
+                  device.is_cpu() ? "in host memory" : concat("on GPU ", device.index));
   const int64_t num_routes = earlier->is_on_device()
                                  ? earlier->device_counts.view.num_elements() - 1
                                  : std::ssize(earlier->routes_per_expert);

@@ -166,6 +166,19 @@ TEST(GlobalBatch, EarlierCountsMustFitTheLayer) {
                  });
 }
 
+TEST(GlobalBatch, EarlierCountsMustBeWhereTheTokensAre) {
+  int64_t somewhere = 0;
+  const Device gpu{.kind = DeviceKind::kCuda, .index = 0};
+  expect_refusal(BalanceScope::kGlobalBatch, "earlier must be where the tokens are, in host memory",
+                 [&](Group& group, MoeDecision& first) {
+                   if (group.rank() == 1) {
+                     first.statistics.device_counts.view =
+                         TensorView(&somewhere, DType::kI64, {1}, gpu);
+                   }
+                   return &first.statistics;
+                 });
+}
+
 TEST(GlobalBatch, OtherLossesTakeNoEarlierCounts) {
   expect_refusal(BalanceScope::kBatch, "earlier is for BalanceScope::kGlobalBatch",
                  [](Group&, MoeDecision& first) { return &first.statistics; });

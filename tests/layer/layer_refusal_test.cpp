@@ -192,6 +192,21 @@ TEST(MoeLayerRefusal, ARecomputationOnSomeRanksOnly) {
                  });
 }
 
+TEST(MoeLayerRefusal, ADecisionWithNumbersElsewhere) {
+  int64_t somewhere = 0;
+  const Device gpu{.kind = DeviceKind::kCuda, .index = 0};
+  expect_refusal("decision must have its numbers where the tokens are, in host memory",
+                 [&](Group& group, const LayerCase& layer_case) {
+                   LayerOnRank rank(group, layer_case);
+                   MoeForwardResult first = rank.forward();
+                   if (group.rank() == kCulprit) {
+                     first.saved.decision.statistics.device_counts.view =
+                         TensorView(&somewhere, DType::kI64, {1}, gpu);
+                   }
+                   rank.backward(first.saved);
+                 });
+}
+
 TEST(MoeLayerRefusal, ADecisionAboutOtherTokens) {
   expect_refusal("decision is for 6 tokens, but x has 5",
                  [](Group& group, const LayerCase& layer_case) {

@@ -55,7 +55,8 @@ typedef struct crossdock_router_config {
 #define CROSSDOCK_ROUTER_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_router_config) }
 
-/// Must be identical on every rank, except experts->recompute and serial_shared.
+/// Must be identical on every rank, except experts->recompute and, with tokens in host memory,
+/// serial_shared.
 typedef struct crossdock_layer_config {
   size_t struct_size;
   const crossdock_router_config* router;      // E, K and D of the layer

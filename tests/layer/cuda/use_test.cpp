@@ -178,5 +178,38 @@ TEST_F(CudaLayerUse, RefusalsAreClearOnAllRanks) {
   });
 }
 
+// The dispatch of such a rank would wait for others in another stream.
+TEST_F(CudaLayerUse, OverlapOfSharedExpertsMustBeIdenticalOnEveryRank) {
+  run_ranks(2, [&](Group& group) {
+    LayerCase layer_case = spread(medium_case(DType::kBF16), {100, 111});
+    layer_case.config.overlap_shared = group.rank() == 0;
+    LayerOnGpu gpu(group, layer_case);
+    expect_refused(group, "overlap_shared=", [&] { (void)gpu.rank.forward(); });
+  });
+}
+
+// Rank 1 alone is wrong. The refused backward may be repeated.
+TEST_F(CudaLayerUse, BackwardsAreRefusedBeforeRowsMove) {
+  const LayerCase layer_case = spread(medium_case(DType::kBF16), {100, 111});
+  run_ranks(2, [&](Group& group) {
+    const bool is_wrong = group.rank() == 1;
+    LayerOnGpu gpu(group, layer_case);
+    MoeForwardResult forward = gpu.rank.forward();
+    MoeBackwardArgs args = gpu.rank.backward_args(forward.saved);
+    const OwnedTensor rounded =
+        device_tensor(DType::kBF16, args.grads.experts.w2.shape, gpu.stream);
+    args.accumulate = true;
+    if (is_wrong) args.grads.experts.w2 = rounded.view;
+    expect_refused(group, "accumulate needs gradients in fp32, got bf16",
+                   [&] { (void)gpu.rank.layer.backward(args); });
+
+    MoeForwardArgs again = gpu.rank.forward_args();
+    const MoeDecision on_host = forward.saved.decision.on_host(gpu.stream.view());
+    again.decision = is_wrong ? &on_host : &forward.saved.decision;
+    expect_refused(group, "not a copy by on_host", [&] { (void)gpu.rank.layer.forward(again); });
+    EXPECT_NO_THROW((void)gpu.rank.backward(forward.saved));
+  });
+}
+
 }  // namespace
 }  // namespace crossdock
