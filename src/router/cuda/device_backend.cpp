@@ -283,12 +283,15 @@ std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device 
 void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream stream) {
   const cuda::CallGuard guard(tensor.device.index);
   const cudaStream_t handle = cuda::handle_of(stream);
+  // Ranks that are threads use their own streams in place of the default one.
+  const bool is_default = handle == nullptr || handle == cudaStreamLegacy;
+  const cudaStream_t own = is_default ? cudaStreamPerThread : handle;
   CROSSDOCK_CHECK(
-      !cuda::is_capturing(handle),
+      !cuda::is_capturing(own) && !cuda::is_capturing(handle),
       "on_host waits for the GPU, which is not possible while a graph is captured; call "
       "it after a replay");
   // A copy queued behind kernels that wait for other ranks could keep those from launching theirs.
-  CROSSDOCK_CUDA(cudaStreamSynchronize(handle));
+  CROSSDOCK_CUDA(cudaStreamSynchronize(own));
   CROSSDOCK_CUDA(
       cudaMemcpyAsync(to.data(), tensor.data, to.size(), cudaMemcpyDeviceToHost, handle));
   CROSSDOCK_CUDA(cudaStreamSynchronize(handle));
