@@ -11,7 +11,7 @@ namespace crossdock::cli {
 /// asks the driver for a queue per rank, as several ranks may share a GPU.
 void prepare_gpus();
 
-/// Ranks share the GPUs that there are: `rank` mod the number of GPUs. REQUIRES: prepare_gpus.
+/// Ranks share the available GPUs: `rank` mod their number. REQUIRES: prepare_gpus.
 int gpu_of_rank(int rank);
 
 /// Where a rank has its tensors: in host memory, or on a GPU with a stream of its own, in which the
