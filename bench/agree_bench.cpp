@@ -6,6 +6,7 @@
 #include <span>
 
 #include "bench/median.hpp"
+#include "bench/sample_summary.hpp"
 
 namespace crossdock::bench {
 namespace {
@@ -47,8 +48,7 @@ std::vector<StepResult> run_agree(Group& group, const Repeats& repeats) {
     const double us = slowest(group, median_call_us(group));
     if (round >= 0) medians.push_back(us);
   }
-  const auto [least, most] = std::ranges::minmax(medians);
-  return {{.name = "agree", .median_us = median(medians), .min_us = least, .max_us = most}};
+  return {summarize("agree", std::move(medians))};
 }
 
 }  // namespace crossdock::bench

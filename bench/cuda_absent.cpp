@@ -1,4 +1,5 @@
 #include "bench/cuda_bench.hpp"
+#include "bench/gpu_description.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::bench {
@@ -25,6 +26,10 @@ std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& 
 std::vector<StepResult> run_cuda_products(const Scenario& scenario, const Repeats& /*repeats*/,
                                           bool /*check*/) {
   refuse(scenario);
+}
+
+GpuDescription describe_gpu() {
+  return {};
 }
 
 }  // namespace crossdock::bench

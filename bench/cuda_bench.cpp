@@ -1,16 +1,16 @@
 #include "bench/cuda_bench.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <string>
 
 #include "bench/check.hpp"
+#include "bench/cuda_device.hpp"
 #include "bench/cuda_graph.hpp"
 #include "bench/cuda_memory.hpp"
 #include "bench/cuda_steps.hpp"
-#include "bench/median.hpp"
 #include "bench/mover.hpp"
+#include "bench/sample_summary.hpp"
 #include "bench/workload.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/threads.hpp"
@@ -161,20 +161,17 @@ std::vector<Step> steps_of(const Scenario& s, CudaMover& mover) {
 }
 
 StepResult result_of(const Step& step, const std::vector<double>& times, double bandwidth) {
-  return {.name = step.name,
-          .median_us = median(times),
-          .min_us = times.front(),
-          .max_us = times.back(),
-          .bytes = step.bytes,
-          .copy_us = static_cast<double>(step.bytes) / bandwidth};
+  StepResult result = summarize(step.name, times);
+  result.bytes = step.bytes;
+  result.copy_us = static_cast<double>(step.bytes) / bandwidth;
+  return result;
 }
 
 }  // namespace
 
 std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& repeats,
                                       bool check) {
-  // With fewer queues, streams of several ranks would share one and wait for each other.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  request_a_queue_per_stream();
   require_gpu(scenario);
   const Workload workload(scenario);
   RankStreams streams(scenario.ranks);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bench/median.hpp"
+#include "bench/sample_summary.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/error.hpp"
 
@@ -46,17 +46,14 @@ StepResult CudaStepTimer::time(Group& group, const Step& step) {
   const std::vector<double> times = time_replays(streams_, graph, flush_, repeats_);
   check_cuda(cudaGraphExecDestroy(graph), "cudaGraphExecDestroy");
   settle();
-  const double us = median(times);
   const auto bytes = static_cast<double>(step.bytes);
-  return {.name = step.name,
-          .median_us = us,
-          .min_us = times.front(),
-          .max_us = times.back(),
-          .bytes = step.bytes,
-          .copy_us = bytes / rates_.bytes_per_us,
-          .gflops = step.flops / us * 1e-3,
-          .flops = step.flops,
-          .floor_us = rates_.floor_us(bytes, step.flops)};
+  StepResult result = summarize(step.name, times);
+  result.bytes = step.bytes;
+  result.copy_us = bytes / rates_.bytes_per_us;
+  result.gflops = step.flops / result.median_us * 1e-3;
+  result.flops = step.flops;
+  result.floor_us = rates_.floor_us(bytes, step.flops);
+  return result;
 }
 
 }  // namespace crossdock::bench

@@ -8,6 +8,7 @@
 
 #include "bench/copy_ceiling.hpp"
 #include "bench/median.hpp"
+#include "bench/sample_summary.hpp"
 
 namespace crossdock::bench {
 namespace {
@@ -93,14 +94,10 @@ std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
   const auto durations = durations_us(group, intervals, steps.size());
   std::vector<StepResult> results;
   for (size_t i = 0; i < steps.size(); ++i) {
-    const auto [least, most] = std::ranges::minmax(durations[i]);
-    StepResult result{.name = steps[i].name,
-                      .median_us = median(durations[i]),
-                      .min_us = least,
-                      .max_us = most,
-                      .bytes = steps[i].bytes,
-                      .copy_us = median(copies[i]),
-                      .traffic_us = median(traffics[i])};
+    StepResult result = summarize(steps[i].name, durations[i]);
+    result.bytes = steps[i].bytes;
+    result.copy_us = median(copies[i]);
+    result.traffic_us = median(traffics[i]);
     result.gflops = steps[i].flops / result.median_us * 1e-3;
     results.push_back(result);
   }

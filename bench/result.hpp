@@ -13,6 +13,8 @@ struct StepResult {
   double median_us = 0.0;
   double min_us = 0.0;
   double max_us = 0.0;
+  double p10_us = 0.0;  // percentiles, interpolated
+  double p90_us = 0.0;
   int64_t bytes = 0;     // that the step must at least read and write, over all ranks
   double copy_us = 0.0;  // parallel memcpy that reads and writes as many bytes; median
   /// Parallel loop that reads as much and writes as much as the step must; median. 0: unknown for

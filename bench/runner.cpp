@@ -47,25 +47,48 @@ std::vector<std::string> wanted_communicators(const Selection& selection) {
   return names;
 }
 
-std::vector<Case> cases_of(const Scenario& scenario, const Selection& selection,
-                           const std::vector<std::string>& communicators) {
-  if (scenario.kind == ScenarioKind::kExperts) return {{scenario, "none", "none"}};
-  if (scenario.kind == ScenarioKind::kCudaProducts) return {{scenario, "none", "cuda"}};
-  if (scenario.runs_on_gpu()) return {{scenario, "direct", "cuda"}};
-  std::vector<std::string> strategies =
-      selection.strategies.empty() ? all_strategies() : selection.strategies;
-  if (scenario.kind == ScenarioKind::kAgree) strategies = {"none"};
-  if (!scenario.only_strategy.empty()) strategies = {scenario.only_strategy};
-  const bool anchor_fits =
-      scenario.kind == ScenarioKind::kMove && scenario.dtype == DType::kF32 && !scenario.backward;
-  std::vector<Case> cases;
-  for (const std::string& communicator : communicators) {
-    for (const std::string& strategy : strategies) {
-      if (strategy == kAnchorName && !(anchor_fits && communicator == "mpi")) continue;
-      cases.push_back({scenario, strategy, communicator});
+std::vector<std::string> strategies_of(const Scenario& scenario, const Selection& selection) {
+  if (scenario.kind == ScenarioKind::kExperts || scenario.kind == ScenarioKind::kCudaProducts ||
+      scenario.kind == ScenarioKind::kAgree) {
+    return {"none"};
+  }
+  if (scenario.runs_on_gpu()) return {"direct"};
+  if (!scenario.only_strategy.empty()) return {scenario.only_strategy};
+  return selection.strategies.empty() ? all_strategies() : selection.strategies;
+}
+
+// The communicator is "cuda" on a GPU and "none" where there is one rank.
+std::vector<std::string> communicators_of(const Scenario& scenario,
+                                          const std::vector<std::string>& wanted) {
+  if (scenario.runs_on_gpu()) return {"cuda"};
+  if (scenario.kind == ScenarioKind::kExperts) return {"none"};
+  return wanted;
+}
+
+bool can_run(const Scenario& scenario, const std::string& strategy,
+             const std::string& communicator) {
+  if (strategy != kAnchorName) return true;
+  return scenario.kind == ScenarioKind::kMove && scenario.dtype == DType::kF32 &&
+         !scenario.backward && communicator == "mpi";
+}
+
+// `sizes`: one scenario at several sizes.
+void add_cases(std::vector<Case>& cases, const std::vector<Scenario>& sizes,
+               const Selection& selection, const std::vector<std::string>& communicators) {
+  for (const std::string& communicator : communicators_of(sizes[0], communicators)) {
+    for (const std::string& strategy : strategies_of(sizes[0], selection)) {
+      for (const Scenario& scenario : sizes) {
+        if (can_run(scenario, strategy, communicator)) {
+          cases.push_back({scenario, strategy, communicator});
+        }
+      }
     }
   }
-  return cases;
+  if (cases.size() > kMaxRuns) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the combinations of sizes, strategies and communicators must be at most " +
+                    std::to_string(kMaxRuns) + "; sweep over fewer values, or name fewer");
+  }
 }
 
 bool runs_on_gpu(const Case& one) {
@@ -138,9 +161,8 @@ std::vector<Case> select_cases(const Selection& selection) {
   const std::vector<std::string> communicators = wanted_communicators(selection);
   std::vector<Case> cases;
   for (Scenario scenario : find_scenarios(selection.scenarios)) {
-    if (selection.ranks > 0 && !scenario.has_one_rank()) scenario.ranks = selection.ranks;
     if (selection.max_sms && scenario.runs_on_gpu()) scenario.max_sms = *selection.max_sms;
-    for (Case& one : cases_of(scenario, selection, communicators)) cases.push_back(std::move(one));
+    add_cases(cases, sweep(scenario, selection.sizes), selection, communicators);
   }
   if (cases.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -151,7 +173,7 @@ std::vector<Case> select_cases(const Selection& selection) {
     throw Error(
         ErrorCode::kInvalidArgument,
         "--max-sms limits the multiprocessors of ranks on a GPU, but no selected scenario runs on "
-        "one; leave it out or select GPU scenarios (h200-*, layer-*, grouped-*)");
+        "one; leave it out or select GPU scenarios (h200-*, layer-*, grouped-*, custom-cuda)");
   }
   const auto on_gpu = std::ranges::find_if(cases, runs_on_gpu);
   if (on_gpu != cases.end() && !contains(communicators, "threads")) {

@@ -7,6 +7,7 @@
 #include "bench/measure.hpp"
 #include "bench/result.hpp"
 #include "bench/scenario.hpp"
+#include "bench/sweep.hpp"
 #include "crossdock/group.hpp"
 
 namespace crossdock::bench {
@@ -16,7 +17,7 @@ struct Selection {
   std::vector<std::string> scenarios{};  // see find_scenarios
   std::vector<std::string> strategies{};
   std::vector<std::string> communicators{};  // "threads", "mpi", "sockets"; empty: without sockets
-  int ranks = 0;                             // 0: the scenario's
+  Sizes sizes{};                             // instead of the scenario's
   std::optional<int> max_sms{};              // per rank on a GPU; not given: the scenario's
 };
 
@@ -33,8 +34,9 @@ struct RunOptions {
   int ranks_per_node = 0;  // for threads; 0: all on one node
 };
 
-/// Throws Error(kInvalidArgument) for an unknown name or if nothing is selected,
-/// Error(kUnsupported) for MPI in builds without it.
+/// In the order of scenarios, communicators, strategies and sizes. Throws Error(kInvalidArgument)
+/// for an unknown name, if nothing is selected, or more than kMaxRuns; Error(kUnsupported) for MPI
+/// in builds without it.
 std::vector<Case> select_cases(const Selection& selection);
 
 /// Whether the ranks of the case are processes.

@@ -20,6 +20,7 @@ struct Size {
 constexpr Size kLarge{4, 4096, 2048, 8, 64};
 constexpr Size kMedium{4, 2048, 2880, 4, 32};
 constexpr Size kNarrow{4, 16384, 256, 8, 64};
+constexpr Size kDeepSeek{8, 4096, 7168, 8, 256};
 
 class ScenarioList {
  public:
@@ -88,10 +89,19 @@ void add_gpu_moves(ScenarioList& list) {
     s.backward = true;
     return s;
   };
-  add("h200-deepseek", "DeepSeek-V3's layer on 8 ranks", {8, 4096, 7168, 8, 256});
+  add("h200-deepseek", "DeepSeek-V3's layer on 8 ranks", kDeepSeek);
   add("h200-qwen3", "Qwen3-30B-A3B's layer on 8 ranks", {8, 8192, 2048, 8, 128});
   add("h200-gptoss", "gpt-oss-20b's layer on 4 ranks", {4, 4096, 2880, 4, 32}).max_sms = 32;
   add("h200-decode", "128 tokens of DeepSeek-V3's layer on 8 ranks", {8, 128, 7168, 8, 256});
+}
+
+// With the sizes of cpu-large and h200-deepseek where the user gives none.
+void add_custom(ScenarioList& list) {
+  list.add("custom", "your own sizes (--tokens, --width, ...)", kLarge);
+  Scenario& on_gpu = list.add("custom-cuda", "the same, all on one GPU", kDeepSeek);
+  on_gpu.kind = ScenarioKind::kCudaMove;
+  on_gpu.dtype = DType::kBF16;
+  on_gpu.backward = true;
 }
 
 void add_gpu_layers(ScenarioList& list) {
@@ -156,6 +166,7 @@ std::vector<Scenario> make_scenarios() {
   add_gpu_moves(list);
   add_gpu_layers(list);
   add_scales(list);
+  add_custom(list);
   return list.take();
 }
 

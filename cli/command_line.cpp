@@ -101,7 +101,8 @@ std::string describe(const CLI::ParseError& error, const CLI::App* command,
 }  // namespace
 
 bool CommandLine::wants_json() const {
-  return run.json || verify.json || plan.json || mesh.json || bench.json || info.json;
+  return run.json || verify.json || plan.json || mesh.json || bench.json ||
+         bench.format == "json" || info.json;
 }
 
 CommandLine read_command_line(int argc, const char* const* argv) {
@@ -123,6 +124,7 @@ CommandLine read_command_line(int argc, const char* const* argv) {
   add_command(app, "info", "Show what is built and what works on this machine", line.info);
   line.words.assign(argv + 1, argv + argc);
   line.run.words = line.words;
+  line.bench.words = line.words;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

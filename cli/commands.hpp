@@ -39,18 +39,22 @@ int run_eval(const EvalArgs& args);
 
 struct BenchArgs {
   bool list = false;
-  bool json = false;
+  bool json = false;   // results alone, without the description of --format json
+  std::string format;  // "table", "csv", "markdown" or "json"; empty: table
   bool check = true;
   std::vector<std::string> scenarios{};      // empty: the default ones
   std::vector<std::string> strategies{};     // empty: all
   std::vector<std::string> communicators{};  // empty: threads, and mpi if it works here
   std::string device = "cpu";                // cuda: run the GPU scenarios by default
-  int ranks = 0;                             // 0: the scenario's
-  int ranks_per_node = 0;                    // 0: as the communicator reports
-  int max_in_flight = 0;                     // with mpi; 0: its default
-  std::optional<int> max_sms{};              // per rank, with cuda; not given: the scenario's
+  // Numbers and ranges; empty: the scenario's.
+  std::vector<std::string> ranks{}, tokens{}, width{}, experts{}, top_k{};
+  std::vector<std::string> dtypes{};  // empty: the scenario's
+  int ranks_per_node = 0;             // 0: as the communicator reports
+  int max_in_flight = 0;              // with mpi; 0: its default
+  std::optional<int> max_sms{};       // per rank, with cuda; not given: the scenario's
   int repeat = 7;
   int warm_up = 2;
+  std::vector<std::string> words{};  // the whole command line, without the program's name
 };
 void add_options(Options& options, BenchArgs& args);
 int run_bench(const BenchArgs& args);

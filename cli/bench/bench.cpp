@@ -1,12 +1,16 @@
 #include <algorithm>
+#include <chrono>
 #include <iostream>
 
+#include "bench/memory.hpp"
 #include "bench/runner.hpp"
+#include "cli/bench/printer.hpp"
 #include "cli/bench/report.hpp"
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
 #include "cli/processes/launch.hpp"
 #include "cli/processes/launched_job.hpp"
+#include "cli/text/progress_line.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/group.hpp"
 
@@ -24,58 +28,100 @@ bench::RunOptions run_options(const BenchArgs& args) {
           .ranks_per_node = args.ranks_per_node};
 }
 
-// Prints each table as soon as its result is there, or all results at the end as JSON.
-class Report {
- public:
-  explicit Report(bool json) : json_(json) {}
-
-  void add(const bench::Scenario& scenario, const Result& result) {
-    if (!json_) {
-      if (results_.empty() || results_.back().scenario != scenario.name) {
-        std::cout << head_text(scenario, style_);
-      }
-      std::cout << result_text(result, style_) << std::flush;
-    }
-    results_.push_back(result);
-  }
-  void finish() const {
-    if (json_) std::cout << cli::to_json(results_) << "\n";
-  }
-
- private:
-  bool json_;
-  TextStyle style_ = output_style();
-  std::vector<Result> results_;
-};
-
-// Empty: the default ones of the CPU.
-std::vector<std::string> wanted_scenarios(const BenchArgs& args) {
-  if (args.scenarios.empty() && args.device == "cuda") return {"h200-*"};
-  return args.scenarios;
-}
-
-// Unknown names are bad arguments.
-std::vector<Case> select(const bench::Selection& selection) {
+// Rethrows bad arguments that the library found as the command's.
+template <typename Call>
+auto as_arguments(const Call& call) {
   try {
-    return bench::select_cases(selection);
+    return call();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kInvalidArgument) throw ArgumentError(error.what());
     throw;
   }
 }
 
+bench::Sizes sizes_in(const BenchArgs& args) {
+  // Larger ones fit on no machine.
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return as_arguments([&] {
+    bench::Sizes sizes{
+        .ranks = bench::parse_sizes({.name = "--ranks", .largest = kMaxRanks}, args.ranks),
+        .tokens = bench::parse_sizes({.name = "--tokens", .largest = kMost}, args.tokens),
+        .width = bench::parse_sizes({.name = "--width", .largest = kMost}, args.width),
+        .top_k = bench::parse_sizes({.name = "--top-k", .largest = kMost}, args.top_k),
+        .experts = bench::parse_sizes({.name = "--experts", .largest = kMost}, args.experts)};
+    for (const std::string& name : args.dtypes) sizes.dtypes.push_back(parse_dtype(name));
+    return sizes;
+  });
+}
+
+BenchFormat format_of(const BenchArgs& args) {
+  if (args.json) {
+    if (args.format.empty()) return BenchFormat::kResults;
+    throw ArgumentError("--json and --format " + args.format +
+                        " must not be given together; leave one of them out");
+  }
+  if (args.format == "csv") return BenchFormat::kCsv;
+  if (args.format == "markdown") return BenchFormat::kMarkdown;
+  return args.format == "json" ? BenchFormat::kJson : BenchFormat::kTable;
+}
+
+// Empty: the default ones of the CPU. `sizes` other than the number of ranks make a scenario.
+std::vector<std::string> wanted_scenarios(const BenchArgs& args, const bench::Sizes& sizes) {
+  if (!args.scenarios.empty()) return args.scenarios;
+  const bool on_gpu = args.device == "cuda";
+  if (sizes.any_but_ranks()) return {on_gpu ? "custom-cuda" : "custom"};
+  return on_gpu ? std::vector<std::string>{"h200-*"} : std::vector<std::string>{};
+}
+
+// Whether some scenario is measured at several sizes.
+bool has_sweep(const std::vector<Case>& cases) {
+  const auto is_same = [](const Case& a, const Case& b) {
+    return a.scenario.name == b.scenario.name && a.strategy == b.strategy &&
+           a.communicator == b.communicator;
+  };
+  return std::ranges::adjacent_find(cases, is_same) != cases.end();
+}
+
+BenchPrinter make_printer(const BenchArgs& args, const std::vector<Case>& cases) {
+  const bool uses_gpu =
+      std::ranges::any_of(cases, [](const Case& one) { return one.scenario.runs_on_gpu(); });
+  return {format_of(args), describe_run(args, uses_gpu), has_sweep(cases)};
+}
+
+int print_list(const BenchArgs& args) {
+  const BenchFormat format = format_of(args);
+  if (format == BenchFormat::kCsv || format == BenchFormat::kMarkdown) {
+    throw ArgumentError("--list prints a table or JSON, so --format must be table or json, got " +
+                        args.format);
+  }
+  if (format == BenchFormat::kTable) {
+    std::cout << scenarios_text(bench::scenarios(), output_style());
+  } else {
+    std::cout << cli::to_json(bench::scenarios()) << "\n";
+  }
+  return 0;
+}
+
+bench::Selection selection_of(const BenchArgs& args, const bench::Sizes& sizes,
+                              const std::vector<std::string>& communicators) {
+  return {.scenarios = wanted_scenarios(args, sizes),
+          .strategies = args.strategies,
+          .communicators = communicators,
+          .sizes = sizes,
+          .max_sms = args.max_sms};
+}
+
 // This process is one of the ranks.
 int run_as_rank(const BenchArgs& args, const std::string& communicator) {
   Group group(make_job_communicator(
       communicator, {.ranks_per_node = args.ranks_per_node, .max_in_flight = args.max_in_flight}));
+  bench::Sizes sizes = sizes_in(args);
   check_against_job(group.communicator(), args.communicators,
-                    args.ranks > 0 ? std::vector<int>{args.ranks} : std::vector<int>{});
-  const auto cases = select({.scenarios = wanted_scenarios(args),
-                             .strategies = args.strategies,
-                             .communicators = {communicator},
-                             .ranks = group.size(),
-                             .max_sms = args.max_sms});
-  Report report(args.json);
+                    {sizes.ranks.begin(), sizes.ranks.end()});
+  sizes.ranks = {group.size()};
+  const std::vector<Case> cases =
+      as_arguments([&] { return select_cases(selection_of(args, sizes, {communicator})); });
+  BenchPrinter printer = make_printer(args, cases);
   for (const Case& one : cases) {
     if (one.communicator != communicator) {
       if (args.scenarios.empty()) continue;
@@ -84,13 +130,14 @@ int run_as_rank(const BenchArgs& args, const std::string& communicator) {
     }
     try {
       const Result result = bench::run_case(one, group, run_options(args));
-      if (group.rank() == 0) report.add(one.scenario, result);
+      if (group.rank() == 0) printer.add(one.scenario, result);
     } catch (const Error& error) {
+      if (group.rank() == 0) printer.abandon();
       if (error.code() != ErrorCode::kCapacity || group.rank() == 0) throw;
       return 1;  // all ranks agreed that memory is short; rank 0 reports it
     }
   }
-  if (group.rank() == 0) report.finish();
+  if (group.rank() == 0) printer.finish();
   return 0;
 }
 
@@ -112,43 +159,60 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
     list.insert(list.end(), {"--max-in-flight", std::to_string(args.max_in_flight)});
   }
   if (!args.check) list.emplace_back("--no-check");
+  if (sizes_in(args).any_but_ranks()) {
+    const bench::Scenario& s = one.scenario;
+    list.insert(list.end(),
+                {"--tokens", std::to_string(s.tokens), "--width", std::to_string(s.width),
+                 "--experts", std::to_string(s.experts), "--top-k", std::to_string(s.top_k),
+                 "--dtype", std::string(name_of(s.dtype))});
+  }
   return list;
+}
+
+std::vector<Result> run_one(const BenchArgs& args, const Case& one) {
+  if (!bench::has_processes(one)) return {bench::run_case(one, run_options(args))};
+  return parse_results(run_processes({.communicator = one.communicator,
+                                      .ranks = one.scenario.ranks,
+                                      .args = arguments_of_ranks(args, one),
+                                      .limit = kLimitOfRanks}));
+}
+
+void run_all(const BenchArgs& args, const std::vector<Case>& cases, BenchPrinter& printer) {
+  const ProgressLine progress;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& one = cases[i];
+    progress.show(std::to_string(i + 1) + " of " + std::to_string(cases.size()) + ": " +
+                  case_text(one));
+    const std::vector<Result> results = run_one(args, one);
+    progress.show("");
+    for (const Result& result : results) printer.add(one.scenario, result);
+  }
 }
 
 }  // namespace
 
 int run_bench(const BenchArgs& args) {
-  if (args.list) {
-    if (args.json) {
-      std::cout << to_json(bench::scenarios()) << "\n";
-    } else {
-      std::cout << scenarios_text(bench::scenarios(), output_style());
-    }
-    return 0;
-  }
+  if (args.list) return print_list(args);
+  format_of(args);  // refuses contradictions
   if (const std::string job = launched_communicator(args.communicators); !job.empty()) {
     return run_as_rank(args, job);
   }
-  Report report(args.json);
   std::vector<std::string> communicators = args.communicators;
   if (communicators.empty() && find_program("mpirun").empty()) communicators = {"threads"};
-  const std::vector<Case> cases = select({.scenarios = wanted_scenarios(args),
-                                          .strategies = args.strategies,
-                                          .communicators = communicators,
-                                          .ranks = args.ranks,
-                                          .max_sms = args.max_sms});
+  const std::vector<Case> cases =
+      as_arguments([&] { return select_cases(selection_of(args, sizes_in(args), communicators)); });
+  // A sweep that the machine cannot finish should not begin.
   for (const Case& one : cases) {
-    if (!bench::has_processes(one)) {
-      report.add(one.scenario, bench::run_case(one, run_options(args)));
-      continue;
-    }
-    const std::string output = run_processes({.communicator = one.communicator,
-                                              .ranks = one.scenario.ranks,
-                                              .args = arguments_of_ranks(args, one),
-                                              .limit = kLimitOfRanks});
-    for (const Result& result : parse_results(output)) report.add(one.scenario, result);
+    if (!one.scenario.runs_on_gpu()) bench::check_memory(one.scenario);
   }
-  report.finish();
+  BenchPrinter printer = make_printer(args, cases);
+  try {
+    run_all(args, cases, printer);
+  } catch (...) {
+    printer.abandon();
+    throw;
+  }
+  printer.finish();
   return 0;
 }
 

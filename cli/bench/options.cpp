@@ -12,6 +12,9 @@ bytes that the step must at least read and write; and the median relative to
   traffic  a parallel loop that reads as much and writes as much as the step,
   floor    on a GPU: what memory needs for the bytes or tensor cores for the
            flops of layer-* and grouped-*, whichever takes longer.
+A size takes a number, a range or a list of both: 128:1024:x2 is 128, 256, 512
+and 1024, 64:200:+64 is 64, 128 and 192. Several sizes run in all combinations,
+at most 1000, and tables then have a line per size and a column per step.
 The command starts the processes of mpi and sockets itself; under mpirun,
 torchrun or srun theirs are the ranks.
 
@@ -20,6 +23,9 @@ Examples:
   crossdock bench --scenario cpu-large --strategy direct,alltoall --json
   crossdock bench --scenario 'scale-*' --communicator threads
   crossdock bench --device cuda --scenario layer-qwen3,'grouped-*'
+  crossdock bench --tokens 128:8192:x2 --width 7168 --experts 256 --top-k 8 \
+    --dtype bf16 --device cuda --ranks 8
+  crossdock bench --tokens 64:4096:x4 --ranks 2,4 --strategy direct --format csv
   mpirun -np 4 crossdock bench --scenario cpu-medium)";
 
 }  // namespace
@@ -31,10 +37,18 @@ void add_options(Options& options, BenchArgs& args) {
   options.list("--strategy", args.strategies, "Strategies, or anchor-mpi-pack (default: all)");
   options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
                   "Communicators", "threads, and mpi if it works here");
-  options.choice("--device", args.device, {"cpu", "cuda"},
-                 "Which scenarios run by default, those of the CPU or h200-*");
-  options.whole_number("--ranks", args.ranks, {1, kMaxRanks},
-                       "Number of ranks (default: the scenario's)");
+  options.choice(
+      "--device", args.device, {"cpu", "cuda"},
+      "Where your own sizes run; without any, which scenarios run, those of the CPU or h200-*");
+  options.list("--tokens", args.tokens,
+               "Tokens per rank. This and the sizes below replace those of --scenario; without it "
+               "they make a scenario of their own");
+  options.list("--width", args.width, "Values per token");
+  options.list("--experts", args.experts, "Number of experts");
+  options.list("--top-k", args.top_k, "Experts per token");
+  options.choices("--dtype", args.dtypes, {"fp32", "bf16", "fp16"}, "Types of tokens",
+                  "the scenario's");
+  options.list("--ranks", args.ranks, "Number of ranks (default: the scenario's)");
   options.whole_number("--ranks-per-node", args.ranks_per_node, {0, kMaxRanks},
                        "Ranks per simulated node (default: real nodes)");
   options.whole_number("--max-in-flight", args.max_in_flight, {2},
@@ -44,7 +58,9 @@ void add_options(Options& options, BenchArgs& args) {
   options.whole_number("--repeat", args.repeat, {1}, "Timed repetitions");
   options.whole_number("--warm-up", args.warm_up, {0}, "Repetitions before the timed ones");
   options.flag_off("--no-check", args.check, "Do not compare results with the expected bits");
-  options.flag("--json", args.json, "Print JSON");
+  options.choice("--format", args.format, {"table", "csv", "markdown", "json"},
+                 "Format of the results, after a description of the run", "table");
+  options.flag("--json", args.json, "Print the results alone as JSON");
   options.notes(kBenchNotes);
 }
 

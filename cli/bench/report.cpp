@@ -28,10 +28,6 @@ std::string sizes_of(const Scenario& s) {
   return text.str();
 }
 
-std::string microseconds(double us) {
-  return fixed(us, us < 1000.0 ? 1 : 0);
-}
-
 // Digits for small numbers, none for large ones.
 std::string amount(double value) {
   if (value <= 0.0) return "";
@@ -112,6 +108,10 @@ std::string copies_text(const Result& result, const TextStyle& style) {
 
 }  // namespace
 
+std::string microseconds(double us) {
+  return fixed(us, us < 1000.0 ? 1 : 0);
+}
+
 std::string scenarios_text(const std::vector<Scenario>& scenarios, const TextStyle& style) {
   Table table(style, {{"", Align::kLeft}, {"", Align::kLeft}, {"", Align::kLeft}}, /*indent=*/0);
   for (const Scenario& s : scenarios) {
@@ -148,6 +148,12 @@ std::string head_text(const Scenario& scenario, const TextStyle& style) {
   return "\n" + paint(scenario.name, Colour::kBold, style) + ": " + sizes_of(scenario) + "\n";
 }
 
+std::string case_text(const bench::Case& one) {
+  const bool has_strategy = one.strategy != "none";
+  return one.scenario.name + " " + sizes_of(one.scenario) +
+         (has_strategy ? ", " + one.strategy : "") + ", " + one.communicator;
+}
+
 std::string result_text(const Result& result, const TextStyle& style) {
   // One rank alone uses neither a strategy nor a communicator; without rows there is no strategy.
   std::string heading = result.communicator;
@@ -158,8 +164,7 @@ std::string result_text(const Result& result, const TextStyle& style) {
   return heading + "\n" + (has_floors ? floors_text(result, style) : copies_text(result, style));
 }
 
-std::string to_json(const std::vector<Result>& results) {
-  JsonWriter writer(3);
+void write_json(JsonWriter& writer, const std::vector<Result>& results) {
   writer.begin_array();
   for (const Result& result : results) {
     writer.begin_object();
@@ -183,6 +188,8 @@ std::string to_json(const std::vector<Result>& results) {
       writer.field("median_us", step.median_us);
       writer.field("min_us", step.min_us);
       writer.field("max_us", step.max_us);
+      writer.field("p10_us", step.p10_us);
+      writer.field("p90_us", step.p90_us);
       writer.field("bytes", step.bytes);
       writer.field("copy_us", step.copy_us);
       writer.field("ratio", step.ratio());
@@ -202,6 +209,11 @@ std::string to_json(const std::vector<Result>& results) {
     writer.end_object();
   }
   writer.end_array();
+}
+
+std::string to_json(const std::vector<Result>& results) {
+  JsonWriter writer(3);
+  write_json(writer, results);
   return writer.text();
 }
 
@@ -227,6 +239,8 @@ std::vector<Result> parse_results(const std::string& json) {
                                 .median_us = step.at("median_us"),
                                 .min_us = step.at("min_us"),
                                 .max_us = step.at("max_us"),
+                                .p10_us = step.at("p10_us"),
+                                .p90_us = step.at("p90_us"),
                                 .bytes = step.at("bytes"),
                                 .copy_us = step.at("copy_us"),
                                 .traffic_us = step.value("traffic_us", 0.0),

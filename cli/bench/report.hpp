@@ -4,20 +4,29 @@
 #include <vector>
 
 #include "bench/result.hpp"
+#include "bench/runner.hpp"
 #include "bench/scenario.hpp"
 #include "cli/text/terminal.hpp"
 
 namespace crossdock::cli {
+
+class JsonWriter;
 
 std::string scenarios_text(const std::vector<bench::Scenario>& scenarios, const TextStyle& style);
 std::string to_json(const std::vector<bench::Scenario>& scenarios);
 
 /// The line above the results of a scenario.
 std::string head_text(const bench::Scenario& scenario, const TextStyle& style);
+/// "decode P4 T16 D2048 K8 E64 fp32, direct, threads"
+std::string case_text(const bench::Case& one);
 /// A table with one line per step.
 std::string result_text(const bench::Result& result, const TextStyle& style);
 
+/// "12.3", "4567".
+std::string microseconds(double us);
+
 std::string to_json(const std::vector<bench::Result>& results);
+void write_json(JsonWriter& writer, const std::vector<bench::Result>& results);
 /// The inverse of to_json. Throws Error(kInternal).
 std::vector<bench::Result> parse_results(const std::string& json);
 

@@ -16,9 +16,9 @@ namespace {
 using reference::MlpWeights;
 using Values = std::vector<double>;
 
-constexpr double kWork = 6e8;       // multiplications of the reference for all sampled tokens
-constexpr int64_t kMaxTokens = 64;  // in the sample
-constexpr int64_t kMaxSlice = 4;    // inner positions whose weight gradients are compared
+constexpr double kWork = 6e8;  // multiplications of the reference for all sampled tokens
+constexpr int64_t kMaxSampledTokens = 64;  // in the sample
+constexpr int64_t kMaxSlice = 4;           // inner positions whose weight gradients are compared
 
 // Sums are computed in fp32 (fp64 for fp64); results and hidden rows are rounded to the dtype. The
 // longest sum may be that of a softmax over many experts.
@@ -114,7 +114,7 @@ int64_t sample_size(const RunJob& job) {
       static_cast<double>(layer.router.top_k * layer.experts.inner + layer.shared_inner) *
       (job.with_backward ? 12.0 : 3.0);
   const auto affordable = static_cast<int64_t>(kWork / per_token);
-  return std::min(job.tokens_total, std::clamp<int64_t>(affordable, 2, kMaxTokens));
+  return std::min(job.tokens_total, std::clamp<int64_t>(affordable, 2, kMaxSampledTokens));
 }
 
 // Checks the sampled tokens that this rank holds.

@@ -52,7 +52,7 @@ TEST(Selection, CrossesStrategiesAndCommunicators) {
   const auto cases = select_cases({.scenarios = {"decode"},
                                    .strategies = {"alltoall", "allgather"},
                                    .communicators = {"threads"},
-                                   .ranks = 2});
+                                   .sizes = {.ranks = {2}}});
   ASSERT_EQ(cases.size(), 2U);
   EXPECT_EQ(cases[0].strategy, "alltoall");
   EXPECT_EQ(cases[1].communicator, "threads");
@@ -88,7 +88,7 @@ TEST(Selection, RunsGpuScenariosOnThreadsOnly) {
 TEST(Selection, RunsLayersOfAGpuOnOneRank) {
   const auto cases = select_cases({.scenarios = {"layer-qwen3", "grouped-qwen3*"},
                                    .communicators = {"threads"},
-                                   .ranks = 4,
+                                   .sizes = {.ranks = {4}},
                                    .max_sms = 16});
   ASSERT_EQ(cases.size(), 3U);
   for (const Case& one : cases) {
@@ -140,8 +140,10 @@ TEST(RunCase, MeasuresExpertsBesidePlainProducts) {
 }
 
 TEST(RunCase, MeasuresTheRendezvousOfEachCommunicator) {
-  const auto cases = select_cases(
-      {.scenarios = {"agree"}, .strategies = {"direct"}, .communicators = {"threads"}, .ranks = 2});
+  const auto cases = select_cases({.scenarios = {"agree"},
+                                   .strategies = {"direct"},
+                                   .communicators = {"threads"},
+                                   .sizes = {.ranks = {2}}});
   ASSERT_EQ(cases.size(), 1U);
   EXPECT_EQ(cases[0].strategy, "none");
   const Result result = run_case(cases[0], {.repeats = {.warm_up = 0, .timed = 2}});

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "cli/bench/grid.hpp"
 #include "cli/bench/report.hpp"
 
 namespace crossdock::cli {
@@ -48,6 +50,33 @@ TEST(BenchReport, ReadsWhatItWrites) {
   EXPECT_EQ(read[0].steps[0].floor_us, 10.0);
   EXPECT_EQ(read[0].steps[0].flops, 4.29e9);
   EXPECT_EQ(to_json(read), text);
+}
+
+// As wide as eight steps on a GPU.
+TEST(BenchReport, ContinuesStepsThatDoNotFitInAnotherTable) {
+  std::vector<bench::Result> results(2, on_gpu());
+  for (bench::Result& result : results) {
+    result.steps.clear();
+    for (const char* name : {"nothing", "plan", "dispatch", "plan+dispatch", "combine",
+                             "dispatch_backward", "combine_backward", "plan+disp.+combine"}) {
+      result.steps.push_back({.name = name, .median_us = 123.4, .bytes = 8, .copy_us = 100.0});
+    }
+  }
+  results[0].tokens = 128;
+  results[1].tokens = 65536;
+  const Grid grid = make_grid(results);
+  EXPECT_EQ(grid.titles[0], "tokens");
+  EXPECT_EQ(grid.num_sizes, 1U);
+  EXPECT_EQ(grid.rows[1][2], "123.4 (1.23)");
+  const std::string text = grid_text(grid, {.width = 80});
+  size_t num_heads = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 80U) << line;
+    num_heads += line.starts_with("  tokens") ? 1 : 0;
+  }
+  EXPECT_EQ(num_heads, 2U);
+  EXPECT_THAT(text, HasSubstr("plan+disp.+combine"));
 }
 
 }  // namespace

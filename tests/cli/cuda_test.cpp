@@ -104,5 +104,30 @@ TEST_F(CommandOnGpu, MeasuresProductsAndALayer) {
   }
 }
 
+TEST_F(CommandOnGpu, MeasuresSizesOfTheUser) {
+  const CommandResult result = run_command(
+      "bench --device cuda --tokens 32:128:x2 --width 256 --experts 16 --top-k 4 --dtype fp16 "
+      "--ranks 2,4 --repeat 3 --warm-up 1 --format json");
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_NE(document.at("run").at("gpu"), "") << document.at("run");
+  EXPECT_NE(document.at("run").at("driver"), "") << document.at("run");
+  const json& results = document.at("results");
+  ASSERT_EQ(results.size(), 6U);
+  for (const json& one : results) {
+    EXPECT_EQ(one.at("scenario"), "custom-cuda");
+    EXPECT_EQ(one.at("dtype"), "fp16");
+    EXPECT_EQ(one.at("width"), 256);
+    EXPECT_EQ(one.at("checked"), true);
+    for (const char* step : {"plan", "dispatch", "combine", "combine_backward"}) {
+      EXPECT_GT(one.at("steps").at(step).at("median_us"), 0.0) << step;
+      EXPECT_GE(one.at("steps").at(step).at("p90_us"), one.at("steps").at(step).at("p10_us"));
+    }
+  }
+  EXPECT_EQ(results.at(0).at("ranks"), 2);
+  EXPECT_EQ(results.at(2).at("tokens"), 128);
+  EXPECT_EQ(results.at(5).at("ranks"), 4);
+}
+
 }  // namespace
 }  // namespace crossdock::cli
