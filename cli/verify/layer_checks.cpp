@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <sstream>
 
 #include "cli/device/rank_device.hpp"
@@ -73,8 +74,11 @@ class LayerTensors {
     const OwnedTensor host = reference::to_tensor(dtype, shape, values);
     return owned_.emplace_back(device_.to_device(host.view)).view;
   }
+  // Poisoned: a gradient that is not written is found.
   TensorView make_gradient(const Shape& shape) {
-    return owned_.emplace_back(device_.allocate(world_.sum_dtype(), shape)).view;
+    const Values poison(static_cast<size_t>(shape.num_elements()),
+                        std::numeric_limits<double>::quiet_NaN());
+    return put(world_.sum_dtype(), shape, poison);
   }
   void put_mlp(const MlpWeights& values, int64_t count, int64_t inner, bool has_biases,
                ExpertWeights& mlp, ExpertGradients& gradients) {
@@ -144,7 +148,7 @@ class Comparison {
     double scale = 1.0;
     for (const double value : wanted) scale = std::max(scale, std::abs(value));
     for (size_t i = 0; i < wanted.size(); ++i) {
-      if (std::abs(got[i] - wanted[i]) <= tolerance_ * scale) continue;
+      if (std::abs(got[i] - wanted[i]) <= tolerance_ * scale) continue;  // not if got is NaN
       message << ", value " << i << " is " << got[i] << ", must be " << wanted[i];
       return findings_.push_back(message.str());
     }
