@@ -43,8 +43,8 @@ class UnusedStreams {
 };
 
 UnusedStreams& unused_streams() {
-  static auto* const streams = new UnusedStreams;
-  return *streams;
+  static auto* const kStreams = new UnusedStreams;
+  return *kStreams;
 }
 
 // Otherwise every wait for a stream returns freed memory to the driver, which waits for the whole

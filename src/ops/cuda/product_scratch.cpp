@@ -18,10 +18,10 @@ Buffer allocate_counters(cuda::DeviceArena& arena) {
 }  // namespace
 
 ProductScratch& ProductScratch::of(int device) {
-  static auto* const mutex = new std::mutex;
-  static auto* const all = new std::map<int, std::unique_ptr<ProductScratch>>;
-  const std::lock_guard lock(*mutex);
-  std::unique_ptr<ProductScratch>& scratch = (*all)[device];
+  static auto* const kMutex = new std::mutex;
+  static auto* const kAll = new std::map<int, std::unique_ptr<ProductScratch>>;
+  const std::lock_guard lock(*kMutex);
+  std::unique_ptr<ProductScratch>& scratch = (*kAll)[device];
   if (!scratch) scratch.reset(new ProductScratch(device));
   return *scratch;
 }

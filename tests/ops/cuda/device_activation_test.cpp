@@ -25,7 +25,7 @@ struct ActivationCase {
   DType dtype;
   ActivationOptions options;
   int64_t D = 0;
-  int64_t H = 0;
+  int64_t hidden_width = 0;
   const RaggedRows& rows;
   std::vector<double> hidden, weights, u, grad_y, b2;
 
@@ -35,13 +35,13 @@ struct ActivationCase {
         dtype(dtype_in),
         options(given),
         D(F + 3),
-        H(is_gated(kind) ? 2 * F : F),
+        hidden_width(is_gated(kind) ? 2 * F : F),
         rows(rows_in),
-        hidden(draw_rows(rows, H, dtype, 1)),
+        hidden(draw_rows(rows, hidden_width, dtype, 1)),
         weights(draw_rows(rows, 1, DType::kF32, 3)),
         u(draw_rows(rows, F, dtype, 4)),
         grad_y(draw_rows(rows, D, dtype, 5)),
-        b2(draw(rows.E_local() * D, dtype, 6)) {}
+        b2(draw(rows.num_experts() * D, dtype, 6)) {}
 };
 
 struct ActivationResults {
@@ -60,7 +60,7 @@ ActivationResults activate_on_gpu(const ActivationCase& test) {
   const RankStream stream;
   const ActivationOptions& options = test.options;
   const int64_t R = test.rows.R;
-  const int64_t E_local = test.rows.E_local();
+  const int64_t E_local = test.rows.num_experts();
   const int64_t F = test.spec.F;
   const auto put = [&](const std::vector<double>& values, const Shape& shape) {
     return upload(values, test.dtype, shape, stream, options.offset);
@@ -68,13 +68,13 @@ ActivationResults activate_on_gpu(const ActivationCase& test) {
   const auto unwritten = [&](const Shape& shape) {
     return put(std::vector<double>(static_cast<size_t>(shape.num_elements()), std::nan("")), shape);
   };
-  const OwnedTensor hidden = put(test.hidden, {R, test.H});
+  const OwnedTensor hidden = put(test.hidden, {R, test.hidden_width});
   const OwnedTensor u = put(test.u, {R, F});
   const OwnedTensor grad_y = put(test.grad_y, {R, test.D});
   const OwnedTensor row_weights = upload(test.weights, DType::kF32, {R}, stream);
   const OwnedTensor grad_row_weights = upload(test.weights, DType::kF32, {R}, stream);
   const OwnedTensor activation = unwritten({R, F});
-  const OwnedTensor grad_hidden = options.in_place ? hidden : unwritten({R, test.H});
+  const OwnedTensor grad_hidden = options.in_place ? hidden : unwritten({R, test.hidden_width});
   const OwnedTensor weighted = options.in_place ? u : unwritten({R, F});
   OwnedTensor b2;
   if (options.with_b2) b2 = put(test.b2, {E_local, test.D});
@@ -104,23 +104,24 @@ ActivationResults activate_on_gpu(const ActivationCase& test) {
 // The same row by row on the CPU; rows outside the segments as above.
 ActivationResults activate_on_cpu(const ActivationCase& test) {
   const auto F = static_cast<size_t>(test.spec.F);
-  const auto H = static_cast<size_t>(test.H);
+  const auto hidden_width = static_cast<size_t>(test.hidden_width);
   const auto D = static_cast<size_t>(test.D);
   const auto R = static_cast<size_t>(test.rows.R);
   const double none = -12345.0;
-  ActivationResults wanted{std::vector<double>(R * F, none), std::vector<double>(R * H, none),
+  ActivationResults wanted{std::vector<double>(R * F, none),
+                           std::vector<double>(R * hidden_width, none),
                            std::vector<double>(R * F, none), std::vector<double>(R, none)};
   for (size_t r = 0; r < R; ++r) {
     const int64_t expert = test.rows.expert_of(static_cast<int64_t>(r));
     if (expert < 0) continue;
     const auto e = static_cast<size_t>(expert);
     const double p = test.options.with_weights ? test.weights[r] : 1.0;
-    std::vector<double> h(H);
+    std::vector<double> h(hidden_width);
     std::vector<double> a(F);
     std::vector<double> grad_a(F);
-    std::vector<double> grad_h(H);
-    for (size_t i = 0; i < H; ++i) {
-      h[i] = test.hidden[r * H + i];
+    std::vector<double> grad_h(hidden_width);
+    for (size_t i = 0; i < hidden_width; ++i) {
+      h[i] = test.hidden[r * hidden_width + i];
     }
     for (size_t i = 0; i < F; ++i) grad_a[i] = p * test.u[r * F + i];
     activate(test.spec, h.data(), a.data());
@@ -135,7 +136,7 @@ ActivationResults activate_on_cpu(const ActivationCase& test) {
       grad += test.b2[e * D + i] * test.grad_y[r * D + i];
     }
     std::copy(grad_h.begin(), grad_h.end(),
-              wanted.grad_hidden.begin() + static_cast<std::ptrdiff_t>(r * H));
+              wanted.grad_hidden.begin() + static_cast<std::ptrdiff_t>(r * hidden_width));
     wanted.grad_row_weights[r] = grad;
   }
   return wanted;

@@ -65,10 +65,10 @@ TEST_F(DeviceSegments, AddsTheBiasTimesTheRowsWeight) {
       const RaggedRows rows({30, 0, 9, 1}, 8, 3, stream);
       const std::vector<double> before = draw_rows(rows, D, result, 1);
       const std::vector<double> weights = draw_rows(rows, 1, DType::kF32, 2);
-      const std::vector<double> bias = draw(rows.E_local() * D, dtype, 3);
+      const std::vector<double> bias = draw(rows.num_experts() * D, dtype, 3);
       const OwnedTensor values = upload(before, result, {rows.R, D}, stream);
       const OwnedTensor row_weights = upload(weights, DType::kF32, {rows.R}, stream);
-      const OwnedTensor device_bias = upload(bias, dtype, {rows.E_local(), D}, stream);
+      const OwnedTensor device_bias = upload(bias, dtype, {rows.num_experts(), D}, stream);
       add_weighted_bias_on_device({.bias = device_bias.view,
                                    .row_weights = row_weights.view,
                                    .segments = rows.device(),
@@ -106,7 +106,7 @@ std::vector<double> sum_on_gpu(const RaggedRows& rows, int64_t width, DType dtyp
       upload(draw_rows(rows, width, dtype, 1), dtype, {rows.R, width}, stream, options.offset);
   const OwnedTensor weights =
       upload(draw_rows(rows, 1, DType::kF32, 2), DType::kF32, {rows.R}, stream);
-  const Shape shape{rows.E_local(), width};
+  const Shape shape{rows.num_experts(), width};
   const OwnedTensor sums =
       upload(std::vector<double>(static_cast<size_t>(shape.num_elements()), options.initial),
              DType::kF32, shape, stream);
@@ -124,7 +124,7 @@ void expect_sums(const RaggedRows& rows, int64_t width, DType dtype, const SumOp
   const std::vector<double> got = sum_on_gpu(rows, width, dtype, options);
   const std::vector<double> values = draw_rows(rows, width, dtype, 1);
   const std::vector<double> weights = draw_rows(rows, 1, DType::kF32, 2);
-  for (int64_t e = 0; e < rows.E_local(); ++e) {
+  for (int64_t e = 0; e < rows.num_experts(); ++e) {
     const auto at = static_cast<size_t>(e);
     for (int64_t i = 0; i < width; ++i) {
       double sum = options.accumulate ? options.initial : 0.0;

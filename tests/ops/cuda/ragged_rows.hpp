@@ -32,7 +32,7 @@ class RaggedRows {
             static_cast<const int64_t*>(device_counts_.view.data), std::ssize(counts),
             device_counts_.view.device};
   }
-  int64_t E_local() const { return std::ssize(counts); }
+  int64_t num_experts() const { return std::ssize(counts); }
   /// The expert of a row; -1: none.
   int64_t expert_of(int64_t row) const {
     for (size_t e = 0; e < counts.size(); ++e) {
