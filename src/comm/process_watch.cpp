@@ -4,7 +4,6 @@
 
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <sstream>
 #include <string>
 
@@ -19,10 +18,12 @@ struct ProcessStat {
 };
 
 // /proc/<pid>/stat: pid (name) state ... with the start time as field 22. The name may contain
-// anything, so fields are counted from the last parenthesis.
+// anything, so fields are counted from the last parenthesis. A process that ends after its file was
+// opened makes reading fail: getline, unlike an iterator, does not throw then.
 ProcessStat read_stat(int32_t pid) {
   std::ifstream file(concat("/proc/", pid, "/stat"));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::getline(file, text, '\0');
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return {};
   std::istringstream fields(text.substr(name_end + 1));

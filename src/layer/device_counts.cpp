@@ -118,7 +118,7 @@ Plan DeviceCounts::plan_to_all(Device device) {
     memory_.fill(map.view, 1, stream_);
     memory_.fill(weights.view, 0, stream_);
   });
-  const Plan plan = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
+  Plan plan = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
   if (captured) {
     captured_plans_.push_back(plan);
   } else {

@@ -59,8 +59,7 @@ std::vector<std::string> all_outputs() {
       "plan --model qwen3-30b-a3b --seq 8 --max-in-flight 70000 --queue-depth 1",
       "bench --list",
       "bench --scenario decode --repeat 1 --warm-up 0 --communicator threads --ranks 2",
-      "bench --tokens 8:16:x2 --width 24,40 --repeat 1 --warm-up 0 --communicator threads --ranks "
-      "2",
+      "bench --tokens 8:16:x2 --width 24,40 --repeat 1 --warm-up 0 --ranks 2",
       "bench --scenario nothing-of-this-name",
       "verify --list",
       "verify --communicator threads --ranks 1,2,3,4,5,6,7 --case vector",

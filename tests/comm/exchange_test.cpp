@@ -252,6 +252,10 @@ TEST(Subgroup, RejectsMembersThatMakeNoGroup) {
   });
 }
 
+TEST(Group, MayBeLeftAtOnceByAnyRank) {
+  for (int round = 0; round < 20; ++round) run_healthy_group(group_sizes().back(), [](Group&) {});
+}
+
 TEST(Group, MayMoveBetweenThreads) {
   run_healthy_group(group_sizes().back(), [](Group& group) {
     for (int round = 0; round < 3; ++round) {

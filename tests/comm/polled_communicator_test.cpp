@@ -4,13 +4,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
 #include <deque>
-#include <stdexcept>
+
+#include "comm/child_process.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -139,42 +136,8 @@ TEST(PolledCommunicator, BlamesTheFirstToFailNotARankThatLeftBecauseOfIt) {
   EXPECT_THAT(error.what(), HasSubstr("rank 3 gave up: the device is gone"));
 }
 
-/// A child process that waits to be ended.
-class Child {
- public:
-  Child() {
-    std::array<int, 2> ends{};
-    if (pipe(ends.data()) != 0) throw std::runtime_error("cannot make a pipe");
-    pid_ = fork();
-    if (pid_ == 0) {
-      const ProcessIdentity self = identify_this_process();
-      if (write(ends[1], &self, sizeof self) != sizeof self) _exit(1);
-      while (true) ::pause();
-    }
-    const bool is_known = read(ends[0], &identity_, sizeof identity_) == sizeof identity_;
-    close(ends[0]);
-    close(ends[1]);
-    if (!is_known) throw std::runtime_error("cannot start a child");
-  }
-  ~Child() { end(); }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-
-  const ProcessIdentity& identity() const { return identity_; }
-  void end() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = 0;
-  }
-
- private:
-  pid_t pid_ = 0;
-  ProcessIdentity identity_;
-};
-
 TEST(PolledCommunicator, ReadsTheLastMessagesOfAProcessThatHasEnded) {
-  Child child;
+  ChildProcess child;
   std::vector<ProcessIdentity> processes = living_processes();
   processes[0] = child.identity();
   ScriptedCommunicator silent(processes);

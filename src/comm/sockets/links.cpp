@@ -23,6 +23,12 @@ constexpr milliseconds kYieldTime{1};
 constexpr const char* kSetUp = "set-up";  // the operation in errors of the constructor
 constexpr milliseconds kNearSleep{20};    // a wake-up ends it; the rest looks for dead processes
 
+/// This rank has found that another one will not come; no other rank knows it yet.
+struct NewFailure : std::exception {
+  explicit NewFailure(Failure found) : failure(std::move(found)) {}
+  Failure failure;
+};
+
 /// Cores that at least one of these processes may use.
 int num_cores(std::span<const pid_t> processes) {
   cpu_set_t all;
@@ -57,19 +63,27 @@ Links::Links(Args args)
   if (near.size() < 2) return;
   try {
     share_memory(near);
+  } catch (const NewFailure& found) {
+    give_up(found.failure);
   } catch (const std::exception& error) {
-    endpoint().close_channel(args_.channel);
     const auto* known = dynamic_cast<const Error*>(&error);
-    if (known != nullptr && known->context().culprit >= 0) throw;  // all ranks have it already
-    const Failure failure{.code = known != nullptr ? known->code() : ErrorCode::kPeerFailed,
-                          .culprit = rank(),
-                          .reporter = rank(),
-                          .sequence = 0,
-                          .operation = kSetUp,
-                          .text = error.what()};
-    announce(failure);
-    throw to_error(failure, rank(), size());
+    if (known != nullptr && known->context().culprit >= 0) {  // all ranks have it already
+      endpoint().close_channel(args_.channel);
+      throw;
+    }
+    give_up({.code = known != nullptr ? known->code() : ErrorCode::kPeerFailed,
+             .culprit = rank(),
+             .reporter = rank(),
+             .sequence = 0,
+             .operation = kSetUp,
+             .text = error.what()});
   }
+}
+
+void Links::give_up(const Failure& failure) const {
+  endpoint().close_channel(args_.channel);
+  announce(failure);
+  throw to_error(failure, rank(), size());
 }
 
 Links::~Links() {
@@ -104,17 +118,15 @@ void Links::share_memory(const std::vector<int>& near) {
   if (!has_far_) posts_ = std::make_unique<Posts>(*memory_);
 }
 
-// Throws if a rank of the node cannot do its part, or has not come for too long.
+// Throws if a rank of the node cannot do its part, or has not come for too long. Tells nobody: the
+// rank may have come and left since it was looked for (NodeMemory::open_members).
 void Links::check_arrival(int peer, Clock::time_point begin) const {
   for (const auto& directory : args_.directories) {
     const auto refusal = directory ? directory->refusal_of(args_.channel) : std::nullopt;
     if (!refusal || !is_valid(*refusal, size())) continue;
     throw to_error(failure_from(*refusal), rank(), size());
   }
-  const auto failure = failure_to_arrive(peer, begin);
-  if (!failure) return;
-  announce(*failure);
-  throw to_error(*failure, rank(), size());
+  if (auto failure = failure_to_arrive(peer, begin)) throw NewFailure(std::move(*failure));
 }
 
 std::optional<Failure> Links::failure_to_arrive(int peer, Clock::time_point begin) const {

@@ -92,6 +92,7 @@ class Links final : public ControlChannel {
   void check_arrival(int peer, Clock::time_point begin) const;
   std::optional<Failure> failure_to_arrive(int peer, Clock::time_point begin) const;
   void announce(const Failure& failure) const;
+  [[noreturn]] void give_up(const Failure& failure) const;
 
   const Args args_;
   std::vector<int> member_of_rank_;  // [P] number in the mailboxes; -1: far

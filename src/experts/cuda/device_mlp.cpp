@@ -12,7 +12,6 @@ namespace crossdock::experts {
 
 DeviceMlp::DeviceMlp(const ExpertsConfig& config, Device device)
     : device_(device),
-      D_(config.width),
       F_(config.inner),
       H_(config.hidden_width()),
       config_(config),

@@ -37,7 +37,6 @@ class DeviceMlp final : public Backend {
                           const ExpertsSaved& saved, const TensorView& activation);
 
   Device device_;
-  int64_t D_;
   int64_t F_;
   int64_t H_;  // 2F or F
   ExpertsConfig config_;
