@@ -38,12 +38,11 @@ test-asan test-tsan: test-%:
 	ctest --preset $* -j $(TEST_JOBS) -L unit
 
 python:  ## build for the Python package in python/; use it with PYTHONPATH=python
-	tools/setup.sh build
+	tools/setup.sh build python
 	cmake --preset python
 	cmake --build --preset python -j $(JOBS)
 
 test-python: python  ## run the tests of the Python package
-	tools/setup.sh python
 	PYTHONPATH=python $(PYTHON) -B -m pytest -q -p no:cacheprovider tests/python
 
 wheel:  ## build a wheel in build/wheel, with pip and what it downloads
@@ -64,7 +63,7 @@ test-torch: python build/torch/installed  ## run the tests of crossdock.torch, a
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/readme.py
 
 test-torch-quick: python  ## run some of them with Debian's torch
-	tools/setup.sh python torch
+	tools/setup.sh torch
 	PYTHONPATH=python $(PYTHON) -B tests/torch/run.py --sets quick
 
 test-training: python build/torch/installed  ## train a small transformer on meshes, against one rank

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """What an operator of crossdock.torch costs above the same calls of the C API: PYTHONPATH=python python3 bench/torch_overhead.py
 
-One rank and one token, so that the work itself is small. Forward runs as an autograd function that records its backward. The
-last line is a step, forward and backward, with all that autograd does in between, divided by its four operators. The calls of
-the C API are made with arguments that were prepared once; the time of a call through ctypes that does nothing is subtracted.
+One rank and one token, so that the work itself is small. Forward runs as an autograd function that records its backward. A
+step is forward and backward, with all that autograd does in between, divided by its four operators; the last line is what
+torch alone takes for it, with autograd functions that return memory and do nothing else. The calls of the C API are made with
+arguments that were prepared once; the time of a call through ctypes that does nothing is subtracted.
+
+CROSSDOCK_TORCH_NATIVE=0 makes all calls in Python, as with versions of torch before 2.10.
 """
 import ctypes
 import time
@@ -83,6 +86,37 @@ def torch_calls(dispatcher, x, expert_ids, weights):
     }
 
 
+class _Forth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.new_empty(2, 16)
+
+    @staticmethod
+    def backward(ctx, grad_rows):
+        return grad_rows.new_empty(1, 16)
+
+
+class _Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, weights):
+        ctx.save_for_backward(y)
+        return y.new_empty(1, 16)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        (y,) = ctx.saved_tensors
+        return y.new_empty(2, 16), y.new_empty(1, 2)
+
+
+def torch_alone(x, weights):
+    def step():
+        torch.autograd.backward(_Back.apply(_Forth.apply(x), weights), grad_out)
+        x.grad = weights.grad = None
+
+    grad_out = torch.ones_like(x)
+    return microseconds(step) / 4
+
+
 def main():
     torch.set_num_threads(1)
     group = crossdock.Group.from_threads(1, num_threads=1)[0]
@@ -101,6 +135,8 @@ def main():
         call, num_calls, num_operators = from_c[name]
         in_c = (microseconds(call) - num_calls * nothing) / num_operators
         print(f"{name:24}{in_c:8.2f}{measured:12.2f}{measured - in_c:9.2f}")
+    alone = torch_alone(x.clone().requires_grad_(), weights.clone().requires_grad_())
+    print(f"{'  of which torch alone':24}{'':8}{alone:12.2f}")
 
 
 if __name__ == "__main__":

@@ -15,4 +15,7 @@ if(TARGET crossdock_cli)
 endif()
 set_target_properties(${wheel_libraries} PROPERTIES VERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
                                                     INSTALL_RPATH $ORIGIN)
-install(TARGETS ${wheel_libraries} LIBRARY DESTINATION crossdock/lib NAMELINK_SKIP)
+if(TARGET crossdock_torch_calls)
+  list(APPEND wheel_modules crossdock_torch_calls)
+endif()
+install(TARGETS ${wheel_libraries} ${wheel_modules} LIBRARY DESTINATION crossdock/lib NAMELINK_SKIP)

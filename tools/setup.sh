@@ -10,7 +10,7 @@ mpi="libopenmpi-dev openmpi-bin"
 test="ccache libgmock-dev librapidcheck-dev libopenblas-dev iproute2 python3"
 lint="clang-format clang-tidy python3"
 bench="libopenblas-dev"  # to compare with
-python="python3 python3-numpy python3-pytest python3-pip python3-venv"  # venv: for wheels and PyPI's torch
+python="python3 python3-dev python3-numpy python3-pytest python3-pip python3-venv"  # venv: for wheels and PyPI's torch
 torch="python3-torch"  # its 1.13; the tests of other versions take them from PyPI
 
 [[ "${CROSSDOCK_SKIP_SETUP:-0}" == 1 ]] && exit 0

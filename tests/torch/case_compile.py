@@ -103,14 +103,14 @@ def selective_checkpointing_does_not_communicate_again(rank, world):
     def policy(context, operator, *_, **__):
         return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
-    plans, original = [], calls.Core.plan
+    plans, original = [], calls.Routes.__init__
 
-    def counted(self, *arguments, **options):
+    def counted(self, *arguments):
         plans.append(self)
-        return original(self, *arguments, **options)
+        original(self, *arguments)
 
     want = gradients(function(dispatcher, x, ids, weights), x, weights)
-    calls.Core.plan = counted
+    calls.Routes.__init__ = counted
     try:
         out = checkpoint(
             function,
@@ -123,7 +123,7 @@ def selective_checkpointing_does_not_communicate_again(rank, world):
         )
         got = gradients(out, x, weights)
     finally:
-        calls.Core.plan = original
+        calls.Routes.__init__ = original
     assert len(plans) == 1
     for a, b in zip(got, want):
         torch.testing.assert_close(a, b)

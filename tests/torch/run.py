@@ -15,7 +15,7 @@ import traceback
 from launch import PATIENCE, connect, start_ranks, wait_for
 
 SETS = {  # modules, and the numbers of ranks that they have cases for, in this order
-    "quick": (["case_dispatcher", "case_autograd", "case_layer", "case_groups"], [1, 2, 4]),  # any version of torch
+    "quick": (["case_dispatcher", "case_autograd", "case_native", "case_layer", "case_groups"], [1, 2, 4]),  # any version of torch
     "torch": (["case_compile", "case_training"], [1, 4]),
     "titan": (["case_titan"], [4]),
     "megatron": (["case_megatron"], [4]),  # last: it changes torch, to run on the CPU

@@ -2,7 +2,7 @@
 import ctypes
 import itertools
 import weakref
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -11,7 +11,7 @@ from crossdock._direct_calls import NOT_GIVEN, DirectCalls
 from crossdock._library import lib
 from crossdock._tensor import Memory
 
-from . import groups
+from . import groups, native
 from .tensors import empty, rows_on_device, tensor_of, usable_weights, view_of, weights_dtype
 
 _FEW_VALUES = 16384
@@ -26,6 +26,7 @@ class Core:
         self.config = config
         self.dispatcher = crossdock.Dispatcher(group, **config)
         self.calls = DirectCalls(self.dispatcher)
+        self.rank = group.rank
         self.width: int = config["width"]
         self.max_rows: Optional[int] = config.get("max_rows")
         self.num_local_experts = _num_local_experts(group, config)
@@ -42,11 +43,13 @@ class Core:
         if tensor.is_cuda:
             self.dispatcher.set_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
 
-    def plan(self, routing: torch.Tensor, weights: torch.Tensor) -> Tuple["Routes", Optional[ctypes.Array]]:
-        """The plan of these routes. In host memory, also its rows per local expert, pad rows included."""
+    def plan(self, routing: torch.Tensor, weights: torch.Tensor) -> Tuple["Routes", torch.Tensor]:
+        """The plan of these routes, and its rows per local expert, pad rows included."""
         counts = None if routing.is_cuda else self.new_counts()
         is_map = routing.dtype is torch.bool
-        return Routes(self, *self.calls.plan(view_of(routing), view_of(weights), is_map, counts)), counts
+        handle, info = self.calls.plan(view_of(routing), view_of(weights), is_map, counts)
+        routes = Routes(self, handle, info.num_tokens, info.capacity_rows, info.weights.shape[1], info)
+        return routes, rows_on_device(routes) if counts is None else tensor_of(counts)
 
     def empty_rows(self, like: torch.Tensor, routes: "Routes") -> Tuple[Optional[torch.Tensor], Memory]:
         """Memory for rows [R, D] and what a call takes for it. None: the library is to provide it.
@@ -55,7 +58,7 @@ class Core:
         other ranks write there directly, combine reads there without a copy, and it is used again. Few rows are not
         worth it."""
         num_rows = routes.capacity_rows
-        if like.is_cuda or num_rows * self.width < _FEW_VALUES:
+        if like.is_cuda or num_rows * self.width <= _FEW_VALUES:
             return empty(like, (num_rows, self.width))
         return None, NOT_GIVEN
 
@@ -65,10 +68,15 @@ class Core:
         sent = self.calls.dispatch(routes, view_of(x), memory, row_weights)
         return torch.from_dlpack(sent) if rows is None else rows
 
-    def move(self, function: Any, routes: "Routes", source: torch.Tensor, width: int) -> torch.Tensor:
-        """A call with one tensor in and one [T, width] out."""
-        source = source.contiguous()
+    def move(
+        self, function: Any, routes: "Routes", source: torch.Tensor, width: int, quickly: Callable
+    ) -> torch.Tensor:
+        """A call with one tensor in and one [T, width] out. `quickly` is the same of the native module."""
         with self.lock:
+            target = quickly(self.dispatcher._handle, self.rank, routes._handle, source, routes.num_tokens, width)
+            if target is not None:
+                return target
+            source = source.contiguous()
             self.use_stream_of(source)
             target, memory = empty(source, (routes.num_tokens, width))
             self.calls.move(function, routes, view_of(source), memory)
@@ -92,11 +100,14 @@ _routes: Dict[int, "weakref.ref[Routes]"] = {}
 class Routes(crossdock.Plan):
     """A plan with its dispatcher. Lives as long as a tensor that stands for it (see `plan_tensor`) or a graph."""
 
-    __slots__ = ("core", "key")
+    __slots__ = ("core", "key", "num_tokens", "capacity_rows", "top_k")
 
-    def __init__(self, core: Core, handle: Optional[int], info: Any):
+    def __init__(
+        self, core: Core, handle: Optional[int], num_tokens: int, capacity_rows: int, top_k: int, info: Any = None
+    ):
         self._handle = handle
         self._info = info
+        self.num_tokens, self.capacity_rows, self.top_k = num_tokens, capacity_rows, top_k
         self._dispatcher = core.dispatcher
         self.core = core
         self.key = next(_keys)
@@ -166,19 +177,26 @@ def send(
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Routes]:
     """x [T, D] -> rows [R, D], row_weights [R] or None, rows per expert [E_local], the plan and its routes."""
     core = core_of(dispatcher)
-    x, routing, given = x.contiguous(), routing.contiguous(), usable_weights(weights, x.dtype)
-    row_weights = memory = None
+    rows = row_weights = memory = None
     with core.lock:
-        core.use_stream_of(x)
-        routes, counts = core.plan(routing, given)
-        if with_row_weights:
-            row_weights, memory = empty(x, (routes.capacity_rows,), weights_dtype(x.dtype))
-        rows = core.send(routes, x, memory)
+        sent = native.send(
+            core.dispatcher._handle, core.rank, x, routing, weights, with_row_weights, core.num_local_experts, _FEW_VALUES
+        )
+        if sent is not None:
+            rows, row_weights, per_expert, *plan = sent
+            routes = Routes(core, *plan)
+        else:
+            x = x.contiguous()
+            core.use_stream_of(x)
+            routes, per_expert = core.plan(routing.contiguous(), usable_weights(weights, x.dtype))
+        if rows is None:
+            if with_row_weights:
+                row_weights, memory = empty(x, (routes.capacity_rows,), weights_dtype(x.dtype))
+            rows = core.send(routes, x, memory)
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         core.captured.append(routes)
     if row_weights is not None and row_weights.dtype != weights.dtype:
         row_weights = row_weights.to(weights.dtype)
-    per_expert = rows_on_device(routes) if counts is None else tensor_of(counts)
     return rows, row_weights, per_expert, plan_tensor(routes), routes
 
 
@@ -192,19 +210,19 @@ def dispatch(
 def dispatch_backward(grad_rows: torch.Tensor, plan: Plan, num_tokens: int) -> torch.Tensor:
     """grad_rows [R, D] -> grad_x [T, D]."""
     routes = routes_of(plan)
-    return routes.core.move(lib.dispatch_backward, routes, grad_rows, routes.core.width)
+    return routes.core.move(lib.dispatch_backward, routes, grad_rows, routes.core.width, native.dispatch_backward)
 
 
 def combine(y: torch.Tensor, weights: torch.Tensor, routing: torch.Tensor, plan: Plan) -> torch.Tensor:
     """y [R, D] -> out [T, D], the weighted sum. The plan has the weights; `weights` is there for autograd."""
     routes = routes_of(plan)
-    return routes.core.move(lib.combine, routes, y, routes.core.width)
+    return routes.core.move(lib.combine, routes, y, routes.core.width, native.combine)
 
 
 def combine_unweighted(y: torch.Tensor, plan: Plan, num_tokens: int) -> torch.Tensor:
     """y [R, D] -> out [T, D], the sum."""
     routes = routes_of(plan)
-    return routes.core.move(lib.combine_unweighted, routes, y, routes.core.width)
+    return routes.core.move(lib.combine_unweighted, routes, y, routes.core.width, native.combine_unweighted)
 
 
 def combine_backward(
@@ -212,8 +230,14 @@ def combine_backward(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """grad_out [T, D] -> the gradients of y [R, D] and of the weights, shaped like `routing`."""
     routes = routes_of(plan)
-    core, grad_out, y = routes.core, grad_out.contiguous(), y.contiguous()
+    core = routes.core
     with core.lock:
+        quick = native.combine_backward(
+            core.dispatcher._handle, core.rank, routes._handle, grad_out, y, routes.top_k, _FEW_VALUES
+        )
+        if quick is not None:
+            return quick[0], _like_routing(quick[1], routing)
+        grad_out, y = grad_out.contiguous(), y.contiguous()
         core.use_stream_of(y)
         grad_y, memory = core.empty_rows(y, routes)
         by_slot, slot_memory = empty(y, (routes.num_tokens, routes.top_k), weights_dtype(y.dtype))
@@ -235,7 +259,8 @@ def combine_unweighted_backward(grad_out: torch.Tensor, plan: Plan, num_rows: in
 def collect_routes(values: torch.Tensor, routing: torch.Tensor, plan: Plan) -> torch.Tensor:
     """One value per row [R], fp32 or fp64, back to its route; 0 where there is none. Shaped like `routing`."""
     routes = routes_of(plan)
-    return _like_routing(routes.core.move(lib.collect_routes, routes, values, routes.top_k), routing)
+    collected = routes.core.move(lib.collect_routes, routes, values, routes.top_k, native.collect_routes)
+    return _like_routing(collected, routing)
 
 
 def _like_routing(by_slot: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:
