@@ -12,6 +12,7 @@ except the library's gate gradient in fp32) are checked against each other befor
 import argparse
 import json
 import statistics
+import time
 
 import torch
 import torch.nn.functional as functional
@@ -221,13 +222,14 @@ def check(shape, found):
         print(f"{shape}: {name}: differs by at most {max(differences):.1e}", flush=True)
 
 
-def time_by_turns(calls, rounds):
+def time_by_turns(calls, rounds, pause):
     """Median milliseconds of a call of each."""
     times = [[] for _ in calls]
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for turn in range(WARM_UPS + rounds):
         for call, taken in zip(calls, times):
             torch.cuda.synchronize()
+            time.sleep(pause)
             begin.record()
             for _ in range(CALLS):
                 call()
@@ -248,7 +250,7 @@ def compare(shape, options):
     check(shape, found)
     results = []
     for i, what in enumerate(("forward", "forward + backward")):
-        times = dict(zip(found, time_by_turns([calls[i] for calls in found.values()], options.rounds)))
+        times = dict(zip(found, time_by_turns([calls[i] for calls in found.values()], options.rounds, options.pause)))
         eager, compiled = best(times, "eager"), best(times, "compiled")
         for name, ms in times.items():
             result = {"shape": shape, "what": what, "candidate": name, "ms": ms}
@@ -282,6 +284,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="seconds of rest before each turn: products that run on and on lower the GPU's clock"
+    )
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument("--profile", action="store_true", help="list the kernels of one replay of Crossdock's graph instead")
     parser.add_argument("--json", help="file for all times")
