@@ -101,7 +101,7 @@ struct PlanArgs {
   std::optional<int64_t> ep;  // not given: all ranks of a pipeline stage
   int64_t alignment = 1;
   std::optional<double> capacity;
-  bool partial_sums = false;
+  std::string partial_sums = "none";
   double zipf = 0;
   std::string fabric = "h100-nvlink-400g";
   std::optional<double> within_rate, between_rate;  // GB/s

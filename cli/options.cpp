@@ -138,6 +138,16 @@ void Options::choice(const char* name, std::string& value, const std::vector<std
   command_.add_option(name, value, shown)->check(is_one_of(names))->option_text("NAME");
 }
 
+void Options::optional_choice(const char* name, std::string& value,
+                              const std::vector<std::string>& names, const std::string& words) {
+  const std::string shown = words + ": " + alternatives(names) + " (alone: " + names.front() + ")";
+  command_.add_option(name, value, shown)
+      ->expected(0, 1)
+      ->option_text("[NAME]")
+      ->default_str(names.front())  // if it stands alone
+      ->check(is_one_of(names));
+}
+
 void Options::list(const char* name, std::vector<std::string>& values, const std::string& words) {
   command_.add_option(name, values, words)->delimiter(',')->option_text("LIST");
 }

@@ -36,6 +36,9 @@ class Options {
   /// One of `names`. `fallback` describes the default if the value is empty.
   void choice(const char* name, std::string& value, const std::vector<std::string>& names,
               const std::string& words, const std::string& fallback = "");
+  /// An option that may stand alone; it then means the first of `names`.
+  void optional_choice(const char* name, std::string& value, const std::vector<std::string>& names,
+                       const std::string& words);
   /// Any texts, separated by commas.
   void list(const char* name, std::vector<std::string>& values, const std::string& words);
   /// Some of `names`, separated by commas; `fallback` describes the default.

@@ -264,6 +264,15 @@ Capacity read_capacity(const Json& json) {
   return capacity;
 }
 
+PartialSums read_partial_sums(const Object& object) {
+  if (!object.has("partial_sums")) return PartialSums::kNone;
+  const Json& given = object.at("partial_sums");
+  if (given == false) return PartialSums::kNone;
+  if (given == true || given == "fp32") return PartialSums::kF32;
+  if (given == "rows") return PartialSums::kRowType;
+  reject("partial_sums must be false, true, \"fp32\" or \"rows\"; got ", shown(given));
+}
+
 DispatchConfig read_config(const Object& object) {
   constexpr int64_t kMany = std::numeric_limits<int32_t>::max();
   DispatchConfig config;
@@ -282,7 +291,7 @@ DispatchConfig read_config(const Object& object) {
       config.placement.push_back(rank.get<int32_t>());
     }
   }
-  config.partial_sums = object.truth("partial_sums", false);
+  config.partial_sums = read_partial_sums(object);
   const std::string nonfinite = object.text("nonfinite", "reject");
   if (nonfinite != "reject" && nonfinite != "propagate") {
     reject("nonfinite must be \"reject\" or \"propagate\"; got ", shown(object.at("nonfinite")));

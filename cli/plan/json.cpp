@@ -85,7 +85,11 @@ void write_job(JsonWriter& writer, const PlanHeading& heading, const JobPlan& pl
   writer.field("ranks", plan.num_ranks);
   writer.field("group_ranks", plan.group_ranks);
   writer.field("group_nodes", plan.group_nodes);
-  writer.field("partial_sums", job.partial_sums);
+  if (job.partial_sums == PartialSums::kNone) {
+    writer.field("partial_sums", false);
+  } else {
+    writer.field("partial_sums", name_of(job.partial_sums));
+  }
   writer.field("zipf", job.zipf);
   if (job.capacity) {
     writer.field("capacity", *job.capacity);

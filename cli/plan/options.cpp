@@ -72,7 +72,8 @@ void add_options(Options& options, PlanArgs& args) {
   options.whole_number("--alignment", args.alignment, {1},
                        "Each expert's rows start at a multiple of this");
   options.number("--capacity", args.capacity, "Capacity factor (default: nothing is dropped)");
-  options.flag("--partial-sums", args.partial_sums, "Sum rows before combine sends them");
+  options.optional_choice("--partial-sums", args.partial_sums, {"fp32", "rows"},
+                          "Sum rows per rank before combine sends them; data type of the sums");
   options.number("--zipf", args.zipf,
                  "Skew: expert e is chosen with weight (e + 1)^-X (default: 0)");
   add_fabric(options, args);

@@ -57,7 +57,7 @@ PlanHeading describe(const PlanArgs& args) {
   job.ep = args.ep;
   job.alignment = args.alignment;
   job.capacity = args.capacity;
-  job.partial_sums = args.partial_sums;
+  job.partial_sums = parse_partial_sums(args.partial_sums);
   job.zipf = args.zipf;
   return heading;
 }

@@ -43,6 +43,12 @@ class TextPlan {
     text_ += table.text();
   }
 
+  std::string partial_sums_title() const {
+    const JobDescription& job = heading_.job;
+    const DType results = job.dtype == DType::kF8E4M3 ? DType::kBF16 : job.dtype;
+    return "partial, " + std::string(name_of(partial_dtype(job.partial_sums, results)));
+  }
+
   void write_layer() {
     const JobDescription& job = heading_.job;
     std::ostringstream line;
@@ -104,7 +110,7 @@ class TextPlan {
     Table table(style_, columns);
     table.add_group("dispatch", 1, 2);
     table.add_group("combine, exact", 3, 2);
-    table.add_group("partial sums", 5, 2);
+    table.add_group(partial_sums_title(), 5, 2);
     for (const StrategyCost& cost : plan_.costs.strategies) {
       std::vector<Cell> cells = {cost.name};
       for (const OperationCost* one : {&cost.dispatch, &cost.combine, &cost.partial_sums}) {
@@ -123,7 +129,7 @@ class TextPlan {
     Table table(style_, {{"", Align::kLeft},
                          {"dispatch"},
                          {"combine"},
-                         {"partial sums"},
+                         {partial_sums_title()},
                          {"step"},
                          {"with copies"}});
     for (const StrategyCost& cost : plan_.costs.strategies) {
@@ -134,7 +140,7 @@ class TextPlan {
     }
     table.add_row({"(minimum)", time_text(plan_.costs.least_dispatch.lower_bound_s)});
     write_table(std::string("lower bound of time (step: forward and backward, ") +
-                    (heading_.job.partial_sums ? "partial sums)" : "exact)"),
+                    (heading_.job.partial_sums == PartialSums::kNone ? "exact)" : "partial sums)"),
                 table);
     text_ += "\n";
   }

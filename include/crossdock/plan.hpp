@@ -1,11 +1,15 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "crossdock/error.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {
@@ -30,6 +34,36 @@ struct Capacity {
 
 enum class NonFinite : uint8_t { kReject, kPropagate };
 
+/// Whether the rows of a token that are on one rank (or node) are summed before they are sent back,
+/// and the dtype in which the sums are sent. Less traffic, other bits (docs/numerics.md).
+enum class PartialSums : uint8_t {
+  kNone,    // every row is sent: the same bits for every strategy and number of ranks
+  kF32,     // fp32; fp64 for fp64 rows
+  kRowType  // dtype of the rows: each sum is made in fp32 and rounded once
+};
+
+inline constexpr std::array<std::string_view, 3> kPartialSumsNames = {"none", "fp32", "rows"};
+
+constexpr std::string_view name_of(PartialSums sums) {
+  return kPartialSumsNames[static_cast<size_t>(sums)];
+}
+
+/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
+inline PartialSums parse_partial_sums(std::string_view name) {
+  std::string known;
+  for (size_t i = 0; i < kPartialSumsNames.size(); ++i) {
+    if (kPartialSumsNames[i] == name) return static_cast<PartialSums>(i);
+    known.append(i == 0 ? "" : ", ").append(kPartialSumsNames[i]);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "partial_sums must be one of " + known + "; got \"" + std::string(name) + "\"");
+}
+
+/// Dtype in which sums of rows of `rows` are sent. kNone sends none; the answer is that of kF32.
+constexpr DType partial_dtype(PartialSums sums, DType rows) {
+  return sums == PartialSums::kRowType || rows == DType::kF64 ? rows : DType::kF32;
+}
+
 /// Must be identical on every rank of a group.
 struct DispatchConfig {
   int64_t num_experts = 0;  // E
@@ -38,8 +72,8 @@ struct DispatchConfig {
   int64_t alignment = 1;    // of segment starts, in rows: 1, 8, 16, 32, 64, 128 or 256
   std::optional<Capacity> capacity{};
   std::vector<int32_t> placement{};  // [E] expert -> rank; empty: contiguous, as even as possible
-  bool partial_sums = false;  // combine sums per rank before sending: less traffic, other bits
-  NonFinite nonfinite = NonFinite::kReject;  // for weights
+  PartialSums partial_sums = PartialSums::kNone;  // in combine and dispatch_backward
+  NonFinite nonfinite = NonFinite::kReject;       // for weights
   std::optional<int64_t> max_rows{};  // limit on R; if any rank exceeds it, all throw kCapacity
   /// Every local expert has at least one row (one alignment unit): pad rows if it has no routes,
   /// for kernels that fail on an empty expert. Its count stays 0.

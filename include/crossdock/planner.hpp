@@ -132,7 +132,7 @@ struct StrategyCost {
   std::string same_as{};   // an equivalent strategy on this topology; empty: none
   OperationCost dispatch;
   OperationCost combine;       // exact
-  OperationCost partial_sums;  // combine with config.partial_sums
+  OperationCost partial_sums;  // combine with config.partial_sums; kNone: as with kF32
   StepMemory memory;           // in the configured mode
   int64_t max_in_flight = 0;   // most requests pending at once; 0: rows need none
   /// Forward and backward: two dispatches (the second of gradients, in the dtype of the results)
@@ -213,7 +213,7 @@ struct JobDescription {
   // The exchange of rows.
   int64_t alignment = 1;
   std::optional<double> capacity{};  // factor
-  bool partial_sums = false;
+  PartialSums partial_sums = PartialSums::kNone;
   double zipf = 0;
   Fabric fabric = kFabricPresets[0];
   MpiOptions mpi{};

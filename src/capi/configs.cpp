@@ -12,6 +12,9 @@ static_assert(static_cast<int>(DropPolicy::kPosition) == CROSSDOCK_DROP_BY_POSIT
 static_assert(static_cast<int>(DropPolicy::kWeight) == CROSSDOCK_DROP_BY_WEIGHT);
 static_assert(static_cast<int>(NonFinite::kReject) == CROSSDOCK_NONFINITE_REJECT);
 static_assert(static_cast<int>(NonFinite::kPropagate) == CROSSDOCK_NONFINITE_PROPAGATE);
+static_assert(static_cast<int>(PartialSums::kNone) == CROSSDOCK_PARTIAL_SUMS_NONE);
+static_assert(static_cast<int>(PartialSums::kF32) == CROSSDOCK_PARTIAL_SUMS_FP32);
+static_assert(static_cast<int>(PartialSums::kRowType) == CROSSDOCK_PARTIAL_SUMS_ROWS);
 static_assert(static_cast<int>(Activation::kSwiglu) == CROSSDOCK_SWIGLU);
 static_assert(static_cast<int>(Activation::kClampedSwiglu) == CROSSDOCK_CLAMPED_SWIGLU);
 static_assert(static_cast<int>(Activation::kGeglu) == CROSSDOCK_GEGLU);
@@ -43,12 +46,17 @@ int checked_enum(const char* name, int32_t value, int num_values) {
   return value;
 }
 
+PartialSums to_partial_sums(int32_t value) {
+  constexpr auto kCount = static_cast<int>(kPartialSumsNames.size());
+  return static_cast<PartialSums>(checked_enum("partial_sums", value, kCount));
+}
+
 DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_experts) {
   DispatchConfig config{.num_experts = given.num_experts,
                         .top_k = given.top_k,
                         .width = given.width,
                         .alignment = or_default<int64_t>(given.alignment, 1),
-                        .partial_sums = given.partial_sums != 0};
+                        .partial_sums = to_partial_sums(given.partial_sums)};
   config.nonfinite = static_cast<NonFinite>(checked_enum("nonfinite", given.nonfinite, 2));
   config.keep_empty_segments = given.keep_empty_segments != 0;
   config.max_routes_per_token = given.max_routes_per_token;

@@ -15,6 +15,8 @@ RouterConfig to_config(const crossdock_router_config& given);
 ExpertWeights to_weights(const char* name, const crossdock_expert_weights& given);
 ExpertGradients to_gradients(const char* name, const crossdock_expert_gradients& given);
 
+PartialSums to_partial_sums(int32_t value);
+
 /// A field of an enumeration with `num_values` values, numbered from 0 as in C++.
 int checked_enum(const char* name, int32_t value, int num_values);
 

@@ -1,6 +1,7 @@
 #include <iterator>
 #include <vector>
 
+#include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
 #include "capi/structs.hpp"
@@ -32,7 +33,7 @@ JobDescription to_job(const crossdock_job& given) {
   if (given.ep != 0) job.ep = given.ep;
   job.alignment = or_else(given.alignment, 1);
   if (given.capacity_factor != 0) job.capacity = given.capacity_factor;
-  job.partial_sums = given.partial_sums != 0;
+  job.partial_sums = to_partial_sums(given.partial_sums);
   job.zipf = given.zipf;
   if (given.fabric != nullptr) job.fabric = find_fabric(given.fabric);
   return job;
@@ -97,11 +98,11 @@ crossdock_status crossdock_job_plan_strategy(const crossdock_job_plan* plan, int
     CROSSDOCK_CHECK(index >= 0 && index < std::ssize(all), "index must be in [0, ", all.size(),
                     "), got ", index);
     const StrategyCost& strategy = all[static_cast<size_t>(index)];
-    const bool partial = made.inputs.config.partial_sums;
+    const bool is_exact = made.inputs.config.partial_sums == PartialSums::kNone;
     crossdock_strategy_cost value = {};
     value.name = strategy.name.c_str();
     value.dispatch = capi::from_cost(strategy.dispatch);
-    value.combine = capi::from_cost(partial ? strategy.partial_sums : strategy.combine);
+    value.combine = capi::from_cost(is_exact ? strategy.combine : strategy.partial_sums);
     value.expected_bytes = strategy.memory.expected.total();
     value.worst_bytes = strategy.memory.with_capacity.value_or(strategy.memory.worst_case).total();
     value.step_lower_bound_s = strategy.step_lower_bound_s;

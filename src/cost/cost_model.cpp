@@ -207,7 +207,8 @@ StrategyCost CostModel::cost_of(const Strategy& strategy) const {
                     .combine = operation(strategy, Movement::kCombine),
                     .partial_sums = operation(strategy, Movement::kPartialSums),
                     .memory = memory(strategy.model())};
-  const OperationCost& back = inputs_.config.partial_sums ? cost.partial_sums : cost.combine;
+  const bool is_exact = inputs_.config.partial_sums == PartialSums::kNone;
+  const OperationCost& back = is_exact ? cost.combine : cost.partial_sums;
   const auto at_once = [](const OperationCost& operation) {
     return operation.rounds > 0 ? std::ceil(operation.requests / operation.rounds) : 0.0;
   };

@@ -166,8 +166,9 @@ class StepTrace final : public MemoryTrace {
     model_.trace_rows(movement, row_bytes, n_, job_, *this);
   }
   void gather() {
-    const Movement movement =
-        job_.config.partial_sums ? Movement::kPartialSums : Movement::kCombine;
+    const Movement movement = job_.config.partial_sums == PartialSums::kNone
+                                  ? Movement::kCombine
+                                  : Movement::kPartialSums;
     move_rows(movement, bytes_.of(movement));
   }
 

@@ -53,7 +53,7 @@ RowBytes row_bytes_of(const CostInputs& inputs) {
   const auto D = static_cast<double>(inputs.config.width);
   const bool is_fp8 = inputs.dtype == DType::kF8E4M3;
   const DType result = is_fp8 ? DType::kBF16 : inputs.dtype;
-  const DType partial = inputs.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const DType partial = partial_dtype(inputs.config.partial_sums, result);
   constexpr double kScaled = 128;  // values per fp32 scale
   const double num_scales = std::ceil(D / kScaled);
   return {.tokens = D * static_cast<double>(size_of(inputs.dtype)),

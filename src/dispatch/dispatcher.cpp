@@ -55,7 +55,8 @@ struct Dispatcher::Impl {
   Path& path_for(const ConstTensorView& routes, const ConstTensorView& weights) {
     Device device = routes.device;
     if (device.is_cpu() && context.strategy) {
-      const bool stays = weights.dtype == DType::kF64 || context.config->partial_sums;
+      const bool stays =
+          weights.dtype == DType::kF64 || context.config->partial_sums != PartialSums::kNone;
       const std::optional<Device> taken_to = context.strategy->device_for_host_tensors();
       if (taken_to && !stays) device = *taken_to;
     }

@@ -34,10 +34,10 @@ MessageModel StrategyModel::messages(Movement movement, double /*row_bytes*/,
                                                                : job.spread.routes_to_rank};
 }
 
-// Mirrors exchange_partial_sums.
+// Mirrors exchange_rank_sums.
 void StrategyModel::trace_plan(const StepSizes& n, const StrategyJob& job,
                                MemoryTrace& trace) const {
-  if (!job.config.partial_sums) return;
+  if (job.config.partial_sums == PartialSums::kNone) return;
   trace.keep_in_pool(n.received * kWeightBytes);
   trace.exchange(n.sent * kOriginBytes, n.received * kOriginBytes);
   trace.keep_in_plan((n.received + 2 * n.sums_received + n.sums_sent + n.tokens) * kIndexBytes);

@@ -94,7 +94,7 @@ std::string config_text(const DispatchConfig& config, std::string_view strategy_
   for (size_t expert = 0; expert < config.placement.size(); ++expert) {
     out << (expert > 0 ? "," : "") << config.placement[expert];
   }
-  out << ";partial_sums=" << config.partial_sums
+  out << ";partial_sums=" << name_of(config.partial_sums)
       << ";nonfinite=" << (config.nonfinite == NonFinite::kReject ? "reject" : "propagate")
       << ";max_rows=";
   if (config.max_rows) {

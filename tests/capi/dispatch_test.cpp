@@ -282,6 +282,32 @@ TEST(CApi, WeightsThatAreNotFiniteAreRefusedUnlessTheyPropagate) {
   });
 }
 
+TEST(CApi, RanksMustAgreeOnTheTypeOfPartialSums) {
+  run_c_ranks(2, [](crossdock_group* group, int rank) {
+    const Case input(rank);
+    const crossdock_routing routing = input.routing();
+    auto config = Case::config();
+    const auto plan_with = [&](int32_t partial_sums) {
+      config.partial_sums = partial_sums;
+      crossdock_dispatcher* dispatcher = nullptr;
+      EXPECT_OK(crossdock_dispatcher_create(group, &config, &dispatcher));
+      crossdock_plan* plan = nullptr;
+      const crossdock_status status = crossdock_plan_create(dispatcher, &routing, &plan);
+      crossdock_plan_destroy(plan);
+      crossdock_dispatcher_destroy(dispatcher);
+      return status;
+    };
+    for (const int32_t sums : {CROSSDOCK_PARTIAL_SUMS_FP32, CROSSDOCK_PARTIAL_SUMS_ROWS}) {
+      EXPECT_EQ(plan_with(sums), CROSSDOCK_OK);
+    }
+    EXPECT_EQ(plan_with(rank == 1 ? CROSSDOCK_PARTIAL_SUMS_ROWS : CROSSDOCK_PARTIAL_SUMS_FP32),
+              CROSSDOCK_MISMATCH);
+    EXPECT_NE(std::string(crossdock_last_error()).find("rank 1 has partial_sums=rows"),
+              std::string::npos)
+        << crossdock_last_error();
+  });
+}
+
 TEST(CApi, WeightsMayBeBf16) {
   run_c_ranks(1, [](crossdock_group* group, int /*rank*/) {
     const Case input(0);

@@ -49,6 +49,31 @@ TEST(CPlanner, AnswersAsPlanJob) {
   crossdock_job_plan_destroy(plan);
 }
 
+TEST(CPlanner, TakesTheTypeOfPartialSums) {
+  auto job = made<crossdock_job>();
+  job.model = "deepseek-v3";
+  job.tokens = 4096;
+  job.nodes = 2;
+  job.ranks_per_node = 8;
+  const auto combine_bytes = [&](int32_t partial_sums) {
+    job.partial_sums = partial_sums;
+    crossdock_job_plan* plan = nullptr;
+    EXPECT_EQ(crossdock_job_plan_create(&job, &plan), CROSSDOCK_OK) << crossdock_last_error();
+    auto cost = made<crossdock_strategy_cost>();
+    EXPECT_EQ(crossdock_job_plan_strategy(plan, 3, &cost), CROSSDOCK_OK);
+    crossdock_job_plan_destroy(plan);
+    return cost.combine.bytes_between_nodes;
+  };
+  EXPECT_EQ(combine_bytes(CROSSDOCK_PARTIAL_SUMS_FP32),
+            2 * combine_bytes(CROSSDOCK_PARTIAL_SUMS_ROWS));
+  EXPECT_GT(combine_bytes(CROSSDOCK_PARTIAL_SUMS_NONE), combine_bytes(CROSSDOCK_PARTIAL_SUMS_FP32));
+  job.partial_sums = 3;
+  crossdock_job_plan* plan = nullptr;
+  EXPECT_EQ(crossdock_job_plan_create(&job, &plan), CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(crossdock_last_error()).find("partial_sums must be in [0, 3), got 3"),
+            std::string::npos);
+}
+
 TEST(CPlanner, AnUnknownModelListsTheKnownOnes) {
   auto job = made<crossdock_job>();
   job.model = "nonesuch";

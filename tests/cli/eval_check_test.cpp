@@ -18,6 +18,8 @@ using Values = std::vector<double>;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr std::array kAllPartialSums = {PartialSums::kNone, PartialSums::kF32,
+                                        PartialSums::kRowType};
 constexpr std::array kDTypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
 
 // One rank and one expert that returns its rows. One route per token.
@@ -102,7 +104,8 @@ double largest(const Values& values) {
 TEST(EvalCheck, PassesDropsByWeightWhereWeightsAreNegative) {
   EvalCase eval_case = identity_case(DType::kF32, {0.1, 0.7, 0.3}, {-3.1, 0.5, 0.2});
   eval_case.layer.config.capacity = Capacity{.factor = 0.5, .policy = DropPolicy::kWeight};
-  eval_case.layer.config.partial_sums = true;  // no exact bits: compared with a tolerance
+  eval_case.layer.config.partial_sums =
+      PartialSums::kF32;  // no exact bits: compared with a tolerance
   for (const Values& weights : {Values{-3.1, 0.5, 0.2}, Values{-0.7, -0.1, -0.3}}) {
     for (size_t i = 0; i < weights.size(); ++i) {
       eval_case.layer.ranks[0].weights[i] = reference::round_to(DType::kF32, weights[i]);
@@ -116,7 +119,7 @@ TEST(EvalCheck, PassesDropsByWeightWhereAWeightIsNotANumber) {
   EvalCase eval_case = identity_case(DType::kF32, {0.1, 0.7, 0.3}, {0.5, kNan, 0.2});
   eval_case.layer.config.capacity = Capacity{.factor = 0.7, .policy = DropPolicy::kWeight};
   eval_case.layer.config.nonfinite = NonFinite::kPropagate;
-  eval_case.layer.config.partial_sums = true;
+  eval_case.layer.config.partial_sums = PartialSums::kF32;
   const CheckReport report = check(eval_case);
   EXPECT_TRUE(report.passed) << report.summary;
 }
@@ -160,7 +163,7 @@ TEST(EvalCheck, SeesANumberWhereTheReferenceHasNoneAndTheOtherWayRound) {
 TEST(EvalCheck, PassesCorrectlyRoundedDenormalsAndSeesTheirNeighbours) {
   for (const DType dtype : kDTypes) {
     for (const bool in_experts : {false, true}) {
-      for (const bool partial_sums : {false, true}) {
+      for (const PartialSums partial_sums : kAllPartialSums) {
         const double spacing = denormal_spacing_of(dtype);
         EvalCase eval_case = identity_case(dtype, {spacing * 3, spacing * 7, spacing * 900, 1.0},
                                            {0.3, 0.2, 0.15, spacing * 5.3});
@@ -201,7 +204,7 @@ TEST(EvalCheck, PassesDenormalsInsideTheExperts) {
 }
 
 TEST(EvalCheck, PassesWhatIsTooLargeForItsTypeAndSeesAWrongSign) {
-  for (const bool partial_sums : {false, true}) {
+  for (const PartialSums partial_sums : kAllPartialSums) {
     for (const bool in_experts : {false, true}) {
       EvalCase eval_case = identity_case(DType::kF16, {60000, -60000, 1}, {2, 2, 2});
       eval_case.layer.config.partial_sums = partial_sums;
@@ -213,6 +216,27 @@ TEST(EvalCheck, PassesWhatIsTooLargeForItsTypeAndSeesAWrongSign) {
       const auto spoil_small = [](EvalResult& result) { result.ranks[0].out[2] = kInf; };
       EXPECT_FALSE(check_spoiled(eval_case, spoil_small).passed);
     }
+  }
+}
+
+// Two ranks, whose partial sums are too large for fp16, while their sum is not.
+TEST(EvalCheck, PassesPartialSumsThatAreTooLargeForTheRowType) {
+  EvalCase eval_case = identity_case(DType::kF16, {60000, 1}, {2, 2});
+  eval_case.layer.config = {.num_experts = 2, .top_k = 2, .width = 1};
+  eval_case.layer.ranks[0].expert_ids = {0, 1, 0, 1};
+  eval_case.layer.ranks[0].weights = {2, -2, 2, -2};
+  eval_case.layer.ranks.push_back({.T = 0});
+  for (const PartialSums partial_sums : kAllPartialSums) {
+    eval_case.layer.config.partial_sums = partial_sums;
+    const bool overflows = partial_sums == PartialSums::kRowType;
+    EXPECT_EQ(std::isnan(run_case(eval_case).ranks[0].out[0]), overflows);
+    const CheckReport report = check(eval_case);
+    EXPECT_TRUE(report.passed) << report.summary;
+    const auto spoil = [](size_t place) {
+      return [place](EvalResult& result) { result.ranks[0].out[place] = kInf; };
+    };
+    EXPECT_EQ(check_spoiled(eval_case, spoil(0)).passed, overflows);
+    EXPECT_FALSE(check_spoiled(eval_case, spoil(1)).passed);
   }
 }
 

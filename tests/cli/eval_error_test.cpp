@@ -117,6 +117,9 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"MoreRoutesThanExperts",
               [](json& c) { c["experts"] = 1; },
               {"num_experts (1)", "top_k (2)"}},
+        Wrong{"PartialSums",
+              [](json& c) { c["partial_sums"] = "bf16"; },
+              {"partial_sums must be false, true, \"fp32\" or \"rows\"", "bf16"}},
         Wrong{"Alignment", [](json& c) { c["alignment"] = 7; }, {"alignment", "7"}},
         Wrong{"PlacementTooShort",
               [](json& c) {

@@ -215,6 +215,18 @@ TEST(Eval, TakesEveryOption) {
   expect_checked(eval_case);
 }
 
+TEST(Eval, TakesPartialSumsInFp32AndInTheRowType) {
+  json eval_case = json::parse(read_project_file("examples/cases/demo.json"));
+  for (const char* dtype : {"fp64", "fp32", "bf16", "fp16"}) {
+    eval_case["dtype"] = dtype;
+    for (const json& sums : {json(false), json(true), json("fp32"), json("rows")}) {
+      SCOPED_TRACE(std::string(dtype) + " " + sums.dump());
+      eval_case["partial_sums"] = sums;
+      expect_checked(eval_case);
+    }
+  }
+}
+
 TEST(Eval, FailsIfTheResultCannotBeWritten) {
   const CommandResult result = run_command("eval - > /dev/full", worked_case().dump());
   EXPECT_EQ(result.status, 1);

@@ -64,6 +64,25 @@ TEST(Plan, PrintsJson) {
   }
 }
 
+TEST(Plan, TakesTheTypeOfPartialSums) {
+  const std::string arguments = "plan --model deepseek-v3 --tokens 4096 --nodes 2";
+  EXPECT_EQ(plan_json(arguments)["job"]["partial_sums"], false);
+  const json alone = plan_json(arguments + " --partial-sums");
+  const json fp32 = plan_json(arguments + " --partial-sums fp32");
+  const json rows = plan_json(arguments + " --partial-sums=rows");
+  EXPECT_EQ(alone, fp32);
+  EXPECT_EQ(fp32["job"]["partial_sums"], "fp32");
+  EXPECT_EQ(rows["job"]["partial_sums"], "rows");
+  const auto bytes = [](const json& plan) {
+    return plan["strategies"][3]["partial_sums"]["bytes"]["between_nodes"].get<double>();
+  };
+  EXPECT_EQ(bytes(fp32), 2 * bytes(rows));
+  EXPECT_THAT(run_command(arguments + " --partial-sums rows").out, HasSubstr("partial, bf16"));
+  const CommandResult wrong = run_command(arguments + " --partial-sums bf16");
+  EXPECT_NE(wrong.status, 0);
+  EXPECT_THAT(wrong.err, HasSubstr("must be one of fp32, rows; got \"bf16\""));
+}
+
 TEST(Plan, FlagsMemoryBeyondThatOfTheFabric) {
   const std::string arguments = "plan --model qwen3-30b-a3b --tokens 65536 --nodes 2";
   EXPECT_THAT(run_command(arguments).out,

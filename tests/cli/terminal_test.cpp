@@ -56,6 +56,7 @@ std::vector<std::string> all_outputs() {
       "plan --width 2 --experts 60000 --top-k 2 --tokens 100000000 --nodes 2 --fabric ethernet",
       "plan --model deepseek-v3 --tokens 1000000000",
       "plan --model qwen3-30b-a3b --seq 8192 --micro-batch 8 --nodes 2 --partial-sums",
+      "plan --model deepseek-v3 --seq 8192 --micro-batch 8 --nodes 4 --partial-sums rows",
       "plan --model qwen3-30b-a3b --seq 8 --max-in-flight 70000 --queue-depth 1",
       "bench --list",
       "bench --scenario decode --repeat 1 --warm-up 0 --communicator threads --ranks 2",

@@ -29,11 +29,12 @@ struct Held {
 struct MemoryCase {
   int num_ranks = 0;
   int ranks_per_node = 0;
-  bool partial_sums = false;
+  PartialSums partial_sums = PartialSums::kNone;
   int64_t tokens = 0;
   std::optional<Capacity> capacity{};
   int64_t top_k = 5;
   bool keep_empty_segments = false;
+  DType dtype = DType::kF32;
 };
 
 DispatchConfig config_of(const MemoryCase& c) {
@@ -51,7 +52,7 @@ CostInputs inputs_of(const MemoryCase& c) {
   CostInputs inputs{.config = config_of(c),
                     .topology = Topology::uniform(c.num_ranks, c.ranks_per_node),
                     .tokens = c.tokens,
-                    .dtype = DType::kF32};
+                    .dtype = c.dtype};
   inputs.staging_bytes = kStaging;
   return inputs;
 }
@@ -79,24 +80,24 @@ std::vector<int32_t> ids_to_rank_0(const MemoryCase& c, std::mt19937& /*random*/
 }
 
 // What a layer asks of the dispatcher in one step.
-void run_step(Dispatcher& dispatcher, const std::vector<int32_t>& ids) {
+void run_step(Dispatcher& dispatcher, const std::vector<int32_t>& ids, DType dtype) {
   const int64_t K = dispatcher.config().top_k;
   const auto T = static_cast<int64_t>(ids.size()) / K;
   const std::vector<float> weights(ids.size(), 0.5f);
-  const std::vector<float> x(static_cast<size_t>(T * kWidth), 1.0f);
+  const Buffer x(T * kWidth * size_of(dtype));  // any values
   const Plan plan = dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {T, K}),
                                             .weights = ConstTensorView(weights.data(), {T, K})});
   DispatchArgs args;
-  args.x = ConstTensorView(x.data(), {T, kWidth});
+  args.x = x.view(dtype, {T, kWidth});
   const DispatchResult rows = dispatcher.dispatch(plan, args);
   OwnedTensor out;
   {
-    const OwnedTensor y = dispatcher.allocate_rows(plan, DType::kF32);
+    const OwnedTensor y = dispatcher.allocate_rows(plan, dtype);
     out = dispatcher.combine(plan, y.view);
   }
   args.with_row_weights = true;
   const DispatchResult grad_y = dispatcher.dispatch(plan, args);
-  const OwnedTensor grad_rows = dispatcher.allocate_rows(plan, DType::kF32);
+  const OwnedTensor grad_rows = dispatcher.allocate_rows(plan, dtype);
   const OwnedTensor grad_row_weights =
       dispatcher.group().pool().take(DType::kF32, {plan.num_rows()});
   const OwnedTensor grad_x = dispatcher.dispatch_backward(plan, grad_rows.view);
@@ -114,7 +115,7 @@ Held run(const MemoryCase& c, const std::string& strategy, const RouteMaker& mak
       [&](Group& group) {
         std::mt19937 random(static_cast<unsigned>(group.rank()));
         Dispatcher dispatcher(group, config_of(c), strategy);
-        for (int step = 0; step < 5; ++step) run_step(dispatcher, make_ids(c, random));
+        for (int step = 0; step < 5; ++step) run_step(dispatcher, make_ids(c, random), c.dtype);
         held[static_cast<size_t>(group.rank())] = {
             static_cast<double>(comm::windows_of(group).bytes_held()),
             static_cast<double>(group.pool().bytes_held())};
@@ -126,17 +127,25 @@ Held run(const MemoryCase& c, const std::string& strategy, const RouteMaker& mak
 }
 
 TEST(StepMemory, OfARealRunIsWithinTenPercentOfThePlan) {
+  using enum PartialSums;
+  constexpr DType kBF16 = DType::kBF16;
   for (const MemoryCase& c :
-       {MemoryCase{1, 1, false, 1500}, MemoryCase{4, 4, false, 1500}, MemoryCase{4, 4, true, 1500},
-        MemoryCase{8, 4, false, 1500}, MemoryCase{8, 4, true, 1500}, MemoryCase{6, 2, false, 1500},
+       {MemoryCase{1, 1, kNone, 1500}, MemoryCase{4, 4, kNone, 1500}, MemoryCase{4, 4, kF32, 1500},
+        MemoryCase{8, 4, kNone, 1500}, MemoryCase{8, 4, kF32, 1500}, MemoryCase{6, 2, kNone, 1500},
         // The tokens of all ranks are twice the rows of one, or as many.
-        MemoryCase{4, 4, false, 1500, {}, 2}, MemoryCase{8, 8, false, 1500, {}, 4},
-        MemoryCase{8, 4, true, 1500, {}, 4}, MemoryCase{4, 2, false, 1500, {}, 4},
-        MemoryCase{2, 2, false, 1500, {}, 1}, MemoryCase{2, 2, true, 1500, {}, 1}}) {
+        MemoryCase{4, 4, kNone, 1500, {}, 2}, MemoryCase{8, 8, kNone, 1500, {}, 4},
+        MemoryCase{8, 4, kF32, 1500, {}, 4}, MemoryCase{4, 2, kNone, 1500, {}, 4},
+        MemoryCase{2, 2, kNone, 1500, {}, 1}, MemoryCase{2, 2, kF32, 1500, {}, 1},
+        // Partial sums as large as rows, and twice as large.
+        MemoryCase{4, 4, kRowType, 1500, {}, 5, false, kBF16},
+        MemoryCase{8, 4, kRowType, 1500, {}, 5, false, kBF16},
+        MemoryCase{6, 2, kRowType, 1500, {}, 4, false, kBF16},
+        MemoryCase{8, 4, kF32, 1500, {}, 5, false, kBF16}}) {
     for (const StrategyCost& cost : estimate_costs(inputs_of(c)).strategies) {
       SCOPED_TRACE(cost.name + " on " + std::to_string(c.num_ranks) + " ranks, " +
-                   std::to_string(c.ranks_per_node) + " per node, partial sums " +
-                   std::to_string(c.partial_sums));
+                   std::to_string(c.ranks_per_node) + " per node, " +
+                   std::string(name_of(c.dtype)) + ", partial sums " +
+                   std::string(name_of(c.partial_sums)));
       const Held held = run(c, cost.name, random_ids);
       const MemoryNeed& plan = cost.memory.expected;
       EXPECT_NEAR((held.window_bytes + held.pool_bytes) / (plan.window_bytes + plan.pool_bytes),
@@ -148,7 +157,7 @@ TEST(StepMemory, OfARealRunIsWithinTenPercentOfThePlan) {
 // Half of the ranks' rows are on another node.
 TEST(StepMemory, OfTheWorstRoutesIsWithinTenPercentOfTheWorstCase) {
   for (const int ranks_per_node : {1, 2}) {
-    const MemoryCase c{2, ranks_per_node, false, 1000};
+    const MemoryCase c{2, ranks_per_node, PartialSums::kNone, 1000};
     for (const StrategyCost& cost : estimate_costs(inputs_of(c)).strategies) {
       SCOPED_TRACE(cost.name + ", ranks per node " + std::to_string(ranks_per_node));
       const Held held = run(c, cost.name, ids_to_rank_0);
@@ -162,7 +171,7 @@ TEST(StepMemory, OfTheWorstRoutesIsWithinTenPercentOfTheWorstCase) {
 
 // A pad row per alignment unit of each expert without rows, which are most of them with few tokens.
 TEST(StepMemory, CountsTheRowsOfExpertsThatAreKeptEmpty) {
-  MemoryCase c{2, 2, false, 1};
+  MemoryCase c{2, 2, PartialSums::kNone, 1};
   const auto bytes = [&](bool kept, const auto& need) {
     c.keep_empty_segments = kept;
     return need(estimate_costs(inputs_of(c)).strategies.front().memory).total();
@@ -178,7 +187,7 @@ TEST(StepMemory, CountsTheRowsOfExpertsThatAreKeptEmpty) {
 
 TEST(StepMemory, StaysWithinWhatACapacityAllows) {
   for (const int ranks_per_node : {1, 2}) {
-    const MemoryCase c{2, ranks_per_node, false, 1000, Capacity{.factor = 1.5}};
+    const MemoryCase c{2, ranks_per_node, PartialSums::kNone, 1000, Capacity{.factor = 1.5}};
     for (const StrategyCost& cost : estimate_costs(inputs_of(c)).strategies) {
       SCOPED_TRACE(cost.name + ", ranks per node " + std::to_string(ranks_per_node));
       const MemoryNeed& plan = cost.memory.with_capacity.value();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cost/route_sums.hpp"
+#include "cost/step_sizes.hpp"
 #include "cost/top_k_odds.hpp"
 #include "crossdock/crossdock.hpp"
 #include "crossdock/planner.hpp"
@@ -16,8 +17,6 @@ namespace crossdock {
 namespace {
 
 constexpr int64_t kWidth = 3;
-constexpr double kRowBytes = kWidth * 4;
-
 // What every rank sends on thread ranks.
 std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node, const std::string& strategy,
                               int64_t num_chunks = 1) {
@@ -34,11 +33,24 @@ std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node, const st
   return sent;
 }
 
-void expect_traffic(const Traffic& traffic, const LinkFlow& flow, size_t rank, bool reaches) {
-  EXPECT_EQ(static_cast<double>(traffic.bytes_between_nodes), flow.sent_between[rank] * kRowBytes);
+// What a rank's rows come to on the links, by a strategy's model.
+struct Flow {
+  LinkFlow rows;
+  double row_bytes = 0;
+  bool reaches_peers = false;
+
+  Flow(const Routes& routes, const StrategyModel& model, Movement movement)
+      : rows(model.flow(movement, count(routes), routes.topology)),
+        row_bytes(row_bytes_of({.config = routes.config, .dtype = routes.dtype}).of(movement)),
+        reaches_peers(model.reaches_peers()) {}
+};
+
+void expect_traffic(const Traffic& traffic, const Flow& flow, size_t rank) {
+  EXPECT_EQ(static_cast<double>(traffic.bytes_between_nodes),
+            flow.rows.sent_between[rank] * flow.row_bytes);
   // Rows stored into a peer's memory do not pass through the communicator.
   EXPECT_EQ(static_cast<double>(traffic.bytes_within_node),
-            reaches ? 0.0 : flow.sent_within[rank] * kRowBytes);
+            flow.reaches_peers ? 0.0 : flow.rows.sent_within[rank] * flow.row_bytes);
 }
 
 struct TopologyCase {
@@ -48,7 +60,7 @@ struct TopologyCase {
 
 class StrategyTraffic : public testing::TestWithParam<TopologyCase> {};
 
-Routes routes_on(const TopologyCase& topology, bool partial_sums) {
+Routes routes_on(const TopologyCase& topology, PartialSums partial_sums) {
   return random_routes({.num_experts = 13,
                         .top_k = 5,
                         .width = kWidth,
@@ -61,39 +73,43 @@ Routes routes_on(const TopologyCase& topology, bool partial_sums) {
 }
 
 TEST_P(StrategyTraffic, IsToTheByteWhatTheModelCountsFromTheRoutes) {
-  for (const bool partial_sums : {false, true}) {
-    const Routes routes = routes_on(GetParam(), partial_sums);
-    const RouteSums sums = count(routes);
+  struct Rows {
+    DType dtype;
+    PartialSums sums;
+  };
+  for (const auto& [dtype, sums] :
+       {Rows{DType::kF32, PartialSums::kNone}, Rows{DType::kF32, PartialSums::kF32},
+        Rows{DType::kBF16, PartialSums::kF32}, Rows{DType::kBF16, PartialSums::kRowType},
+        Rows{DType::kF16, PartialSums::kRowType}}) {
+    Routes routes = routes_on(GetParam(), sums);
+    routes.dtype = dtype;
+    const Movement back = sums == PartialSums::kNone ? Movement::kCombine : Movement::kPartialSums;
     for (const auto& strategy : built_in_strategies()) {
       const std::string name(strategy->name());
-      const StrategyModel& model = strategy->model();
       const std::vector<Sent> sent = run_payload(routes, GetParam().ranks_per_node, name);
-      const LinkFlow out = model.flow(Movement::kDispatch, sums, routes.topology);
-      const LinkFlow back = model.flow(partial_sums ? Movement::kPartialSums : Movement::kCombine,
-                                       sums, routes.topology);
+      const Flow out_flow(routes, strategy->model(), Movement::kDispatch);
+      const Flow back_flow(routes, strategy->model(), back);
       for (size_t rank = 0; rank < sent.size(); ++rank) {
-        SCOPED_TRACE(name + (partial_sums ? " partial sums" : " exact") + ", rank " +
-                     std::to_string(rank));
-        expect_traffic(sent[rank].dispatch, out, rank, model.reaches_peers());
-        expect_traffic(sent[rank].combine, back, rank, model.reaches_peers());
+        SCOPED_TRACE(name + ", " + std::string(name_of(dtype)) + ", partial sums " +
+                     std::string(name_of(sums)) + ", rank " + std::to_string(rank));
+        expect_traffic(sent[rank].dispatch, out_flow, rank);
+        expect_traffic(sent[rank].combine, back_flow, rank);
       }
     }
   }
 }
 
 TEST_P(StrategyTraffic, IsTheSameInChunks) {
-  const Routes routes = routes_on(GetParam(), /*partial_sums=*/false);
-  const RouteSums sums = count(routes);
+  const Routes routes = routes_on(GetParam(), PartialSums::kNone);
   for (const auto& strategy : built_in_strategies()) {
     const std::string name(strategy->name());
-    const StrategyModel& model = strategy->model();
+    const Flow out(routes, strategy->model(), Movement::kDispatch);
     for (const int64_t num_chunks : {2, 5}) {
       const std::vector<Sent> sent =
           run_payload(routes, GetParam().ranks_per_node, name, num_chunks);
-      const LinkFlow out = model.flow(Movement::kDispatch, sums, routes.topology);
       for (size_t rank = 0; rank < sent.size(); ++rank) {
         SCOPED_TRACE(name + ", rank " + std::to_string(rank));
-        expect_traffic(sent[rank].dispatch, out, rank, model.reaches_peers());
+        expect_traffic(sent[rank].dispatch, out, rank);
       }
     }
   }

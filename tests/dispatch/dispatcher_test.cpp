@@ -166,9 +166,12 @@ TEST_P(EveryStrategy, FollowsPlacementAndCapacity) {
 
 TEST_P(EveryStrategy, PartialSumsOfExactValuesAreExact) {
   // All sums are exact in fp32 in any order, so that the bits must be those of the exact mode.
-  const auto test_case = random_case(
-      {.num_experts = 10, .top_k = 6, .width = 7, .alignment = 16, .partial_sums = true},
-      uneven_tokens(), 4);
+  const auto test_case = random_case({.num_experts = 10,
+                                      .top_k = 6,
+                                      .width = 7,
+                                      .alignment = 16,
+                                      .partial_sums = PartialSums::kF32},
+                                     uneven_tokens(), 4);
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     expect_right_on_ranks(test_case, dtype);
   }
@@ -177,8 +180,8 @@ TEST_P(EveryStrategy, PartialSumsOfExactValuesAreExact) {
 TEST_P(EveryStrategy, PartialSumsKnowTokensWithoutRoutesFromTheirNeighbours) {
   // All routes go to one expert; the last token of one rank and the first of the next have none.
   const std::vector<int64_t> tokens(static_cast<size_t>(GetParam().P), 2);
-  auto test_case =
-      random_case({.num_experts = 1, .top_k = 1, .width = 3, .partial_sums = true}, tokens, 6);
+  auto test_case = random_case(
+      {.num_experts = 1, .top_k = 1, .width = 3, .partial_sums = PartialSums::kF32}, tokens, 6);
   for (size_t r = 0; r < test_case.ranks.size(); ++r) {
     test_case.ranks[r].expert_ids =
         r % 2 == 0 ? std::vector<int64_t>{0, -1} : std::vector<int64_t>{-1, 0};

@@ -57,7 +57,7 @@ std::vector<float> to_vector(const OwnedTensor& tensor) {
 // Dispatch, scale every row by its expert, combine, and both backwards. `own_memory`: rows and y
 // are the caller's, not the library's.
 std::vector<RankOutput> run(const std::string& strategy, int size, int ranks_per_node,
-                            bool partial_sums, bool own_memory = false,
+                            PartialSums partial_sums, bool own_memory = false,
                             int64_t staging_bytes = GroupOptions().staging_bytes) {
   std::vector<RankOutput> outputs(static_cast<size_t>(size));
   run_ranks(
@@ -123,9 +123,9 @@ class Nodes : public testing::TestWithParam<NodesCase> {};
 
 TEST_P(Nodes, ExactModeGivesTheBitsOfAlltoallInAnyTopology) {
   const auto& [strategy, size, ranks_per_node] = GetParam();
-  const auto expected = run("alltoall", size, 0, false);
+  const auto expected = run("alltoall", size, 0, PartialSums::kNone);
   for (const bool own_memory : {false, true}) {
-    const auto actual = run(strategy, size, ranks_per_node, false, own_memory);
+    const auto actual = run(strategy, size, ranks_per_node, PartialSums::kNone, own_memory);
     for (size_t r = 0; r < expected.size(); ++r) {
       expect_same_bits(actual[r].rows, expected[r].rows);
       expect_same_bits(actual[r].out, expected[r].out);
@@ -136,9 +136,9 @@ TEST_P(Nodes, ExactModeGivesTheBitsOfAlltoallInAnyTopology) {
 
 TEST_P(Nodes, PartialSumsAreCloseToTheExactOnesAndTheSameEveryTime) {
   const auto& [strategy, size, ranks_per_node] = GetParam();
-  const auto exact = run("alltoall", size, 0, false);
-  const auto first = run(strategy, size, ranks_per_node, true);
-  const auto second = run(strategy, size, ranks_per_node, true);
+  const auto exact = run("alltoall", size, 0, PartialSums::kNone);
+  const auto first = run(strategy, size, ranks_per_node, PartialSums::kF32);
+  const auto second = run(strategy, size, ranks_per_node, PartialSums::kF32);
   for (size_t r = 0; r < exact.size(); ++r) {
     expect_same_bits(first[r].out, second[r].out);
     ASSERT_EQ(first[r].out.size(), exact[r].out.size());
@@ -153,7 +153,7 @@ TEST_P(Nodes, PartialSumsAreCloseToTheExactOnesAndTheSameEveryTime) {
 TEST_P(Nodes, RoundsOfAFewTokensGiveTheBitsOfOneRound) {
   const auto& [strategy, size, ranks_per_node] = GetParam();
   constexpr int64_t kThreeTokens = 3 * kTopK * kWidth * int64_t{sizeof(float)};
-  for (const bool partial_sums : {false, true}) {
+  for (const PartialSums partial_sums : {PartialSums::kNone, PartialSums::kF32}) {
     const auto expected = run(strategy, size, ranks_per_node, partial_sums);
     const auto actual =
         run(strategy, size, ranks_per_node, partial_sums, /*own_memory=*/false, kThreeTokens);
@@ -168,8 +168,8 @@ TEST_P(Nodes, RoundsOfAFewTokensGiveTheBitsOfOneRound) {
 TEST_P(Nodes, PartialSumsPerRankHaveTheBitsOfAlltoallPartialSums) {
   const auto& [strategy, size, ranks_per_node] = GetParam();
   if (strategy != "direct") GTEST_SKIP() << "sums per node have bits of their own";
-  const auto expected = run("alltoall", size, 0, true);
-  const auto actual = run(strategy, size, ranks_per_node, true);
+  const auto expected = run("alltoall", size, 0, PartialSums::kF32);
+  const auto actual = run(strategy, size, ranks_per_node, PartialSums::kF32);
   for (size_t r = 0; r < expected.size(); ++r) {
     expect_same_bits(actual[r].out, expected[r].out);
     expect_same_bits(actual[r].grad_x, expected[r].grad_x);
@@ -241,7 +241,7 @@ TEST(NodesMemory, StagingBytesMustBeAlike) {
   }
 }
 
-TEST(PartialSums, OfFp64HaveFp64Weights) {
+TEST(PartialSumsOfNodes, OfFp64HaveFp64Weights) {
   for (const std::string& strategy : strategy_names()) {
     run_ranks(4,
               [&](Group& group) {
@@ -251,7 +251,7 @@ TEST(PartialSums, OfFp64HaveFp64Weights) {
                                        .width = 1,
                                        .capacity = {},
                                        .placement = {},
-                                       .partial_sums = true},
+                                       .partial_sums = PartialSums::kF32},
                                       strategy);
                 const int32_t far = (group.rank() + 2) % 4;  // on the other node
                 const std::vector<int32_t> ids = {far, -1, group.rank(), -1};

@@ -18,6 +18,7 @@ struct Routes {
   DispatchConfig config;
   Topology topology;
   std::vector<std::vector<int32_t>> ids;  // [P][T, K]
+  DType dtype = DType::kF32;              // of the rows
 
   int num_ranks() const { return static_cast<int>(ids.size()); }
 };
@@ -64,7 +65,7 @@ inline Traffic operator-(const Traffic& a, const Traffic& b) {
   return difference;
 }
 
-/// Dispatch and combine in fp32. Collective.
+/// Dispatch and combine. Collective.
 inline Sent send_once(Group& group, const Routes& routes, const std::string& strategy,
                       int64_t num_chunks = 1) {
   const auto& ids = routes.ids[static_cast<size_t>(group.rank())];
@@ -72,13 +73,13 @@ inline Sent send_once(Group& group, const Routes& routes, const std::string& str
   const int64_t T = std::ssize(ids) / K;
   const int64_t D = routes.config.width;
   const std::vector<float> weights(ids.size(), 1.0f);
-  const std::vector<float> x(static_cast<size_t>(T * D), 1.0f);
+  const Buffer x(T * D * size_of(routes.dtype));  // any values
   Dispatcher dispatcher(group, routes.config, strategy);
   const Plan plan = dispatcher.plan(Routing{.expert_ids = ConstTensorView(ids.data(), {T, K}),
                                             .weights = ConstTensorView(weights.data(), {T, K})});
   const Traffic before = group.communicator().traffic();
   DispatchArgs args;
-  args.x = ConstTensorView(x.data(), {T, D});
+  args.x = x.view(routes.dtype, {T, D});
   args.num_chunks = num_chunks;
   const DispatchResult rows = dispatcher.dispatch(plan, args);
   const Traffic between = group.communicator().traffic();

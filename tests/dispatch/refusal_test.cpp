@@ -105,7 +105,8 @@ TEST(Refusal, EverySettingMustBeAlikeOnAllRanks) {
        [](DispatchConfig& c) {
          c.placement = {0, 1, 2, 2};
        }},
-      {"partial_sums=1", [](DispatchConfig& c) { c.partial_sums = true; }},
+      {"partial_sums=none", [](DispatchConfig& c) { c.partial_sums = PartialSums::kNone; }},
+      {"partial_sums=rows", [](DispatchConfig& c) { c.partial_sums = PartialSums::kRowType; }},
       {"nonfinite=propagate", [](DispatchConfig& c) { c.nonfinite = NonFinite::kPropagate; }},
       {"max_rows=101", [](DispatchConfig& c) { c.max_rows = 101; }}};
   for (const Setting& setting : settings) {
@@ -114,6 +115,7 @@ TEST(Refusal, EverySettingMustBeAlikeOnAllRanks) {
       config.capacity = {
           .factor = 2, .policy = DropPolicy::kPosition, .pad_to_capacity = true, .max_tokens = 2};
       config.max_rows = 100;
+      config.partial_sums = PartialSums::kF32;
       if (group.rank() == 2) setting.change(config);
       Dispatcher dispatcher(group, config, "alltoall");
       static_cast<void>(dispatcher.plan(Tokens().routing()));
@@ -270,7 +272,7 @@ TEST(Refusal, RanksAtDifferentPlansAreAMismatch) {
 struct Failure {
   std::string_view member;
   std::string_view operation;
-  bool partial_sums = false;
+  PartialSums partial_sums = PartialSums::kNone;
 };
 
 class FailsOnRankOne : public ForwardingStrategy {
@@ -329,7 +331,7 @@ TEST(Refusal, AFailureInsideACallReleasesThePeersAndPoisonsTheGroup) {
       {"scatter", "dispatch"},
       {"scatter_routes", "dispatch"},
       {"gather_sum", "combine"},
-      {"gather_partial_sums", "combine", true},
+      {"gather_partial_sums", "combine", PartialSums::kF32},
       {"scatter", "combine_backward"},
       {"scatter_routes", "combine_backward"},
       {"gather_routes", "combine_backward"},

@@ -58,8 +58,10 @@ TEST(ExpertShards, GiveTheValuesOfWholeExpertsWithPartialSumsAndOverlap) {
     layer_case.config.strategy = strategy;
     layer_case.config.overlap_chunks = 3;
     expect_reference(layer_case, "overlap", {.ranks_per_node = 2});
-    layer_case.config.dispatch.partial_sums = true;
-    expect_reference(layer_case, "partial sums", {.ranks_per_node = 2});
+    for (const PartialSums sums : {PartialSums::kF32, PartialSums::kRowType}) {
+      layer_case.config.dispatch.partial_sums = sums;
+      expect_reference(layer_case, "partial sums", {.ranks_per_node = 2});
+    }
   }
 }
 

@@ -25,12 +25,12 @@ struct Crossing {
   double partial_sums = 0;
 };
 
-DispatchConfig config_of(bool partial_sums) {
+DispatchConfig config_of(PartialSums partial_sums) {
   return {.num_experts = 64, .top_k = 8, .width = kWidth, .partial_sums = partial_sums};
 }
 
 Crossing planned(const std::string& strategy) {
-  const CostEstimate costs = estimate_costs({.config = config_of(false),
+  const CostEstimate costs = estimate_costs({.config = config_of(PartialSums::kNone),
                                              .topology = Topology::uniform(8, 4),
                                              .tokens = kTokens,
                                              .dtype = DType::kF32});
@@ -70,12 +70,12 @@ double of_all_ranks(Group& group, int64_t own) {
 
 Crossing sent(Group& group, const Routes& routes, const std::string& strategy) {
   Crossing crossing;
-  for (const bool partial_sums : {false, true}) {
+  for (const PartialSums partial_sums : {PartialSums::kNone, PartialSums::kF32}) {
     Routes same = routes;
     same.config = config_of(partial_sums);
     const Sent own = send_payload(group, same, strategy);
     crossing.dispatch = of_all_ranks(group, own.dispatch.bytes_between_nodes);
-    (partial_sums ? crossing.partial_sums : crossing.combine) =
+    (partial_sums == PartialSums::kNone ? crossing.combine : crossing.partial_sums) =
         of_all_ranks(group, own.combine.bytes_between_nodes);
   }
   return crossing;
@@ -97,8 +97,8 @@ TEST(Ratios, BetweenTwoNodesAreAsPlannedAsCountedAndAsSent) {
   run_on(
       kTwoNodes,
       [](Group& group) {
-        const Routes routes =
-            random_routes(config_of(false), group.topology(), kTokens, /*holes=*/false);
+        const Routes routes = random_routes(config_of(PartialSums::kNone), group.topology(),
+                                            kTokens, /*holes=*/false);
         std::vector<Crossing> as_sent;
         for (const std::string& name : strategy_names()) {
           SCOPED_TRACE(name);

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 
+#include "cost/step_sizes.hpp"
 #include "dispatch/payload.hpp"
 #include "nodes/node_runner.hpp"
 #include "testing/conformance/expect_conformance.hpp"
@@ -30,7 +32,7 @@ GroupOptions few_bytes_at_a_time() {
 // Routes of every rank to the experts [first, last).
 conformance::World world_with(DispatchConfig config, int num_ranks, int64_t first, int64_t last) {
   conformance::World world{.name = "nodes", .config = std::move(config), .ranks = {}};
-  world.exact_sums = world.config.partial_sums;
+  world.exact_sums = world.config.partial_sums != PartialSums::kNone;
   std::mt19937 random(7);
   std::vector<int64_t> experts(static_cast<size_t>(last - first));
   std::iota(experts.begin(), experts.end(), first);
@@ -57,7 +59,10 @@ void expect_judged_right(Group& group, const conformance::World& world) {
   }
 }
 
-DispatchConfig config_of(int64_t num_experts, bool partial_sums) {
+constexpr std::array kAllPartialSums = {PartialSums::kNone, PartialSums::kF32,
+                                        PartialSums::kRowType};
+
+DispatchConfig config_of(int64_t num_experts, PartialSums partial_sums) {
   return {
       .num_experts = num_experts, .top_k = kTopK, .width = kWidth, .partial_sums = partial_sums};
 }
@@ -70,7 +75,7 @@ TEST(Nodes, MayReceiveNothing) {
         [](Group& group) {
           // All routes go to the experts of the first node.
           const auto first_node = std::ssize(group.topology().ranks_of_node(0));
-          for (const bool partial_sums : {false, true}) {
+          for (const PartialSums partial_sums : kAllPartialSums) {
             expect_judged_right(group,
                                 world_with(config_of(kExpertsPerRank * group.size(), partial_sums),
                                            group.size(), 0, kExpertsPerRank * first_node));
@@ -89,7 +94,7 @@ TEST(Nodes, MayHaveNoExperts) {
           // The last node has all experts.
           const auto owners = group.topology().ranks_of_node(group.topology().num_nodes - 1);
           constexpr int64_t kExperts = 7;
-          for (const bool partial_sums : {false, true}) {
+          for (const PartialSums partial_sums : kAllPartialSums) {
             DispatchConfig config = config_of(kExperts, partial_sums);
             for (size_t e = 0; e < kExperts; ++e) {
               config.placement.push_back(owners[e % owners.size()]);
@@ -107,9 +112,14 @@ TEST(Nodes, SendToTheByteWhatTheModelCountsFromTheRoutes) {
     run_on(
         shape,
         [](Group& group) {
-          for (const bool partial_sums : {false, true}) {
-            const Routes routes = random_routes(config_of(13, partial_sums), group.topology(), 90,
-                                                /*holes=*/true);
+          for (const PartialSums partial_sums : kAllPartialSums) {
+            Routes routes = random_routes(config_of(13, partial_sums), group.topology(), 90,
+                                          /*holes=*/true);
+            routes.dtype = DType::kBF16;
+            const RowBytes row_bytes =
+                row_bytes_of({.config = routes.config, .dtype = routes.dtype});
+            const Movement movement =
+                partial_sums == PartialSums::kNone ? Movement::kCombine : Movement::kPartialSums;
             const RouteSums sums = count(routes);
             const auto rank = static_cast<size_t>(group.rank());
             for (const auto& strategy : built_in_strategies()) {
@@ -117,14 +127,12 @@ TEST(Nodes, SendToTheByteWhatTheModelCountsFromTheRoutes) {
               const StrategyModel& model = strategy->model();
               const Sent sent = send_payload(group, routes, name);
               const LinkFlow out = model.flow(Movement::kDispatch, sums, routes.topology);
-              const LinkFlow back =
-                  model.flow(partial_sums ? Movement::kPartialSums : Movement::kCombine, sums,
-                             routes.topology);
+              const LinkFlow back = model.flow(movement, sums, routes.topology);
               EXPECT_EQ(static_cast<double>(sent.dispatch.bytes_between_nodes),
-                        out.sent_between[rank] * kWidth * 4)
+                        out.sent_between[rank] * row_bytes.of(Movement::kDispatch))
                   << name;
               EXPECT_EQ(static_cast<double>(sent.combine.bytes_between_nodes),
-                        back.sent_between[rank] * kWidth * 4)
+                        back.sent_between[rank] * row_bytes.of(movement))
                   << name;
             }
           }
@@ -140,7 +148,7 @@ TEST(Nodes, HaveBoundedStagingWhereEverythingGoesToOneRank) {
     run_on(
         shape,
         [&](Group& group) {
-          Routes routes{.config = config_of(kExpertsPerRank * group.size(), false),
+          Routes routes{.config = config_of(kExpertsPerRank * group.size(), PartialSums::kNone),
                         .topology = group.topology(),
                         .ids = {}};
           constexpr size_t kTokens = 200;
@@ -175,9 +183,9 @@ TEST(Nodes, AGroupInsideOneSendsNothingBetweenThem) {
           const std::unique_ptr<Group> inside = group.subgroup(topology.ranks_of_node(node));
           EXPECT_EQ(inside->topology().num_nodes, 1);
           const Traffic before = group.communicator().traffic();
-          expect_judged_right(*inside,
-                              world_with(config_of(kExpertsPerRank * inside->size(), false),
-                                         inside->size(), 0, kExpertsPerRank * inside->size()));
+          expect_judged_right(
+              *inside, world_with(config_of(kExpertsPerRank * inside->size(), PartialSums::kNone),
+                                  inside->size(), 0, kExpertsPerRank * inside->size()));
           EXPECT_EQ(inside->communicator().traffic().bytes_between_nodes, 0);
           EXPECT_EQ(group.communicator().traffic().bytes_between_nodes, before.bytes_between_nodes);
         },

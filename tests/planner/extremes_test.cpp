@@ -122,7 +122,7 @@ TEST(PlannerExtremes, EveryJobIsRefusedOrHasFigures) {
     job.tokens = one_of({0, 1, 4096, 1 << 20, int64_t{1} << 31, 128, kMost});
     job.nodes = one_of({1, 2, 3, 64, 2, kMost});
     job.ranks_per_node = one_of({1, 8, 7, 8, 4, kMost});
-    job.partial_sums = random() % 2 == 0;
+    job.partial_sums = static_cast<PartialSums>(random() % kPartialSumsNames.size());
     job.dtype = random() % 2 == 0 ? DType::kF8E4M3 : DType::kF64;
     if (random() % 3 == 0) {
       job.capacity = static_cast<double>(one_of({1, 2, 1 << 20})) * (random() % 2 ? 1.0 : 1e-9);

@@ -86,6 +86,38 @@ TEST(Planner, RowsBetweenNodesAreTheHypergeometricOnes) {
   EXPECT_DOUBLE_EQ(hierarchical.combine.bytes.between_nodes, alltoall.combine.bytes.between_nodes);
 }
 
+TEST(Planner, PartialSumsInTheRowTypeSendHalfTheBytesOfFp32BetweenNodes) {
+  JobDescription job = job_of("deepseek-v3", 4096, 2);
+  const auto plan_with = [&](DType dtype, PartialSums sums) {
+    job.dtype = dtype;
+    job.partial_sums = sums;
+    return plan_job(job).costs.strategies;
+  };
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF8E4M3}) {  // results of fp8: bf16
+    const std::vector<StrategyCost> exact = plan_with(dtype, PartialSums::kNone);
+    const std::vector<StrategyCost> fp32 = plan_with(dtype, PartialSums::kF32);
+    const std::vector<StrategyCost> rows = plan_with(dtype, PartialSums::kRowType);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      SCOPED_TRACE(exact[i].name + " " + std::string(name_of(dtype)));
+      EXPECT_EQ(rows[i].partial_sums.rows.between_nodes, fp32[i].partial_sums.rows.between_nodes);
+      EXPECT_EQ(2 * rows[i].partial_sums.bytes.between_nodes,
+                fp32[i].partial_sums.bytes.between_nodes);
+      // Without partial sums, their cost is shown in fp32.
+      EXPECT_EQ(exact[i].partial_sums.lower_bound_s, fp32[i].partial_sums.lower_bound_s);
+      EXPECT_LT(rows[i].step_serial_s, fp32[i].step_serial_s);
+      EXPECT_LE(rows[i].memory.expected.total(), fp32[i].memory.expected.total());
+    }
+  }
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const std::vector<StrategyCost> fp32 = plan_with(dtype, PartialSums::kF32);
+    const std::vector<StrategyCost> rows = plan_with(dtype, PartialSums::kRowType);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_EQ(rows[i].partial_sums.bytes.between_nodes, fp32[i].partial_sums.bytes.between_nodes);
+      EXPECT_EQ(rows[i].step_serial_s, fp32[i].step_serial_s);
+    }
+  }
+}
+
 TEST(Planner, AGroupInsideOneNodeUsesNothingBetweenNodes) {
   JobDescription job = job_of("deepseek-v3", 4096, 4);
   job.ep = 8;

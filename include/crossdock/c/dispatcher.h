@@ -20,6 +20,11 @@ typedef struct crossdock_pending crossdock_pending;
 
 enum { CROSSDOCK_DROP_BY_POSITION = 0, CROSSDOCK_DROP_BY_WEIGHT = 1 };       // drop_policy
 enum { CROSSDOCK_NONFINITE_REJECT = 0, CROSSDOCK_NONFINITE_PROPAGATE = 1 };  // nonfinite
+enum {                              // partial_sums: what combine and dispatch_backward send
+  CROSSDOCK_PARTIAL_SUMS_NONE = 0,  // every row
+  CROSSDOCK_PARTIAL_SUMS_FP32 = 1,  // sums per rank or node, in fp32 (fp64 for fp64 rows)
+  CROSSDOCK_PARTIAL_SUMS_ROWS = 2   // the same, each rounded once to the dtype of the rows
+};
 
 /// Must be identical on every rank of a group.
 typedef struct crossdock_dispatch_config {
@@ -37,7 +42,7 @@ typedef struct crossdock_dispatch_config {
   int32_t pad_to_capacity;   // 1: every segment has exactly that many rows per source
   int32_t drop_policy;       // which routes beyond the capacity are dropped
   int32_t nonfinite;         // whether weights may be infinite or NaN
-  int32_t partial_sums;      // 1: combine sums per rank before sending: less traffic, other bits
+  int32_t partial_sums;      // sum per rank before rows are sent back: less traffic, other bits
   int32_t keep_empty_segments;  // 1: each local expert has at least one row (one alignment unit), a
                                 // pad row if it has no routes, for kernels that fail on none
   int32_t padding;              // 0

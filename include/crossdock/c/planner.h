@@ -44,7 +44,7 @@ typedef struct crossdock_job {
   double zipf;             // experts are drawn with weights (e + 1)^-zipf; 0: uniformly
   const char* fabric;      // "h100-nvlink-400g" (NULL), "h200-nvlink-400g", "gb200", ...
   int32_t dtype;           // of the tokens; 0: bf16
-  int32_t partial_sums;
+  int32_t partial_sums;    // CROSSDOCK_PARTIAL_SUMS_NONE, ...
 } crossdock_job;
 #define CROSSDOCK_JOB_INIT \
   { .struct_size = sizeof(crossdock_job) }

@@ -91,8 +91,10 @@ class CROSSDOCK_API Strategy {
   /// Fetches the rows of each token and sums them at the source in slot order (exact mode).
   virtual void gather_sum(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
-  /// As gather_sum, but rows are summed per rank (fp32, or fp64 for fp64 rows) before they are
-  /// sent. Deterministic for a fixed mesh, but not bit-identical to gather_sum.
+  /// As gather_sum, but the rows of a token that are on one rank, or all that are on one node, are
+  /// summed in slot order and rounded to partial_dtype(config.partial_sums, dtype of rows) before
+  /// they are sent; the source adds these sums in ascending order of the ranks or nodes. Includes
+  /// sums that need not be sent: the result depends on nothing but the routes and the mesh.
   virtual void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
   /// (optional) One element per route: rows[final row of (t, k)] = routes[t, k].

@@ -96,6 +96,20 @@ CROSSDOCK_API PerRank combine(const Layout& layout, int64_t width, const PerRank
 CROSSDOCK_API PerRank combine_exact(const Layout& layout, int64_t width, DType dtype,
                                     const PerRank& rows, const PerRank* weights = nullptr);
 
+/// Partial sums of the rows of a token.
+struct PartialGroups {
+  PartialSums sums = PartialSums::kF32;
+  DType rows = DType::kF32;        // dtype of the rows and of the result
+  std::vector<int> group_of_rank;  // [P] ranks with the same number make one sum together
+};
+
+/// As combine_exact with partial sums: the rows of a group are summed as there and rounded to
+/// partial_dtype(sums, rows); then acc, from +0, adds these sums, groups ascending, in fp32 (fp64
+/// for fp64 rows), and is rounded once.
+CROSSDOCK_API PerRank combine_partial(const Layout& layout, int64_t width,
+                                      const PartialGroups& groups, const PerRank& rows,
+                                      const PerRank* weights = nullptr);
+
 struct CombineGradients {
   PerRank rows = {};     // [R, D] = weight * grad_out of the row's token; 0 in pad rows
   PerRank weights = {};  // [T, K] = <y row, grad_out>; 0 in slots without a kept route

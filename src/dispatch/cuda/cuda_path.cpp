@@ -12,7 +12,7 @@ namespace crossdock::cuda {
 CudaPath::CudaPath(const PathContext& context, int device, const ChannelUse& use)
     : FramedPath(context, {.where = " on a GPU", .takes_fp64 = false, .only_queues = true}),
       rank_(this->context(), device, use) {
-  CROSSDOCK_CHECK(!config().partial_sums,
+  CROSSDOCK_CHECK(config().partial_sums == PartialSums::kNone,
                   "partial_sums is not supported on GPUs; rows are read and summed exactly");
 }
 

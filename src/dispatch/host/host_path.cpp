@@ -142,7 +142,7 @@ ReadyCall HostPath::ready_gather_sum(const char* operation, const Plan& plan,
   return {.move =
               [this, operation, &plan, args](uint64_t sequence) {
                 const Exchange exchange{group(), plan, sequence, operation, {}};
-                if (config().partial_sums) {
+                if (config().partial_sums != PartialSums::kNone) {
                   strategy().gather_partial_sums(exchange, args);
                 } else {
                   strategy().gather_sum(exchange, args);

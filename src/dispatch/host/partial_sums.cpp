@@ -40,7 +40,7 @@ Buffer pack_origins(const Exchange& exchange) {
 }
 
 // Groups the rows of the same source and token, in slot order.
-void group_by_token(const Exchange& exchange, const Buffer& arrived, PartialSums& sums) {
+void group_by_token(const Exchange& exchange, const Buffer& arrived, RankSums& sums) {
   const PlanData& plan = exchange.plan.data();
   const auto* origins = reinterpret_cast<const RowOrigin*>(arrived.data());
   const auto num_received = static_cast<size_t>(plan.num_received());
@@ -82,7 +82,7 @@ void for_each_token(const PlanData& plan, const Visit& visit) {
   }
 }
 
-void number_partials(const PlanData& plan, PartialSums& sums) {
+void number_partials(const PlanData& plan, RankSums& sums) {
   std::vector<int64_t>& offsets = sums.rank_offsets;
   offsets.assign(static_cast<size_t>(plan.P) + 1, 0);
   for_each_token(plan, [&](const std::vector<int32_t>& ranks) {
@@ -106,10 +106,11 @@ std::vector<const std::byte*> addresses(const void* base, const std::vector<int6
   return result;
 }
 
-Buffer sum_by_offsets(const Exchange& exchange, const PartialSums& sums,
+Buffer sum_by_offsets(const Exchange& exchange, const RankSums& sums,
                       const std::vector<int64_t>& offsets, const GatherSumArgs& args) {
   const auto num_sums = static_cast<int64_t>(offsets.size()) - 1;
-  Buffer partials = exchange.group.pool().take_scratch(num_sums * partial_row_bytes(args));
+  Buffer partials =
+      exchange.group.pool().take_scratch(num_sums * partial_row_bytes(exchange, args));
   const auto rows = addresses(args.rows.data, sums.rows, args.rows.row_bytes());
   ops::sum_rows({.rows = rows.data(),
                  .offsets = offsets.data(),
@@ -118,14 +119,14 @@ Buffer sum_by_offsets(const Exchange& exchange, const PartialSums& sums,
                  .N = num_sums,
                  .D = args.rows.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = partial_dtype(args)},
+                 .out_dtype = partial_dtype(exchange, args)},
                 *exchange.group.threads());
   return partials;
 }
 
 }  // namespace
 
-PartialSums exchange_partial_sums(const Exchange& exchange) {
+RankSums exchange_rank_sums(const Exchange& exchange) {
   const PlanData& plan = exchange.plan.data();
   const Buffer packed = pack_origins(exchange);
   const Buffer arrived =
@@ -133,26 +134,25 @@ PartialSums exchange_partial_sums(const Exchange& exchange) {
                                .send_offsets = plan.send_offsets,
                                .recv_offsets = plan.recv_offsets,
                                .row_bytes = static_cast<int64_t>(sizeof(RowOrigin))});
-  PartialSums sums;
+  RankSums sums;
   group_by_token(exchange, arrived, sums);
   number_partials(plan, sums);
   return sums;
 }
 
-DType partial_dtype(const GatherSumArgs& args) {
-  return args.rows.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+DType partial_dtype(const Exchange& exchange, const GatherSumArgs& args) {
+  return partial_dtype(exchange.plan.data().config->partial_sums, args.rows.dtype);
 }
 
-int64_t partial_row_bytes(const GatherSumArgs& args) {
-  return args.rows.shape[1] * size_of(partial_dtype(args));
+int64_t partial_row_bytes(const Exchange& exchange, const GatherSumArgs& args) {
+  return args.rows.shape[1] * size_of(partial_dtype(exchange, args));
 }
 
-Buffer sum_at_experts(const Exchange& exchange, const PartialSums& sums,
-                      const GatherSumArgs& args) {
+Buffer sum_at_experts(const Exchange& exchange, const RankSums& sums, const GatherSumArgs& args) {
   return sum_by_offsets(exchange, sums, sums.sum_offsets, args);
 }
 
-Buffer sum_at_experts_dense(const Exchange& exchange, const PartialSums& sums,
+Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
                             const GatherSumArgs& args) {
   const PlanData& plan = exchange.plan.data();
   std::vector<int64_t> offsets{0};
@@ -167,15 +167,15 @@ Buffer sum_at_experts_dense(const Exchange& exchange, const PartialSums& sums,
   return sum_by_offsets(exchange, sums, offsets, args);
 }
 
-void sum_partials(const Exchange& exchange, const PartialSums& sums, const Buffer& arrived,
+void sum_partials(const Exchange& exchange, const RankSums& sums, const Buffer& arrived,
                   const GatherSumArgs& args) {
-  const auto rows = addresses(arrived.data(), sums.partials, partial_row_bytes(args));
+  const auto rows = addresses(arrived.data(), sums.partials, partial_row_bytes(exchange, args));
   ops::sum_rows({.rows = rows.data(),
                  .offsets = sums.token_offsets.data(),
                  .out = static_cast<std::byte*>(args.out.data),
                  .N = exchange.plan.data().T,
                  .D = args.out.shape[1],
-                 .row_dtype = partial_dtype(args),
+                 .row_dtype = partial_dtype(exchange, args),
                  .out_dtype = args.out.dtype},
                 *exchange.group.threads());
 }

@@ -9,9 +9,9 @@
 namespace crossdock {
 
 /// Which rows are summed where when sums are made per rank: the rows of one token at one rank
-/// become one partial row (slot order, fp32, or fp64 for fp64 rows), and the source adds a token's
-/// partial rows in the order of the ranks.
-struct PartialSums {
+/// become one partial row (summed in slot order, rounded to partial_dtype), and the source adds a
+/// token's partial rows in the order of the ranks.
+struct RankSums {
   // At the experts: the sums this rank makes, by (source, token).
   std::vector<int64_t> rows;            // [received] the rows to sum, by (source, token, slot)
   Buffer weights;                       // [received] their weights, in the plan's weight dtype
@@ -26,22 +26,22 @@ struct PartialSums {
 };
 
 /// Tells every rank which of its rows belong to the same token. Collective, one all-to-all.
-PartialSums exchange_partial_sums(const Exchange& exchange);
+RankSums exchange_rank_sums(const Exchange& exchange);
 
-/// fp32, or fp64 for fp64 rows.
-DType partial_dtype(const GatherSumArgs& args);
-int64_t partial_row_bytes(const GatherSumArgs& args);
+/// Dtype and size of the partial rows of this call.
+DType partial_dtype(const Exchange& exchange, const GatherSumArgs& args);
+int64_t partial_row_bytes(const Exchange& exchange, const GatherSumArgs& args);
 
 /// The sums this rank makes, [sums, D].
-Buffer sum_at_experts(const Exchange& exchange, const PartialSums& sums, const GatherSumArgs& args);
+Buffer sum_at_experts(const Exchange& exchange, const RankSums& sums, const GatherSumArgs& args);
 
 /// The same with a row for every token of every source, zeros where this rank has no row of it:
 /// [sum of tokens_per_rank, D].
-Buffer sum_at_experts_dense(const Exchange& exchange, const PartialSums& sums,
+Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
                             const GatherSumArgs& args);
 
 /// Computes args.out from the arrived partial rows, made by sum_at_experts.
-void sum_partials(const Exchange& exchange, const PartialSums& sums, const Buffer& arrived,
+void sum_partials(const Exchange& exchange, const RankSums& sums, const Buffer& arrived,
                   const GatherSumArgs& args);
 
 }  // namespace crossdock

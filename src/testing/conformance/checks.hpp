@@ -10,6 +10,9 @@ namespace crossdock::conformance {
 /// Several plans, batches, widths and groups at once.
 std::vector<Check> list_scenarios();
 
+/// Partial sums of values that round.
+std::vector<Check> list_partial_sums();
+
 /// Every output in the caller's memory.
 std::vector<Check> list_given_outputs();
 

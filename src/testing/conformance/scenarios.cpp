@@ -105,46 +105,6 @@ Findings subgroups(Group& group, const StrategyFactory& strategy) {
   return findings;
 }
 
-// With values that round: the same bits twice, and close to the exact sums.
-Findings partial_sums_of_rounded_values(Group& group, const StrategyFactory& strategy) {
-  Findings findings;
-  World world = make_small_world(equal_counts(group, 12), 33, 6);
-  world.config.partial_sums = true;
-  Dispatcher dispatcher(group, world.config, strategy());
-  const reference::RankInput& input = world.ranks[static_cast<size_t>(group.rank())];
-  const reference::Layout layout = reference::lay_out(world.config, world.ranks);
-  const std::vector<double> ids(input.expert_ids.begin(), input.expert_ids.end());
-  const Shape slots{input.T, world.config.top_k};
-  const OwnedTensor id_tensor = reference::to_tensor(DType::kI32, slots, ids);
-  const OwnedTensor weights = reference::to_tensor(DType::kF32, slots, input.weights);
-  const Plan plan = dispatcher.plan(Routing{id_tensor.view, weights.view});
-
-  reference::PerRank rows;
-  reference::PerRank all_weights;
-  for (int r = 0; r < group.size(); ++r) {
-    rows.emplace_back();
-    for (int64_t i = 0; i < layout.num_rows(r) * world.config.width; ++i) {
-      const uint64_t hash = hash_of(8, static_cast<uint64_t>(r), static_cast<uint64_t>(i));
-      rows.back().push_back(static_cast<float>(static_cast<double>(hash >> 40) * 0x1p-24 - 0.5));
-    }
-    all_weights.push_back(world.ranks[static_cast<size_t>(r)].weights);
-  }
-  const auto me = static_cast<size_t>(group.rank());
-  const OwnedTensor y =
-      reference::to_tensor(DType::kF32, {plan.num_rows(), world.config.width}, rows[me]);
-  const auto once = reference::to_values(dispatcher.combine(plan, y.view));
-  const auto again = reference::to_values(dispatcher.combine(plan, y.view));
-  if (reference::compare(once, again).num_different > 0) {
-    findings.push_back(concat("rank ", group.rank(), ": partial sums differ between two calls"));
-  }
-  const auto wanted = reference::combine(layout, world.config.width, rows, &all_weights)[me];
-  if (!(reference::compare(once, wanted).max_error <= 8 * 4 * 0x1p-22)) {
-    findings.push_back(concat("rank ", group.rank(), ": partial sums are off by ",
-                              reference::compare(once, wanted).max_error));
-  }
-  return findings;
-}
-
 // One token, so that most experts have no rows.
 Findings kept_segments(Group& group, const StrategyFactory& strategy) {
   Findings findings;
@@ -175,7 +135,6 @@ std::vector<Check> list_scenarios() {
           {"scenario/two_widths", true, two_widths},
           {"scenario/two_groups", true, two_groups},
           {"scenario/subgroups", true, subgroups},
-          {"scenario/partial_sums_of_rounded_values", true, partial_sums_of_rounded_values},
           {"scenario/kept_segments", true, kept_segments},
           {"scenario/same_bits_for_any_ranks", true, same_bits_for_any_ranks}};
 }

@@ -1,5 +1,6 @@
 #include "testing/conformance/values.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -56,7 +57,28 @@ double cancelling_value(DType dtype, uint64_t hash, int64_t slot) {
   return slot == 0 ? big : -big;
 }
 
+// The largest n for which sums of all slots' short values, each times a weight of up to n quarters,
+// are whole numbers of sixteenths that bf16 holds.
+uint64_t short_weights(const World& world) {
+  constexpr int64_t kLargestValue = 15;
+  constexpr int64_t kExactInBf16 = 256;
+  return static_cast<uint64_t>(
+      std::max<int64_t>(1, kExactInBf16 / (kLargestValue * world.num_slots())));
+}
+
+// Weights whose products with short values have exact sums, even if partial sums are rounded.
+double short_weight(const World& world, uint64_t hash) {
+  if (world.config.partial_sums != PartialSums::kRowType) {
+    return static_cast<double>(hash % 8 + 1) / 8.0;
+  }
+  return static_cast<double>(hash % short_weights(world) + 1) / 4.0;
+}
+
 }  // namespace
+
+double unit_roundoff(DType dtype) {
+  return std::ldexp(1.0, -mantissa_bits(dtype) - 1);
+}
 
 uint64_t hash_of(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
   uint64_t hash = 0x9e3779b97f4a7c15U;
@@ -151,8 +173,7 @@ void make_weights(World& world) {
       for (int64_t k = 0; k < world.num_slots(); ++k) {
         const uint64_t hash = hash_of(17, id, static_cast<uint64_t>(k));
         const size_t slot = rank.weights.size();
-        double weight =
-            world.exact_sums ? static_cast<double>(hash % 8 + 1) / 8.0 : full_value(dtype, hash);
+        double weight = world.exact_sums ? short_weight(world, hash) : full_value(dtype, hash);
         if (has_zero_weight(world, id, k)) weight = 0.0;
         if (has_cancelling_slots(world, id) && k < 3) weight = 1.0;
         if (is_masked || rank.expert_ids[slot] < 0) {

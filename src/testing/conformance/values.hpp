@@ -12,6 +12,9 @@ namespace crossdock::conformance {
 /// numbers.
 uint64_t hash_of(uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 
+/// The largest relative error of one rounding to the dtype.
+double unit_roundoff(DType dtype);
+
 /// Number of token `token` of rank `rank` among all tokens.
 int64_t global_token(const World& world, int rank, int64_t token);
 

@@ -178,7 +178,11 @@ void set_variant(Variant variant, World& world) {
       }
       break;
     case Variant::kPartialSums:
-      config.partial_sums = true;
+      config.partial_sums = PartialSums::kF32;
+      world.exact_sums = true;
+      break;
+    case Variant::kPartialSumsInRowType:
+      config.partial_sums = PartialSums::kRowType;
       world.exact_sums = true;
       break;
     case Variant::kDenseMap:

@@ -42,15 +42,24 @@ enum class Variant : uint8_t {
   kDenseMap,
   kMask,
   kWideIds,
-  kAnyBits,     // a dense map with 0 to E bits per token
-  kBoundedBits  // likewise, with max_routes_per_token
+  kAnyBits,      // a dense map with 0 to E bits per token
+  kBoundedBits,  // likewise, with max_routes_per_token
+  kPartialSumsInRowType
 };
 
-inline constexpr std::array<std::string_view, 12> kVariantNames = {
-    "plain",           "alignment",       "capacity_position",
-    "capacity_weight", "pad_to_capacity", "placement",
-    "partial_sums",    "dense_map",       "mask",
-    "wide_ids",        "any_bits",        "bounded_bits"};
+inline constexpr std::array<std::string_view, 13> kVariantNames = {"plain",
+                                                                   "alignment",
+                                                                   "capacity_position",
+                                                                   "capacity_weight",
+                                                                   "pad_to_capacity",
+                                                                   "placement",
+                                                                   "partial_sums",
+                                                                   "dense_map",
+                                                                   "mask",
+                                                                   "wide_ids",
+                                                                   "any_bits",
+                                                                   "bounded_bits",
+                                                                   "partial_sums_in_row_type"};
 
 /// A world for `num_ranks` ranks, identical at every call.
 World make_world(RoutingKind routing, Variant variant, DType dtype, int num_ranks);

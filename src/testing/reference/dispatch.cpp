@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "crossdock/testing/reference.hpp"
 
@@ -42,6 +43,12 @@ void for_each_route(const Layout& layout, const Visit& visit) {
 template <typename Values>
 auto row_of(Values& values, int64_t index, int64_t width) {
   return values.begin() + index * width;
+}
+
+void round_all(DType dtype, PerRank& ranks) {
+  for (std::vector<double>& values : ranks) {
+    for (double& value : values) value = round_to(dtype, value);
+  }
 }
 
 // Sums in `Accumulator`, by fma from +0, slots ascending.
@@ -99,9 +106,34 @@ PerRank combine_exact(const Layout& layout, int64_t width, DType dtype, const Pe
                       const PerRank* weights) {
   if (dtype == DType::kF64) return combine(layout, width, rows, weights);
   PerRank sums = sum_in_slot_order<float>(layout, width, rows, weights);
-  for (std::vector<double>& values : sums) {
-    for (double& value : values) value = round_to(dtype, value);
+  round_all(dtype, sums);
+  return sums;
+}
+
+PerRank combine_partial(const Layout& layout, int64_t width, const PartialGroups& groups,
+                        const PerRank& rows, const PerRank* weights) {
+  PerRank sums = zero_tokens(layout, width);
+  const std::set<int> ascending(groups.group_of_rank.begin(), groups.group_of_rank.end());
+  for (const int group : ascending) {
+    Layout part = layout;  // without the routes to other groups
+    for (auto& places : part.places) {
+      for (RowPlace& place : places) {
+        if (place.is_kept() && groups.group_of_rank[static_cast<size_t>(place.rank)] != group) {
+          place = {};
+        }
+      }
+    }
+    const PerRank partial =
+        combine_exact(part, width, partial_dtype(groups.sums, groups.rows), rows, weights);
+    for (size_t r = 0; r < sums.size(); ++r) {
+      for (size_t i = 0; i < sums[r].size(); ++i) {
+        sums[r][i] = groups.rows == DType::kF64
+                         ? sums[r][i] + partial[r][i]
+                         : static_cast<float>(sums[r][i]) + static_cast<float>(partial[r][i]);
+      }
+    }
   }
+  round_all(groups.rows, sums);
   return sums;
 }
 

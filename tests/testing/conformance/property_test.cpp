@@ -57,7 +57,8 @@ DispatchConfig random_config(int num_ranks, int64_t most_tokens) {
       config.placement.push_back(*rc::gen::inRange(0, num_ranks));
     }
   }
-  config.partial_sums = *rc::gen::inRange(0, 4) == 0;
+  config.partial_sums = one_of({PartialSums::kNone, PartialSums::kNone, PartialSums::kNone,
+                                PartialSums::kF32, PartialSums::kRowType});
   return config;
 }
 
@@ -76,7 +77,7 @@ World random_world() {
     world.slots = *rc::gen::inRange(world.config.top_k, world.config.num_experts + 1);
     world.config.max_routes_per_token = world.slots;
   }
-  world.exact_sums = world.config.partial_sums;
+  world.exact_sums = world.config.partial_sums != PartialSums::kNone;
   const bool masked = *rc::gen::inRange(0, 3) == 0;
   for (size_t r = 0; r < tokens.size(); ++r) {
     reference::RankInput rank;

@@ -238,6 +238,19 @@ TEST(Suite, SeesAPartialSumLost) {
   expect_seen(faults);
 }
 
+TEST(Suite, SeesOneBitOfOnePartialSum) {
+  const Faults faults{
+      .partial_sum = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
+        inner.gather_partial_sums(exchange, args);
+        if (args.out.num_bytes() > 0) *static_cast<std::byte*>(args.out.data) ^= std::byte{1};
+      }};
+  const std::set<std::string> failing = failing_checks(2, faults);
+  for (const char* name : {"partial_sums/bf16/fp32", "partial_sums/bf16/rows",
+                           "partial_sums/fp16/rows", "partial_sums/fp64/rows"}) {
+    EXPECT_TRUE(failing.count(name)) << name;
+  }
+}
+
 void spoil_last_element(TensorView tensor) {
   if (tensor.num_elements() == 0) return;
   auto* last = static_cast<std::byte*>(tensor.data) + tensor.num_bytes() - 1;

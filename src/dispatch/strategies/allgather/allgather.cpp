@@ -17,7 +17,7 @@ namespace {
 
 struct AllgatherState {
   std::vector<int64_t> arrival_tokens;  // [received] token of each, numbered as on its source
-  PartialSums sums;                     // with partial_sums only
+  RankSums sums;                        // with partial_sums only
 };
 
 // First token of every rank among all tokens, [P + 1].
@@ -133,7 +133,9 @@ class Allgather final : public Strategy {
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
     auto state = std::make_shared<AllgatherState>();
     state->arrival_tokens = exchange_arrival_tokens(exchange);
-    if (exchange.plan.data().config->partial_sums) state->sums = exchange_partial_sums(exchange);
+    if (exchange.plan.data().config->partial_sums != PartialSums::kNone) {
+      state->sums = exchange_rank_sums(exchange);
+    }
     return state;
   }
 
@@ -176,7 +178,7 @@ class Allgather final : public Strategy {
   void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
     const PlanData& plan = exchange.plan.data();
     const auto& sums = exchange.plan.strategy_state<AllgatherState>().sums;
-    const int64_t row_bytes = partial_row_bytes(args);
+    const int64_t row_bytes = partial_row_bytes(exchange, args);
     std::vector<int64_t> recv_offsets;
     for (int rank = 0; rank <= plan.P; ++rank) recv_offsets.push_back(rank * plan.T);
     Buffer partials = sum_at_experts_dense(exchange, sums, args);
@@ -197,7 +199,7 @@ class Allgather final : public Strategy {
                    .out = static_cast<std::byte*>(args.out.data),
                    .N = plan.T,
                    .D = args.out.shape[1],
-                   .row_dtype = partial_dtype(args),
+                   .row_dtype = partial_dtype(exchange, args),
                    .out_dtype = args.out.dtype},
                   *exchange.group.threads());
   }

@@ -54,8 +54,8 @@ class Alltoall final : public Strategy {
   }
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    if (!exchange.plan.data().config->partial_sums) return nullptr;
-    return std::make_shared<const PartialSums>(exchange_partial_sums(exchange));
+    if (exchange.plan.data().config->partial_sums == PartialSums::kNone) return nullptr;
+    return std::make_shared<const RankSums>(exchange_rank_sums(exchange));
   }
 
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
@@ -89,8 +89,8 @@ class Alltoall final : public Strategy {
 
   // One partial row per distinct (token, rank) comes back.
   void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    const auto& sums = exchange.plan.strategy_state<PartialSums>();
-    const int64_t row_bytes = partial_row_bytes(args);
+    const auto& sums = exchange.plan.strategy_state<RankSums>();
+    const int64_t row_bytes = partial_row_bytes(exchange, args);
     Buffer partials = sum_at_experts(exchange, sums, args);
     const Buffer arrived = exchange_rows(exchange, {.send = partials,
                                                     .send_offsets = sums.source_offsets,

@@ -102,7 +102,7 @@ class Direct final : public Strategy {
     } else {
       state->relay.ranges = divide_tokens(exchange, state->relay);
     }
-    if (exchange.plan.data().config->partial_sums) {
+    if (exchange.plan.data().config->partial_sums != PartialSums::kNone) {
       state->partials = make_source_partials(
           exchange, state->relay, [&](int rank) { return variant_.sum_group_of(topology, rank); });
     }
@@ -156,8 +156,8 @@ class Direct final : public Strategy {
     const auto& state = exchange.plan.strategy_state<DirectState>();
     const ExposedRows shown = show(exchange, args.rows);
     const PeerRows peers(exchange, {&shown, 1});
-    for (const RelayRound& round :
-         relay_rounds(exchange, state.relay, RelayedRows::kSums, partial_row_bytes(args))) {
+    for (const RelayRound& round : relay_rounds(exchange, state.relay, RelayedRows::kSums,
+                                                partial_row_bytes(exchange, args))) {
       ReturnedRows returned;
       if (has_far_ranks(exchange)) {
         returned = return_round_sums(exchange, state.relay, round, args, peers);

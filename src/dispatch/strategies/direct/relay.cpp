@@ -122,11 +122,11 @@ ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
     offsets.push_back(std::ssize(weights));
   });
   const std::vector<float> float_weights(weights.begin(), weights.end());
-  const void* typed_weights = partial_dtype(args) == DType::kF64
+  const void* typed_weights = args.rows.dtype == DType::kF64
                                   ? static_cast<const void*>(weights.data())
                                   : static_cast<const void*>(float_weights.data());
-  const Buffer sums =
-      exchange.group.pool().take_scratch((std::ssize(offsets) - 1) * partial_row_bytes(args));
+  const Buffer sums = exchange.group.pool().take_scratch((std::ssize(offsets) - 1) *
+                                                         partial_row_bytes(exchange, args));
   ops::sum_rows({.rows = rows.data(),
                  .offsets = offsets.data(),
                  .weights = args.weights.given() ? typed_weights : nullptr,
@@ -134,7 +134,7 @@ ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
                  .N = std::ssize(offsets) - 1,
                  .D = args.rows.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = partial_dtype(args)},
+                 .out_dtype = partial_dtype(exchange, args)},
                 *exchange.group.threads());
   ReturnedRows returned;
   for_each(round.first_copy, round.last_copy,
@@ -143,7 +143,7 @@ ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
       exchange, {.send = sums,
                  .send_offsets = offsets_of(round.first_arrival, round.last_arrival, count),
                  .recv_offsets = offsets_of(round.first_copy, round.last_copy, count),
-                 .row_bytes = partial_row_bytes(args)});
+                 .row_bytes = partial_row_bytes(exchange, args)});
   return returned;
 }
 

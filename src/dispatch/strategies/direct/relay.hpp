@@ -86,8 +86,8 @@ struct ReturnedRows {
 ReturnedRows return_round(const Exchange& exchange, const Relay& relay, const RelayRound& round,
                           const GatherSumArgs& args, const PeerRows& peers);
 
-/// Returns one row per copy of a round: gateways sum the targets' rows in slot order (fp32, or fp64
-/// for fp64 rows). Collective.
+/// Returns one row per copy of a round: gateways sum the targets' rows in slot order and round each
+/// sum to partial_dtype. Collective.
 ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
                                const RelayRound& round, const GatherSumArgs& args,
                                const PeerRows& peers);

@@ -98,7 +98,7 @@ void RelayModel::trace_plan(const StepSizes& n, const StrategyJob& job, MemoryTr
     trace.keep_in_plan((2 * far.sent + n.far_sent + 2 * far.received) * kIndexBytes +
                        far.targets_received * kTargetBytes);
   }
-  if (job.config.partial_sums) {
+  if (job.config.partial_sums != PartialSums::kNone) {
     trace.keep_in_plan((n.sent - n.far_sent + 2 * far.near_sums + far.sent + n.tokens) *
                        kIndexBytes);
   }

@@ -88,8 +88,8 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
   const PlanData& plan = exchange.plan.data();
   const SourcePartials& partials = args.partials;
   const GatherSumArgs& sum = args.sum;
-  const DType dtype = partial_dtype(sum);
-  const int64_t row_bytes = partial_row_bytes(sum);
+  const DType dtype = partial_dtype(exchange, sum);
+  const int64_t row_bytes = partial_row_bytes(exchange, sum);
   const auto first = static_cast<size_t>(args.first_token);
   const auto last = static_cast<size_t>(args.last_token);
 
