@@ -2,7 +2,7 @@
 import ctypes
 import weakref
 from ctypes import byref
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 from ._abi import (
     CombineBackwardArgs,
@@ -25,6 +25,7 @@ from ._tensor import Array, ArrayLike, Marshal, result
 
 DROP_POLICIES = {"position": 0, "weight": 1}
 NONFINITE = {"reject": 0, "propagate": 1}
+PARTIAL_SUMS = {False: 0, True: 1, "fp32": 1, "rows": 2}
 
 
 class CombineGradients(NamedTuple):
@@ -60,6 +61,12 @@ def choice(name: str, value: str, values: dict) -> int:
     return values[value]
 
 
+def partial_sums_value(value: Union[bool, str]) -> int:
+    if value not in PARTIAL_SUMS:
+        raise ValueError(f'partial_sums must be False, True, "fp32" or "rows", got {value!r}')
+    return PARTIAL_SUMS[value]
+
+
 def dispatch_config(
     num_experts: int,
     top_k: int,
@@ -73,7 +80,7 @@ def dispatch_config(
     pad_to_capacity: bool = False,
     drop_policy: str = "position",
     nonfinite: str = "reject",
-    partial_sums: bool = False,
+    partial_sums: Union[bool, str] = False,
     keep_empty_segments: bool = False,
     max_routes_per_token: Optional[int] = None,
 ) -> DispatchConfig:
@@ -96,7 +103,7 @@ def dispatch_config(
         pad_to_capacity=pad_to_capacity,
         drop_policy=choice("drop_policy", drop_policy, DROP_POLICIES),
         nonfinite=choice("nonfinite", nonfinite, NONFINITE),
-        partial_sums=partial_sums,
+        partial_sums=partial_sums_value(partial_sums),
         keep_empty_segments=keep_empty_segments,
         max_routes_per_token=max_routes_per_token or 0,
     )
@@ -130,7 +137,7 @@ class Dispatcher:
         pad_to_capacity: bool = False,
         drop_policy: str = "position",
         nonfinite: str = "reject",
-        partial_sums: bool = False,
+        partial_sums: Union[bool, str] = False,
         keep_empty_segments: bool = False,
         max_routes_per_token: Optional[int] = None,
     ):
@@ -146,7 +153,8 @@ class Dispatcher:
         pad_to_capacity: every segment has exactly that many rows per source
         drop_policy: which routes beyond the capacity are kept: the first ("position") or the heaviest ("weight")
         nonfinite: weights that are not finite: "reject" or "propagate"
-        partial_sums: combine sums per rank before sending: less traffic, other bits
+        partial_sums: combine sums per rank before sending: less traffic, other bits. The sums are sent in fp32 ("fp32" or True)
+            or rounded to the dtype of the rows ("rows")
         keep_empty_segments: each local expert has at least one row, for kernels that fail on none
         max_routes_per_token: dense maps: the largest number of set bits in a token; None: no bound
         """

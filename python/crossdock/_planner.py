@@ -1,9 +1,10 @@
 """The planner: traffic, memory and time of a job before it starts."""
 import ctypes
 from ctypes import byref
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Union
 
 from ._abi_layer import Job, JobSummary, OperationCost, StrategyCost
+from ._dispatcher import partial_sums_value
 from ._dtype import to_dtype
 from ._errors import check
 from ._library import lib
@@ -28,7 +29,7 @@ def plan(
     dtype: Any = "bf16",
     alignment: int = 1,
     capacity_factor: Optional[float] = None,
-    partial_sums: bool = False,
+    partial_sums: Union[bool, str] = False,
     zipf: float = 0.0,
     fabric: Optional[str] = None,
 ) -> Dict[str, Any]:
@@ -37,6 +38,7 @@ def plan(
     model: sizes of a published model, e.g. "deepseek-v3"; width, inner, num_experts and top_k take the place of its own
     tokens: per rank; or sequence * micro_batch, divided among tp * cp ranks
     ep: ranks that share the experts; None: all ranks of a pipeline stage
+    partial_sums: False, "fp32" (or True) or "rows", as for Dispatcher
     zipf: experts are drawn with weights (e + 1)^-zipf; 0: uniformly
     fabric: "h100-nvlink-400g" (None), "h200-nvlink-400g", "gb200", ...
 
@@ -63,7 +65,7 @@ def plan(
         zipf=zipf,
         fabric=_text(fabric),
         dtype=to_dtype(dtype),
-        partial_sums=partial_sums,
+        partial_sums=partial_sums_value(partial_sums),
     )
     handle = ctypes.c_void_p()
     check(lib.job_plan_create(byref(job), byref(handle)))

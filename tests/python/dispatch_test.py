@@ -265,7 +265,9 @@ def test_a_closed_dispatcher_is_an_error():
     run_threads(1, body)
 
 
-@pytest.mark.parametrize("option", ({"drop_policy": "none"}, {"nonfinite": "keep"}, {"placement": [0]}))
+@pytest.mark.parametrize(
+    "option", ({"drop_policy": "none"}, {"nonfinite": "keep"}, {"placement": [0]}, {"partial_sums": "bf16"})
+)
 def test_options_without_a_meaning_are_refused(option):
     def body(group):
         with pytest.raises(ValueError, match=next(iter(option))):

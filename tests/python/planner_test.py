@@ -26,6 +26,17 @@ def test_sizes_take_the_place_of_those_of_the_model():
     assert half["dispatch"]["bytes_within_node"] < full["dispatch"]["bytes_within_node"]
 
 
+def test_partial_sums_have_a_type():
+    def back(partial_sums):
+        answer = crossdock.plan("deepseek-v3", partial_sums=partial_sums, **JOB)
+        return answer["strategies"]["hierarchical"]["combine"]["bytes_between_nodes"]
+
+    assert back(True) == back("fp32") == 2 * back("rows")
+    assert back(False) > back("fp32")
+    with pytest.raises(ValueError, match="partial_sums must be"):
+        back("bf16")
+
+
 def test_an_impossible_job_is_an_error():
     with pytest.raises(crossdock.Error, match="top_k") as raised:
         crossdock.plan(width=8, num_experts=4, top_k=5, tokens=16)
