@@ -40,6 +40,18 @@ struct GroupedProducts::State {
     has_hopper_kernels = kernels == ProductKernels::kFastest && hopper::load_products();
   }
 
+  /// zero_unused: whether the output becomes 0 where there is nothing to multiply.
+  template <typename Args>
+  void run(const Args& args, bool zero_unused, Stream stream) {
+    const ProductSizes sizes = check_product(args, device);
+    const cuda::CallGuard guard(device.index);
+    if (sizes.R > 0 && sizes.E_local > 0) {
+      launch(args, sizes, stream);
+    } else if (zero_unused) {
+      zero_all(args.out, stream);
+    }
+  }
+
   /// REQUIRES: checked arguments, and the device is current.
   template <typename Args>
   void launch(const Args& args, const ProductSizes& sizes, Stream stream) {
@@ -70,33 +82,15 @@ GroupedProducts::GroupedProducts(Device device, int max_sms, ProductKernels kern
 GroupedProducts::~GroupedProducts() = default;
 
 void GroupedProducts::forward(const ProductForwardArgs& args, Stream stream) {
-  const ProductSizes sizes = check_product(args, state_->device);
-  const cuda::CallGuard guard(state_->device.index);
-  if (sizes.R > 0 && sizes.E_local > 0) {
-    state_->launch(args, sizes, stream);
-  } else if (args.zero_unused_rows) {
-    zero_all(args.out, stream);
-  }
+  state_->run(args, args.zero_unused_rows, stream);
 }
 
 void GroupedProducts::dx(const ProductDxArgs& args, Stream stream) {
-  const ProductSizes sizes = check_product(args, state_->device);
-  const cuda::CallGuard guard(state_->device.index);
-  if (sizes.R > 0 && sizes.E_local > 0) {
-    state_->launch(args, sizes, stream);
-  } else if (args.zero_unused_rows) {
-    zero_all(args.out, stream);
-  }
+  state_->run(args, args.zero_unused_rows, stream);
 }
 
 void GroupedProducts::dw(const ProductDwArgs& args, Stream stream) {
-  const ProductSizes sizes = check_product(args, state_->device);
-  const cuda::CallGuard guard(state_->device.index);
-  if (sizes.R > 0 && sizes.E_local > 0) {
-    state_->launch(args, sizes, stream);
-  } else if (!args.accumulate) {
-    zero_all(args.out, stream);
-  }
+  state_->run(args, !args.accumulate, stream);
 }
 
 }  // namespace crossdock::ops
