@@ -285,7 +285,7 @@ def main():
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--pause", type=float, default=0.0, help="seconds of rest before each turn: products that run on and on lower the GPU's clock"
+        "--pause", type=float, default=0.0, help="seconds of rest before each turn: sustained products lower the GPU's clock"
     )
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument("--profile", action="store_true", help="list the kernels of one replay of Crossdock's graph instead")

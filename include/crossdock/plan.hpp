@@ -35,7 +35,7 @@ struct Capacity {
 enum class NonFinite : uint8_t { kReject, kPropagate };
 
 /// Whether the rows of a token that are on one rank (or node) are summed before they are sent back,
-/// and the dtype in which the sums are sent. Less traffic, other bits (docs/numerics.md).
+/// and the dtype in which the sums are sent. Less traffic, different bits (docs/numerics.md).
 enum class PartialSums : uint8_t {
   kNone,    // every row is sent: the same bits for every strategy and number of ranks
   kF32,     // fp32; fp64 for fp64 rows

@@ -153,7 +153,7 @@ class Dispatcher:
         pad_to_capacity: every segment has exactly that many rows per source
         drop_policy: which routes beyond the capacity are kept: the first ("position") or the heaviest ("weight")
         nonfinite: weights that are not finite: "reject" or "propagate"
-        partial_sums: combine sums per rank before sending: less traffic, other bits. The sums are sent in fp32 ("fp32" or True)
+        partial_sums: combine sums per rank before sending: less traffic, different bits. The sums are sent in fp32 ("fp32" or True)
             or rounded to the dtype of the rows ("rows")
         keep_empty_segments: each local expert has at least one row, for kernels that fail on none
         max_routes_per_token: dense maps: the largest number of set bits in a token; None: no bound

@@ -27,7 +27,7 @@ struct Torch {
   const DLPackExchangeAPI* exchange = nullptr;
   PyObject* tensor_type = nullptr;
   PyObject* parameter_type = nullptr;
-  PyObject* fail = nullptr;      // fail(rank, cause): raises the library's last error
+  PyObject* fail = nullptr;      // fail(rank): raises the library's last error
   PyObject* as_int64 = nullptr;  // {"dtype": torch.int64}
   PyObject* as_fp32 = nullptr;
 } torch;
@@ -40,13 +40,13 @@ Struct sized() {
   return made;
 }
 
-/// Lets other threads run Python while the library works.
-class WithoutLock {
+/// Releases the GIL.
+class ReleasedGil {
  public:
-  WithoutLock() : state_(PyEval_SaveThread()) {}
-  ~WithoutLock() { PyEval_RestoreThread(state_); }
-  WithoutLock(const WithoutLock&) = delete;
-  WithoutLock& operator=(const WithoutLock&) = delete;
+  ReleasedGil() : state_(PyEval_SaveThread()) {}
+  ~ReleasedGil() { PyEval_RestoreThread(state_); }
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
 
  private:
   PyThreadState* state_;
@@ -54,7 +54,7 @@ class WithoutLock {
 
 template <typename Call>
 crossdock_status run(const Call& call) {
-  const WithoutLock others_may_run;
+  const ReleasedGil released;
   return call();
 }
 
@@ -113,52 +113,29 @@ bool describe(PyObject* object, crossdock_tensor& described) {
   return true;
 }
 
-/// The exception that is set, which is cleared.
-Owned take_exception() {
-  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
-  Py_XDECREF(type);
-  Py_XDECREF(trace);
-  return Owned(value);
+/// A new tensor for a result. Null if it cannot be made, or is not plain: then Python makes the
+/// call, which knows what to do about it.
+Owned new_tensor(PyObject* like, std::initializer_list<int64_t> shape, PyObject* dtype,
+                 crossdock_tensor& described) {
+  const Owned sizes(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
+  Py_ssize_t dim = 0;
+  for (const int64_t size : shape) {
+    if (sizes) PyTuple_SetItem(sizes.get(), dim++, PyLong_FromLongLong(size));
+  }
+  const Owned method(PyObject_GetAttrString(like, "new_empty"));
+  Owned made(sizes && method ? PyObject_Call(method.get(), sizes.get(), dtype) : nullptr);
+  if (made && describe(made.get(), described)) return made;
+  PyErr_Clear();
+  return nullptr;
 }
 
-/// Tensors for the results of a collective call, in host memory. If torch cannot make one, it is a
-/// tensor that the library refuses, so that the call fails on every rank, with torch's exception as
-/// the cause on this one.
-class Results {
- public:
-  Owned make(PyObject* like, std::initializer_list<int64_t> shape, PyObject* dtype,
-             crossdock_tensor& described) {
-    Owned made = new_empty(like, shape, dtype);
-    if (made && describe(made.get(), described)) return made;
-    described = {};
-    described.num_dims = -1;
-    if (!cause_) cause_ = take_exception();
-    return nullptr;
-  }
+/// Raises what the library reports.
+PyObject* fail(PyObject* rank) {
+  Py_XDECREF(PyObject_CallFunctionObjArgs(torch.fail, rank, nullptr));
+  return nullptr;
+}
 
-  /// Raises what the library reports.
-  PyObject* fail(PyObject* rank) const {
-    PyObject* cause = cause_ ? cause_.get() : Py_None;
-    Py_XDECREF(PyObject_CallFunctionObjArgs(torch.fail, rank, cause, nullptr));
-    return nullptr;
-  }
-
- private:
-  static Owned new_empty(PyObject* like, std::initializer_list<int64_t> shape, PyObject* dtype) {
-    const Owned sizes(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
-    if (!sizes) return nullptr;
-    Py_ssize_t dim = 0;
-    for (const int64_t size : shape) PyTuple_SetItem(sizes.get(), dim++, PyLong_FromLongLong(size));
-    const Owned method(PyObject_GetAttrString(like, "new_empty"));
-    return Owned(method ? PyObject_Call(method.get(), sizes.get(), dtype) : nullptr);
-  }
-
-  Owned cause_;
-};
-
-/// The handle in a number of Python; null for None, which a closed object has and the library
+/// The handle in a Python int. None, the handle of a closed object, becomes null, which the library
 /// refuses.
 template <typename T>
 T* pointer_in(PyObject* number) {
@@ -173,8 +150,8 @@ PyObject* none() {
 // (dispatcher, rank, x, routing, weights, with_row_weights, num_local_experts, most_values)
 // -> rows, row_weights, rows_per_expert, plan, num_tokens, capacity_rows, top_k
 //
-// rows and row_weights are None if there would be more than most_values values: the plan has been
-// made, and the caller makes the dispatch.
+// rows and row_weights are None if they cannot be made here or would have more than most_values
+// values: the plan has been made, and the caller makes the dispatch.
 PyObject* send(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num_args*/) {
   auto* dispatcher = pointer_in<crossdock_dispatcher>(args[0]);
   PyObject* rank = args[1];
@@ -188,9 +165,8 @@ PyObject* send(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num_arg
     return none();
   }
   (routes.dtype == CROSSDOCK_BOOL ? routing.map : routing.expert_ids) = routes;
-  Results results;
   const Owned rows_per_expert =
-      results.make(args[3], {PyLong_AsLongLong(args[6])}, torch.as_int64, counts);
+      new_tensor(args[3], {PyLong_AsLongLong(args[6])}, torch.as_int64, counts);
   if (!rows_per_expert) return none();
   crossdock_plan* plan = nullptr;
   auto info = sized<crossdock_plan_info>();
@@ -198,31 +174,32 @@ PyObject* send(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num_arg
         return crossdock_plan_create_described(dispatcher, &routing, &info,
                                                static_cast<int64_t*>(counts.data), &plan);
       }) != CROSSDOCK_OK) {
-    return results.fail(rank);
+    return fail(rank);
   }
   const int64_t D = dispatch.x.shape[1];
+  auto result = sized<crossdock_dispatch_result>();
   Owned rows, row_weights;
   if (info.capacity_rows * D <= PyLong_AsLongLong(args[7])) {
-    auto result = sized<crossdock_dispatch_result>();
-    rows = results.make(args[2], {info.capacity_rows, D}, nullptr, result.rows.tensor);
-    if (with_row_weights) {
-      dispatch.with_row_weights = 1;
-      PyObject* dtype = dispatch.x.dtype == CROSSDOCK_F64 ? nullptr : torch.as_fp32;
-      row_weights = results.make(args[2], {info.capacity_rows}, dtype, result.row_weights.tensor);
-    }
-    if (run([&] { return crossdock_dispatch(dispatcher, plan, &dispatch, &result); }) !=
-        CROSSDOCK_OK) {
-      PyObject* raised = results.fail(rank);
-      crossdock_plan_destroy(plan);
-      return raised;
-    }
+    rows = new_tensor(args[2], {info.capacity_rows, D}, nullptr, result.rows.tensor);
   }
-  PyObject* result = Py_BuildValue("OOONLLL", rows ? rows.get() : Py_None,
-                                   row_weights ? row_weights.get() : Py_None, rows_per_expert.get(),
-                                   PyLong_FromVoidPtr(plan), info.num_tokens, info.capacity_rows,
-                                   info.weights.shape[1]);
-  if (result == nullptr) crossdock_plan_destroy(plan);
-  return result;
+  if (rows && with_row_weights) {
+    dispatch.with_row_weights = 1;
+    PyObject* dtype = dispatch.x.dtype == CROSSDOCK_F64 ? nullptr : torch.as_fp32;
+    row_weights = new_tensor(args[2], {info.capacity_rows}, dtype, result.row_weights.tensor);
+    if (!row_weights) rows.reset();
+  }
+  if (rows && run([&] { return crossdock_dispatch(dispatcher, plan, &dispatch, &result); }) !=
+                  CROSSDOCK_OK) {
+    fail(rank);
+    crossdock_plan_destroy(plan);
+    return nullptr;
+  }
+  PyObject* sent = Py_BuildValue("OOONLLL", rows ? rows.get() : Py_None,
+                                 row_weights ? row_weights.get() : Py_None, rows_per_expert.get(),
+                                 PyLong_FromVoidPtr(plan), info.num_tokens, info.capacity_rows,
+                                 info.weights.shape[1]);
+  if (sent == nullptr) crossdock_plan_destroy(plan);
+  return sent;
 }
 
 using Move = crossdock_status(crossdock_dispatcher*, const crossdock_plan*, const crossdock_tensor*,
@@ -234,13 +211,13 @@ PyObject* move(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num_arg
   auto* dispatcher = pointer_in<crossdock_dispatcher>(args[0]);
   const auto* plan = pointer_in<crossdock_plan>(args[2]);
   crossdock_tensor source{};
-  if (!describe(args[3], source)) return none();
-  Results results;
   crossdock_output target{};
-  Owned made = results.make(args[3], {PyLong_AsLongLong(args[4]), PyLong_AsLongLong(args[5])},
-                            nullptr, target.tensor);
+  if (!describe(args[3], source)) return none();
+  Owned made = new_tensor(args[3], {PyLong_AsLongLong(args[4]), PyLong_AsLongLong(args[5])},
+                          nullptr, target.tensor);
+  if (!made) return none();
   if (run([&] { return kMove(dispatcher, plan, &source, &target); }) != CROSSDOCK_OK) {
-    return results.fail(args[1]);
+    return fail(args[1]);
   }
   return made.release();
 }
@@ -256,18 +233,18 @@ PyObject* combine_backward(PyObject* /*module*/, PyObject* const* args, Py_ssize
       given.y.shape[0] * given.y.shape[1] > PyLong_AsLongLong(args[6])) {
     return none();
   }
-  Results results;
   auto result = sized<crossdock_combine_backward_result>();
   const Owned grad_rows =
-      results.make(args[4], {given.y.shape[0], given.y.shape[1]}, nullptr, result.grad_rows.tensor);
+      new_tensor(args[4], {given.y.shape[0], given.y.shape[1]}, nullptr, result.grad_rows.tensor);
   PyObject* dtype =
       given.y.dtype == CROSSDOCK_F64 || given.y.dtype == CROSSDOCK_F32 ? nullptr : torch.as_fp32;
   const Owned grad_weights =
-      results.make(args[4], {given.grad_out.shape[0], PyLong_AsLongLong(args[5])}, dtype,
-                   result.grad_weights.tensor);
+      new_tensor(args[4], {given.grad_out.shape[0], PyLong_AsLongLong(args[5])}, dtype,
+                 result.grad_weights.tensor);
+  if (!grad_rows || !grad_weights) return none();
   if (run([&] { return crossdock_combine_backward(dispatcher, plan, &given, &result); }) !=
       CROSSDOCK_OK) {
-    return results.fail(args[1]);
+    return fail(args[1]);
   }
   return PyTuple_Pack(2, grad_rows.get(), grad_weights.get());
 }
@@ -276,9 +253,9 @@ PyObject* combine_backward(PyObject* /*module*/, PyObject* const* args, Py_ssize
 PyObject* prepare(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num_args*/) {
   const auto* exchange =
       static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(args[0], "dlpack_exchange_api"));
-  if (exchange == nullptr) return nullptr;
-  const bool is_known =
-      exchange->header.version.major == 1 && exchange->dltensor_from_py_object_no_sync != nullptr;
+  if (exchange == nullptr) PyErr_Clear();
+  const bool is_known = exchange != nullptr && exchange->header.version.major == 1 &&
+                        exchange->dltensor_from_py_object_no_sync != nullptr;
   if (is_known) {
     for (int i = 1; i < 6; ++i) Py_INCREF(args[i]);
     torch = {exchange, args[1], args[2], args[3], args[4], args[5]};

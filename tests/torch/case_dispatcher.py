@@ -202,17 +202,22 @@ def a_failed_allocation_is_the_same_error_on_every_rank(rank, world):
     x, ids, weights = make(0, world)
     original = torch.Tensor.new_empty
 
-    def full(like, *shape, **options):
-        if len(shape) == 2:  # rows
-            raise RuntimeError("no memory left")
-        return original(like, *shape, **options)
+    def full(*_, **__):
+        raise RuntimeError("no memory left")
 
-    torch.Tensor.new_empty = full if rank == 1 else original
-    try:
-        error = error_of(lambda: dispatcher.dispatch(x, ids, weights))
-    finally:
-        torch.Tensor.new_empty = original
-    same_everywhere(str(error))
-    assert error.culprit == 1 and (str(error.__cause__) == "no memory left") == (rank == 1)
+    def error_without_memory(call):
+        torch.Tensor.new_empty = full if rank == 1 else original
+        try:
+            error = error_of(call)
+        finally:
+            torch.Tensor.new_empty = original
+        same_everywhere(str(error))
+        assert error.culprit == 1 and (str(error.__cause__) == "no memory left") == (rank == 1)
+
+    error_without_memory(lambda: dispatcher.dispatch(x, ids, weights))
+    sent = dispatcher.dispatch(x, ids, weights)
+    error_without_memory(lambda: dispatcher.combine(sent.rows, sent.handle))
+    out = dispatcher.combine(sent.rows.requires_grad_(), sent.handle)
+    error_without_memory(lambda: torch.autograd.backward(out, torch.ones_like(x)))
     sent = dispatcher.dispatch(x, ids, weights)
     assert torch.equal(dispatcher.combine(sent.rows, sent.handle), x * weights.sum(1, keepdim=True))

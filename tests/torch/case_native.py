@@ -117,10 +117,35 @@ def many_rows_are_memory_of_the_library(rank, world):
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=wide)
     x = torch.arange(3 * wide, dtype=torch.float32).reshape(3, wide) + rank
     ids, weights = torch.tensor([[0, 5], [1, 4], [2, 3]]), torch.full((3, K), 0.5)
-    found = results(dispatcher, x, ids, weights, with_row_weights=True)
-    with counted(only_python=True):
-        assert_same(found, results(dispatcher, x, ids, weights, with_row_weights=True))
-    assert found[0].shape == (3 * K, wide) or world > 1
+    for with_row_weights in (False, True):
+        sends, original = [], calls.Core.send
+
+        def counted_send(self, *arguments):
+            sends.append(self)
+            return original(self, *arguments)
+
+        calls.Core.send = counted_send
+        try:
+            with counted() as taken:
+                found = results(dispatcher, x, ids, weights, with_row_weights)
+        finally:
+            calls.Core.send = original
+        # Forward; backward of a combine without weights is a dispatch, too.
+        assert len(sends) == 1 + with_row_weights and taken["combine_backward"] == 0
+        with counted(only_python=True):
+            assert_same(found, results(dispatcher, x, ids, weights, with_row_weights))
+
+
+@case(2, 4)
+def ranks_may_have_neither_tokens_nor_experts(rank, world):
+    dispatcher = Dispatcher(num_experts=1, top_k=1, width=D)
+    tokens = 3 if rank == 1 else 0
+    x, ids, weights = torch.full((tokens, D), 2.0), torch.zeros(tokens, 1, dtype=torch.int64), torch.full((tokens, 1), 0.5)
+    with counted() as taken:
+        found = results(dispatcher, x, ids, weights, with_row_weights=False)
+    assert taken["send"] == taken["combine_backward"] == HAS_EXCHANGE
+    assert found[0].shape == (3 if rank == 0 else 0, D) and found[2].tolist() == ([3] if rank == 0 else [])
+    assert torch.equal(found[3], 1.5 * x)
 
 
 @case(1, 2)

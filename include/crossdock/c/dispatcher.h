@@ -42,7 +42,7 @@ typedef struct crossdock_dispatch_config {
   int32_t pad_to_capacity;   // 1: every segment has exactly that many rows per source
   int32_t drop_policy;       // which routes beyond the capacity are dropped
   int32_t nonfinite;         // whether weights may be infinite or NaN
-  int32_t partial_sums;      // sum per rank before rows are sent back: less traffic, other bits
+  int32_t partial_sums;      // sum per rank before rows are sent back: less traffic, different bits
   int32_t keep_empty_segments;  // 1: each local expert has at least one row (one alignment unit), a
                                 // pad row if it has no routes, for kernels that fail on none
   int32_t padding;              // 0

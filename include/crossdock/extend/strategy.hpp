@@ -93,8 +93,8 @@ class CROSSDOCK_API Strategy {
 
   /// As gather_sum, but the rows of a token that are on one rank, or all that are on one node, are
   /// summed in slot order and rounded to partial_dtype(config.partial_sums, dtype of rows) before
-  /// they are sent; the source adds these sums in ascending order of the ranks or nodes. Includes
-  /// sums that need not be sent: the result depends on nothing but the routes and the mesh.
+  /// they are sent; the source adds these sums in ascending order of the ranks or nodes. Sums that
+  /// are not sent are rounded, too, so that the result depends only on the routes and the mesh.
   virtual void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
   /// (optional) One element per route: rows[final row of (t, k)] = routes[t, k].

@@ -69,11 +69,11 @@ class Core:
         return torch.from_dlpack(sent) if rows is None else rows
 
     def move(
-        self, function: Any, routes: "Routes", source: torch.Tensor, width: int, quickly: Callable
+        self, function: Any, routes: "Routes", source: torch.Tensor, width: int, native_call: Callable
     ) -> torch.Tensor:
-        """A call with one tensor in and one [T, width] out. `quickly` is the same of the native module."""
+        """A call with one tensor in and one [T, width] out. `native_call`: the compiled version of `function`."""
         with self.lock:
-            target = quickly(self.dispatcher._handle, self.rank, routes._handle, source, routes.num_tokens, width)
+            target = native_call(self.dispatcher._handle, self.rank, routes._handle, source, routes.num_tokens, width)
             if target is not None:
                 return target
             source = source.contiguous()

@@ -56,7 +56,7 @@ class Dispatcher:
         strategy: "auto", "direct", "hierarchical", "alltoall" or "allgather".
         capacity_factor, capacity_tokens, pad_to_capacity, drop_policy: limit the rows per expert and source rank.
         nonfinite: "propagate" infinite and NaN weights (default, for loss scaling), or "reject" them.
-        partial_sums: combine sums per rank before sending: less traffic, other bits. The sums are sent in fp32 ("fp32" or True)
+        partial_sums: combine sums per rank before sending: less traffic, different bits. The sums are sent in fp32 ("fp32" or True)
             or rounded to the dtype of the rows ("rows").
         keep_empty_segments: every local expert gets at least one row, for kernels that fail on none.
         max_routes_per_token: with maps [T, E] on a GPU: the largest number of set bits in a token.

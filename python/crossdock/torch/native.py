@@ -1,7 +1,8 @@
-"""The calls in one step each, from tensors to tensors, by a compiled module beside the library.
+"""Compiled versions of the calls, from a module next to the library.
 
 A function returns None if it leaves the call to Python: tensors that are not plain (on a GPU, not contiguous, of a subclass),
-versions of torch before 2.10, which have no DLPack exchange functions, and packages that were built without Python's headers.
+results that torch cannot allocate, versions of torch before 2.10, which have no DLPack exchange functions, Pythons without the
+stable ABI, and packages that were built without Python's headers.
 """
 import importlib.machinery
 import importlib.util
@@ -20,13 +21,17 @@ def _load() -> Optional[Any]:
     folder = os.path.dirname(lib.path)  # "": a library of the system
     path = os.path.join(folder, "_torch_calls.abi3.so")
     is_wanted = os.environ.get("CROSSDOCK_TORCH_NATIVE", "1") != "0"
-    if not is_wanted or exchange is None or sys.version_info < (3, 10) or not folder or not os.path.isfile(path):
+    has_abi = ".abi3.so" in importlib.machinery.EXTENSION_SUFFIXES and sys.version_info >= (3, 10)
+    if not is_wanted or exchange is None or not has_abi or not folder or not os.path.isfile(path):
         return None
     loader = importlib.machinery.ExtensionFileLoader("_torch_calls", path)
     spec = importlib.util.spec_from_loader("_torch_calls", loader)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    try:
+        module = importlib.util.module_from_spec(spec)  # opens the file
+        loader.exec_module(module)
+    except ImportError:
+        return None
     types = torch.Tensor, torch.nn.Parameter
     is_usable = module.prepare(exchange, *types, fail, {"dtype": torch.int64}, {"dtype": torch.float32})
     return module if is_usable else None

@@ -23,7 +23,7 @@ constexpr milliseconds kYieldTime{1};
 constexpr const char* kSetUp = "set-up";  // the operation in errors of the constructor
 constexpr milliseconds kNearSleep{20};    // a wake-up ends it; the rest looks for dead processes
 
-/// This rank has found that another one will not come; no other rank knows it yet.
+/// A failure to arrive that only this rank knows about so far.
 struct NewFailure : std::exception {
   explicit NewFailure(Failure found) : failure(std::move(found)) {}
   Failure failure;
@@ -118,8 +118,8 @@ void Links::share_memory(const std::vector<int>& near) {
   if (!has_far_) posts_ = std::make_unique<Posts>(*memory_);
 }
 
-// Throws if a rank of the node cannot do its part, or has not come for too long. Tells nobody: the
-// rank may have come and left since it was looked for (NodeMemory::open_members).
+// Throws if a rank of the node cannot do its part, or is late. Does not announce it: the rank may
+// have arrived and left since the last look (NodeMemory::open_members).
 void Links::check_arrival(int peer, Clock::time_point begin) const {
   for (const auto& directory : args_.directories) {
     const auto refusal = directory ? directory->refusal_of(args_.channel) : std::nullopt;
