@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Processes that die, and processes that exit in any order: failures.py"""
+"""Processes that die, are interrupted, and exit in any order: failures.py"""
 import os
 import pathlib
 import signal
@@ -111,6 +111,31 @@ def raises(rank, folder):
     sys.exit("the end of rank 1 went unnoticed")
 
 
+def interrupted(rank, folder):
+    """Ctrl-C ends a dispatch in which rank 0 waits for the others; they get an error that names it."""
+    import crossdock
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
+    connect(rank, WORLD, folder)
+    dispatcher = make_dispatcher()
+    step(dispatcher)
+    if rank == 0:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            step(dispatcher)
+        except KeyboardInterrupt:
+            (folder / "interrupted").touch()
+            os._exit(0)
+        sys.exit("rank 0 was not interrupted")
+    wait_for_file(folder / "interrupted")
+    try:
+        step(dispatcher)
+    except crossdock.Error as error:
+        assert error.culprit == 0, error
+        os._exit(0)
+    sys.exit("the end of rank 0 went unnoticed")
+
+
 # ---- Launches and checks ----
 
 
@@ -136,7 +161,7 @@ def run_to_the_end(name, folder):
     assert codes == [0] * WORLD, codes
 
 
-ROLES = {"killed": killed, "exits": exits, "raises": raises}
+ROLES = {"killed": killed, "exits": exits, "raises": raises, "interrupted": interrupted}
 
 
 def main():
