@@ -113,8 +113,8 @@ bool describe(PyObject* object, crossdock_tensor& described) {
   return true;
 }
 
-/// A new tensor for a result. Null if it cannot be made, or is not plain: then Python makes the
-/// call, which knows what to do about it.
+/// A new tensor for a result. Null if it cannot be made or is not plain: the Python code then makes
+/// the call and reports the problem.
 Owned new_tensor(PyObject* like, std::initializer_list<int64_t> shape, PyObject* dtype,
                  crossdock_tensor& described) {
   const Owned sizes(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));

@@ -25,8 +25,8 @@ TEST(ProcessWatch, TellsALaterProcessWithTheSamePidApart) {
   EXPECT_TRUE(has_ended(former));
 }
 
-// A process may end after its file was opened and before it is read. That is a matter of chance,
-// but some of so many looks meet it.
+// A process may end after its file was opened and before it is read. Whether a look hits that
+// moment is chance; among this many, some do.
 TEST(ProcessWatch, LooksAtProcessesThatAreJustEnding) {
   for (int round = 0; round < 200; ++round) {
     ChildProcess child;
