@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/device/rank_device.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::cli {
@@ -112,8 +113,8 @@ class GpuDevice final : public RankDevice {
 
 }  // namespace
 
-std::unique_ptr<RankDevice> make_gpu_device(int rank) {
-  return std::make_unique<GpuDevice>(gpu_of_rank(rank));
+std::unique_ptr<RankDevice> make_gpu_device(Group& group) {
+  return std::make_unique<GpuDevice>(cuda_device_of(group));
 }
 
 }  // namespace crossdock::cli

@@ -4,7 +4,7 @@
 
 namespace crossdock::cli {
 
-std::unique_ptr<RankDevice> make_gpu_device(int /*rank*/) {
+std::unique_ptr<RankDevice> make_gpu_device(Group& /*group*/) {
   throw Error(ErrorCode::kUnsupported, "--device cuda needs a GPU: " + cuda_missing_reason());
 }
 

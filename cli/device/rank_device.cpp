@@ -1,6 +1,5 @@
 #include "cli/device/rank_device.hpp"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -40,10 +39,6 @@ void prepare_gpus() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   if (cuda_device_count() > 0) return;
   throw Error(ErrorCode::kUnsupported, "--device cuda needs a GPU: " + cuda_missing_reason());
-}
-
-int gpu_of_rank(int rank) {
-  return rank % std::max(1, cuda_device_count());
 }
 
 OwnedTensor RankDevice::to_host(const ConstTensorView& tensor) {

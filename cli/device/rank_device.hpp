@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "crossdock/group.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock::cli {
@@ -10,9 +11,6 @@ namespace crossdock::cli {
 /// Throws Error(kUnsupported) if there is no GPU. Call it before anything else that uses GPUs: it
 /// asks the driver for a queue per rank, as several ranks may share a GPU.
 void prepare_gpus();
-
-/// Ranks share the available GPUs: `rank` mod their number. REQUIRES: prepare_gpus.
-int gpu_of_rank(int rank);
 
 /// Where a rank has its tensors: in host memory, or on a GPU with a stream of its own, in which the
 /// rank's work is queued.
@@ -38,12 +36,12 @@ class RankDevice {
 };
 
 std::unique_ptr<RankDevice> make_host_device();
-/// On gpu_of_rank(rank).
-std::unique_ptr<RankDevice> make_gpu_device(int rank);
+/// On the GPU of the group's rank, cuda_device_of. REQUIRES: prepare_gpus.
+std::unique_ptr<RankDevice> make_gpu_device(Group& group);
 
 /// "cpu" or "cuda".
-inline std::unique_ptr<RankDevice> make_rank_device(const std::string& name, int rank) {
-  return name == "cuda" ? make_gpu_device(rank) : make_host_device();
+inline std::unique_ptr<RankDevice> make_rank_device(const std::string& name, Group& group) {
+  return name == "cuda" ? make_gpu_device(group) : make_host_device();
 }
 
 }  // namespace crossdock::cli

@@ -235,7 +235,7 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   };
   say("creating parameters");
   const RunValues values(job);
-  const std::unique_ptr<RankDevice> device = make_rank_device(job.device, group.rank());
+  const std::unique_ptr<RankDevice> device = make_rank_device(job.device, group);
   const RunTensors on_host(job, values, group);
   std::optional<RunTensors> on_gpu;
   if (device->is_gpu()) on_gpu.emplace(on_host, *device);

@@ -169,7 +169,7 @@ class Comparison {
 
 Findings judge_layer(Group& group, const StrategyFactory& strategy, const LayerWorld& world,
                      const std::string& device_name) {
-  const std::unique_ptr<RankDevice> device = make_rank_device(device_name, group.rank());
+  const std::unique_ptr<RankDevice> device = make_rank_device(device_name, group);
   const LayerResults got = run_layer(group, strategy, world, *device);
   const LayerResults wanted = expected_results(world, group.rank());
   Comparison comparison(group.rank(), tolerance_of(world));

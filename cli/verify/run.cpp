@@ -6,7 +6,6 @@
 #include <chrono>
 #include <iterator>
 
-#include "cli/device/rank_device.hpp"
 #include "cli/verify/layer_checks.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
@@ -36,7 +35,7 @@ bool is_selected(const Check& check, const CheckFilter& filter) {
 // The strategy of a check takes its host tensors to the rank's GPU.
 void move_to_gpus(Check& check) {
   check.body = [body = check.body](Group& group, const StrategyFactory& strategy) {
-    return body(group, [&] { return on_cuda(strategy(), gpu_of_rank(group.rank())); });
+    return body(group, [&] { return on_cuda(strategy()); });
   };
 }
 

@@ -5,6 +5,7 @@
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/planner.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/host/host_path.hpp"
@@ -59,6 +60,7 @@ struct Dispatcher::Impl {
           weights.dtype == DType::kF64 || context.config->partial_sums != PartialSums::kNone;
       const std::optional<Device> taken_to = context.strategy->device_for_host_tensors();
       if (taken_to && !stays) device = *taken_to;
+      if (device.index < 0) device.index = cuda_device_of(context.group);
     }
     if (device.is_cpu()) return host_path;
     return path_on(device);

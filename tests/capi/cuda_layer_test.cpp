@@ -47,9 +47,10 @@ Values decoded(const std::vector<std::byte>& bytes, int32_t dtype) {
   return values;
 }
 
-/// The host, or GPU 0 with a stream.
+/// The host, or the thread's GPU with a stream.
 struct Place {
   bool is_gpu = false;
+  int device = 0;
   cudaStream_t stream = nullptr;
 
   /// Memory for bytes; freed with the last copy of the pointer.
@@ -87,6 +88,7 @@ class Tensor {
     for (size_t i = 0; i < shape.size(); ++i) view.shape[i] = shape[i];
     view.dtype = dtype;
     view.device_kind = place.is_gpu ? CROSSDOCK_CUDA : CROSSDOCK_CPU;
+    view.device_index = place.device;
   }
 
   /// Waits for the stream.
@@ -322,6 +324,7 @@ TEST_P(CApiOnAGpuDtypes, ALayerHasTheValuesOfTheCpu) {
   for (const int64_t max_rows : {int64_t{0}, kRanks * T * K}) {
     SCOPED_TRACE("max_rows " + std::to_string(max_rows));
     run_c_ranks(kRanks, [&](crossdock_group* group, int rank) {
+      const int device = select_gpu(rank);
       const Stream stream;
       crossdock_layer* on_cpu = make_layer(group, dtype, 0);
       const Outcome cpu = run_layer({}, on_cpu, dtype, rank);
@@ -332,7 +335,7 @@ TEST_P(CApiOnAGpuDtypes, ALayerHasTheValuesOfTheCpu) {
       options.stream = stream.get();
       ASSERT_OK(crossdock_layer_set_device_options(layer, &options));
       for (int step = 0; step < 2; ++step) {
-        const Place place{.is_gpu = true, .stream = stream.get()};
+        const Place place{.is_gpu = true, .device = device, .stream = stream.get()};
         const Outcome gpu = run_layer(place, layer, dtype, rank);
         expect_close(gpu.tensors, cpu.tensors, most_difference(dtype));
         EXPECT_EQ(gpu.load, cpu.load);

@@ -3,11 +3,20 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include "crossdock/cuda.hpp"
+
 namespace crossdock::capi_test {
 
 #define EXPECT_CUDA(call) EXPECT_EQ(call, cudaSuccess)
 
-/// A stream of GPU 0 that does not wait for the default stream.
+/// Makes the GPU of a thread rank that of its thread, round robin; returns its index.
+inline int select_gpu(int rank) {
+  const int device = rank % cuda_device_count();
+  EXPECT_CUDA(cudaSetDevice(device));
+  return device;
+}
+
+/// A stream of the thread's GPU that does not wait for the default stream.
 class Stream {
  public:
   Stream() { EXPECT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }

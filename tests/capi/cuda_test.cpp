@@ -15,10 +15,13 @@ constexpr int kRanks = 2;
 constexpr int64_t D = Case::D;
 constexpr int64_t K = Case::K;
 
-/// Memory on GPU 0.
+/// Memory on the thread's GPU.
 class DeviceMemory {
  public:
-  explicit DeviceMemory(size_t num_bytes) { EXPECT_CUDA(cudaMalloc(&data_, num_bytes + 1)); }
+  explicit DeviceMemory(size_t num_bytes) {
+    EXPECT_CUDA(cudaGetDevice(&device_));
+    EXPECT_CUDA(cudaMalloc(&data_, num_bytes + 1));
+  }
   ~DeviceMemory() { cudaFree(data_); }
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -31,10 +34,12 @@ class DeviceMemory {
   crossdock_tensor tensor(int32_t dtype, int64_t rows, int64_t columns) const {
     crossdock_tensor made_tensor = crossdock_tensor_2d(data_, dtype, rows, columns);
     made_tensor.device_kind = CROSSDOCK_CUDA;
+    made_tensor.device_index = device_;
     return made_tensor;
   }
 
  private:
+  int device_ = 0;
   void* data_ = nullptr;
 };
 
@@ -58,6 +63,7 @@ TEST(CApiOnAGpu, GivenAndProvidedOutputsHaveTheReferencesValues) {
   run_c_ranks(kRanks, [&](crossdock_group* group, int rank) {
     const auto r = static_cast<size_t>(rank);
     const Case input(rank);
+    select_gpu(rank);
     const Stream stream;
     const Stream other_stream;
     DeviceMemory ids(input.expert_ids.size() * sizeof(int32_t));

@@ -65,7 +65,8 @@ class CROSSDOCK_API Strategy {
 
   virtual std::string_view name() const = 0;
 
-  /// (optional) Host tensors are copied to this device, and results back. See on_cuda.
+  /// (optional) Host tensors are copied to this device, and results back; index -1: to the GPU of
+  /// the rank. See on_cuda.
   virtual std::optional<Device> device_for_host_tensors() const { return std::nullopt; }
 
   /// (optional) The path for tensors on a GPU. Only the library can make a Path; other code can

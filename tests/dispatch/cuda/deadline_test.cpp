@@ -30,6 +30,7 @@ struct HeldRank {
   HeldRank(Group& group_in, const DispatchCase& the_case, const std::string& strategy,
            void* nccl_comm)
       : group(group_in),
+        stream(group),
         tensors(tensors_of(the_case.config, the_case.ranks[0], DType::kF32), stream) {
     dispatcher.emplace(group, the_case.config, strategy);
     dispatcher->set_device_options({.stream = stream.view(), .nccl_comm = nccl_comm});

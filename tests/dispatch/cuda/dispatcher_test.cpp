@@ -182,7 +182,7 @@ TEST_F(CudaDispatcher, ReachesBeyondTwoBillionElements) {
   constexpr int64_t kWidth = 32768;
   constexpr int64_t kStep = 9973;
   run_ranks(1, [&](Group& group) {
-    const RankStream stream;
+    const RankStream stream(group);
     const OwnedTensor x = device_tensor(DType::kBF16, {kTokens, kWidth}, stream);
     const auto row_bytes = static_cast<size_t>(x.view.row_bytes());
     const auto row = [&](const TensorView& tensor, int64_t t) {

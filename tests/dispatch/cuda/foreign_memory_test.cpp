@@ -32,7 +32,8 @@ void driver_ok(CUresult status) {
     throw std::runtime_error("CUDA driver error " + std::to_string(status));
 }
 
-/// Memory mapped by hand, as allocators with expandable segments do. GPU 0 alone has access.
+/// Memory mapped by hand, as allocators with expandable segments do. The current GPU alone has
+/// access.
 std::shared_ptr<void> map_memory(size_t num_bytes) {
   const auto reserve =
       driver_function<PFN_cuMemAddressReserve_v10020>("cuMemAddressReserve", 10020);
@@ -44,6 +45,7 @@ std::shared_ptr<void> map_memory(size_t num_bytes) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = current_gpu();
   CUdeviceptr address = 0;
   CUmemGenericAllocationHandle handle = 0;
   CUmemAccessDesc access{};
@@ -78,7 +80,7 @@ OwnedTensor make_tensor(Allocator allocator, DType dtype, const Shape& shape,
   const auto num_bytes = static_cast<size_t>(shape.num_elements() * size_of(dtype)) + 1;
   const std::shared_ptr<void> memory =
       allocator == Allocator::kMap ? map_memory(num_bytes) : allocate_plain(num_bytes);
-  return {TensorView(memory.get(), dtype, shape, {DeviceKind::kCuda, 0}), memory};
+  return {TensorView(memory.get(), dtype, shape, stream.device()), memory};
 }
 
 TEST_F(CudaForeignMemory, IsOfTheKindThatItsAllocatorMakes) {
@@ -94,7 +96,7 @@ TEST_F(CudaForeignMemory, IsOfTheKindThatItsAllocatorMakes) {
     EXPECT_EQ(cuda::kind_of(tensor.view.data), kind);
     EXPECT_EQ(cuda::kind_of(last), kind);
     if (kind == MemoryKind::kGranted) {
-      EXPECT_TRUE(cuda::has_access(0, last));
+      EXPECT_TRUE(cuda::has_access(stream.device().index, last));
     }
   }
 }
@@ -109,10 +111,10 @@ int64_t copied_bytes(Group& group) {
 
 // A dispatch into rows of the caller's and a combine from them; `copies` is how many times the rows
 // are copied for it.
-void expect_copies(Allocator allocator, const char* strategy, int copies) {
+void expect_copies(Allocator allocator, const GpuSetting& setting, int copies) {
   const DispatchCase the_case =
       random_case({.num_experts = 11, .top_k = 3, .width = 40}, {20, 30}, 80);
-  run_on_gpu(the_case, {.strategy = strategy}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_on_gpu(the_case, setting, [&](GpuRank& rank, const StepBytes& wanted) {
     const Plan plan = rank.plan();
     const OwnedTensor rows =
         make_tensor(allocator, DType::kF32, {plan.num_rows(), the_case.config.width}, rank.stream);
@@ -133,21 +135,21 @@ TEST_F(CudaForeignMemory, IsCopiedForRanksOnOtherGpusIfTheyCannotReachIt) {
   const cuda::PeersOnOtherGpus pretended;
   for (const auto& [allocator, name] : kAllocators) {
     SCOPED_TRACE(name);
-    expect_copies(allocator, "direct", allocator == Allocator::kMalloc ? 0 : 2);
+    expect_copies(allocator, {}, allocator == Allocator::kMalloc ? 0 : 2);
   }
 }
 
 TEST_F(CudaForeignMemory, IsUsedAsItIsByRanksOnTheSameGpu) {
   for (const auto& [allocator, name] : kAllocators) {
     SCOPED_TRACE(name);
-    expect_copies(allocator, "direct", 0);
+    expect_copies(allocator, {.is_on_one_gpu = true}, 0);
   }
 }
 
 // Only what peers use is copied: rows are packed for an exchange.
 TEST_F(CudaForeignMemory, IsNotCopiedForAnExchangeOfPackedRows) {
   const cuda::PeersOnOtherGpus pretended;
-  expect_copies(Allocator::kMallocAsync, "alltoall", 0);
+  expect_copies(Allocator::kMallocAsync, {.strategy = "alltoall"}, 0);
 }
 
 TEST_F(CudaForeignMemory, OfTheLibraryNeedsNoCopy) {

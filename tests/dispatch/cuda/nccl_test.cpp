@@ -92,7 +92,7 @@ TEST_F(CudaNccl, DispatchersOfOneRankShareTheCommunicator) {
   run_ranks(
       1,
       [&](Group& group) {
-        const RankStream stream;
+        const RankStream stream(group);
         const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[0], DType::kF32),
                                     stream);
         const auto first = make_packed_path(group, setting);
@@ -129,7 +129,7 @@ TEST_F(CudaNccl, ACommunicatorOfTheLibrarysOwnIsAbortedAfterAFailure) {
       2,
       [&](Group& group) {
         const auto r = static_cast<size_t>(group.rank());
-        const RankStream stream;
+        const RankStream stream(group);
         const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
                                     stream);
         const auto path = make_packed_path(group, setting);
@@ -153,7 +153,7 @@ TEST_F(CudaNccl, RanksThatCannotBeConnectedRefuseThePlan) {
       2,
       [&](Group& group) {
         const auto r = static_cast<size_t>(group.rank());
-        const RankStream stream;
+        const RankStream stream(group);
         const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
                                     stream);
         const auto path = make_packed_path(group, setting);

@@ -33,7 +33,7 @@ inline std::unique_ptr<cuda::CudaPacked> make_packed_path(Group& group,
                   .config = std::make_shared<const DispatchConfig>(setting.the_case.config),
                   .strategy = make_strategy(setting.strategy),
                   .config_text = {}},
-      0, packing_of(setting.strategy), setting.make_transport);
+      cuda_device_of(group), packing_of(setting.strategy), setting.make_transport);
 }
 
 /// One step has the bits of the CPU.
@@ -46,7 +46,7 @@ inline void expect_bits_of_the_cpu(const PackedSetting& setting) {
         const auto r = static_cast<size_t>(group.rank());
         const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
         const RankTensors host = tensors_of(the_case.config, the_case.ranks[r], DType::kF32);
-        const RankStream stream;
+        const RankStream stream(group);
         const DeviceTensors tensors(host, stream);
         stream.synchronize();
         const std::unique_ptr<cuda::CudaPacked> path = make_packed_path(group, setting);

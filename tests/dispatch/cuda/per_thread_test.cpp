@@ -20,10 +20,13 @@ Stream per_thread() {
   return {cudaStreamPerThread};
 }
 
-/// Runs body on a thread of its own; throws what it throws.
+/// Runs body on a thread of its own, with the same GPU; throws what it throws.
 template <typename Body>
 void on_other_thread(const Body& body) {
-  std::async(std::launch::async, body).get();
+  std::async(std::launch::async, [&body, device = current_gpu()] {
+    cuda_ok(cudaSetDevice(device));
+    body();
+  }).get();
 }
 
 /// Long enough for what does not wait to be over.
@@ -49,7 +52,7 @@ void expect_order_across_threads(const std::vector<int64_t>& tokens_per_rank,
       static_cast<int>(tokens_per_rank.size()),
       [&](Group& group) {
         const auto r = static_cast<size_t>(group.rank());
-        const RankStream setup;
+        const RankStream setup(group);
         Dispatcher dispatcher(group, cases[0].config, "direct");
         dispatcher.set_device_options(options);
         for (int step = 0; step < 4; ++step) {  // plans differ, so an old one cannot pass
@@ -150,7 +153,7 @@ TEST_F(CudaPerThread, CallsAreInTheOrderOfTheThreadsStream) {
         const auto r = static_cast<size_t>(group.rank());
         const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
         const RankTensors host = tensors_of(the_case.config, the_case.ranks[r], DType::kF32);
-        const RankStream setup;
+        const RankStream setup(group);
         const DeviceTensors tensors(host, setup);
         const OwnedTensor x = device_tensor(DType::kF32, tensors.x.view.shape, setup);
         const OwnedTensor copy = device_tensor(DType::kF32, tensors.x.view.shape, setup);

@@ -97,9 +97,10 @@ cuda::MemoryHandle exchange(Group& group, const cuda::MemoryHandle& own, int who
 TEST_F(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
   constexpr int64_t kBytes = int64_t{2} << 20;
   Group group(testing::make_process_communicator(), deadlines());
-  const std::shared_ptr<cuda::DeviceArena> arena = cuda::DeviceArena::make(0, /*is_exported=*/true);
-  cuda::PeerMemory peers(group.communicator(), 0);
-  const RankStream stream;
+  const RankStream stream(group);
+  const int device = stream.device().index;
+  const auto arena = cuda::DeviceArena::make(device, /*is_exported=*/true);
+  cuda::PeerMemory peers(group.communicator(), device);
   for (int round = 1; round <= 5; ++round) {
     const Buffer memory = cuda::allocate_device(*arena, kBytes);
     const std::vector<unsigned char> wanted(kBytes, static_cast<unsigned char>(round));

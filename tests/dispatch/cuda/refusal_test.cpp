@@ -54,21 +54,29 @@ void expect_refusal(const std::string& strategy, const std::string& text, const 
 
 const char* const kStrategies[] = {"direct", "alltoall"};
 
+// The GPU of the rank that is wrong: "GPU 1" if there are several.
+std::string gpu_of_rank_1() {
+  return "GPU " + std::to_string(1 % cuda_device_count());
+}
+
 TEST_F(CudaRefusals, ATensorThatIsNotOnThePlansGpu) {
   for (const char* strategy : kStrategies) {
-    expect_refusal(strategy, "x must be on GPU 0, as the first routing was; it is in host memory",
-                   [](GpuRank& rank, const Plan& plan, bool is_wrong) {
-                     const TensorView& x = rank.tensors.x.view;
-                     rank.dispatcher.dispatch(plan, {.x = is_wrong ? on_device(x, kHost) : x});
-                   });
-    expect_refusal(strategy, "out must be on GPU 0, as the first routing was; it is on GPU 7",
-                   [](GpuRank& rank, const Plan& plan, bool is_wrong) {
-                     const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
-                     const TensorView& out = rank.tensors.grad_out.view;
-                     rank.dispatcher.combine(plan, y.view,
-                                             is_wrong ? on_device(out, kOtherGpu) : out);
-                   });
-    expect_refusal(strategy, "weights must be on GPU 0",
+    expect_refusal(
+        strategy,
+        "x must be on " + gpu_of_rank_1() + ", as the first routing was; it is in host memory",
+        [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+          const TensorView& x = rank.tensors.x.view;
+          rank.dispatcher.dispatch(plan, {.x = is_wrong ? on_device(x, kHost) : x});
+        });
+    expect_refusal(
+        strategy,
+        "out must be on " + gpu_of_rank_1() + ", as the first routing was; it is on GPU 7",
+        [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+          const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
+          const TensorView& out = rank.tensors.grad_out.view;
+          rank.dispatcher.combine(plan, y.view, is_wrong ? on_device(out, kOtherGpu) : out);
+        });
+    expect_refusal(strategy, "weights must be on " + gpu_of_rank_1(),
                    [](GpuRank& rank, const Plan& /*plan*/, bool is_wrong) {
                      Routing routing = rank.tensors.routing();
                      if (is_wrong) routing.weights = on_device(routing.weights, kHost);
@@ -91,7 +99,7 @@ TEST_F(CudaRefusals, ARefusedCallKeepsNothingOfAStreamThatIsThenDestroyed) {
         EXPECT_THAT(message_of([&] {
                       rank.dispatcher.dispatch(plan, {.x = is_wrong ? on_device(x, kHost) : x});
                     }),
-                    HasSubstr("rank 1: x must be on GPU 0"));
+                    HasSubstr("rank 1: x must be on " + gpu_of_rank_1()));
       }
       cuda_ok(cudaStreamSynchronize(brief));
       rank.dispatcher.set_device_options({.stream = rank.stream.view()});

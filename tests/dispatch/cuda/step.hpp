@@ -120,9 +120,10 @@ struct GpuSetting {
   DType dtype = DType::kF32;
   DeviceOptions options{};  // the stream is each rank's own
   std::string strategy = "direct";
+  bool is_on_one_gpu = false;  // all ranks on GPU 0
 };
 
-/// One rank on the GPU: its stream, its tensors and a dispatcher that works in the stream.
+/// One rank on its GPU: its stream, its tensors and a dispatcher that works in the stream.
 struct GpuRank {
   Group& group;
   RankStream stream;
@@ -131,6 +132,7 @@ struct GpuRank {
 
   GpuRank(Group& group_in, const DispatchCase& the_case, const GpuSetting& setting)
       : group(group_in),
+        stream(setting.is_on_one_gpu ? RankStream() : RankStream(group)),
         tensors(tensors_of(the_case.config, the_case.ranks[static_cast<size_t>(group.rank())],
                            setting.dtype),
                 stream),
@@ -143,7 +145,8 @@ struct GpuRank {
   Plan plan() { return dispatcher.plan(tensors.routing()); }
 };
 
-/// Runs body(rank, wanted) for every rank of a case, on one GPU; `wanted` is the CPU's step.
+/// Runs body(rank, wanted) for every rank of a case, on all GPUs there are; `wanted` is the CPU's
+/// step.
 inline void run_on_gpu(const DispatchCase& the_case, const GpuSetting& setting,
                        const std::function<void(GpuRank&, const StepBytes& wanted)>& body) {
   run_ranks(

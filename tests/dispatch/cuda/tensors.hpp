@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "crossdock/cuda.hpp"
+#include "crossdock/group.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {
@@ -31,53 +33,73 @@ class CudaTest : public ::testing::Test {
  private:
   /// Else every wait for a stream gives memory back to the driver, while ranks wait for each other.
   static void keep_freed_memory() {
-    cudaMemPool_t pool = nullptr;
-    uint64_t all = UINT64_MAX;
-    cuda_ok(cudaDeviceGetDefaultMemPool(&pool, 0));
-    cuda_ok(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+    for (int device = 0; device < cuda_device_count(); ++device) {
+      cudaMemPool_t pool = nullptr;
+      uint64_t all = UINT64_MAX;
+      cuda_ok(cudaDeviceGetDefaultMemPool(&pool, device));
+      cuda_ok(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+    }
   }
 };
 
-/// A stream of GPU 0 for one rank. Streams are used again: with more of them than the GPU has
-/// queues, some share one and wait for each other in it.
+/// The GPU that calls of this thread use.
+inline int current_gpu() {
+  int device = 0;
+  cuda_ok(cudaGetDevice(&device));
+  return device;
+}
+
+/// A stream for one rank. Streams are used again: with more of them than the GPU has queues, some
+/// share one and wait for each other in it.
 class RankStream {
  public:
-  RankStream() {
-    const std::lock_guard lock(mutex());
-    if (unused().empty()) {
-      cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    } else {
-      stream_ = unused().back();
-      unused().pop_back();
-    }
-  }
+  /// On the GPU of the group's rank, which becomes that of the calling thread: ranks take all GPUs
+  /// there are, round robin.
+  explicit RankStream(Group& group) : RankStream(select_gpu(cuda_device_of(group))) {}
+  /// On the thread's current GPU.
+  RankStream() : RankStream(current_gpu()) {}
   ~RankStream() {
     cudaStreamSynchronize(stream_);
     const std::lock_guard lock(mutex());
-    unused().push_back(stream_);
+    unused()[device_].push_back(stream_);
   }
   RankStream(const RankStream&) = delete;
   RankStream& operator=(const RankStream&) = delete;
 
   cudaStream_t get() const { return stream_; }
   Stream view() const { return {stream_}; }
+  Device device() const { return {.kind = DeviceKind::kCuda, .index = device_}; }
   void synchronize() const { cuda_ok(cudaStreamSynchronize(stream_)); }
 
  private:
+  static int select_gpu(int device) {
+    cuda_ok(cudaSetDevice(device));
+    return device;
+  }
+  explicit RankStream(int device) : device_(device) {
+    const std::lock_guard lock(mutex());
+    if (unused()[device].empty()) {
+      cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    } else {
+      stream_ = unused()[device].back();
+      unused()[device].pop_back();
+    }
+  }
   static std::mutex& mutex() {
     static std::mutex instance;
     return instance;
   }
-  static std::vector<cudaStream_t>& unused() {
-    static std::vector<cudaStream_t> instance;
-    return instance;
+  static std::map<int, std::vector<cudaStream_t>>& unused() {
+    static std::map<int, std::vector<cudaStream_t>> by_device;
+    return by_device;
   }
 
+  int device_;
   cudaStream_t stream_ = nullptr;
 };
 
-/// Memory of GPU 0 for a tensor, poisoned. Freed in the order of the stream: a plain cudaFree would
-/// wait for kernels of other ranks.
+/// Memory for a tensor on the stream's GPU, poisoned. Freed in the order of the stream: a plain
+/// cudaFree would wait for kernels of other ranks.
 inline OwnedTensor device_tensor(DType dtype, const Shape& shape, const RankStream& stream) {
   const int64_t num_bytes = shape.num_elements() * size_of(dtype);
   void* memory = nullptr;
@@ -86,7 +108,7 @@ inline OwnedTensor device_tensor(DType dtype, const Shape& shape, const RankStre
   const cudaStream_t handle = stream.get();
   const std::shared_ptr<void> owner(memory,
                                     [handle](void* pointer) { cudaFreeAsync(pointer, handle); });
-  return {TensorView(memory, dtype, shape, {DeviceKind::kCuda, 0}), owner};
+  return {TensorView(memory, dtype, shape, stream.device()), owner};
 }
 
 inline OwnedTensor to_device(const ConstTensorView& host, const RankStream& stream) {

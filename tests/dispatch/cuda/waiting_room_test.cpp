@@ -54,7 +54,7 @@ TEST(CudaWaitingRoom, KernelsOfTwoDispatchersDoNotKeepEachOtherOut) {
       [&](Group& group) {
         const auto r = static_cast<size_t>(group.rank());
         const StepBytes wanted = cpu_step(group, the_case, DType::kBF16);
-        const RankStream streams[2];
+        const RankStream streams[2] = {RankStream(group), RankStream(group)};
         const RankTensors host = tensors_of(config, the_case.ranks[r], DType::kBF16);
         const DeviceTensors tensors[2] = {{host, streams[0]}, {host, streams[1]}};
         Dispatcher dispatchers[2] = {{group, config, "direct"}, {group, config, "direct"}};

@@ -23,14 +23,14 @@ inline std::vector<double> values_of(const TensorView& tensor, const RankStream&
   return reference::to_values(host.view);
 }
 
-/// A layer on one rank with parameters and tokens on GPU 0.
+/// A layer on one rank with parameters and tokens on its GPU.
 struct LayerOnGpu {
   RankStream stream;
   LayerOnRank rank;
 
   LayerOnGpu(Group& group, const LayerCase& layer_case, double initial_gradient = kPoison,
              MoeLayerOptions options = {})
-      : rank(group, layer_case, with_stream(std::move(options)), initial_gradient) {
+      : stream(group), rank(group, layer_case, with_stream(std::move(options)), initial_gradient) {
     const MoveTensor move = [&](const OwnedTensor& host) {
       return to_device(ConstTensorView(host.view), stream);
     };
@@ -78,7 +78,7 @@ struct LayerOnGpu {
   }
 };
 
-/// One forward and one backward on thread ranks, all on GPU 0.
+/// One forward and one backward on thread ranks, on all GPUs there are.
 inline std::vector<RankResult> run_layer_on_gpu(const LayerCase& layer_case) {
   std::vector<RankResult> results(layer_case.tokens_per_rank.size());
   run_ranks(layer_case.num_ranks(), [&](Group& group) {

@@ -171,7 +171,9 @@ TEST_F(CudaLayerUse, RefusalsAreClearOnAllRanks) {
     MoeForwardArgs args = gpu.rank.forward_args();
     const LayerOnRank host(group, layer_case);
     if (group.rank() == 1) args.weights = host.parameters.weights();
-    expect_refused(group, "must be on GPU 0", [&] { (void)gpu.rank.layer.forward(args); });
+    const std::string gpu_of_rank_1 = "GPU " + std::to_string(1 % cuda_device_count());
+    expect_refused(group, "must be on " + gpu_of_rank_1,
+                   [&] { (void)gpu.rank.layer.forward(args); });
     args = gpu.rank.forward_args();
     if (group.rank() == 1) args.x = host.tokens.x.view;
     EXPECT_THROW((void)gpu.rank.layer.forward(args), Error);

@@ -123,7 +123,7 @@ TEST_F(CudaRouterBits, DoNotDependOnTheAlignmentOfMemory) {
     auto* data = static_cast<std::byte*>(tensor.view.data) + 2;
     cuda_ok(cudaMemcpyAsync(data, host.data, static_cast<size_t>(host.num_bytes()),
                             cudaMemcpyHostToDevice, stream.get()));
-    tensor.view = TensorView(data, host.dtype, host.shape, {DeviceKind::kCuda, 0});
+    tensor.view = TensorView(data, host.dtype, host.shape, stream.device());
     return tensor;
   };
   const OwnedTensor x = shifted(run.args.x);
