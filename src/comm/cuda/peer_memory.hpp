@@ -2,20 +2,18 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/cuda/arena_sharing.hpp"
-#include "comm/cuda/peer_arena.hpp"
+#include "comm/cuda/sharing_choice.hpp"
 #include "core/cuda/device_pool.hpp"
-#include "core/cuda/memory_sharing.hpp"
 #include "crossdock/group.hpp"
 
 namespace crossdock::cuda {
@@ -23,8 +21,9 @@ namespace crossdock::cuda {
 /// Locates device memory: plain data, sent to the peers in a rendezvous.
 struct MemoryHandle {
   int32_t device = -1;          // of the owner; -1: no memory
-  int32_t is_shared = 0;        // the owner is another process
+  int32_t is_shared = 0;        // the ranks are processes
   int64_t offset = 0;           // from PeerMemory::base_of; with kIpc, within the allocation
+  std::byte* base = nullptr;    // with kIpc: of the allocation, in the owner's address space
   cudaIpcMemHandle_t exported;  // with kIpc: of the allocation
 };
 
@@ -53,13 +52,11 @@ class PeerMemory {
   /// Whether peers can only reach memory that Crossdock allocated.
   bool needs_export() const { return needs_export_; }
 
-  /// If the ranks are processes: agrees on how they share memory (CROSSDOCK_PEER_MEMORY) and maps
-  /// the arenas of the ranks on this node. Part of the operation "plan", before there is a plan.
-  /// Collective. Throws the same error on all ranks if it is impossible, or with `refusal` if a
-  /// rank refuses; the group stays usable and may try again.
-  void meet(Group& group, const std::string& config, const Error* refusal);
-  /// Where this rank's memory must come from. REQUIRES: the ranks have met.
-  MemorySharing sharing() const { return sharing_; }
+  /// If the ranks are processes: agrees on how they share memory and maps the arenas of the ranks
+  /// on this node (see choose_sharing, with this object's device). Collective. Afterwards memory
+  /// for the peers must come from an arena with sharing().
+  void meet(Group& group, SharingArgs args);
+  MemorySharing sharing() const { return choice_.sharing; }
 
   /// Sets the devices that run kernels which use this rank's memory. Until they are known, all
   /// devices of this process are assumed.
@@ -77,12 +74,13 @@ class PeerMemory {
   /// kIpc, maps its allocation when first called; the mapping lasts as long as this object.
   std::byte* reach(int peer, const MemoryHandle& handle);
 
-  // Memory by offsets. Except for has_offsets and the news: REQUIRES has_offsets().
+  // Memory by offsets. REQUIRES: the ranks have met if they are processes; has_offsets() for all
+  // but the news.
 
-  bool has_offsets() const { return sharing_ != MemorySharing::kIpc; }
-  /// The offset of this rank's memory. REQUIRES: needs_copy is false, or the memory comes from an
-  /// arena with this sharing.
-  int64_t offset_of(const void* data) const { return static_cast<const std::byte*>(data) - base_; }
+  bool has_offsets() const { return sharing() != MemorySharing::kIpc; }
+  /// The offset of this rank's memory. REQUIRES: of an arena with sharing(), if the ranks are
+  /// processes.
+  int64_t offset_of(const void* data) const;
   /// What kernels of this rank add to an offset of rank `peer`. REQUIRES: the peer is near.
   std::byte* base_of(int peer) const;
   /// Memory of this rank up to this offset is mapped by all near peers, or will be before they
@@ -92,19 +90,20 @@ class PeerMemory {
   int64_t mapped_bytes(int peer) const;
 
   /// The growth of this rank's arena that the group has not heard of; to be sent in every
-  /// rendezvous. Empty in the steady state and if there is no arena.
+  /// rendezvous. Empty in the steady state.
   std::vector<ChunkNotice> news();
-  /// Called once all ranks have received the last news.
-  void note_heard();
-  /// Maps the growth of the arena of rank `peer`. Throws if that is impossible.
+  /// Called once all ranks have received the news.
+  void note_heard(std::span<const ChunkNotice> news);
+  /// Maps the growth of the arena of rank `peer`; does nothing for a far rank or this one. Throws
+  /// if that is impossible. Does not wait for the device.
   void hear(int peer, std::span<const ChunkNotice> news);
 
   /// The mappings outlast this object: kernels may be using them.
   void skip_unmapping();
 
  private:
-  MemoryHandle no_memory() const;
-  std::byte* reach_ipc(int peer, const MemoryHandle& handle);
+  PeerArena* arena_of(int peer) const;
+  std::byte* reach_allocation(int peer, const MemoryHandle& handle);
 
   bool needs_export_;
   Topology topology_;
@@ -113,11 +112,9 @@ class PeerMemory {
   bool is_pretended_;              // see PeersOnOtherGpus
   std::vector<int> peer_devices_;  // may name a device more than once
   std::set<int> reached_devices_;  // whose memory kernels on device_ may use
-  MemorySharing sharing_ = MemorySharing::kNone;
-  std::byte* base_ = nullptr;  // of this rank's arena, if it has one
-  int64_t common_bytes_ = 0;
-  int64_t told_bytes_ = 0;                                 // with the last news
-  std::vector<std::shared_ptr<PeerArena>> peer_arenas_;    // [P]; null: none
+  SharingChoice choice_;
+  int64_t common_bytes_;
+  std::chrono::nanoseconds timeout_{};  // for growth to arrive
   // With kIpc: (rank, bytes of the exported handle) -> base here. Owners do not free what they have
   // exported (see DeviceArena), so a handle always means the same memory.
   std::map<std::pair<int, std::string>, void*> mappings_;

@@ -56,13 +56,31 @@ void leak(std::shared_ptr<const void> memory) {
   kept->push_back(std::move(memory));
 }
 
-// Precedes a rank's handles in its proposal.
+// Precedes a rank's handles and news in its proposal.
 struct ProposalHeader {
   int64_t num_handles;
+  int64_t num_news;  // of its arena
   int64_t needs_barrier;
   int64_t has_waiting_room;
   int64_t num_slots;
 };
+
+template <typename Item>
+void append(std::vector<std::byte>& bytes, std::span<const Item> items) {
+  const std::span<const std::byte> added = std::as_bytes(items);
+  bytes.insert(bytes.end(), added.begin(), added.end());
+}
+
+// The items at the beginning of `bytes`, which it leaves behind.
+template <typename Item>
+std::vector<Item> split_off(std::span<const std::byte>& bytes, int64_t count) {
+  std::vector<Item> items(static_cast<size_t>(count));
+  const size_t num_bytes = items.size() * sizeof(Item);
+  CROSSDOCK_ASSERT(num_bytes <= bytes.size());
+  if (num_bytes > 0) std::memcpy(items.data(), bytes.data(), num_bytes);
+  bytes = bytes.subspan(num_bytes);
+  return items;
+}
 
 // Loads all kernels that any call may need: loading one may wait until the device is idle, while
 // kernels of another dispatcher may be waiting for a rank that has not launched.
@@ -87,7 +105,6 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
       device_(existing_device(device)),
       streams_(group(), device_),
       peers_(context_.group.communicator(), device),
-      pool_(DeviceArena::make(device, peers_.needs_export())),
       waits_(use.waits),
       channel_ranks_(group().topology(), group().rank(), use.waits),
       placement_(make_placement(config(), group().size())) {
@@ -95,9 +112,37 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
   if (waits_ == Waits::kNone) peers_.set_peer_devices({});
   const CallGuard guard(device_);
   load_all_kernels();
+  if (!peers_.needs_export()) open();
+}
+
+void CudaRank::meet() {
+  if (pool_) return;
+  const CallGuard guard(device_);
+  const std::optional<Error> unusable = refusal_of([&] { check_usable(); });
+  const std::string& config = context_.config_text;
+  // NCCL may register buffers, and not all versions can if a buffer spans chunks of an arena.
+  const bool uses_nccl = waits_ == Waits::kNone || group().topology().num_nodes > 1;
+  peers_.meet(
+      group(),
+      {.prefers_ipc = uses_nccl, .config = config, .refusal = unusable ? &*unusable : nullptr});
+  const std::optional<Error> refusal = refusal_of([&] { open(); });
+  try {
+    group().agree({.operation = "plan",
+                   .config = config,
+                   .under_way = true,
+                   .refusal = refusal ? &*refusal : nullptr});
+  } catch (...) {
+    pool_.reset();
+    throw;
+  }
+}
+
+void CudaRank::open() {
+  pool_.emplace(DeviceArena::make(device_, peers_.sharing()));
+  pool_->follow_threads(streams_.is_per_thread());
   const int64_t E = config().num_experts;
   streams_.open([this] { return make_lane(); });
-  const Buffer tables = upload(placement_, pool_.arena());
+  const Buffer tables = upload(placement_, pool_->arena());
   tables_ = tables.owner();
   const auto* owner = reinterpret_cast<const int32_t*>(tables.data());
   shape_ = {
@@ -117,7 +162,7 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
 RankStreams::Lane CudaRank::make_lane() {
   RankStreams::Lane lane;
   lane.channel = std::make_shared<PeerChannel>(
-      channel_ranks_.slot_of(group().rank()), channel_ranks_.size(), pool_.arena(),
+      channel_ranks_.slot_of(group().rank()), channel_ranks_.size(), pool_->arena(),
       ChannelOptions{.max_words = plan_words(config().num_experts),
                      .deadline = *group().options().arrival_deadline});
   lane.is_connected = waits_ == Waits::kNone;
@@ -127,6 +172,7 @@ RankStreams::Lane CudaRank::make_lane() {
 }
 
 CudaRank::~CudaRank() {
+  if (!pool_) return;  // nothing has been queued
   const DeviceGuard guard(device_, std::nothrow);
   const RelaxedCapture relaxed;
   bool is_done = true;
@@ -142,12 +188,12 @@ CudaRank::~CudaRank() {
   if (!is_done || (is_broken && peers_.needs_export())) {
     leak_memory();
   } else if (is_broken) {
-    group().communicator().keep_alive(pool_.memory());
+    group().communicator().keep_alive(pool_->memory());
   }
 }
 
 void CudaRank::leak_memory() noexcept {
-  leak(pool_.memory());
+  leak(pool_->memory());
   leak(tables_);
   for (const RankStreams::Lane* lane : streams_.lanes()) leak(lane->channel);
   for (const auto& [request, room] : waiting_rooms_) leak(room);
@@ -156,7 +202,7 @@ void CudaRank::leak_memory() noexcept {
 void CudaRank::set_options(const DeviceOptions& options) {
   const cudaStream_t before = streams_.set_callers_stream(options.stream);
   options_ = options;
-  pool_.follow_threads(streams_.is_per_thread());
+  if (pool_) pool_->follow_threads(streams_.is_per_thread());
   streams_.wait_for(before);
 }
 
@@ -213,7 +259,7 @@ void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
 }
 
 OwnedTensor CudaRank::take(DType dtype, const Shape& shape) {
-  const Buffer buffer = pool_.take(shape.num_elements() * size_of(dtype), stream());
+  const Buffer buffer = pool_->take(shape.num_elements() * size_of(dtype), stream());
   return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
 }
 
@@ -286,24 +332,32 @@ bool CudaRank::has_waiting_room() {
 }
 
 CudaRank::Agreed CudaRank::agree(Proposal proposal) {
-  if (!streams_.lane().is_connected) {
-    const Buffer& mailbox = streams_.lane().channel->mailbox();
-    proposal.handles.push_back(peers_.show(mailbox.data(), {mailbox.data(), mailbox.num_bytes()}));
-  }
+  std::vector<ChunkNotice> news;
+  const std::optional<Error> refusal = refusal_of([&] {
+    if (proposal.refusal != nullptr) throw Error(*proposal.refusal);
+    if (!streams_.lane().is_connected) {
+      const Buffer& mailbox = streams_.lane().channel->mailbox();
+      const MemoryBlock block{.base = mailbox.data(), .num_bytes = mailbox.num_bytes()};
+      proposal.handles.push_back(peers_.show(mailbox.data(), block));
+    }
+    news = peers_.news();
+  });
   const ProposalHeader own{.num_handles = std::ssize(proposal.handles),
+                           .num_news = std::ssize(news),
                            .needs_barrier = proposal.needs_barrier,
                            .has_waiting_room = has_waiting_room(),
                            .num_slots = proposal.num_slots};
-  std::vector<std::byte> body(sizeof(own) + proposal.handles.size() * sizeof(MemoryHandle));
-  std::memcpy(body.data(), &own, sizeof(own));
-  std::memcpy(body.data() + sizeof(own), proposal.handles.data(), body.size() - sizeof(own));
+  std::vector<std::byte> body;
+  append(body, std::span(&own, 1));
+  append(body, std::span<const MemoryHandle>(proposal.handles));
+  append(body, std::span<const ChunkNotice>(news));
   Agreement agreement;
   try {
     agreement = group().agree({.operation = proposal.operation,
                                .subject = proposal.subject,
                                .config = std::move(proposal.call_text),
                                .body = body,
-                               .refusal = proposal.refusal});
+                               .refusal = refusal ? &*refusal : nullptr});
   } catch (const Error&) {
     // A routing that the device refused is refused on all ranks and has now been reported. Clear
     // it, or a rank whose device was behind would report it again.
@@ -316,28 +370,26 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
     }
     throw;
   }
+  peers_.note_heard(news);
   Agreed agreed;
   agreed.operation = proposal.operation;
   agreed.sequence = agreement.sequence;
   for (int p = 0; p < group().size(); ++p) {
-    const std::span<const std::byte> bytes = agreement.body(p);
-    ProposalHeader header{};
-    std::memcpy(&header, bytes.data(), sizeof(header));
+    std::span<const std::byte> bytes = agreement.body(p);
+    const auto header = split_off<ProposalHeader>(bytes, 1).front();
     agreed.needs_barrier = agreed.needs_barrier || header.needs_barrier != 0;
     agreed.has_waiting_room = agreed.has_waiting_room && header.has_waiting_room != 0;
     agreed.num_slots = std::max(agreed.num_slots, header.num_slots);
-    std::vector<MemoryHandle> handles(static_cast<size_t>(header.num_handles));
-    std::memcpy(handles.data(), bytes.data() + sizeof(header),
-                handles.size() * sizeof(MemoryHandle));
-    agreed.handles.push_back(std::move(handles));
+    agreed.handles.push_back(split_off<MemoryHandle>(bytes, header.num_handles));
+    const auto of_peer = split_off<ChunkNotice>(bytes, header.num_news);
+    if (!of_peer.empty()) run_agreed(group(), [&] { peers_.hear(p, of_peer); });
   }
   if (!streams_.lane().is_connected) connect(proposal.operation, proposal.subject, agreed);
   streams_.note_work();
   return agreed;
 }
 
-// Reaching a peer's memory for the first time may wait for the device, so the ranks agree again
-// before any of them launches a kernel that waits for the others.
+// A rank that cannot reach a peer refuses before any rank launches a kernel that waits for it.
 void CudaRank::connect(const char* operation, uint64_t subject, const Agreed& agreed) {
   const std::optional<Error> refusal = refusal_of([&] {
     num_sharing_ = 1;
@@ -368,13 +420,13 @@ ExposedMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_cont
   shown.data = static_cast<std::byte*>(const_cast<void*>(data));
   shown.wanted = shown.data;
   shown.num_bytes = num_bytes;
-  std::optional<MemoryBlock> block = pool_.find(data);
+  std::optional<MemoryBlock> block = pool_->find(data);
   if (!block && data != nullptr && peers_.needs_copy(data)) {
     copied_bytes_ += num_bytes;
-    const Buffer copy = pool_.take(num_bytes, stream());
+    const Buffer copy = pool_->take(num_bytes, stream());
     shown.lease = copy.owner();
     shown.data = copy.data();
-    block = pool_.find(shown.data);
+    block = pool_->find(shown.data);
     if (with_contents) {
       CROSSDOCK_CUDA(cudaMemcpyAsync(shown.data, data, static_cast<size_t>(num_bytes),
                                      cudaMemcpyDeviceToDevice, stream()));
