@@ -10,6 +10,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/leak.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -178,10 +179,7 @@ void PeerMemory::hear(int peer, std::span<const ChunkNotice> news) {
 
 void PeerMemory::skip_unmapping() {
   mappings_.clear();
-  // Never freed, on purpose.
-  for (std::shared_ptr<PeerArena>& arena : choice_.peer_arenas) {
-    if (arena) new std::shared_ptr<PeerArena>(std::move(arena));
-  }
+  for (const std::shared_ptr<PeerArena>& arena : choice_.peer_arenas) leak(arena);
 }
 
 }  // namespace crossdock::cuda

@@ -1,7 +1,6 @@
 #include "comm/cuda/sharing_choice.hpp"
 
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -9,6 +8,7 @@
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
+#include "core/packed_items.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -59,19 +59,16 @@ struct Offer {
 };
 
 std::vector<Offer> exchange_offers(Group& group, const Offer& own) {
-  const size_t chunk_bytes = own.chunks.size() * sizeof(ChunkNotice);
-  std::vector<std::byte> body(sizeof(ArenaCard) + chunk_bytes);
-  std::memcpy(body.data(), &own.card, sizeof(ArenaCard));
-  std::memcpy(body.data() + sizeof(ArenaCard), own.chunks.data(), chunk_bytes);
+  std::vector<std::byte> body;
+  append_item(body, own.card);
+  append_items(body, own.chunks);
   const Agreement agreed = agree(group, body);
-  std::vector<Offer> offers(static_cast<size_t>(group.size()));
+  std::vector<Offer> offers;
   for (int rank = 0; rank < group.size(); ++rank) {
-    const std::span<const std::byte> bytes = agreed.body(rank);
-    Offer& offer = offers[static_cast<size_t>(rank)];
-    std::memcpy(&offer.card, bytes.data(), sizeof(ArenaCard));
-    offer.chunks.resize((bytes.size() - sizeof(ArenaCard)) / sizeof(ChunkNotice));
-    std::memcpy(offer.chunks.data(), bytes.data() + sizeof(ArenaCard),
-                bytes.size() - sizeof(ArenaCard));
+    std::span<const std::byte> bytes = agreed.body(rank);
+    const auto card = split_item<ArenaCard>(bytes);
+    const auto num_chunks = static_cast<int64_t>(bytes.size() / sizeof(ChunkNotice));
+    offers.push_back({.card = card, .chunks = split_items<ChunkNotice>(bytes, num_chunks)});
   }
   return offers;
 }

@@ -1,8 +1,6 @@
 #include "dispatch/cuda/cuda_rank.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
@@ -11,19 +9,14 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/cuda/waiting_room.hpp"
+#include "core/leak.hpp"
+#include "core/packed_items.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/cuda/all_kernels.hpp"
 #include "dispatch/cuda/fault_error.hpp"
-#include "dispatch/cuda/kernels/gather_routes.hpp"
-#include "dispatch/cuda/kernels/gather_sum.hpp"
-#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
-#include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/pad_rows.hpp"
-#include "dispatch/cuda/kernels/scatter.hpp"
-#include "ops/device_rows.hpp"
-#include "ops/fp8_rows.hpp"
 #include "plan/capacity.hpp"
-#include "plan/cuda/route_slots.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -49,13 +42,6 @@ int existing_device(int device) {
   return device;
 }
 
-void leak(std::shared_ptr<const void> memory) {
-  static std::mutex mutex;
-  static auto* kept = new std::vector<std::shared_ptr<const void>>;  // never freed, on purpose
-  const std::lock_guard lock(mutex);
-  kept->push_back(std::move(memory));
-}
-
 // Precedes a rank's handles and news in its proposal.
 struct ProposalHeader {
   int64_t num_handles;
@@ -64,39 +50,6 @@ struct ProposalHeader {
   int64_t has_waiting_room;
   int64_t num_slots;
 };
-
-template <typename Item>
-void append(std::vector<std::byte>& bytes, std::span<const Item> items) {
-  const std::span<const std::byte> added = std::as_bytes(items);
-  bytes.insert(bytes.end(), added.begin(), added.end());
-}
-
-// The items at the beginning of `bytes`, which it leaves behind.
-template <typename Item>
-std::vector<Item> split_off(std::span<const std::byte>& bytes, int64_t count) {
-  std::vector<Item> items(static_cast<size_t>(count));
-  const size_t num_bytes = items.size() * sizeof(Item);
-  CROSSDOCK_ASSERT(num_bytes <= bytes.size());
-  if (num_bytes > 0) std::memcpy(items.data(), bytes.data(), num_bytes);
-  bytes = bytes.subspan(num_bytes);
-  return items;
-}
-
-// Loads all kernels that any call may need: loading one may wait until the device is idle, while
-// kernels of another dispatcher may be waiting for a rank that has not launched.
-void load_all_kernels() {
-  load_barrier();
-  load_plan();
-  load_route_slots();
-  load_scatter();
-  load_gather_sum();
-  load_gather_sum_backward();
-  load_gather_routes();
-  load_move_rows();
-  load_pad_rows();
-  ops::load_device_rows();
-  ops::load_fp8_rows();
-}
 
 }  // namespace
 
@@ -348,9 +301,9 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
                            .has_waiting_room = has_waiting_room(),
                            .num_slots = proposal.num_slots};
   std::vector<std::byte> body;
-  append(body, std::span(&own, 1));
-  append(body, std::span<const MemoryHandle>(proposal.handles));
-  append(body, std::span<const ChunkNotice>(news));
+  append_item(body, own);
+  append_items(body, proposal.handles);
+  append_items(body, news);
   Agreement agreement;
   try {
     agreement = group().agree({.operation = proposal.operation,
@@ -376,12 +329,12 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
   agreed.sequence = agreement.sequence;
   for (int p = 0; p < group().size(); ++p) {
     std::span<const std::byte> bytes = agreement.body(p);
-    const auto header = split_off<ProposalHeader>(bytes, 1).front();
+    const auto header = split_item<ProposalHeader>(bytes);
     agreed.needs_barrier = agreed.needs_barrier || header.needs_barrier != 0;
     agreed.has_waiting_room = agreed.has_waiting_room && header.has_waiting_room != 0;
     agreed.num_slots = std::max(agreed.num_slots, header.num_slots);
-    agreed.handles.push_back(split_off<MemoryHandle>(bytes, header.num_handles));
-    const auto of_peer = split_off<ChunkNotice>(bytes, header.num_news);
+    agreed.handles.push_back(split_items<MemoryHandle>(bytes, header.num_handles));
+    const auto of_peer = split_items<ChunkNotice>(bytes, header.num_news);
     if (!of_peer.empty()) run_agreed(group(), [&] { peers_.hear(p, of_peer); });
   }
   if (!streams_.lane().is_connected) connect(proposal.operation, proposal.subject, agreed);
