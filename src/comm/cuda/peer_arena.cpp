@@ -18,22 +18,27 @@ std::optional<comm::DescriptorConnection> connect(const ArenaCard& card, MemoryS
 
 std::shared_ptr<PeerArena> PeerArena::open(const ArenaCard& card, MemorySharing sharing,
                                            int device) {
-  // Never destroyed: used by destructors of static objects.
   static auto* mutex = new std::mutex;
-  static auto* all = new std::map<std::pair<comm::Secret, int>, std::weak_ptr<PeerArena>>;
+  static auto* all = new std::map<std::pair<comm::Secret, int>, std::shared_ptr<PeerArena>>;
   const std::lock_guard lock(*mutex);
-  std::erase_if(*all, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<PeerArena>& slot = (*all)[{card.id, device}];
-  std::shared_ptr<PeerArena> arena = slot.lock();
-  if (!arena) {
-    arena = std::make_shared<PeerArena>(card, sharing, device);
-    slot = arena;
-  }
+  std::erase_if(*all, [](const auto& entry) {
+    const PeerArena& arena = *entry.second;
+    return arena.is_broken_ || (entry.second.use_count() == 1 && arena.has_lost_owner());
+  });
+  const auto found = all->find({card.id, device});
+  if (found != all->end()) return found->second;
+  auto arena = std::make_shared<PeerArena>(card, sharing, device);
+  all->emplace(std::pair(card.id, device), arena);
   return arena;
 }
 
 PeerArena::PeerArena(const ArenaCard& card, MemorySharing sharing, int device)
     : device_(device), connection_(connect(card, sharing)), range_(device, card.capacity) {}
+
+// Without a connection it is not known.
+bool PeerArena::has_lost_owner() const {
+  return !connection_ || connection_->is_closed();
+}
 
 int64_t PeerArena::num_bytes() const {
   const std::lock_guard lock(mutex_);
@@ -47,7 +52,12 @@ void PeerArena::extend(std::span<const ChunkNotice> notices, std::chrono::nanose
     const int64_t num_mapped = std::ssize(range_.chunks());
     if (notice.index < num_mapped) continue;
     CROSSDOCK_ASSERT(notice.index == num_mapped);
-    range_.append(import_chunk(notice, timeout));
+    try {
+      range_.append(import_chunk(notice, timeout));
+    } catch (...) {
+      is_broken_ = true;  // its descriptor is passed only once
+      throw;
+    }
   }
 }
 
