@@ -145,10 +145,11 @@ std::vector<unsigned char> read(const std::byte* from, int64_t num_bytes,
 TEST_P(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
   constexpr int64_t kBytes = int64_t{2} << 20;
   Group group(testing::make_process_communicator(), deadlines());
-  cuda::PeerMemory peers(group.communicator(), 0);
+  const RankStream stream(group);
+  const int device = stream.device().index;
+  cuda::PeerMemory peers(group.communicator(), device);
   peers.meet(group, {});
-  const auto arena = cuda::DeviceArena::make(0, peers.sharing());
-  const RankStream stream;
+  const auto arena = cuda::DeviceArena::make(device, peers.sharing());
   for (int round = 1; round <= 5; ++round) {
     const Buffer memory = cuda::allocate_device(*arena, kBytes);
     if (group.rank() == 0) {
@@ -164,10 +165,11 @@ TEST_P(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
 // Memory of all sizes, more and more of it: the arena of every rank grows several times.
 TEST_P(CudaProcesses, SeeMemoryOfAllSizesWhileTheirArenasGrow) {
   Group group(testing::make_process_communicator(), deadlines());
-  cuda::PeerMemory peers(group.communicator(), 0);
+  const RankStream stream(group);
+  const int device = stream.device().index;
+  cuda::PeerMemory peers(group.communicator(), device);
   peers.meet(group, {});
-  const auto arena = cuda::DeviceArena::make(0, peers.sharing());
-  const RankStream stream;
+  const auto arena = cuda::DeviceArena::make(device, peers.sharing());
   std::vector<Buffer> kept;
   std::vector<const std::byte*> there;
   for (int i = 0; i < 20; ++i) {
@@ -292,11 +294,12 @@ TEST_F(CudaSharing, GivesMemoryOffsetsThatNeedNoExchange) {
   constexpr int64_t kBytes = int64_t{1} << 20;
   share_by("fd");
   Group group(testing::make_process_communicator(), deadlines());
-  cuda::PeerMemory peers(group.communicator(), 0);
+  const RankStream stream(group);
+  const int device = stream.device().index;
+  cuda::PeerMemory peers(group.communicator(), device);
   peers.meet(group, {});
   EXPECT_TRUE(peers.has_offsets());
-  const auto arena = cuda::DeviceArena::make(0, peers.sharing());
-  const RankStream stream;
+  const auto arena = cuda::DeviceArena::make(device, peers.sharing());
   const Buffer memory = cuda::allocate_device(*arena, kBytes);
   reach_first_rank(group, peers, memory);  // whatever has grown is known now
   EXPECT_TRUE(peers.news().empty());
@@ -319,10 +322,11 @@ TEST_F(CudaSharing, GivesMemoryOffsetsThatNeedNoExchange) {
 TEST_F(CudaSharing, GrowsWhileTheStreamsOfAllRanksAreHeldUp) {
   share_by("fd");
   Group group(testing::make_process_communicator(), deadlines());
-  cuda::PeerMemory peers(group.communicator(), 0);
+  const RankStream stream(group);
+  const int device = stream.device().index;
+  cuda::PeerMemory peers(group.communicator(), device);
   peers.meet(group, {});
-  const auto arena = cuda::RangeArena::make(0, peers.sharing());
-  const RankStream stream;
+  const auto arena = cuda::RangeArena::make(device, peers.sharing());
   StreamGate gate(stream.get());
   const int64_t before = peers.mapped_bytes(0);
   const Buffer memory = cuda::allocate_device(*arena, arena->num_bytes() + 1);
