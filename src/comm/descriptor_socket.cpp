@@ -145,7 +145,8 @@ DescriptorConnection::Received DescriptorConnection::receive(
     throw_last_error(ErrorCode::kCommunication, "cannot receive a file descriptor");
   received.descriptor = descriptor_in(message.header);
   if (num_bytes == 0) {
-    throw Error(ErrorCode::kCommunication, "a process on this node has closed its connection instead of passing a descriptor");
+    throw Error(ErrorCode::kCommunication,
+                "a process on this node has closed its connection instead of passing a descriptor");
   }
   if (num_bytes != sizeof received.number || !received.descriptor.is_open()) {
     throw Error(ErrorCode::kCommunication,

@@ -29,7 +29,7 @@ std::vector<int> all_devices() {
 
 // The base may be null: offsets are addresses then.
 std::byte* at_offset(std::byte* base, int64_t offset) {
-  return reinterpret_cast<std::byte*>(reinterpret_cast<intptr_t>(base) + offset);
+  return reinterpret_cast<std::byte*>(reinterpret_cast<intptr_t>(base) + offset);  // NOLINT
 }
 
 [[noreturn]] void throw_unreachable(int peer, cudaError_t status) {

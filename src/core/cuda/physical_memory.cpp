@@ -59,7 +59,8 @@ std::optional<PhysicalMemory> PhysicalMemory::create(int device, int64_t num_byt
 }
 
 PhysicalMemory PhysicalMemory::import_descriptor(const Descriptor& exported, int64_t num_bytes) {
-  auto* const number = reinterpret_cast<void*>(static_cast<intptr_t>(exported.number()));
+  const auto value = static_cast<intptr_t>(exported.number());
+  auto* const number = reinterpret_cast<void*>(value);  // NOLINT: as the driver wants it
   return {import_handle(number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR), num_bytes};
 }
 
