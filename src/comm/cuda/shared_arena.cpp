@@ -23,15 +23,16 @@ SharedArena& SharedArena::of(int device, MemorySharing sharing) {
   static auto* all = new std::map<std::pair<int, MemorySharing>, std::unique_ptr<SharedArena>>;
   const std::lock_guard lock(*mutex);
   std::unique_ptr<SharedArena>& shared = (*all)[{device, sharing}];
-  if (!shared) shared = std::make_unique<SharedArena>(device, sharing);
+  if (!shared) {
+    const CallGuard guard(device);
+    check_sharing(device, sharing);
+    shared = std::make_unique<SharedArena>(RangeArena::make(device, sharing));
+  }
   return *shared;
 }
 
-SharedArena::SharedArena(int device, MemorySharing sharing) {
-  const CallGuard guard(device);
-  check_sharing(device, sharing);
-  if (sharing == MemorySharing::kDescriptors) listener_.emplace();
-  arena_ = RangeArena::make(device, sharing);
+SharedArena::SharedArena(std::shared_ptr<RangeArena> arena) : arena_(std::move(arena)) {
+  if (arena_->sharing() == MemorySharing::kDescriptors) listener_.emplace();
   card_ = {.id = comm::make_secret(),
            .address = listener_ ? listener_->address() : comm::DescriptorAddress{},
            .capacity = arena_->capacity()};

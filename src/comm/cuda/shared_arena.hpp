@@ -34,7 +34,7 @@ class SharedArena {
   /// The one of a device, with its arena. REQUIRES: sharing is kDescriptors or kFabric. Throws if
   /// the device or the system does not allow this kind of sharing.
   static SharedArena& of(int device, MemorySharing sharing);
-  SharedArena(int device, MemorySharing sharing);
+  explicit SharedArena(std::shared_ptr<RangeArena> arena);
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
 
