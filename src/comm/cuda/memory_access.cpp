@@ -1,25 +1,11 @@
 #include "comm/cuda/memory_access.hpp"
 
-#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
-#include "core/check.hpp"
-#include "core/cuda/check.hpp"
+#include "core/cuda/driver.hpp"
 
 namespace crossdock::cuda {
 namespace {
-
-// The runtime is linked, the driver's library is not: its functions are looked up by name.
-template <typename Function>
-Function driver_function(const char* name, unsigned version) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  CROSSDOCK_CUDA(
-      cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
-  CROSSDOCK_CHECK(found == cudaDriverEntryPointSuccess, "the CUDA driver must have ", name,
-                  "; install a newer one");
-  return reinterpret_cast<Function>(function);
-}
 
 CUdeviceptr address_of(const void* data) {
   return reinterpret_cast<CUdeviceptr>(data);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -9,12 +10,14 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/leak.hpp"
 
 namespace crossdock::cuda {
 namespace {
 
 constexpr int kPretendedDevice = -1;
 std::atomic<int> num_pretending = 0;
+constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();  // of one address space
 
 std::vector<int> all_devices() {
   int count = 0;
@@ -22,6 +25,11 @@ std::vector<int> all_devices() {
   std::vector<int> devices(static_cast<size_t>(count));
   std::iota(devices.begin(), devices.end(), 0);
   return devices;
+}
+
+// The base may be null: offsets are addresses then.
+std::byte* at_offset(std::byte* base, int64_t offset) {
+  return reinterpret_cast<std::byte*>(reinterpret_cast<intptr_t>(base) + offset);  // NOLINT
 }
 
 [[noreturn]] void throw_unreachable(int peer, cudaError_t status) {
@@ -43,14 +51,15 @@ PeersOnOtherGpus::~PeersOnOtherGpus() {
 
 PeerMemory::PeerMemory(const Communicator& communicator, int device)
     : needs_export_(!communicator.shares_address_space() && communicator.size() > 1),
-      shares_address_space_(communicator.shares_address_space()),
       topology_(communicator.topology()),
       rank_(communicator.rank()),
       device_(device),
-      is_pretended_(num_pretending > 0) {
+      is_pretended_(num_pretending > 0),
+      choice_{.sharing = MemorySharing::kNone},
+      common_bytes_(needs_export_ ? 0 : kAllBytes) {
   if (is_pretended_) {
     peer_devices_ = {kPretendedDevice};
-  } else if (shares_address_space_ && communicator.size() > 1) {
+  } else if (communicator.shares_address_space() && communicator.size() > 1) {
     peer_devices_ = all_devices();
   }
 }
@@ -87,26 +96,41 @@ bool PeerMemory::needs_copy(const void* data) const {
   return cuda::needs_copy(device_, kind, peers);
 }
 
+void PeerMemory::meet(Group& group, SharingArgs args) {
+  if (!needs_export_) return;
+  args.device = device_;
+  choice_ = choose_sharing(group, args);
+  timeout_ = *group.options().progress_deadline;
+  common_bytes_ = choice_.common_bytes;
+}
+
 MemoryHandle PeerMemory::show(const void* data, const MemoryBlock& block) const {
   MemoryHandle handle{};
   handle.device = -1;
   if (data == nullptr) return handle;
   handle.device = device_;
+  handle.is_shared = needs_export_ ? 1 : 0;
+  if (has_offsets()) {
+    handle.offset = offset_of(data);
+    return handle;
+  }
   handle.base = block.base;
   handle.offset = static_cast<const std::byte*>(data) - block.base;
-  if (needs_export_) {
-    handle.is_shared = 1;
-    CROSSDOCK_CUDA(cudaIpcGetMemHandle(&handle.exported, block.base));
-  }
+  CROSSDOCK_CUDA(cudaIpcGetMemHandle(&handle.exported, block.base));
   return handle;
 }
 
 std::byte* PeerMemory::reach(int peer, const MemoryHandle& handle) {
   if (handle.device < 0) return nullptr;
-  if (peer == rank_ || handle.is_shared == 0) {
-    if (reached_devices_.insert(handle.device).second) enable_peer_access(device_, handle.device);
-    return handle.base + handle.offset;
+  if (!has_offsets()) return reach_allocation(peer, handle);
+  if (handle.is_shared == 0 && reached_devices_.insert(handle.device).second) {
+    enable_peer_access(device_, handle.device);
   }
+  return at_offset(base_of(peer), handle.offset);
+}
+
+std::byte* PeerMemory::reach_allocation(int peer, const MemoryHandle& handle) {
+  if (peer == rank_) return handle.base + handle.offset;
   std::string bytes(reinterpret_cast<const char*>(&handle.exported), sizeof(handle.exported));
   const auto [found, is_new] = mappings_.try_emplace({peer, std::move(bytes)}, nullptr);
   if (is_new) {
@@ -119,6 +143,43 @@ std::byte* PeerMemory::reach(int peer, const MemoryHandle& handle) {
     }
   }
   return static_cast<std::byte*>(found->second) + handle.offset;
+}
+
+PeerArena* PeerMemory::arena_of(int peer) const {
+  return choice_.own == nullptr ? nullptr : choice_.peer_arenas[static_cast<size_t>(peer)].get();
+}
+
+int64_t PeerMemory::offset_of(const void* data) const {
+  return reinterpret_cast<intptr_t>(data) - reinterpret_cast<intptr_t>(base_of(rank_));
+}
+
+std::byte* PeerMemory::base_of(int peer) const {
+  if (choice_.own == nullptr) return nullptr;
+  return peer == rank_ ? choice_.own->arena().base() : arena_of(peer)->base();
+}
+
+int64_t PeerMemory::mapped_bytes(int peer) const {
+  if (choice_.own == nullptr) return kAllBytes;
+  return peer == rank_ ? choice_.own->arena().num_bytes() : arena_of(peer)->num_bytes();
+}
+
+std::vector<ChunkNotice> PeerMemory::news() {
+  if (choice_.own == nullptr || choice_.own->arena().num_bytes() == common_bytes_) return {};
+  return choice_.own->announce(choice_.num_chunks);
+}
+
+void PeerMemory::note_heard(std::span<const ChunkNotice> news) {
+  choice_.num_chunks += news.size();
+  for (const ChunkNotice& notice : news) common_bytes_ += notice.num_bytes;
+}
+
+void PeerMemory::hear(int peer, std::span<const ChunkNotice> news) {
+  if (PeerArena* arena = arena_of(peer)) arena->extend(news, timeout_);
+}
+
+void PeerMemory::skip_unmapping() {
+  mappings_.clear();
+  for (const std::shared_ptr<PeerArena>& arena : choice_.peer_arenas) leak(arena);
 }
 
 }  // namespace crossdock::cuda

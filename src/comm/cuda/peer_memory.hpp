@@ -2,30 +2,42 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/cuda/sharing_choice.hpp"
 #include "core/cuda/device_pool.hpp"
-#include "crossdock/extend/communicator.hpp"
+#include "crossdock/group.hpp"
 
 namespace crossdock::cuda {
 
 /// Locates device memory: plain data, sent to the peers in a rendezvous.
 struct MemoryHandle {
   int32_t device = -1;          // of the owner; -1: no memory
-  int32_t is_shared = 0;        // the rest is valid in other processes
-  std::byte* base = nullptr;    // of the allocation, in the owner's address space
-  int64_t offset = 0;           // of the memory within it
-  cudaIpcMemHandle_t exported;  // of the allocation
+  int32_t is_shared = 0;        // the ranks are processes
+  int64_t offset = 0;           // from PeerMemory::base_of; with kIpc, within the allocation
+  std::byte* base = nullptr;    // with kIpc: of the allocation, in the owner's address space
+  cudaIpcMemHandle_t exported;  // with kIpc: of the allocation
 };
 
-/// Access to the device memory of the other ranks: their own pointers if they are threads of this
-/// process, CUDA IPC mappings if they are processes on this node.
+/// Access to the device memory of the other ranks.
+///
+/// Memory is located by an offset, which means the same to all ranks: a peer finds it at base_of +
+/// offset. If the ranks are threads of this process, all bases are null and an offset is an
+/// address. If they are processes, every rank has one arena (RangeArena) of contiguous addresses,
+/// and its peers map all of it, each at a base of its own. An arena grows at its end. Its owner
+/// tells the peers in a rendezvous (news), and they map the growth (hear); from then on an offset
+/// below common_bytes needs no rendezvous.
+///
+/// Where processes cannot share virtual memory they use cudaIpc, which has no offsets
+/// (has_offsets): peers map every allocation separately, when they first receive its handle.
 class PeerMemory {
  public:
   /// For kernels that run on `device`.
@@ -40,6 +52,12 @@ class PeerMemory {
   /// Whether peers can only reach memory that Crossdock allocated.
   bool needs_export() const { return needs_export_; }
 
+  /// If the ranks are processes: agrees on how they share memory and maps the arenas of the ranks
+  /// on this node (see choose_sharing, with this object's device). Collective. Afterwards memory
+  /// for the peers must come from an arena with sharing().
+  void meet(Group& group, SharingArgs args);
+  MemorySharing sharing() const { return choice_.sharing; }
+
   /// Sets the devices that run kernels which use this rank's memory. Until they are known, all
   /// devices of this process are assumed.
   void set_peer_devices(std::vector<int> devices);
@@ -52,24 +70,53 @@ class PeerMemory {
   /// memory.
   MemoryHandle show(const void* data, const MemoryBlock& block) const;
 
-  /// The address, for kernels of this rank, of memory that rank `peer` sent the handle of. Maps its
-  /// allocation when first called; the mapping lasts as long as this object.
+  /// The address, for kernels of this rank, of memory that rank `peer` sent the handle of. With
+  /// kIpc, maps its allocation when first called; the mapping lasts as long as this object.
   std::byte* reach(int peer, const MemoryHandle& handle);
 
+  // Memory by offsets. REQUIRES: the ranks have met if they are processes; has_offsets() for all
+  // but the news.
+
+  bool has_offsets() const { return sharing() != MemorySharing::kIpc; }
+  /// The offset of this rank's memory. REQUIRES: of an arena with sharing(), if the ranks are
+  /// processes.
+  int64_t offset_of(const void* data) const;
+  /// What kernels of this rank add to an offset of rank `peer`. REQUIRES: the peer is near.
+  std::byte* base_of(int peer) const;
+  /// Memory of this rank up to this offset is mapped by all near peers, or will be before they
+  /// queue kernels of the call in whose rendezvous they heard of it.
+  int64_t common_bytes() const { return common_bytes_; }
+  /// Memory of rank `peer` up to this offset is mapped here.
+  int64_t mapped_bytes(int peer) const;
+
+  /// The growth of this rank's arena that the group has not heard of; to be sent in every
+  /// rendezvous. Empty in the steady state.
+  std::vector<ChunkNotice> news();
+  /// Called once all ranks have received the news.
+  void note_heard(std::span<const ChunkNotice> news);
+  /// Maps the growth of the arena of rank `peer`; does nothing for a far rank or this one. Throws
+  /// if that is impossible. Does not wait for the device.
+  void hear(int peer, std::span<const ChunkNotice> news);
+
   /// The mappings outlast this object: kernels may be using them.
-  void skip_unmapping() { mappings_.clear(); }
+  void skip_unmapping();
 
  private:
+  PeerArena* arena_of(int peer) const;
+  std::byte* reach_allocation(int peer, const MemoryHandle& handle);
+
   bool needs_export_;
-  bool shares_address_space_;
   Topology topology_;
   int rank_;
   int device_;
   bool is_pretended_;              // see PeersOnOtherGpus
   std::vector<int> peer_devices_;  // may name a device more than once
   std::set<int> reached_devices_;  // whose memory kernels on device_ may use
-  // (rank, bytes of the exported handle) -> base here. Owners do not free what they have exported
-  // (see DeviceArena), so a handle always means the same memory.
+  SharingChoice choice_;
+  int64_t common_bytes_;
+  std::chrono::nanoseconds timeout_{};  // for growth to arrive
+  // With kIpc: (rank, bytes of the exported handle) -> base here. Owners do not free what they have
+  // exported (see DeviceArena), so a handle always means the same memory.
   std::map<std::pair<int, std::string>, void*> mappings_;
 };
 

@@ -1,8 +1,5 @@
 #include "comm/sockets/blob.hpp"
 
-#include <sys/random.h>
-
-#include <cerrno>
 #include <cstring>
 #include <type_traits>
 
@@ -52,26 +49,6 @@ std::string flaw_in(const PackedBlob& packed) {
 }
 
 }  // namespace
-
-Secret make_secret() {
-  Secret secret;
-  size_t done = 0;
-  while (done < secret.size()) {
-    const ssize_t got = getrandom(secret.data() + done, secret.size() - done, 0);
-    if (got < 0 && errno != EINTR) {
-      throw Error(ErrorCode::kUnsupported,
-                  concat("cannot get random bytes: ", std::strerror(errno)));
-    }
-    if (got > 0) done += static_cast<size_t>(got);
-  }
-  return secret;
-}
-
-bool is_equal(const Secret& a, const Secret& b) {
-  std::byte difference{0};
-  for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
-  return difference == std::byte{0};
-}
 
 uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed) {
   uint64_t hash = seed;  // FNV-1a

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -9,19 +8,13 @@
 #include <vector>
 
 #include "comm/process_watch.hpp"
+#include "comm/secret.hpp"
 #include "comm/sockets/socket.hpp"
 
 namespace crossdock::comm {
 
 /// Version of blobs, frames and shared memory: ranks with different ones refuse each other.
 inline constexpr uint32_t kSocketsVersion = 2;
-
-using Secret = std::array<std::byte, 16>;
-
-/// Random bytes from the kernel.
-Secret make_secret();
-/// Compares in a time that does not depend on the contents.
-bool is_equal(const Secret& a, const Secret& b);
 
 /// Everything that other processes must know of one to connect to it.
 struct SocketsBlob {

@@ -2,11 +2,11 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <vector>
 
+#include "core/cuda/memory_sharing.hpp"
 #include "core/cuda/stream.hpp"
 #include "crossdock/tensor.hpp"
 
@@ -18,23 +18,30 @@ struct MemoryBlock {
   int64_t num_bytes = 0;
 };
 
+/// A block that its owner has released; the device may still be using it.
+struct UnusedBlock {
+  MemoryBlock block;
+  std::shared_ptr<OwnedEvent> last_use;
+  bool is_done() const { return !last_use || last_use->has_passed(); }
+};
+
 /// Device memory from the driver.
 ///
 /// Kernels of several ranks of one process may be waiting for each other, and the driver must not
-/// wait for them while it holds resources that a launch needs. Memory is therefore allocated and
-/// freed in a stream of the arena, which never waits for the device: streams share hardware queues,
-/// and a wait in one could block the very rank that it waits for. Memory that other processes map
-/// cannot be allocated this way; a process with such memory has only one rank.
+/// wait for them while it holds resources that a launch needs. Memory that stays in this process
+/// (kNone) is therefore allocated and freed in a stream of the arena, which never waits for the
+/// device: streams share hardware queues, and a wait in one could block the very rank that it waits
+/// for. A process whose memory other processes map has only one rank.
 ///
-/// Memory that other processes map is never returned to the driver: a peer may keep its mapping,
-/// and freeing the memory under it is undefined. It is reused in this process instead, so an
-/// address and its inter-process handle mean the same memory until the process ends, and no mapping
-/// becomes stale. Thread-safe.
+/// Memory that other processes map is never returned to the driver: a peer may keep its mapping.
+/// It is reused in this process instead, so that an address always means the same memory and no
+/// mapping becomes stale. Thread-safe.
 class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
  public:
   /// The arena of this process on the device, shared by all its ranks: streams and pools are
-  /// expensive. is_exported: for memory that other processes will map (CUDA IPC).
-  static std::shared_ptr<DeviceArena> make(int device, bool is_exported);
+  /// expensive. With kDescriptors and kFabric it is a RangeArena.
+  static std::shared_ptr<DeviceArena> make(int device, MemorySharing sharing);
+  virtual ~DeviceArena() = default;
   DeviceArena(const DeviceArena&) = delete;
   DeviceArena& operator=(const DeviceArena&) = delete;
 
@@ -47,27 +54,17 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   /// has finished or precedes last_use.
   std::shared_ptr<void> allocate(int64_t num_bytes, std::shared_ptr<OwnedEvent> last_use = {});
 
+ protected:
+  explicit DeviceArena(int device) : device_(device), stream_(device) {}
+
  private:
-  DeviceArena(int device, bool is_exported);
-  MemoryBlock take_exported(int64_t num_bytes);
-  /// The smallest unused block of a size in [least_bytes, most_bytes]; an empty one if there is
-  /// none.
-  MemoryBlock take_unused(int64_t least_bytes, int64_t most_bytes);
-  void free(const MemoryBlock& block, const std::shared_ptr<OwnedEvent>& last_use);
-  void free_unused();
+  /// At least num_bytes. Throws if there is not enough memory.
+  virtual MemoryBlock take(int64_t num_bytes) = 0;
+  /// Called with what take returned, also by destructors and while a stream is captured.
+  virtual void give_back(const UnusedBlock& unused) = 0;
 
   int device_;
-  bool is_exported_;
   OwnedStream stream_;
-  cudaMemPool_t pool_ = nullptr;  // null if exported
-
-  struct Unused {
-    MemoryBlock block;
-    std::shared_ptr<OwnedEvent> last_use;
-    bool is_done() const { return !last_use || last_use->has_passed(); }
-  };
-  std::mutex mutex_;
-  std::vector<Unused> unused_;  // if exported: to be reused; else: still in use by the device
 };
 
 /// Memory for long-lived objects; steps use a DevicePool.

@@ -15,9 +15,7 @@ namespace crossdock::cuda {
 class DeviceCalls {
  public:
   explicit DeviceCalls(int device)
-      : device_(device),
-        callers_(device),
-        pool_(DeviceArena::make(device, /*is_exported=*/false)) {}
+      : device_(device), callers_(device), pool_(DeviceArena::make(device, MemorySharing::kNone)) {}
 
   int device() const { return device_; }
 

@@ -18,12 +18,14 @@ CudaPath::CudaPath(const PathContext& context, int device, const ChannelUse& use
 
 Plan CudaPath::plan(const Routing& routing) {
   const CudaRank::CallScope scope(rank_);
+  rank_.meet();
   connect();
   return plan_on_host(rank_, routing, [&](const Plan& made) { return upload(made); });
 }
 
 Plan CudaPath::plan(const DenseRouting& routing) {
   const CudaRank::CallScope scope(rank_);
+  rank_.meet();
   connect();
   return plan_on_host(rank_, routing, [&](const Plan& made) { return upload(made); });
 }

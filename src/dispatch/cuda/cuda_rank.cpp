@@ -1,8 +1,6 @@
 #include "dispatch/cuda/cuda_rank.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
@@ -11,19 +9,14 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/cuda/waiting_room.hpp"
+#include "core/leak.hpp"
+#include "core/packed_items.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/cuda/all_kernels.hpp"
 #include "dispatch/cuda/fault_error.hpp"
-#include "dispatch/cuda/kernels/gather_routes.hpp"
-#include "dispatch/cuda/kernels/gather_sum.hpp"
-#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
-#include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/pad_rows.hpp"
-#include "dispatch/cuda/kernels/scatter.hpp"
-#include "ops/device_rows.hpp"
-#include "ops/fp8_rows.hpp"
 #include "plan/capacity.hpp"
-#include "plan/cuda/route_slots.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -49,36 +42,14 @@ int existing_device(int device) {
   return device;
 }
 
-void leak(std::shared_ptr<const void> memory) {
-  static std::mutex mutex;
-  static auto* kept = new std::vector<std::shared_ptr<const void>>;  // never freed, on purpose
-  const std::lock_guard lock(mutex);
-  kept->push_back(std::move(memory));
-}
-
-// Precedes a rank's handles in its proposal.
+// Precedes a rank's handles and news in its proposal.
 struct ProposalHeader {
   int64_t num_handles;
+  int64_t num_news;  // of its arena
   int64_t needs_barrier;
   int64_t has_waiting_room;
   int64_t num_slots;
 };
-
-// Loads all kernels that any call may need: loading one may wait until the device is idle, while
-// kernels of another dispatcher may be waiting for a rank that has not launched.
-void load_all_kernels() {
-  load_barrier();
-  load_plan();
-  load_route_slots();
-  load_scatter();
-  load_gather_sum();
-  load_gather_sum_backward();
-  load_gather_routes();
-  load_move_rows();
-  load_pad_rows();
-  ops::load_device_rows();
-  ops::load_fp8_rows();
-}
 
 }  // namespace
 
@@ -87,7 +58,6 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
       device_(existing_device(device)),
       streams_(group(), device_),
       peers_(context_.group.communicator(), device),
-      pool_(DeviceArena::make(device, peers_.needs_export())),
       waits_(use.waits),
       channel_ranks_(group().topology(), group().rank(), use.waits),
       placement_(make_placement(config(), group().size())) {
@@ -95,9 +65,37 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
   if (waits_ == Waits::kNone) peers_.set_peer_devices({});
   const CallGuard guard(device_);
   load_all_kernels();
+  if (!peers_.needs_export()) open();
+}
+
+void CudaRank::meet() {
+  if (pool_) return;
+  const CallGuard guard(device_);
+  const std::optional<Error> unusable = refusal_of([&] { check_usable(); });
+  const std::string& config = context_.config_text;
+  // NCCL may register buffers, and not all versions can if a buffer spans chunks of an arena.
+  const bool uses_nccl = waits_ == Waits::kNone || group().topology().num_nodes > 1;
+  peers_.meet(
+      group(),
+      {.prefers_ipc = uses_nccl, .config = config, .refusal = unusable ? &*unusable : nullptr});
+  const std::optional<Error> refusal = refusal_of([&] { open(); });
+  try {
+    group().agree({.operation = "plan",
+                   .config = config,
+                   .under_way = true,
+                   .refusal = refusal ? &*refusal : nullptr});
+  } catch (...) {
+    pool_.reset();
+    throw;
+  }
+}
+
+void CudaRank::open() {
+  pool_.emplace(DeviceArena::make(device_, peers_.sharing()));
+  pool_->follow_threads(streams_.is_per_thread());
   const int64_t E = config().num_experts;
   streams_.open([this] { return make_lane(); });
-  const Buffer tables = upload(placement_, pool_.arena());
+  const Buffer tables = upload(placement_, pool_->arena());
   tables_ = tables.owner();
   const auto* owner = reinterpret_cast<const int32_t*>(tables.data());
   shape_ = {
@@ -117,7 +115,7 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
 RankStreams::Lane CudaRank::make_lane() {
   RankStreams::Lane lane;
   lane.channel = std::make_shared<PeerChannel>(
-      channel_ranks_.slot_of(group().rank()), channel_ranks_.size(), pool_.arena(),
+      channel_ranks_.slot_of(group().rank()), channel_ranks_.size(), pool_->arena(),
       ChannelOptions{.max_words = plan_words(config().num_experts),
                      .deadline = *group().options().arrival_deadline});
   lane.is_connected = waits_ == Waits::kNone;
@@ -127,6 +125,7 @@ RankStreams::Lane CudaRank::make_lane() {
 }
 
 CudaRank::~CudaRank() {
+  if (!pool_) return;  // nothing has been queued
   const DeviceGuard guard(device_, std::nothrow);
   const RelaxedCapture relaxed;
   bool is_done = true;
@@ -142,12 +141,12 @@ CudaRank::~CudaRank() {
   if (!is_done || (is_broken && peers_.needs_export())) {
     leak_memory();
   } else if (is_broken) {
-    group().communicator().keep_alive(pool_.memory());
+    group().communicator().keep_alive(pool_->memory());
   }
 }
 
 void CudaRank::leak_memory() noexcept {
-  leak(pool_.memory());
+  leak(pool_->memory());
   leak(tables_);
   for (const RankStreams::Lane* lane : streams_.lanes()) leak(lane->channel);
   for (const auto& [request, room] : waiting_rooms_) leak(room);
@@ -156,7 +155,7 @@ void CudaRank::leak_memory() noexcept {
 void CudaRank::set_options(const DeviceOptions& options) {
   const cudaStream_t before = streams_.set_callers_stream(options.stream);
   options_ = options;
-  pool_.follow_threads(streams_.is_per_thread());
+  if (pool_) pool_->follow_threads(streams_.is_per_thread());
   streams_.wait_for(before);
 }
 
@@ -213,7 +212,7 @@ void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
 }
 
 OwnedTensor CudaRank::take(DType dtype, const Shape& shape) {
-  const Buffer buffer = pool_.take(shape.num_elements() * size_of(dtype), stream());
+  const Buffer buffer = pool_->take(shape.num_elements() * size_of(dtype), stream());
   return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
 }
 
@@ -286,24 +285,32 @@ bool CudaRank::has_waiting_room() {
 }
 
 CudaRank::Agreed CudaRank::agree(Proposal proposal) {
-  if (!streams_.lane().is_connected) {
-    const Buffer& mailbox = streams_.lane().channel->mailbox();
-    proposal.handles.push_back(peers_.show(mailbox.data(), {mailbox.data(), mailbox.num_bytes()}));
-  }
+  std::vector<ChunkNotice> news;
+  const std::optional<Error> refusal = refusal_of([&] {
+    if (proposal.refusal != nullptr) throw Error(*proposal.refusal);
+    if (!streams_.lane().is_connected) {
+      const Buffer& mailbox = streams_.lane().channel->mailbox();
+      const MemoryBlock block{.base = mailbox.data(), .num_bytes = mailbox.num_bytes()};
+      proposal.handles.push_back(peers_.show(mailbox.data(), block));
+    }
+    news = peers_.news();
+  });
   const ProposalHeader own{.num_handles = std::ssize(proposal.handles),
+                           .num_news = std::ssize(news),
                            .needs_barrier = proposal.needs_barrier,
                            .has_waiting_room = has_waiting_room(),
                            .num_slots = proposal.num_slots};
-  std::vector<std::byte> body(sizeof(own) + proposal.handles.size() * sizeof(MemoryHandle));
-  std::memcpy(body.data(), &own, sizeof(own));
-  std::memcpy(body.data() + sizeof(own), proposal.handles.data(), body.size() - sizeof(own));
+  std::vector<std::byte> body;
+  append_item(body, own);
+  append_items(body, proposal.handles);
+  append_items(body, news);
   Agreement agreement;
   try {
     agreement = group().agree({.operation = proposal.operation,
                                .subject = proposal.subject,
                                .config = std::move(proposal.call_text),
                                .body = body,
-                               .refusal = proposal.refusal});
+                               .refusal = refusal ? &*refusal : nullptr});
   } catch (const Error&) {
     // A routing that the device refused is refused on all ranks and has now been reported. Clear
     // it, or a rank whose device was behind would report it again.
@@ -316,28 +323,26 @@ CudaRank::Agreed CudaRank::agree(Proposal proposal) {
     }
     throw;
   }
+  peers_.note_heard(news);
   Agreed agreed;
   agreed.operation = proposal.operation;
   agreed.sequence = agreement.sequence;
   for (int p = 0; p < group().size(); ++p) {
-    const std::span<const std::byte> bytes = agreement.body(p);
-    ProposalHeader header{};
-    std::memcpy(&header, bytes.data(), sizeof(header));
+    std::span<const std::byte> bytes = agreement.body(p);
+    const auto header = split_item<ProposalHeader>(bytes);
     agreed.needs_barrier = agreed.needs_barrier || header.needs_barrier != 0;
     agreed.has_waiting_room = agreed.has_waiting_room && header.has_waiting_room != 0;
     agreed.num_slots = std::max(agreed.num_slots, header.num_slots);
-    std::vector<MemoryHandle> handles(static_cast<size_t>(header.num_handles));
-    std::memcpy(handles.data(), bytes.data() + sizeof(header),
-                handles.size() * sizeof(MemoryHandle));
-    agreed.handles.push_back(std::move(handles));
+    agreed.handles.push_back(split_items<MemoryHandle>(bytes, header.num_handles));
+    const auto of_peer = split_items<ChunkNotice>(bytes, header.num_news);
+    if (!of_peer.empty()) run_agreed(group(), [&] { peers_.hear(p, of_peer); });
   }
   if (!streams_.lane().is_connected) connect(proposal.operation, proposal.subject, agreed);
   streams_.note_work();
   return agreed;
 }
 
-// Reaching a peer's memory for the first time may wait for the device, so the ranks agree again
-// before any of them launches a kernel that waits for the others.
+// A rank that cannot reach a peer refuses before any rank launches a kernel that waits for it.
 void CudaRank::connect(const char* operation, uint64_t subject, const Agreed& agreed) {
   const std::optional<Error> refusal = refusal_of([&] {
     num_sharing_ = 1;
@@ -368,13 +373,13 @@ ExposedMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_cont
   shown.data = static_cast<std::byte*>(const_cast<void*>(data));
   shown.wanted = shown.data;
   shown.num_bytes = num_bytes;
-  std::optional<MemoryBlock> block = pool_.find(data);
+  std::optional<MemoryBlock> block = pool_->find(data);
   if (!block && data != nullptr && peers_.needs_copy(data)) {
     copied_bytes_ += num_bytes;
-    const Buffer copy = pool_.take(num_bytes, stream());
+    const Buffer copy = pool_->take(num_bytes, stream());
     shown.lease = copy.owner();
     shown.data = copy.data();
-    block = pool_.find(shown.data);
+    block = pool_->find(shown.data);
     if (with_contents) {
       CROSSDOCK_CUDA(cudaMemcpyAsync(shown.data, data, static_cast<size_t>(num_bytes),
                                      cudaMemcpyDeviceToDevice, stream()));

@@ -42,6 +42,11 @@ class CudaRank {
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
 
+  /// Begins every plan: if the ranks are processes, they agree on how they share memory, once.
+  /// Collective; before it, the rank has no memory and no lanes. Throws the same error on all ranks
+  /// if it fails.
+  void meet();
+
   /// Surrounds every call.
   class CallScope : public RankStreams::CallScope {
    public:
@@ -65,7 +70,7 @@ class CudaRank {
   int max_sms() const { return options_.max_sms; }
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return num_sharing_; }
-  DevicePool& pool() { return pool_; }
+  DevicePool& pool() { return *pool_; }
   const PeerSignals& signals() const { return streams_.lane().channel->signals(); }
   /// Signals for waits within the node.
   PeerSignals near_signals() const;
@@ -143,6 +148,7 @@ class CudaRank {
     const MemoryHandle& handle = agreed.handles[static_cast<size_t>(peer)][entry];
     pointer = reinterpret_cast<Pointer>(peers_.reach(peer, handle));
   }
+  void open();
   RankStreams::Lane make_lane();
   [[noreturn]] void raise(const RankStreams::Lane& lane, Fault fault);
   void leak_memory() noexcept;
@@ -154,7 +160,7 @@ class CudaRank {
   DeviceOptions options_;
   RankStreams streams_;
   PeerMemory peers_;
-  DevicePool pool_;
+  std::optional<DevicePool> pool_;  // once memory can be taken
   Waits waits_;
   ChannelRanks channel_ranks_;
   int64_t copied_bytes_ = 0;

@@ -82,7 +82,7 @@ Shape with_rows(const Shape& shape, int64_t num_rows) {
 HostTensors::HostTensors(std::unique_ptr<Path> path, Group& group, int device)
     : group_(group),
       stream_(lease_stream(device)),
-      pool_(DeviceArena::make(device, /*is_exported=*/false)),
+      pool_(DeviceArena::make(device, MemorySharing::kNone)),
       path_(std::move(path)) {
   set_options({});
 }

@@ -23,7 +23,8 @@ void RankStreams::open(MakeLane make_lane) {
 }
 
 std::vector<RankStreams::Lane*> RankStreams::lanes() {
-  std::vector<Lane*> all{&main_};
+  std::vector<Lane*> all;
+  if (main_.channel) all.push_back(&main_);
   if (aside_) all.push_back(&*aside_);
   return all;
 }

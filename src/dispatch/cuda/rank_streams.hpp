@@ -61,7 +61,7 @@ class RankStreams {
   cudaStream_t stream() const;
   Lane& lane() { return is_aside_ ? *aside_ : main_; }
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
-  std::vector<Lane*> lanes();
+  std::vector<Lane*> lanes();  // none before open
   /// Records that work is about to be queued in stream().
   void note_work() { has_queued_ = has_queued_ || !is_aside_; }
 

@@ -27,7 +27,7 @@ ProductScratch& ProductScratch::of(int device) {
 }
 
 ProductScratch::ProductScratch(int device)
-    : arena_(cuda::DeviceArena::make(device, /*is_exported=*/false)) {}
+    : arena_(cuda::DeviceArena::make(device, cuda::MemorySharing::kNone)) {}
 
 ProductScratch::Memory ProductScratch::take(cudaStream_t stream, int64_t num_bytes) {
   const bool is_per_thread = stream == cudaStreamPerThread;

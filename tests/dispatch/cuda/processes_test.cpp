@@ -1,22 +1,49 @@
-// Processes on one GPU, which map each other's memory (CUDA IPC). Compiled for each communicator of
-// processes.
+// Processes on one GPU, which map each other's memory. Compiled for each communicator of processes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/cuda/peer_memory.hpp"
-#include "core/cuda/device_arena.hpp"
+#include "core/cuda/range_arena.hpp"
 #include "crossdock/cuda.hpp"
 #include "dispatch/cuda/captured_graph.hpp"
+#include "dispatch/cuda/gate.hpp"
 #include "support/process_communicator.hpp"
 
 namespace crossdock {
 namespace {
 
-using CudaProcesses = CudaTest;
+class CudaSharing : public CudaTest {
+ protected:
+  void TearDown() override { share_by(nullptr); }
+  // Sets CROSSDOCK_PEER_MEMORY; null: it is not set.
+  static void share_by(const char* setting) {
+    if (setting == nullptr) {
+      unsetenv("CROSSDOCK_PEER_MEMORY");
+    } else {
+      setenv("CROSSDOCK_PEER_MEMORY", setting, /*overwrite=*/1);
+    }
+  }
+};
+
+class CudaProcesses : public CudaSharing, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    share_by(GetParam());
+    CudaSharing::SetUp();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Sharing, CudaProcesses, ::testing::Values("fd", "ipc"),
+                         [](const auto& info) { return std::string(info.param); });
 
 GroupOptions deadlines() {
   return short_deadlines().group;
@@ -28,7 +55,7 @@ DispatchCase case_of(const Group& group, unsigned seed) {
 }
 
 // What a capture takes is new memory, which the peers map during the capture.
-TEST_F(CudaProcesses, MapMemoryDuringACaptureInGlobalMode) {
+TEST_P(CudaProcesses, MapMemoryDuringACaptureInGlobalMode) {
   Group group(testing::make_process_communicator(), deadlines());
   const DispatchCase the_case = case_of(group, 70);
   const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
@@ -46,7 +73,7 @@ TEST_F(CudaProcesses, MapMemoryDuringACaptureInGlobalMode) {
 }
 
 // Memory of the ranks' results, mapped by their peers, is let go and taken again in every round.
-TEST_F(CudaProcesses, CaptureAgainAfterTheResultsOfACaptureAreGone) {
+TEST_P(CudaProcesses, CaptureAgainAfterTheResultsOfACaptureAreGone) {
   Group group(testing::make_process_communicator(), deadlines());
   for (unsigned round = 0; round < 4; ++round) {
     SCOPED_TRACE(round);
@@ -70,7 +97,7 @@ TEST_F(CudaProcesses, CaptureAgainAfterTheResultsOfACaptureAreGone) {
 
 // NCCL wants a GPU for every rank: processes on one GPU that take each other for other nodes cannot
 // be connected. All of them say so, and go on.
-TEST_F(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {
+TEST_P(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {
   Group group(testing::make_process_communicator(/*ranks_per_node=*/1), deadlines());
   const DispatchCase the_case = case_of(group, 75);
   for (const char* strategy : {"alltoall", "hierarchical"}) {
@@ -84,38 +111,230 @@ TEST_F(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {
   group.agree({.operation = "meet"});
 }
 
-cuda::MemoryHandle exchange(Group& group, const cuda::MemoryHandle& own, int whose) {
+template <typename Item>
+std::vector<Item> exchange(Group& group, const std::vector<Item>& own, int whose) {
   const Agreement agreement =
-      group.agree({.operation = "exchange", .body = std::as_bytes(std::span(&own, 1))});
-  cuda::MemoryHandle handle;
-  std::memcpy(&handle, agreement.body(whose).data(), sizeof(handle));
-  return handle;
+      group.agree({.operation = "exchange", .body = std::as_bytes(std::span(own))});
+  const std::span<const std::byte> bytes = agreement.body(whose);
+  std::vector<Item> items(bytes.size() / sizeof(Item));
+  std::memcpy(items.data(), bytes.data(), bytes.size());
+  return items;
 }
 
-// Rank 0 lets memory go that rank 1 has mapped, takes memory again and writes there; rank 1 sees
-// what was written.
-TEST_F(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
+// Where rank 0 has the memory that its ranks show in this call, seen from this rank.
+const std::byte* reach_first_rank(Group& group, cuda::PeerMemory& peers, const Buffer& memory) {
+  const cuda::MemoryBlock block{.base = memory.data(), .num_bytes = memory.num_bytes()};
+  const std::vector<cuda::MemoryHandle> shown{peers.show(memory.data(), block)};
+  const std::vector<cuda::ChunkNotice> news = peers.news();
+  const auto heard = exchange(group, news, 0);
+  peers.note_heard(news);
+  peers.hear(0, heard);
+  return peers.reach(0, exchange(group, shown, 0)[0]);
+}
+
+std::vector<unsigned char> read(const std::byte* from, int64_t num_bytes,
+                                const RankStream& stream) {
+  std::vector<unsigned char> bytes(static_cast<size_t>(num_bytes));
+  cuda_ok(cudaMemcpyAsync(bytes.data(), from, bytes.size(), cudaMemcpyDeviceToHost, stream.get()));
+  stream.synchronize();
+  return bytes;
+}
+
+// Rank 0 lets memory go that the others have mapped, takes memory again and writes there; the
+// others see what was written.
+TEST_P(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
   constexpr int64_t kBytes = int64_t{2} << 20;
   Group group(testing::make_process_communicator(), deadlines());
   const RankStream stream(group);
   const int device = stream.device().index;
-  const auto arena = cuda::DeviceArena::make(device, /*is_exported=*/true);
   cuda::PeerMemory peers(group.communicator(), device);
+  peers.meet(group, {});
+  const auto arena = cuda::DeviceArena::make(device, peers.sharing());
   for (int round = 1; round <= 5; ++round) {
     const Buffer memory = cuda::allocate_device(*arena, kBytes);
-    const std::vector<unsigned char> wanted(kBytes, static_cast<unsigned char>(round));
     if (group.rank() == 0) {
       cuda_ok(cudaMemsetAsync(memory.data(), round, kBytes, stream.get()));
       stream.synchronize();
     }
-    const cuda::MemoryHandle own = peers.show(memory.data(), {memory.data(), kBytes});
-    const std::byte* const there = peers.reach(0, exchange(group, own, 0));
-    std::vector<unsigned char> seen(kBytes);
-    cuda_ok(cudaMemcpyAsync(seen.data(), there, kBytes, cudaMemcpyDeviceToHost, stream.get()));
-    stream.synchronize();
-    EXPECT_TRUE(seen == wanted) << "round " << round << ", saw " << int{seen[0]};
+    const auto seen = read(reach_first_rank(group, peers, memory), kBytes, stream);
+    EXPECT_EQ(std::ranges::count(seen, round), kBytes) << "round " << round;
     group.agree({.operation = "done"});
   }
+}
+
+// Memory of all sizes, more and more of it: the arena of every rank grows several times.
+TEST_P(CudaProcesses, SeeMemoryOfAllSizesWhileTheirArenasGrow) {
+  Group group(testing::make_process_communicator(), deadlines());
+  const RankStream stream(group);
+  const int device = stream.device().index;
+  cuda::PeerMemory peers(group.communicator(), device);
+  peers.meet(group, {});
+  const auto arena = cuda::DeviceArena::make(device, peers.sharing());
+  std::vector<Buffer> kept;
+  std::vector<const std::byte*> there;
+  for (int i = 0; i < 20; ++i) {
+    const int64_t num_bytes = (int64_t{1} << (i + 8)) + 3 * i;  // up to 128 MiB
+    kept.push_back(cuda::allocate_device(*arena, num_bytes));
+    cuda_ok(
+        cudaMemsetAsync(kept.back().data(), i + 1, static_cast<size_t>(num_bytes), stream.get()));
+    stream.synchronize();
+    there.push_back(reach_first_rank(group, peers, kept.back()));
+  }
+  for (size_t i = 0; i < kept.size(); ++i) {
+    const auto seen = read(there[i], kept[i].num_bytes(), stream);
+    EXPECT_EQ(std::ranges::count(seen, static_cast<unsigned char>(i + 1)), std::ssize(seen));
+  }
+  group.agree({.operation = "done"});
+}
+
+// All sizes of steps in one dispatcher, whose memory grows on the way.
+TEST_P(CudaProcesses, MakeStepsOfAnySizeWithOneDispatcher) {
+  Group group(testing::make_process_communicator(), deadlines());
+  const DispatchConfig config{.num_experts = 9, .top_k = 2, .width = 520};
+  std::optional<GpuRank> rank;
+  for (const int64_t T : {1, 3000, 0, 6000, 70, 12000, 12000}) {
+    SCOPED_TRACE(T);
+    const std::vector<int64_t> tokens(static_cast<size_t>(group.size()), T);
+    const DispatchCase the_case = random_case(config, tokens, 80);
+    const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
+    if (!rank) rank.emplace(group, the_case, GpuSetting{});
+    const auto r = static_cast<size_t>(group.rank());
+    const DeviceTensors tensors(tensors_of(config, the_case.ranks[r], DType::kF32), rank->stream);
+    const QueuedStep step(rank->dispatcher, tensors);
+    expect_same(step.wait(rank->stream), wanted);
+  }
+  rank->dispatcher.check();
+}
+
+// A rank leaves; those that remain reach each other as before.
+TEST_P(CudaProcesses, GoOnWithoutAPeerThatLeaves) {
+  Group group(testing::make_process_communicator(), deadlines());
+  const DispatchCase the_case = case_of(group, 76);
+  GpuRank rank(group, the_case, {});
+  { const QueuedStep step(rank.dispatcher, rank.tensors); }
+  rank.stream.synchronize();
+  const int leaving = group.size() - 1;
+  if (group.rank() == leaving) {
+    group.leave("it has had enough");
+    return;
+  }
+  EXPECT_TRUE(error_of([&] { rank.plan(); }).has_value());
+  std::vector<int> members(static_cast<size_t>(leaving));
+  std::iota(members.begin(), members.end(), 0);
+  const std::unique_ptr<Group> rest = group.subgroup(members);
+  const DispatchCase smaller = case_of(*rest, 77);
+  const StepBytes wanted = cpu_step(*rest, smaller, DType::kF32);
+  GpuRank survivor(*rest, smaller, {});
+  const QueuedStep step(survivor.dispatcher, survivor.tensors);
+  expect_same(step.wait(survivor.stream), wanted);
+}
+
+// The kinds of sharing that a group has tried.
+std::vector<std::string> sharing_of(Group& group) {
+  std::vector<std::string> kinds;
+  for (const Event& event : group.recorder().events()) {
+    const std::string phase = event.phase;
+    if (phase.starts_with("memory by ")) kinds.push_back(phase.substr(10));
+  }
+  return kinds;
+}
+
+void expect_a_correct_step(Group& group, unsigned seed) {
+  const DispatchCase the_case = case_of(group, seed);
+  const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
+  GpuRank rank(group, the_case, {});
+  const QueuedStep step(rank.dispatcher, rank.tensors);
+  expect_same(step.wait(rank.stream), wanted);
+}
+
+TEST_F(CudaSharing, IsByDescriptorsUnlessARankCannot) {
+  Group group(testing::make_process_communicator(), deadlines());
+  expect_a_correct_step(group, 90);
+  EXPECT_EQ(sharing_of(group), std::vector<std::string>{"descriptor"});
+  {
+    std::optional<cuda::NoSharedArenas> on_one_rank;
+    if (group.rank() == 1) on_one_rank.emplace();
+    expect_a_correct_step(group, 91);
+  }
+  EXPECT_EQ(sharing_of(group),
+            (std::vector<std::string>{"descriptor", "descriptor", "fabric", "ipc"}));
+  expect_a_correct_step(group, 92);
+}
+
+TEST_F(CudaSharing, IsAnErrorOnAllRanksIfOneCannotShareAsTheSettingDemands) {
+  Group group(testing::make_process_communicator(), deadlines());
+  share_by("fd");
+  {
+    std::optional<cuda::NoSharedArenas> on_one_rank;
+    if (group.rank() == 1) on_one_rank.emplace();
+    const std::string message =
+        message_of([&] { expect_a_correct_step(group, 93); }, ErrorCode::kUnsupported);
+    EXPECT_NE(message.find("CROSSDOCK_PEER_MEMORY=fd"), std::string::npos) << message;
+    EXPECT_NE(message.find("rank 1: "), std::string::npos) << message;
+  }
+  expect_a_correct_step(group, 94);  // the group stays usable
+}
+
+TEST_F(CudaSharing, SettingsMustBeIdenticalAndValid) {
+  Group group(testing::make_process_communicator(), deadlines());
+  share_by(group.rank() == 1 ? "ipc" : "fd");
+  EXPECT_NE(message_of([&] { expect_a_correct_step(group, 95); }, ErrorCode::kMismatch)
+                .find("peer_memory"),
+            std::string::npos);
+  share_by(group.rank() == 1 ? "floppy" : "fd");
+  EXPECT_NE(message_of([&] { expect_a_correct_step(group, 96); }, ErrorCode::kInvalidArgument)
+                .find("got 'floppy'"),
+            std::string::npos);
+  share_by("fd");
+  expect_a_correct_step(group, 97);
+}
+
+// An offset means the same memory to all ranks, and needs no exchange once the arena is mapped.
+TEST_F(CudaSharing, GivesMemoryOffsetsThatNeedNoExchange) {
+  constexpr int64_t kBytes = int64_t{1} << 20;
+  share_by("fd");
+  Group group(testing::make_process_communicator(), deadlines());
+  const RankStream stream(group);
+  const int device = stream.device().index;
+  cuda::PeerMemory peers(group.communicator(), device);
+  peers.meet(group, {});
+  EXPECT_TRUE(peers.has_offsets());
+  const auto arena = cuda::DeviceArena::make(device, peers.sharing());
+  const Buffer memory = cuda::allocate_device(*arena, kBytes);
+  reach_first_rank(group, peers, memory);  // whatever has grown is known now
+  EXPECT_TRUE(peers.news().empty());
+  const int64_t offset = exchange(group, std::vector{peers.offset_of(memory.data())}, 0)[0];
+  EXPECT_LE(peers.offset_of(memory.data()) + kBytes, peers.common_bytes());
+  EXPECT_LE(offset + kBytes, peers.mapped_bytes(0));
+  for (int value = 1; value <= 3; ++value) {
+    if (group.rank() == 0) {
+      cuda_ok(cudaMemsetAsync(peers.base_of(0) + offset, value, kBytes, stream.get()));
+      stream.synchronize();
+    }
+    group.agree({.operation = "written"});
+    const auto seen = read(peers.base_of(0) + offset, kBytes, stream);
+    EXPECT_EQ(std::ranges::count(seen, value), kBytes);
+    group.agree({.operation = "read"});
+  }
+}
+
+// Ranks that grow and map memory do not wait for their kernels, which may be waiting for a peer.
+TEST_F(CudaSharing, GrowsWhileTheStreamsOfAllRanksAreHeldUp) {
+  share_by("fd");
+  Group group(testing::make_process_communicator(), deadlines());
+  const RankStream stream(group);
+  const int device = stream.device().index;
+  cuda::PeerMemory peers(group.communicator(), device);
+  peers.meet(group, {});
+  const auto arena = cuda::RangeArena::make(device, peers.sharing());
+  StreamGate gate(stream.get());
+  const int64_t before = peers.mapped_bytes(0);
+  const Buffer memory = cuda::allocate_device(*arena, arena->num_bytes() + 1);
+  EXPECT_NE(reach_first_rank(group, peers, memory), nullptr);
+  EXPECT_GT(peers.mapped_bytes(0), before);
+  EXPECT_TRUE(gate.is_closed());
+  gate.open();
+  group.agree({.operation = "done"});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Processes that share a GPU through CUDA IPC. Their kernels take turns, so a wait of one for the
+// Processes that share a GPU. Their kernels take turns, so a wait of one for the
 // other lasts milliseconds: a part of the suite, for correctness. Compiled for each communicator of
 // processes.
 

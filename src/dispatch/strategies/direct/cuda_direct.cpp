@@ -67,11 +67,13 @@ std::shared_ptr<const DevicePlanData> CudaDirect::upload(const Plan& host_plan) 
 
 Plan CudaDirect::plan(const Routing& routing) {
   if (!plans_on_device()) return CudaPath::plan(routing);
+  rank_.meet();
   return plan_on_device(config().top_k, [&] { return ready_routing(rank_, routing); });
 }
 
 Plan CudaDirect::plan(const DenseRouting& routing) {
   if (!plans_on_device()) return CudaPath::plan(routing);
+  rank_.meet();
   const int64_t K = agree_num_slots(rank_, routing);
   return plan_on_device(K, [&] { return ready_routing(rank_, routing, K); });
 }

@@ -1,0 +1,191 @@
+#include "comm/descriptor_socket.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/check.hpp"
+
+namespace crossdock::comm {
+namespace {
+
+constexpr size_t kMostWaiting = 256;  // strangers beyond that are disconnected
+
+struct UnixAddress {
+  sockaddr_un storage{};
+  socklen_t length = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+// In the abstract namespace, which begins with a zero.
+UnixAddress to_unix_address(const Secret& name) {
+  std::string text = "crossdock-";
+  for (const std::byte one : name) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    text += kDigits[std::to_integer<int>(one) / 16];
+    text += kDigits[std::to_integer<int>(one) % 16];
+  }
+  UnixAddress native;
+  native.storage.sun_family = AF_UNIX;
+  std::memcpy(native.storage.sun_path + 1, text.data(), text.size());
+  native.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  return native;
+}
+
+Descriptor open_unix_socket() {
+  return Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+[[noreturn]] void throw_last_error(ErrorCode code, const char* what) {
+  throw Error(code, concat(what, ": ", std::strerror(errno)));
+}
+
+bool may_succeed_later(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+// Whether the process at the other end runs as the user of this one.
+bool is_own_user(const Descriptor& socket) {
+  ucred other{};
+  socklen_t length = sizeof other;
+  return getsockopt(socket.number(), SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 &&
+         other.uid == geteuid();
+}
+
+// A message of one number and room for one descriptor.
+struct Message {
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(sizeof(int))] = {};
+  iovec payload{};
+  msghdr header{};
+
+  explicit Message(int64_t& number) : payload{&number, sizeof number} {
+    header.msg_iov = &payload;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+  }
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+};
+
+// The descriptor in a message that has been received, if any.
+Descriptor descriptor_in(msghdr& header) {
+  const cmsghdr* part = CMSG_FIRSTHDR(&header);
+  if (part == nullptr || part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS ||
+      part->cmsg_len != CMSG_LEN(sizeof(int))) {
+    return {};
+  }
+  int number = -1;
+  std::memcpy(&number, CMSG_DATA(part), sizeof number);
+  return Descriptor(number);
+}
+
+void await_readable(const Descriptor& socket, std::chrono::nanoseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  while (true) {
+    pollfd wanted{.fd = socket.number(), .events = POLLIN, .revents = 0};
+    constexpr int kMilliseconds = 100;
+    if (::poll(&wanted, 1, kMilliseconds) > 0) return;
+    if (Clock::now() - begin > timeout) {
+      throw Error(ErrorCode::kCommunication,
+                  "a process on this node has not passed a file descriptor in time");
+    }
+  }
+}
+
+}  // namespace
+
+DescriptorConnection::DescriptorConnection(const DescriptorAddress& address)
+    : socket_(open_unix_socket()) {
+  const UnixAddress native = to_unix_address(address.name);
+  if (!socket_.is_open() || ::connect(socket_.number(), native.get(), native.length) != 0) {
+    throw_last_error(ErrorCode::kCommunication, "cannot connect to a process on this node");
+  }
+  const Secret& secret = address.secret;
+  if (::send(socket_.number(), secret.data(), secret.size(), MSG_NOSIGNAL) < 0) {
+    throw_last_error(ErrorCode::kCommunication, "cannot write to a process on this node");
+  }
+}
+
+DescriptorConnection::Sending DescriptorConnection::send(const Descriptor& descriptor,
+                                                         int64_t number) const {
+  Message message(number);
+  cmsghdr* part = CMSG_FIRSTHDR(&message.header);
+  part->cmsg_level = SOL_SOCKET;
+  part->cmsg_type = SCM_RIGHTS;
+  part->cmsg_len = CMSG_LEN(sizeof(int));
+  const int sent = descriptor.number();
+  std::memcpy(CMSG_DATA(part), &sent, sizeof sent);
+  if (::sendmsg(socket_.number(), &message.header, MSG_NOSIGNAL) >= 0) return Sending::kDone;
+  const bool is_full = may_succeed_later(errno) || errno == ENOBUFS || errno == ETOOMANYREFS;
+  return is_full ? Sending::kLater : Sending::kGone;
+}
+
+bool DescriptorConnection::is_closed() const {
+  pollfd wanted{.fd = socket_.number(), .events = 0, .revents = 0};
+  return ::poll(&wanted, 1, 0) > 0 && (wanted.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+DescriptorConnection::Received DescriptorConnection::receive(
+    std::chrono::nanoseconds timeout) const {
+  await_readable(socket_, timeout);
+  Received received;
+  Message message(received.number);
+  const ssize_t num_bytes = ::recvmsg(socket_.number(), &message.header, MSG_CMSG_CLOEXEC);
+  if (num_bytes < 0)
+    throw_last_error(ErrorCode::kCommunication, "cannot receive a file descriptor");
+  received.descriptor = descriptor_in(message.header);
+  if (num_bytes == 0) {
+    throw Error(ErrorCode::kCommunication,
+                "a process on this node has closed its connection instead of passing a descriptor");
+  }
+  if (num_bytes != sizeof received.number || !received.descriptor.is_open()) {
+    throw Error(ErrorCode::kCommunication,
+                "a file descriptor was not passed; is that forbidden, or the limit on open files "
+                "(ulimit -n) reached?");
+  }
+  return received;
+}
+
+DescriptorListener::DescriptorListener()
+    : address_{.name = make_secret(), .secret = make_secret()}, socket_(open_unix_socket()) {
+  const UnixAddress native = to_unix_address(address_.name);
+  if (!socket_.is_open() || ::bind(socket_.number(), native.get(), native.length) != 0 ||
+      ::listen(socket_.number(), SOMAXCONN) != 0) {
+    throw_last_error(ErrorCode::kUnsupported, "cannot listen at a Unix domain socket");
+  }
+}
+
+std::vector<DescriptorConnection> DescriptorListener::accept() {
+  while (true) {
+    Descriptor connected(
+        ::accept4(socket_.number(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!connected.is_open()) break;
+    if (is_own_user(connected)) waiting_.emplace_back(std::move(connected));
+  }
+  if (waiting_.size() > kMostWaiting) {
+    waiting_.erase(waiting_.begin(), waiting_.end() - static_cast<int64_t>(kMostWaiting));
+  }
+  std::vector<DescriptorConnection> accepted;
+  std::erase_if(waiting_, [&](DescriptorConnection& connection) {
+    Secret secret{};
+    const ssize_t num_bytes =
+        ::recv(connection.socket_.number(), secret.data(), secret.size(), MSG_DONTWAIT);
+    if (num_bytes < 0 && may_succeed_later(errno)) return false;
+    const bool is_known = num_bytes == std::ssize(secret) && is_equal(secret, address_.secret);
+    if (is_known) accepted.push_back(std::move(connection));
+    return true;
+  });
+  return accepted;
+}
+
+}  // namespace crossdock::comm
