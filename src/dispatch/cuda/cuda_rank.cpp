@@ -41,14 +41,6 @@ Buffer upload(const Placement& placement, DeviceArena& arena) {
   return buffer;
 }
 
-int existing_device(int device) {
-  int count = 0;
-  CROSSDOCK_CUDA(cudaGetDeviceCount(&count));
-  CROSSDOCK_CHECK(device >= 0 && device < count, "the tensors are on GPU ", device,
-                  ", but the number of GPUs is ", count);
-  return device;
-}
-
 void leak(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
   static auto* kept = new std::vector<std::shared_ptr<const void>>;  // never freed, on purpose
