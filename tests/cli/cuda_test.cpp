@@ -72,7 +72,7 @@ TEST_F(CommandOnGpu, PrintsATableAndATrace) {
   const std::string file = testing::TempDir() + "crossdock_cuda_trace.json";
   const CommandResult result = run_command(std::string(kSmall) + "--ranks 2 --trace " + file);
   EXPECT_EQ(result.status, 0) << result.err;
-  for (const char* words : {"on GPUs", "dispatch", "waiting for the GPU", "rows per expert",
+  for (const char* words : {"GPU", "dispatch", "waiting for the GPU", "rows per expert",
                             "passed", "checksum", "trace"}) {
     EXPECT_THAT(result.out, HasSubstr(words));
   }
