@@ -20,11 +20,8 @@ struct ReachHeader {
 };
 
 GpuId id_of(int device) {
-  cudaDeviceProp properties{};
-  CROSSDOCK_CUDA(cudaGetDeviceProperties(&properties, device));
   GpuId id{};
-  static_assert(sizeof(properties.uuid.bytes) == sizeof(id));
-  std::memcpy(id.data(), properties.uuid.bytes, id.size());
+  CROSSDOCK_CUDA(cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), device));
   return id;
 }
 

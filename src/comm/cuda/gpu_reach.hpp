@@ -8,7 +8,7 @@
 
 namespace crossdock::cuda {
 
-/// The UUID of a GPU: processes may number GPUs differently.
+/// The PCI address of a GPU as text: processes may number GPUs differently.
 using GpuId = std::array<char, 16>;
 
 /// A rank's GPU and the GPUs whose memory it cannot use.
