@@ -13,8 +13,12 @@ namespace {
 
 }  // namespace
 
-std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& /*repeats*/,
-                                      bool /*check*/) {
+CudaResult run_cuda_move(const Scenario& scenario, const Repeats& /*repeats*/, bool /*check*/) {
+  refuse(scenario);
+}
+
+CudaResult run_cuda_move(const Scenario& scenario, Group& /*group*/, const Repeats& /*repeats*/,
+                         bool /*check*/) {
   refuse(scenario);
 }
 

@@ -1,17 +1,21 @@
 #include "bench/cuda_bench.hpp"
 
 #include <algorithm>
-#include <optional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "bench/check.hpp"
 #include "bench/cuda_device.hpp"
 #include "bench/cuda_graph.hpp"
+#include "bench/cuda_link.hpp"
 #include "bench/cuda_memory.hpp"
 #include "bench/cuda_steps.hpp"
+#include "bench/link_rows.hpp"
 #include "bench/mover.hpp"
 #include "bench/sample_summary.hpp"
 #include "bench/workload.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/threads.hpp"
 
@@ -133,9 +137,36 @@ class CudaMover final : public Mover {
   OwnedTensor host_rows_, host_out_, host_grad_rows_, host_grad_x_;
 };
 
-std::vector<Step> steps_of(const Scenario& s, CudaMover& mover) {
+/// How steps are timed, and with what they are compared.
+struct CudaTimes {
+  Repeats repeats{};
+  int num_gpus = 1;
+  double bandwidth = 1.0;  // of a copy within the memory of one GPU, in bytes per microsecond
+  std::shared_ptr<const CacheFlush> flush{};  // null: another rank flushes
+};
+
+/// The stream of a rank that is a process, on the current GPU.
+class OwnStream {
+ public:
+  OwnStream() {
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  ~OwnStream() { cudaStreamDestroy(stream_); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+std::vector<Step> steps_of(const Scenario& s, CudaMover& mover, const LinkRows& link) {
   const int64_t once = s.token_bytes() + s.row_bytes();
   const int64_t route_bytes = static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
+  const int64_t row_bytes = s.width * s.element_bytes();
+  const int64_t crosses = link.most_one_way() * row_bytes;
+  const int64_t crosses_twice = link.most_there_and_back() * row_bytes;
   const auto plan = [&] { mover.plan(); };
   const auto dispatch_again = [&] { mover.dispatch_again(); };
   const auto combine = [&] { mover.combine(); };
@@ -148,53 +179,128 @@ std::vector<Step> steps_of(const Scenario& s, CudaMover& mover) {
     mover.dispatch();
     mover.combine();
   };
-  return {{.name = "nothing", .bytes = 0, .run = [] {}},  // the overhead of timing
-          {.name = "plan", .bytes = s.ranks * s.tokens * s.top_k * route_bytes, .run = plan},
-          {.name = "dispatch", .bytes = once, .run = dispatch_again},
-          {.name = "plan+dispatch", .bytes = once, .run = plan_dispatch},
-          {.name = "combine", .bytes = once, .run = combine},
-          {.name = "dispatch_backward", .bytes = once, .run = [&] { mover.dispatch_backward(); }},
-          {.name = "combine_backward",
-           .bytes = once + s.row_bytes(),
-           .run = [&] { mover.combine_backward(); }},
-          {.name = "plan+disp.+combine", .bytes = 2 * once, .run = step}};
+  return {
+      {.name = "nothing", .bytes = 0, .run = [] {}},  // the overhead of timing
+      {.name = "plan", .bytes = s.ranks * s.tokens * s.top_k * route_bytes, .run = plan},
+      {.name = "dispatch", .bytes = once, .link_bytes = crosses, .run = dispatch_again},
+      {.name = "plan+dispatch", .bytes = once, .link_bytes = crosses, .run = plan_dispatch},
+      {.name = "combine", .bytes = once, .link_bytes = crosses, .run = combine},
+      {.name = "dispatch_backward",
+       .bytes = once,
+       .link_bytes = crosses,
+       .run = [&] { mover.dispatch_backward(); }},
+      {.name = "combine_backward",
+       .bytes = once + s.row_bytes(),
+       .link_bytes = crosses_twice,
+       .run = [&] { mover.combine_backward(); }},
+      {.name = "plan+disp.+combine", .bytes = 2 * once, .link_bytes = crosses_twice, .run = step}};
 }
 
-StepResult result_of(const Step& step, const std::vector<double>& times, double bandwidth) {
+StepResult result_of(const Step& step, const std::vector<double>& times, const CudaTimes& how) {
   StepResult result = summarize(step.name, times);
   result.bytes = step.bytes;
-  result.copy_us = static_cast<double>(step.bytes) / bandwidth;
+  result.copy_us = static_cast<double>(step.bytes) / (how.bandwidth * how.num_gpus);
+  result.link_bytes = step.link_bytes;
   return result;
+}
+
+// Rank 0 replays one graph of all ranks.
+std::vector<StepResult> time_graphs(Group& group, const std::vector<Step>& steps, CudaMover& mover,
+                                    RankStreams& streams, const CudaTimes& how) {
+  std::vector<StepResult> results;
+  for (const Step& step : steps) {
+    step.run();  // allocates memory and fails early, before the capture
+    const cudaGraphExec_t graph = streams.capture(group, [&] {
+      step.run();
+      mover.keep();
+    });
+    if (group.rank() == 0) {
+      results.push_back(
+          result_of(step, time_replays(streams, graph, *how.flush, how.repeats), how));
+      cudaGraphExecDestroy(graph);
+    }
+    group.agree({.operation = "bench"});
+  }
+  return results;
+}
+
+// Every rank makes its calls and waits for its stream.
+std::vector<StepResult> time_calls(Group& group, std::vector<Step> steps, cudaStream_t stream,
+                                   const CudaTimes& how) {
+  const auto wait = [stream] {
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  };
+  for (Step& step : steps) {
+    step.run = [run = step.run, wait] {
+      run();
+      wait();
+    };
+  }
+  const auto times = time_steps(group, steps, how.repeats, [&](size_t /*step*/, bool /*is_timed*/) {
+    if (how.flush) how.flush->run();
+    wait();
+  });
+  std::vector<StepResult> results;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    results.push_back(result_of(steps[i], times[i], how));
+  }
+  return results;
 }
 
 }  // namespace
 
-std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& repeats,
-                                      bool check) {
+CudaResult run_cuda_move(const Scenario& scenario, const Repeats& repeats, bool check) {
   request_a_queue_per_stream();
   require_gpu(scenario);
   const Workload workload(scenario);
+  const int num_gpus = num_gpus_of(scenario.ranks);
+  const LinkRows link = count_link_rows(workload, num_gpus);
+  CudaResult result{.gpus = num_gpus, .link_rate = measure_link_rate(num_gpus)};
   RankStreams streams(scenario.ranks);
-  const double bandwidth = measure_copy_bandwidth(streams.of(0));
-  const CacheFlush flush(streams.of(0));
-  std::vector<StepResult> results;
+  const CudaTimes how{.repeats = repeats,
+                      .num_gpus = num_gpus,
+                      .bandwidth = measure_copy_bandwidth(streams.of(0)),
+                      .flush = std::make_shared<const CacheFlush>(streams.one_per_gpu())};
+  const bool is_captured = gpus_reach_each_other(num_gpus);
   run_ranks(scenario.ranks, [&](Group& group) {
+    check_cuda(cudaSetDevice(gpu_of_rank(group.rank())), "cudaSetDevice");
     CudaMover mover(workload, group, streams.of(group.rank()));
-    for (const Step& step : steps_of(scenario, mover)) {
-      step.run();  // allocates memory and fails early, before the capture
-      const cudaGraphExec_t graph = streams.capture(group, [&] {
-        step.run();
-        mover.keep();
-      });
-      if (group.rank() == 0) {
-        results.push_back(result_of(step, time_replays(streams, graph, flush, repeats), bandwidth));
-        cudaGraphExecDestroy(graph);
-      }
-      group.agree({.operation = "bench"});
-    }
+    const std::vector<Step> steps = steps_of(scenario, mover, link);
+    CudaTimes own = how;
+    if (group.rank() > 0) own.flush = nullptr;  // rank 0 flushes all caches
+    std::vector<StepResult> timed = is_captured
+                                        ? time_graphs(group, steps, mover, streams, own)
+                                        : time_calls(group, steps, streams.of(group.rank()), own);
+    if (group.rank() == 0) result.steps = std::move(timed);
     if (check) mover.check();
   });
-  return results;
+  return result;
+}
+
+CudaResult run_cuda_move(const Scenario& scenario, Group& group, const Repeats& repeats,
+                         bool check) {
+  request_a_queue_per_stream();
+  require_gpu(scenario);
+  const Workload workload(scenario);
+  check_cuda(cudaSetDevice(cuda_device_of(group)), "cudaSetDevice");
+  const int num_nodes = group.topology().num_nodes;
+  const int num_gpus = std::min(group.size(), num_nodes * cuda_device_count());
+  const int num_linked = num_nodes == 1 ? num_gpus : 1;  // a network is not measured
+  CudaResult result{.gpus = num_gpus};
+  const OwnStream stream;
+  CudaTimes how{.repeats = repeats,
+                .num_gpus = num_gpus,
+                .flush = std::make_shared<const CacheFlush>(std::vector{stream.get()})};
+  if (group.rank() == 0) {
+    result.link_rate = measure_link_rate(num_linked);
+    how.bandwidth = measure_copy_bandwidth(stream.get());
+  }
+  group.agree({.operation = "bench"});
+  CudaMover mover(workload, group, stream.get());
+  result.steps = time_calls(group, steps_of(scenario, mover, count_link_rows(workload, num_linked)),
+                            stream.get(), how);
+  if (check) mover.check();
+  return result;
 }
 
 }  // namespace crossdock::bench

@@ -5,14 +5,29 @@
 #include "bench/measure.hpp"
 #include "bench/result.hpp"
 #include "bench/scenario.hpp"
+#include "crossdock/group.hpp"
 
 namespace crossdock::bench {
 
-/// Measures a scenario of kind kCudaMove: all ranks are threads that share GPU 0. Every step of all
-/// ranks is one CUDA graph, timed with events after flushing the L2 cache; a copy of large buffers
-/// is timed in the same run. Throws Error(kUnsupported) without CUDA or without a
-/// GPU, Error(kInternal) if a result is wrong.
-std::vector<StepResult> run_cuda_move(const Scenario& scenario, const Repeats& repeats, bool check);
+/// Steps on GPUs, and how the GPUs are connected (see Result).
+struct CudaResult {
+  std::vector<StepResult> steps{};
+  int gpus = 1;
+  double link_rate = 0.0;
+};
+
+/// Measures a scenario of kind kCudaMove. Ranks are threads that share the GPUs of this machine,
+/// rank r on GPU r mod their number. Every step of all ranks is one CUDA graph, timed with events
+/// after flushing the L2 caches; a copy of large buffers, and copies between GPUs, are timed in the
+/// same run. If GPUs do not reach each other's memory, calls cannot be captured: they are timed as
+/// those of processes. Throws Error(kUnsupported) without CUDA or without a GPU, Error(kInternal)
+/// if a result is wrong.
+CudaResult run_cuda_move(const Scenario& scenario, const Repeats& repeats, bool check);
+
+/// Likewise with ranks that are processes. Calls are not captured: a step is timed from the first
+/// rank's call until the last rank's stream is done. Collective; complete on rank 0 only.
+CudaResult run_cuda_move(const Scenario& scenario, Group& group, const Repeats& repeats,
+                         bool check);
 
 /// Likewise a scenario of kind kCudaLayer, on one rank: forward, forward and backward, and the
 /// steps of both through the router, the dispatcher and the experts alone. A step's floor is the

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <string>
@@ -38,12 +39,37 @@ void request_a_queue_per_stream() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 }
 
+int num_gpus_of(int num_ranks) {
+  return std::clamp(cuda_device_count(), 1, std::max(1, num_ranks));
+}
+
+int gpu_of_rank(int rank) {
+  return rank % std::max(1, cuda_device_count());
+}
+
+bool gpus_reach_each_other(int num_gpus) {
+  for (int a = 0; a < num_gpus; ++a) {
+    for (int b = 0; b < num_gpus; ++b) {
+      int can_access = 0;
+      if (a != b && (cudaDeviceCanAccessPeer(&can_access, a, b) != cudaSuccess || !can_access)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 GpuDescription describe_gpu() {
   request_a_queue_per_stream();
-  if (cuda_device_count() == 0) return {};
-  cudaDeviceProp properties{};
-  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return {};
-  return {.name = properties.name, .driver = driver_version()};
+  GpuDescription gpu{.count = cuda_device_count()};
+  for (int device = 0; device < gpu.count; ++device) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) return {};
+    if (gpu.name.find(properties.name) != std::string::npos) continue;
+    gpu.name += std::string(gpu.name.empty() ? "" : ", ") + properties.name;
+  }
+  if (gpu.count > 0) gpu.driver = driver_version();
+  return gpu;
 }
 
 }  // namespace crossdock::bench

@@ -1,14 +1,14 @@
+#include <cstring>
+
+#include "bench/cuda_device.hpp"
 #include "bench/cuda_gate.hpp"
 #include "bench/cuda_memory.hpp"
 
 namespace crossdock::bench {
 namespace {
 
-// Both counters only increase.
-struct GateWords {
-  unsigned arrived;  // ranks, summed over replays
-  unsigned opened;   // replays
-};
+// Entry 0 counts how often the gate was opened, entry r how often rank r has arrived. Each is
+// written by one rank only: atomic operations need not reach beyond a GPU.
 
 constexpr unsigned long long kMostNs = 5'000'000'000;  // limit of every wait
 
@@ -25,50 +25,74 @@ __device__ unsigned long long now_ns() {
   return value;
 }
 
-__device__ void wait_for(const unsigned* word, unsigned value) {
+__device__ void wait_for(const volatile unsigned* word, unsigned value) {
   const unsigned long long begin = now_ns();
-  while (*static_cast<const volatile unsigned*>(word) < value && now_ns() - begin < kMostNs) {
+  while (*word < value && now_ns() - begin < kMostNs) {
   }
-  __threadfence();
+  __threadfence_system();
 }
 
-__global__ void await_others_kernel(const GateWords* words, unsigned num_others) {
-  wait_for(&words->arrived, (words->opened + 1) * num_others);
+// Returns the new value.
+__device__ unsigned count_up(volatile unsigned* word) {
+  const unsigned value = *word + 1;
+  *word = value;
+  __threadfence_system();
+  return value;
 }
 
-__global__ void open_kernel(GateWords* words) {
+// A thread awaits one rank.
+__global__ void await_others_kernel(const unsigned* words, int num_ranks) {
+  const volatile unsigned* shared = words;
+  const unsigned replay = shared[0] + 1;
+  for (int rank = 1 + static_cast<int>(threadIdx.x); rank < num_ranks; rank += blockDim.x) {
+    wait_for(shared + rank, replay);
+  }
+}
+
+__global__ void open_kernel(unsigned* words) {
   allow_next_kernel();
-  atomicAdd(&words->opened, 1);
+  count_up(words);
 }
 
-__global__ void pass_kernel(GateWords* words, unsigned num_others) {
+__global__ void pass_kernel(unsigned* words, int rank) {
   allow_next_kernel();
-  const unsigned replay = atomicAdd(&words->arrived, 1) / num_others;
-  wait_for(&words->opened, replay + 1);
+  const unsigned replay = count_up(words + rank);
+  wait_for(words, replay);
+}
+
+// On one GPU in its memory, otherwise in host memory, which all GPUs reach.
+std::shared_ptr<unsigned> make_words(int num_ranks, cudaStream_t stream) {
+  const size_t num_bytes = static_cast<size_t>(num_ranks) * sizeof(unsigned);
+  if (num_gpus_of(num_ranks) == 1) {
+    const OwnedTensor words = device_tensor(DType::kU8, {static_cast<int64_t>(num_bytes)}, stream);
+    check_cuda(cudaMemsetAsync(words.view.data, 0, num_bytes, stream), "cudaMemsetAsync");
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    return {words.owner, static_cast<unsigned*>(words.view.data)};
+  }
+  void* words = nullptr;
+  check_cuda(cudaHostAlloc(&words, num_bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+             "cudaHostAlloc");
+  std::memset(words, 0, num_bytes);
+  return {static_cast<unsigned*>(words), [](unsigned* memory) { cudaFreeHost(memory); }};
 }
 
 }  // namespace
 
 StartGate::StartGate(int num_ranks, cudaStream_t stream)
-    : num_ranks_(num_ranks), words_(device_tensor(DType::kU8, {sizeof(GateWords)}, stream)) {
-  check_cuda(cudaMemsetAsync(words_.view.data, 0, sizeof(GateWords), stream), "cudaMemsetAsync");
-  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-}
+    : num_ranks_(num_ranks), words_(make_words(num_ranks, stream)) {}
 
 void StartGate::queue_await_others(cudaStream_t stream) const {
-  await_others_kernel<<<1, 1, 0, stream>>>(static_cast<const GateWords*>(words_.view.data),
-                                           static_cast<unsigned>(num_ranks_ - 1));
+  await_others_kernel<<<1, 32, 0, stream>>>(words_.get(), num_ranks_);
   check_cuda(cudaGetLastError(), "await_others_kernel");
 }
 
 void StartGate::queue_open(cudaStream_t stream) const {
-  open_kernel<<<1, 1, 0, stream>>>(static_cast<GateWords*>(words_.view.data));
+  open_kernel<<<1, 1, 0, stream>>>(words_.get());
   check_cuda(cudaGetLastError(), "open_kernel");
 }
 
-void StartGate::queue_pass(cudaStream_t stream) const {
-  pass_kernel<<<1, 1, 0, stream>>>(static_cast<GateWords*>(words_.view.data),
-                                   static_cast<unsigned>(num_ranks_ - 1));
+void StartGate::queue_pass(int rank, cudaStream_t stream) const {
+  pass_kernel<<<1, 1, 0, stream>>>(words_.get(), rank);
   check_cuda(cudaGetLastError(), "pass_kernel");
 }
 

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "crossdock/tensor.hpp"
+#include <memory>
 
 namespace crossdock::bench {
 
@@ -10,6 +10,7 @@ namespace crossdock::bench {
 /// the branches of a graph start one after the other. Can be used by any number of replays.
 class StartGate {
  public:
+  /// `stream` is rank 0's.
   StartGate(int num_ranks, cudaStream_t stream);
 
   /// Rank 0: waits until all other ranks are at the gate.
@@ -17,11 +18,11 @@ class StartGate {
   /// Rank 0, after that.
   void queue_open(cudaStream_t stream) const;
   /// The other ranks: wait until the gate is open.
-  void queue_pass(cudaStream_t stream) const;
+  void queue_pass(int rank, cudaStream_t stream) const;
 
  private:
   int num_ranks_;
-  OwnedTensor words_;
+  std::shared_ptr<unsigned> words_;  // [num_ranks] see the kernels
 };
 
 }  // namespace crossdock::bench

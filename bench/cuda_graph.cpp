@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "bench/cuda_device.hpp"
+
 namespace crossdock::bench {
 namespace {
 
@@ -13,10 +15,12 @@ void meet(Group& group) {
 }  // namespace
 
 RankStreams::RankStreams(int num_ranks) {
+  check_cuda(cudaSetDevice(gpu_of_rank(0)), "cudaSetDevice");
   check_cuda(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming), "cudaEventCreate");
   check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
   check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
   for (int rank = 0; rank < num_ranks; ++rank) {
+    const OnGpu on_gpu(gpu_of_rank(rank));
     cudaStream_t stream = nullptr;
     cudaEvent_t event = nullptr;
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
@@ -25,6 +29,11 @@ RankStreams::RankStreams(int num_ranks) {
     joined_.push_back(event);
   }
   gate_ = std::make_unique<const StartGate>(num_ranks, streams_[0]);
+}
+
+std::vector<cudaStream_t> RankStreams::one_per_gpu() const {
+  const int num_gpus = num_gpus_of(static_cast<int>(streams_.size()));
+  return {streams_.begin(), streams_.begin() + num_gpus};
 }
 
 RankStreams::~RankStreams() {
@@ -56,7 +65,7 @@ cudaGraphExec_t RankStreams::capture(Group& group, const std::function<void()>& 
     check_cuda(cudaEventRecordWithFlags(begin_, own, cudaEventRecordExternal), "cudaEventRecord");
     gate_->queue_open(own);
   } else {
-    gate_->queue_pass(own);
+    gate_->queue_pass(rank, own);
   }
   meet(group);
   body();
@@ -82,7 +91,7 @@ std::vector<double> time_replays(const RankStreams& streams, cudaGraphExec_t gra
   const cudaStream_t stream = streams.of(0);
   std::vector<double> times;
   for (int i = 0; i < repeats.warm_up + repeats.timed; ++i) {
-    flush.queue(stream);
+    flush.run();
     check_cuda(cudaGraphLaunch(graph, stream), "cudaGraphLaunch");
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     if (i >= repeats.warm_up) times.push_back(streams.last_replay_us());

@@ -13,10 +13,11 @@
 
 namespace crossdock::bench {
 
-/// One stream per rank, and the events that join them into one graph and time it without its
-/// launch. The clock starts when all ranks wait at a gate, so it includes opening the gate. It
-/// stops at the end of rank 0's work, which ends with a barrier, so all ranks have finished by then
-/// (except in a plan alone, which has no barrier). Shared by the threads of all ranks.
+/// One stream per rank, on its GPU (gpu_of_rank), and the events that join them into one graph and
+/// time it without its launch. The clock starts when all ranks wait at a gate, so it includes
+/// opening the gate. It stops at the end of rank 0's work, which ends with a barrier, so all ranks
+/// have finished by then (except in a plan alone, which has no barrier). Shared by the threads of
+/// all ranks.
 class RankStreams {
  public:
   explicit RankStreams(int num_ranks);
@@ -25,10 +26,12 @@ class RankStreams {
   RankStreams& operator=(const RankStreams&) = delete;
 
   cudaStream_t of(int rank) const { return streams_[static_cast<size_t>(rank)]; }
+  /// One stream of each GPU; that of rank 0 comes first.
+  std::vector<cudaStream_t> one_per_gpu() const;
 
   /// Captures the work that all ranks enqueue on their streams in `body` as one graph. Collective.
   /// Only rank 0 gets the graph, the others null; they must not destroy anything `body` created
-  /// before the graph is destroyed.
+  /// before the graph is destroyed. REQUIRES: each rank's GPU is the current one of its thread.
   cudaGraphExec_t capture(Group& group, const std::function<void()>& body);
 
   /// Microseconds of the latest replay of any of the graphs.

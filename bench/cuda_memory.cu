@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "bench/cuda_memory.hpp"
@@ -50,6 +51,21 @@ void check_cuda(cudaError_t status, const std::string& call) {
   throw Error(ErrorCode::kCuda, call + ": " + cudaGetErrorString(status));
 }
 
+OnGpu::OnGpu(int device) {
+  check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+}
+
+OnGpu::~OnGpu() {
+  cudaSetDevice(previous_);
+}
+
+int gpu_of(cudaStream_t stream) {
+  int device = 0;
+  check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
+  return device;
+}
+
 OwnedTensor device_tensor(DType dtype, const Shape& shape, cudaStream_t stream) {
   const auto num_bytes = static_cast<size_t>(shape.num_elements() * size_of(dtype));
   void* memory = nullptr;
@@ -57,7 +73,7 @@ OwnedTensor device_tensor(DType dtype, const Shape& shape, cudaStream_t stream) 
   check_cuda(cudaMemsetAsync(memory, 0xff, num_bytes, stream), "cudaMemsetAsync");
   const std::shared_ptr<void> owner(memory,
                                     [stream](void* pointer) { cudaFreeAsync(pointer, stream); });
-  return {TensorView(memory, dtype, shape, {DeviceKind::kCuda, 0}), owner};
+  return {TensorView(memory, dtype, shape, {DeviceKind::kCuda, gpu_of(stream)}), owner};
 }
 
 OwnedTensor to_device(const ConstTensorView& host, cudaStream_t stream) {
@@ -107,13 +123,25 @@ OwnedTensor random_tensor(const Shape& shape, cudaStream_t stream) {
   return tensor;
 }
 
-CacheFlush::CacheFlush(cudaStream_t stream) : memory_(random_bytes(kFlushBytes, stream)) {}
+CacheFlush::CacheFlush(std::vector<cudaStream_t> streams) : streams_(std::move(streams)) {
+  for (const cudaStream_t stream : streams_) {
+    const OnGpu on_gpu(gpu_of(stream));
+    memories_.push_back(random_bytes(kFlushBytes, stream));
+  }
+}
 
-void CacheFlush::queue(cudaStream_t stream) const {
-  auto* sum = static_cast<unsigned long long*>(memory_.view.data);
-  read_kernel<<<528, 512, 0, stream>>>(static_cast<const ulonglong2*>(memory_.view.data),
-                                       kFlushBytes / 16, sum);
-  check_cuda(cudaGetLastError(), "read_kernel");
+void CacheFlush::run() const {
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const TensorView& memory = memories_[i].view;
+    const OnGpu on_gpu(memory.device.index);
+    read_kernel<<<528, 512, 0, streams_[i]>>>(static_cast<const ulonglong2*>(memory.data),
+                                              kFlushBytes / 16,
+                                              static_cast<unsigned long long*>(memory.data));
+    check_cuda(cudaGetLastError(), "read_kernel");
+  }
+  for (size_t i = 1; i < streams_.size(); ++i) {
+    check_cuda(cudaStreamSynchronize(streams_[i]), "cudaStreamSynchronize");
+  }
 }
 
 double measure_copy_bandwidth(cudaStream_t stream) {

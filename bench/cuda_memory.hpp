@@ -14,7 +14,22 @@ namespace crossdock::bench {
 /// Throws Error(kCuda) with the message of a failed call.
 void check_cuda(cudaError_t status, const std::string& call);
 
-/// Device memory of GPU 0, freed in stream order.
+/// Makes a GPU that of the calling thread, until the end of the scope.
+class OnGpu {
+ public:
+  explicit OnGpu(int device);
+  ~OnGpu();
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+ private:
+  int previous_ = 0;
+};
+
+/// The GPU of a stream.
+int gpu_of(cudaStream_t stream);
+
+/// Memory on the stream's GPU, freed in stream order.
 OwnedTensor device_tensor(DType dtype, const Shape& shape, cudaStream_t stream);
 OwnedTensor to_device(const ConstTensorView& host, cudaStream_t stream);
 /// Copies the first num_rows rows to host memory. Waits for the stream.
@@ -25,14 +40,17 @@ OwnedTensor random_tensor(const Shape& shape, cudaStream_t stream);
 /// A fixed block of normally distributed numbers, rounded to bf16.
 const std::vector<float>& random_values();
 
-/// Reads 512 MiB, which evicts everything else from the L2 cache.
+/// Reads 512 MiB on each GPU, which evicts everything else from its L2 cache.
 class CacheFlush {
  public:
-  explicit CacheFlush(cudaStream_t stream);
-  void queue(cudaStream_t stream) const;
+  /// One stream of each GPU.
+  explicit CacheFlush(std::vector<cudaStream_t> streams);
+  /// Queues the reads in the streams and waits for all but those in the first.
+  void run() const;
 
  private:
-  OwnedTensor memory_;
+  std::vector<cudaStream_t> streams_;
+  std::vector<OwnedTensor> memories_;  // one per stream
 };
 
 /// Bytes read and written per microsecond by a copy within device memory: the median of several

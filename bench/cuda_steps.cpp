@@ -14,7 +14,7 @@ constexpr double kFlopsPerUsAndSm = 780e6 / 132;
 
 GpuRates measure_rates(cudaStream_t stream) {
   int num_sms = 0;
-  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0),
+  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, gpu_of(stream)),
              "cudaDeviceGetAttribute");
   return {.bytes_per_us = measure_copy_bandwidth(stream),
           .flops_per_us = kFlopsPerUsAndSm * num_sms};
@@ -33,7 +33,7 @@ double GpuRates::floor_us(double bytes, double flops) const {
 }
 
 CudaStepTimer::CudaStepTimer(const Repeats& repeats)
-    : repeats_(repeats), streams_(1), rates_(measure_rates(stream())), flush_(stream()) {}
+    : repeats_(repeats), streams_(1), rates_(measure_rates(stream())), flush_({stream()}) {}
 
 StepResult CudaStepTimer::time(Group& group, const Step& step) {
   const auto settle = [&] {

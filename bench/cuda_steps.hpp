@@ -26,7 +26,7 @@ struct GpuRates {
   double floor_us(double bytes, double flops) const;
 };
 
-/// Times steps of one rank on GPU 0, each captured in a graph that is replayed with a cold L2
+/// Times steps of one rank, each captured in a graph that is replayed with a cold L2
 /// cache.
 class CudaStepTimer {
  public:

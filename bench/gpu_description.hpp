@@ -4,10 +4,11 @@
 
 namespace crossdock::bench {
 
-/// The GPU that scenarios run on.
+/// The GPUs that scenarios run on.
 struct GpuDescription {
-  std::string name;    // "NVIDIA H200"; empty without CUDA or without a GPU
-  std::string driver;  // "580.159.04"; empty if unknown
+  int count = 0;
+  std::string name{};    // "NVIDIA H200"; different ones are listed. Empty without CUDA or a GPU
+  std::string driver{};  // "580.159.04"; empty if unknown
 };
 
 GpuDescription describe_gpu();

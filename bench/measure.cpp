@@ -66,6 +66,23 @@ std::vector<std::vector<double>> durations_us(Group& group, const std::vector<In
 
 }  // namespace
 
+std::vector<std::vector<double>> time_steps(Group& group, const std::vector<Step>& steps,
+                                            const Repeats& repeats, const PrepareStep& prepare) {
+  std::vector<Interval> intervals;  // [repetition, step]
+  for (int round = -repeats.warm_up; round < repeats.timed; ++round) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+      prepare(i, /*is_timed=*/round >= 0);
+      meet(group);
+      Interval interval{.begin_ns = now_ns()};
+      steps[i].run();
+      interval.end_ns = now_ns();
+      if (steps[i].settle) steps[i].settle();
+      if (round >= 0) intervals.push_back(interval);
+    }
+  }
+  return durations_us(group, intervals, steps.size());
+}
+
 std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
                                 const Repeats& repeats) {
   std::unique_ptr<CopyCeiling> ceiling;
@@ -73,25 +90,15 @@ std::vector<StepResult> measure(Group& group, const std::vector<Step>& steps,
     const auto largest = std::ranges::max_element(steps, {}, &Step::bytes);
     ceiling = std::make_unique<CopyCeiling>(largest->bytes);
   }
-  std::vector<Interval> intervals;  // [repetition, step]
   std::vector<std::vector<double>> copies(steps.size());
   std::vector<std::vector<double>> traffics(steps.size());
-  for (int round = -repeats.warm_up; round < repeats.timed; ++round) {
-    for (size_t i = 0; i < steps.size(); ++i) {
-      const double copy_us = ceiling ? ceiling->copy_us(steps[i].bytes) : 0.0;
-      const double traffic_us = ceiling ? traffic_of(steps[i], *ceiling) : 0.0;
-      meet(group);
-      Interval interval{.begin_ns = now_ns()};
-      steps[i].run();
-      interval.end_ns = now_ns();
-      if (steps[i].settle) steps[i].settle();
-      if (round < 0) continue;
-      intervals.push_back(interval);
-      copies[i].push_back(copy_us);
-      traffics[i].push_back(traffic_us);
-    }
-  }
-  const auto durations = durations_us(group, intervals, steps.size());
+  const auto durations = time_steps(group, steps, repeats, [&](size_t i, bool is_timed) {
+    const double copy_us = ceiling ? ceiling->copy_us(steps[i].bytes) : 0.0;
+    const double traffic_us = ceiling ? traffic_of(steps[i], *ceiling) : 0.0;
+    if (!is_timed) return;
+    copies[i].push_back(copy_us);
+    traffics[i].push_back(traffic_us);
+  });
   std::vector<StepResult> results;
   for (size_t i = 0; i < steps.size(); ++i) {
     StepResult result = summarize(steps[i].name, durations[i]);

@@ -16,6 +16,7 @@ struct Step {
   int64_t bytes = 0;        // see StepResult
   int64_t num_written = 0;  // how many of the bytes are written; 0: unknown
   double flops = 0.0;
+  int64_t link_bytes = 0;  // see StepResult
   std::function<void()> run;
   std::function<void()> settle{};  // after every run, not timed
 };
@@ -24,6 +25,15 @@ struct Repeats {
   int warm_up = 2;
   int timed = 7;
 };
+
+/// Called before a step, which follows when all ranks have returned from it. is_timed: not a
+/// warm-up.
+using PrepareStep = std::function<void(size_t step, bool is_timed)>;
+
+/// Runs all steps repeatedly, warm-up rounds first. Returns microseconds from the first rank's
+/// begin to the last rank's end, [step][repetition]. Collective.
+std::vector<std::vector<double>> time_steps(Group& group, const std::vector<Step>& steps,
+                                            const Repeats& repeats, const PrepareStep& prepare);
 
 /// Runs all steps repeatedly, warm-up rounds first. Before each step rank 0 times a copy of the
 /// step's bytes and a loop with its traffic while the others sleep, so that disturbances affect

@@ -24,9 +24,12 @@ struct StepResult {
   double flops = 0.0;   // that the step must at least compute; on a GPU only
   /// The larger of what memory needs for the bytes and tensor cores for the flops; on a GPU only.
   double floor_us = 0.0;
+  int64_t link_bytes = 0;  // the most that a GPU sends to others, or receives from them
 
   double ratio() const { return copy_us > 0.0 ? median_us / copy_us : 0.0; }
   double traffic_ratio() const { return traffic_us > 0.0 ? median_us / traffic_us : 0.0; }
+  /// Of one GPU and direction, in GB/s.
+  double link_rate() const { return static_cast<double>(link_bytes) / median_us * 1e-3; }
   double floor_ratio() const { return floor_us > 0.0 ? median_us / floor_us : 0.0; }
 };
 
@@ -40,6 +43,10 @@ struct Result {
   int64_t top_k = 0;
   int64_t experts = 0;
   int max_sms = 0;  // per rank on a GPU; 0: no limit
+  int gpus = 0;     // that the ranks share, rank r on GPU r mod gpus; 0: none
+  /// What one GPU can send to the others, and receive from them at the same time, in GB/s: measured
+  /// in the same run. 0 for one GPU.
+  double link_rate = 0.0;
   std::string dtype;
   int repeat = 0;
   bool checked = false;  // the results were compared with the expected bits

@@ -57,10 +57,15 @@ std::vector<std::string> strategies_of(const Scenario& scenario, const Selection
   return selection.strategies.empty() ? all_strategies() : selection.strategies;
 }
 
-// The communicator is "cuda" on a GPU and "none" where there is one rank.
+// The communicator is "cuda" for thread ranks on GPUs and "none" where there is one rank.
 std::vector<std::string> communicators_of(const Scenario& scenario,
-                                          const std::vector<std::string>& wanted) {
-  if (scenario.runs_on_gpu()) return {"cuda"};
+                                          const std::vector<std::string>& wanted, bool has_chosen) {
+  if (scenario.runs_on_gpu() && (scenario.has_one_rank() || !has_chosen)) return {"cuda"};
+  if (scenario.runs_on_gpu()) {
+    std::vector<std::string> names = wanted;
+    std::ranges::replace(names, std::string("threads"), std::string("cuda"));
+    return names;
+  }
   if (scenario.kind == ScenarioKind::kExperts) return {"none"};
   return wanted;
 }
@@ -75,7 +80,8 @@ bool can_run(const Scenario& scenario, const std::string& strategy,
 // `sizes`: one scenario at several sizes.
 void add_cases(std::vector<Case>& cases, const std::vector<Scenario>& sizes,
                const Selection& selection, const std::vector<std::string>& communicators) {
-  for (const std::string& communicator : communicators_of(sizes[0], communicators)) {
+  const bool has_chosen = !selection.communicators.empty();
+  for (const std::string& communicator : communicators_of(sizes[0], communicators, has_chosen)) {
     for (const std::string& strategy : strategies_of(sizes[0], selection)) {
       for (const Scenario& scenario : sizes) {
         if (can_run(scenario, strategy, communicator)) {
@@ -95,15 +101,22 @@ bool runs_on_gpu(const Case& one) {
   return one.scenario.runs_on_gpu();
 }
 
-std::vector<StepResult> run_on_gpu(const Scenario& scenario, const RunOptions& options) {
+CudaResult run_on_gpu(const Scenario& scenario, const RunOptions& options) {
   switch (scenario.kind) {
     case ScenarioKind::kCudaLayer:
-      return run_cuda_layer(scenario, options.repeats, options.check);
+      return {.steps = run_cuda_layer(scenario, options.repeats, options.check)};
     case ScenarioKind::kCudaProducts:
-      return run_cuda_products(scenario, options.repeats, options.check);
+      return {.steps = run_cuda_products(scenario, options.repeats, options.check)};
     default:
       return run_cuda_move(scenario, options.repeats, options.check);
   }
+}
+
+Result with_gpus(Result result, CudaResult measured) {
+  result.gpus = measured.gpus;
+  result.link_rate = measured.link_rate;
+  result.steps = std::move(measured.steps);
+  return result;
 }
 
 // Rank 0 checks before any rank allocates; if it refuses, all ranks do.
@@ -175,11 +188,14 @@ std::vector<Case> select_cases(const Selection& selection) {
         "--max-sms limits the multiprocessors of ranks on a GPU, but no selected scenario runs on "
         "one; leave it out or select GPU scenarios (h200-*, layer-*, grouped-*, custom-cuda)");
   }
-  const auto on_gpu = std::ranges::find_if(cases, runs_on_gpu);
+  const auto has_one_rank = [](const Case& one) {
+    return runs_on_gpu(one) && one.scenario.has_one_rank();
+  };
+  const auto on_gpu = std::ranges::find_if(cases, has_one_rank);
   if (on_gpu != cases.end() && !contains(communicators, "threads")) {
     throw Error(ErrorCode::kInvalidArgument,
-                "the ranks of scenario " + on_gpu->scenario.name +
-                    " are threads of one process, but the communicator is " +
+                "scenario " + on_gpu->scenario.name +
+                    " has one rank, a thread of the command, but the communicator is " +
                     communicators.front() +
                     "; leave --communicator out, and run the command without a launcher");
   }
@@ -192,10 +208,7 @@ bool has_processes(const Case& one) {
 
 Result run_case(const Case& one, const RunOptions& options) {
   Result result = describe(one, options);
-  if (runs_on_gpu(one)) {
-    result.steps = run_on_gpu(one.scenario, options);
-    return result;
-  }
+  if (runs_on_gpu(one)) return with_gpus(std::move(result), run_on_gpu(one.scenario, options));
   check_memory(one.scenario);
   const std::unique_ptr<const Workload> workload = make_workload(one.scenario);
   run_ranks(one.scenario.ranks,
@@ -213,8 +226,12 @@ Result run_case(const Case& one, Group& group, const RunOptions& options) {
                 "scenario " + one.scenario.name + " is for " + std::to_string(one.scenario.ranks) +
                     " ranks, but there are " + std::to_string(group.size()) + " processes");
   }
-  agree_on_memory(one.scenario, group);
   Result result = describe(one, options);
+  if (runs_on_gpu(one)) {
+    return with_gpus(std::move(result),
+                     run_cuda_move(one.scenario, group, options.repeats, options.check));
+  }
+  agree_on_memory(one.scenario, group);
   result.steps = run_rank(one, make_workload(one.scenario).get(), group, options);
   return result;
 }

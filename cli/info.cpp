@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/device/rank_device.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/machine.hpp"
 #include "cli/options.hpp"
@@ -31,12 +32,6 @@ std::string mpi_note() {
                           : "start ranks with " + launcher;
 }
 
-std::string cuda_note() {
-  const int count = cuda_device_count();
-  if (count == 0) return "no GPU here: " + cuda_missing_reason();
-  return std::to_string(count) + (count == 1 ? " GPU here" : " GPUs here");
-}
-
 std::string sockets_note() {
   if (launched_communicator({}) == "sockets") return "this process is " + job_description();
   return "ranks as processes, started by this command, torchrun or srun";
@@ -55,7 +50,7 @@ std::vector<Part> list_parts(const BuildDescription& build, const Machine& machi
     }
     if (feature.name == "cuda" && feature.is_built) {
       part.works = cuda_device_count() > 0;
-      part.note += "; " + cuda_note();
+      part.note += "; " + gpu_rule();
     }
     parts.push_back(std::move(part));
   }
@@ -65,6 +60,33 @@ std::vector<Part> list_parts(const BuildDescription& build, const Machine& machi
 std::vector<std::string_view> token_dtypes() {
   return {name_of(DType::kF64), name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16),
           name_of(DType::kF8E4M3)};
+}
+
+void write_gpus(JsonWriter& writer, const std::vector<GpuInfo>& gpus) {
+  writer.key("gpus");
+  writer.begin_array();
+  for (const GpuInfo& gpu : gpus) {
+    writer.begin_object();
+    writer.field("name", gpu.name);
+    writer.field("memory_bytes", gpu.memory_bytes);
+    writer.key("unreachable");
+    writer.begin_array();
+    for (const int other : gpu.unreachable) writer.value(other);
+    writer.end_array();
+    writer.end_object();
+  }
+  writer.end_array();
+}
+
+// "NVIDIA H200, 140 GiB; does not reach the memory of GPU 2, 3"
+std::string gpu_text(const GpuInfo& gpu) {
+  std::string text =
+      gpu.name + ", " + std::to_string(gpu.memory_bytes / (int64_t{1} << 30)) + " GiB";
+  for (size_t i = 0; i < gpu.unreachable.size(); ++i) {
+    text += i == 0 ? "; does not reach the memory of GPU " : ", ";
+    text += std::to_string(gpu.unreachable[i]);
+  }
+  return text;
 }
 
 std::string to_json(const BuildDescription& build, const Machine& machine,
@@ -98,6 +120,7 @@ std::string to_json(const BuildDescription& build, const Machine& machine,
   writer.field("memory_bytes", machine.memory_bytes);
   writer.field("simd", machine.simd);
   writer.end_object();
+  write_gpus(writer, list_gpus());
   writer.end_object();
   return writer.text();
 }
@@ -127,6 +150,10 @@ std::string to_text(const BuildDescription& build, const Machine& machine,
                                 counted(machine.num_cores, "core") + ", " +
                                 std::to_string(machine.memory_bytes / (int64_t{1} << 30)) +
                                 " GiB, " + std::string(machine.simd)});
+  const std::vector<GpuInfo> gpus = list_gpus();
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    facts.add_row({"GPU " + std::to_string(i), gpu_text(gpus[i])});
+  }
   return wrap(title, style.width) + "\n\n" + table.text() + "\n" + facts.text();
 }
 

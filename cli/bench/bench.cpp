@@ -159,6 +159,9 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
     list.insert(list.end(), {"--max-in-flight", std::to_string(args.max_in_flight)});
   }
   if (!args.check) list.emplace_back("--no-check");
+  if (args.max_sms && one.scenario.runs_on_gpu()) {
+    list.insert(list.end(), {"--max-sms", std::to_string(*args.max_sms)});
+  }
   if (sizes_in(args).any_but_ranks()) {
     const bench::Scenario& s = one.scenario;
     list.insert(list.end(),

@@ -59,7 +59,11 @@ const std::vector<Field>& fields() {
       {"ratio", [](R, S s) { return known(s.ratio(), 4); }},
       {"traffic_ratio", [](R, S s) { return known(s.traffic_ratio(), 4); }},
       {"floor_us", [](R, S s) { return known(s.floor_us, 3); }},
-      {"floor_ratio", [](R, S s) { return known(s.floor_ratio(), 4); }}};
+      {"floor_ratio", [](R, S s) { return known(s.floor_ratio(), 4); }},
+      {"gpus", [](R r, S) { return r.gpus > 0 ? std::to_string(r.gpus) : ""; }},
+      {"link_bytes", [](R, S s) { return s.link_bytes > 0 ? std::to_string(s.link_bytes) : ""; }},
+      {"link_gb_per_s", [](R, S s) { return known(s.link_rate(), 3); }},
+      {"link_rate_gb_per_s", [](R r, S) { return known(r.link_rate, 3); }}};
   return kFields;
 }
 
@@ -85,16 +89,22 @@ std::string markdown_table(const Words& titles, size_t num_left, const std::vect
 std::string steps_in_markdown(const Result& result) {
   const bool has_floors =
       std::ranges::any_of(result.steps, [](const StepResult& step) { return step.floor_us > 0; });
+  const bool has_link = result.link_rate > 0;
+  Words titles = {"step", "median us", "min",  "p10",
+                  "p90",  "max",       "GB/s", has_floors ? "x floor" : "x copy"};
+  if (has_link) titles.insert(titles.end(), {"link GB/s", "link rate"});
   std::vector<Words> rows;
   for (const StepResult& step : result.steps) {
     rows.push_back({"`" + step.name + "`", microseconds(step.median_us), microseconds(step.min_us),
                     microseconds(step.p10_us), microseconds(step.p90_us), microseconds(step.max_us),
                     known(gigabytes_per_second(step), 1),
                     known(has_floors ? step.floor_ratio() : step.ratio(), 2)});
+    if (has_link) {
+      rows.back().push_back(known(step.link_rate(), 1));
+      rows.back().push_back(step.link_bytes > 0 ? fixed(result.link_rate, 1) : "");
+    }
   }
-  return markdown_table(
-      {"step", "median us", "min", "p10", "p90", "max", "GB/s", has_floors ? "x floor" : "x copy"},
-      1, rows);
+  return markdown_table(titles, 1, rows);
 }
 
 std::string grid_in_markdown(const Grid& grid) {

@@ -38,7 +38,10 @@ std::string cell_of(const Result& result, const std::string& name, bool has_floo
   const auto step = std::ranges::find(result.steps, name, &StepResult::name);
   if (step == result.steps.end()) return "";
   const double ratio = has_floors ? step->floor_ratio() : step->ratio();
-  return microseconds(step->median_us) + (ratio > 0 ? " (" + fixed(ratio, 2) + ")" : "");
+  const std::string notes = step->link_bytes > 0 ? fixed(step->link_rate(), 0) + " GB/s"
+                            : ratio > 0          ? fixed(ratio, 2)
+                                                 : "";
+  return microseconds(step->median_us) + (notes.empty() ? "" : " (" + notes + ")");
 }
 
 std::vector<int> widths_of(const Grid& grid) {
@@ -99,6 +102,8 @@ Grid make_grid(std::span<const Result> results) {
   const bool has_floors = any([](const StepResult& step) { return step.floor_us > 0; });
   const bool has_copies = any([](const StepResult& step) { return step.ratio() > 0; });
   grid.unit = has_floors ? "us (x floor)" : has_copies ? "us (x copy)" : "us";
+  if (first.link_rate > 0) grid.unit = "us (link GB/s, or x copy)";
+  if (first.gpus > 0) grid.heading += "; " + wire_text(first);
   for (const StepResult& step : first.steps) grid.titles.push_back(step.name);
   for (const Result& result : results) {
     std::vector<std::string> row;

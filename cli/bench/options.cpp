@@ -12,6 +12,9 @@ bytes that the step must at least read and write; and the median relative to
   traffic  a parallel loop that reads as much and writes as much as the step,
   floor    on a GPU: what memory needs for the bytes or tensor cores for the
            flops of layer-* and grouped-*, whichever takes longer.
+Ranks share the GPUs there are, rank r on GPU r mod their number. With several
+GPUs also: GB/s over the link of the busiest one, in one direction, and the
+share of what copies between all GPUs at once reach.
 A size takes a number, a range or a list of both: 128:1024:x2 is 128, 256, 512
 and 1024, 64:200:+64 is 64, 128 and 192. Several sizes run in all combinations,
 at most 1000, and tables then have a line per size and a column per step.
@@ -36,7 +39,7 @@ void add_options(Options& options, BenchArgs& args) {
                "Names, or beginnings followed by * (default: those that --list marks with *)");
   options.list("--strategy", args.strategies, "Strategies, or anchor-mpi-pack (default: all)");
   options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
-                  "Communicators", "threads, and mpi if it works here");
+                  "Communicators", "threads, and on the CPU mpi if it works here");
   options.choice(
       "--device", args.device, {"cpu", "cuda"},
       "Where your own sizes run; without any, which scenarios run, those of the CPU or h200-*");

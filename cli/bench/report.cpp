@@ -80,6 +80,7 @@ std::string copies_text(const Result& result, const TextStyle& style) {
     columns.push_back({.title = "x traffic", .min_width = 9});
   }
   if (has_products) columns.insert(columns.end(), {{"GFLOP/s"}, {"% of BLAS"}});
+  if (result.link_rate > 0.0) columns.insert(columns.end(), {{"link GB/s"}, {"% of link"}});
   Table table(style, columns);
   for (const StepResult& step : result.steps) {
     std::vector<Cell> cells = {step.name, microseconds(step.median_us), microseconds(step.min_us),
@@ -101,6 +102,11 @@ std::string copies_text(const Result& result, const TextStyle& style) {
       cells.emplace_back(step.gflops > 0 ? fixed(step.gflops, 0) : "");
       cells.emplace_back(share > 0 ? fixed(100.0 * share, 0) : "");
     }
+    if (result.link_rate > 0.0) {
+      const bool crosses = step.link_bytes > 0;
+      cells.emplace_back(crosses ? fixed(step.link_rate(), 1) : "");
+      cells.emplace_back(crosses ? fixed(100.0 * step.link_rate() / result.link_rate, 0) : "");
+    }
     table.add_row(std::move(cells));
   }
   return table.text();
@@ -110,6 +116,14 @@ std::string copies_text(const Result& result, const TextStyle& style) {
 
 std::string microseconds(double us) {
   return fixed(us, us < 1000.0 ? 1 : 0);
+}
+
+std::string wire_text(const Result& result) {
+  if (result.gpus > 1) {
+    return std::to_string(result.gpus) + " GPUs, link " + fixed(result.link_rate, 1) +
+           " GB/s per GPU and direction";
+  }
+  return result.ranks > 1 ? "1 GPU, whose memory is the wire" : "1 GPU";
 }
 
 std::string scenarios_text(const std::vector<Scenario>& scenarios, const TextStyle& style) {
@@ -159,6 +173,7 @@ std::string result_text(const Result& result, const TextStyle& style) {
   std::string heading = result.communicator;
   if (result.strategy != "none") heading.insert(0, result.strategy + ", ");
   if (result.ranks == 1 && result.communicator == "none") heading = "1 rank";
+  if (result.gpus > 0) heading += ", " + wire_text(result);
   if (!result.checked) heading += " (results not checked)";
   const bool has_floors = any(result, &StepResult::floor_us);
   return heading + "\n" + (has_floors ? floors_text(result, style) : copies_text(result, style));
@@ -177,6 +192,8 @@ void write_json(JsonWriter& writer, const std::vector<Result>& results) {
     writer.field("top_k", result.top_k);
     writer.field("experts", result.experts);
     if (result.max_sms > 0) writer.field("max_sms", result.max_sms);
+    if (result.gpus > 0) writer.field("gpus", result.gpus);
+    if (result.link_rate > 0.0) writer.field("link_rate_gb_per_s", result.link_rate);
     writer.field("dtype", std::string_view(result.dtype));
     writer.field("repeat", result.repeat);
     writer.field("checked", result.checked);
@@ -202,6 +219,10 @@ void write_json(JsonWriter& writer, const std::vector<Result>& results) {
         writer.field("flops", step.flops);
         writer.field("floor_us", step.floor_us);
         writer.field("floor_ratio", step.floor_ratio());
+      }
+      if (step.link_bytes > 0) {
+        writer.field("link_bytes", step.link_bytes);
+        writer.field("link_gb_per_s", step.link_rate());
       }
       writer.end_object();
     }
@@ -230,6 +251,8 @@ std::vector<Result> parse_results(const std::string& json) {
                     .top_k = entry.at("top_k"),
                     .experts = entry.at("experts"),
                     .max_sms = entry.value("max_sms", 0),
+                    .gpus = entry.value("gpus", 0),
+                    .link_rate = entry.value("link_rate_gb_per_s", 0.0),
                     .dtype = entry.at("dtype"),
                     .repeat = entry.at("repeat"),
                     .checked = entry.at("checked"),
@@ -246,7 +269,8 @@ std::vector<Result> parse_results(const std::string& json) {
                                 .traffic_us = step.value("traffic_us", 0.0),
                                 .gflops = step.value("gflops", 0.0),
                                 .flops = step.value("flops", 0.0),
-                                .floor_us = step.value("floor_us", 0.0)});
+                                .floor_us = step.value("floor_us", 0.0),
+                                .link_bytes = step.value("link_bytes", int64_t{0})});
       }
       results.push_back(std::move(result));
     }

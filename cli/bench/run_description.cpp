@@ -67,6 +67,7 @@ RunDescription describe_run(const BenchArgs& args, bool uses_gpu) {
   if (uses_gpu) {
     const bench::GpuDescription gpu = bench::describe_gpu();
     run.gpu = gpu.name;
+    run.num_gpus = gpu.count;
     run.driver = gpu.driver;
   }
   for (const std::string& word : args.words) run.command += " " + shell_word(word);
@@ -79,7 +80,9 @@ std::vector<std::pair<std::string, std::string>> facts_of(const RunDescription& 
       {"host", run.host + ", " + std::to_string(run.num_usable_cores) + " of " +
                    counted(run.num_cores, "core")}};
   if (!run.gpu.empty()) {
-    facts.emplace_back("GPU", run.gpu + (run.driver.empty() ? "" : ", driver " + run.driver));
+    const std::string count = run.num_gpus > 1 ? std::to_string(run.num_gpus) + " x " : "";
+    facts.emplace_back("GPU",
+                       count + run.gpu + (run.driver.empty() ? "" : ", driver " + run.driver));
   }
   facts.emplace_back("time", run.time);
   facts.emplace_back("command", run.command);
@@ -96,7 +99,10 @@ void write_json(JsonWriter& writer, const RunDescription& run) {
   writer.field("host", run.host);
   writer.field("cores", run.num_cores);
   writer.field("usable_cores", run.num_usable_cores);
-  if (!run.gpu.empty()) writer.field("gpu", run.gpu);
+  if (!run.gpu.empty()) {
+    writer.field("gpu", run.gpu);
+    writer.field("gpus", run.num_gpus);
+  }
   if (!run.driver.empty()) writer.field("driver", run.driver);
   writer.field("time", run.time);
   writer.field("command", run.command);

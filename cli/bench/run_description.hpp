@@ -18,6 +18,7 @@ struct RunDescription {
   int num_cores = 0;
   int num_usable_cores = 0;
   std::string gpu{};     // empty: no run uses one
+  int num_gpus = 0;      // of the machine
   std::string driver{};  // of the GPU; empty: unknown
   std::string time;      // when the run began: "2026-11-16T19:52:39+00:00"
   std::string command;   // as a shell reads it

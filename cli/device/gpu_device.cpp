@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "cli/device/rank_device.hpp"
@@ -112,6 +113,27 @@ class GpuDevice final : public RankDevice {
 };
 
 }  // namespace
+
+std::vector<GpuInfo> list_gpus() {
+  std::vector<GpuInfo> gpus;
+  const int count = cuda_device_count();
+  for (int device = 0; device < count; ++device) {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+    GpuInfo gpu{.name = properties.name,
+                .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+                .unreachable = {}};
+    for (int other = 0; other < count; ++other) {
+      int can_access = 1;
+      if (other != device) {
+        check(cudaDeviceCanAccessPeer(&can_access, device, other), "cudaDeviceCanAccessPeer");
+      }
+      if (can_access == 0) gpu.unreachable.push_back(other);
+    }
+    gpus.push_back(std::move(gpu));
+  }
+  return gpus;
+}
 
 std::unique_ptr<RankDevice> make_gpu_device(Group& group) {
   return std::make_unique<GpuDevice>(cuda_device_of(group));

@@ -4,6 +4,10 @@
 
 namespace crossdock::cli {
 
+std::vector<GpuInfo> list_gpus() {
+  return {};
+}
+
 std::unique_ptr<RankDevice> make_gpu_device(Group& /*group*/) {
   throw Error(ErrorCode::kUnsupported, "--device cuda needs a GPU: " + cuda_missing_reason());
 }

@@ -41,6 +41,14 @@ void prepare_gpus() {
   throw Error(ErrorCode::kUnsupported, "--device cuda needs a GPU: " + cuda_missing_reason());
 }
 
+std::string gpu_rule() {
+  const int count = cuda_device_count();
+  if (count == 0) return "no GPU here: " + cuda_missing_reason();
+  if (count == 1) return "1 GPU here, which all ranks share";
+  const std::string number = std::to_string(count);
+  return number + " GPUs here; rank r of a node uses GPU r mod " + number;
+}
+
 OwnedTensor RankDevice::to_host(const ConstTensorView& tensor) {
   OwnedTensor copy = host_tensor(tensor.dtype, tensor.shape);
   if (tensor.device.is_cpu()) {

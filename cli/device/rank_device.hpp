@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "crossdock/group.hpp"
 #include "crossdock/tensor.hpp"
@@ -11,6 +13,19 @@ namespace crossdock::cli {
 /// Throws Error(kUnsupported) if there is no GPU. Call it before anything else that uses GPUs: it
 /// asks the driver for a queue per rank, as several ranks may share a GPU.
 void prepare_gpus();
+
+/// A GPU of this machine.
+struct GpuInfo {
+  std::string name;
+  int64_t memory_bytes = 0;
+  std::vector<int>
+      unreachable;  // GPUs whose memory it cannot use; rows to them go through the host
+};
+/// All GPUs that this process sees; empty without CUDA.
+std::vector<GpuInfo> list_gpus();
+
+/// Which ranks use which of them: "8 GPUs here; rank r of a node uses GPU r mod 8".
+std::string gpu_rule();
 
 /// Where a rank has its tensors: in host memory, or on a GPU with a stream of its own, in which the
 /// rank's work is queued.

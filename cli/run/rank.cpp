@@ -162,6 +162,14 @@ void merge_load(Group& group, const Plan& plan, RankDevice& device, RunResult& r
   }
 }
 
+void merge_gpus(Group& group, const RankDevice& device, RunResult& result) {
+  const int own = device.device().index;
+  const Agreement all = share(group, "run_gpus", std::as_bytes(std::span(&own, 1)));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    std::memcpy(&result.gpu_of_rank.emplace_back(), all.body(rank).data(), sizeof(int));
+  }
+}
+
 // Ids and weights of the routes, for the check.
 std::shared_ptr<const RouterOutput> routes_on_host(const RouterOutput& routes, RankDevice& device) {
   auto copy = std::make_shared<RouterOutput>();
@@ -263,6 +271,7 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   merge_times(group, times, result);
   merge_load(group, outcome.decision.plan, *device, result);
   if (on_gpu) {
+    merge_gpus(group, *device, result);
     read_outcome(*device, outcome);
     on_host.read_gradients(*on_gpu, *device);
   }

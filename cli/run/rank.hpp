@@ -69,6 +69,7 @@ struct RunResult {
   std::vector<OperationTime> operations;  // in execution order
   std::vector<int64_t> rows_per_rank;     // [P]
   std::vector<int64_t> rows_per_expert;   // [E]
+  std::vector<int> gpu_of_rank;           // [P] index on the rank's node; empty on the CPU
   int num_nodes = 1;
   std::string note;           // see Communicator::note; of rank 0
   GroupMemory memory;         // after the steps, of the rank with the most

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 #include "cli/json_writer.hpp"
@@ -49,6 +50,17 @@ double imbalance(const std::vector<int64_t>& values) {
          static_cast<double>(values.size()) / static_cast<double>(sum);
 }
 
+// ", on 1 GPU"; ", on 4 GPUs: 0 1 2 3 0 1 2 3", by rank. Nothing on the CPU.
+std::string gpus_text(const std::vector<int>& gpu_of_rank) {
+  const std::set<int> gpus(gpu_of_rank.begin(), gpu_of_rank.end());
+  if (gpus.empty()) return "";
+  std::string text = ", on " + counted(std::ssize(gpus), "GPU");
+  if (gpus.size() == 1) return text;
+  text += ":";
+  for (const int gpu : gpu_of_rank) text += " " + std::to_string(gpu);
+  return text;
+}
+
 class TextReport {
  public:
   TextReport(const RunJob& job, const RunResult& result, const TextStyle& style)
@@ -86,7 +98,7 @@ class TextReport {
     }
     std::ostringstream line;
     line << counted(job_.num_ranks, "rank") << " (" << job_.communicator << ", "
-         << counted(result_.num_nodes, "node") << (job_.is_on_gpus() ? ", on GPUs" : "") << "), "
+         << counted(result_.num_nodes, "node") << gpus_text(result_.gpu_of_rank) << "), "
          << result_.strategy << (layer.strategy == "auto" ? " (auto)" : "") << ", "
          << name_of(job_.dtype()) << "; " << counted(job_.tokens_total, "token") << " of width "
          << layer.router.width << ", " << layer.router.top_k << " of " << layer.router.num_experts
@@ -224,6 +236,7 @@ void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
   writer.field("ranks", job.num_ranks);
   writer.field("nodes", result.num_nodes);
   if (!result.note.empty()) writer.field("note", std::string_view(result.note));
+  if (!result.gpu_of_rank.empty()) write_list(writer, "gpu_of_rank", result.gpu_of_rank);
   writer.field("strategy", std::string_view(result.strategy));
   writer.field("auto", layer.strategy == "auto");
   writer.field("device", std::string_view(job.device));

@@ -131,6 +131,7 @@ int run_verify(const VerifyArgs& args) {
   const std::vector<VerifyResult> results =
       group ? verify_as_rank(args, *group, checks) : verify_all(args, checks);
   if (!group || group->rank() == 0) {
+    if (!args.json && args.device == "cuda") std::cout << gpu_rule() << "\n\n";
     std::cout << (args.json ? to_json(results) + "\n" : to_text(results, output_style()))
               << std::flush;
   }

@@ -17,6 +17,11 @@ std::unique_ptr<Path> make_direct_device_path(const PathContext& /*context*/, De
   throw no_cuda_error();
 }
 
+// No path will be made.
+bool agree_on_reach(const PathContext& /*context*/, Device /*device*/) {
+  return true;
+}
+
 std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> /*path*/, Group& /*group*/,
                                              Device /*device*/) {
   throw no_cuda_error();

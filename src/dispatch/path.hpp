@@ -17,6 +17,7 @@ struct PathContext {
   std::string config_text;             // must be identical on every rank
   std::optional<Error> refusal{};      // error in the configuration: no plan is made
   DeviceOptions options{};             // GPU options when the path was made
+  bool gpus_reach_each_other = true;   // within every node; otherwise rows go through the host
 };
 
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.

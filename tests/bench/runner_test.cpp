@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "bench/link_rows.hpp"
 #include "bench/memory.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/extend/strategy_list.hpp"
@@ -76,13 +77,45 @@ TEST(Selection, RefusesUnknownNames) {
               HasSubstr("needs communicator mpi"));
 }
 
-TEST(Selection, RunsGpuScenariosOnThreadsOnly) {
-  const Selection both{.scenarios = {"h200-decode"}, .communicators = {"sockets", "threads"}};
-  EXPECT_EQ(select_cases(both).size(), 1U);
+TEST(Selection, RunsGpuScenariosOnThreadsUnlessProcessesAreChosen) {
+  const auto alone = select_cases({.scenarios = {"h200-decode"}});
+  ASSERT_EQ(alone.size(), 1U);
+  EXPECT_EQ(alone[0].communicator, "cuda");
+  EXPECT_FALSE(has_processes(alone[0]));
+  const auto both =
+      select_cases({.scenarios = {"h200-decode"}, .communicators = {"sockets", "threads"}});
+  ASSERT_EQ(both.size(), 2U);
+  EXPECT_EQ(both[0].communicator, "sockets");
+  EXPECT_TRUE(has_processes(both[0]));
+  EXPECT_EQ(both[1].communicator, "cuda");
+}
+
+TEST(Selection, RefusesProcessesForOneRankOnAGpu) {
   EXPECT_THAT(
-      message_of([] { select_cases({.scenarios = {"h200-decode"}, .communicators = {"sockets"}}); },
+      message_of([] { select_cases({.scenarios = {"layer-qwen3"}, .communicators = {"sockets"}}); },
                  ErrorCode::kInvalidArgument),
-      HasSubstr("h200-decode are threads of one process"));
+      HasSubstr("layer-qwen3 has one rank, a thread of the command"));
+}
+
+// 3 ranks, all experts of 6 on their ranks 0, 0, 1, 1, 2, 2.
+TEST(LinkRows, AreThoseWhoseExpertIsOnAnotherGpu) {
+  const Workload workload(
+      {.name = "small", .ranks = 3, .tokens = 50, .width = 4, .top_k = 2, .experts = 6});
+  const LinkRows none = count_link_rows(workload, 1);
+  EXPECT_EQ(none.most_one_way(), 0);
+  EXPECT_EQ(none.most_there_and_back(), 0);
+  std::vector<int64_t> sent(2);  // ranks 0 and 2 are on GPU 0, rank 1 on GPU 1
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const int32_t expert : workload.expert_ids(rank)) {
+      const bool is_on_gpu_1 = expert == 2 || expert == 3;
+      if (is_on_gpu_1 != (rank == 1)) ++sent[rank == 1 ? 1 : 0];
+    }
+  }
+  const LinkRows two = count_link_rows(workload, 2);
+  EXPECT_EQ(two.sent, sent);
+  EXPECT_THAT(two.received, ElementsAre(sent[1], sent[0]));
+  EXPECT_EQ(two.most_one_way(), std::max(sent[0], sent[1]));
+  EXPECT_EQ(two.most_there_and_back(), sent[0] + sent[1]);
 }
 
 TEST(Selection, RunsLayersOfAGpuOnOneRank) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/bench/documents.hpp"
 #include "cli/bench/grid.hpp"
 #include "cli/bench/report.hpp"
 
@@ -38,6 +39,91 @@ TEST(BenchReport, ShowsStepsOfAGpuBesideTheirFloor) {
     EXPECT_THAT(text, HasSubstr(words));
   }
   EXPECT_THAT(text, Not(HasSubstr("% of BLAS")));
+}
+
+// 8 GPUs whose links carry 400 GB/s; a dispatch moves 80 MB over the busiest of them in 250 us.
+bench::Result on_gpus() {
+  return {.scenario = "custom-cuda",
+          .strategy = "direct",
+          .communicator = "cuda",
+          .ranks = 16,
+          .gpus = 8,
+          .link_rate = 400.0,
+          .dtype = "bf16",
+          .repeat = 7,
+          .checked = true,
+          .steps = {{.name = "plan", .median_us = 20.0, .bytes = 1000, .copy_us = 1.0},
+                    {.name = "dispatch",
+                     .median_us = 250.0,
+                     .bytes = 1'000'000,
+                     .copy_us = 200.0,
+                     .link_bytes = 80'000'000}}};
+}
+
+TEST(BenchReport, ShowsTheLinkBesideItsRate) {
+  const std::string text = result_text(on_gpus(), {.width = 120});
+  EXPECT_THAT(text, HasSubstr("direct, cuda, 8 GPUs, link 400.0 GB/s per GPU and direction"));
+  for (const char* words : {"link GB/s", "% of link", "320.0", " 80"}) {
+    EXPECT_THAT(text, HasSubstr(words));
+  }
+  EXPECT_THAT(result_text(on_gpu(), {.width = 120}), Not(HasSubstr("link")));
+}
+
+TEST(BenchReport, SaysThatMemoryIsTheWireOfOneGpu) {
+  bench::Result shared = on_gpus();
+  shared.gpus = 1;
+  shared.link_rate = 0.0;
+  shared.steps[1].link_bytes = 0;
+  EXPECT_THAT(result_text(shared, {.width = 120}), HasSubstr("1 GPU, whose memory is the wire"));
+}
+
+TEST(BenchReport, ShowsTheLinkOfEverySizeInASweep) {
+  std::vector<bench::Result> results(2, on_gpus());
+  results[1].tokens = 128;
+  const Grid grid = make_grid(results);
+  EXPECT_THAT(grid.heading, HasSubstr("8 GPUs, link 400.0 GB/s"));
+  EXPECT_EQ(grid.rows[0][1], "20.0 (20.00)");
+  EXPECT_EQ(grid.rows[0][2], "250.0 (320 GB/s)");
+  EXPECT_THAT(grid.unit, HasSubstr("link GB/s"));
+}
+
+TEST(BenchReport, ReadsTheLinkThatItWrites) {
+  const std::string text = to_json(std::vector{on_gpus()});
+  const auto json = nlohmann::json::parse(text);
+  EXPECT_EQ(json[0]["gpus"], 8);
+  EXPECT_EQ(json[0]["link_rate_gb_per_s"], 400.0);
+  EXPECT_EQ(json[0]["steps"]["dispatch"]["link_bytes"], 80'000'000);
+  EXPECT_EQ(json[0]["steps"]["dispatch"]["link_gb_per_s"], 320.0);
+  EXPECT_FALSE(json[0]["steps"]["plan"].contains("link_bytes"));
+  EXPECT_EQ(to_json(parse_results(text)), text);
+}
+
+RunDescription described_run() {
+  return {.version = "1",
+          .build = "Release build",
+          .host = "node7",
+          .num_cores = 2,
+          .num_usable_cores = 2,
+          .gpu = "NVIDIA H200",
+          .num_gpus = 8,
+          .driver = "580",
+          .time = "now",
+          .command = "crossdock bench",
+          .samples = 7};
+}
+
+TEST(BenchDocuments, HaveTheGpusAndTheLink) {
+  const std::string head = csv_head(described_run());
+  EXPECT_THAT(head, HasSubstr("# GPU: 8 x NVIDIA H200, driver 580"));
+  EXPECT_THAT(head, HasSubstr(",gpus,link_bytes,link_gb_per_s,link_rate_gb_per_s\n"));
+  EXPECT_THAT(csv_lines(on_gpus()), HasSubstr(",8,80000000,320.000,400.000\n"));
+  EXPECT_THAT(csv_lines(on_gpus()), HasSubstr(",8,,,400.000\n"));  // the plan
+  const std::string page = to_markdown(described_run(), {on_gpus()}, /*is_sweep=*/false);
+  EXPECT_THAT(page, HasSubstr("| link GB/s | link rate |"));
+  EXPECT_THAT(page, HasSubstr("| 320.0 | 400.0 |"));
+  const auto json = nlohmann::json::parse(to_json(described_run(), {on_gpus()}));
+  EXPECT_EQ(json["run"]["gpus"], 8);
+  EXPECT_EQ(json["results"][0]["gpus"], 8);
 }
 
 TEST(BenchReport, ReadsWhatItWrites) {

@@ -278,7 +278,7 @@ TEST(Bench, ReportsWhatItDoesNotKnow) {
       {"bench --communicator pigeons", "communicator must be one of"},
       {"bench --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"bench --scenario decode --max-sms 8", "no selected scenario runs on one"},
-      {"bench --device cuda --communicator sockets", "are threads of one process"},
+      {"bench --scenario layer-qwen3 --communicator sockets", "has one rank, a thread"},
       {"bench --max-in-flight 1", "--max-in-flight must be at least 2, got 1"},
   });
 }

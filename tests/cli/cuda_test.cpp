@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -61,6 +62,18 @@ TEST_F(CommandOnGpu, PrintsTheSameChecksumForAnyNumberOfRanks) {
   }
 }
 
+TEST_F(CommandOnGpu, SharesTheGpusRoundRobin) {
+  const json info = run_json("info");
+  ASSERT_EQ(info["gpus"].size(), static_cast<size_t>(cuda_device_count()));
+  EXPECT_GT(info["gpus"][0]["memory_bytes"], 0);
+  for (const char* communicator : {"threads", "sockets"}) {
+    const json result =
+        run_json(std::string(kSmall) + "--dtype bf16 --ranks 2 --communicator " + communicator);
+    EXPECT_EQ(result["gpu_of_rank"], json({0, 1 % cuda_device_count()})) << communicator;
+    EXPECT_EQ(result["check"]["passed"], true) << result;
+  }
+}
+
 TEST_F(CommandOnGpu, HandlesRanksWithoutTokensAndExperts) {
   const json few = run_json("run --device cuda --experts 2 --top-k 1 --ranks 4 --tokens-total 3");
   EXPECT_EQ(few["check"]["passed"], true) << few;
@@ -72,8 +85,8 @@ TEST_F(CommandOnGpu, PrintsATableAndATrace) {
   const std::string file = testing::TempDir() + "crossdock_cuda_trace.json";
   const CommandResult result = run_command(std::string(kSmall) + "--ranks 2 --trace " + file);
   EXPECT_EQ(result.status, 0) << result.err;
-  for (const char* words : {"on GPUs", "dispatch", "waiting for the GPU", "rows per expert",
-                            "passed", "checksum", "trace"}) {
+  for (const char* words : {"GPU", "dispatch", "waiting for the GPU", "rows per expert", "passed",
+                            "checksum", "trace"}) {
     EXPECT_THAT(result.out, HasSubstr(words));
   }
   std::ifstream trace(file);
@@ -101,6 +114,20 @@ TEST_F(CommandOnGpu, MeasuresProductsAndALayer) {
       EXPECT_GT(step["median_us"], 0.0) << name;
       EXPECT_GT(step.value("floor_ratio", 1.0), 0.5) << name;
     }
+  }
+}
+
+TEST_F(CommandOnGpu, MeasuresRanksThatAreProcesses) {
+  const json results = run_json(
+      "bench --device cuda --tokens 32 --width 256 --experts 16 --top-k 4 --ranks 2 --repeat 2 "
+      "--warm-up 1 --communicator sockets,threads");
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(results[0]["communicator"], "sockets");
+  EXPECT_EQ(results[1]["communicator"], "cuda");
+  for (const json& result : results) {
+    EXPECT_EQ(result["checked"], true);
+    EXPECT_EQ(result["gpus"], std::min(2, cuda_device_count()));
+    EXPECT_GT(result["steps"]["dispatch"]["median_us"], 0.0);
   }
 }
 

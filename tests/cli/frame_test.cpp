@@ -109,6 +109,7 @@ TEST(Info, PrintsJson) {
   EXPECT_EQ(json["parts"][0]["name"], "threads");
   EXPECT_EQ(json["parts"][0]["works"], true);
   EXPECT_GT(json["machine"]["cores"], 0);
+  EXPECT_EQ(json["gpus"].size(), static_cast<size_t>(cuda_device_count()));
   for (const auto& part : json["parts"]) {
     EXPECT_FALSE(part["note"].get<std::string>().empty());
     if (part["name"] != "cuda") continue;

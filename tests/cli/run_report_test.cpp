@@ -46,12 +46,17 @@ TEST(RunReport, SaysThatGpusQueueSteps) {
   result.steps_us = {100};
   EXPECT_THAT(to_text(job, result, {.width = 100}), HasSubstr("peak memory per rank"));
   job.device = "cuda";
+  result.gpu_of_rank = {0, 1, 0, 1};
   const std::string text = to_text(job, result, {.width = 100});
-  for (const char* words : {"on GPUs", "waiting for the GPU", "those of queueing"}) {
+  for (const char* words : {"on 2 GPUs: 0 1 0 1)", "waiting for the GPU", "those of queueing"}) {
     EXPECT_THAT(text, HasSubstr(words));
   }
   EXPECT_THAT(text, Not(HasSubstr("peak memory")));  // that of the host
-  EXPECT_EQ(nlohmann::json::parse(to_json(job, result))["device"], "cuda");
+  const auto json = nlohmann::json::parse(to_json(job, result));
+  EXPECT_EQ(json["device"], "cuda");
+  EXPECT_THAT(json["gpu_of_rank"], testing::ElementsAre(0, 1, 0, 1));
+  result.gpu_of_rank = {0, 0};
+  EXPECT_THAT(to_text(job, result, {.width = 100}), HasSubstr("on 1 GPU)"));
 }
 
 TEST(RunReport, SaysWhichStepsTheTraceLost) {

@@ -35,6 +35,19 @@ int current_device() {
   return device;
 }
 
+int num_devices() {
+  int count = 0;
+  CROSSDOCK_CUDA(cudaGetDeviceCount(&count));
+  return count;
+}
+
+int existing_device(int device) {
+  const int count = num_devices();
+  CROSSDOCK_CHECK(device >= 0 && device < count, "the tensors are on GPU ", device,
+                  ", but the number of GPUs is ", count);
+  return device;
+}
+
 int num_sms(int device) {
   int count = 0;
   CROSSDOCK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
@@ -60,8 +73,8 @@ void enable_peer_access(int device, int peer) {
   int possible = 0;
   CROSSDOCK_CUDA(cudaDeviceCanAccessPeer(&possible, device, peer));
   if (possible == 0) {
-    throw Error(ErrorCode::kUnsupported, concat("GPU ", device, " cannot reach the memory of GPU ",
-                                                peer, "; use a strategy other than direct"));
+    throw Error(ErrorCode::kUnsupported,
+                concat("GPU ", device, " cannot reach the memory of GPU ", peer));
   }
   const DeviceGuard guard(device);
   const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);

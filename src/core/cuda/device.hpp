@@ -24,6 +24,12 @@ class DeviceGuard {
 /// The calling thread's current device; throws if there is none.
 int current_device();
 
+/// GPUs that this process sees.
+int num_devices();
+
+/// `device`, the index of a tensor's GPU; throws Error(kInvalidArgument) if there is no such GPU.
+int existing_device(int device);
+
 /// Multiprocessors of a device.
 int num_sms(int device);
 

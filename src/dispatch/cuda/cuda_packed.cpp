@@ -23,6 +23,10 @@ bool uses_nccl(const PathContext& context) {
   return context.options.nccl_comm != nullptr || !is_in_reach;
 }
 
+bool uses_peer_memory(const PathContext& context) {
+  return !uses_nccl(context) && context.gpus_reach_each_other;
+}
+
 // REQUIRES: a CudaPacked made the plan.
 const PackedPlan& packed_plan(const Plan& plan) {
   return static_cast<const PackedPlan&>(*plan.device_data());
@@ -36,10 +40,13 @@ std::byte* bytes(const OwnedTensor& tensor) {
 
 CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing)
     : CudaPacked(context, device, packing,
-                 uses_nccl(context) ? waits_outside_transport(packing) : Waits::kForAll,
+                 uses_peer_memory(context) ? Waits::kForAll : waits_outside_transport(packing),
                  [&context](CudaRank& rank) {
-                   return uses_nccl(context) ? make_nccl_transport(rank, context.options.nccl_comm)
-                                             : make_peer_copies(rank);
+                   if (uses_nccl(context)) {
+                     return make_nccl_transport(rank, context.options.nccl_comm);
+                   }
+                   return uses_peer_memory(context) ? make_peer_copies(rank)
+                                                    : make_staged_copies(rank);
                  }) {}
 
 CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& packing,
@@ -225,6 +232,7 @@ void CudaPacked::take_memory(RowBatch& batch) {
 }
 
 ReadyCall CudaPacked::ready_batches(std::vector<RowBatch> batches, QueueBatches queue) {
+  transport_->check_usable();
   CudaCall call;
   for (RowBatch& batch : batches) {
     take_memory(batch);

@@ -47,8 +47,10 @@ struct Packing {
 /// the host, so that their sizes are known there.
 class CudaPacked final : public CudaPath {
  public:
-  /// Exchanges through context.options.nccl_comm if given, else through peers' memory, or through
-  /// an NCCL communicator of the library's own if that is out of reach.
+  /// Exchanges through context.options.nccl_comm if given, else through peers' memory. If that is
+  /// out of reach: through an NCCL communicator of the library's own between processes on several
+  /// nodes, through host memory otherwise. REQUIRES: without a relay, or GPUs of a node reach each
+  /// other's memory.
   CudaPacked(const PathContext& context, int device, const Packing& packing);
 
   /// Exchanges through a transport that waits for its peers itself, as NCCL does.

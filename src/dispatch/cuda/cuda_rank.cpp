@@ -34,14 +34,6 @@ Buffer upload(const Placement& placement, DeviceArena& arena) {
   return buffer;
 }
 
-int existing_device(int device) {
-  int count = 0;
-  CROSSDOCK_CUDA(cudaGetDeviceCount(&count));
-  CROSSDOCK_CHECK(device >= 0 && device < count, "the tensors are on GPU ", device,
-                  ", but the number of GPUs is ", count);
-  return device;
-}
-
 // Precedes a rank's handles and news in its proposal.
 struct ProposalHeader {
   int64_t num_handles;

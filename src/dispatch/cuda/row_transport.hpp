@@ -28,6 +28,9 @@ class RowTransport {
   /// plan. Throws the same error on all ranks; the group stays usable.
   virtual void connect() {}
 
+  /// (optional) Throws if transfers cannot be queued now. Called before the ranks agree on a call.
+  virtual void check_usable() const {}
+
   /// Queues transfers. The agreed handles from `first_entry` on belong to their send buffers. Once
   /// the stream has executed the transfers, they are done and send buffers may be reused.
   virtual void run(const CudaRank::Agreed& agreed, size_t first_entry,
@@ -36,6 +39,10 @@ class RowTransport {
 
 /// Every rank copies its rows out of its peers' memory.
 std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank);
+
+/// Through page-locked host memory and the group's communicator, for GPUs that do not reach each
+/// other's memory. The host waits for the rows, so a call cannot be captured.
+std::unique_ptr<RowTransport> make_staged_copies(CudaRank& rank);
 
 /// Grouped ncclSend and ncclRecv on `nccl_comm`, an ncclComm_t whose ranks are the group's; null:
 /// on a communicator of the library's own. Throws Error(kUnsupported) if built without NCCL, or if

@@ -1,9 +1,10 @@
-// Processes that share a GPU. Their kernels take turns, so a wait of one for the
-// other lasts milliseconds: a part of the suite, for correctness. Compiled for each communicator of
-// processes.
+// Processes that reach each other's GPU memory. Where they share a GPU their kernels take turns, so a
+// wait of one for the other lasts milliseconds: a part of the suite, for correctness. Compiled for
+// each communicator of processes.
 
 #include <gtest/gtest.h>
 
+#include "comm/cuda/gpu_reach.hpp"
 #include "crossdock/cuda.hpp"
 #include "support/process_communicator.hpp"
 #include "testing/conformance/expect_conformance.hpp"
@@ -43,6 +44,25 @@ TEST_P(CudaProcesses, GiveTheBitsOfTheCpu) {
   Group group(crossdock::testing::make_process_communicator(), test_deadlines());
   EXPECT_EQ(output_hash(group, strategy_on_cuda), kKnownOutputHash);
 }
+
+/// On GPUs that do not reach each other's memory: rows go through host memory.
+class CudaProcessesOutOfReach : public CudaProcesses {
+  const cuda::UnreachableGpus pretended_;
+};
+
+TEST_P(CudaProcessesOutOfReach, GiveTheReferencesResults) {
+  Group group(crossdock::testing::make_process_communicator(), test_deadlines());
+  expect_no_failures(run_checks(group, strategy_on_cuda, some_checks()).failures);
+}
+
+TEST_P(CudaProcessesOutOfReach, GiveTheBitsOfTheCpu) {
+  Group group(crossdock::testing::make_process_communicator(), test_deadlines());
+  EXPECT_EQ(output_hash(group, strategy_on_cuda), kKnownOutputHash);
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, CudaProcessesOutOfReach,
+                         ::testing::Values("direct", "alltoall"),
+                         [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaProcesses, ::testing::Values("direct", "alltoall"),
                          [](const auto& info) { return info.param; });

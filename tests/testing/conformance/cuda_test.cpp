@@ -1,6 +1,6 @@
-// Strategies on a GPU, several ranks on one: the suite's host tensors are staged through it. Ranks
-// that play those of several nodes pack and exchange what crosses between nodes, and write and read
-// rows where they lie inside one.
+// Strategies on GPUs, several ranks on one if there are more ranks: the suite's host tensors are
+// staged through them. Ranks that play those of several nodes pack and exchange what crosses
+// between nodes, and write and read rows where they lie inside one.
 
 #include "crossdock/cuda.hpp"
 
@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "comm/cuda/gpu_reach.hpp"
 #include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::conformance {
@@ -38,6 +39,25 @@ INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,
                                           testing::Values(Ranks{1}, Ranks{2}, Ranks{4}, Ranks{7},
                                                           Ranks{8}, Ranks{4, 1}, Ranks{4, 2},
                                                           Ranks{7, 3}, Ranks{8, 4})),
+                         name_of_case);
+
+/// GPUs that do not reach each other's memory: rows go through host memory.
+class CudaRanksOutOfReach : public CudaRanks {
+  const cuda::UnreachableGpus pretended_;
+};
+
+TEST_P(CudaRanksOutOfReach, GiveTheReferencesResults) {
+  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+}
+
+TEST_P(CudaRanksOutOfReach, GiveTheBitsOfTheCpu) {
+  expect_known_bits(ranks(), strategy_on_cuda);
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksOutOfReach,
+                         testing::Combine(testing::ValuesIn(strategy_names()),
+                                          testing::Values(Ranks{2}, Ranks{4}, Ranks{7},
+                                                          Ranks{4, 2})),
                          name_of_case);
 
 }  // namespace

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace crossdock::cuda {
+
+/// The PCI address of a GPU as text: processes may number GPUs differently.
+using GpuId = std::array<char, 16>;
+
+/// A rank's GPU and the GPUs whose memory it cannot use.
+struct GpuReach {
+  GpuId gpu{};
+  bool reaches_nobody = false;  // see UnreachableGpus
+  /// Among the GPUs that the rank's process sees. Others are taken to be reachable: CUDA IPC does
+  /// not need to see a GPU.
+  std::vector<GpuId> unreachable{};
+
+  std::vector<std::byte> to_bytes() const;
+  static GpuReach from_bytes(std::span<const std::byte> bytes);
+};
+
+/// Of a GPU of this process.
+GpuReach reach_of(int device);
+
+/// Whether on every node each rank's GPU can use the memory of the other ranks' GPUs. Both
+/// arguments have an entry per rank.
+inline bool reach_each_other(std::span<const GpuReach> ranks, std::span<const int> node_of_rank) {
+  const auto can_reach = [](const GpuReach& from, const GpuReach& to) {
+    return !from.reaches_nobody &&
+           std::ranges::find(from.unreachable, to.gpu) == from.unreachable.end();
+  };
+  for (size_t a = 0; a < ranks.size(); ++a) {
+    for (size_t b = 0; b < ranks.size(); ++b) {
+      const bool is_near = a != b && node_of_rank[a] == node_of_rank[b];
+      if (is_near && !can_reach(ranks[a], ranks[b])) return false;
+    }
+  }
+  return true;
+}
+
+/// For tests on a machine with one GPU: while one of these exists, GPUs do not reach the memory of
+/// any other rank, not even on the same GPU.
+class UnreachableGpus {
+ public:
+  UnreachableGpus();
+  ~UnreachableGpus();
+  UnreachableGpus(const UnreachableGpus&) = delete;
+  UnreachableGpus& operator=(const UnreachableGpus&) = delete;
+};
+
+}  // namespace crossdock::cuda

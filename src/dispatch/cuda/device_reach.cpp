@@ -1,0 +1,35 @@
+#include <optional>
+#include <vector>
+
+#include "comm/agreed_failure.hpp"
+#include "comm/cuda/gpu_reach.hpp"
+#include "core/check.hpp"
+#include "core/cuda/device.hpp"
+#include "dispatch/device_path.hpp"
+
+namespace crossdock {
+
+bool agree_on_reach(const PathContext& context, Device device) {
+  Group& group = context.group;
+  std::vector<std::byte> own;
+  const std::optional<Error> refusal = refusal_of([&] {
+    if (context.refusal) throw *context.refusal;
+    const cuda::CallGuard guard(cuda::existing_device(device.index));
+    own = cuda::reach_of(device.index).to_bytes();
+  });
+  const Agreement all =
+      group.agree({.operation = "plan",
+                   .config = concat(context.config_text, ";weights=fp32;device=cuda"),
+                   .body = own,
+                   .refusal = refusal ? &*refusal : nullptr});
+  std::vector<cuda::GpuReach> ranks;
+  for (int p = 0; p < group.size(); ++p) {
+    ranks.push_back(cuda::GpuReach::from_bytes(all.body(p)));
+  }
+  // Thread ranks use each other's memory even if they simulate several nodes.
+  const bool is_one_machine = group.communicator().shares_address_space();
+  const Topology reached = is_one_machine ? Topology::single_node(group.size()) : group.topology();
+  return cuda::reach_each_other(ranks, reached.node_of_rank);
+}
+
+}  // namespace crossdock
