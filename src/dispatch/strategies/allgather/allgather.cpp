@@ -6,7 +6,6 @@
 #include "core/stream_copy.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/device_path.hpp"
-#include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
 #include "ops/copy_rows.hpp"
@@ -19,13 +18,6 @@ struct AllgatherState {
   std::vector<int64_t> arrival_tokens;  // [received] token of each, numbered as on its source
   RankSums sums;                        // with partial_sums only
 };
-
-// First token of every rank among all tokens, [P + 1].
-std::vector<int64_t> token_offsets(const PlanData& plan) {
-  std::vector<int64_t> offsets{0};
-  for (const int64_t tokens : plan.tokens_per_rank) offsets.push_back(offsets.back() + tokens);
-  return offsets;
-}
 
 // The tokens of all ranks, [sum of tokens_per_rank, row_bytes].
 Buffer gather_tokens(const Exchange& exchange, const std::vector<int64_t>& offsets,
@@ -211,6 +203,16 @@ class Allgather final : public Strategy {
 };
 
 }  // namespace
+
+std::vector<int64_t> token_offsets(const PlanData& plan) {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t tokens : plan.tokens_per_rank) offsets.push_back(offsets.back() + tokens);
+  return offsets;
+}
+
+const RankSums& rank_sums_of(const Plan& plan) {
+  return plan.strategy_state<AllgatherState>().sums;
+}
 
 std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
   const PlanData& plan = exchange.plan.data();

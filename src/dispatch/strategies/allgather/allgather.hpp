@@ -4,7 +4,9 @@
 #include <memory>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
+#include "dispatch/host/partial_sums.hpp"
 
 namespace crossdock {
 
@@ -15,5 +17,11 @@ std::unique_ptr<Strategy> make_allgather();
 
 /// [received] the token of every arrival, numbered as on its source. Collective.
 std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange);
+
+/// First token of every rank among all tokens, [P + 1].
+std::vector<int64_t> token_offsets(const PlanData& plan);
+
+/// The sums of a plan that this strategy made. REQUIRES: it has partial sums.
+const RankSums& rank_sums_of(const Plan& plan);
 
 }  // namespace crossdock
