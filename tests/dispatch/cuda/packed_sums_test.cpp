@@ -1,4 +1,4 @@
-// Partial sums on a GPU: the bits of the reference, and the bytes that the model counts.
+// Partial sums of packed rows on a GPU: the bits of the reference, and the bytes that the model counts.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 using reference::PerRank;
 using reference::to_tensor;
 
-using CudaPartialSums = CudaTest;
+using CudaPackedSums = CudaTest;
 
 std::vector<double> values_on(const ConstTensorView& tensor, const RankStream& stream) {
   const std::vector<std::byte> bytes = to_host(tensor, stream);
@@ -90,7 +90,7 @@ constexpr Rows kAllRows[] = {{DType::kF32, PartialSums::kF32},
                              {DType::kF16, PartialSums::kRowType}};
 
 // Of every type of rows and sums, at widths of single values and of vectors.
-TEST_F(CudaPartialSums, HaveTheBitsOfTheReference) {
+TEST_F(CudaPackedSums, HaveTheBitsOfTheReference) {
   for (const Nodes& nodes : {Nodes{4, 2}, Nodes{7, 3}}) {
     for (const std::string& strategy : strategy_names()) {
       for (const auto& [dtype, sums] : kAllRows) {
@@ -103,7 +103,7 @@ TEST_F(CudaPartialSums, HaveTheBitsOfTheReference) {
   }
 }
 
-TEST_F(CudaPartialSums, HaveTheBitsOfTheReferenceOnAllKindsOfNodes) {
+TEST_F(CudaPackedSums, HaveTheBitsOfTheReferenceOnAllKindsOfNodes) {
   for (const Nodes& nodes : {Nodes{1, 0}, Nodes{4, 0}, Nodes{4, 1}, Nodes{8, 4}}) {
     for (const std::string& strategy : strategy_names()) {
       expect_bits_of_the_reference(
@@ -113,13 +113,13 @@ TEST_F(CudaPartialSums, HaveTheBitsOfTheReferenceOnAllKindsOfNodes) {
 }
 
 // 270 vectors of 8: more than a warp takes at once.
-TEST_F(CudaPartialSums, OfWideRowsHaveTheBitsOfTheReference) {
+TEST_F(CudaPackedSums, OfWideRowsHaveTheBitsOfTheReference) {
   for (const auto& [dtype, sums] : kAllRows) {
     expect_bits_of_the_reference(random_sums(4, dtype, sums, 2160), "hierarchical", {4, 2});
   }
 }
 
-TEST_F(CudaPartialSums, LeaveOutDroppedRoutes) {
+TEST_F(CudaPackedSums, LeaveOutDroppedRoutes) {
   for (const DropPolicy policy : {DropPolicy::kPosition, DropPolicy::kWeight}) {
     for (const std::string& strategy : strategy_names()) {
       const SumsCase given = random_sums(4, DType::kBF16, PartialSums::kRowType, 40,
@@ -130,7 +130,7 @@ TEST_F(CudaPartialSums, LeaveOutDroppedRoutes) {
 }
 
 // The plan cannot be captured, the sums can.
-TEST_F(CudaPartialSums, AreCapturedAndReplayedWithOtherRows) {
+TEST_F(CudaPackedSums, AreCapturedAndReplayedWithOtherRows) {
   const Nodes nodes{4, 2};
   for (const std::string& strategy : strategy_names()) {
     SCOPED_TRACE(strategy);
@@ -229,7 +229,7 @@ double sum_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
-TEST_F(CudaPartialSums, AreFewerBytesToTheByteAsTheModelCounts) {
+TEST_F(CudaPackedSums, AreFewerBytesToTheByteAsTheModelCounts) {
   const Nodes nodes{8, 4};
   const auto routes_with = [&](PartialSums sums) {
     Routes routes =
