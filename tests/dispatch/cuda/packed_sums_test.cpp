@@ -1,4 +1,5 @@
-// Partial sums of packed rows on a GPU: the bits of the reference, and the bytes that the model counts.
+// Partial sums of packed rows on a GPU: the bits of the reference, and the bytes that the model
+// counts.
 
 #include <gtest/gtest.h>
 
