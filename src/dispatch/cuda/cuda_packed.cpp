@@ -82,10 +82,8 @@ CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& pa
       transport_(make_transport(rank_)) {}
 
 std::shared_ptr<const DevicePlanData> CudaPacked::upload(const Plan& host_plan) {
-  std::vector<int64_t> arrival_tokens;
-  if (packing_.arrival_tokens) {
-    arrival_tokens = packing_.arrival_tokens({group(), host_plan, host_plan.id(), "plan", {}});
-  }
+  std::span<const int64_t> arrival_tokens;
+  if (packing_.arrival_tokens) arrival_tokens = packing_.arrival_tokens(host_plan);
   auto arrays = std::make_shared<PackedPlan>(rank_, host_plan.data(), arrival_tokens);
   if (packing_.relay) arrays->set_relay(packing_.relay(rank_, host_plan));
   if (config().partial_sums != PartialSums::kNone) {

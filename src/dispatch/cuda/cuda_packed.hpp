@@ -43,8 +43,8 @@ class PackedPlan final : public CudaPlan {
 /// first two is set.
 struct Packing {
   /// All tokens go to every rank, as with allgather. Returns [received] the token of every arrival,
-  /// numbered as on its source. Collective.
-  std::function<std::vector<int64_t>(const Exchange& exchange)> arrival_tokens{};
+  /// numbered as on its source.
+  std::function<std::span<const int64_t>(const Plan& host_plan)> arrival_tokens{};
   /// Only copies between nodes are exchanged, as with direct; within a node rows are written and
   /// read in place. Collective.
   std::function<RelayPlan(CudaRank& rank, const Plan& host_plan)> relay{};

@@ -174,9 +174,9 @@ struct Recorded {
   std::vector<double> dispatch, combine;  // [P]
 };
 
-double exchanged_bytes(const Group& group, const std::string& operation) {
+double exchanged_bytes(Group& group, const std::string& operation) {
   double bytes = 0;
-  for (const Event& event : const_cast<Group&>(group).recorder().events()) {
+  for (const Event& event : group.recorder().events()) {
     const bool is_exchange = std::string(event.phase) == "exchange";
     if (is_exchange && event.operation == operation) bytes += static_cast<double>(event.bytes);
   }

@@ -38,6 +38,21 @@ size_t source_of(const RowBlock& block) {
   return static_cast<size_t>(block.source);
 }
 
+// Tells every rank the tokens of its arrivals. Collective.
+std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
+  const PlanData& plan = exchange.plan.data();
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
+  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * kBytes);
+  auto* tokens = reinterpret_cast<int64_t*>(packed.data());
+  for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
+  const Buffer arrived = exchange_rows(exchange, {.send = packed,
+                                                  .send_offsets = plan.send_offsets,
+                                                  .recv_offsets = plan.recv_offsets,
+                                                  .row_bytes = kBytes});
+  const auto* first = reinterpret_cast<const int64_t*>(arrived.data());
+  return {first, first + plan.num_received()};
+}
+
 // Copies tokens of a block's source to the block's rows.
 void place(const Exchange& exchange, const RowBlock& block, const std::byte* tokens,
            const RowPart& part) {
@@ -210,22 +225,12 @@ std::vector<int64_t> token_offsets(const PlanData& plan) {
   return offsets;
 }
 
-const RankSums& rank_sums_of(const Plan& plan) {
-  return plan.strategy_state<AllgatherState>().sums;
+std::span<const int64_t> arrival_tokens_of(const Plan& plan) {
+  return plan.strategy_state<AllgatherState>().arrival_tokens;
 }
 
-std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
-  const PlanData& plan = exchange.plan.data();
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
-  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * kBytes);
-  auto* tokens = reinterpret_cast<int64_t*>(packed.data());
-  for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
-  const Buffer arrived = exchange_rows(exchange, {.send = packed,
-                                                  .send_offsets = plan.send_offsets,
-                                                  .recv_offsets = plan.recv_offsets,
-                                                  .row_bytes = kBytes});
-  const auto* first = reinterpret_cast<const int64_t*>(arrived.data());
-  return {first, first + plan.num_received()};
+const RankSums& rank_sums_of(const Plan& plan) {
+  return plan.strategy_state<AllgatherState>().sums;
 }
 
 std::unique_ptr<Strategy> make_allgather() {

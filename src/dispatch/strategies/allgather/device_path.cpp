@@ -32,7 +32,7 @@ cuda::PartialSumLists list_reduce_scatter(const cuda::CudaRank& /*rank*/, const 
 }  // namespace
 
 cuda::Packing cuda::allgather_packing() {
-  return {.arrival_tokens = exchange_arrival_tokens, .sum_lists = list_reduce_scatter};
+  return {.arrival_tokens = arrival_tokens_of, .sum_lists = list_reduce_scatter};
 }
 
 std::unique_ptr<Path> make_allgather_device_path(const PathContext& context, Device device) {
