@@ -192,7 +192,7 @@ Recorded record(const Routes& routes, const Nodes& nodes, const std::string& str
         const auto r = static_cast<size_t>(group.rank());
         const int64_t K = routes.config.top_k;
         const int64_t T = std::ssize(routes.ids[r]) / K;
-        const RankStream stream;
+        const RankStream stream(group);
         const std::vector<float> ones(routes.ids[r].size(), 1.0f);
         const OwnedTensor ids = to_device(ConstTensorView(routes.ids[r].data(), {T, K}), stream);
         const OwnedTensor weights = to_device(ConstTensorView(ones.data(), {T, K}), stream);
