@@ -30,7 +30,7 @@ CROSSDOCK_API void make_stream_wait(Stream waiting, Stream awaited, Device devic
 
 /// Wraps a strategy so that host tensors take the GPU's path: every call copies its tensors to the
 /// GPU, runs there and copies the results back. Slow; for testing the GPU path with a program that
-/// uses host memory only. fp64 and partial_sums stay on the host. `device` is the index of the GPU,
+/// uses host memory only. fp64 stays on the host. `device` is the index of the GPU,
 /// or -1 for that of the rank: cuda_device_of its group.
 CROSSDOCK_API std::unique_ptr<Strategy> on_cuda(std::unique_ptr<Strategy> strategy,
                                                 int device = -1);

@@ -56,8 +56,7 @@ struct Dispatcher::Impl {
   Path& path_for(const ConstTensorView& routes, const ConstTensorView& weights) {
     Device device = routes.device;
     if (device.is_cpu() && context.strategy) {
-      const bool stays =
-          weights.dtype == DType::kF64 || context.config->partial_sums != PartialSums::kNone;
+      const bool stays = weights.dtype == DType::kF64;
       const std::optional<Device> taken_to = context.strategy->device_for_host_tensors();
       if (taken_to && !stays) device = *taken_to;
       if (device.index < 0) device.index = cuda_device_of(context.group);

@@ -43,6 +43,9 @@ __device__ inline Vector load_once(const Vector* from) {
   if constexpr (sizeof(Vector) == 16) {
     const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
     __builtin_memcpy(&value, &bits, sizeof(value));
+  } else if constexpr (sizeof(Vector) == 8) {
+    const uint2 bits = __ldcs(reinterpret_cast<const uint2*>(from));
+    __builtin_memcpy(&value, &bits, sizeof(value));
   } else if constexpr (sizeof(Vector) == 4) {
     const uint32_t bits = __ldcs(reinterpret_cast<const uint32_t*>(from));
     __builtin_memcpy(&value, &bits, sizeof(value));

@@ -7,6 +7,7 @@
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/pad_rows.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
+#include "dispatch/cuda/kernels/sum_groups.hpp"
 #include "ops/device_rows.hpp"
 #include "ops/fp8_rows.hpp"
 #include "plan/cuda/device_plan.hpp"
@@ -24,6 +25,7 @@ void load_all_kernels() {
   load_gather_routes();
   load_move_rows();
   load_pad_rows();
+  load_sum_groups();
   ops::load_device_rows();
   ops::load_fp8_rows();
 }

@@ -1,9 +1,11 @@
 #include "dispatch/cuda/cuda_packed.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/cuda/check.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/cuda/fault_error.hpp"
 #include "dispatch/cuda/kernels/gather_sum_backward.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
@@ -25,6 +27,30 @@ bool uses_nccl(const PathContext& context) {
 
 bool uses_peer_memory(const PathContext& context) {
   return !uses_nccl(context) && context.gpus_reach_each_other;
+}
+
+// Bytes that leave this rank.
+int64_t bytes_to_others(std::span<const RowTransfer> transfers, int rank) {
+  int64_t num_bytes = 0;
+  for (const RowTransfer& transfer : transfers) {
+    const std::vector<RowTraffic::Part>& parts = transfer.traffic.parts;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      if (p != static_cast<size_t>(rank)) num_bytes += parts[p].send_count * transfer.row_bytes;
+    }
+  }
+  return num_bytes;
+}
+
+EventPeers peers_of(std::span<const RowTransfer> transfers, int rank) {
+  EventPeers peers;
+  for (int p = 0; p < std::ssize(transfers[0].traffic.parts); ++p) {
+    const bool is_peer = std::any_of(transfers.begin(), transfers.end(), [&](const RowTransfer& t) {
+      const RowTraffic::Part& part = t.traffic.parts[static_cast<size_t>(p)];
+      return part.send_count > 0 || part.recv_count > 0;
+    });
+    if (p != rank && is_peer) peers.add(p);
+  }
+  return peers;
 }
 
 // REQUIRES: a CudaPacked made the plan.
@@ -63,12 +89,14 @@ CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& pa
       transport_(make_transport(rank_)) {}
 
 std::shared_ptr<const DevicePlanData> CudaPacked::upload(const Plan& host_plan) {
-  std::vector<int64_t> arrival_tokens;
-  if (packing_.arrival_tokens) {
-    arrival_tokens = packing_.arrival_tokens({group(), host_plan, host_plan.id(), "plan", {}});
-  }
+  std::span<const int64_t> arrival_tokens;
+  if (packing_.arrival_tokens) arrival_tokens = packing_.arrival_tokens(host_plan);
   auto arrays = std::make_shared<PackedPlan>(rank_, host_plan.data(), arrival_tokens);
   if (packing_.relay) arrays->set_relay(packing_.relay(rank_, host_plan));
+  if (config().partial_sums != PartialSums::kNone) {
+    arrays->set_partial_sums(
+        make_partial_sum_plan(rank_, host_plan, packing_.sum_lists(rank_, host_plan)));
+  }
   return arrays;
 }
 
@@ -90,6 +118,9 @@ ReadyCall CudaPacked::ready_dispatch(const Plan& plan, const DispatchArgs& args,
 
 ReadyCall CudaPacked::ready_gather_sum(const char* operation, const Plan& plan,
                                        const GatherSumArgs& args) {
+  if (config().partial_sums != PartialSums::kNone) {
+    return ready_partial_sums(operation, plan, args);
+  }
   return ready_batches({rows_to_tokens(plan, args.rows)},
                        [this, operation, &plan, args](const CudaRank::Agreed& agreed,
                                                       std::span<const RowBatch> batches) {
@@ -97,6 +128,22 @@ ReadyCall CudaPacked::ready_gather_sum(const char* operation, const Plan& plan,
                          exchange(agreed, gather.operation, batches);
                          gather.targets = packed_plan(plan).exchange().sum_targets;
                          sum(agreed, batches[0], gather);
+                       });
+}
+
+ReadyCall CudaPacked::ready_partial_sums(const char* operation, const Plan& plan,
+                                         const GatherSumArgs& args) {
+  return ready_batches({partial_sums_to_tokens(plan, args.rows)},
+                       [this, operation, &plan, args](const CudaRank::Agreed& agreed,
+                                                      std::span<const RowBatch> batches) {
+                         SumGroupsArgs sum{};
+                         sum.D = static_cast<int32_t>(config().width);
+                         sum.row_dtype = args.rows.dtype;
+                         sum.partial_dtype = partial_dtype(config().partial_sums, args.rows.dtype);
+                         sum.is_weighted = args.weights.given();
+                         sum.operation = operation_of_sum(operation);
+                         sum.out = static_cast<std::byte*>(args.out.data);
+                         sum_partials(agreed, batches[0], plan, sum);
                        });
 }
 
@@ -217,6 +264,22 @@ CudaPacked::RowBatch CudaPacked::rows_to_tokens(const Plan& plan,
   return batch;
 }
 
+// Sums take the place of packed rows.
+CudaPacked::RowBatch CudaPacked::partial_sums_to_tokens(const Plan& plan,
+                                                        const ConstTensorView& rows) const {
+  const DType dtype = partial_dtype(config().partial_sums, rows.dtype);
+  RowBatch batch{.traffic = &packed_plan(plan).partial_sums().traffic,
+                 .from = static_cast<const std::byte*>(rows.data),
+                 .row_bytes = config().width * size_of(dtype)};
+  if (packing_.relay) {
+    batch.relay = packed_plan(plan).relay();
+    batch.is_read = true;
+    batch.rows = rows.data;
+    batch.rows_bytes = rows.num_bytes();
+  }
+  return batch;
+}
+
 void CudaPacked::take_memory(RowBatch& batch) {
   const RowTraffic& traffic = *batch.traffic;
   const void* sent = batch.from;
@@ -250,24 +313,17 @@ ReadyCall CudaPacked::ready_batches(std::vector<RowBatch> batches, QueueBatches 
 
 void CudaPacked::exchange(const CudaRank::Agreed& agreed, Operation operation,
                           std::span<const RowBatch> batches) {
-  std::vector<RowTransfer> transfers;
   for (const RowBatch& batch : batches) {
-    if (batch.is_packed) {
-      launch_move_rows({.from = batch.from,
-                        .from_index = batch.from_index,
-                        .to = bytes(batch.packed),
-                        .to_index = nullptr,
-                        .num_rows = batch.traffic->num_sent,
-                        .row_bytes = batch.row_bytes},
-                       rank_.stream());
-    }
-    transfers.push_back({.traffic = *batch.traffic,
-                         .send = batch.shown.data,
-                         .recv = bytes(batch.arrived),
-                         .row_bytes = batch.row_bytes,
-                         .operation = operation});
+    if (!batch.is_packed) continue;
+    launch_move_rows({.from = batch.from,
+                      .from_index = batch.from_index,
+                      .to = bytes(batch.packed),
+                      .to_index = nullptr,
+                      .num_rows = batch.traffic->num_sent,
+                      .row_bytes = batch.row_bytes},
+                     rank_.stream());
   }
-  transport_->run(agreed, batches[0].entry, transfers);
+  transfer(agreed, operation, batches);
   for (const RowBatch& batch : batches) {
     if (batch.relay != nullptr && !batch.is_read) scatter_near(agreed, operation, batch);
     launch_move_rows({.from = bytes(batch.arrived),
@@ -278,6 +334,22 @@ void CudaPacked::exchange(const CudaRank::Agreed& agreed, Operation operation,
                       .row_bytes = batch.row_bytes},
                      rank_.stream());
   }
+}
+
+void CudaPacked::transfer(const CudaRank::Agreed& agreed, Operation operation,
+                          std::span<const RowBatch> batches) {
+  std::vector<RowTransfer> transfers;
+  for (const RowBatch& batch : batches) {
+    transfers.push_back({.traffic = *batch.traffic,
+                         .send = batch.shown.data,
+                         .recv = bytes(batch.arrived),
+                         .row_bytes = batch.row_bytes,
+                         .operation = operation});
+  }
+  EventRecorder::Scope recorded(group().recorder(), agreed.operation, agreed.sequence,
+                                bytes_to_others(transfers, group().rank()), "exchange");
+  recorded.set_peers(peers_of(transfers, group().rank()));
+  transport_->run(agreed, batches[0].entry, transfers);
 }
 
 // Scatters this rank's tokens and the received copies into the rows of this node.
@@ -324,6 +396,37 @@ void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch,
     launch_barrier(args.signals, args.operation, rank_.stream());
   }
   launch_gather_sum(args, rank_.max_sms(), rank_.stream());
+}
+
+// A gateway reads the rows of its node, so all ranks there must have written them.
+void CudaPacked::sum_partials(const CudaRank::Agreed& agreed, const RowBatch& batch,
+                              const Plan& plan, SumGroupsArgs& args) {
+  const PartialSumPlan& sums = packed_plan(plan).partial_sums();
+  std::byte* const out = args.out;
+  if (batch.relay == nullptr) {
+    args.rows[0] = batch.from;
+  } else {
+    rank_.reach_near(agreed, batch.rows_entry, args.rows);
+    launch_barrier(rank_.near_signals(), args.operation, rank_.stream());
+  }
+  const auto launch = [&](const PartialSumPlan::List& list) {
+    args.terms = list.terms;
+    args.offsets = list.offsets;
+    args.N = list.num_sums;
+    launch_sum_groups(args, rank_.max_sms(), rank_.stream());
+  };
+  args.partial_source = -1;
+  args.out = bytes(batch.packed);
+  args.out_dtype = args.partial_dtype;
+  args.signals = rank_.local_signals();
+  launch(sums.sent);
+  transfer(agreed, args.operation, {&batch, 1});
+  if (sums.arrived_source >= 0) args.rows[sums.arrived_source] = bytes(batch.arrived);
+  args.partial_source = sums.arrived_source;
+  args.out = out;
+  args.out_dtype = args.row_dtype;
+  if (batch.relay != nullptr) args.signals = rank_.near_signals();
+  launch(sums.tokens);
 }
 
 }  // namespace crossdock::cuda

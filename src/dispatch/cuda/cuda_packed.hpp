@@ -10,6 +10,7 @@
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/cuda_path.hpp"
 #include "dispatch/cuda/exchange_plan.hpp"
+#include "dispatch/cuda/partial_sum_plan.hpp"
 #include "dispatch/cuda/row_transport.hpp"
 
 namespace crossdock::cuda {
@@ -28,19 +29,27 @@ class PackedPlan final : public CudaPlan {
   /// Null if tokens are not relayed.
   const RelayPlan* relay() const { return relay_ ? &*relay_ : nullptr; }
 
+  void set_partial_sums(PartialSumPlan sums) { partial_sums_ = std::move(sums); }
+  /// REQUIRES: set.
+  const PartialSumPlan& partial_sums() const { return *partial_sums_; }
+
  private:
   ExchangePlan exchange_;
   std::optional<RelayPlan> relay_;
+  std::optional<PartialSumPlan> partial_sums_;
 };
 
-/// The rows that a strategy exchanges. Default: one per route, as alltoall. At most one is set.
+/// The rows that a strategy exchanges. Default: one per route, as alltoall. At most one of the
+/// first two is set.
 struct Packing {
   /// All tokens go to every rank, as with allgather. Returns [received] the token of every arrival,
-  /// numbered as on its source. Collective.
-  std::function<std::vector<int64_t>(const Exchange& exchange)> arrival_tokens{};
+  /// numbered as on its source.
+  std::function<std::span<const int64_t>(const Plan& host_plan)> arrival_tokens{};
   /// Only copies between nodes are exchanged, as with direct; within a node rows are written and
   /// read in place. Collective.
   std::function<RelayPlan(CudaRank& rank, const Plan& host_plan)> relay{};
+  /// What is summed where with partial sums.
+  std::function<PartialSumLists(const CudaRank& rank, const Plan& host_plan)> sum_lists{};
 };
 
 /// Packs rows by destination, exchanges them through a transport and unpacks them. Makes plans on
@@ -95,6 +104,7 @@ class CudaPacked final : public CudaPath {
                            const DispatchResult& result) override;
   ReadyCall ready_gather_sum(const char* operation, const Plan& plan,
                              const GatherSumArgs& args) override;
+  ReadyCall ready_partial_sums(const char* operation, const Plan& plan, const GatherSumArgs& args);
   ReadyCall ready_combine_backward(const Plan& plan, const GradientTensors& tensors) override;
   ReadyCall ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
                                  const TensorView& routes) override;
@@ -105,6 +115,7 @@ class CudaPacked final : public CudaPath {
   RowBatch routes_to_rows(const Plan& plan, const ConstTensorView& routes,
                           const TensorView& rows) const;
   RowBatch rows_to_tokens(const Plan& plan, const ConstTensorView& rows) const;
+  RowBatch partial_sums_to_tokens(const Plan& plan, const ConstTensorView& rows) const;
 
   /// Makes a call that exchanges these batches: takes their memory and numbers their handles. Once
   /// the ranks have agreed, `queue` gets the batches.
@@ -116,10 +127,16 @@ class CudaPacked final : public CudaPath {
   /// Packs, exchanges and unpacks batches with contiguous handles.
   void exchange(const CudaRank::Agreed& agreed, Operation operation,
                 std::span<const RowBatch> batches);
+  /// Exchanges packed batches.
+  void transfer(const CudaRank::Agreed& agreed, Operation operation,
+                std::span<const RowBatch> batches);
   void scatter_near(const CudaRank::Agreed& agreed, Operation operation, const RowBatch& batch);
   /// Zeroes the pad rows of a batch's destination.
   void zero_pads(const Plan& plan, const RowBatch& batch) const;
   void sum(const CudaRank::Agreed& agreed, const RowBatch& batch, GatherSumKernelArgs& args);
+  /// Makes partial sums, exchanges them and adds them up.
+  void sum_partials(const CudaRank::Agreed& agreed, const RowBatch& batch, const Plan& plan,
+                    SumGroupsArgs& args);
   void unpack_routes(const Plan& plan, const RowBatch& batch, const TensorView& routes);
 
   /// Inputs and results of combine_backward, one entry per row.

@@ -1,5 +1,7 @@
 #include "dispatch/cuda/exchange_plan.hpp"
 
+#include <cstring>
+
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
 
@@ -62,6 +64,23 @@ RowTraffic make_traffic(std::span<const int64_t> send_offsets,
                              .peer_begin = peer_begins[p]});
   }
   return traffic;
+}
+
+RowTraffic agree_on_traffic(Group& group, const Plan& plan,
+                            const std::vector<int64_t>& send_offsets,
+                            const std::vector<int64_t>& recv_offsets) {
+  const Agreement all = group.agree({.operation = "plan",
+                                     .subject = plan.id(),
+                                     .config = {},
+                                     .body = std::as_bytes(std::span(send_offsets)),
+                                     .under_way = true,
+                                     .refusal = nullptr});
+  std::vector<int64_t> begins(index(group.size()));
+  for (int p = 0; p < group.size(); ++p) {
+    const std::byte* offset = all.body(p).data() + index(group.rank()) * sizeof(int64_t);
+    std::memcpy(&begins[index(p)], offset, sizeof(int64_t));
+  }
+  return make_traffic(send_offsets, recv_offsets, begins);
 }
 
 int64_t rows_between(const PlanData& data, int source, int destination) {

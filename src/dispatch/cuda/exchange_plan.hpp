@@ -8,6 +8,7 @@
 #include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device_pool.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
 #include "plan/cuda/device_plan.hpp"
 
@@ -34,6 +35,12 @@ struct RowTraffic {
 RowTraffic make_traffic(std::span<const int64_t> send_offsets,
                         std::span<const int64_t> recv_offsets,
                         std::span<const int64_t> peer_begins);
+
+/// The same if ranks do not know each other's buffers: every rank announces the offsets of its send
+/// buffer. Collective.
+RowTraffic agree_on_traffic(Group& group, const Plan& plan,
+                            const std::vector<int64_t>& send_offsets,
+                            const std::vector<int64_t>& recv_offsets);
 
 /// Rows from rank `source` to rank `destination`.
 int64_t rows_between(const PlanData& data, int source, int destination);

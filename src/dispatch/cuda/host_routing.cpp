@@ -37,8 +37,8 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
 
 void check_not_captured(const CudaRank& rank) {
   CROSSDOCK_CHECK(!is_capturing(rank.stream()),
-                  "this plan is made on the host, which cannot be captured in a graph; use direct, "
-                  "drops by position and a configured max_rows");
+                  "this plan is made on the host, which cannot be captured in a graph; use direct "
+                  "without partial sums, drops by position and a configured max_rows");
 }
 
 ConstTensorView HostRouting::copy(const char* name, const ConstTensorView& tensor, Buffer& buffer,

@@ -152,9 +152,7 @@ Buffer sum_at_experts(const Exchange& exchange, const RankSums& sums, const Gath
   return sum_by_offsets(exchange, sums, sums.sum_offsets, args);
 }
 
-Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
-                            const GatherSumArgs& args) {
-  const PlanData& plan = exchange.plan.data();
+std::vector<int64_t> dense_sum_offsets(const PlanData& plan, const RankSums& sums) {
   std::vector<int64_t> offsets{0};
   size_t sum = 0;
   for (size_t source = 0; source < static_cast<size_t>(plan.P); ++source) {
@@ -164,7 +162,12 @@ Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
       offsets.push_back(sums.sum_offsets[sum]);
     }
   }
-  return sum_by_offsets(exchange, sums, offsets, args);
+  return offsets;
+}
+
+Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
+                            const GatherSumArgs& args) {
+  return sum_by_offsets(exchange, sums, dense_sum_offsets(exchange.plan.data(), sums), args);
 }
 
 void sum_partials(const Exchange& exchange, const RankSums& sums, const Buffer& arrived,

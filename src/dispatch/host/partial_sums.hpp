@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/tensor.hpp"
 
@@ -35,8 +36,11 @@ int64_t partial_row_bytes(const Exchange& exchange, const GatherSumArgs& args);
 /// The sums this rank makes, [sums, D].
 Buffer sum_at_experts(const Exchange& exchange, const RankSums& sums, const GatherSumArgs& args);
 
-/// The same with a row for every token of every source, zeros where this rank has no row of it:
-/// [sum of tokens_per_rank, D].
+/// Offsets of the sums with one for every token of every source, empty where this rank has no row
+/// of it: [sum of tokens_per_rank + 1] into RankSums::rows.
+std::vector<int64_t> dense_sum_offsets(const PlanData& plan, const RankSums& sums);
+
+/// Those sums, zeros where they are empty: [sum of tokens_per_rank, D].
 Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
                             const GatherSumArgs& args);
 

@@ -157,6 +157,8 @@ struct LateCall {
   std::string operation;
   GpuSetting setting{};
   bool is_begun = false;
+  PartialSums sums = PartialSums::kNone;
+  int ranks_per_node = 0;  // 0: all on one node
 };
 
 // Into memory of the caller: rows [R, D] of a dispatch, out [T, D] of the others.
@@ -178,7 +180,10 @@ void queue(GpuRank& rank, const LateCall& call, const Plan& plan, const TensorVi
 }
 
 void expect_late_rank_is_named(const LateCall& call) {
-  const DispatchCase the_case = late_case();
+  DispatchCase the_case = late_case();
+  the_case.config.partial_sums = call.sums;
+  ThreadOptions options = deadline_of_two_seconds();
+  options.ranks_per_node = call.ranks_per_node;
   Gate late;
   TensorView rows_of_late_rank;
   run_ranks(
@@ -215,7 +220,7 @@ void expect_late_rank_is_named(const LateCall& call) {
           EXPECT_TRUE(holds_only(0, out.view, rank.stream));
         }
       },
-      deadline_of_two_seconds());
+      options);
 }
 
 TEST_F(CudaLateRank, IsNamedWithTheCallThatWaitedForIt) {
@@ -231,6 +236,22 @@ TEST_F(CudaLateRank, IsNamedWithTheCallThatWaitedForIt) {
     expect_late_rank_is_named(call);
     expect_new_ranks_work();
   }
+}
+
+// Ranks of one node wait before they sum, those of others before they exchange the sums.
+TEST_F(CudaLateRank, IsNamedWithThePartialSumsThatWaitedForIt) {
+  for (const LateCall& call :
+       {LateCall{.operation = "combine", .setting = {.strategy = "alltoall"}},
+        LateCall{.operation = "combine", .setting = {.strategy = "hierarchical"}},
+        LateCall{.operation = "dispatch_backward",
+        .setting = {.strategy = "hierarchical"},
+        .ranks_per_node = 1}}) {
+    LateCall with_sums = call;
+    with_sums.sums = PartialSums::kF32;
+    SCOPED_TRACE(call.setting.strategy + " " + call.operation);
+    expect_late_rank_is_named(with_sums);
+  }
+  expect_new_ranks_work();
 }
 
 // A routing is refused in one replay, and rank 1 is late in the next, before anybody has asked.

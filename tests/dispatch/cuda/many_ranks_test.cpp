@@ -150,8 +150,11 @@ class HostTransport final : public cuda::RowTransport {
 };
 
 // With a transport that takes NCCL's place.
-void expect_bits_through_the_host(int num_ranks, int ranks_per_node, const std::string& strategy) {
-  expect_bits_of_the_cpu({.the_case = case_of(num_ranks),
+void expect_bits_through_the_host(int num_ranks, int ranks_per_node, const std::string& strategy,
+                                  PartialSums sums = PartialSums::kNone) {
+  DispatchCase the_case = case_of(num_ranks);
+  the_case.config.partial_sums = sums;
+  expect_bits_of_the_cpu({.the_case = the_case,
                           .options = nodes_of(ranks_per_node),
                           .strategy = strategy,
                           .make_transport = [](cuda::CudaRank& rank) {
@@ -165,12 +168,14 @@ TEST_F(CudaManyRanks, AFewRelayTokensWithinTheirNodesOnly) {
   for (const char* strategy : {"direct", "hierarchical"}) {
     expect_bits_through_the_host(5, 3, strategy);
     expect_bits_through_the_host(6, 2, strategy);
+    expect_bits_through_the_host(5, 3, strategy, PartialSums::kF32);
   }
 }
 
 TEST_F(CudaManyRanks, ExchangeThroughATransportThatWaitsItself) {
   for (const char* strategy : {"alltoall", "allgather"}) {
     expect_bits_through_the_host(kManyRanks, 0, strategy);
+    expect_bits_through_the_host(kManyRanks, 0, strategy, PartialSums::kF32);
   }
 }
 
@@ -179,6 +184,7 @@ TEST_F(CudaManyRanks, ExchangeThroughATransportThatWaitsItself) {
 TEST_F(CudaManyRanks, RelayTokensBetweenNodes) {
   for (const char* strategy : {"direct", "hierarchical"}) {
     expect_bits_through_the_host(kManyRanks, 1, strategy);
+    expect_bits_through_the_host(kManyRanks, 1, strategy, PartialSums::kF32);
   }
 }
 

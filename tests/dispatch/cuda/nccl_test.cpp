@@ -112,11 +112,15 @@ TEST_F(CudaNccl, DispatchersOfOneRankShareTheCommunicator) {
 
 TEST_F(CudaNccl, SeveralRanksBringTheirRowsHome) {
   const test::FakeNccl nccl;
-  for (const char* strategy : kPackingStrategies) {
-    expect_bits_of_the_cpu(own_communicator(nccl.library(), case_of({33, 0, 17, 40, 8}), strategy));
+  DispatchCase the_case = case_of({33, 0, 17, 40, 8});
+  for (const PartialSums sums : {PartialSums::kNone, PartialSums::kF32}) {
+    the_case.config.partial_sums = sums;
+    for (const char* strategy : kPackingStrategies) {
+      expect_bits_of_the_cpu(own_communicator(nccl.library(), the_case, strategy));
+    }
   }
   const test::FakeNccl::Counts counts = nccl.await_ends();
-  EXPECT_EQ(counts.destroyed, 4 * 5);
+  EXPECT_EQ(counts.destroyed, 2 * 4 * 5);
   EXPECT_EQ(counts.aborted, 0);
 }
 

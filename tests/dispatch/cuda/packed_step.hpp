@@ -6,15 +6,14 @@
 
 #include "dispatch/cuda/cuda_packed.hpp"
 #include "dispatch/cuda/step.hpp"
-#include "dispatch/strategies/allgather/allgather.hpp"
-#include "dispatch/strategies/direct/relay_plan.hpp"
+#include "dispatch/strategies/packings.hpp"
 
 namespace crossdock {
 
 inline cuda::Packing packing_of(const std::string& strategy) {
-  if (strategy == "alltoall") return {};
-  if (strategy == "allgather") return {.arrival_tokens = exchange_arrival_tokens};
-  return {.relay = cuda::make_relay_plan};
+  if (strategy == "alltoall") return cuda::alltoall_packing();
+  if (strategy == "allgather") return cuda::allgather_packing();
+  return cuda::relay_packing();
 }
 
 /// Strategies that pack rows, over a transport of the test.

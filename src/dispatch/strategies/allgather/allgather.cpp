@@ -6,7 +6,6 @@
 #include "core/stream_copy.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/device_path.hpp"
-#include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
 #include "ops/copy_rows.hpp"
@@ -19,13 +18,6 @@ struct AllgatherState {
   std::vector<int64_t> arrival_tokens;  // [received] token of each, numbered as on its source
   RankSums sums;                        // with partial_sums only
 };
-
-// First token of every rank among all tokens, [P + 1].
-std::vector<int64_t> token_offsets(const PlanData& plan) {
-  std::vector<int64_t> offsets{0};
-  for (const int64_t tokens : plan.tokens_per_rank) offsets.push_back(offsets.back() + tokens);
-  return offsets;
-}
 
 // The tokens of all ranks, [sum of tokens_per_rank, row_bytes].
 Buffer gather_tokens(const Exchange& exchange, const std::vector<int64_t>& offsets,
@@ -44,6 +36,21 @@ Buffer gather_tokens(const Exchange& exchange, const std::vector<int64_t>& offse
 
 size_t source_of(const RowBlock& block) {
   return static_cast<size_t>(block.source);
+}
+
+// Tells every rank the tokens of its arrivals. Collective.
+std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
+  const PlanData& plan = exchange.plan.data();
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
+  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * kBytes);
+  auto* tokens = reinterpret_cast<int64_t*>(packed.data());
+  for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
+  const Buffer arrived = exchange_rows(exchange, {.send = packed,
+                                                  .send_offsets = plan.send_offsets,
+                                                  .recv_offsets = plan.recv_offsets,
+                                                  .row_bytes = kBytes});
+  const auto* first = reinterpret_cast<const int64_t*>(arrived.data());
+  return {first, first + plan.num_received()};
 }
 
 // Copies tokens of a block's source to the block's rows.
@@ -212,18 +219,18 @@ class Allgather final : public Strategy {
 
 }  // namespace
 
-std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
-  const PlanData& plan = exchange.plan.data();
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
-  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * kBytes);
-  auto* tokens = reinterpret_cast<int64_t*>(packed.data());
-  for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
-  const Buffer arrived = exchange_rows(exchange, {.send = packed,
-                                                  .send_offsets = plan.send_offsets,
-                                                  .recv_offsets = plan.recv_offsets,
-                                                  .row_bytes = kBytes});
-  const auto* first = reinterpret_cast<const int64_t*>(arrived.data());
-  return {first, first + plan.num_received()};
+std::vector<int64_t> token_offsets(const PlanData& plan) {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t tokens : plan.tokens_per_rank) offsets.push_back(offsets.back() + tokens);
+  return offsets;
+}
+
+std::span<const int64_t> arrival_tokens_of(const Plan& plan) {
+  return plan.strategy_state<AllgatherState>().arrival_tokens;
+}
+
+const RankSums& rank_sums_of(const Plan& plan) {
+  return plan.strategy_state<AllgatherState>().sums;
 }
 
 std::unique_ptr<Strategy> make_allgather() {

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
+#include "dispatch/host/partial_sums.hpp"
 
 namespace crossdock {
 
@@ -13,7 +16,14 @@ namespace crossdock {
 /// reduce-scattered. Sends P - 1 rows per token; at most K return, or P - 1 with partial_sums.
 std::unique_ptr<Strategy> make_allgather();
 
-/// [received] the token of every arrival, numbered as on its source. Collective.
-std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange);
+/// First token of every rank among all tokens, [P + 1].
+std::vector<int64_t> token_offsets(const PlanData& plan);
+
+// The state of a plan that this strategy made.
+
+/// [received] the token of every arrival, numbered as on its source.
+std::span<const int64_t> arrival_tokens_of(const Plan& plan);
+/// REQUIRES: the plan has partial sums.
+const RankSums& rank_sums_of(const Plan& plan);
 
 }  // namespace crossdock

@@ -1,22 +1,30 @@
 #include "dispatch/device_path.hpp"
 
-#include "dispatch/cuda/cuda_packed.hpp"
+#include "dispatch/strategies/alltoall/alltoall.hpp"
 #include "dispatch/strategies/direct/cuda_direct.hpp"
 #include "dispatch/strategies/direct/relay_plan.hpp"
+#include "dispatch/strategies/packings.hpp"
 
 namespace crossdock {
 
-// Within one node all ranks reach each other's rows; between nodes copies are exchanged. If GPUs of
-// a node do not reach each other, all rows are exchanged, one per route.
+cuda::Packing cuda::relay_packing() {
+  return {.relay = make_relay_plan, .sum_lists = make_relay_sums};
+}
+
+// Within one node all ranks reach each other's rows; between nodes copies are exchanged. Partial
+// sums need lists that are made on the host. If GPUs of a node do not reach each other, all rows
+// are exchanged, as by alltoall.
 std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device) {
   if (!context.gpus_reach_each_other) {
-    return std::make_unique<cuda::CudaPacked>(context, device.index, cuda::Packing{});
+    PathContext exchanging = context;
+    exchanging.strategy = make_alltoall();
+    return make_alltoall_device_path(exchanging, device);
   }
-  if (context.group.topology().num_nodes <= 1) {
+  const bool is_exact = context.config->partial_sums == PartialSums::kNone;
+  if (context.group.topology().num_nodes <= 1 && is_exact) {
     return std::make_unique<cuda::CudaDirect>(context, device.index);
   }
-  return std::make_unique<cuda::CudaPacked>(context, device.index,
-                                            cuda::Packing{.relay = cuda::make_relay_plan});
+  return std::make_unique<cuda::CudaPacked>(context, device.index, cuda::relay_packing());
 }
 
 }  // namespace crossdock

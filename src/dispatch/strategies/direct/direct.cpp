@@ -35,6 +35,14 @@ bool has_far_ranks(const Exchange& exchange) {
   return exchange.group.topology().num_nodes > 1;
 }
 
+Relay no_copies(int num_ranks) {
+  Relay relay;
+  relay.copy_offsets.assign(static_cast<size_t>(num_ranks) + 1, 0);
+  relay.arrival_offsets = relay.copy_offsets;
+  relay.slot_offsets = relay.target_offsets = {0};
+  return relay;
+}
+
 // The rows of every route to this node: [T, K], null for routes to other nodes and unused slots.
 template <typename Byte>
 std::vector<Byte*> near_rows_as(const Exchange& exchange, const PeerRows& peers, size_t entry,
@@ -100,6 +108,7 @@ class Direct final : public Strategy {
     if (has_far_ranks(exchange)) {
       state->relay = make_relay(exchange, variant_.make_gateway(topology));
     } else {
+      state->relay = no_copies(exchange.group.size());
       state->relay.ranges = divide_tokens(exchange, state->relay);
     }
     if (exchange.plan.data().config->partial_sums != PartialSums::kNone) {
@@ -245,6 +254,10 @@ class DirectModel final : public RelayModel {
 
 const Relay& relay_of(const Plan& plan) {
   return plan.strategy_state<DirectState>().relay;
+}
+
+const SourcePartials& partials_of(const Plan& plan) {
+  return plan.strategy_state<DirectState>().partials;
 }
 
 std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant) {

@@ -5,6 +5,7 @@
 
 #include "crossdock/extend/strategy.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
+#include "dispatch/strategies/direct/source_partials.hpp"
 
 namespace crossdock {
 
@@ -25,5 +26,7 @@ std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant);
 
 /// The copies between nodes, which such a strategy keeps in its plans.
 const Relay& relay_of(const Plan& plan);
+/// How a source adds up its tokens. REQUIRES: the plan has partial sums.
+const SourcePartials& partials_of(const Plan& plan);
 
 }  // namespace crossdock

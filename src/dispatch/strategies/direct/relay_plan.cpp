@@ -1,34 +1,17 @@
 #include "dispatch/strategies/direct/relay_plan.hpp"
 
-#include <cstring>
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
 #include "dispatch/strategies/direct/direct.hpp"
+#include "dispatch/strategies/direct/source_partials.hpp"
 
 namespace crossdock::cuda {
 namespace {
 
 size_t index(int64_t i) {
   return static_cast<size_t>(i);
-}
-
-// Copies sent and received. Every rank announces where the copies for each rank begin in its send
-// buffer.
-RowTraffic make_copies(Group& group, const Plan& plan, const Relay& relay) {
-  const Agreement all = group.agree({.operation = "plan",
-                                     .subject = plan.id(),
-                                     .config = {},
-                                     .body = std::as_bytes(std::span(relay.copy_offsets)),
-                                     .under_way = true,
-                                     .refusal = nullptr});
-  std::vector<int64_t> begins(index(group.size()));
-  for (int p = 0; p < group.size(); ++p) {
-    const std::byte* offset = all.body(p).data() + index(group.rank()) * sizeof(int64_t);
-    std::memcpy(&begins[index(p)], offset, sizeof(int64_t));
-  }
-  return make_traffic(relay.copy_offsets, relay.arrival_offsets, begins);
 }
 
 // Rows that return to sources on other nodes: in the order of arrivals here, and of send_positions
@@ -106,6 +89,53 @@ std::vector<int64_t> make_far_rows(const PlanData& data, const CudaRank& rank) {
   return rows;
 }
 
+// The sum of every received copy's rows, which this rank reads in place.
+SumList make_gateway_sums(const Relay& relay, const ChannelRanks& slots) {
+  SumList sums;
+  for (size_t copy = 0; copy + 1 < relay.target_offsets.size(); ++copy) {
+    for (int64_t i = relay.target_offsets[copy]; i < relay.target_offsets[copy + 1]; ++i) {
+      const RelayTarget& target = relay.targets[index(i)];
+      sums.terms.push_back({.source = slots.slot_of(static_cast<int>(target.rank)),
+                            .row = static_cast<int32_t>(target.row),
+                            .group = 0,
+                            .weight = static_cast<float>(target.weight)});
+    }
+    sums.end_sum();
+  }
+  return sums;
+}
+
+// The sums of this rank's tokens: near rows, group by group, and the partial rows of copies.
+SumList make_token_sums(const PlanData& data, const SourcePartials& partials,
+                        const ChannelRanks& slots, int32_t arrived_source) {
+  const auto* weights = reinterpret_cast<const float*>(data.weights.data());
+  SumList sums;
+  for (int64_t t = 0; t < data.T; ++t) {
+    const int64_t first = partials.partial_token_offsets[index(t)];
+    for (int64_t i = first; i < partials.partial_token_offsets[index(t) + 1]; ++i) {
+      const int64_t number = partials.partials[index(i)];
+      const auto group = static_cast<int32_t>(i - first);
+      if (number < 0) {
+        sums.terms.push_back({.source = arrived_source,
+                              .row = static_cast<int32_t>(~number),
+                              .group = group,
+                              .weight = 1.0f});
+        continue;
+      }
+      for (int64_t j = partials.near_offsets[index(number)];
+           j < partials.near_offsets[index(number) + 1]; ++j) {
+        const size_t slot = index(partials.near_slots[index(j)]);
+        sums.terms.push_back({.source = slots.slot_of(data.owner[index(data.expert_ids[slot])]),
+                              .row = static_cast<int32_t>(data.final_rows[slot]),
+                              .group = group,
+                              .weight = weights[slot]});
+      }
+    }
+    sums.end_sum();
+  }
+  return sums;
+}
+
 }  // namespace
 
 RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
@@ -113,7 +143,7 @@ RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   const Relay& relay = relay_of(plan);
   RelayPlan made;
   made.K = static_cast<int32_t>(data.K);
-  made.copies = make_copies(rank.group(), plan, relay);
+  made.copies = agree_on_traffic(rank.group(), plan, relay.copy_offsets, relay.arrival_offsets);
   made.far_returned = make_far_returned(data, rank.group().topology().node_of_rank);
   const RouteTargets targets = make_targets(data, rank, made.far_returned);
   PackedArrays arrays;
@@ -124,6 +154,17 @@ RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   arrays.add(targets.sums, made.sum_targets);
   made.memory = arrays.upload(rank.pool(), rank.stream(), rank.watch());
   return made;
+}
+
+PartialSumLists make_relay_sums(const CudaRank& rank, const Plan& plan) {
+  const Relay& relay = relay_of(plan);
+  const ChannelRanks& slots = rank.channel_ranks();
+  const int32_t arrived_source = relay.copy_tokens.empty() ? -1 : slots.size();
+  return {.sent = make_gateway_sums(relay, slots),
+          .send_offsets = relay.arrival_offsets,
+          .recv_offsets = relay.copy_offsets,
+          .tokens = make_token_sums(plan.data(), partials_of(plan), slots, arrived_source),
+          .arrived_source = arrived_source};
 }
 
 }  // namespace crossdock::cuda
