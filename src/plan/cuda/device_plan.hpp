@@ -24,6 +24,7 @@ struct DevicePlan {
   RouteTarget* targets;    // [T, K]
   float* weights;          // [T, K] fp32; 0 where there is no kept route
   int32_t* counts;         // [P, E] kept routes of source rank s to expert e
+  int32_t* segment_starts;  // [E] first row of expert e at its owner
   int64_t* local_starts;   // [E_local + 1] Segments::starts
   int64_t* local_counts;   // [E_local] Segments::counts
   int64_t* rows_per_rank;  // [P] rows at every rank, pad rows included
