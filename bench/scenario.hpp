@@ -34,7 +34,7 @@ struct Scenario {
   int max_sms = 0;  // per rank on a GPU (DeviceOptions); 0: no limit
   bool backward = false;
   bool skewed = false;          // products: experts with many rows, few and none
-  int64_t overlap_chunks = 1;   // of a layer
+  int64_t overlap_chunks = 1;   // of a layer; above 1 on a GPU: several numbers are compared
   bool is_default = false;      // run when no scenario is named
   std::string only_strategy{};  // if set, the only strategy it is run with
 

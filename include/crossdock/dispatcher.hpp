@@ -114,9 +114,9 @@ class [[nodiscard]] Pending {
 ///
 /// Members that make plans or move rows are collective: all ranks of the group call them in the
 /// same order, even ranks without tokens or experts. finish, next_chunk, check, allocate_rows and
-/// the accessors are not. If an input is invalid on any rank, all ranks throw the same error before any row has
-/// moved. The group must outlive the dispatcher; several dispatchers may share it. An output must
-/// not overlap an input or another output. Only one thread at a time may use a dispatcher.
+/// the accessors are not. If an input is invalid on any rank, all ranks throw the same error before
+/// any row has moved. The group must outlive the dispatcher; several dispatchers may share it. An
+/// output must not overlap an input or another output. One thread at a time may use a dispatcher.
 ///
 /// The constructor does not throw for an invalid configuration or an unknown strategy, as that
 /// would leave the other ranks waiting; the first plan() does, on all ranks. A plan may be used

@@ -231,8 +231,8 @@ Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const Dispa
     CROSSDOCK_CHECK(!args.on_chunk || !plan.valid() || plan.device().is_cpu(),
                     "begin_dispatch on a GPU does not call on_chunk; call next_chunk instead");
   };
-  Pending<DispatchResult> pending = impl_->begin<DispatchResult>(
-      "dispatch", plan, check, [&] { return dispatch(plan, args); });
+  Pending<DispatchResult> pending =
+      impl_->begin<DispatchResult>("dispatch", plan, check, [&] { return dispatch(plan, args); });
   pending.chunks_ = impl_->path_of(plan).take_chunks();
   if (pending.chunks_.empty()) {
     pending.chunks_.push_back({.experts = {0, plan.num_local_experts()}, .done = pending.done_});

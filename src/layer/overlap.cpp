@@ -116,10 +116,9 @@ BackwardRows backward_beside_dispatch(LayerParts& parts, const MoeBackwardArgs& 
   MoeSaved& saved = *args.saved;
   const Plan& plan = saved.decision.plan;
   BackwardRows rows;
-  Pending<DispatchResult> pending =
-      parts.dispatcher.begin_dispatch(plan, {.x = args.grad_out,
-                                             .with_row_weights = true,
-                                             .num_chunks = parts.config.overlap_chunks});
+  Pending<DispatchResult> pending = parts.dispatcher.begin_dispatch(
+      plan,
+      {.x = args.grad_out, .with_row_weights = true, .num_chunks = parts.config.overlap_chunks});
   run_agreed(parts.group, [&] {
     if (parts.overlaps_shared()) rows.shared_grad_x = parts.backward_shared(args);
     ExpertsBackwardDxArgs dx = parts.prepare_backward(args, pending.result(), rows);

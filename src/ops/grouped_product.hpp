@@ -70,7 +70,7 @@ enum class ProductKernels : uint8_t {
 /// widths are multiples of 8 (16 with SwiGLU) and whose tensors are 16-byte aligned have kernels of
 /// their own; all others are computed by plain kernels. The two may differ in bits.
 ///
-/// A call uses the SMs of its object less `free_sms`, but at least one. The bits do not depend on it.
+/// A call uses the SMs of its object less `free_sms`, at least one. The bits do not depend on that.
 ///
 /// Calls queue work and never wait for it. They can be captured: a call outside a capture first
 /// allocates what its stream needs, a captured one what its graph needs, some KiB each, which the

@@ -78,10 +78,8 @@ void expect_all_chunks(const DispatchCase& the_case, const GpuSetting& setting) 
   run_on_gpu(the_case, setting, [&](GpuRank& rank, const StepBytes& wanted) {
     for (const int64_t num_chunks : {1, 2, 3, 50}) {
       const Plan plan = rank.plan();
-      Pending<DispatchResult> pending =
-          rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view,
-                                                .with_row_weights = true,
-                                                .num_chunks = num_chunks});
+      Pending<DispatchResult> pending = rank.dispatcher.begin_dispatch(
+          plan, {.x = rank.tensors.x.view, .with_row_weights = true, .num_chunks = num_chunks});
       const bool is_split = setting.strategy == "direct" || setting.strategy == "hierarchical";
       EXPECT_EQ(expect_chunks(rank, plan, pending, wanted),
                 is_split ? std::min(num_chunks, most_local_experts(plan)) : 1)
@@ -184,9 +182,7 @@ TEST_F(CudaChunks, MustBeBegunOnAllRanksAndTakenWithNextChunk) {
   run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
     const Plan plan = rank.plan();
     DispatchArgs args{.x = rank.tensors.x.view, .num_chunks = 2};
-    const auto begin = [&] {
-      rank.dispatcher.finish(rank.dispatcher.begin_dispatch(plan, args));
-    };
+    const auto begin = [&] { rank.dispatcher.finish(rank.dispatcher.begin_dispatch(plan, args)); };
     EXPECT_THAT(message_of([&] {
                   if (rank.group.rank() == 0) {
                     rank.dispatcher.dispatch(plan, args);
@@ -220,8 +216,7 @@ class ScatterOfChunk : public CudaTest {
   }
 
   OwnedTensor bytes_on_device(const void* data, size_t num_bytes) const {
-    return to_device(
-        ConstTensorView(data, DType::kU8, {static_cast<int64_t>(num_bytes)}), stream_);
+    return to_device(ConstTensorView(data, DType::kU8, {static_cast<int64_t>(num_bytes)}), stream_);
   }
 
   const RankStream stream_;

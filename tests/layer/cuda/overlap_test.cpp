@@ -105,13 +105,16 @@ TEST_F(CudaOverlap, IsRecordedChunkByChunk) {
   layer_case.config.overlap_chunks = 3;
   run_ranks(2, [&](Group& group) {
     LayerOnGpu(group, layer_case).run();
+    int chunks = 0;
     int forward_parts = 0;
     int backward_parts = 0;
     for (const Event& event : group.recorder().events()) {
       const std::string_view operation = event.operation;
+      chunks += operation == "dispatch" && std::string_view(event.phase) == "chunk" ? 1 : 0;
       forward_parts += operation == "experts" ? 1 : 0;
       backward_parts += operation == "experts_dx" ? 1 : 0;
     }
+    EXPECT_EQ(chunks, 6) << "forward and backward";
     EXPECT_EQ(forward_parts, 3);
     EXPECT_EQ(backward_parts, 3);
   });

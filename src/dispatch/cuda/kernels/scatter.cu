@@ -18,7 +18,7 @@ namespace crossdock::cuda {
 namespace {
 
 constexpr int kThreads = 128;  // of a team, which moves one token at a time
-constexpr int kInFlight = 8;  // vectors of a thread: a row of 16 KiB at once
+constexpr int kInFlight = 8;   // vectors of a thread: a row of 16 KiB at once
 constexpr int kSlotsAtOnce = 32;
 constexpr int kTeamsPerSm = 8;
 constexpr int64_t kBurstBytes = int64_t{7} << 20;  // two bursts are a quarter of an H200's L2 cache

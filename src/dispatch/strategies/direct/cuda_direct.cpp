@@ -1,6 +1,7 @@
 #include "dispatch/strategies/direct/cuda_direct.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/check.hpp"
@@ -56,8 +57,7 @@ ScatterChunk chunk_of(const Plan& plan, int64_t chunk, int64_t num_chunks) {
   // The expert with which a chunk begins at a rank; -1 if the rank has no more.
   const auto first_of = [&](int rank, int64_t i) {
     const auto r = static_cast<size_t>(rank);
-    const int64_t place =
-        data.owner_offsets[r] + first_expert_of_chunk(data, rank, i, num_chunks);
+    const int64_t place = data.owner_offsets[r] + first_expert_of_chunk(data, rank, i, num_chunks);
     return place < data.owner_offsets[r + 1] ? data.experts_by_owner[static_cast<size_t>(place)]
                                              : -1;
   };
@@ -198,15 +198,15 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   }
   if (rank_.streams().is_aside()) {
     scatter.takes_whole_sms = agreed.has_waiting_room;
-    queue_chunks(plan, args.num_chunks, scatter, landings);
+    queue_chunks(agreed, plan, args.num_chunks, scatter, landings);
   } else {
     launch_scatter(scatter, rank_.max_sms(), rank_.stream());
     for (const Landing& landing : landings) rank_.fetch(landing.shown);
   }
 }
 
-void CudaDirect::queue_chunks(const Plan& plan, int64_t most_chunks, ScatterArgs scatter,
-                              std::span<const Landing> landings) {
+void CudaDirect::queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, int64_t most_chunks,
+                              ScatterArgs scatter, std::span<const Landing> landings) {
   const int64_t num_chunks = count_chunks(plan.data(), most_chunks);
   const auto note_chunks = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) note_chunk(local_experts_of(plan, i, num_chunks));
@@ -215,7 +215,11 @@ void CudaDirect::queue_chunks(const Plan& plan, int64_t most_chunks, ScatterArgs
   const bool are_in_place = std::ranges::none_of(
       landings, [](const Landing& landing) { return landing.shown.lease != nullptr; });
   for (int64_t i = 0; i < num_chunks; ++i) {
-    if (num_chunks > 1) scatter.chunk = chunk_of(plan, i, num_chunks);
+    std::optional<EventRecorder::Scope> recorded;
+    if (num_chunks > 1) {
+      recorded.emplace(group().recorder(), agreed.operation, agreed.sequence, 0, "chunk");
+      scatter.chunk = chunk_of(plan, i, num_chunks);
+    }
     launch_scatter(scatter, rank_.max_sms(), rank_.stream());
     scatter.awaits_peers = false;  // once the first has ended, the rows of all ranks are free
     if (are_in_place) note_chunks(i, i + 1);
