@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "dispatch/cuda/captured_graph.hpp"
-#include "dispatch/cuda/kernels/scatter.hpp"
+#include "dispatch/cuda/kernels/scatter_chunk.hpp"
 #include "dispatch/cuda/step.hpp"
 
 namespace crossdock {
@@ -236,10 +236,11 @@ TEST_F(ScatterOfChunk, LeavesOtherRowsAlone) {
   const OwnedTensor starts_there = bytes_on_device(starts.data(), starts.size() * 4);
   const OwnedTensor state_there = bytes_on_device(&state, sizeof(state));
   const OwnedTensor faults_there = bytes_on_device(&faults, sizeof(faults));
-  cuda::load_scatter();
+  cuda::load_scatter_chunk();
   for (const bool takes_whole_sms : {false, true}) {
     OwnedTensor rows[kRanks];
-    cuda::ScatterArgs args{};
+    cuda::ScatterChunkArgs chunk{};
+    cuda::ScatterArgs& args = chunk.scatter;
     args.targets = static_cast<const cuda::RouteTarget*>(targets_there.view.data);
     args.T = kTokens;
     args.K = kSlots;
@@ -250,15 +251,15 @@ TEST_F(ScatterOfChunk, LeavesOtherRowsAlone) {
       rows[rank] = device_tensor(DType::kU8, {kRows, kRowBytes}, stream_);  // 0xff everywhere
       args.parts[0].rows[rank] = static_cast<std::byte*>(rows[rank].view.data);
     }
-    args.chunk.segment_starts = static_cast<const int32_t*>(starts_there.view.data);
-    args.chunk.first[0] = 1;  // rows 20 and up
-    args.chunk.end[0] = -1;
-    args.chunk.first[1] = 2;  // rows below 31
-    args.chunk.end[1] = 3;
+    chunk.rows.segment_starts = static_cast<const int32_t*>(starts_there.view.data);
+    chunk.rows.first[0] = 1;  // rows 20 and up
+    chunk.rows.end[0] = -1;
+    chunk.rows.first[1] = 2;  // rows below 31
+    chunk.rows.end[1] = 3;
     args.signals.state = static_cast<cuda::SignalState*>(state_there.view.data);
     args.signals.faults = static_cast<cuda::FaultBoard*>(faults_there.view.data);
-    args.takes_whole_sms = takes_whole_sms;
-    cuda::launch_scatter(args, 2, stream_.get());
+    chunk.takes_whole_sms = takes_whole_sms;
+    cuda::launch_scatter_chunk(chunk, 2, stream_.get());
     for (int rank = 0; rank < kRanks; ++rank) {
       std::vector<std::byte> wanted(kRows * kRowBytes, std::byte{0xff});
       for (int64_t route = 0; route < kTokens * kSlots; ++route) {

@@ -9,6 +9,7 @@
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/kernels/gather_routes.hpp"
 #include "dispatch/cuda/kernels/gather_sum_backward.hpp"
+#include "dispatch/cuda/kernels/scatter_chunk.hpp"
 #include "plan/cuda/plan_limits.hpp"
 #include "plan/expert_chunks.hpp"
 
@@ -52,7 +53,7 @@ DispatchChunk local_experts_of(const Plan& plan, int64_t chunk, int64_t num_chun
           first_expert_of_chunk(data, data.rank, chunk + 1, num_chunks)};
 }
 
-ScatterChunk chunk_of(const Plan& plan, int64_t chunk, int64_t num_chunks) {
+ChunkRows rows_of_chunk(const Plan& plan, int64_t chunk, int64_t num_chunks) {
   const PlanData& data = plan.data();
   // The expert with which a chunk begins at a rank; -1 if the rank has no more.
   const auto first_of = [&](int rank, int64_t i) {
@@ -61,7 +62,7 @@ ScatterChunk chunk_of(const Plan& plan, int64_t chunk, int64_t num_chunks) {
     return place < data.owner_offsets[r + 1] ? data.experts_by_owner[static_cast<size_t>(place)]
                                              : -1;
   };
-  ScatterChunk result{};
+  ChunkRows result{};
   result.segment_starts = device_plan(plan).arrays().segment_starts;
   for (int rank = 0; rank < data.P; ++rank) {
     result.first[rank] = first_of(rank, chunk);
@@ -197,7 +198,6 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
     launch_barrier(rank_.signals(), scatter.operation, rank_.stream());
   }
   if (rank_.streams().is_aside()) {
-    scatter.takes_whole_sms = agreed.has_waiting_room;
     queue_chunks(agreed, plan, args.num_chunks, scatter, landings);
   } else {
     launch_scatter(scatter, rank_.max_sms(), rank_.stream());
@@ -206,7 +206,7 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
 }
 
 void CudaDirect::queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, int64_t most_chunks,
-                              ScatterArgs scatter, std::span<const Landing> landings) {
+                              const ScatterArgs& scatter, std::span<const Landing> landings) {
   const int64_t num_chunks = count_chunks(plan.data(), most_chunks);
   const auto note_chunks = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) note_chunk(local_experts_of(plan, i, num_chunks));
@@ -214,14 +214,20 @@ void CudaDirect::queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, 
   // Rows that must be fetched arrive with the last chunk.
   const bool are_in_place = std::ranges::none_of(
       landings, [](const Landing& landing) { return landing.shown.lease != nullptr; });
+  ScatterChunkArgs chunk{
+      .scatter = scatter, .rows = {}, .takes_whole_sms = agreed.has_waiting_room};
   for (int64_t i = 0; i < num_chunks; ++i) {
     std::optional<EventRecorder::Scope> recorded;
     if (num_chunks > 1) {
       recorded.emplace(group().recorder(), agreed.operation, agreed.sequence, 0, "chunk");
-      scatter.chunk = chunk_of(plan, i, num_chunks);
+      chunk.rows = rows_of_chunk(plan, i, num_chunks);
     }
-    launch_scatter(scatter, rank_.max_sms(), rank_.stream());
-    scatter.awaits_peers = false;  // once the first has ended, the rows of all ranks are free
+    if (num_chunks > 1 || chunk.takes_whole_sms) {
+      launch_scatter_chunk(chunk, rank_.max_sms(), rank_.stream());
+    } else {
+      launch_scatter(scatter, rank_.max_sms(), rank_.stream());
+    }
+    chunk.scatter.awaits_peers = false;  // once one has ended, the rows of all ranks are free
     if (are_in_place) note_chunks(i, i + 1);
   }
   for (const Landing& landing : landings) rank_.fetch(landing.shown);

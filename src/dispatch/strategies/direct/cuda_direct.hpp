@@ -48,7 +48,7 @@ class CudaDirect final : public CudaPath {
                      std::span<const Landing> landings);
   /// Queues the scatter of a begun dispatch, chunk by chunk.
   void queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, int64_t most_chunks,
-                    ScatterArgs scatter, std::span<const Landing> landings);
+                    const ScatterArgs& scatter, std::span<const Landing> landings);
 
   bool rows_are_free_ = false;  // the last rows taken: peers may write them once they have the plan
   // From the last dispatch; the next is likely to be the same.
