@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "bench/cuda_bench.hpp"
@@ -38,8 +37,8 @@ class WholeLayer {
  public:
   WholeLayer(const Scenario& s, Group& group, const CudaLayerTensors& tensors, cudaStream_t stream)
       : tensors_(tensors),
-        layer_(group, cuda_layer_config(s), {.device = {.stream = {stream}, .max_sms = s.max_sms}}),
-        overlap_(overlap_text(s)) {}
+        layer_(group, cuda_layer_config(s),
+               {.device = {.stream = {stream}, .max_sms = s.max_sms}}) {}
 
   const MoeLayerConfig& config() const { return layer_.config(); }
 
@@ -61,12 +60,12 @@ class WholeLayer {
     const int64_t forward_bytes = 2 * sizes.tokens + sizes.parameters + sizes.gate;
     const double forward_flops = sizes.expert_flops + sizes.router_flops;
     const auto release = [this] { this->release(); };
-    return {{.name = "forward" + overlap_,
+    return {{.name = "forward",
              .bytes = forward_bytes,
              .flops = forward_flops,
              .run = [this] { forward(); },
              .settle = release},
-            {.name = "forward+backward" + overlap_,
+            {.name = "forward+backward",
              .bytes = 3 * forward_bytes,
              .flops = 3 * forward_flops,
              .run =
@@ -78,15 +77,8 @@ class WholeLayer {
   }
 
  private:
-  static std::string overlap_text(const Scenario& s) {
-    if (s.overlap_chunks == 1 && s.max_sms == 0) return {};
-    return ", chunks " + std::to_string(s.overlap_chunks) + ", SMs " +
-           (s.max_sms == 0 ? std::string("all") : std::to_string(s.max_sms));
-  }
-
   const CudaLayerTensors& tensors_;
   MoeLayer layer_;
-  std::string overlap_;  // for the names of steps
   MoeForwardResult result_;
 };
 
@@ -261,24 +253,6 @@ StepResult time_together(CudaStepTimer& timer, Group& group, const std::vector<S
   return result;
 }
 
-// The scenario, and its layer in other numbers of chunks with other limits on the SMs of a
-// dispatch. On few SMs a dispatch is as slow as over a link.
-std::vector<Scenario> list_overlaps(const Scenario& scenario) {
-  struct Setting {
-    int64_t chunks;
-    int sms;
-  };
-  constexpr Setting kSettings[] = {{1, 0},  {4, 0}, {1, 16}, {2, 16}, {4, 16},
-                                   {8, 16}, {1, 4}, {2, 4},  {4, 4},  {8, 4}};
-  std::vector<Scenario> list;
-  for (const Setting& setting : kSettings) {
-    list.push_back(scenario);
-    list.back().overlap_chunks = setting.chunks;
-    list.back().max_sms = setting.sms;
-  }
-  return list;
-}
-
 }  // namespace
 
 std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& repeats,
@@ -297,13 +271,6 @@ std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& 
       return times;
     };
     time_each({{.name = "nothing", .run = [] {}}});  // the clock alone
-    if (scenario.overlap_chunks > 1) {
-      for (const Scenario& each : list_overlaps(scenario)) {
-        WholeLayer layer(each, group, tensors, timer.stream());
-        time_each(layer.steps(sizes));
-      }
-      return;
-    }
     WholeLayer layer(scenario, group, tensors, timer.stream());
     LayerParts parts(scenario, layer.config(), group, tensors, timer.stream());
     time_each(layer.steps(sizes));

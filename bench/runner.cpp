@@ -99,6 +99,8 @@ std::vector<StepResult> run_on_gpu(const Scenario& scenario, const RunOptions& o
   switch (scenario.kind) {
     case ScenarioKind::kCudaLayer:
       return run_cuda_layer(scenario, options.repeats, options.check);
+    case ScenarioKind::kCudaOverlap:
+      return run_cuda_overlap(scenario, options.repeats);
     case ScenarioKind::kCudaProducts:
       return run_cuda_products(scenario, options.repeats, options.check);
     default:

@@ -131,7 +131,7 @@ void add_gpu_layers(ScenarioList& list) {
   for (const Model& model : models) {
     add("layer-overlap-" + model.name,
         "the same with the dispatch in chunks beside the experts, on a share of the SMs",
-        ScenarioKind::kCudaLayer, model)
+        ScenarioKind::kCudaOverlap, model)
         .overlap_chunks = 4;
   }
   for (Model model : models) {

@@ -15,6 +15,7 @@ enum class ScenarioKind : uint8_t {
   kExperts,       // the experts' products compared with plain BLAS calls, on one rank
   kLayer,         // a whole MoeLayer, forward and backward
   kCudaLayer,     // the same and its steps on a GPU, on one rank
+  kCudaOverlap,   // dispatch beside experts of a layer on a GPU, on one rank
   kCudaProducts,  // the experts' products alone on a GPU, on one rank
   kAgree          // Group::agree alone, which moves no rows
 };
@@ -34,18 +35,18 @@ struct Scenario {
   int max_sms = 0;  // per rank on a GPU (DeviceOptions); 0: no limit
   bool backward = false;
   bool skewed = false;          // products: experts with many rows, few and none
-  int64_t overlap_chunks = 1;   // of a layer; above 1 on a GPU: several numbers are compared
+  int64_t overlap_chunks = 1;   // of a layer
   bool is_default = false;      // run when no scenario is named
   std::string only_strategy{};  // if set, the only strategy it is run with
 
   bool runs_on_gpu() const {
     return kind == ScenarioKind::kCudaMove || kind == ScenarioKind::kCudaLayer ||
-           kind == ScenarioKind::kCudaProducts;
+           kind == ScenarioKind::kCudaOverlap || kind == ScenarioKind::kCudaProducts;
   }
   /// Whether the number of ranks is always 1.
   bool has_one_rank() const {
     return kind == ScenarioKind::kExperts || kind == ScenarioKind::kCudaLayer ||
-           kind == ScenarioKind::kCudaProducts;
+           kind == ScenarioKind::kCudaOverlap || kind == ScenarioKind::kCudaProducts;
   }
   int64_t element_bytes() const { return size_of(dtype); }
   /// T * D and T * K * D elements of all ranks together, in bytes.

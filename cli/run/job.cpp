@@ -131,9 +131,9 @@ void apply_numbers(const RunArgs& args, RunJob& job) {
 
 void apply_device(const RunArgs& args, RunJob& job) {
   job.device = args.device;
-  job.max_sms = args.max_sms;
+  job.overlap_sms = args.overlap_sms;
   if (!job.is_on_gpus()) {
-    if (args.max_sms > 0) refuse("--max-sms needs --device cuda");
+    if (args.overlap_sms > 0) refuse("--overlap-sms needs --device cuda");
     return;
   }
   if (job.dtype() == DType::kF64) {

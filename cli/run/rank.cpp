@@ -243,7 +243,7 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   MoeLayerConfig layer_config = job.layer;
   layer_config.allow_equal_tokens = true;  // random values: narrow tokens may be equal by chance
   MoeLayer layer(group, layer_config,
-                 {.device = {.stream = device->stream(), .max_sms = job.max_sms}});
+                 {.device = {.stream = device->stream(), .max_begun_sms = job.overlap_sms}});
   RunOutcome outcome;
   TraceLog log;
   std::vector<StepTimes> times;

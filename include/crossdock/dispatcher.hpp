@@ -24,6 +24,8 @@ struct DeviceOptions {
   /// SM limit (0: none). If the SMs of all ranks of this process fit on their GPU together (on
   /// three quarters of it if a rank uses several streams), calls need no separate barrier kernel.
   int max_sms = 0;
+  /// The same for begun calls, which share the GPU with other kernels; 0: max_sms.
+  int max_begun_sms = 0;
   /// An ncclComm_t with the group's ranks, made by the libnccl.so.2 of this process. alltoall and
   /// allgather exchange all rows through it, direct and hierarchical only rows between nodes. Null:
   /// ranks copy from each other's memory; processes on several nodes make an NCCL communicator of

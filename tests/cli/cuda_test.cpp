@@ -52,7 +52,7 @@ TEST_F(CommandOnGpu, RunsEveryDtypeAndModel) {
 TEST_F(CommandOnGpu, PrintsTheSameChecksumForAnyNumberOfRanks) {
   const json alone = run_json(std::string(kSmall) + "--dtype bf16 --ranks 1");
   for (const char* others : {"--ranks 2", "--ranks 4", "--ranks 4 --strategy alltoall",
-                             "--ranks 2 --overlap 3", "--ranks 4 --overlap 2 --max-sms 8"}) {
+                             "--ranks 2 --overlap 3", "--ranks 4 --overlap 2 --overlap-sms 8"}) {
     const json result = run_json(std::string(kSmall) + "--dtype bf16 " + others);
     EXPECT_EQ(result["checksum"], alone["checksum"]) << others;
     EXPECT_EQ(result["grad_checksum"], alone["grad_checksum"]) << others;

@@ -232,8 +232,8 @@ TEST(Run, RejectsBadArgumentsWithStatusTwo) {
       {"run --preset", "--preset needs a value"},
       {"run --device tpu", "tpu"},
       {"run --device cuda --dtype fp64", "--device cuda has no fp64"},
-      {"run --max-sms 8", "--max-sms needs --device cuda"},
-      {"run --device cuda --max-sms -1", "--max-sms must be at least 0, got -1"},
+      {"run --overlap-sms 8", "--overlap-sms needs --device cuda"},
+      {"run --device cuda --overlap-sms -1", "--overlap-sms must be at least 0, got -1"},
   });
 }
 

@@ -64,12 +64,12 @@ class StepGraph {
 };
 
 // Every replay has the bits of a step without a graph and without overlap of chunks.
-void expect_replays(const LayerCase& layer_case, int num_replays, int max_sms = 0) {
+void expect_replays(const LayerCase& layer_case, int num_replays, int max_begun_sms = 0) {
   LayerCase in_one_piece = layer_case;
   in_one_piece.config.overlap_chunks = 1;
   run_ranks(layer_case.num_ranks(), [&](Group& group) {
     MoeLayerOptions options;
-    options.device.max_sms = max_sms;
+    options.device.max_begun_sms = max_begun_sms;
     LayerOnGpu captured(group, layer_case, kPoison, std::move(options));
     LayerOnGpu plain(group, in_one_piece);
     StepGraph graph(captured, group);
@@ -98,8 +98,8 @@ TEST_F(CudaLayerGraph, ReplaysDispatchesInChunks) {
   LayerCase layer_case = medium_case(DType::kBF16);
   layer_case.config.overlap_chunks = 4;
   expect_replays(layer_case, 200);
-  expect_replays(layer_case, 200, /*max_sms=*/16);
-  expect_replays(spread(layer_case, {100, 111}), 50, /*max_sms=*/12);
+  expect_replays(layer_case, 200, /*max_begun_sms=*/16);
+  expect_replays(spread(layer_case, {100, 111}), 50, /*max_begun_sms=*/12);
   expect_replays(spread(layer_case, {0, 60, 150, 1}), 20);
 }
 

@@ -17,7 +17,7 @@ void expect_same_results(const LayerCase& layer_case, const std::vector<RankResu
   for (size_t rank = 0; rank < got.size(); ++rank) {
     EXPECT_EQ(find_difference(got[rank], wanted[rank], 0.0), "")
         << name << ", " << layer_case.config.overlap_chunks << " chunks, " << options.max_sms
-        << " SMs, rank " << rank << " of " << got.size();
+        << " and " << options.max_begun_sms << " SMs, rank " << rank << " of " << got.size();
   }
 }
 
@@ -29,7 +29,7 @@ void expect_same_bits(LayerCase layer_case, const std::string& name) {
   layer_case.config.overlap_chunks = 3;
   expect_same_results(layer_case, wanted, {.max_sms = 5}, name);
   layer_case.config.overlap_chunks = 1000;
-  expect_same_results(layer_case, wanted, {.max_sms = 16}, name);
+  expect_same_results(layer_case, wanted, {.max_begun_sms = 16}, name);
 }
 
 TEST_F(CudaOverlap, HasTheBitsOfALayerWithoutIt) {
