@@ -27,6 +27,10 @@ std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& 
   refuse(scenario);
 }
 
+std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats& /*repeats*/) {
+  refuse(scenario);
+}
+
 std::vector<StepResult> run_cuda_products(const Scenario& scenario, const Repeats& /*repeats*/,
                                           bool /*check*/) {
   refuse(scenario);

@@ -83,6 +83,7 @@ MoeLayerConfig cuda_layer_config(const Scenario& s) {
   config.experts.dtype = s.dtype;
   config.dispatch.max_rows = s.tokens * s.top_k;
   config.strategy = "direct";
+  config.overlap_chunks = s.overlap_chunks;
   config.allow_equal_tokens = true;  // comparing tokens is not part of what is measured
   return config;
 }

@@ -105,6 +105,8 @@ CudaResult run_on_gpu(const Scenario& scenario, const RunOptions& options) {
   switch (scenario.kind) {
     case ScenarioKind::kCudaLayer:
       return {.steps = run_cuda_layer(scenario, options.repeats, options.check)};
+    case ScenarioKind::kCudaOverlap:
+      return {.steps = run_cuda_overlap(scenario, options.repeats)};
     case ScenarioKind::kCudaProducts:
       return {.steps = run_cuda_products(scenario, options.repeats, options.check)};
     default:

@@ -128,6 +128,12 @@ void add_gpu_layers(ScenarioList& list) {
     add("layer-" + model.name, model.words + " layer on one GPU, forward and backward",
         ScenarioKind::kCudaLayer, model);
   }
+  for (const Model& model : models) {
+    add("layer-overlap-" + model.name,
+        "the same with the dispatch in chunks beside the experts, on a share of the SMs",
+        ScenarioKind::kCudaOverlap, model)
+        .overlap_chunks = 4;
+  }
   for (Model model : models) {
     model.layer.experts = model.product_experts;
     add("grouped-" + model.name, "products of " + model.words + " experts on a GPU",

@@ -15,6 +15,7 @@ enum class ScenarioKind : uint8_t {
   kExperts,       // the experts' products compared with plain BLAS calls, on one rank
   kLayer,         // a whole MoeLayer, forward and backward
   kCudaLayer,     // the same and its steps on a GPU, on one rank
+  kCudaOverlap,   // dispatch beside experts of a layer on a GPU, on one rank
   kCudaProducts,  // the experts' products alone on a GPU, on one rank
   kAgree          // Group::agree alone, which moves no rows
 };
@@ -40,12 +41,12 @@ struct Scenario {
 
   bool runs_on_gpu() const {
     return kind == ScenarioKind::kCudaMove || kind == ScenarioKind::kCudaLayer ||
-           kind == ScenarioKind::kCudaProducts;
+           kind == ScenarioKind::kCudaOverlap || kind == ScenarioKind::kCudaProducts;
   }
   /// Whether the number of ranks is always 1.
   bool has_one_rank() const {
     return kind == ScenarioKind::kExperts || kind == ScenarioKind::kCudaLayer ||
-           kind == ScenarioKind::kCudaProducts;
+           kind == ScenarioKind::kCudaOverlap || kind == ScenarioKind::kCudaProducts;
   }
   int64_t element_bytes() const { return size_of(dtype); }
   /// T * D and T * K * D elements of all ranks together, in bytes.

@@ -102,6 +102,7 @@ void check_dtype(const Scenario& s) {
     case ScenarioKind::kLayer:
       return require_dtype(s, DType::kF32);
     case ScenarioKind::kCudaLayer:
+    case ScenarioKind::kCudaOverlap:
     case ScenarioKind::kCudaProducts:
       return require_dtype(s, DType::kBF16);
     default:

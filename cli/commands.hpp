@@ -72,6 +72,7 @@ struct RunArgs {
   int max_in_flight = 0;       // requests, with mpi; 0: the communicator's default
   int64_t chunk_bytes = 0;     // per request, with mpi; 0: the communicator's default
   int64_t overlap = 1;         // chunks of a dispatch
+  int overlap_sms = 0;         // SMs of a dispatch beside experts, with cuda; 0: no limit
   std::string device = "cpu";  // or "cuda"
   std::string dtype = "fp32";
   std::string activation;  // empty: the preset's, or swiglu

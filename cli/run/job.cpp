@@ -131,11 +131,14 @@ void apply_numbers(const RunArgs& args, RunJob& job) {
 
 void apply_device(const RunArgs& args, RunJob& job) {
   job.device = args.device;
-  if (!job.is_on_gpus()) return;
+  job.overlap_sms = args.overlap_sms;
+  if (!job.is_on_gpus()) {
+    if (args.overlap_sms > 0) refuse("--overlap-sms needs --device cuda");
+    return;
+  }
   if (job.dtype() == DType::kF64) {
     refuse("--device cuda has no fp64; choose --dtype fp32, bf16 or fp16");
   }
-  if (args.overlap > 1) refuse("--overlap is for --device cpu; on a GPU rows move in one piece");
 }
 
 }  // namespace

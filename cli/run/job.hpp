@@ -15,6 +15,7 @@ struct RunJob {
   std::string scaling;         // how the widths were scaled, in words; empty: they were not
   std::string communicator;    // "threads", "mpi" or "sockets"
   std::string device = "cpu";  // or "cuda"
+  int overlap_sms = 0;         // DeviceOptions::max_begun_sms
   int num_ranks = 0;           // P
   int ranks_per_node = 0;
   MoeLayerConfig layer;

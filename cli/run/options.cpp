@@ -69,6 +69,8 @@ void add_options(Options& options, RunArgs& args) {
                        "Largest message, with mpi (default: 4194304)");
   options.whole_number("--overlap", args.overlap, {1},
                        "Chunks of a dispatch; experts compute one chunk while the next is moved");
+  options.whole_number("--overlap-sms", args.overlap_sms, {0},
+                       "Multiprocessors for the dispatch beside experts, with cuda; 0: no limit");
   options.whole_number("--steps", args.steps, {1}, "Number of steps to run");
   options.whole_number("--seed", args.seed, {0}, "Seed of tokens and parameters");
   options.flag("--forward-only", args.forward_only, "Skip the backward pass");

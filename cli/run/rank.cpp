@@ -250,7 +250,8 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
   const RunTensors& tensors = on_gpu ? *on_gpu : on_host;
   MoeLayerConfig layer_config = job.layer;
   layer_config.allow_equal_tokens = true;  // random values: narrow tokens may be equal by chance
-  MoeLayer layer(group, layer_config, {.device = {.stream = device->stream()}});
+  MoeLayer layer(group, layer_config,
+                 {.device = {.stream = device->stream(), .max_begun_sms = job.overlap_sms}});
   RunOutcome outcome;
   TraceLog log;
   std::vector<StepTimes> times;

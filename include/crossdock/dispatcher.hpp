@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/group.hpp"
@@ -22,6 +24,8 @@ struct DeviceOptions {
   /// SM limit (0: none). If the SMs of all ranks of this process fit on their GPU together (on
   /// three quarters of it if a rank uses several streams), calls need no separate barrier kernel.
   int max_sms = 0;
+  /// The same for begun calls, which share the GPU with other kernels; 0: max_sms.
+  int max_begun_sms = 0;
   /// An ncclComm_t with the group's ranks, made by the libnccl.so.2 of this process. alltoall and
   /// allgather exchange all rows through it, direct and hierarchical only rows between nodes. Null:
   /// ranks copy from each other's memory; processes on several nodes make an NCCL communicator of
@@ -51,13 +55,15 @@ struct DispatchArgs {
 
   /// Maximum number of chunks, each of whole local experts, in which rows arrive, so that a rank
   /// can compute on one chunk while later ones are in transit. At least 1, identical on every rank;
-  /// never more chunks than the largest number of local experts of any rank; always 1 on a GPU.
+  /// never more chunks than the largest number of local experts of any rank. On a GPU, rows arrive
+  /// in chunks after begin_dispatch (see next_chunk) with `direct` and `hierarchical` inside a
+  /// node; otherwise in one.
   int64_t num_chunks = 1;
   /// Called on the calling thread after each chunk, in expert order and equally often on every
   /// rank: set it on all ranks or on none. Receives the result that dispatch will return; all row
   /// weights and the rows of the chunks so far are complete. Peers wait while it runs, so hand the
   /// work to another thread, which must not use the group. An exception, even after the last chunk,
-  /// fails the dispatch on all ranks.
+  /// fails the dispatch on all ranks. On a GPU it is called once and refused by begin_dispatch.
   std::function<void(const DispatchResult&, const DispatchChunk&)> on_chunk{};
 };
 
@@ -80,11 +86,21 @@ struct CombineBackwardResult {
   OwnedTensor grad_weights;  // [T, K] = <y row, grad_out>; 0 in slots without a kept route
 };
 
+/// A chunk of a pending dispatch, for the library.
+struct PendingChunk {
+  DispatchChunk experts;
+  std::shared_ptr<const void> done;  // next_chunk waits for it; null: the rows are there
+};
+
 /// A pending call, made by Dispatcher::begin_dispatch or begin_combine. Pass it to finish.
 template <typename Result>
 class [[nodiscard]] Pending {
  public:
   Pending() = default;
+
+  /// What finish will return. Until then only the rows and row weights of the chunks that
+  /// next_chunk has returned may be used.
+  const Result& result() const { return result_; }
 
  private:
   friend class Dispatcher;
@@ -92,15 +108,17 @@ class [[nodiscard]] Pending {
   Result result_{};
   std::shared_ptr<const void> done_;  // finish waits for it; null: the call is done
   Plan plan_;                         // in use until then
+  std::vector<PendingChunk> chunks_;  // of a dispatch
+  size_t next_chunk_ = 0;
 };
 
 /// Carries tokens to the ranks that own their experts, and the results back, forward and backward.
 ///
 /// Members that make plans or move rows are collective: all ranks of the group call them in the
-/// same order, even ranks without tokens or experts. finish, check, allocate_rows and the accessors
-/// are not. If an input is invalid on any rank, all ranks throw the same error before any row has
-/// moved. The group must outlive the dispatcher; several dispatchers may share it. An output must
-/// not overlap an input or another output. Only one thread at a time may use a dispatcher.
+/// same order, even ranks without tokens or experts. finish, next_chunk, check, allocate_rows and
+/// the accessors are not. If an input is invalid on any rank, all ranks throw the same error before
+/// any row has moved. The group must outlive the dispatcher; several dispatchers may share it. An
+/// output must not overlap an input or another output. One thread at a time may use a dispatcher.
 ///
 /// The constructor does not throw for an invalid configuration or an unknown strategy, as that
 /// would leave the other ranks waiting; the first plan() does, on all ranks. A plan may be used
@@ -158,6 +176,11 @@ class CROSSDOCK_API Dispatcher {
   [[nodiscard]] Pending<DispatchResult> begin_dispatch(const Plan& plan, const DispatchArgs& args);
   [[nodiscard]] Pending<OwnedTensor> begin_combine(const Plan& plan, ConstTensorView y,
                                                    TensorView out = {});
+  /// The next chunk of a pending dispatch, in expert order; nothing after the last one. On a GPU it
+  /// makes the stream of set_device_options wait for the rows of this chunk, while those of later
+  /// ones are in transit. Equally many chunks on every rank. Does not block the host; not
+  /// collective.
+  std::optional<DispatchChunk> next_chunk(Pending<DispatchResult>& pending);
   /// Completes a pending call. Does not block the host.
   DispatchResult finish(Pending<DispatchResult> pending);
   OwnedTensor finish(Pending<OwnedTensor> pending);

@@ -116,6 +116,7 @@ struct ExpertsForwardArgs {
   ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); with WeightsIn::kExperts only
   TensorView y = {};                 // out [R, D]; with bf16 or fp16 rows also fp32: not rounded
   Stream stream = {};                // for tensors on a GPU
+  int free_sms = 0;  // SMs of the GPU that products leave to other streams, if it has more
 };
 
 /// The segments [first, last).
@@ -138,6 +139,7 @@ struct ExpertsBackwardDxArgs {
   TensorView grad_row_weights = {};
   bool keep_for_dw = true;  // false: `saved` is emptied; backward_dw must not be called
   Stream stream = {};       // for tensors on a GPU
+  int free_sms = 0;         // as in forward
 };
 
 struct ExpertsBackwardDwArgs {
@@ -170,6 +172,8 @@ struct ExpertsBackwardDwArgs {
 /// - R is a capacity: the rows of the segments are counted on the GPU, and the segments themselves
 ///   are not checked. Rows past the last segment are zeroed too, which takes the time to write
 ///   them.
+/// - Products use all SMs but `free_sms`. The blocks of their kernels need a whole SM each, so that
+///   kernels of other streams start on the SMs left free only. Same bits for any number of SMs.
 /// - Products take inputs in the dtype of the experts, so activations and the gradients W2^T g are
 ///   rounded to it. The bits differ from those of the CPU, by the rounding of the dtype.
 class CROSSDOCK_API Experts {

@@ -218,7 +218,7 @@ struct MoeLayerOptions {
 ///   and all results must live as long as the graph.
 /// - For its backward a forward keeps the routes, the rows x at their experts [R, D], and W1 x
 ///   [R, 2F or F] unless `experts.recompute` is set, with R = max_rows.
-/// - Shared experts compute during the dispatch with overlap_shared; overlap_chunks is ignored.
+/// - overlap_shared and overlap_chunks work as in host memory, on streams; see docs/gpu.md.
 /// - Gradients of w1 and w2 may be in the dtype of the experts (see ExpertGradients).
 /// - fp64, etp > 1, counting_group, sequence_group and replicated_over are refused. Per-sequence
 ///   losses over several ranks need MoeForwardArgs::total_sequences.

@@ -129,7 +129,7 @@ class DeviceOptions(Sized):
         ("stream", c_void_p),
         ("nccl_comm", c_void_p),
         ("max_sms", c_int32),
-        ("padding", c_int32),
+        ("max_begun_sms", c_int32),
     ]
 
 

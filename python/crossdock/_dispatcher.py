@@ -196,16 +196,20 @@ class Dispatcher:
         check(lib.dispatcher_strategy(self._handle, byref(name)))
         return (name.value or b"").decode()
 
-    def set_stream(self, stream: Optional[int], *, max_sms: int = 0, nccl_comm: int = 0) -> None:
+    def set_stream(
+        self, stream: Optional[int], *, max_sms: int = 0, max_begun_sms: int = 0, nccl_comm: int = 0
+    ) -> None:
         """Queues later calls with tensors on a GPU in `stream`, a cudaStream_t (None or 0: the default stream).
 
         A new stream waits for the dispatcher's work in the previous one, which must still exist. max_sms limits the SMs of
-        a call; nccl_comm is an ncclComm_t with the group's ranks, for rows between nodes, set before the first plan.
+        a call, max_begun_sms those of a begun call (0: max_sms); nccl_comm is an ncclComm_t with the group's ranks, for rows between nodes, set before the first plan.
         """
-        options = (stream or 0, max_sms, nccl_comm)
+        options = (stream or 0, max_sms, max_begun_sms, nccl_comm)
         if options == self._options:
             return
-        given = DeviceOptions(stream=options[0], nccl_comm=nccl_comm, max_sms=max_sms)
+        given = DeviceOptions(
+            stream=options[0], nccl_comm=nccl_comm, max_sms=max_sms, max_begun_sms=max_begun_sms
+        )
         check(lib.set_device_options(self._handle, byref(given)))
         self._options = options
         self._stream = options[0]

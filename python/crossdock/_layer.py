@@ -230,12 +230,16 @@ class Layer:
         check(lib.layer_num_local_experts(self._handle, byref(number)))
         return number.value
 
-    def set_stream(self, stream: Optional[int], *, max_sms: int = 0, nccl_comm: int = 0) -> None:
+    def set_stream(
+        self, stream: Optional[int], *, max_sms: int = 0, max_begun_sms: int = 0, nccl_comm: int = 0
+    ) -> None:
         """Queues later calls with tensors on a GPU in `stream`, as Dispatcher.set_stream does."""
-        options = (stream or 0, max_sms, nccl_comm)
+        options = (stream or 0, max_sms, max_begun_sms, nccl_comm)
         if options == self._options:
             return
-        given = DeviceOptions(stream=options[0], nccl_comm=nccl_comm, max_sms=max_sms)
+        given = DeviceOptions(
+            stream=options[0], nccl_comm=nccl_comm, max_sms=max_sms, max_begun_sms=max_begun_sms
+        )
         check(lib.layer_set_device_options(self._handle, byref(given)))
         self._options = options
         self._stream = options[0]

@@ -98,8 +98,10 @@ crossdock_status crossdock_set_device_options(crossdock_dispatcher* dispatcher,
   return guarded([&] {
     crossdock_dispatcher& changed = handle("dispatcher", dispatcher);
     const auto given = capi::read_struct("crossdock_device_options", options);
-    changed.dispatcher.set_device_options(
-        {.stream = {given.stream}, .max_sms = given.max_sms, .nccl_comm = given.nccl_comm});
+    changed.dispatcher.set_device_options({.stream = {given.stream},
+                                           .max_sms = given.max_sms,
+                                           .max_begun_sms = given.max_begun_sms,
+                                           .nccl_comm = given.nccl_comm});
     changed.stream = {given.stream};
   });
 }

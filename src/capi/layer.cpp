@@ -177,8 +177,10 @@ crossdock_status crossdock_layer_set_device_options(crossdock_layer* layer,
   return guarded([&] {
     crossdock_layer& changed = handle("layer", layer);
     const auto given = capi::read_struct("crossdock_device_options", options);
-    changed.layer.set_device_options(
-        {.stream = {given.stream}, .max_sms = given.max_sms, .nccl_comm = given.nccl_comm});
+    changed.layer.set_device_options({.stream = {given.stream},
+                                      .max_sms = given.max_sms,
+                                      .max_begun_sms = given.max_begun_sms,
+                                      .nccl_comm = given.nccl_comm});
     changed.stream = {given.stream};
   });
 }

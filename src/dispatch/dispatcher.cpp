@@ -1,6 +1,7 @@
 #include "crossdock/dispatcher.hpp"
 
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
@@ -88,13 +89,17 @@ struct Dispatcher::Impl {
     return *device_path;
   }
 
+  // `check` throws if this rank refuses the call.
   template <typename Result>
-  Pending<Result> begin(const char* operation, const Plan& plan,
+  Pending<Result> begin(const char* operation, const Plan& plan, const std::function<void()>& check,
                         const std::function<Result()>& call) {
     Path& path = path_of(plan);
     Pending<Result> pending;
     pending.plan_ = plan;
-    const std::optional<Error> refusal = refusal_of([&] { path.begin_aside(); });
+    const std::optional<Error> refusal = refusal_of([&] {
+      check();
+      path.begin_aside();
+    });
     if (refusal) {  // throws on all ranks
       context.group.agree({.operation = operation, .subject = plan.id(), .refusal = &*refusal});
     }
@@ -226,12 +231,30 @@ OwnedTensor Dispatcher::allocate_rows(const Plan& plan, DType dtype) {
 }
 
 Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const DispatchArgs& args) {
-  return impl_->begin<DispatchResult>("dispatch", plan, [&] { return dispatch(plan, args); });
+  const auto check = [&] {
+    CROSSDOCK_CHECK(!args.on_chunk || !plan.valid() || plan.device().is_cpu(),
+                    "begin_dispatch on a GPU does not call on_chunk; call next_chunk instead");
+  };
+  Pending<DispatchResult> pending =
+      impl_->begin<DispatchResult>("dispatch", plan, check, [&] { return dispatch(plan, args); });
+  pending.chunks_ = impl_->path_of(plan).take_chunks();
+  if (pending.chunks_.empty()) {
+    pending.chunks_.push_back({.experts = {0, plan.num_local_experts()}, .done = pending.done_});
+  }
+  return pending;
 }
 
 Pending<OwnedTensor> Dispatcher::begin_combine(const Plan& plan, ConstTensorView y,
                                                TensorView out) {
-  return impl_->begin<OwnedTensor>("combine", plan, [&] { return combine(plan, y, out); });
+  return impl_->begin<OwnedTensor>(
+      "combine", plan, [] {}, [&] { return combine(plan, y, out); });
+}
+
+std::optional<DispatchChunk> Dispatcher::next_chunk(Pending<DispatchResult>& pending) {
+  if (pending.next_chunk_ == pending.chunks_.size()) return std::nullopt;
+  const PendingChunk& chunk = pending.chunks_[pending.next_chunk_++];
+  impl_->path_of(pending.plan_).finish(chunk.done);
+  return chunk.experts;
 }
 
 DispatchResult Dispatcher::finish(Pending<DispatchResult> pending) {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/extend/strategy.hpp"
@@ -48,6 +49,9 @@ class Path {
   /// they return.
   virtual void begin_aside() = 0;
   virtual std::shared_ptr<const void> end_aside() = 0;
+  /// (optional) The chunks of the dispatch that was queued since begin_aside, in order. Default:
+  /// none, the rows arrive in one piece.
+  virtual std::vector<PendingChunk> take_chunks() { return {}; }
   virtual void finish(const std::shared_ptr<const void>& done) = 0;
 
   /// Sets the stream and limits of later calls.

@@ -50,6 +50,10 @@ void check_supported(const ConstTensorView& rows) {
   check_supported(rows.dtype, rows.device);
 }
 
+void check_free_sms(int free_sms) {
+  CROSSDOCK_CHECK(free_sms >= 0, "free_sms must not be negative, got ", free_sms);
+}
+
 void check_places(const Segments& segments, int64_t num_rows) {
   int64_t end = 0;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
@@ -205,6 +209,7 @@ void Experts::prepare(Device device, Stream stream) const {
 
 void Experts::check(const ExpertsForwardArgs& args) const {
   check_supported(args.rows);
+  check_free_sms(args.free_sms);
   const RowChecks tensors(config_, args.rows);
   tensors.check_rows("rows", args.rows);
   tensors.check_results("y", args.y);
@@ -235,6 +240,7 @@ ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
 
 void Experts::check(const ExpertsBackwardDxArgs& args) const {
   check_supported(args.grad_y);
+  check_free_sms(args.free_sms);
   const RowChecks tensors(config_, args.grad_y);
   tensors.check_rows("grad_y", args.grad_y);
   tensors.check_results("grad_rows", args.grad_rows);

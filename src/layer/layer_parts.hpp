@@ -37,9 +37,11 @@ struct LayerParts {
   /// Before a dispatch is queued (see Experts::prepare).
   void prepare_experts(Device gpu);
 
-  /// Whether the dispatch on a GPU runs in a stream of its own, beside the shared experts.
+  bool overlaps_shared() const { return shared && config.overlap_shared; }
+  bool overlaps_chunks() const { return config.overlap_chunks > 1; }
+  /// Whether the dispatch on a GPU runs in a stream of its own, beside experts.
   bool dispatches_aside(Device device) const {
-    return !device.is_cpu() && shared && config.overlap_shared;
+    return !device.is_cpu() && (overlaps_shared() || overlaps_chunks());
   }
   bool weights_in_experts() const { return config.experts.weights_in == WeightsIn::kExperts; }
 

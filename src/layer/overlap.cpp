@@ -1,5 +1,6 @@
 #include "layer/overlap.hpp"
 
+#include <optional>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
@@ -29,16 +30,16 @@ ForwardRows Overlap::forward(const MoeForwardArgs& args, MoeSaved& saved) {
     });
   };
 
-  if (overlaps_shared()) run_agreed(parts_.group, [&] { work.add(compute_shared); });
+  if (parts_.overlaps_shared()) run_agreed(parts_.group, [&] { work.add(compute_shared); });
   DispatchArgs dispatch{.x = args.x,
                         .with_row_weights = parts_.weights_in_experts(),
                         .num_chunks = parts_.config.overlap_chunks};
-  if (overlaps_chunks()) dispatch.on_chunk = compute_chunk;
+  if (parts_.overlaps_chunks()) dispatch.on_chunk = compute_chunk;
   saved.sent = parts_.dispatcher.dispatch(plan, dispatch);
   run_agreed(parts_.group, [&] {
-    if (!overlaps_shared()) compute_shared();
+    if (!parts_.overlaps_shared()) compute_shared();
     work.finish();
-    if (!overlaps_chunks()) rows.y = parts_.forward_experts(args, saved);
+    if (!parts_.overlaps_chunks()) rows.y = parts_.forward_experts(args, saved);
   });
   return rows;
 }
@@ -61,15 +62,15 @@ BackwardRows Overlap::backward(const MoeBackwardArgs& args) {
     });
   };
 
-  if (overlaps_shared()) run_agreed(parts_.group, [&] { work.add(compute_shared); });
+  if (parts_.overlaps_shared()) run_agreed(parts_.group, [&] { work.add(compute_shared); });
   DispatchArgs dispatch{
       .x = args.grad_out, .with_row_weights = true, .num_chunks = parts_.config.overlap_chunks};
-  if (overlaps_chunks()) dispatch.on_chunk = compute_chunk;
+  if (parts_.overlaps_chunks()) dispatch.on_chunk = compute_chunk;
   saved.grad_y = parts_.dispatcher.dispatch(saved.decision.plan, dispatch);
   run_agreed(parts_.group, [&] {
-    if (!overlaps_shared()) compute_shared();
+    if (!parts_.overlaps_shared()) compute_shared();
     work.finish();
-    if (overlaps_chunks()) {
+    if (parts_.overlaps_chunks()) {
       parts_.experts.finish_backward_dx(dx);
     } else {
       parts_.backward_experts(args, rows);
@@ -78,28 +79,59 @@ BackwardRows Overlap::backward(const MoeBackwardArgs& args) {
   return rows;
 }
 
+namespace {
+
+// The SMs that the experts of a chunk leave to the dispatch of the following ones.
+int free_sms_beside(const LayerParts& parts, const Plan& plan, const DispatchChunk& chunk) {
+  if (chunk.last_expert == plan.num_local_experts()) return 0;  // the last chunk
+  const DeviceOptions& options = parts.device_options;
+  return options.max_begun_sms > 0 ? options.max_begun_sms : options.max_sms;
+}
+
+}  // namespace
+
 ForwardRows forward_beside_dispatch(LayerParts& parts, const MoeForwardArgs& args,
                                     MoeSaved& saved) {
+  const Plan& plan = saved.decision.plan;
   ForwardRows rows;
-  Pending<DispatchResult> pending = parts.dispatcher.begin_dispatch(
-      saved.decision.plan, {.x = args.x, .with_row_weights = parts.weights_in_experts()});
+  Pending<DispatchResult> pending =
+      parts.dispatcher.begin_dispatch(plan, {.x = args.x,
+                                             .with_row_weights = parts.weights_in_experts(),
+                                             .num_chunks = parts.config.overlap_chunks});
   run_agreed(parts.group, [&] {
-    rows.shared_y = parts.forward_shared(args, saved);
+    if (parts.overlaps_shared()) rows.shared_y = parts.forward_shared(args, saved);
+    ExpertsForwardArgs experts = parts.prepare_forward(args, plan, pending.result(), rows.y);
+    saved.experts = parts.experts.begin_forward(experts);
+    while (const std::optional<DispatchChunk> chunk = parts.dispatcher.next_chunk(pending)) {
+      const EventRecorder::Scope scope(parts.group.recorder(), "experts", 0);
+      experts.free_sms = free_sms_beside(parts, plan, *chunk);
+      parts.experts.forward_part(experts, saved.experts, {chunk->first_expert, chunk->last_expert});
+    }
     saved.sent = parts.dispatcher.finish(std::move(pending));
-    rows.y = parts.forward_experts(args, saved);
+    if (!parts.overlaps_shared()) rows.shared_y = parts.forward_shared(args, saved);
   });
   return rows;
 }
 
 BackwardRows backward_beside_dispatch(LayerParts& parts, const MoeBackwardArgs& args) {
   MoeSaved& saved = *args.saved;
+  const Plan& plan = saved.decision.plan;
   BackwardRows rows;
   Pending<DispatchResult> pending = parts.dispatcher.begin_dispatch(
-      saved.decision.plan, {.x = args.grad_out, .with_row_weights = true});
+      plan,
+      {.x = args.grad_out, .with_row_weights = true, .num_chunks = parts.config.overlap_chunks});
   run_agreed(parts.group, [&] {
-    rows.shared_grad_x = parts.backward_shared(args);
+    if (parts.overlaps_shared()) rows.shared_grad_x = parts.backward_shared(args);
+    ExpertsBackwardDxArgs dx = parts.prepare_backward(args, pending.result(), rows);
+    parts.experts.begin_backward_dx(dx);
+    while (const std::optional<DispatchChunk> chunk = parts.dispatcher.next_chunk(pending)) {
+      const EventRecorder::Scope scope(parts.group.recorder(), "experts_dx", 0);
+      dx.free_sms = free_sms_beside(parts, plan, *chunk);
+      parts.experts.backward_dx_part(dx, {chunk->first_expert, chunk->last_expert});
+    }
+    parts.experts.finish_backward_dx(dx);
     saved.grad_y = parts.dispatcher.finish(std::move(pending));
-    parts.backward_experts(args, rows);
+    if (!parts.overlaps_shared()) rows.shared_grad_x = parts.backward_shared(args);
   });
   return rows;
 }

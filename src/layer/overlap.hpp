@@ -26,15 +26,13 @@ class Overlap {
   BackwardRows backward(const MoeBackwardArgs& args);
 
  private:
-  bool overlaps_shared() const { return parts_.shared && parts_.config.overlap_shared; }
-  bool overlaps_chunks() const { return parts_.config.overlap_chunks > 1; }
-
   LayerParts& parts_;
   Worker worker_;
 };
 
 /// The same on a GPU, without a thread: the dispatch runs in a stream of its own while the shared
-/// experts compute in that of the layer. Collective.
+/// experts, and those of chunks that have arrived, compute in that of the layer. If the SMs of the
+/// dispatch are limited, experts leave that many free until the last chunk has arrived. Collective.
 ForwardRows forward_beside_dispatch(LayerParts& parts, const MoeForwardArgs& args, MoeSaved& saved);
 BackwardRows backward_beside_dispatch(LayerParts& parts, const MoeBackwardArgs& args);
 

@@ -37,6 +37,7 @@ struct ProductForwardArgs {
   bool interleaved = false;  // SwiGLU: rows of w[e] are gate 0, linear 0, gate 1, ...; else N / 2
                              // gates, then N / 2 linear rows. `hidden` has the same order.
   bool zero_unused_rows = true;  // rows of `out` that belong to no expert become 0; else untouched
+  int free_sms = 0;              // SMs left to kernels of other streams
 };
 
 /// out[r, :] = w[e]^T grad[r, :]
@@ -46,6 +47,7 @@ struct ProductDxArgs {
   Segments segments = {};
   TensorView out = {};           // [R, K], also fp32
   bool zero_unused_rows = true;  // as in ProductForwardArgs
+  int free_sms = 0;              // likewise
 };
 
 /// out[e] = sum over the rows r of expert e of grad[r, :] x[r, :]^T. Experts without rows: 0, or
@@ -56,6 +58,7 @@ struct ProductDwArgs {
   Segments segments = {};
   TensorView out = {};      // [E_local, N, K], also fp32
   bool accumulate = false;  // adds to `out`, which must be fp32
+  int free_sms = 0;         // as in ProductForwardArgs
 };
 
 enum class ProductKernels : uint8_t {
@@ -66,6 +69,8 @@ enum class ProductKernels : uint8_t {
 /// Computes the products of one Experts object on one GPU. On sm_90a, bf16 and fp16 products whose
 /// widths are multiples of 8 (16 with SwiGLU) and whose tensors are 16-byte aligned have kernels of
 /// their own; all others are computed by plain kernels. The two may differ in bits.
+///
+/// A call uses the SMs of its object less `free_sms`, at least one. The bits do not depend on that.
 ///
 /// Calls queue work and never wait for it. They can be captured: a call outside a capture first
 /// allocates what its stream needs, a captured one what its graph needs, some KiB each, which the

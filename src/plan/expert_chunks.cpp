@@ -21,21 +21,31 @@ int64_t first_row(const PlanData& plan, size_t rank, int64_t local_expert) {
 
 }  // namespace
 
-std::vector<ExpertChunk> split_experts(const PlanData& plan, int64_t num_chunks) {
-  const auto P = static_cast<size_t>(plan.P);
+int64_t count_chunks(const PlanData& plan, int64_t num_chunks) {
   int64_t most = 1;
-  for (size_t rank = 0; rank < P; ++rank) most = std::max(most, num_experts(plan, rank));
-  const int64_t count = std::min(num_chunks, most);
+  for (size_t rank = 0; rank < static_cast<size_t>(plan.P); ++rank) {
+    most = std::max(most, num_experts(plan, rank));
+  }
+  return std::min(num_chunks, most);
+}
+
+int64_t first_expert_of_chunk(const PlanData& plan, int rank, int64_t chunk, int64_t count) {
+  return num_experts(plan, static_cast<size_t>(rank)) * chunk / count;
+}
+
+std::vector<ExpertChunk> split_experts(const PlanData& plan, int64_t num_chunks) {
+  const int64_t count = count_chunks(plan, num_chunks);
   std::vector<ExpertChunk> chunks(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     ExpertChunk& chunk = chunks[static_cast<size_t>(i)];
-    for (size_t rank = 0; rank < P; ++rank) {
-      const int64_t first = num_experts(plan, rank) * i / count;
-      const int64_t last = num_experts(plan, rank) * (i + 1) / count;
+    for (int rank = 0; rank < plan.P; ++rank) {
+      const int64_t first = first_expert_of_chunk(plan, rank, i, count);
+      const int64_t last = first_expert_of_chunk(plan, rank, i + 1, count);
+      const auto r = static_cast<size_t>(rank);
       chunk.first_expert.push_back(first);
       chunk.last_expert.push_back(last);
-      chunk.first_row.push_back(first_row(plan, rank, first));
-      chunk.last_row.push_back(first_row(plan, rank, last));
+      chunk.first_row.push_back(first_row(plan, r, first));
+      chunk.last_row.push_back(first_row(plan, r, last));
     }
   }
   return chunks;

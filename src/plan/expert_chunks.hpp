@@ -8,8 +8,15 @@
 
 namespace crossdock {
 
-/// Splits the local experts of every rank into `num_chunks` chunks of about equal size; at least
-/// one, and at most as many as any rank has experts. Not collective.
+/// The number of chunks into which at most `num_chunks` divide the local experts of every rank: at
+/// least one, and at most as many as any rank has experts.
+int64_t count_chunks(const PlanData& plan, int64_t num_chunks);
+
+/// The first of a rank's local experts in chunk `chunk` of `count`; for chunk == count, its number
+/// of experts. Chunks are about equal in size. Needs no more of the plan than the placement.
+int64_t first_expert_of_chunk(const PlanData& plan, int rank, int64_t chunk, int64_t count);
+
+/// Splits the local experts of every rank into count_chunks chunks. Not collective.
 std::vector<ExpertChunk> split_experts(const PlanData& plan, int64_t num_chunks);
 
 /// The number of routes of this rank to the experts of a chunk.

@@ -126,7 +126,7 @@ TEST(CAbi, DeviceOptions) {
   EXPECT_FIELD(crossdock_device_options, stream, 8);
   EXPECT_FIELD(crossdock_device_options, nccl_comm, 16);
   EXPECT_FIELD(crossdock_device_options, max_sms, 24);
-  EXPECT_FIELD(crossdock_device_options, padding, 28);
+  EXPECT_FIELD(crossdock_device_options, max_begun_sms, 28);
 }
 
 TEST(CAbi, Routing) {

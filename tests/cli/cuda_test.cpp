@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -51,7 +52,8 @@ TEST_F(CommandOnGpu, RunsEveryDtypeAndModel) {
 
 TEST_F(CommandOnGpu, PrintsTheSameChecksumForAnyNumberOfRanks) {
   const json alone = run_json(std::string(kSmall) + "--dtype bf16 --ranks 1");
-  for (const char* others : {"--ranks 2", "--ranks 4", "--ranks 4 --strategy alltoall"}) {
+  for (const char* others : {"--ranks 2", "--ranks 4", "--ranks 4 --strategy alltoall",
+                             "--ranks 2 --overlap 3", "--ranks 4 --overlap 2 --overlap-sms 8"}) {
     const json result = run_json(std::string(kSmall) + "--dtype bf16 " + others);
     EXPECT_EQ(result["checksum"], alone["checksum"]) << others;
     EXPECT_EQ(result["grad_checksum"], alone["grad_checksum"]) << others;
@@ -83,14 +85,17 @@ TEST_F(CommandOnGpu, HandlesRanksWithoutTokensAndExperts) {
 
 TEST_F(CommandOnGpu, PrintsATableAndATrace) {
   const std::string file = testing::TempDir() + "crossdock_cuda_trace.json";
-  const CommandResult result = run_command(std::string(kSmall) + "--ranks 2 --trace " + file);
+  const CommandResult result =
+      run_command(std::string(kSmall) + "--ranks 2 --overlap 3 --trace " + file);
   EXPECT_EQ(result.status, 0) << result.err;
-  for (const char* words : {"GPU", "dispatch", "waiting for the GPU", "rows per expert", "passed",
-                            "checksum", "trace"}) {
+  for (const char* words : {"GPU", "up to 3 chunks", "dispatch", "waiting for the GPU",
+                            "rows per expert", "passed", "checksum", "trace"}) {
     EXPECT_THAT(result.out, HasSubstr(words));
   }
   std::ifstream trace(file);
-  EXPECT_FALSE(json::parse(trace, nullptr, /*allow_exceptions=*/false).is_discarded());
+  const std::string text((std::istreambuf_iterator<char>(trace)), std::istreambuf_iterator<char>());
+  EXPECT_FALSE(json::parse(text, nullptr, /*allow_exceptions=*/false).is_discarded());
+  EXPECT_THAT(text, HasSubstr("dispatch chunk"));
   std::remove(file.c_str());
 }
 

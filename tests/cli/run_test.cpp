@@ -232,7 +232,8 @@ TEST(Run, RejectsBadArgumentsWithStatusTwo) {
       {"run --preset", "--preset needs a value"},
       {"run --device tpu", "tpu"},
       {"run --device cuda --dtype fp64", "--device cuda has no fp64"},
-      {"run --device cuda --overlap 2", "--overlap is for --device cpu"},
+      {"run --overlap-sms 8", "--overlap-sms needs --device cuda"},
+      {"run --device cuda --overlap-sms -1", "--overlap-sms must be at least 0, got -1"},
   });
 }
 

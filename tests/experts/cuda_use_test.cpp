@@ -38,27 +38,44 @@ std::vector<ExpertCase> cases_of(const ExpertsConfig& config) {
   return cases;
 }
 
-TEST_F(CudaExpertsUse, InPartsGivesTheBitsOfTheWhole) {
-  for (const ExpertsConfig& config : {gated_config(), plain_config()}) {
+// free_sms: SMs that products leave to other streams; more than the GPU has leaves one to them.
+void expect_bits_in_parts(const ExpertCase& test, const ExpertResult& wanted, int free_sms) {
+  const RankStream stream;
+  const ExpertTensors tensors = to_device(ExpertTensors(test, kNaN), stream);
+  const Experts experts(test.config);
+  ExpertsForwardArgs forward = tensors.forward_args();
+  forward.free_sms = free_sms;
+  ExpertsSaved saved = experts.begin_forward(forward);
+  for (const SegmentRange part : {SegmentRange{3, 6}, {0, 1}, {1, 1}, {1, 3}}) {
+    experts.forward_part(forward, saved, part);
+  }
+  ExpertsBackwardDxArgs dx = tensors.dx_args(saved);
+  dx.free_sms = free_sms;
+  experts.begin_backward_dx(dx);
+  for (const SegmentRange part : {SegmentRange{2, 6}, {0, 2}}) {
+    experts.backward_dx_part(dx, part);
+  }
+  experts.finish_backward_dx(dx);
+  experts.backward_dw(tensors.dw_args(saved));
+  EXPECT_TRUE(result_of(tensors, stream) == wanted) << free_sms << " free SMs";
+}
+
+TEST_F(CudaExpertsUse, InPartsAndOnSomeSmsGivesTheBitsOfTheWhole) {
+  const ExpertsConfig wide = gated_config(DType::kF32);  // computed by the plain kernels
+  for (const ExpertsConfig& config : {gated_config(), plain_config(), wide}) {
     const ExpertCase test = cases_of(config)[0];
     const ExpertResult wanted = run_on_gpu(test);
-    const RankStream stream;
-    const ExpertTensors tensors = to_device(ExpertTensors(test, kNaN), stream);
-    const Experts experts(test.config);
-    const ExpertsForwardArgs forward = tensors.forward_args();
-    ExpertsSaved saved = experts.begin_forward(forward);
-    for (const SegmentRange part : {SegmentRange{3, 6}, {0, 1}, {1, 1}, {1, 3}}) {
-      experts.forward_part(forward, saved, part);
-    }
-    const ExpertsBackwardDxArgs dx = tensors.dx_args(saved);
-    experts.begin_backward_dx(dx);
-    for (const SegmentRange part : {SegmentRange{2, 6}, {0, 2}}) {
-      experts.backward_dx_part(dx, part);
-    }
-    experts.finish_backward_dx(dx);
-    experts.backward_dw(tensors.dw_args(saved));
-    EXPECT_TRUE(result_of(tensors, stream) == wanted);
+    for (const int free_sms : {0, 1, 100, 100000}) expect_bits_in_parts(test, wanted, free_sms);
   }
+}
+
+TEST_F(CudaExpertsUse, RefusesANegativeNumberOfFreeSms) {
+  const ExpertCase test = cases_of(gated_config())[0];
+  const RankStream stream;
+  const ExpertTensors tensors = to_device(ExpertTensors(test, kNaN), stream);
+  ExpertsForwardArgs forward = tensors.forward_args();
+  forward.free_sms = -1;
+  EXPECT_THROW((void)Experts(test.config).forward(forward), Error);
 }
 
 TEST_F(CudaExpertsUse, ACapturedStepIsReplayedWithOtherSegments) {

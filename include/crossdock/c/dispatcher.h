@@ -71,7 +71,7 @@ typedef struct crossdock_device_options {
   void* nccl_comm;  // an ncclComm_t with the group's ranks, for rows between nodes; optional. Must
                     // be set before the first plan and must not change
   int32_t max_sms;  // SM limit of a call; 0: none
-  int32_t padding;  // 0
+  int32_t max_begun_sms;  // the same for begun calls and for dispatches beside experts; 0: max_sms
 } crossdock_device_options;
 #define CROSSDOCK_DEVICE_OPTIONS_INIT \
   { .struct_size = sizeof(crossdock_device_options) }

@@ -7,6 +7,7 @@
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/pad_rows.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
+#include "dispatch/cuda/kernels/scatter_chunk.hpp"
 #include "dispatch/cuda/kernels/sum_groups.hpp"
 #include "ops/device_rows.hpp"
 #include "ops/fp8_rows.hpp"
@@ -20,6 +21,7 @@ void load_all_kernels() {
   load_plan();
   load_route_slots();
   load_scatter();
+  load_scatter_chunk();
   load_gather_sum();
   load_gather_sum_backward();
   load_gather_routes();

@@ -65,9 +65,11 @@ OwnedTensor CudaPath::allocate_rows(const Plan& plan, DType dtype) {
 
 uint64_t CudaPath::agree(const Call& call, const std::optional<Error>& refusal) {
   const bool has_plan = call.plan != nullptr && call.plan->valid();
+  // Begun calls have signals of their own: all ranks must begin the call, or none.
+  const bool is_begun = rank_.streams().is_aside();
   agreed_ = rank_.agree({.operation = call.operation,
                          .subject = has_plan ? call.plan->id() : 0,
-                         .call_text = call.text,
+                         .call_text = is_begun ? call.text + ";begun=1" : call.text,
                          .handles = std::move(call_.handles),
                          .needs_barrier = call_.needs_barrier,
                          .refusal = refusal ? &*refusal : nullptr});

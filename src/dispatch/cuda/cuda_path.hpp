@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
@@ -26,8 +27,12 @@ class CudaPath : public FramedPath {
   Plan plan(const Routing& routing) override;
   Plan plan(const DenseRouting& routing) override;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) final;
-  void begin_aside() final { rank_.streams().begin_aside(); }
+  void begin_aside() final {
+    chunks_.clear();  // of a call that failed
+    rank_.streams().begin_aside();
+  }
   std::shared_ptr<const void> end_aside() final { return rank_.streams().end_aside(); }
+  std::vector<PendingChunk> take_chunks() final { return std::exchange(chunks_, {}); }
   void finish(const std::shared_ptr<const void>& done) final { rank_.streams().finish(done); }
   void set_options(const DeviceOptions& options) final { rank_.set_options(options); }
   void check() final { rank_.raise_faults(); }
@@ -47,6 +52,11 @@ class CudaPath : public FramedPath {
 
   OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) final;
 
+  /// The rows of a chunk of a begun dispatch have arrived once the work queued so far is done.
+  void note_chunk(const DispatchChunk& chunk) {
+    chunks_.push_back({.experts = chunk, .done = rank_.streams().mark()});
+  }
+
   /// Kernel arguments that do not depend on where the rows are.
   GatherSumKernelArgs sum_args(const char* operation, const Plan& plan,
                                const GatherSumArgs& args) const;
@@ -65,6 +75,7 @@ class CudaPath : public FramedPath {
   // The current call; empty between calls.
   CudaCall call_;
   CudaRank::Agreed agreed_;
+  std::vector<PendingChunk> chunks_;  // of the dispatch queued last
 };
 
 }  // namespace crossdock::cuda

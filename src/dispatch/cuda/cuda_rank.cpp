@@ -232,6 +232,8 @@ void CudaRank::check_usable() {
   group().check();
   raise_faults();
   CROSSDOCK_CHECK(options_.max_sms >= 0, "max_sms must be 0 (all) or more, got ", options_.max_sms);
+  CROSSDOCK_CHECK(options_.max_begun_sms >= 0, "max_begun_sms must be 0 (max_sms) or more, got ",
+                  options_.max_begun_sms);
   CROSSDOCK_CHECK(options_.nccl_comm == context_.options.nccl_comm,
                   "nccl_comm must be set before the first plan and must not change; make another "
                   "dispatcher for another communicator");

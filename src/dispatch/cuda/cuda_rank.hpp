@@ -67,7 +67,11 @@ class CudaRank {
   StreamWatch& watch() const { return *streams_.watch(); }
   /// Waits for stream(). On a timeout, fails the group and throws.
   void await_stream() const { streams_.await(); }
-  int max_sms() const { return options_.max_sms; }
+  /// SM limit of the current call; 0: none.
+  int max_sms() const {
+    const bool has_own_limit = streams_.is_aside() && options_.max_begun_sms > 0;
+    return has_own_limit ? options_.max_begun_sms : options_.max_sms;
+  }
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return num_sharing_; }
   DevicePool& pool() { return *pool_; }

@@ -75,11 +75,16 @@ void RankStreams::begin_aside() {
 }
 
 std::shared_ptr<const void> RankStreams::end_aside() {
-  const CallGuard guard(device_);
+  std::shared_ptr<const void> done = mark();
   is_aside_ = false;
-  auto done = std::make_shared<OwnedEvent>(device_);
-  done->record(aside_->stream->get());
   return done;
+}
+
+std::shared_ptr<const void> RankStreams::mark() const {
+  const CallGuard guard(device_);
+  auto here = std::make_shared<OwnedEvent>(device_);
+  here->record(stream());
+  return here;
 }
 
 void RankStreams::finish(const std::shared_ptr<const void>& done) const {

@@ -68,6 +68,9 @@ class RankStreams {
   /// Until end_aside, work is queued in a separate stream with separate signals (see Path).
   void begin_aside();
   std::shared_ptr<const void> end_aside();
+  bool is_aside() const { return is_aside_; }
+  /// What finish makes the caller's stream wait for: all work queued in stream() so far.
+  std::shared_ptr<const void> mark() const;
   void finish(const std::shared_ptr<const void>& done) const;
 
   const std::shared_ptr<StreamWatch>& watch() const { return watch_; }

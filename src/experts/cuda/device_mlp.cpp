@@ -35,15 +35,16 @@ TensorView DeviceMlp::view(const Buffer& buffer, int64_t num_rows, int64_t width
 }
 
 // hidden = W1 x + b1
-void DeviceMlp::compute_hidden(const cuda::DeviceCall& call, const ExpertWeights& weights,
-                               const ConstTensorView& rows, const Segments& segments,
+template <typename Args>
+void DeviceMlp::compute_hidden(const cuda::DeviceCall& call, const Args& args,
                                const TensorView& hidden) {
-  products_.forward({.x = rows,
-                     .w = weights.w1,
-                     .bias = weights.b1,
-                     .segments = segments,
+  products_.forward({.x = args.rows,
+                     .w = args.weights.w1,
+                     .bias = args.weights.b1,
+                     .segments = args.segments,
                      .out = hidden,
-                     .zero_unused_rows = false},
+                     .zero_unused_rows = false,
+                     .free_sms = args.free_sms},
                     call.stream());
 }
 
@@ -63,13 +64,14 @@ void DeviceMlp::compute_activation(const cuda::DeviceCall& call, const ExpertsFo
          .hidden = config_.recompute ? TensorView() : view(saved.hidden, R, H_),
          .epilogue = config_.recompute ? Epilogue::kSwiglu : Epilogue::kSwigluKeepHidden,
          .interleaved = config_.interleaved,
-         .zero_unused_rows = false},
+         .zero_unused_rows = false,
+         .free_sms = args.free_sms},
         call.stream());
     return;
   }
   const Buffer own = config_.recompute ? take(call, R, H_) : Buffer();
   const TensorView hidden = view(config_.recompute ? own : saved.hidden, R, H_);
-  compute_hidden(call, args.weights, args.rows, args.segments, hidden);
+  compute_hidden(call, args, hidden);
   ops::activate_on_device(
       {.spec = activation_,
        .hidden = hidden,
@@ -99,7 +101,8 @@ void DeviceMlp::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) {
                      .bias = scales_b2 ? ConstTensorView() : args.weights.b2,
                      .segments = args.segments,
                      .out = args.y,
-                     .zero_unused_rows = false},
+                     .zero_unused_rows = false,
+                     .free_sms = args.free_sms},
                     call.stream());
   if (!scales_b2) return;
   ops::add_weighted_bias_on_device({.bias = args.weights.b2,
@@ -127,12 +130,13 @@ void DeviceMlp::backward_dx(const ExpertsBackwardDxArgs& args) {
   const int64_t R = args.grad_y.num_rows();
   const TensorView hidden = view(args.saved->grad_hidden, R, H_);
   const TensorView grad_activation = view(args.saved->weighted_activation, R, F_);
-  if (config_.recompute) compute_hidden(call, args.weights, args.rows, args.segments, hidden);
+  if (config_.recompute) compute_hidden(call, args, hidden);
   products_.dx({.grad = args.grad_y,
                 .w = args.weights.w2,
                 .segments = args.segments,
                 .out = grad_activation,
-                .zero_unused_rows = false},
+                .zero_unused_rows = false,
+                .free_sms = args.free_sms},
                call.stream());
   ops::activate_backward_on_device(
       {.spec = activation_,
@@ -150,7 +154,8 @@ void DeviceMlp::backward_dx(const ExpertsBackwardDxArgs& args) {
                 .w = args.weights.w1,
                 .segments = args.segments,
                 .out = args.grad_rows,
-                .zero_unused_rows = false},
+                .zero_unused_rows = false,
+                .free_sms = args.free_sms},
                call.stream());
 }
 

@@ -30,9 +30,9 @@ class DeviceMlp final : public Backend {
   /// Memory for [num_rows, width].
   Buffer take(const cuda::DeviceCall& call, int64_t num_rows, int64_t width);
   TensorView view(const Buffer& buffer, int64_t num_rows, int64_t width) const;
-  void compute_hidden(const cuda::DeviceCall& call, const ExpertWeights& weights,
-                      const ConstTensorView& rows, const Segments& segments,
-                      const TensorView& hidden);
+  /// Args: of forward or backward_dx.
+  template <typename Args>
+  void compute_hidden(const cuda::DeviceCall& call, const Args& args, const TensorView& hidden);
   void compute_activation(const cuda::DeviceCall& call, const ExpertsForwardArgs& args,
                           const ExpertsSaved& saved, const TensorView& activation);
 

@@ -56,15 +56,16 @@ struct GroupedProducts::State {
   template <typename Args>
   void launch(const Args& args, const ProductSizes& sizes, Stream stream) {
     const cudaStream_t handle = cuda::handle_of(stream);
+    const int used_sms = std::max(1, num_sms - args.free_sms);
     if (!has_hopper_kernels || !hopper::takes(args, sizes)) {
-      plain::launch_product(args, sizes, num_sms, handle);
+      plain::launch_product(args, sizes, used_sms, handle);
       return;
     }
     const bool is_dw = std::is_same_v<Args, ProductDwArgs>;
     const auto memory = scratch.take(handle, is_dw ? hopper::dw_scratch_bytes(sizes.E_local) : 0);
     hopper::launch_product(args, sizes,
                            {.maps = tensor_maps,
-                            .num_sms = num_sms,
+                            .num_sms = used_sms,
                             .stream = handle,
                             .counters = memory.counters,
                             .dw_scratch = memory.bytes});

@@ -36,6 +36,7 @@ int64_t carve(const CudaPlanInputs& inputs, std::byte* memory, DevicePlan& plan)
   carver.place(plan.targets, num_routes);
   carver.place(plan.weights, num_routes);
   carver.place(plan.counts, int64_t{inputs.P} * inputs.shape.E);
+  carver.place(plan.segment_starts, inputs.shape.E);
   carver.place(plan.local_starts, inputs.num_local + 1);
   carver.place(plan.local_counts, inputs.num_local);
   carver.place(plan.rows_per_rank, inputs.P);
@@ -82,10 +83,12 @@ CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanDat
                   static_cast<int32_t>(data.final_rows[i])};
   }
   const std::vector<int32_t> counts(data.counts.begin(), data.counts.end());
+  const std::vector<int32_t> starts(data.segment_starts.begin(), data.segment_starts.end());
   copy_in(arrays_.targets, targets, stream);
   CROSSDOCK_CUDA(cudaMemcpyAsync(arrays_.weights, data.weights.data(),
                                  targets.size() * sizeof(float), cudaMemcpyHostToDevice, stream));
   copy_in(arrays_.counts, counts, stream);
+  copy_in(arrays_.segment_starts, starts, stream);
   copy_in(arrays_.local_starts, data.local_starts, stream);
   copy_in(arrays_.local_counts, data.local_counts, stream);
   copy_in(arrays_.rows_per_rank, data.rows_per_rank, stream);

@@ -21,13 +21,14 @@ struct RouteTarget {
 /// Device memory of one plan, all of it written by the plan kernels. A plan that was refused is
 /// empty: no route has a target, all counts are 0.
 struct DevicePlan {
-  RouteTarget* targets;    // [T, K]
-  float* weights;          // [T, K] fp32; 0 where there is no kept route
-  int32_t* counts;         // [P, E] kept routes of source rank s to expert e
-  int64_t* local_starts;   // [E_local + 1] Segments::starts
-  int64_t* local_counts;   // [E_local] Segments::counts
-  int64_t* rows_per_rank;  // [P] rows at every rank, pad rows included
-  int64_t* dropped;        // [E] routes of this rank that capacity dropped
+  RouteTarget* targets;     // [T, K]
+  float* weights;           // [T, K] fp32; 0 where there is no kept route
+  int32_t* counts;          // [P, E] kept routes of source rank s to expert e
+  int32_t* segment_starts;  // [E] first row of expert e at its owner
+  int64_t* local_starts;    // [E_local + 1] Segments::starts
+  int64_t* local_counts;    // [E_local] Segments::counts
+  int64_t* rows_per_rank;   // [P] rows at every rank, pad rows included
+  int64_t* dropped;         // [E] routes of this rank that capacity dropped
 };
 
 /// Identical on every rank: the shape of a plan, and who owns which expert.

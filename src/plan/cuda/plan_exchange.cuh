@@ -274,6 +274,7 @@ __device__ inline void write_segments(const PlanArgs& args, const SegmentMemory&
     const int e = segments.by_owner[i];
     const int64_t start = segments.sums[i] - segments.sums[offsets[segments.owner[e]]];
     args.route_base[e] = static_cast<int32_t>(start) + segments.before[e];
+    args.plan.segment_starts[e] = static_cast<int32_t>(start);
     if (i < first_local || i >= end_local) continue;
     args.plan.local_starts[i - first_local] = start;
     args.plan.local_counts[i - first_local] = segments.used[e];
@@ -291,6 +292,7 @@ __device__ inline void write_empty_plan(const PlanArgs& args) {
   for (int i = static_cast<int>(threadIdx.x); i < args.shape.E; i += threads) {
     args.route_base[i] = -1;
     args.plan.dropped[i] = 0;
+    args.plan.segment_starts[i] = 0;
     for (int p = 0; p < args.signals.P; ++p) {
       args.plan.counts[static_cast<int64_t>(p) * args.shape.E + i] = 0;
     }

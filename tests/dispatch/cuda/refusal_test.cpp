@@ -175,6 +175,18 @@ TEST_F(CudaRefusals, OptionsThatCannotBe) {
           rank.dispatcher.set_device_options({.stream = stream});
           if (error) throw *error;
         });
+    expect_refusal(
+        strategy, "max_begun_sms must be 0 (max_sms) or more, got -2",
+        [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+          const Stream stream = rank.stream.view();
+          rank.dispatcher.set_device_options(
+              {.stream = stream, .max_begun_sms = is_wrong ? -2 : 0});
+          const std::optional<Error> error = error_of([&] {
+            static_cast<void>(rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view}));
+          });
+          rank.dispatcher.set_device_options({.stream = stream});
+          if (error) throw *error;
+        });
     expect_refusal(strategy, "nccl_comm must be set before the first plan",
                    [](GpuRank& rank, const Plan& /*plan*/, bool is_wrong) {
                      const Stream stream = rank.stream.view();

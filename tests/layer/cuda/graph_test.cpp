@@ -63,11 +63,15 @@ class StepGraph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-// Every replay has the bits of a step without a graph.
-void expect_replays(const LayerCase& layer_case, int num_replays) {
+// Every replay has the bits of a step without a graph and without overlap of chunks.
+void expect_replays(const LayerCase& layer_case, int num_replays, int max_begun_sms = 0) {
+  LayerCase in_one_piece = layer_case;
+  in_one_piece.config.overlap_chunks = 1;
   run_ranks(layer_case.num_ranks(), [&](Group& group) {
-    LayerOnGpu captured(group, layer_case);
-    LayerOnGpu plain(group, layer_case);
+    MoeLayerOptions options;
+    options.device.max_begun_sms = max_begun_sms;
+    LayerOnGpu captured(group, layer_case, kPoison, std::move(options));
+    LayerOnGpu plain(group, in_one_piece);
     StepGraph graph(captured, group);
     for (int i = 0; i < num_replays; ++i) {
       const LayerCase other = with_other_tokens(layer_case, i);
@@ -88,6 +92,15 @@ TEST_F(CudaLayerGraph, ReplaysAThousandStepsWithOtherTokens) {
 TEST_F(CudaLayerGraph, ReplaysOnSeveralRanks) {
   expect_replays(spread(medium_case(DType::kBF16), {100, 111}), 50);
   expect_replays(spread(medium_case(DType::kF32), {0, 60, 150, 1}), 20);
+}
+
+TEST_F(CudaLayerGraph, ReplaysDispatchesInChunks) {
+  LayerCase layer_case = medium_case(DType::kBF16);
+  layer_case.config.overlap_chunks = 4;
+  expect_replays(layer_case, 200);
+  expect_replays(layer_case, 200, /*max_begun_sms=*/16);
+  expect_replays(spread(layer_case, {100, 111}), 50, /*max_begun_sms=*/12);
+  expect_replays(spread(layer_case, {0, 60, 150, 1}), 20);
 }
 
 TEST_F(CudaLayerGraph, NumbersCannotBeReadDuringACapture) {

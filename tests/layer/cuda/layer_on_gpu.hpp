@@ -79,10 +79,14 @@ struct LayerOnGpu {
 };
 
 /// One forward and one backward on thread ranks, on all GPUs there are.
-inline std::vector<RankResult> run_layer_on_gpu(const LayerCase& layer_case) {
+inline std::vector<RankResult> run_layer_on_gpu(const LayerCase& layer_case,
+                                                const DeviceOptions& device = {}) {
   std::vector<RankResult> results(layer_case.tokens_per_rank.size());
   run_ranks(layer_case.num_ranks(), [&](Group& group) {
-    results[static_cast<size_t>(group.rank())] = LayerOnGpu(group, layer_case).run();
+    MoeLayerOptions options;
+    options.device = device;
+    results[static_cast<size_t>(group.rank())] =
+        LayerOnGpu(group, layer_case, kPoison, std::move(options)).run();
   });
   return results;
 }

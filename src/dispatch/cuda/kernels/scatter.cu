@@ -3,7 +3,7 @@
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
-#include "dispatch/cuda/kernels/zero_rows.cuh"
+#include "dispatch/cuda/kernels/scatter_parts.cuh"
 
 // Writing dominates, and scattered rows are fastest when each is written in one go: a block holds a
 // whole token in registers and stores it row by row, with streaming stores (first to leave the L2
@@ -67,19 +67,6 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
   }
 }
 
-// Zeroes the rows of this rank's routes to itself, with one block.
-__device__ void zero_own_parts(const ScatterArgs& args) {
-  const int own = args.signals.rank;
-  const int64_t num_routes = args.T * args.K;
-  for (int i = 0; i < args.num_parts; ++i) {
-    const ScatterPart& part = args.parts[i];
-    zero_own_rows(args.targets, num_routes, own, part.rows[own], part.row_bytes);
-  }
-  if (args.weights == nullptr) return;
-  auto* row_weights = reinterpret_cast<std::byte*>(args.row_weights[own]);
-  zero_own_rows(args.targets, num_routes, own, row_weights, sizeof(float));
-}
-
 // A block takes tokens in turn; a thread moves vectors of a row. Rows of every part are a multiple
 // of Vector. If a peer has not arrived, the kernel scatters nothing.
 template <typename Vector>
@@ -111,17 +98,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   if (last_block(args.signals) && !peer_barrier(args.signals, args.operation, args.awaits_peers)) {
     zero_own_parts(args);
   }
-}
-
-// The largest vector, up to 16 bytes, that divides every row and address.
-int64_t vector_bytes(const ScatterArgs& args) {
-  uint64_t bits = 16;
-  for (int i = 0; i < args.num_parts; ++i) {
-    const ScatterPart& part = args.parts[i];
-    bits |= static_cast<uint64_t>(part.row_bytes) | reinterpret_cast<uint64_t>(part.tokens);
-    for (const std::byte* rows : part.rows) bits |= reinterpret_cast<uint64_t>(rows);
-  }
-  return static_cast<int64_t>(bits & -bits);
 }
 
 template <typename Vector>

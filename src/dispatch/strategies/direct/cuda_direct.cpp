@@ -1,5 +1,7 @@
 #include "dispatch/strategies/direct/cuda_direct.hpp"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/check.hpp"
@@ -7,8 +9,9 @@
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/kernels/gather_routes.hpp"
 #include "dispatch/cuda/kernels/gather_sum_backward.hpp"
-#include "dispatch/cuda/kernels/scatter.hpp"
+#include "dispatch/cuda/kernels/scatter_chunk.hpp"
 #include "plan/cuda/plan_limits.hpp"
+#include "plan/expert_chunks.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -42,6 +45,30 @@ PlanArgs plan_args(const DeviceRouting& routing, const CudaPlan& plan, const Ten
           .block_counts = counts,
           .route_base = counts + num_block_counts(inputs),
           .signals = {}};
+}
+
+DispatchChunk local_experts_of(const Plan& plan, int64_t chunk, int64_t num_chunks) {
+  const PlanData& data = plan.data();
+  return {first_expert_of_chunk(data, data.rank, chunk, num_chunks),
+          first_expert_of_chunk(data, data.rank, chunk + 1, num_chunks)};
+}
+
+ChunkRows rows_of_chunk(const Plan& plan, int64_t chunk, int64_t num_chunks) {
+  const PlanData& data = plan.data();
+  // The expert with which a chunk begins at a rank; -1 if the rank has no more.
+  const auto first_of = [&](int rank, int64_t i) {
+    const auto r = static_cast<size_t>(rank);
+    const int64_t place = data.owner_offsets[r] + first_expert_of_chunk(data, rank, i, num_chunks);
+    return place < data.owner_offsets[r + 1] ? data.experts_by_owner[static_cast<size_t>(place)]
+                                             : -1;
+  };
+  ChunkRows result{};
+  result.segment_starts = device_plan(plan).arrays().segment_starts;
+  for (int rank = 0; rank < data.P; ++rank) {
+    result.first[rank] = first_of(rank, chunk);
+    result.end[rank] = first_of(rank, chunk + 1);
+  }
+  return result;
 }
 
 }  // namespace
@@ -172,8 +199,41 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   if (agreed.needs_barrier && !scatter.awaits_peers) {
     launch_barrier(rank_.signals(), scatter.operation, rank_.stream());
   }
-  launch_scatter(scatter, rank_.max_sms(), rank_.stream());
+  if (rank_.streams().is_aside()) {
+    queue_chunks(agreed, plan, args.num_chunks, scatter, landings);
+  } else {
+    launch_scatter(scatter, rank_.max_sms(), rank_.stream());
+    for (const Landing& landing : landings) rank_.fetch(landing.shown);
+  }
+}
+
+void CudaDirect::queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, int64_t most_chunks,
+                              const ScatterArgs& scatter, std::span<const Landing> landings) {
+  const int64_t num_chunks = count_chunks(plan.data(), most_chunks);
+  const auto note_chunks = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) note_chunk(local_experts_of(plan, i, num_chunks));
+  };
+  // Rows that must be fetched arrive with the last chunk.
+  const bool are_in_place = std::ranges::none_of(
+      landings, [](const Landing& landing) { return landing.shown.lease != nullptr; });
+  ScatterChunkArgs chunk{
+      .scatter = scatter, .rows = {}, .takes_whole_sms = agreed.has_waiting_room};
+  for (int64_t i = 0; i < num_chunks; ++i) {
+    std::optional<EventRecorder::Scope> recorded;
+    if (num_chunks > 1) {
+      recorded.emplace(group().recorder(), agreed.operation, agreed.sequence, 0, "chunk");
+      chunk.rows = rows_of_chunk(plan, i, num_chunks);
+    }
+    if (num_chunks > 1 || chunk.takes_whole_sms) {
+      launch_scatter_chunk(chunk, rank_.max_sms(), rank_.stream());
+    } else {
+      launch_scatter(scatter, rank_.max_sms(), rank_.stream());
+    }
+    chunk.scatter.awaits_peers = false;  // once one has ended, the rows of all ranks are free
+    if (are_in_place) note_chunks(i, i + 1);
+  }
   for (const Landing& landing : landings) rank_.fetch(landing.shown);
+  if (!are_in_place) note_chunks(0, num_chunks);
 }
 
 ReadyCall CudaDirect::ready_gather_sum(const char* operation, const Plan& plan,

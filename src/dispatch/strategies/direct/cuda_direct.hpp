@@ -7,6 +7,7 @@
 
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/cuda_path.hpp"
+#include "dispatch/cuda/kernels/scatter.hpp"
 #include "dispatch/strategies/direct/device_routing.hpp"
 
 namespace crossdock::cuda {
@@ -45,6 +46,9 @@ class CudaDirect final : public CudaPath {
   /// landings: rows, then scales and row weights if the call has them.
   void queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan, const DispatchArgs& args,
                      std::span<const Landing> landings);
+  /// Queues the scatter of a begun dispatch, chunk by chunk.
+  void queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, int64_t most_chunks,
+                    const ScatterArgs& scatter, std::span<const Landing> landings);
 
   bool rows_are_free_ = false;  // the last rows taken: peers may write them once they have the plan
   // From the last dispatch; the next is likely to be the same.

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dispatch/cuda/kernels/scatter.hpp"
+#include "dispatch/cuda/kernels/zero_rows.cuh"
+
+namespace crossdock::cuda {
+
+/// Zeroes the rows of this rank's routes to itself. Called by a whole block.
+__device__ inline void zero_own_parts(const ScatterArgs& args) {
+  const int own = args.signals.rank;
+  const int64_t num_routes = args.T * args.K;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const ScatterPart& part = args.parts[i];
+    zero_own_rows(args.targets, num_routes, own, part.rows[own], part.row_bytes);
+  }
+  if (args.weights == nullptr) return;
+  auto* row_weights = reinterpret_cast<std::byte*>(args.row_weights[own]);
+  zero_own_rows(args.targets, num_routes, own, row_weights, sizeof(float));
+}
+
+/// The largest vector, up to 16 bytes, that divides every row and address.
+inline int64_t vector_bytes(const ScatterArgs& args) {
+  uint64_t bits = 16;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const ScatterPart& part = args.parts[i];
+    bits |= static_cast<uint64_t>(part.row_bytes) | reinterpret_cast<uint64_t>(part.tokens);
+    for (const std::byte* rows : part.rows) bits |= reinterpret_cast<uint64_t>(rows);
+  }
+  return static_cast<int64_t>(bits & -bits);
+}
+
+}  // namespace crossdock::cuda
