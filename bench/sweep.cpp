@@ -15,7 +15,7 @@ constexpr double kMostBytes = 0x1p56;  // far more than any machine has; sums of
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   return "\"" + std::string(text) + "\"";
 }
 
@@ -23,7 +23,7 @@ std::string quoted(std::string_view text) {
   refuse(std::string(option.name) +
          " must be a whole number or a range like 128:4096:x2 or 64:512:+64, or a list of them "
          "separated by commas; got " +
-         quoted(entry));
+         in_quotes(entry));
 }
 
 // `entry`: what the number is a part of, for messages.
@@ -67,11 +67,11 @@ SizeRange parse_range(const SizeOption& option, std::string_view entry) {
   if (stop != digits.data() + digits.size() || failure != std::errc{}) refuse_entry(option, entry);
   if (range.change < least) {
     refuse(std::string(option.name) + ": the " + (range.is_factor ? "factor" : "step") +
-           " of a range must be at least " + std::to_string(least) + ", got " + quoted(entry));
+           " of a range must be at least " + std::to_string(least) + ", got " + in_quotes(entry));
   }
   if (range.first > range.last) {
     refuse(std::string(option.name) +
-           ": the first value of a range must be at most the last, got " + quoted(entry));
+           ": the first value of a range must be at most the last, got " + in_quotes(entry));
   }
   return range;
 }
@@ -164,7 +164,7 @@ std::vector<int64_t> parse_sizes(const SizeOption& option,
       values.push_back(value);
       if (values.size() > kMaxRuns) {
         refuse(std::string(option.name) + " must have at most " + std::to_string(kMaxRuns) +
-               " values, but " + quoted(entry) + " makes it more");
+               " values, but " + in_quotes(entry) + " makes it more");
       }
     }
   }
