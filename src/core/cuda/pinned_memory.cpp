@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
@@ -19,8 +18,7 @@ constexpr uint64_t kLeastBytes = uint64_t{64} << 10;
 
 struct PinnedBlocks {
   std::mutex mutex;
-  std::multimap<uint64_t, void*> unused;          // by size
-  std::vector<std::shared_ptr<const void>> kept;  // see keep_pinned_memory
+  std::multimap<uint64_t, void*> unused;  // by size
 };
 
 // Never destroyed: leases may outlive static objects, and the memory goes with the process.
@@ -57,12 +55,6 @@ Buffer lease_pinned_memory(int64_t num_bytes) {
   };
   return {std::shared_ptr<void>(memory, give_back), static_cast<std::byte*>(memory), num_bytes,
           Device{}};
-}
-
-void keep_pinned_memory(const Buffer& lease) {
-  PinnedBlocks& all = pinned_blocks();
-  const std::lock_guard lock(all.mutex);
-  all.kept.push_back(lease.owner());
 }
 
 }  // namespace crossdock::cuda

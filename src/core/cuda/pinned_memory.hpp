@@ -11,7 +11,4 @@ namespace crossdock::cuda {
 /// page-locking is slow, and may wait for the device. Thread-safe.
 Buffer lease_pinned_memory(int64_t num_bytes);
 
-/// Keeps a lease until the process ends, because the device may still use it.
-void keep_pinned_memory(const Buffer& lease);
-
 }  // namespace crossdock::cuda

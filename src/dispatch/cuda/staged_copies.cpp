@@ -6,6 +6,7 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/pinned_memory.hpp"
+#include "core/leak.hpp"
 #include "crossdock/group.hpp"
 #include "dispatch/cuda/row_transport.hpp"
 
@@ -117,7 +118,7 @@ class StagedCopies final : public RowTransport {
     try {
       rank_.await_stream();
     } catch (...) {
-      keep_pinned_memory(staging);
+      leak(staging.owner());
       throw;
     }
   }
