@@ -20,15 +20,17 @@ struct Setting {
   std::vector<MemorySharing> candidates;  // the best first
 };
 
-Setting read_setting(bool prefers_ipc) {
+Setting read_setting(const SharingArgs& args) {
   const char* text = std::getenv(kSharingVariable);
   const std::string_view given = text == nullptr ? "auto" : text;
+  const bool is_known = given == "auto" || given == "fd" || given == "fabric" || given == "ipc";
+  CROSSDOCK_CHECK(is_known, kSharingVariable, " must be auto, fd, fabric or ipc, got '", given,
+                  "'");
+  if (!args.reaches_peers) return {"none", {}};
   if (given == "fd") return {"fd", {MemorySharing::kDescriptors}};
   if (given == "fabric") return {"fabric", {MemorySharing::kFabric}};
   if (given == "ipc") return {"ipc", {MemorySharing::kIpc}};
-  CROSSDOCK_CHECK(given == "auto", kSharingVariable, " must be auto, fd, fabric or ipc, got '",
-                  given, "'");
-  if (prefers_ipc) return {"auto:ipc", {MemorySharing::kIpc}};
+  if (args.prefers_ipc) return {"auto:ipc", {MemorySharing::kIpc}};
   return {"auto", {MemorySharing::kDescriptors, MemorySharing::kFabric, MemorySharing::kIpc}};
 }
 
@@ -120,12 +122,13 @@ SharingChoice choose_sharing(Group& group, const SharingArgs& args) {
   Setting setting{"", {}};
   const std::optional<Error> refusal = refusal_of([&] {
     if (args.refusal != nullptr) throw Error(*args.refusal);
-    setting = read_setting(args.prefers_ipc);
+    setting = read_setting(args);
   });
   const Agreement agreed =
       group.agree({.operation = "plan",
                    .config = concat(args.config, ";device=cuda;peer_memory=", setting.name),
                    .refusal = refusal ? &*refusal : nullptr});
+  if (!args.reaches_peers) return {};
   std::string failure;
   for (const MemorySharing sharing : setting.candidates) {
     const EventRecorder::Scope recorded(group.recorder(), "plan", agreed.sequence, 0,

@@ -23,6 +23,7 @@ struct SharingChoice {
 
 struct SharingArgs {
   int device = 0;
+  bool reaches_peers = true;       // false: kernels use no memory of other ranks; nothing is mapped
   bool prefers_ipc = false;        // unless CROSSDOCK_PEER_MEMORY says otherwise
   std::string config{};            // must be identical on every rank
   const Error* refusal = nullptr;  // why this rank refuses, if it does

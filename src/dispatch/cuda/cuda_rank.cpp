@@ -65,11 +65,11 @@ void CudaRank::meet() {
   const CallGuard guard(device_);
   const std::optional<Error> unusable = refusal_of([&] { check_usable(); });
   const std::string& config = context_.config_text;
-  // NCCL may register buffers, and not all versions can if a buffer spans chunks of an arena.
-  const bool uses_nccl = waits_ == Waits::kNone || group().topology().num_nodes > 1;
-  peers_.meet(
-      group(),
-      {.prefers_ipc = uses_nccl, .config = config, .refusal = unusable ? &*unusable : nullptr});
+  // Between nodes NCCL may register buffers, and not all versions can if one spans chunks.
+  peers_.meet(group(), {.reaches_peers = waits_ != Waits::kNone,
+                        .prefers_ipc = group().topology().num_nodes > 1,
+                        .config = config,
+                        .refusal = unusable ? &*unusable : nullptr});
   const std::optional<Error> refusal = refusal_of([&] { open(); });
   try {
     group().agree({.operation = "plan",

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/cuda/gpu_reach.hpp"
 #include "comm/cuda/peer_memory.hpp"
 #include "core/cuda/range_arena.hpp"
 #include "crossdock/cuda.hpp"
@@ -287,6 +288,15 @@ TEST_F(CudaSharing, SettingsMustBeIdenticalAndValid) {
             std::string::npos);
   share_by("fd");
   expect_a_correct_step(group, 97);
+}
+
+TEST_F(CudaSharing, IsNotTriedWhereGpusDoNotReachEachOther) {
+  const cuda::UnreachableGpus pretended;
+  const cuda::NoSharedArenas forbidden;
+  share_by("fd");
+  Group group(testing::make_process_communicator(), deadlines());
+  expect_a_correct_step(group, 98);
+  EXPECT_TRUE(sharing_of(group).empty());
 }
 
 // An offset means the same memory to all ranks, and needs no exchange once the arena is mapped.
