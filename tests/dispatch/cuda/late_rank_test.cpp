@@ -157,6 +157,7 @@ struct LateCall {
   std::string operation;
   GpuSetting setting{};
   bool is_begun = false;
+  int64_t num_chunks = 1;
   PartialSums sums = PartialSums::kNone;
   int ranks_per_node = 0;  // 0: all on one node
 };
@@ -165,7 +166,7 @@ struct LateCall {
 void queue(GpuRank& rank, const LateCall& call, const Plan& plan, const TensorView& rows,
            const TensorView& out) {
   Dispatcher& dispatcher = rank.dispatcher;
-  const DispatchArgs args{.x = rank.tensors.x.view, .rows = rows};
+  const DispatchArgs args{.x = rank.tensors.x.view, .rows = rows, .num_chunks = call.num_chunks};
   if (call.operation == "dispatch" && call.is_begun) {
     dispatcher.finish(dispatcher.begin_dispatch(plan, args));
   } else if (call.operation == "dispatch") {
@@ -227,8 +228,10 @@ TEST_F(CudaLateRank, IsNamedWithTheCallThatWaitedForIt) {
   const GpuSetting on_few_sms{.options = {.max_sms = 20}};
   for (const LateCall& call :
        {LateCall{.operation = "dispatch"}, LateCall{.operation = "dispatch", .setting = on_few_sms},
-        LateCall{.operation = "dispatch", .is_begun = true}, LateCall{.operation = "combine"},
-        LateCall{.operation = "combine", .setting = on_few_sms},
+        LateCall{.operation = "dispatch", .is_begun = true},
+        LateCall{.operation = "dispatch", .is_begun = true, .num_chunks = 3},
+        LateCall{.operation = "dispatch", .setting = on_few_sms, .is_begun = true, .num_chunks = 3},
+        LateCall{.operation = "combine"}, LateCall{.operation = "combine", .setting = on_few_sms},
         LateCall{.operation = "combine", .is_begun = true},
         LateCall{.operation = "combine", .setting = {.strategy = "alltoall"}},
         LateCall{.operation = "dispatch_backward"}}) {
