@@ -228,15 +228,23 @@ TEST_F(CudaLateRank, IsNamedWithTheCallThatWaitedForIt) {
   const GpuSetting on_few_sms{.options = {.max_sms = 20}};
   for (const LateCall& call :
        {LateCall{.operation = "dispatch"}, LateCall{.operation = "dispatch", .setting = on_few_sms},
-        LateCall{.operation = "dispatch", .is_begun = true},
-        LateCall{.operation = "dispatch", .is_begun = true, .num_chunks = 3},
-        LateCall{.operation = "dispatch", .setting = on_few_sms, .is_begun = true, .num_chunks = 3},
-        LateCall{.operation = "combine"}, LateCall{.operation = "combine", .setting = on_few_sms},
+        LateCall{.operation = "dispatch", .is_begun = true}, LateCall{.operation = "combine"},
+        LateCall{.operation = "combine", .setting = on_few_sms},
         LateCall{.operation = "combine", .is_begun = true},
         LateCall{.operation = "combine", .setting = {.strategy = "alltoall"}},
         LateCall{.operation = "dispatch_backward"}}) {
     SCOPED_TRACE(call.operation);
     expect_late_rank_is_named(call);
+    expect_new_ranks_work();
+  }
+}
+
+TEST_F(CudaLateRank, IsNamedWithADispatchInChunksThatWaitedForIt) {
+  for (const int max_begun_sms : {0, 20}) {
+    expect_late_rank_is_named({.operation = "dispatch",
+                               .setting = {.options = {.max_begun_sms = max_begun_sms}},
+                               .is_begun = true,
+                               .num_chunks = 3});
     expect_new_ranks_work();
   }
 }
