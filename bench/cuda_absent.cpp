@@ -27,7 +27,8 @@ std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& 
   refuse(scenario);
 }
 
-std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats& /*repeats*/) {
+std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats& /*repeats*/,
+                                         bool /*check*/) {
   refuse(scenario);
 }
 

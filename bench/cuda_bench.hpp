@@ -37,7 +37,8 @@ std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& 
 
 /// Likewise a scenario of kind kCudaOverlap: dispatch and experts of the same layer, apart and with
 /// the dispatch in chunks beside the experts, on several shares of the SMs; and whole layers.
-std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats& repeats);
+std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats& repeats,
+                                         bool check);
 
 /// Likewise a scenario of kind kCudaProducts. Throws Error(kUnsupported) too if the library is
 /// shared, which hides its kernels.

@@ -1,3 +1,4 @@
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "bench/cuda_layer_tensors.hpp"
 #include "bench/cuda_steps.hpp"
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/error.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::bench {
@@ -55,7 +57,25 @@ class OverlapParts {
     return steps;
   }
 
+  /// Throws Error(kInternal) unless the results have the bits of those without overlap.
+  void check() {
+    dispatch();
+    compute(0);
+    const std::vector<std::byte> wanted = results();
+    overlap(kSmCounts[0], 4);
+    if (results() == wanted) return;
+    throw Error(ErrorCode::kInternal, "experts beside a dispatch give other bits than after it");
+  }
+
  private:
+  // In host memory. Waits for the stream.
+  std::vector<std::byte> results() const {
+    const OwnedTensor y = to_host(y_.view, y_.view.num_rows(), stream_of(stream_));
+    const auto* bytes = static_cast<const std::byte*>(y.view.data);
+    return {bytes, bytes + y.view.num_bytes()};
+  }
+  static cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
   void set_sms(int sms) {
     dispatcher_.set_device_options({.stream = stream_, .max_begun_sms = sms});
   }
@@ -136,7 +156,8 @@ class OverlappedLayer {
 
 }  // namespace
 
-std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats& repeats) {
+std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats& repeats,
+                                         bool check) {
   require_gpu(scenario);
   CudaStepTimer timer(repeats);
   const CudaLayerTensors tensors(scenario, timer.stream());
@@ -148,6 +169,7 @@ std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats
     OverlappedLayer layer(whole, 0, group, tensors, timer.stream());
     time(layer.step("layer"));
     OverlapParts parts(layer.config(), group, tensors, timer.stream());
+    if (check) parts.check();
     for (const Step& step : parts.steps()) time(step);
     const std::string in_chunks = "layer, chunks " + std::to_string(scenario.overlap_chunks);
     for (const int sms : {0, kSmCounts[0], kSmCounts[1]}) {

@@ -106,7 +106,7 @@ CudaResult run_on_gpu(const Scenario& scenario, const RunOptions& options) {
     case ScenarioKind::kCudaLayer:
       return {.steps = run_cuda_layer(scenario, options.repeats, options.check)};
     case ScenarioKind::kCudaOverlap:
-      return {.steps = run_cuda_overlap(scenario, options.repeats)};
+      return {.steps = run_cuda_overlap(scenario, options.repeats, options.check)};
     case ScenarioKind::kCudaProducts:
       return {.steps = run_cuda_products(scenario, options.repeats, options.check)};
     default:

@@ -9,7 +9,7 @@
 Arrays are numpy's or anything with DLPack, without copies. Letters: T tokens here, K routes per token, E experts in all,
 E_local here, D token width, F expert inner width, R rows received. docs/python.md is the guide.
 """
-from ._dispatch_call import Dispatched, Pending
+from ._dispatch_call import Dispatched, Pending, PendingDispatch
 from ._dispatcher import CombineGradients, Dispatcher
 from ._dtype import DType
 from ._errors import Error, ErrorCode
@@ -41,6 +41,7 @@ __all__ = [
     "LayerSaved",
     "LayerWeights",
     "Pending",
+    "PendingDispatch",
     "Plan",
     "Tensor",
     "__version__",

@@ -234,6 +234,7 @@ FUNCTIONS = {
     "collect_routes": "i p p p p",
     "allocate_rows": "i p p i p",
     "begin_dispatch": "i p p p p p",
+    "next_chunk": "i p p p p p",
     "finish_dispatch": "i p p p",
     "begin_combine": "i p p p p p",
     "finish_combine": "i p p p",

@@ -1,5 +1,5 @@
 """One dispatch: its arguments, its results, and the half of it that is pending."""
-from typing import Any, Callable, NamedTuple, NoReturn, Optional
+from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Optional, Tuple
 
 from ._abi import DispatchArgs, DispatchResult, OnChunk, maker
 from ._errors import ErrorCode, fail
@@ -29,6 +29,29 @@ class Pending:
         if handle is None:
             raise ValueError("the call has been finished already")
         return self._finish(handle)
+
+
+class PendingDispatch(Pending):
+    """A dispatch that has begun."""
+
+    def __init__(
+        self,
+        handle: Optional[int],
+        finish: Callable[[int], Dispatched],
+        next_chunk: Callable[[int], Optional[Tuple[Dispatched, int, int]]],
+    ):
+        super().__init__(handle, finish)
+        self._next_chunk = next_chunk
+
+    def chunks(self) -> Iterator[Tuple[Dispatched, int, int]]:
+        """Yields (arrived, first_expert, last_expert) for every chunk, in expert order. On a GPU, the dispatcher's stream
+        waits for the rows and weights of these local experts; the host does not. Those of later chunks must not be used
+        yet. On the CPU there is one chunk."""
+        while self._handle is not None:
+            chunk = self._next_chunk(self._handle)
+            if chunk is None:
+                return
+            yield chunk
 
 
 _X = DispatchArgs.x.offset
@@ -95,23 +118,22 @@ class DispatchCall:
             raise self.exception
         fail(self.rank, self.marshal.refusal)
 
-    def _callback(self, on_chunk: Callable[[Dispatched, int, int], None]) -> Any:
-        x = self.given[0]
+    def arrived(self, results: DispatchResult) -> Dispatched:
+        """Rows that the library owns, as arrays."""
 
-        def arrived(offset: int, results: DispatchResult) -> Any:
+        def array_at(offset: int) -> Any:
             fields = fields_at(results, offset)
             if fields[5] == 0:
                 return None
             array = Array(fields, None, self)
-            return array.numpy() if is_numpy(x) else array
+            return array.numpy() if is_numpy(self.given[0]) else array
 
+        return Dispatched(*(array_at(offset) for offset in (_ROWS, _ROW_WEIGHTS, _ROW_SCALES)))
+
+    def _callback(self, on_chunk: Callable[[Dispatched, int, int], None]) -> Any:
         def callback(_context: Any, results: Any, first_expert: int, last_expert: int) -> int:
             try:
-                on_chunk(
-                    Dispatched(*(arrived(at, results.contents) for at in (_ROWS, _ROW_WEIGHTS, _ROW_SCALES))),
-                    first_expert,
-                    last_expert,
-                )
+                on_chunk(self.arrived(results.contents), first_expert, last_expert)
                 return 0
             except BaseException as exception:
                 self.exception = exception

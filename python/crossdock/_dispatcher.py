@@ -2,7 +2,7 @@
 import ctypes
 import weakref
 from ctypes import byref
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._abi import (
     CombineBackwardArgs,
@@ -15,7 +15,7 @@ from ._abi import (
     Routing,
     maker,
 )
-from ._dispatch_call import Dispatched, DispatchCall, Pending
+from ._dispatch_call import Dispatched, DispatchCall, Pending, PendingDispatch
 from ._dtype import to_dtype
 from ._errors import check, fail
 from ._group import Group
@@ -347,10 +347,11 @@ class Dispatcher:
         row_weights: Any = False,
         rows: Optional[ArrayLike] = None,
         row_scales: Optional[ArrayLike] = None,
-    ) -> Pending:
+        num_chunks: int = 1,
+    ) -> PendingDispatch:
         """Begins a dispatch. On a GPU it is queued in a separate stream; on the CPU it is complete. Its arrays must not
-        be used before pending.finish() returns the results."""
-        call = DispatchCall(self, plan, x, scales, row_weights, rows, row_scales, 1, None)
+        be used before pending.finish() returns the results, except rows that pending.chunks() has yielded."""
+        call = DispatchCall(self, plan, x, scales, row_weights, rows, row_scales, num_chunks, None)
         handle = ctypes.c_void_p()
         if lib.begin_dispatch(self._handle, plan._handle, byref(call.args), byref(call.results), byref(handle)):
             call.fail()
@@ -361,7 +362,14 @@ class Dispatcher:
                 fail(self._rank)
             return call.finish(self._stream)
 
-        return Pending(handle.value, finish)
+        def next_chunk(pending: int) -> Optional[Tuple[Dispatched, int, int]]:
+            results = DispatchResult()
+            first, last = ctypes.c_int64(), ctypes.c_int64()
+            if lib.next_chunk(self._handle, pending, byref(results), byref(first), byref(last)):
+                fail(self._rank)
+            return None if first.value < 0 else (call.arrived(results), first.value, last.value)
+
+        return PendingDispatch(handle.value, finish, next_chunk)
 
     def begin_combine(self, plan: Plan, y: ArrayLike, *, out: Optional[ArrayLike] = None) -> Pending:
         """Begins a weighted combine, as begin_dispatch does."""

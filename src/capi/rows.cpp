@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -37,19 +38,25 @@ struct Target {
   const char* operation;
 };
 
+// Views of rows that have arrived; a pending dispatch owns them.
+crossdock_dispatch_result from_arrived(const DispatchResult& arrived) {
+  auto result = default_struct<crossdock_dispatch_result>();
+  result.rows.tensor = from_view(arrived.rows.view);
+  if (arrived.row_scales.view.given()) {
+    result.row_scales.tensor = from_view(arrived.row_scales.view);
+  }
+  if (arrived.row_weights.view.given()) {
+    result.row_weights.tensor = from_view(arrived.row_weights.view);
+  }
+  return result;
+}
+
 std::function<void(const DispatchResult&, const DispatchChunk&)> to_on_chunk(
     const crossdock_dispatch_args& args) {
   if (args.on_chunk == nullptr) return {};
   return [on_chunk = args.on_chunk, context = args.on_chunk_context](const DispatchResult& arrived,
                                                                      const DispatchChunk& chunk) {
-    auto result = default_struct<crossdock_dispatch_result>();
-    result.rows.tensor = from_view(arrived.rows.view);
-    if (arrived.row_scales.view.given()) {
-      result.row_scales.tensor = from_view(arrived.row_scales.view);
-    }
-    if (arrived.row_weights.view.given()) {
-      result.row_weights.tensor = from_view(arrived.row_weights.view);
-    }
+    const crossdock_dispatch_result result = from_arrived(arrived);
     const crossdock_status status =
         on_chunk(context, &result, chunk.first_expert, chunk.last_expert);
     const std::string reason = take_callback_error();
@@ -260,6 +267,21 @@ crossdock_status crossdock_begin_dispatch(crossdock_dispatcher* dispatcher,
     });
     made->call = target.dispatcher().begin_dispatch(target.plan, converted);
     *pending = made.release();
+  });
+}
+
+crossdock_status crossdock_next_chunk(crossdock_dispatcher* dispatcher, crossdock_pending* pending,
+                                      crossdock_dispatch_result* arrived, int64_t* first_expert,
+                                      int64_t* last_expert) {
+  return guarded([&] {
+    auto& call = capi::pending_call<DispatchResult>(dispatcher, pending, "dispatch");
+    capi::read_result(arrived);
+    pointee("first_expert", first_expert);
+    pointee("last_expert", last_expert);
+    const std::optional<DispatchChunk> chunk = dispatcher->dispatcher.next_chunk(call);
+    *first_expert = chunk ? chunk->first_expert : -1;
+    *last_expert = chunk ? chunk->last_expert : -1;
+    capi::write_struct(capi::kDispatchResult, arrived, capi::from_arrived(call.result()));
   });
 }
 

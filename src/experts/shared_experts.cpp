@@ -41,7 +41,8 @@ ExpertsSaved SharedExperts::forward(const ForwardArgs& args) const {
                            .segments = all.segments(),
                            .row_weights = {},
                            .y = args.y,
-                           .stream = args.device.stream});
+                           .stream = args.device.stream,
+                           .free_sms = args.device.free_sms});
 }
 
 void SharedExperts::backward_dx(const BackwardDxArgs& args) const {
@@ -54,7 +55,8 @@ void SharedExperts::backward_dx(const BackwardDxArgs& args) const {
                         .saved = args.saved,
                         .grad_rows = args.grad_x,
                         .grad_row_weights = {},
-                        .stream = args.device.stream});
+                        .stream = args.device.stream,
+                        .free_sms = args.device.free_sms});
 }
 
 void SharedExperts::backward_dw(const BackwardDwArgs& args) const {

@@ -19,6 +19,7 @@ class SharedExperts {
   struct OnDevice {
     Stream stream;
     TensorView segment;  // [3] int64, in use until the stream has done the call
+    int free_sms = 0;    // as in ExpertsForwardArgs
   };
 
   /// y [T, D] = MLP(x [T, D])

@@ -86,7 +86,9 @@ OwnedTensor LayerParts::take(Device device, DType dtype, const Shape& shape) {
 SharedExperts::OnDevice LayerParts::on_device(const ConstTensorView& x, OwnedTensor& segment) {
   if (x.device.is_cpu()) return {};
   segment = take(x.device, DType::kI64, {3});
-  return {.stream = stream, .segment = segment.view};
+  // With a single chunk the dispatch has its SMs already when the shared experts begin.
+  const bool leaves_sms = overlaps_shared() && overlaps_chunks();
+  return {.stream = stream, .segment = segment.view, .free_sms = leaves_sms ? dispatch_sms() : 0};
 }
 
 Plan LayerParts::plan(const RouterOutput& routes) {

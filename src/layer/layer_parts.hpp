@@ -43,6 +43,10 @@ struct LayerParts {
   bool dispatches_aside(Device device) const {
     return !device.is_cpu() && (overlaps_shared() || overlaps_chunks());
   }
+  /// The SMs that a dispatch beside experts may use; 0: no limit.
+  int dispatch_sms() const {
+    return device_options.max_begun_sms > 0 ? device_options.max_begun_sms : device_options.max_sms;
+  }
   bool weights_in_experts() const { return config.experts.weights_in == WeightsIn::kExperts; }
 
   /// Routes to the virtual experts of the dispatcher. Collective.

@@ -83,9 +83,8 @@ namespace {
 
 // The SMs that the experts of a chunk leave to the dispatch of the following ones.
 int free_sms_beside(const LayerParts& parts, const Plan& plan, const DispatchChunk& chunk) {
-  if (chunk.last_expert == plan.num_local_experts()) return 0;  // the last chunk
-  const DeviceOptions& options = parts.device_options;
-  return options.max_begun_sms > 0 ? options.max_begun_sms : options.max_sms;
+  const bool is_last = chunk.last_expert == plan.num_local_experts();
+  return is_last ? 0 : parts.dispatch_sms();
 }
 
 }  // namespace

@@ -73,8 +73,21 @@ TEST(CApi, BegunCallsHaveTheSameValues) {
     auto args = made<crossdock_dispatch_args>();
     args.x = tensor(input.x, input.T, Case::D);
     crossdock_pending* pending = nullptr;
+    args.num_chunks = 2;
     ASSERT_OK(crossdock_begin_dispatch(planned.dispatcher, planned.plan, &args, nullptr, &pending));
     auto sent = made<crossdock_dispatch_result>();
+    int64_t first = 0;
+    int64_t last = 0;
+    ASSERT_OK(crossdock_next_chunk(planned.dispatcher, pending, &sent, &first, &last));
+    EXPECT_EQ(first, 0);
+    EXPECT_EQ(last, planned.info.num_local_experts) << "on the CPU a begun call is complete";
+    EXPECT_EQ(doubles(sent.rows.tensor), wanted.rows[static_cast<size_t>(rank)]);
+    EXPECT_EQ(sent.rows.owner, nullptr);
+    ASSERT_OK(crossdock_next_chunk(planned.dispatcher, pending, &sent, &first, &last));
+    EXPECT_EQ(first, -1);
+    EXPECT_EQ(last, -1);
+    EXPECT_NE(crossdock_next_chunk(planned.dispatcher, pending, nullptr, &first, &last),
+              CROSSDOCK_OK);
     ASSERT_OK(crossdock_finish_dispatch(planned.dispatcher, pending, &sent));
     EXPECT_EQ(doubles(sent.rows.tensor), wanted.rows[static_cast<size_t>(rank)]);
 

@@ -205,8 +205,12 @@ def test_two_halves_give_the_results_of_one_call():
     def body(group):
         case, dispatcher, plan = planned(group)
         expected = dispatcher.dispatch(plan, case.x, row_weights=True)
-        pending = dispatcher.begin_dispatch(plan, case.x.copy(), row_weights=True)
+        pending = dispatcher.begin_dispatch(plan, case.x.copy(), row_weights=True, num_chunks=2)
+        [(arrived, first, last)] = pending.chunks()
+        assert (first, last) == (0, plan.num_local_experts)
+        np.testing.assert_array_equal(arrived.rows, expected.rows)
         sent = pending.finish()
+        assert list(pending.chunks()) == []
         np.testing.assert_array_equal(sent.rows, expected.rows)
         np.testing.assert_array_equal(sent.row_weights, expected.row_weights)
         with pytest.raises(ValueError):

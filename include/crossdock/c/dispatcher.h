@@ -238,16 +238,25 @@ CROSSDOCK_C_API crossdock_status crossdock_allocate_rows(crossdock_dispatcher* d
 
 // dispatch and combine in two halves, to overlap them with computation. On a GPU, begin queues the
 // call in a separate stream, and finish makes the caller's stream wait for it; on the CPU, begin
-// completes the call. Inputs and outputs must not be used in between. begin reads the outputs that
-// the caller gives (`given` may be NULL: none). finish sets the result, whose owners must be NULL
-// and whose tensors are ignored, and frees `pending`, unless an argument is invalid. Every begun
-// call must be finished, by the same dispatcher, before the dispatcher is destroyed.
+// completes the call. Inputs and outputs must not be used in between, except the rows of chunks
+// that crossdock_next_chunk has returned; on_chunk is refused on a GPU. begin reads the outputs
+// that the caller gives (`given` may be NULL: none). finish sets the result, whose owners must be
+// NULL and whose tensors are ignored, and frees `pending`, unless an argument is invalid. Every
+// begun call must be finished, by the same dispatcher, before the dispatcher is destroyed.
 
 CROSSDOCK_C_API crossdock_status crossdock_begin_dispatch(crossdock_dispatcher* dispatcher,
                                                           const crossdock_plan* plan,
                                                           const crossdock_dispatch_args* args,
                                                           const crossdock_dispatch_result* given,
                                                           crossdock_pending** pending);
+/// The next chunk of a pending dispatch (num_chunks), in expert order: the rows and row weights of
+/// local experts [*first_expert, *last_expert), both -1 after the last chunk. On a GPU the caller's
+/// stream waits for them, the host does not; rows of later chunks must not be used yet. The owners
+/// in `arrived` are NULL. Not collective.
+CROSSDOCK_C_API crossdock_status crossdock_next_chunk(crossdock_dispatcher* dispatcher,
+                                                      crossdock_pending* pending,
+                                                      crossdock_dispatch_result* arrived,
+                                                      int64_t* first_expert, int64_t* last_expert);
 CROSSDOCK_C_API crossdock_status crossdock_finish_dispatch(crossdock_dispatcher* dispatcher,
                                                            crossdock_pending* pending,
                                                            crossdock_dispatch_result* result);

@@ -157,6 +157,7 @@ struct LateCall {
   std::string operation;
   GpuSetting setting{};
   bool is_begun = false;
+  int64_t num_chunks = 1;
   PartialSums sums = PartialSums::kNone;
   int ranks_per_node = 0;  // 0: all on one node
 };
@@ -165,7 +166,7 @@ struct LateCall {
 void queue(GpuRank& rank, const LateCall& call, const Plan& plan, const TensorView& rows,
            const TensorView& out) {
   Dispatcher& dispatcher = rank.dispatcher;
-  const DispatchArgs args{.x = rank.tensors.x.view, .rows = rows};
+  const DispatchArgs args{.x = rank.tensors.x.view, .rows = rows, .num_chunks = call.num_chunks};
   if (call.operation == "dispatch" && call.is_begun) {
     dispatcher.finish(dispatcher.begin_dispatch(plan, args));
   } else if (call.operation == "dispatch") {
@@ -234,6 +235,16 @@ TEST_F(CudaLateRank, IsNamedWithTheCallThatWaitedForIt) {
         LateCall{.operation = "dispatch_backward"}}) {
     SCOPED_TRACE(call.operation);
     expect_late_rank_is_named(call);
+    expect_new_ranks_work();
+  }
+}
+
+TEST_F(CudaLateRank, IsNamedWithADispatchInChunksThatWaitedForIt) {
+  for (const int max_begun_sms : {0, 20}) {
+    expect_late_rank_is_named({.operation = "dispatch",
+                               .setting = {.options = {.max_begun_sms = max_begun_sms}},
+                               .is_begun = true,
+                               .num_chunks = 3});
     expect_new_ranks_work();
   }
 }
