@@ -14,10 +14,10 @@ std::unique_ptr<Path> make_alltoall_device_path(const PathContext& context, Devi
 /// For direct and hierarchical.
 std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device);
 
-/// Whether the GPUs of the ranks of every node reach each other's memory. Collective, before a
-/// path is made; the same on all ranks. `device` is this rank's. If a rank refuses it, or has an
-/// error in its configuration, all ranks throw the same error.
-bool agree_on_reach(const PathContext& context, Device device);
+/// Sets gpus_reach_each_other and ranks_share_gpus, identically on all ranks. Collective, before a
+/// path is made. `device` is this rank's. If a rank refuses it, or has an error in its
+/// configuration, all ranks throw the same error.
+void agree_on_gpus(PathContext& context, Device device);
 
 /// Copies host tensors to a GPU for every call, and the results back. `path` is the GPU's.
 std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> path, Group& group,

@@ -18,9 +18,7 @@ std::unique_ptr<Path> make_direct_device_path(const PathContext& /*context*/, De
 }
 
 // No path will be made.
-bool agree_on_reach(const PathContext& /*context*/, Device /*device*/) {
-  return true;
-}
+void agree_on_gpus(PathContext& /*context*/, Device /*device*/) {}
 
 std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> /*path*/, Group& /*group*/,
                                              Device /*device*/) {

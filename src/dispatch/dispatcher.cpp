@@ -68,9 +68,9 @@ struct Dispatcher::Impl {
 
   // Makes the path on first use. A failure is this rank's refusal of the plan.
   Path& path_on(Device device) {
-    if (!has_agreed_on_reach && context.group.size() > 1) {
-      context.gpus_reach_each_other = agree_on_reach(context, device);
-      has_agreed_on_reach = true;
+    if (!has_agreed_on_gpus && context.group.size() > 1) {
+      agree_on_gpus(context, device);
+      has_agreed_on_gpus = true;
     }
     const std::optional<Error> refusal = refusal_of([&] {
       if (context.refusal) throw *context.refusal;
@@ -122,7 +122,7 @@ struct Dispatcher::Impl {
   PathContext context;
   HostPath host_path;
   std::unique_ptr<Path> device_path;
-  bool has_agreed_on_reach = false;  // context.gpus_reach_each_other is known
+  bool has_agreed_on_gpus = false;  // what the context says of them is known
 };
 
 Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy)

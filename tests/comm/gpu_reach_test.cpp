@@ -34,6 +34,13 @@ TEST(GpuReach, AGpuThatNoRankUsesDoesNotMatter) {
   EXPECT_TRUE(reach_each_other(ranks, std::array{0, 0}));
 }
 
+TEST(GpuReach, RanksOfOneNodeMayShareAGpu) {
+  const GpuReach ranks[] = {{.gpu = gpu(1)}, {.gpu = gpu(2)}, {.gpu = gpu(1)}};
+  EXPECT_TRUE(share_gpus(ranks, std::array{0, 0, 0}));
+  EXPECT_FALSE(share_gpus(ranks, std::array{0, 0, 1}));  // the same address on another node
+  EXPECT_FALSE(share_gpus(std::span(ranks, 2), std::array{0, 0}));
+}
+
 TEST(GpuReach, OneThatReachesNobodyMayBeAlone) {
   const GpuReach ranks[] = {{.gpu = gpu(1), .reaches_nobody = true}, {.gpu = gpu(1)}};
   EXPECT_TRUE(reach_each_other(std::span(ranks, 1), std::array{0}));

@@ -42,6 +42,16 @@ inline bool reach_each_other(std::span<const GpuReach> ranks, std::span<const in
   return true;
 }
 
+/// Whether two ranks of a node use the same GPU. Both arguments have an entry per rank.
+inline bool share_gpus(std::span<const GpuReach> ranks, std::span<const int> node_of_rank) {
+  for (size_t a = 0; a < ranks.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      if (node_of_rank[a] == node_of_rank[b] && ranks[a].gpu == ranks[b].gpu) return true;
+    }
+  }
+  return false;
+}
+
 /// For tests on a machine with one GPU: while one of these exists, GPUs do not reach the memory of
 /// any other rank, not even on the same GPU.
 class UnreachableGpus {

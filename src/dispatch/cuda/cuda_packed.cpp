@@ -88,6 +88,12 @@ CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& pa
       packing_(packing),
       transport_(make_transport(rank_)) {}
 
+// A call has several kernels that wait for peers, with others behind them. If ranks share a GPU,
+// such kernels of several ranks in two streams each were seen to block each other.
+bool CudaPacked::runs_aside() const {
+  return !context().ranks_share_gpus || !uses_peer_memory(context());
+}
+
 std::shared_ptr<const DevicePlanData> CudaPacked::upload(const Plan& host_plan) {
   std::span<const int64_t> arrival_tokens;
   if (packing_.arrival_tokens) arrival_tokens = packing_.arrival_tokens(host_plan);

@@ -98,6 +98,7 @@ class CudaPacked final : public CudaPath {
     size_t rows_entry = 0;
   };
 
+  bool runs_aside() const override;
   void connect() override { transport_->connect(); }
   std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan) override;
   ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,

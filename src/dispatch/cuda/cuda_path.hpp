@@ -29,9 +29,11 @@ class CudaPath : public FramedPath {
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) final;
   void begin_aside() final {
     chunks_.clear();  // of a call that failed
-    rank_.streams().begin_aside();
+    if (runs_aside()) rank_.streams().begin_aside();
   }
-  std::shared_ptr<const void> end_aside() final { return rank_.streams().end_aside(); }
+  std::shared_ptr<const void> end_aside() final {
+    return runs_aside() ? rank_.streams().end_aside() : nullptr;
+  }
   std::vector<PendingChunk> take_chunks() final { return std::exchange(chunks_, {}); }
   void finish(const std::shared_ptr<const void>& done) final { rank_.streams().finish(done); }
   void set_options(const DeviceOptions& options) final { rank_.set_options(options); }
@@ -41,6 +43,8 @@ class CudaPath : public FramedPath {
  protected:
   CudaPath(const PathContext& context, int device, const ChannelUse& use);
 
+  /// (optional) Whether begun calls are queued in a separate stream, not in the caller's.
+  virtual bool runs_aside() const { return true; }
   /// (optional) Connects the ranks, at the beginning of every plan made on the host. Collective.
   virtual void connect() {}
   /// Copies to the GPU what calls need of a plan made on the host.

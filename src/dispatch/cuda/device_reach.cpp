@@ -9,7 +9,7 @@
 
 namespace crossdock {
 
-bool agree_on_reach(const PathContext& context, Device device) {
+void agree_on_gpus(PathContext& context, Device device) {
   Group& group = context.group;
   std::vector<std::byte> own;
   const std::optional<Error> refusal = refusal_of([&] {
@@ -29,7 +29,8 @@ bool agree_on_reach(const PathContext& context, Device device) {
   // Thread ranks use each other's memory even if they simulate several nodes.
   const bool is_one_machine = group.communicator().shares_address_space();
   const Topology reached = is_one_machine ? Topology::single_node(group.size()) : group.topology();
-  return cuda::reach_each_other(ranks, reached.node_of_rank);
+  context.gpus_reach_each_other = cuda::reach_each_other(ranks, reached.node_of_rank);
+  context.ranks_share_gpus = cuda::share_gpus(ranks, reached.node_of_rank);
 }
 
 }  // namespace crossdock
