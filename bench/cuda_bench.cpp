@@ -33,6 +33,7 @@ int64_t largest_number_of_rows(const Workload& workload) {
 DispatchConfig config_of(const Workload& workload) {
   DispatchConfig config = workload.dispatch_config();
   config.max_rows = largest_number_of_rows(workload);
+  config.copies = workload.scenario().copies;
   return config;
 }
 

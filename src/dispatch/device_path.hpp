@@ -11,13 +11,19 @@ namespace crossdock {
 
 std::unique_ptr<Path> make_allgather_device_path(const PathContext& context, Device device);
 std::unique_ptr<Path> make_alltoall_device_path(const PathContext& context, Device device);
-/// For direct and hierarchical.
-std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device);
+/// For direct and hierarchical. sums_per_rank: partial sums are made per rank, otherwise per node.
+std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device,
+                                              bool sums_per_rank);
 
-/// Whether the GPUs of the ranks of every node reach each other's memory. Collective, before a
-/// path is made; the same on all ranks. `device` is this rank's. If a rank refuses it, or has an
-/// error in its configuration, all ranks throw the same error.
-bool agree_on_reach(const PathContext& context, Device device);
+/// The GPUs of the ranks.
+struct GpuRelation {
+  bool reach_each_other = true;  // those of every node reach each other's memory
+  bool are_several = false;
+};
+
+/// Collective, before a path is made; the same on all ranks. `device` is this rank's. If a rank
+/// refuses it, or has an error in its configuration, all ranks throw the same error.
+GpuRelation agree_on_gpus(const PathContext& context, Device device);
 
 /// Copies host tensors to a GPU for every call, and the results back. `path` is the GPU's.
 std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> path, Group& group,

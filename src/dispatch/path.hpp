@@ -19,6 +19,7 @@ struct PathContext {
   std::optional<Error> refusal{};      // error in the configuration: no plan is made
   DeviceOptions options{};             // GPU options when the path was made
   bool gpus_reach_each_other = true;   // within every node; otherwise rows go through the host
+  bool spans_gpus = false;             // the ranks are on several GPUs
 };
 
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.

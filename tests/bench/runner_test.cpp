@@ -118,6 +118,15 @@ TEST(LinkRows, AreThoseWhoseExpertIsOnAnotherGpu) {
   EXPECT_EQ(two.most_there_and_back(), sent[0] + sent[1]);
 }
 
+TEST(Selection, GivesRanksOnAGpuTheCopiesThatAreAskedFor) {
+  const auto cases =
+      select_cases({.scenarios = {"h200-decode", "decode"}, .copies = Copies::kPerRank});
+  for (const Case& one : cases) {
+    EXPECT_EQ(one.scenario.copies, one.scenario.runs_on_gpu() ? Copies::kPerRank : Copies::kAuto);
+  }
+  EXPECT_GE(cases.size(), 2U);
+}
+
 TEST(Selection, RunsLayersOfAGpuOnOneRank) {
   const auto cases = select_cases({.scenarios = {"layer-qwen3", "grouped-qwen3*"},
                                    .communicators = {"threads"},
