@@ -33,6 +33,7 @@ int64_t largest_number_of_rows(const Workload& workload) {
 DispatchConfig config_of(const Workload& workload) {
   DispatchConfig config = workload.dispatch_config();
   config.max_rows = largest_number_of_rows(workload);
+  config.copies = workload.scenario().copies;
   return config;
 }
 
@@ -161,12 +162,16 @@ class OwnStream {
   cudaStream_t stream_ = nullptr;
 };
 
-std::vector<Step> steps_of(const Scenario& s, CudaMover& mover, const LinkRows& link) {
+// there: rows of a dispatch; back: those of a combine.
+std::vector<Step> steps_of(const Scenario& s, CudaMover& mover, const LinkRows& there,
+                           const LinkRows& back) {
   const int64_t once = s.token_bytes() + s.row_bytes();
   const int64_t route_bytes = static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
   const int64_t row_bytes = s.width * s.element_bytes();
-  const int64_t crosses = link.most_one_way() * row_bytes;
-  const int64_t crosses_twice = link.most_there_and_back() * row_bytes;
+  const int64_t crosses_there = there.most_one_way() * row_bytes;
+  const int64_t crosses_back = back.most_one_way() * row_bytes;
+  const int64_t crosses_both = most_there_and_back(there, back) * row_bytes;
+  const int64_t gradients_cross = most_there_and_back(back, back) * row_bytes;
   const auto plan = [&] { mover.plan(); };
   const auto dispatch_again = [&] { mover.dispatch_again(); };
   const auto combine = [&] { mover.combine(); };
@@ -182,18 +187,18 @@ std::vector<Step> steps_of(const Scenario& s, CudaMover& mover, const LinkRows& 
   return {
       {.name = "nothing", .bytes = 0, .run = [] {}},  // the overhead of timing
       {.name = "plan", .bytes = s.ranks * s.tokens * s.top_k * route_bytes, .run = plan},
-      {.name = "dispatch", .bytes = once, .link_bytes = crosses, .run = dispatch_again},
-      {.name = "plan+dispatch", .bytes = once, .link_bytes = crosses, .run = plan_dispatch},
-      {.name = "combine", .bytes = once, .link_bytes = crosses, .run = combine},
+      {.name = "dispatch", .bytes = once, .link_bytes = crosses_there, .run = dispatch_again},
+      {.name = "plan+dispatch", .bytes = once, .link_bytes = crosses_there, .run = plan_dispatch},
+      {.name = "combine", .bytes = once, .link_bytes = crosses_back, .run = combine},
       {.name = "dispatch_backward",
        .bytes = once,
-       .link_bytes = crosses,
+       .link_bytes = crosses_back,
        .run = [&] { mover.dispatch_backward(); }},
       {.name = "combine_backward",
        .bytes = once + s.row_bytes(),
-       .link_bytes = crosses_twice,
+       .link_bytes = gradients_cross,
        .run = [&] { mover.combine_backward(); }},
-      {.name = "plan+disp.+combine", .bytes = 2 * once, .link_bytes = crosses_twice, .run = step}};
+      {.name = "plan+disp.+combine", .bytes = 2 * once, .link_bytes = crosses_both, .run = step}};
 }
 
 StepResult result_of(const Step& step, const std::vector<double>& times, const CudaTimes& how) {
@@ -254,18 +259,20 @@ CudaResult run_cuda_move(const Scenario& scenario, const Repeats& repeats, bool 
   require_gpu(scenario);
   const Workload workload(scenario);
   const int num_gpus = num_gpus_of(scenario.ranks);
-  const LinkRows link = count_link_rows(workload, num_gpus);
+  const bool is_captured = gpus_reach_each_other(num_gpus);
+  const Copies copies = is_captured ? scenario.copies : Copies::kPerRoute;
+  const LinkRows there = count_link_rows(workload, num_gpus, copies);
+  const LinkRows back = count_link_rows(workload, num_gpus, Copies::kPerRoute);
   CudaResult result{.gpus = num_gpus, .link_rate = measure_link_rate(num_gpus)};
   RankStreams streams(scenario.ranks);
   const CudaTimes how{.repeats = repeats,
                       .num_gpus = num_gpus,
                       .bandwidth = measure_copy_bandwidth(streams.of(0)),
                       .flush = std::make_shared<const CacheFlush>(streams.one_per_gpu())};
-  const bool is_captured = gpus_reach_each_other(num_gpus);
   run_ranks(scenario.ranks, [&](Group& group) {
     check_cuda(cudaSetDevice(gpu_of_rank(group.rank())), "cudaSetDevice");
     CudaMover mover(workload, group, streams.of(group.rank()));
-    const std::vector<Step> steps = steps_of(scenario, mover, link);
+    const std::vector<Step> steps = steps_of(scenario, mover, there, back);
     CudaTimes own = how;
     if (group.rank() > 0) own.flush = nullptr;  // rank 0 flushes all caches
     std::vector<StepResult> timed = is_captured
@@ -297,8 +304,9 @@ CudaResult run_cuda_move(const Scenario& scenario, Group& group, const Repeats& 
   }
   group.agree({.operation = "bench"});
   CudaMover mover(workload, group, stream.get());
-  result.steps = time_calls(group, steps_of(scenario, mover, count_link_rows(workload, num_linked)),
-                            stream.get(), how);
+  const LinkRows there = count_link_rows(workload, num_linked, scenario.copies);
+  const LinkRows back = count_link_rows(workload, num_linked, Copies::kPerRoute);
+  result.steps = time_calls(group, steps_of(scenario, mover, there, back), stream.get(), how);
   if (check) mover.check();
   return result;
 }

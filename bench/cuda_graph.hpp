@@ -16,7 +16,8 @@ namespace crossdock::bench {
 /// One stream per rank, on its GPU (gpu_of_rank), and the events that join them into one graph and
 /// time it without its launch. The clock starts when all ranks wait at a gate, so it includes
 /// opening the gate. It stops at the end of rank 0's work, which ends with a barrier, so all ranks
-/// have finished by then (except in a plan alone, which has no barrier). Shared by the threads of
+/// have finished by then (except in a plan alone, which has no barrier, and in a dispatch with one
+/// copy per rank, which ends with each rank's own copies). Shared by the threads of
 /// all ranks.
 class RankStreams {
  public:

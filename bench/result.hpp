@@ -42,8 +42,9 @@ struct Result {
   int64_t width = 0;
   int64_t top_k = 0;
   int64_t experts = 0;
-  int max_sms = 0;  // per rank on a GPU; 0: no limit
-  int gpus = 0;     // that the ranks share, rank r on GPU r mod gpus; 0: none
+  int max_sms = 0;              // per rank on a GPU; 0: no limit
+  std::string copies = "auto";  // DispatchConfig::copies
+  int gpus = 0;                 // that the ranks share, rank r on GPU r mod gpus; 0: none
   /// What one GPU can send to the others, and receive from them at the same time, in GB/s: measured
   /// in the same run. 0 for one GPU.
   double link_rate = 0.0;

@@ -143,6 +143,7 @@ Result describe(const Case& one, const RunOptions& options) {
           .top_k = s.top_k,
           .experts = s.experts,
           .max_sms = s.max_sms,
+          .copies = std::string(name_of(s.copies)),
           .dtype = std::string(name_of(s.dtype)),
           .repeat = options.repeats.timed,
           .checked = options.check,
@@ -177,6 +178,7 @@ std::vector<Case> select_cases(const Selection& selection) {
   std::vector<Case> cases;
   for (Scenario scenario : find_scenarios(selection.scenarios)) {
     if (selection.max_sms && scenario.runs_on_gpu()) scenario.max_sms = *selection.max_sms;
+    if (scenario.runs_on_gpu()) scenario.copies = selection.copies;
     add_cases(cases, sweep(scenario, selection.sizes), selection, communicators);
   }
   if (cases.empty()) {
@@ -189,6 +191,11 @@ std::vector<Case> select_cases(const Selection& selection) {
         ErrorCode::kInvalidArgument,
         "--max-sms limits the multiprocessors of ranks on a GPU, but no selected scenario runs on "
         "one; leave it out or select GPU scenarios (h200-*, layer-*, grouped-*, custom-cuda)");
+  }
+  if (selection.copies != Copies::kAuto && std::ranges::none_of(cases, runs_on_gpu)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--copies is for ranks on a GPU, but no selected scenario runs on one; leave it "
+                "out or select GPU scenarios (h200-*, custom-cuda)");
   }
   const auto has_one_rank = [](const Case& one) {
     return runs_on_gpu(one) && one.scenario.has_one_rank();

@@ -19,6 +19,7 @@ struct Selection {
   std::vector<std::string> communicators{};  // "threads", "mpi", "sockets"; empty: without sockets
   Sizes sizes{};                             // instead of the scenario's
   std::optional<int> max_sms{};              // per rank on a GPU; not given: the scenario's
+  Copies copies = Copies::kAuto;             // on a GPU
 };
 
 /// One combination to measure.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "crossdock/dtype.hpp"
+#include "crossdock/plan.hpp"
 
 namespace crossdock::bench {
 
@@ -33,6 +34,7 @@ struct Scenario {
   int64_t inner = 0;    // F, where experts compute
   DType dtype = DType::kF32;
   int max_sms = 0;  // per rank on a GPU (DeviceOptions); 0: no limit
+  Copies copies = Copies::kAuto;
   bool backward = false;
   bool skewed = false;          // products: experts with many rows, few and none
   int64_t overlap_chunks = 1;   // of a layer

@@ -52,6 +52,7 @@ struct BenchArgs {
   int ranks_per_node = 0;             // 0: as the communicator reports
   int max_in_flight = 0;              // with mpi; 0: its default
   std::optional<int> max_sms{};       // per rank, with cuda; not given: the scenario's
+  std::string copies = "auto";        // with cuda
   int repeat = 7;
   int warm_up = 2;
   std::vector<std::string> words{};  // the whole command line, without the program's name
@@ -103,6 +104,7 @@ struct PlanArgs {
   int64_t alignment = 1;
   std::optional<double> capacity;
   std::string partial_sums = "none";
+  std::string copies = "auto";
   double zipf = 0;
   std::string fabric = "h100-nvlink-400g";
   std::optional<double> within_rate, between_rate;  // GB/s

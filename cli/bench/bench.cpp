@@ -108,7 +108,8 @@ bench::Selection selection_of(const BenchArgs& args, const bench::Sizes& sizes,
           .strategies = args.strategies,
           .communicators = communicators,
           .sizes = sizes,
-          .max_sms = args.max_sms};
+          .max_sms = args.max_sms,
+          .copies = parse_copies(args.copies)};
 }
 
 // This process is one of the ranks.
@@ -162,6 +163,7 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
   if (args.max_sms && one.scenario.runs_on_gpu()) {
     list.insert(list.end(), {"--max-sms", std::to_string(*args.max_sms)});
   }
+  if (one.scenario.copies != Copies::kAuto) list.insert(list.end(), {"--copies", args.copies});
   if (sizes_in(args).any_but_ranks()) {
     const bench::Scenario& s = one.scenario;
     list.insert(list.end(),

@@ -1,6 +1,7 @@
 #include "cli/options.hpp"
 
 #include "cli/commands.hpp"
+#include "crossdock/plan.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -58,6 +59,9 @@ void add_options(Options& options, BenchArgs& args) {
                        "Requests in flight per rank, with mpi (default: 128)");
   options.whole_number("--max-sms", args.max_sms, {0},
                        "Multiprocessors per rank on a GPU; 0: no limit (default: the scenario's)");
+  options.choice("--copies", args.copies, {kCopiesNames.begin(), kCopiesNames.end()},
+                 "Copies of a token that ranks on GPUs send each other; auto: per rank if they are "
+                 "on several GPUs");
   options.whole_number("--repeat", args.repeat, {1}, "Timed repetitions");
   options.whole_number("--warm-up", args.warm_up, {0}, "Repetitions before the timed ones");
   options.flag_off("--no-check", args.check, "Do not compare results with the expected bits");

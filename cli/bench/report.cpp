@@ -192,6 +192,7 @@ void write_json(JsonWriter& writer, const std::vector<Result>& results) {
     writer.field("top_k", result.top_k);
     writer.field("experts", result.experts);
     if (result.max_sms > 0) writer.field("max_sms", result.max_sms);
+    if (result.copies != "auto") writer.field("copies", std::string_view(result.copies));
     if (result.gpus > 0) writer.field("gpus", result.gpus);
     if (result.link_rate > 0.0) writer.field("link_rate_gb_per_s", result.link_rate);
     writer.field("dtype", std::string_view(result.dtype));
@@ -251,6 +252,7 @@ std::vector<Result> parse_results(const std::string& json) {
                     .top_k = entry.at("top_k"),
                     .experts = entry.at("experts"),
                     .max_sms = entry.value("max_sms", 0),
+                    .copies = entry.value("copies", "auto"),
                     .gpus = entry.value("gpus", 0),
                     .link_rate = entry.value("link_rate_gb_per_s", 0.0),
                     .dtype = entry.at("dtype"),

@@ -90,6 +90,7 @@ void write_job(JsonWriter& writer, const PlanHeading& heading, const JobPlan& pl
   } else {
     writer.field("partial_sums", name_of(job.partial_sums));
   }
+  writer.field("copies", name_of(job.copies));
   writer.field("zipf", job.zipf);
   if (job.capacity) {
     writer.field("capacity", *job.capacity);

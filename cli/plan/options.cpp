@@ -1,6 +1,7 @@
 #include "cli/options.hpp"
 
 #include "cli/commands.hpp"
+#include "crossdock/plan.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock::cli {
@@ -74,6 +75,9 @@ void add_options(Options& options, PlanArgs& args) {
   options.number("--capacity", args.capacity, "Capacity factor (default: nothing is dropped)");
   options.optional_choice("--partial-sums", args.partial_sums, {"fp32", "rows"},
                           "Sum rows per rank before combine sends them; data type of the sums");
+  options.choice("--copies", args.copies, {kCopiesNames.begin(), kCopiesNames.end()},
+                 "Copies of a token that direct sends inside a node; auto: per rank if its link is "
+                 "slower than memory");
   options.number("--zipf", args.zipf,
                  "Skew: expert e is chosen with weight (e + 1)^-X (default: 0)");
   add_fabric(options, args);

@@ -58,6 +58,7 @@ PlanHeading describe(const PlanArgs& args) {
   job.alignment = args.alignment;
   job.capacity = args.capacity;
   job.partial_sums = parse_partial_sums(args.partial_sums);
+  job.copies = parse_copies(args.copies);
   job.zipf = args.zipf;
   return heading;
 }

@@ -64,6 +64,31 @@ constexpr DType partial_dtype(PartialSums sums, DType rows) {
   return sums == PartialSums::kRowType || rows == DType::kF64 ? rows : DType::kF32;
 }
 
+/// Copies of a token that `direct` and `hierarchical` send between GPUs of one node. The rows and
+/// their bits are the same.
+enum class Copies : uint8_t {
+  kAuto,      // kPerRank if the ranks are on several GPUs, kPerRoute if they share one
+  kPerRoute,  // one to each of its rows: nothing is read or written twice
+  kPerRank    // one to each rank, which copies it to its other rows there: fewer rows on the link
+};
+
+inline constexpr std::array<std::string_view, 3> kCopiesNames = {"auto", "per_route", "per_rank"};
+
+constexpr std::string_view name_of(Copies copies) {
+  return kCopiesNames[static_cast<size_t>(copies)];
+}
+
+/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
+inline Copies parse_copies(std::string_view name) {
+  std::string known;
+  for (size_t i = 0; i < kCopiesNames.size(); ++i) {
+    if (kCopiesNames[i] == name) return static_cast<Copies>(i);
+    known.append(i == 0 ? "" : ", ").append(kCopiesNames[i]);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "copies must be one of " + known + "; got \"" + std::string(name) + "\"");
+}
+
 /// Must be identical on every rank of a group.
 struct DispatchConfig {
   int64_t num_experts = 0;  // E
@@ -82,6 +107,7 @@ struct DispatchConfig {
   /// refused. Plans of dense maps then have this many slots per token. 0: no bound; the slots come
   /// from the map (see DenseRouting), for which plan() waits for the GPU.
   int64_t max_routes_per_token = 0;
+  Copies copies = Copies::kAuto;  // in dispatch on GPUs; ignored on the CPU and between nodes
 };
 
 /// First expert of `rank` under the default placement; E if `rank` is P.

@@ -214,6 +214,7 @@ struct JobDescription {
   int64_t alignment = 1;
   std::optional<double> capacity{};  // factor
   PartialSums partial_sums = PartialSums::kNone;
+  Copies copies = Copies::kAuto;  // kAuto: kPerRank if the link inside a node is slower than memory
   double zipf = 0;
   Fabric fabric = kFabricPresets[0];
   MpiOptions mpi{};

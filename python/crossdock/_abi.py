@@ -118,7 +118,7 @@ class DispatchConfig(Sized):
         ("nonfinite", c_int32),
         ("partial_sums", c_int32),
         ("keep_empty_segments", c_int32),
-        ("padding", c_int32),
+        ("copies", c_int32),
         ("max_routes_per_token", c_int64),
     ]
 

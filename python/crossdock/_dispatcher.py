@@ -26,6 +26,7 @@ from ._tensor import Array, ArrayLike, Marshal, result
 DROP_POLICIES = {"position": 0, "weight": 1}
 NONFINITE = {"reject": 0, "propagate": 1}
 PARTIAL_SUMS = {False: 0, True: 1, "fp32": 1, "rows": 2}
+COPIES = {"auto": 0, "per_route": 1, "per_rank": 2}
 
 
 class CombineGradients(NamedTuple):
@@ -83,6 +84,7 @@ def dispatch_config(
     partial_sums: Union[bool, str] = False,
     keep_empty_segments: bool = False,
     max_routes_per_token: Optional[int] = None,
+    copies: str = "auto",
 ) -> DispatchConfig:
     places = None
     if placement is not None:
@@ -106,6 +108,7 @@ def dispatch_config(
         partial_sums=partial_sums_value(partial_sums),
         keep_empty_segments=keep_empty_segments,
         max_routes_per_token=max_routes_per_token or 0,
+        copies=choice("copies", copies, COPIES),
     )
 
 
@@ -140,6 +143,7 @@ class Dispatcher:
         partial_sums: Union[bool, str] = False,
         keep_empty_segments: bool = False,
         max_routes_per_token: Optional[int] = None,
+        copies: str = "auto",
     ):
         """Not collective. The configuration must be identical on every rank; the first plan checks it.
 
@@ -157,6 +161,8 @@ class Dispatcher:
             or rounded to the dtype of the rows ("rows")
         keep_empty_segments: each local expert has at least one row, for kernels that fail on none
         max_routes_per_token: dense maps: the largest number of set bits in a token; None: no bound
+        copies: of a token that dispatch sends between GPUs of one node: "per_route", one to each of its rows; "per_rank", one to
+            each rank, which copies it to its other rows there; "auto": per rank if the ranks are on several GPUs
         """
         config = dispatch_config(
             num_experts,
@@ -174,6 +180,7 @@ class Dispatcher:
             partial_sums,
             keep_empty_segments,
             max_routes_per_token,
+            copies,
         )
         handle = ctypes.c_void_p()
         check(lib.dispatcher_create(group._handle, byref(config), byref(handle)))

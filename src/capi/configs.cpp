@@ -15,6 +15,9 @@ static_assert(static_cast<int>(NonFinite::kPropagate) == CROSSDOCK_NONFINITE_PRO
 static_assert(static_cast<int>(PartialSums::kNone) == CROSSDOCK_PARTIAL_SUMS_NONE);
 static_assert(static_cast<int>(PartialSums::kF32) == CROSSDOCK_PARTIAL_SUMS_FP32);
 static_assert(static_cast<int>(PartialSums::kRowType) == CROSSDOCK_PARTIAL_SUMS_ROWS);
+static_assert(static_cast<int>(Copies::kAuto) == CROSSDOCK_COPIES_AUTO);
+static_assert(static_cast<int>(Copies::kPerRoute) == CROSSDOCK_COPIES_PER_ROUTE);
+static_assert(static_cast<int>(Copies::kPerRank) == CROSSDOCK_COPIES_PER_RANK);
 static_assert(static_cast<int>(Activation::kSwiglu) == CROSSDOCK_SWIGLU);
 static_assert(static_cast<int>(Activation::kClampedSwiglu) == CROSSDOCK_CLAMPED_SWIGLU);
 static_assert(static_cast<int>(Activation::kGeglu) == CROSSDOCK_GEGLU);
@@ -60,6 +63,8 @@ DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_exp
   config.nonfinite = static_cast<NonFinite>(checked_enum("nonfinite", given.nonfinite, 2));
   config.keep_empty_segments = given.keep_empty_segments != 0;
   config.max_routes_per_token = given.max_routes_per_token;
+  constexpr auto kNumCopies = static_cast<int>(kCopiesNames.size());
+  config.copies = static_cast<Copies>(checked_enum("copies", given.copies, kNumCopies));
   if (given.max_rows != 0) config.max_rows = given.max_rows;
   if (given.capacity_factor != 0) {
     config.capacity = Capacity{

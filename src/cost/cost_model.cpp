@@ -25,9 +25,11 @@ double time_at(double bytes, double rate) {
   return bytes > 0 ? bytes / rate : 0.0;
 }
 
-// Bytes of a row on each kind of link. A peer's rows are loaded before they are summed.
-LinkLoad link_row_bytes(const StrategyModel& model, Movement movement, const RowBytes& bytes) {
-  const bool loads_rows = movement == Movement::kPartialSums && model.reaches_peers();
+// Bytes of a row on each kind of link. A peer's rows are loaded before they are summed, unless they
+// are joined.
+LinkLoad link_row_bytes(const StrategyModel& model, Movement movement, const RowBytes& bytes,
+                        bool is_joined) {
+  const bool loads_rows = movement == Movement::kPartialSums && model.reaches_peers() && !is_joined;
   return {loads_rows ? bytes.results : bytes.of(movement), bytes.of(movement)};
 }
 
@@ -86,11 +88,22 @@ StrategyJob CostModel::job() const {
           .sums = sums_};
 }
 
+// Whether rows of one token and rank cross as one (StrategyModel::joins_rows).
+bool CostModel::joins_rows(const StrategyModel& model, Movement movement) const {
+  const Copies copies = inputs_.config.copies;
+  bool is_wanted = inputs_.fabric.within_node_rate < inputs_.fabric.memory_rate;
+  if (is_scatter(movement) && copies != Copies::kAuto) is_wanted = copies == Copies::kPerRank;
+  const bool is_one_node = inputs_.topology.num_nodes == 1 && num_ranks() > 1;
+  return is_wanted && is_one_node && model.joins_rows(movement);
+}
+
 OperationCost CostModel::operation(const Strategy& strategy, Movement movement) const {
   const StrategyModel& model = strategy.model();
-  const LinkFlow flow = model.flow(movement, sums_, inputs_.topology);
+  LinkFlow flow = model.flow(movement, sums_, inputs_.topology);
   check_flow(strategy, flow, sums_.tokens.size());
-  const LinkLoad row_bytes = link_row_bytes(model, movement, bytes_);
+  const bool is_joined = joins_rows(model, movement);
+  if (is_joined) flow = is_scatter(movement) ? sums_.ranks : sums_.ranks.reversed();
+  const LinkLoad row_bytes = link_row_bytes(model, movement, bytes_, is_joined);
   OperationCost cost;
   cost.rows = {mean(flow.sent_within), mean(flow.sent_between)};
   cost.bytes = {cost.rows.within_node * row_bytes.within_node,
@@ -98,6 +111,12 @@ OperationCost CostModel::operation(const Strategy& strategy, Movement movement) 
   cost.most_bytes = {flow.most_within() * row_bytes.within_node,
                      flow.most_between() * row_bytes.between_nodes};
   cost.memory_traffic = model.memory_traffic(movement, expected_, job());
+  if (is_joined && is_scatter(movement)) {
+    // Rows that arrived and have copies are read once more. Each has one copy or more.
+    const double arrived = expected_.sums_received;
+    cost.memory_traffic +=
+        bytes_.of(movement) * std::min(arrived, std::max(0.0, expected_.received - arrived));
+  }
   if (movement == Movement::kDispatch) {
     add_requests(strategy, movement, bytes_.tokens, cost);
     add_requests(strategy, movement, bytes_.scales, cost);

@@ -30,6 +30,7 @@ class CostModel {
  private:
   int num_ranks() const { return static_cast<int>(inputs_.topology.node_of_rank.size()); }
   StrategyJob job() const;
+  bool joins_rows(const StrategyModel& model, Movement movement) const;
   OperationCost operation(const Strategy& strategy, Movement movement) const;
   void add_requests(const Strategy& strategy, Movement movement, double row_bytes,
                     OperationCost& cost) const;

@@ -11,13 +11,20 @@ namespace crossdock {
 
 std::unique_ptr<Path> make_allgather_device_path(const PathContext& context, Device device);
 std::unique_ptr<Path> make_alltoall_device_path(const PathContext& context, Device device);
-/// For direct and hierarchical.
-std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device);
+/// For direct and hierarchical. sums_per_rank: partial sums are made per rank, otherwise per node.
+std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device,
+                                              bool sums_per_rank);
 
-/// Sets gpus_reach_each_other and ranks_share_gpus, identically on all ranks. Collective, before a
-/// path is made. `device` is this rank's. If a rank refuses it, or has an error in its
-/// configuration, all ranks throw the same error.
-void agree_on_gpus(PathContext& context, Device device);
+/// The GPUs of the ranks.
+struct GpuRelation {
+  bool reach_each_other = true;  // those of every node reach each other's memory
+  bool are_several = false;
+  bool are_shared = false;  // some ranks of a node use the same GPU
+};
+
+/// Collective, before a path is made; the same on all ranks. `device` is this rank's. If a rank
+/// refuses it, or has an error in its configuration, all ranks throw the same error.
+GpuRelation agree_on_gpus(const PathContext& context, Device device);
 
 /// Copies host tensors to a GPU for every call, and the results back. `path` is the GPU's.
 std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> path, Group& group,

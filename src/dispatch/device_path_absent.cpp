@@ -13,12 +13,15 @@ std::unique_ptr<Path> make_alltoall_device_path(const PathContext& /*context*/, 
   throw no_cuda_error();
 }
 
-std::unique_ptr<Path> make_direct_device_path(const PathContext& /*context*/, Device /*device*/) {
+std::unique_ptr<Path> make_direct_device_path(const PathContext& /*context*/, Device /*device*/,
+                                              bool /*sums_per_rank*/) {
   throw no_cuda_error();
 }
 
 // No path will be made.
-void agree_on_gpus(PathContext& /*context*/, Device /*device*/) {}
+GpuRelation agree_on_gpus(const PathContext& /*context*/, Device /*device*/) {
+  return {};
+}
 
 std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> /*path*/, Group& /*group*/,
                                              Device /*device*/) {

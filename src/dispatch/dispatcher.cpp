@@ -53,6 +53,16 @@ struct Dispatcher::Impl {
     return host_path;
   }
 
+  // Agrees on the ranks' GPUs, once. Collective.
+  void learn_gpus(Device device) {
+    if (knows_gpus || context.group.size() == 1) return;
+    const GpuRelation relation = agree_on_gpus(context, device);
+    context.gpus_reach_each_other = relation.reach_each_other;
+    context.spans_gpus = relation.are_several;
+    context.ranks_share_gpus = relation.are_shared;
+    knows_gpus = true;
+  }
+
   // The path for a routing: on its device, or on the strategy's device_for_host_tensors.
   Path& path_for(const ConstTensorView& routes, const ConstTensorView& weights) {
     Device device = routes.device;
@@ -68,10 +78,7 @@ struct Dispatcher::Impl {
 
   // Makes the path on first use. A failure is this rank's refusal of the plan.
   Path& path_on(Device device) {
-    if (!has_agreed_on_gpus && context.group.size() > 1) {
-      agree_on_gpus(context, device);
-      has_agreed_on_gpus = true;
-    }
+    learn_gpus(device);
     const std::optional<Error> refusal = refusal_of([&] {
       if (context.refusal) throw *context.refusal;
       if (device_path) return;
@@ -122,7 +129,7 @@ struct Dispatcher::Impl {
   PathContext context;
   HostPath host_path;
   std::unique_ptr<Path> device_path;
-  bool has_agreed_on_gpus = false;  // what the context says of them is known
+  bool knows_gpus = false;
 };
 
 Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy)

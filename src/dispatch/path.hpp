@@ -20,6 +20,7 @@ struct PathContext {
   DeviceOptions options{};             // GPU options when the path was made
   bool gpus_reach_each_other = true;   // within every node; otherwise rows go through the host
   bool ranks_share_gpus = false;       // some ranks of a node use the same GPU
+  bool spans_gpus = false;             // the ranks are on several GPUs
 };
 
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.

@@ -106,6 +106,7 @@ std::string config_text(const DispatchConfig& config, std::string_view strategy_
   if (config.max_routes_per_token != 0) {
     out << ";max_routes_per_token=" << config.max_routes_per_token;
   }
+  if (config.copies != Copies::kAuto) out << ";copies=" << name_of(config.copies);
   if (!candidates.empty()) out << ";candidates=" << candidates;
   // Last, because "auto" chooses by all the other settings.
   out << ";strategy=" << strategy_name;

@@ -101,9 +101,9 @@ TEST(Selection, RefusesProcessesForOneRankOnAGpu) {
 TEST(LinkRows, AreThoseWhoseExpertIsOnAnotherGpu) {
   const Workload workload(
       {.name = "small", .ranks = 3, .tokens = 50, .width = 4, .top_k = 2, .experts = 6});
-  const LinkRows none = count_link_rows(workload, 1);
+  const LinkRows none = count_link_rows(workload, 1, Copies::kPerRoute);
   EXPECT_EQ(none.most_one_way(), 0);
-  EXPECT_EQ(none.most_there_and_back(), 0);
+  EXPECT_EQ(most_there_and_back(none, none), 0);
   std::vector<int64_t> sent(2);  // ranks 0 and 2 are on GPU 0, rank 1 on GPU 1
   for (int rank = 0; rank < 3; ++rank) {
     for (const int32_t expert : workload.expert_ids(rank)) {
@@ -111,11 +111,40 @@ TEST(LinkRows, AreThoseWhoseExpertIsOnAnotherGpu) {
       if (is_on_gpu_1 != (rank == 1)) ++sent[rank == 1 ? 1 : 0];
     }
   }
-  const LinkRows two = count_link_rows(workload, 2);
+  const LinkRows two = count_link_rows(workload, 2, Copies::kPerRoute);
   EXPECT_EQ(two.sent, sent);
   EXPECT_THAT(two.received, ElementsAre(sent[1], sent[0]));
   EXPECT_EQ(two.most_one_way(), std::max(sent[0], sent[1]));
-  EXPECT_EQ(two.most_there_and_back(), sent[0] + sent[1]);
+  EXPECT_EQ(most_there_and_back(two, two), sent[0] + sent[1]);
+}
+
+// The same experts: a token has two of them on one rank, or on two.
+TEST(LinkRows, OfACopyPerRankAreThoseOfATokensFirstRouteThere) {
+  const Workload workload(
+      {.name = "small", .ranks = 3, .tokens = 50, .width = 4, .top_k = 2, .experts = 6});
+  const LinkRows routes = count_link_rows(workload, 3, Copies::kPerRoute);
+  const LinkRows copies = count_link_rows(workload, 3, Copies::kPerRank);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    int64_t repeated = 0;
+    const auto experts = workload.expert_ids(rank);
+    for (size_t route = 0; route < experts.size(); route += 2) {
+      const int owner = experts[route] / 2;
+      if (owner == experts[route + 1] / 2 && owner != rank) ++repeated;
+    }
+    EXPECT_GT(repeated, 0);
+    EXPECT_EQ(copies.sent[r], routes.sent[r] - repeated);
+  }
+  EXPECT_EQ(count_link_rows(workload, 3, Copies::kAuto).sent, copies.sent);
+}
+
+TEST(Selection, GivesRanksOnAGpuTheCopiesThatAreAskedFor) {
+  const auto cases =
+      select_cases({.scenarios = {"h200-decode", "decode"}, .copies = Copies::kPerRank});
+  for (const Case& one : cases) {
+    EXPECT_EQ(one.scenario.copies, one.scenario.runs_on_gpu() ? Copies::kPerRank : Copies::kAuto);
+  }
+  EXPECT_GE(cases.size(), 2U);
 }
 
 TEST(Selection, RunsLayersOfAGpuOnOneRank) {

@@ -116,7 +116,7 @@ TEST(CAbi, DispatchConfig) {
   EXPECT_FIELD(crossdock_dispatch_config, nonfinite, 88);
   EXPECT_FIELD(crossdock_dispatch_config, partial_sums, 92);
   EXPECT_FIELD(crossdock_dispatch_config, keep_empty_segments, 96);
-  EXPECT_FIELD(crossdock_dispatch_config, padding, 100);
+  EXPECT_FIELD(crossdock_dispatch_config, copies, 100);
   EXPECT_FIELD(crossdock_dispatch_config, max_routes_per_token, 104);
 }
 

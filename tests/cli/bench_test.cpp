@@ -279,6 +279,8 @@ TEST(Bench, ReportsWhatItDoesNotKnow) {
       {"bench --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"bench --scenario decode --max-sms 8", "no selected scenario runs on one"},
       {"bench --scenario layer-qwen3 --communicator sockets", "has one rank, a thread"},
+      {"bench --scenario decode --copies per_rank", "no selected scenario runs on one"},
+      {"bench --scenario h200-decode --copies one", "must be one of auto, per_route, per_rank"},
       {"bench --max-in-flight 1", "--max-in-flight must be at least 2, got 1"},
   });
 }

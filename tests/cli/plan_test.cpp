@@ -83,6 +83,19 @@ TEST(Plan, TakesTheTypeOfPartialSums) {
   EXPECT_THAT(wrong.err, HasSubstr("must be one of fp32, rows; got \"bf16\""));
 }
 
+TEST(Plan, SendsOneCopyPerRankWhereTheLinkIsSlowerThanMemory) {
+  const std::string arguments = "plan --model deepseek-v3 --tokens 4096 --nodes 1";
+  const auto rows = [](const json& plan) {
+    return plan["strategies"][2]["dispatch"]["rows"]["within_node"].get<double>() / 4096;
+  };
+  const json chosen = plan_json(arguments);
+  EXPECT_EQ(chosen["job"]["copies"], "auto");
+  EXPECT_NEAR(rows(chosen), 4.633, 0.001);
+  EXPECT_NEAR(rows(plan_json(arguments + " --copies per_rank")), 4.633, 0.001);
+  EXPECT_NEAR(rows(plan_json(arguments + " --copies per_route")), 7, 0.001);
+  EXPECT_NEAR(rows(plan_json(arguments + " --within-rate 4000")), 7, 0.001);
+}
+
 TEST(Plan, FlagsMemoryBeyondThatOfTheFabric) {
   const std::string arguments = "plan --model qwen3-30b-a3b --tokens 65536 --nodes 2";
   EXPECT_THAT(run_command(arguments).out,

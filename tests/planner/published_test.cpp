@@ -30,7 +30,8 @@ struct Line {
   double over_least = 0;
   double ours = 0;
   double over_ours = 0;
-  // Between nodes, on the way back: with partial sums in fp32 and in the type of the rows, bf16.
+  double in_order = 0;  // one node, on the way out: first the link, then the memory
+  // On the way back: with partial sums in fp32 and in the type of the rows, bf16.
   double ours_fp32_sums = 0;
   double over_fp32_sums = 0;
   double ours_bf16_sums = 0;
@@ -47,25 +48,26 @@ const Setting kSmallDeepEp{"DeepEP, 128 tokens", "h100-nvlink-400g", 1, 128, kFp
 const Setting kSmallTrt{"TRT-LLM, 128 tokens", "gb200", 1, 128, kBf16};
 
 const std::vector<Line> kLines = {
-    {kUccl, Way::kOut, 320, 0.501, 0.312, 1.61, 0.471, 1.06},
-    {kUccl, Way::kBack, 319, 0.975, 0.605, 1.61, 0.913, 1.07},
-    {kHybrid, Way::kOut, 764, 0.407, 0.302, 1.35, 0.457, 0.89},
-    {kHybrid, Way::kBack, 737, 0.422, 0.302, 1.40, 0.457, 0.92},
-    {kDeepEp, Way::kOut, 726, 0.442, 0.312, 1.42, 0.471, 0.94},
-    {kDeepEp, Way::kBack, 740, 0.840, 0.605, 1.39, 0.913, 0.92},
-    {kTrt, Way::kOut, 753, 0.206, 0.151, 1.37, 0.228, 0.90},
-    {kTrt, Way::kBack, 728, 0.214, 0.151, 1.41, 0.228, 0.94},
+    {kUccl, Way::kOut, 320, 0.501, 0.312, 1.61, 0.312, 1.61, 0.386},
+    {kUccl, Way::kBack, 319, 0.975, 0.605, 1.61, 0.913, 1.07, 0, 0.913, 1.07, 0.605, 1.61},
+    {kHybrid, Way::kOut, 764, 0.407, 0.302, 1.35, 0.302, 1.35, 0.388},
+    {kHybrid, Way::kBack, 737, 0.422, 0.302, 1.40, 0.457, 0.92, 0, 0.457, 0.92, 0.302, 1.40},
+    {kDeepEp, Way::kOut, 726, 0.442, 0.312, 1.42, 0.312, 1.42, 0.400},
+    {kDeepEp, Way::kBack, 740, 0.840, 0.605, 1.39, 0.913, 0.92, 0, 0.913, 0.92, 0.605, 1.39},
+    {kTrt, Way::kOut, 753, 0.206, 0.151, 1.37, 0.151, 1.37, 0.194},
+    {kTrt, Way::kBack, 728, 0.214, 0.151, 1.41, 0.228, 0.94, 0, 0.228, 0.94, 0.151, 1.41},
     {kTwoNodes, Way::kOut, 90, 1.341, 1.207, 1.11, 1.207, 1.11},
-    {kTwoNodes, Way::kBack, 81, 2.890, 2.341, 1.23, 9.395, 0.31, 4.681, 0.62, 2.341, 1.23},
+    {kTwoNodes, Way::kBack, 81, 2.890, 2.341, 1.23, 9.395, 0.31, 0, 4.681, 0.62, 2.341, 1.23},
     {kFourNodes, Way::kOut, 61, 3.588, 3.283, 1.09, 3.283, 1.09},
-    {kFourNodes, Way::kBack, 61, 6.958, 6.367, 1.09, 14.09, 0.49, 12.73, 0.55, 6.367, 1.09},
-    {kSmallDeepEp, Way::kOut, 0, 0.0426, 0.0097, 4.37, 0.0147, 2.89},
-    {kSmallDeepEp, Way::kBack, 0, 0.0720, 0.0189, 3.81, 0.0285, 2.52},
-    {kSmallTrt, Way::kOut, 0, 0.0317, 0.0094, 3.36, 0.0143, 2.22},
-    {kSmallTrt, Way::kBack, 0, 0.0381, 0.0094, 4.03, 0.0143, 2.67},
+    {kFourNodes, Way::kBack, 61, 6.958, 6.367, 1.09, 14.09, 0.49, 0, 12.73, 0.55, 6.367, 1.09},
+    {kSmallDeepEp, Way::kOut, 0, 0.0426, 0.0097, 4.37, 0.0097, 4.37, 0.0130},
+    {kSmallDeepEp, Way::kBack, 0, 0.0720, 0.0189, 3.81, 0.0285, 2.52, 0, 0.0285, 2.52, 0.0189,
+     3.81},
+    {kSmallTrt, Way::kOut, 0, 0.0317, 0.0094, 3.36, 0.0094, 3.36, 0.0121},
+    {kSmallTrt, Way::kBack, 0, 0.0381, 0.0094, 4.03, 0.0143, 2.67, 0, 0.0143, 2.67, 0.0094, 4.03},
 };
 
-JobPlan plan_of(const Setting& setting, PartialSums partial_sums = PartialSums::kNone) {
+JobDescription job_of(const Setting& setting) {
   const ModelPreset& model = find_model("deepseek-v3");
   JobDescription job;
   job.width = model.width;
@@ -76,6 +78,11 @@ JobPlan plan_of(const Setting& setting, PartialSums partial_sums = PartialSums::
   job.nodes = setting.nodes;
   job.ranks_per_node = 8;
   job.fabric = find_fabric(setting.fabric);
+  return job;
+}
+
+JobPlan plan_of(const Setting& setting, PartialSums partial_sums = PartialSums::kNone) {
+  JobDescription job = job_of(setting);
   job.partial_sums = partial_sums;
   return plan_job(job);
 }
@@ -85,13 +92,17 @@ struct Computed {
   double published = 0;
   double least = 0;
   double ours = 0;
+  double in_order = 0;
   double ours_fp32_sums = 0;
   double ours_bf16_sums = 0;
 };
 
-// The strategy that the planner chooses, in this mode.
+// The strategy that the planner chooses, in this mode: on one node direct, unless partial sums in
+// fp32 are larger than the rows that they stand for.
 const StrategyCost& ours_of(const JobPlan& plan) {
-  const StrategyCost& ours = plan.costs.strategies[plan.group_nodes == 1 ? 2 : 3];
+  const bool sums_in_fp32 = plan.inputs.config.partial_sums == PartialSums::kF32;
+  const bool is_direct = plan.group_nodes == 1 && !sums_in_fp32;
+  const StrategyCost& ours = plan.costs.strategies[is_direct ? 2 : 3];
   EXPECT_EQ(ours.name, plan.choice.name);
   return ours;
 }
@@ -114,6 +125,7 @@ Computed compute(const Line& line) {
                                      : line.published,
           .least = (is_out ? least : least * row_back / row_out) * 1e3,
           .ours = (is_out ? ours.dispatch : ours.combine).lower_bound_s * 1e3,
+          .in_order = ours.dispatch.serial_s * 1e3,
           .ours_fp32_sums = with_sums(PartialSums::kF32),
           .ours_bf16_sums = with_sums(PartialSums::kRowType)};
 }
@@ -133,6 +145,7 @@ TEST(Published, TimesAndRatiosOfThePageAreThoseOfThePlanner) {
     expect_printed(computed.ours, line.ours);
     EXPECT_NEAR(computed.published / computed.least, line.over_least, 0.00501);
     EXPECT_NEAR(computed.published / computed.ours, line.over_ours, 0.00501);
+    if (line.in_order > 0) expect_printed(computed.in_order, line.in_order);
     if (line.ours_fp32_sums == 0) continue;
     expect_printed(computed.ours_fp32_sums, line.ours_fp32_sums);
     expect_printed(computed.ours_bf16_sums, line.ours_bf16_sums);
@@ -152,10 +165,10 @@ TEST(Published, EveryDifferenceAboveFifteenPercentIsInAnExplainedRange) {
     const bool is_small = line.setting.tokens == 128;
     if (is_small) {
       EXPECT_TRUE(over_least > 3.35 && over_least < 4.38) << over_least;
-      EXPECT_TRUE(over_ours > 2.21 && over_ours < 2.90) << over_ours;
+      EXPECT_TRUE(over_ours > 2.51 && over_ours < 4.38) << over_ours;
     } else if (line.setting.nodes == 1) {
       EXPECT_TRUE(over_least > 1.345 && over_least < 1.615) << over_least;
-      EXPECT_NEAR(over_ours, 1.0, 0.115);
+      EXPECT_NEAR(over_ours, line.way == Way::kOut ? over_least : 1.0, 0.115);
     } else if (line.way == Way::kOut) {
       EXPECT_NEAR(over_least, 1.0, 0.15);
       EXPECT_NEAR(over_ours, 1.0, 0.15);
@@ -172,13 +185,25 @@ TEST(Published, EveryDifferenceAboveFifteenPercentIsInAnExplainedRange) {
   }
 }
 
+// The published figures stop before rows are in the order of their experts.
+TEST(Published, RowsOfOneNodeAreInTheirFinalOrderBeforeOthersHaveThemInABuffer) {
+  int num_lines = 0;
+  for (const Line& line : kLines) {
+    if (line.setting.nodes > 1 || line.way != Way::kOut) continue;
+    const Computed computed = compute(line);
+    EXPECT_LT(computed.in_order, computed.published) << line.setting.name;
+    ++num_lines;
+  }
+  EXPECT_EQ(num_lines, 6);
+}
+
 // On an H800 instead of an H100 the link has 200 GB/s.
 TEST(Published, SmallBatchesOnASlowerLinkAreCloser) {
   const Computed out = compute(kLines[12]);
   const Computed back = compute(kLines[13]);
-  EXPECT_NEAR(out.ours * 450 / 200, 0.0331, 0.00005);
+  EXPECT_NEAR(out.ours * 450 / 200, 0.0219, 0.00005);
   EXPECT_NEAR(back.ours * 450 / 200, 0.0642, 0.00005);
-  EXPECT_NEAR(out.published / (out.ours * 450 / 200), 1.29, 0.005);
+  EXPECT_NEAR(out.published / (out.ours * 450 / 200), 1.94, 0.005);
   EXPECT_NEAR(back.published / (back.ours * 450 / 200), 1.12, 0.005);
 }
 
@@ -190,7 +215,15 @@ TEST(Published, CountsOfRowsAndBytesAreThePublishedOnes) {
                   plan.costs.least_dispatch.bytes.within_node,
               1.51, 0.005);
   EXPECT_NEAR(plan.costs.least_dispatch.memory_traffic, 370e6, 0.5e6);
-  EXPECT_NEAR(plan.costs.strategies[2].dispatch.memory_traffic, 529e6, 1e6);
+  EXPECT_NEAR(plan.costs.strategies[2].dispatch.rows.within_node / 4096, 4.633, 0.0005);
+  EXPECT_NEAR(plan.costs.strategies[2].partial_sums.rows.within_node / 4096, 4.633, 0.0005);
+  EXPECT_NEAR(plan.costs.strategies[2].combine.rows.within_node / 4096, 7, 0.0005);
+
+  JobDescription with_copies = job_of(kHybrid);
+  with_copies.copies = Copies::kPerRoute;
+  const OperationCost per_route = plan_job(with_copies).costs.strategies[2].dispatch;
+  EXPECT_NEAR(per_route.rows.within_node / 4096, 7, 0.0005);
+  EXPECT_NEAR(per_route.memory_traffic, 529e6, 1e6);
 
   const JobPlan two = plan_of(kTwoNodes);
   EXPECT_NEAR(two.costs.routing.nodes_per_token, 1.993, 0.0005);

@@ -270,7 +270,7 @@ def test_a_closed_dispatcher_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "option", ({"drop_policy": "none"}, {"nonfinite": "keep"}, {"placement": [0]}, {"partial_sums": "bf16"})
+    "option", ({"drop_policy": "none"}, {"nonfinite": "keep"}, {"placement": [0]}, {"partial_sums": "bf16"}, {"copies": "one"})
 )
 def test_options_without_a_meaning_are_refused(option):
     def body(group):

@@ -25,6 +25,11 @@ enum {                              // partial_sums: what combine and dispatch_b
   CROSSDOCK_PARTIAL_SUMS_FP32 = 1,  // sums per rank or node, in fp32 (fp64 for fp64 rows)
   CROSSDOCK_PARTIAL_SUMS_ROWS = 2   // the same, each rounded once to the dtype of the rows
 };
+enum {                             // copies of a token that dispatch sends between GPUs of one node
+  CROSSDOCK_COPIES_AUTO = 0,       // per rank if the ranks are on several GPUs, else per route
+  CROSSDOCK_COPIES_PER_ROUTE = 1,  // to each of its rows
+  CROSSDOCK_COPIES_PER_RANK = 2    // to each rank, which copies it to its other rows there
+};
 
 /// Must be identical on every rank of a group.
 typedef struct crossdock_dispatch_config {
@@ -45,7 +50,7 @@ typedef struct crossdock_dispatch_config {
   int32_t partial_sums;      // sum per rank before rows are sent back: less traffic, different bits
   int32_t keep_empty_segments;  // 1: each local expert has at least one row (one alignment unit), a
                                 // pad row if it has no routes, for kernels that fail on none
-  int32_t padding;              // 0
+  int32_t copies;               // in dispatch on GPUs, with direct and hierarchical
   int64_t max_routes_per_token;  // dense maps: the largest number of set bits in a token, from
                                  // top_k to E, and the K of their plans; more are refused. 0: no
                                  // bound, K comes from the maps, for which a plan waits for a GPU

@@ -172,6 +172,11 @@ class CROSSDOCK_API StrategyModel {
   /// The rows that each rank sends and receives, one entry per rank in each vector.
   virtual LinkFlow flow(Movement movement, const RouteSums& sums, const Topology& topology) const;
 
+  /// Whether GPUs of one node exchange one row per token and rank in this movement instead of the
+  /// rows of `flow`: the receiver copies it to the token's other rows, or the owner of the rows
+  /// sums them first.
+  virtual bool joins_rows(Movement /*movement*/) const { return false; }
+
   /// Bytes that a rank's memory reads and writes, including peers' loads and stores.
   virtual double memory_traffic(Movement movement, const StepSizes& sizes,
                                 const StrategyJob& job) const;

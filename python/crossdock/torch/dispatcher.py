@@ -60,6 +60,8 @@ class Dispatcher:
             or rounded to the dtype of the rows ("rows").
         keep_empty_segments: every local expert gets at least one row, for kernels that fail on none.
         max_routes_per_token: with maps [T, E] on a GPU: the largest number of set bits in a token.
+        copies: of a token that dispatch sends between GPUs of one node: "per_route", "per_rank" or "auto" (per rank if the ranks
+            are on several GPUs).
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Dispatcher:
         partial_sums: Union[bool, str] = False,
         keep_empty_segments: bool = False,
         max_routes_per_token: Optional[int] = None,
+        copies: str = "auto",
     ):
         self._core: Optional[Core] = Core(
             group_of(group),
@@ -100,6 +103,7 @@ class Dispatcher:
                 partial_sums=partial_sums,
                 keep_empty_segments=keep_empty_segments,
                 max_routes_per_token=max_routes_per_token,
+                copies=copies,
             ),
         )
         self._key = self._core.key

@@ -49,6 +49,10 @@ PeersOnOtherGpus::~PeersOnOtherGpus() {
   --num_pretending;
 }
 
+bool PeersOnOtherGpus::are_pretended() {
+  return num_pretending > 0;
+}
+
 PeerMemory::PeerMemory(const Communicator& communicator, int device)
     : needs_export_(!communicator.shares_address_space() && communicator.size() > 1),
       topology_(communicator.topology()),

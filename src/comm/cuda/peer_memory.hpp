@@ -128,6 +128,9 @@ class PeersOnOtherGpus {
   ~PeersOnOtherGpus();
   PeersOnOtherGpus(const PeersOnOtherGpus&) = delete;
   PeersOnOtherGpus& operator=(const PeersOnOtherGpus&) = delete;
+
+  /// Whether one exists.
+  static bool are_pretended();
 };
 
 }  // namespace crossdock::cuda

@@ -91,6 +91,7 @@ GatherSumKernelArgs CudaPath::sum_args(const char* operation, const Plan& plan,
   sum.K = arrays.shape().K;
   sum.D = static_cast<int32_t>(config().width);
   sum.dtype = args.rows.dtype;
+  sum.out_dtype = args.rows.dtype;
   sum.out = static_cast<std::byte*>(args.out.data);
   sum.operation = operation_of_sum(operation);
   return sum;

@@ -1,21 +1,26 @@
+#include <algorithm>
 #include <optional>
 #include <vector>
 
 #include "comm/agreed_failure.hpp"
 #include "comm/cuda/gpu_reach.hpp"
+#include "comm/cuda/peer_memory.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "dispatch/device_path.hpp"
 
 namespace crossdock {
 
-void agree_on_gpus(PathContext& context, Device device) {
+GpuRelation agree_on_gpus(const PathContext& context, Device device) {
   Group& group = context.group;
   std::vector<std::byte> own;
   const std::optional<Error> refusal = refusal_of([&] {
     if (context.refusal) throw *context.refusal;
     const cuda::CallGuard guard(cuda::existing_device(device.index));
-    own = cuda::reach_of(device.index).to_bytes();
+    cuda::GpuReach reach = cuda::reach_of(device.index);
+    // The last character of an address is unused.
+    if (cuda::PeersOnOtherGpus::are_pretended()) reach.gpu.back() = static_cast<char>(group.rank());
+    own = reach.to_bytes();
   });
   const Agreement all =
       group.agree({.operation = "plan",
@@ -29,8 +34,10 @@ void agree_on_gpus(PathContext& context, Device device) {
   // Thread ranks use each other's memory even if they simulate several nodes.
   const bool is_one_machine = group.communicator().shares_address_space();
   const Topology reached = is_one_machine ? Topology::single_node(group.size()) : group.topology();
-  context.gpus_reach_each_other = cuda::reach_each_other(ranks, reached.node_of_rank);
-  context.ranks_share_gpus = cuda::share_gpus(ranks, reached.node_of_rank);
+  return {.reach_each_other = cuda::reach_each_other(ranks, reached.node_of_rank),
+          .are_several = std::ranges::any_of(
+              ranks, [&](const cuda::GpuReach& rank) { return rank.gpu != ranks[0].gpu; }),
+          .are_shared = cuda::share_gpus(ranks, reached.node_of_rank)};
 }
 
 }  // namespace crossdock

@@ -44,6 +44,13 @@ int64_t carve(const CudaPlanInputs& inputs, std::byte* memory, DevicePlan& plan)
   return carver.num_bytes();
 }
 
+int64_t carve(const CudaPlanInputs& inputs, int64_t R, std::byte* memory, PlanLinks& links) {
+  Carver carver(memory);
+  carver.place(links.rows, R);
+  carver.place(links.rank_targets, inputs.T * inputs.shape.K);
+  return carver.num_bytes();
+}
+
 // Copies to host memory, after a wait: a copy queued behind kernels that wait for other ranks could
 // keep those from launching theirs.
 void copy_out(void* to, const void* from, size_t num_bytes, const CudaPlan& plan) {
@@ -97,6 +104,18 @@ CudaPlan::CudaPlan(DevicePool& pool, const CudaPlanInputs& inputs, const PlanDat
   num_rows_ = data.num_rows();
   capacity_rows_ = data.num_rows();
   dropped_ = data.dropped;
+}
+
+std::shared_ptr<const PlanLinks> CudaPlan::take_links(DevicePool& pool, int64_t R) const {
+  struct Owned {
+    PlanLinks links;
+    Buffer memory;
+  };
+  const auto owned = std::make_shared<Owned>();
+  owned->links.num_rows = R;
+  owned->memory = pool.take(carve(inputs_, R, nullptr, owned->links), inputs_.stream);
+  carve(inputs_, R, owned->memory.data(), owned->links);
+  return {owned, &owned->links};
 }
 
 int64_t CudaPlan::num_rows() const {

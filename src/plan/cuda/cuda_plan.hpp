@@ -51,6 +51,12 @@ class CudaPlan : public DevicePlanData {
   Buffer take_reserved_rows() const { return std::move(landing_); }
   int64_t landing_bytes() const { return landing_.num_bytes(); }
 
+  /// Memory for the links of R rows, contents unspecified.
+  std::shared_ptr<const PlanLinks> take_links(DevicePool& pool, int64_t R) const;
+  void set_links(std::shared_ptr<const PlanLinks> links) const { links_ = std::move(links); }
+  /// Null if the plan has none.
+  const PlanLinks* links() const { return links_.get(); }
+
   Device device() const override { return memory_.device(); }
   int64_t num_rows() const override;
   int64_t capacity_rows() const override;
@@ -66,6 +72,7 @@ class CudaPlan : public DevicePlanData {
   mutable std::optional<int64_t> num_rows_;
   mutable std::vector<int64_t> dropped_;
   mutable Buffer landing_;
+  mutable std::shared_ptr<const PlanLinks> links_;
 };
 
 /// REQUIRES: a path on a GPU made the plan.

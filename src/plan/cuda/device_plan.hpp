@@ -18,6 +18,27 @@ struct RouteTarget {
   int32_t row;
 };
 
+/// What a row's owner knows of the row's token: which other rows here belong to it. All zero for a
+/// pad row.
+struct alignas(8) RowLink {
+  uint32_t bits;  // kFirst if the row has the token's lowest slot here; the next row plus 1, or 0
+  float weight;   // of the route
+
+  static constexpr uint32_t kFirst = uint32_t{1} << 31;
+
+  __host__ __device__ bool is_first() const { return (bits & kFirst) != 0; }
+  /// The row here with the token's next slot; -1: there is none.
+  __host__ __device__ int32_t next() const { return static_cast<int32_t>(bits & ~kFirst) - 1; }
+};
+
+/// Device memory of a plan that lets ranks send one row per token and rank; see link_rows.hpp.
+struct PlanLinks {
+  RowLink* rows = nullptr;              // [R] rows here, linked by token; written by all ranks
+  int64_t num_rows = 0;                 // R
+  RouteTarget* rank_targets = nullptr;  // [T, K] the ranks of a token, ascending, each with the row
+                                        // of its lowest slot there; then {-1, -1}
+};
+
 /// Device memory of one plan, all of it written by the plan kernels. A plan that was refused is
 /// empty: no route has a target, all counts are 0.
 struct DevicePlan {

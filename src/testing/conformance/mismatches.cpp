@@ -117,6 +117,7 @@ std::vector<Check> other_configs() {
       other_config("max_rows", "max_rows", [](DispatchConfig& c) { c.max_rows = 1000; }),
       other_config("keep_empty_segments", "keep_empty_segments",
                    [](DispatchConfig& c) { c.keep_empty_segments = true; }),
+      other_config("copies", "copies", [](DispatchConfig& c) { c.copies = Copies::kPerRank; }),
   };
 }
 

@@ -104,6 +104,15 @@ TEST_F(CudaChunks, HaveTheirRowsWhenTheStreamHasComePastThem) {
   }
 }
 
+// A single chunk is sent so; several are sent with a copy per route.
+TEST_F(CudaChunks, HaveTheirRowsWithOneCopyPerRank) {
+  DispatchConfig config = small_config();
+  config.copies = Copies::kPerRank;
+  for (const int max_sms : {0, 6}) {
+    expect_all_chunks(random_case(config, {50, 30, 7}, 5), {.options = {.max_sms = max_sms}});
+  }
+}
+
 TEST_F(CudaChunks, HaveTheirRowsWithPadRowsDropsAndAnyPlacement) {
   DispatchConfig aligned = small_config();
   aligned.alignment = 16;

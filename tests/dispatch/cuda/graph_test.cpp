@@ -74,7 +74,13 @@ void replay(const std::vector<DispatchCase>& cases, const GpuSetting& setting,
 TEST_F(CudaGraph, ReplayedWithOtherRoutingsGivesTheBitsOfTheCpu) {
   const DispatchConfig config{
       .num_experts = 9, .top_k = 2, .width = 72, .alignment = 8, .max_rows = 400};
+  DispatchConfig linked = config;
+  linked.copies = Copies::kPerRank;
+  linked.partial_sums = PartialSums::kRowType;
   const std::vector<DispatchCase> cases = routings(config, {30, 50, 0, 41});
+  replay<QueuedStep>(routings(linked, {30, 50, 0, 41}), {.dtype = DType::kBF16},
+                     [](const QueuedStep& queued, const RankStream& stream,
+                        const StepBytes& wanted) { expect_same(queued.wait(stream), wanted); });
   for (const int max_sms : {0, 20}) {  // kernels that await their peers themselves, too
     replay<QueuedStep>(cases, {.dtype = DType::kBF16, .options = {.max_sms = max_sms}},
                        [](const QueuedStep& queued, const RankStream& stream,

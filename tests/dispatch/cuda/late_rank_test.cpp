@@ -26,6 +26,14 @@ DispatchCase late_case() {
   return random_case({.num_experts = 6, .top_k = 2, .width = kWidth, .max_rows = 100}, {9, 7}, 43);
 }
 
+/// The same with one copy per rank and partial sums.
+DispatchCase linked_case() {
+  DispatchCase result = late_case();
+  result.config.copies = Copies::kPerRank;
+  result.config.partial_sums = PartialSums::kF32;
+  return result;
+}
+
 ThreadOptions deadline_of_two_seconds() {
   ThreadOptions options = short_deadlines();
   options.group.arrival_deadline = std::chrono::seconds(2);
@@ -93,8 +101,7 @@ struct AllCalls {
 };
 
 // All calls in a graph, so that the results are known and filled before any of them fails.
-void expect_untouched_peers(const GpuSetting& setting) {
-  const DispatchCase the_case = late_case();
+void expect_untouched_peers(const GpuSetting& setting, const DispatchCase& the_case = late_case()) {
   Gate late;
   std::array<TensorView, 3> of_late_rank;
   run_ranks(
@@ -149,6 +156,7 @@ TEST_F(CudaLateRank, HasNoneOfItsMemoryUsedByCallsThatWaitedForIt) {
     expect_untouched_peers({.options = {.max_sms = max_sms}});
   }
   expect_untouched_peers({.strategy = "alltoall"});
+  expect_untouched_peers({}, linked_case());
   expect_new_ranks_work();
 }
 
@@ -160,6 +168,7 @@ struct LateCall {
   int64_t num_chunks = 1;
   PartialSums sums = PartialSums::kNone;
   int ranks_per_node = 0;  // 0: all on one node
+  Copies copies = Copies::kAuto;
 };
 
 // Into memory of the caller: rows [R, D] of a dispatch, out [T, D] of the others.
@@ -183,6 +192,7 @@ void queue(GpuRank& rank, const LateCall& call, const Plan& plan, const TensorVi
 void expect_late_rank_is_named(const LateCall& call) {
   DispatchCase the_case = late_case();
   the_case.config.partial_sums = call.sums;
+  the_case.config.copies = call.copies;
   ThreadOptions options = deadline_of_two_seconds();
   options.ranks_per_node = call.ranks_per_node;
   Gate late;
@@ -232,7 +242,8 @@ TEST_F(CudaLateRank, IsNamedWithTheCallThatWaitedForIt) {
         LateCall{.operation = "combine", .setting = on_few_sms},
         LateCall{.operation = "combine", .is_begun = true},
         LateCall{.operation = "combine", .setting = {.strategy = "alltoall"}},
-        LateCall{.operation = "dispatch_backward"}}) {
+        LateCall{.operation = "dispatch_backward"},
+        LateCall{.operation = "dispatch", .copies = Copies::kPerRank}}) {
     SCOPED_TRACE(call.operation);
     expect_late_rank_is_named(call);
     expect_new_ranks_work();
@@ -252,7 +263,8 @@ TEST_F(CudaLateRank, IsNamedWithADispatchInChunksThatWaitedForIt) {
 // Ranks of one node wait before they sum, those of others before they exchange the sums.
 TEST_F(CudaLateRank, IsNamedWithThePartialSumsThatWaitedForIt) {
   for (const LateCall& call :
-       {LateCall{.operation = "combine", .setting = {.strategy = "alltoall"}},
+       {LateCall{.operation = "combine"},
+        LateCall{.operation = "combine", .setting = {.strategy = "alltoall"}},
         LateCall{.operation = "combine", .setting = {.strategy = "hierarchical"}},
         LateCall{.operation = "dispatch_backward",
         .setting = {.strategy = "hierarchical"},

@@ -96,6 +96,24 @@ TEST_P(CudaProcesses, CaptureAgainAfterTheResultsOfACaptureAreGone) {
   }
 }
 
+// The links and the partial sums are in memory that the peers map.
+TEST_P(CudaProcesses, SendOneCopyPerRankAndPartialSums) {
+  Group group(testing::make_process_communicator(), deadlines());
+  DispatchCase the_case = case_of(group, 79);
+  the_case.config.copies = Copies::kPerRank;
+  the_case.config.partial_sums = PartialSums::kF32;
+  for (const bool is_bounded : {true, false}) {
+    if (!is_bounded) the_case.config.max_rows.reset();
+    const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
+    GpuRank rank(group, the_case, {});
+    for (int i = 0; i < 2; ++i) {
+      const QueuedStep step(rank.dispatcher, rank.tensors);
+      expect_same(step.wait(rank.stream), wanted);
+    }
+    rank.dispatcher.check();
+  }
+}
+
 // NCCL wants a GPU for every rank: processes on one GPU that take each other for other nodes cannot
 // be connected. All of them say so, and go on.
 TEST_P(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {

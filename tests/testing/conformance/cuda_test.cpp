@@ -9,6 +9,7 @@
 #include <string>
 
 #include "comm/cuda/gpu_reach.hpp"
+#include "comm/cuda/peer_memory.hpp"
 #include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::conformance {
@@ -58,6 +59,24 @@ INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksOutOfReach,
                          testing::Combine(testing::ValuesIn(strategy_names()),
                                           testing::Values(Ranks{2}, Ranks{4}, Ranks{7},
                                                           Ranks{4, 2})),
+                         name_of_case);
+
+// Ranks that take each other for ranks on other GPUs send one copy of a token per rank.
+class CudaRanksApart : public CudaRanks {
+  const cuda::PeersOnOtherGpus pretended_;
+};
+
+TEST_P(CudaRanksApart, GiveTheReferencesResults) {
+  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+}
+
+TEST_P(CudaRanksApart, GiveTheBitsOfTheCpu) {
+  expect_known_bits(ranks(), strategy_on_cuda);
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksApart,
+                         testing::Combine(testing::Values("direct"),
+                                          testing::Values(Ranks{2}, Ranks{4}, Ranks{7})),
                          name_of_case);
 
 }  // namespace

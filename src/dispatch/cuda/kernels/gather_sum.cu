@@ -72,9 +72,19 @@ __device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t first,
   }
 }
 
+// Sums of all rows of a token become the sum of its only partial sum.
+template <typename Element, int kCount>
+__device__ void finish_whole(PartialSums whole_sum, float (&sums)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    if (whole_sum == PartialSums::kRowType) sums[j] = widen(narrow<Element>(sums[j]));
+    sums[j] = __fadd_rn(0.0f, sums[j]);
+  }
+}
+
 // A warp takes pieces of tokens in turn; a lane sums vectors of all K rows. kMore: K is larger than
 // kBatch.
-template <typename Element, int kCount, int kBatch, bool kMore>
+template <typename Element, typename Out, int kCount, int kBatch, bool kMore>
 __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
     gather_sum_kernel(const __grid_constant__ GatherSumKernelArgs args, int pieces,
                       int piece_vectors) {
@@ -91,7 +101,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
     const int64_t token = task / pieces;
     const int64_t begin = (task - token * pieces) * piece_vectors;
     const int64_t end = min(begin + piece_vectors, row_vectors);
-    auto* out = reinterpret_cast<Vector*>(args.out) + token * row_vectors;
+    auto* out = reinterpret_cast<RowVector<Out, kCount>*>(args.out) + token * row_vectors;
     const bool has_peers = !is_poisoned(args.signals);
     SlotBatch<Vector, kBatch> slots;
     slots.read(args, row_vectors, token, 0, has_peers);
@@ -106,16 +116,17 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (first + u * 32 >= end) continue;
-        Vector result;
+        if (args.whole_sum != PartialSums::kNone) finish_whole<Element>(args.whole_sum, sums[u]);
+        RowVector<Out, kCount> result;
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) result.elements[j] = narrow<Element>(sums[u][j]);
+        for (int j = 0; j < kCount; ++j) result.elements[j] = narrow<Out>(sums[u][j]);
         out[first + u * 32] = result;  // may stay in the cache: out is read next
       }
     }
   }
   if (last_block(args.signals, /*writes_to_peers=*/false) &&
       !peer_barrier(args.signals, args.operation, args.awaits_peers)) {
-    zero_bytes(args.out, args.T * args.D * static_cast<int64_t>(sizeof(Element)));
+    zero_bytes(args.out, args.T * args.D * static_cast<int64_t>(sizeof(Out)));
   }
 }
 
@@ -131,7 +142,7 @@ int persistent_sms(int64_t wanted_blocks, int num_sharing) {
   return is_between ? std::max(all_sms / num_sharing, 1) : 0;
 }
 
-template <typename Element, int kCount, int kBatch, bool kMore>
+template <typename Element, typename Out, int kCount, int kBatch, bool kMore>
 void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   // Rows are cut into pieces until every SM has enough warps.
   const int64_t row_vectors = args.D / kCount;
@@ -148,46 +159,47 @@ void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   if (sms == 0) sms = persistent_sms(wanted_blocks, std::max(args.num_sharing, 1));
   const int64_t most_blocks = sms > 0 ? int64_t{sms} * kPersistentBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted_blocks, most_blocks));
-  launch_early(gather_sum_kernel<Element, kCount, kBatch, kMore>, blocks, kWarps * 32, stream, args,
-               static_cast<int>(pieces), static_cast<int>(piece_vectors));
+  launch_early(gather_sum_kernel<Element, Out, kCount, kBatch, kMore>, blocks, kWarps * 32, stream,
+               args, static_cast<int>(pieces), static_cast<int>(piece_vectors));
 }
 
-template <typename Element, int kCount>
+template <typename Element, typename Out, int kCount>
 void launch_for_slots(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   if (args.K <= 2) {
-    launch<Element, kCount, 2, false>(args, sms, stream);
+    launch<Element, Out, kCount, 2, false>(args, sms, stream);
   } else if (args.K <= 4) {
-    launch<Element, kCount, 4, false>(args, sms, stream);
+    launch<Element, Out, kCount, 4, false>(args, sms, stream);
   } else if (args.K <= 8) {
-    launch<Element, kCount, 8, false>(args, sms, stream);
+    launch<Element, Out, kCount, 8, false>(args, sms, stream);
   } else {
-    launch<Element, kCount, 4, true>(args, sms, stream);
+    launch<Element, Out, kCount, 4, true>(args, sms, stream);
   }
 }
 
-template <typename Element>
+template <typename Element, typename Out>
 void launch_for_width(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   uint64_t bits =
       reinterpret_cast<uint64_t>(args.out) | static_cast<uint64_t>(args.D) * sizeof(Element);
   for (const std::byte* rows : args.rows) bits |= reinterpret_cast<uint64_t>(rows);
   if (bits % 16 == 0) {
-    launch_for_slots<Element, kWide<Element>>(args, sms, stream);
+    launch_for_slots<Element, Out, kWide<Element>>(args, sms, stream);
   } else {
-    launch_for_slots<Element, 1>(args, sms, stream);
+    launch_for_slots<Element, Out, 1>(args, sms, stream);
   }
 }
 
-template <typename Element, int kCount>
+template <typename Element, typename Out, int kCount>
 void load_for_width() {
-  load_kernels(
-      gather_sum_kernel<Element, kCount, 2, false>, gather_sum_kernel<Element, kCount, 4, false>,
-      gather_sum_kernel<Element, kCount, 8, false>, gather_sum_kernel<Element, kCount, 4, true>);
+  load_kernels(gather_sum_kernel<Element, Out, kCount, 2, false>,
+               gather_sum_kernel<Element, Out, kCount, 4, false>,
+               gather_sum_kernel<Element, Out, kCount, 8, false>,
+               gather_sum_kernel<Element, Out, kCount, 4, true>);
 }
 
-template <typename Element>
+template <typename Element, typename Out = Element>
 void load_for() {
-  load_for_width<Element, kWide<Element>>();
-  load_for_width<Element, 1>();
+  load_for_width<Element, Out, kWide<Element>>();
+  load_for_width<Element, Out, 1>();
 }
 
 }  // namespace
@@ -196,11 +208,18 @@ void load_gather_sum() {
   load_for<float>();
   load_for<BF16>();
   load_for<F16>();
+  load_for<float, BF16>();
+  load_for<float, F16>();
 }
 
 void launch_gather_sum(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
-  with_element(args.dtype,
-               [&]<typename Element>(Element) { launch_for_width<Element>(args, sms, stream); });
+  with_element(args.out_dtype, [&]<typename Out>(Out) {
+    if (args.dtype == args.out_dtype) {
+      launch_for_width<Out, Out>(args, sms, stream);
+    } else {
+      launch_for_width<float, Out>(args, sms, stream);
+    }
+  });
 }
 
 }  // namespace crossdock::cuda

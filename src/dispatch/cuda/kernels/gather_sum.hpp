@@ -7,6 +7,7 @@
 
 #include "comm/cuda/peer_signals.cuh"
 #include "crossdock/dtype.hpp"
+#include "crossdock/plan.hpp"
 #include "plan/cuda/device_plan.hpp"
 
 namespace crossdock::cuda {
@@ -19,9 +20,12 @@ struct GatherSumKernelArgs {
   int64_t T;
   int32_t K;
   int32_t D;
-  DType dtype;                       // fp32, bf16 or fp16
+  DType dtype;                       // of the rows: fp32, bf16 or fp16
+  DType out_dtype;                   // dtype; or bf16 or fp16, with rows of fp32
   const std::byte* rows[kMaxPeers];  // [R, D] of every rank; null if it has no target
   std::byte* out;                    // [T, D]
+  /// Not kNone: acc is rounded to this, as the token's only partial sum, and added to +0.
+  PartialSums whole_sum;
   PeerSignals signals;
   Operation operation;  // for messages
   int num_sharing;      // ranks whose kernels of this call share the GPU

@@ -10,6 +10,7 @@
 #include "dispatch/cuda/kernels/gather_routes.hpp"
 #include "dispatch/cuda/kernels/gather_sum_backward.hpp"
 #include "dispatch/cuda/kernels/scatter_chunk.hpp"
+#include "dispatch/cuda/row_links.hpp"
 #include "plan/cuda/plan_limits.hpp"
 #include "plan/expert_chunks.hpp"
 
@@ -73,11 +74,20 @@ ChunkRows rows_of_chunk(const Plan& plan, int64_t chunk, int64_t num_chunks) {
 
 }  // namespace
 
-CudaDirect::CudaDirect(const PathContext& context, int device)
+CudaDirect::CudaDirect(const PathContext& context, int device, bool sums_per_rank)
     : CudaPath(context, device,
                {.strategy = context.strategy->name(),
                 .waits = Waits::kForAll,
-                .uses_rows_in_place = true}) {}
+                .uses_rows_in_place = true}),
+      sums_per_rank_(sums_per_rank && config().partial_sums != PartialSums::kNone),
+      sends_per_rank_(config().copies == Copies::kPerRank) {
+  if (config().copies != Copies::kAuto) return;
+  const std::vector<int64_t>& offsets = rank_.placement().owner_offsets;
+  for (size_t p = 0; p + 1 < offsets.size(); ++p) {
+    // Only where a rank has several experts can a token have several rows.
+    if (offsets[p + 1] - offsets[p] > 1) sends_per_rank_ = context.spans_gpus;
+  }
+}
 
 // The host makes plans that drop by weight, which needs a selection per expert, and plans with more
 // experts than the GPU has shared memory for.
@@ -93,13 +103,13 @@ std::shared_ptr<const DevicePlanData> CudaDirect::upload(const Plan& host_plan) 
 }
 
 Plan CudaDirect::plan(const Routing& routing) {
-  if (!plans_on_device()) return CudaPath::plan(routing);
+  if (!plans_on_device()) return link(CudaPath::plan(routing));
   rank_.meet();
   return plan_on_device(config().top_k, [&] { return ready_routing(rank_, routing); });
 }
 
 Plan CudaDirect::plan(const DenseRouting& routing) {
-  if (!plans_on_device()) return CudaPath::plan(routing);
+  if (!plans_on_device()) return link(CudaPath::plan(routing));
   rank_.meet();
   const int64_t K = agree_num_slots(rank_, routing);
   return plan_on_device(K, [&] { return ready_routing(rank_, routing, K); });
@@ -120,19 +130,43 @@ Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& 
       const int64_t row_bytes = config().width * size_of(row_dtype_);
       arrays->set_reserved_rows(rank_.pool().take(*max_rows * row_bytes, rank_.stream()));
     }
-    const auto queue = [&, scratch,
-                        routing = std::move(routing)](const CudaRank::Agreed& /*agreed*/) {
+    ReadyLinks links;
+    std::vector<MemoryHandle> handles;
+    if (max_rows && has_links()) {
+      links = ready_links(rank_, *arrays);
+      handles.push_back(links.shown.handle);
+    }
+    const auto queue = [&, scratch, links,
+                        routing = std::move(routing)](const CudaRank::Agreed& agreed) {
       if (routing.queue) routing.queue();
       PlanArgs args = plan_args(routing.slots, *arrays, scratch.view);
       args.signals = rank_.signals();
       launch_plan(args, rank_.stream());
+      if (max_rows && has_links()) queue_links(rank_, agreed, *arrays, links);
       if (!max_rows) arrays->set_capacity_rows(arrays->num_rows());
     };
-    return ready({.handles = {}, .queue = queue});
+    return ready({.handles = std::move(handles), .queue = queue});
   });
   if (!max_rows) rank_.raise_faults();  // the same on all ranks
   auto data = host_part(rank_, arrays->inputs(), id);
-  return {std::move(data), nullptr, std::move(arrays)};
+  Plan made(std::move(data), nullptr, std::move(arrays));
+  return max_rows ? made : link(std::move(made));
+}
+
+// Links a plan whose number of rows was not known when the ranks agreed on it. Collective.
+Plan CudaDirect::link(Plan plan) {
+  if (!has_links()) return plan;
+  run({.operation = "plan", .plan = &plan, .text = "links"}, [&] {
+    const CudaPlan& arrays = device_plan(plan);
+    ReadyLinks links = ready_links(rank_, arrays);
+    CudaCall call{.handles = {links.shown.handle}};
+    call.queue = [this, &arrays, links = std::move(links)](const CudaRank::Agreed& agreed) {
+      launch_barrier(rank_.signals(), Operation::kPlan, rank_.stream());
+      queue_links(rank_, agreed, arrays, links);
+    };
+    return ready(std::move(call));
+  });
+  return plan;
 }
 
 // Uses the plan's own rows if they have not been taken and are large enough.
@@ -152,29 +186,37 @@ OwnedTensor CudaDirect::take_dispatch_rows(const Plan& plan, DType dtype) {
 
 ReadyCall CudaDirect::ready_dispatch(const Plan& plan, const DispatchArgs& args,
                                      const DispatchResult& result) {
-  std::vector<Landing> landings;
-  for (const TensorView& rows :
-       {result.rows.view, result.row_scales.view, result.row_weights.view}) {
-    if (!rows.given()) continue;
-    landings.push_back({.shown = rank_.show(rows.data, rows.num_bytes(), /*with_contents=*/false),
-                        .row_bytes = rows.row_bytes()});
-  }
+  Landings landings;
+  const auto add = [&](const TensorView& rows) {
+    landings.parts.push_back(
+        {.shown = rank_.show(rows.data, rows.num_bytes(), /*with_contents=*/false),
+         .row_bytes = rows.row_bytes()});
+  };
+  // A token's first row on a rank may belong to a later chunk than its others.
+  const bool is_whole =
+      !rank_.streams().is_aside() || count_chunks(plan.data(), args.num_chunks) == 1;
+  landings.are_joined = sends_per_rank_ && is_whole;
+  add(result.rows.view);
+  if (args.scales.given()) add(result.row_scales.view);
+  const bool sends_weights = args.with_row_weights && !landings.are_joined;
+  if (sends_weights) add(result.row_weights.view);
+  if (landings.are_joined) landings.row_weights = result.row_weights.view;
   CudaCall call;
-  for (const Landing& landing : landings) call.handles.push_back(landing.shown.handle);
+  for (const Landing& part : landings.parts) call.handles.push_back(part.shown.handle);
   call.queue = [this, &plan, &args, landings = std::move(landings)](
                    const CudaRank::Agreed& agreed) { queue_scatter(agreed, plan, args, landings); };
   const bool is_free = !args.rows.given() && rows_are_free_;
-  call.needs_barrier = !is_free || args.scales.given() || args.with_row_weights;
+  call.needs_barrier = !is_free || args.scales.given() || sends_weights;
   return ready(std::move(call));
 }
 
 void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
-                               const DispatchArgs& args, std::span<const Landing> landings) {
+                               const DispatchArgs& args, const Landings& landings) {
   row_dtype_ = args.x.dtype;
   reserves_rows_ = !args.rows.given();
   const CudaPlan& arrays = device_plan(plan);
   ScatterArgs scatter{};
-  scatter.targets = arrays.arrays().targets;
+  scatter.targets = landings.are_joined ? arrays.links()->rank_targets : arrays.arrays().targets;
   scatter.T = plan.num_tokens();
   scatter.K = arrays.shape().K;
   scatter.signals = rank_.signals();
@@ -183,17 +225,17 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
     const auto entry = static_cast<size_t>(scatter.num_parts);
     ScatterPart& part = scatter.parts[scatter.num_parts++];
     part.tokens = static_cast<const std::byte*>(tokens.data);
-    part.row_bytes = landings[entry].row_bytes;
+    part.row_bytes = landings.parts[entry].row_bytes;
     rank_.reach(agreed, entry, part.rows);
   };
   add_part(args.x);
   if (args.scales.given()) add_part(args.scales);
-  if (args.with_row_weights) {
+  if (args.with_row_weights && !landings.are_joined) {
     scatter.weights = arrays.arrays().weights;
     rank_.reach(agreed, static_cast<size_t>(scatter.num_parts), scatter.row_weights);
   }
-  for (const Landing& landing : landings) {
-    rank_.zero_pads(arrays, landing.shown.data, landing.row_bytes);
+  for (const Landing& part : landings.parts) {
+    rank_.zero_pads(arrays, part.shown.data, part.row_bytes);
   }
   scatter.awaits_peers = agreed.needs_barrier && agreed.has_waiting_room;
   if (agreed.needs_barrier && !scatter.awaits_peers) {
@@ -203,19 +245,33 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
     queue_chunks(agreed, plan, args.num_chunks, scatter, landings);
   } else {
     launch_scatter(scatter, rank_.max_sms(), rank_.stream());
-    for (const Landing& landing : landings) rank_.fetch(landing.shown);
+    complete(plan, landings);
   }
 }
 
+// After the scatter: every row gets to its final place.
+void CudaDirect::complete(const Plan& plan, const Landings& landings) {
+  if (landings.are_joined) {
+    std::vector<FanOutPart> parts;
+    for (const Landing& part : landings.parts) {
+      parts.push_back({.rows = part.shown.data, .row_bytes = part.row_bytes});
+    }
+    queue_fan_out(rank_, device_plan(plan), parts, landings.row_weights);
+  }
+  for (const Landing& part : landings.parts) rank_.fetch(part.shown);
+}
+
 void CudaDirect::queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, int64_t most_chunks,
-                              const ScatterArgs& scatter, std::span<const Landing> landings) {
+                              const ScatterArgs& scatter, const Landings& landings) {
   const int64_t num_chunks = count_chunks(plan.data(), most_chunks);
   const auto note_chunks = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) note_chunk(local_experts_of(plan, i, num_chunks));
   };
-  // Rows that must be fetched arrive with the last chunk.
-  const bool are_in_place = std::ranges::none_of(
-      landings, [](const Landing& landing) { return landing.shown.lease != nullptr; });
+  // Rows that must be copied or fetched arrive with the last chunk.
+  const bool are_in_place =
+      !landings.are_joined && std::ranges::none_of(landings.parts, [](const Landing& part) {
+        return part.shown.lease != nullptr;
+      });
   ScatterChunkArgs chunk{
       .scatter = scatter, .rows = {}, .takes_whole_sms = agreed.has_waiting_room};
   for (int64_t i = 0; i < num_chunks; ++i) {
@@ -232,28 +288,55 @@ void CudaDirect::queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, 
     chunk.scatter.awaits_peers = false;  // once one has ended, the rows of all ranks are free
     if (are_in_place) note_chunks(i, i + 1);
   }
-  for (const Landing& landing : landings) rank_.fetch(landing.shown);
+  complete(plan, landings);
   if (!are_in_place) note_chunks(0, num_chunks);
 }
 
 ReadyCall CudaDirect::ready_gather_sum(const char* operation, const Plan& plan,
                                        const GatherSumArgs& args) {
+  if (sums_per_rank_) return ready_partial_sums(operation, plan, args);
   ExposedMemory shown = rank_.show(args.rows.data, args.rows.num_bytes(), /*with_contents=*/true);
   CudaCall call{.handles = {shown.handle}};
   call.queue = [this, operation, &plan, args,
                 shown = std::move(shown)](const CudaRank::Agreed& agreed) {
     GatherSumKernelArgs gather = sum_args(operation, plan, args);
     gather.targets = device_plan(plan).arrays().targets;
-    gather.signals = rank_.signals();
-    rank_.reach(agreed, 0, gather.rows);
-    gather.num_sharing = rank_.num_sharing();
-    gather.awaits_peers = agreed.has_waiting_room;
-    if (!gather.awaits_peers) {
-      launch_barrier(rank_.signals(), gather.operation, rank_.stream());
-    }
-    launch_gather_sum(gather, rank_.max_sms(), rank_.stream());
+    gather.whole_sum = config().partial_sums;
+    queue_gather(agreed, gather);
   };
   return ready(std::move(call));
+}
+
+// Each rank sums the rows of a token that it has; the source then reads one row per rank.
+ReadyCall CudaDirect::ready_partial_sums(const char* operation, const Plan& plan,
+                                         const GatherSumArgs& args) {
+  const DType dtype = partial_dtype(config().partial_sums, args.rows.dtype);
+  const OwnedTensor partials = rank_.take(dtype, args.rows.shape);
+  ExposedMemory shown =
+      rank_.show(partials.view.data, partials.view.num_bytes(), /*with_contents=*/false);
+  CudaCall call{.handles = {shown.handle}};
+  call.queue = [this, operation, &plan, args, partials,
+                shown = std::move(shown)](const CudaRank::Agreed& agreed) {
+    const CudaPlan& arrays = device_plan(plan);
+    queue_partial_sums(rank_, arrays, args, partials.view);
+    GatherSumKernelArgs gather = sum_args(operation, plan, args);
+    gather.targets = arrays.links()->rank_targets;
+    gather.weights = nullptr;
+    gather.dtype = partials.view.dtype;
+    queue_gather(agreed, gather);
+  };
+  return ready(std::move(call));
+}
+
+void CudaDirect::queue_gather(const CudaRank::Agreed& agreed, GatherSumKernelArgs& gather) {
+  gather.signals = rank_.signals();
+  rank_.reach(agreed, 0, gather.rows);
+  gather.num_sharing = rank_.num_sharing();
+  gather.awaits_peers = agreed.has_waiting_room;
+  if (!gather.awaits_peers) {
+    launch_barrier(rank_.signals(), gather.operation, rank_.stream());
+  }
+  launch_gather_sum(gather, rank_.max_sms(), rank_.stream());
 }
 
 ReadyCall CudaDirect::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {

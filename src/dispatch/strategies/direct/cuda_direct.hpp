@@ -17,7 +17,8 @@ namespace crossdock::cuda {
 /// then queue wait for each other on the GPU.
 class CudaDirect final : public CudaPath {
  public:
-  CudaDirect(const PathContext& context, int device);
+  /// sums_per_rank: partial sums are made per rank, otherwise for all ranks together.
+  CudaDirect(const PathContext& context, int device, bool sums_per_rank);
 
   /// Make the plan on the GPU if possible.
   Plan plan(const Routing& routing) override;
@@ -40,16 +41,32 @@ class CudaDirect final : public CudaPath {
     int64_t row_bytes = 0;
   };
 
+  /// The rows of a dispatch.
+  struct Landings {
+    std::vector<Landing> parts;  // rows, then scales and row weights if the call sends them
+    bool are_joined = false;     // one copy of a token arrives per rank
+    TensorView row_weights{};    // to be set here, if rows are joined and weights requested
+  };
+
   bool plans_on_device() const;
+  /// Whether plans have links.
+  bool has_links() const { return sums_per_rank_ || sends_per_rank_; }
   /// Plans a routing with K slots per token.
   Plan plan_on_device(int64_t K, const std::function<ReadyRouting()>& make_routing);
-  /// landings: rows, then scales and row weights if the call has them.
+  Plan link(Plan plan);
   void queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan, const DispatchArgs& args,
-                     std::span<const Landing> landings);
+                     const Landings& landings);
   /// Queues the scatter of a begun dispatch, chunk by chunk.
   void queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, int64_t most_chunks,
-                    const ScatterArgs& scatter, std::span<const Landing> landings);
+                    const ScatterArgs& scatter, const Landings& landings);
+  void complete(const Plan& plan, const Landings& landings);
 
+  ReadyCall ready_partial_sums(const char* operation, const Plan& plan, const GatherSumArgs& args);
+  /// Sums the rows of entry 0 of all ranks.
+  void queue_gather(const CudaRank::Agreed& agreed, GatherSumKernelArgs& gather);
+
+  bool sums_per_rank_;          // partial sums
+  bool sends_per_rank_;         // one copy of a token to each rank
   bool rows_are_free_ = false;  // the last rows taken: peers may write them once they have the plan
   // From the last dispatch; the next is likely to be the same.
   DType row_dtype_ = DType::kBF16;

@@ -11,18 +11,17 @@ cuda::Packing cuda::relay_packing() {
   return {.relay = make_relay_plan, .sum_lists = make_relay_sums};
 }
 
-// Within one node all ranks reach each other's rows; between nodes copies are exchanged. Partial
-// sums need lists that are made on the host. If GPUs of a node do not reach each other, all rows
-// are exchanged, as by alltoall.
-std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device) {
+// Within one node all ranks reach each other's rows; between nodes copies are exchanged. If GPUs of
+// a node do not reach each other, all rows are exchanged, as by alltoall.
+std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device,
+                                              bool sums_per_rank) {
   if (!context.gpus_reach_each_other) {
     PathContext exchanging = context;
     exchanging.strategy = make_alltoall();
     return make_alltoall_device_path(exchanging, device);
   }
-  const bool is_exact = context.config->partial_sums == PartialSums::kNone;
-  if (context.group.topology().num_nodes <= 1 && is_exact) {
-    return std::make_unique<cuda::CudaDirect>(context, device.index);
+  if (context.group.topology().num_nodes <= 1) {
+    return std::make_unique<cuda::CudaDirect>(context, device.index, sums_per_rank);
   }
   return std::make_unique<cuda::CudaPacked>(context, device.index, cuda::relay_packing());
 }

@@ -99,7 +99,11 @@ class Direct final : public Strategy {
   std::string_view name() const override { return variant_.name; }
 
   std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
-    return make_direct_device_path(context, device);
+    const Topology& topology = context.group.topology();
+    const int last = context.group.size() - 1;
+    const bool sums_per_rank =
+        variant_.sum_group_of(topology, 0) != variant_.sum_group_of(topology, last);
+    return make_direct_device_path(context, device, sums_per_rank);
   }
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
@@ -242,6 +246,7 @@ class DirectModel final : public RelayModel {
     const LinkFlow flow = flow_with_copies(sums.routes, sums.ranks);
     return is_scatter(movement) ? flow : flow.reversed();
   }
+  bool joins_rows(Movement movement) const override { return movement != Movement::kCombine; }
 
  protected:
   const CopySizes& copies(const StepSizes& sizes) const override { return sizes.per_rank; }

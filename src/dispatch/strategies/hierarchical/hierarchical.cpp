@@ -26,6 +26,8 @@ class HierarchicalModel final : public RelayModel {
     return is_scatter(movement) ? flow : flow.reversed();
   }
 
+  bool joins_rows(Movement movement) const override { return is_scatter(movement); }
+
   std::string_view same_as(const Topology& topology) const override {
     return topology.num_nodes == 1 ? "direct" : "";
   }

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/cuda/peer_signals.cuh"
+#include "plan/cuda/device_plan.hpp"
+
+namespace crossdock::cuda {
+
+/// One part of every row, moved as bits.
+struct FanOutPart {
+  std::byte* rows;  // [R, row_bytes]
+  int64_t row_bytes;
+};
+
+/// After a scatter to PlanLinks::rank_targets, on each rank for itself: copies the row of a token's
+/// lowest slot to the token's other rows here, and sets the weight of every row.
+struct FanOutArgs {
+  PlanLinks links;
+  const int64_t* rows_in_use;  // one number
+  int32_t num_parts;           // fp8: 2, values and scales; else 1
+  FanOutPart parts[2];
+  float* row_weights;          // [R], or null: not requested
+  const SignalState* signals;  // of this rank; if a rank has not arrived, all rows become zero
+};
+
+/// `sms`: SM limit; 0: none.
+void load_fan_out();  // before the first launch
+void launch_fan_out(const FanOutArgs& args, int sms, cudaStream_t stream);
+
+}  // namespace crossdock::cuda

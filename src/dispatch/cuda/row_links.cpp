@@ -1,0 +1,68 @@
+#include "dispatch/cuda/row_links.hpp"
+
+#include <algorithm>
+
+#include "crossdock/extend/strategy.hpp"
+#include "dispatch/cuda/kernels/link_rows.hpp"
+#include "dispatch/cuda/kernels/partial_sums.hpp"
+
+namespace crossdock::cuda {
+namespace {
+
+// On the device: the number of rows of this rank.
+const int64_t* rows_in_use(const CudaPlan& plan) {
+  return plan.arrays().rows_per_rank + plan.inputs().rank;
+}
+
+}  // namespace
+
+ReadyLinks ready_links(CudaRank& rank, const CudaPlan& plan) {
+  ReadyLinks links;
+  links.memory = plan.take_links(rank.pool(), plan.capacity_rows());
+  const int64_t num_bytes = links.memory->num_rows * static_cast<int64_t>(sizeof(RowLink));
+  links.shown = rank.show(links.memory->rows, num_bytes, /*with_contents=*/false);
+  return links;
+}
+
+void queue_links(CudaRank& rank, const CudaRank::Agreed& agreed, const CudaPlan& plan,
+                 const ReadyLinks& links) {
+  plan.set_links(links.memory);
+  LinkRowsArgs args{};
+  args.targets = plan.arrays().targets;
+  args.weights = plan.arrays().weights;
+  args.T = plan.inputs().T;
+  args.K = plan.shape().K;
+  args.links = *links.memory;
+  args.signals = rank.signals();
+  rank.reach(agreed, 0, args.rows);
+  rank.zero_pads(plan, reinterpret_cast<std::byte*>(args.links.rows), sizeof(RowLink));
+  launch_link_rows(args, rank.stream());
+}
+
+void queue_fan_out(CudaRank& rank, const CudaPlan& plan, std::span<const FanOutPart> parts,
+                   const TensorView& row_weights) {
+  FanOutArgs args{};
+  args.links = *plan.links();
+  args.rows_in_use = rows_in_use(plan);
+  args.num_parts = static_cast<int32_t>(parts.size());
+  std::ranges::copy(parts, args.parts);
+  args.row_weights = static_cast<float*>(row_weights.data);
+  args.signals = rank.signals().state;
+  launch_fan_out(args, rank.max_sms(), rank.stream());
+}
+
+void queue_partial_sums(CudaRank& rank, const CudaPlan& plan, const GatherSumArgs& args,
+                        const TensorView& partials) {
+  launch_partial_sums({.links = *plan.links(),
+                       .rows_in_use = rows_in_use(plan),
+                       .is_weighted = args.weights.given(),
+                       .D = static_cast<int32_t>(args.rows.shape[1]),
+                       .dtype = args.rows.dtype,
+                       .partial_dtype = partials.dtype,
+                       .rows = static_cast<const std::byte*>(args.rows.data),
+                       .partials = static_cast<std::byte*>(partials.data),
+                       .signals = rank.signals().state},
+                      rank.max_sms(), rank.stream());
+}
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "dispatch/cuda/cuda_rank.hpp"
+#include "dispatch/cuda/kernels/fan_out.hpp"
+
+namespace crossdock::cuda {
+
+// Links between the rows of a token on one rank (see PlanLinks): a plan that has them lets ranks
+// send one row per token and rank.
+
+/// Memory for the links of a plan, which peers write.
+struct ReadyLinks {
+  std::shared_ptr<const PlanLinks> memory;
+  ExposedMemory shown;
+};
+
+/// Takes the memory. REQUIRES: the plan's capacity is set.
+ReadyLinks ready_links(CudaRank& rank, const CudaPlan& plan);
+
+/// Queues the kernel that writes the links, and adds them to the plan. Their handles are entry 0.
+/// REQUIRES: all ranks' links are free to be written when the kernel starts.
+void queue_links(CudaRank& rank, const CudaRank::Agreed& agreed, const CudaPlan& plan,
+                 const ReadyLinks& links);
+
+/// After a scatter to the links' rank_targets: copies each token to its other rows here and, if
+/// row_weights is given, sets the weights of all rows.
+void queue_fan_out(CudaRank& rank, const CudaPlan& plan, std::span<const FanOutPart> parts,
+                   const TensorView& row_weights);
+
+/// Sums the rows of each token here: rows [R, D] -> partials [R, D], in the row of the token's
+/// lowest slot here.
+void queue_partial_sums(CudaRank& rank, const CudaPlan& plan, const GatherSumArgs& args,
+                        const TensorView& partials);
+
+}  // namespace crossdock::cuda
