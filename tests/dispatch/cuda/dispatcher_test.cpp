@@ -58,6 +58,22 @@ TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForManyTokensAndOddWidths) {
   expect_bits_of_the_cpu(random_case(config, {700, 900}, 4), {.dtype = DType::kF32});
 }
 
+// Up to 2048 routes are counted and placed by one block, more by several.
+TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuWhereOneBlockOrSeveralCount) {
+  const DispatchConfig config{.num_experts = 70, .top_k = 4, .width = 24};
+  expect_bits_of_the_cpu(random_case(config, {512, 513, 1, 2000}, 16), {.dtype = DType::kBF16});
+}
+
+// Their rows are summed in pieces.
+TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForAFewWideTokens) {
+  for (const int64_t top_k : {2, 4, 7, 9}) {
+    const DispatchConfig config{.num_experts = 11, .top_k = top_k, .width = 4104};
+    expect_bits_of_the_cpu(random_case(config, {1, 0, 13}, 17), {.dtype = DType::kBF16});
+    expect_bits_of_the_cpu(random_case(config, {1, 0, 13}, 17),
+                           {.dtype = DType::kF32, .options = {.max_sms = 4}});
+  }
+}
+
 // Their counts need more of a block's memory than kernels have without asking; above 8192 the host
 // plans.
 TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForThousandsOfExperts) {

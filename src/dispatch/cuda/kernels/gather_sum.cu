@@ -142,6 +142,15 @@ void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
          args.T * ((row_vectors + piece_vectors - 1) / piece_vectors) < wanted_warps) {
     piece_vectors = (piece_vectors / 2 + 31) / 32 * 32;
   }
+  // With few tokens, pieces that are all summed at once by the SMs of this rank.
+  const int64_t at_once =
+      (sms > 0 ? int64_t{sms} * kPersistentBlocksPerSm
+               : all_sms / std::max(args.num_sharing, 1) * Depth<kBatch, kMore>::kBlocks) *
+      kWarps;
+  if (args.T > 0 && 2 * args.T <= at_once) {
+    const int64_t wanted = std::clamp<int64_t>(at_once / args.T, 1, (row_vectors + 127) / 128);
+    piece_vectors = ((row_vectors + wanted - 1) / wanted + 31) / 32 * 32;
+  }
   const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
   const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
   const int64_t wanted_blocks = (tasks + kWarps - 1) / kWarps;

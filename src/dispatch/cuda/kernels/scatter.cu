@@ -21,8 +21,8 @@ constexpr int kThreads = 128;
 constexpr int kInFlight = 8;  // vectors of a thread: a row of 16 KiB at once
 constexpr int kSlotsAtOnce = 32;
 constexpr int kBlocksPerSm = 8;
-constexpr int64_t kBurstBytes = int64_t{7} << 20;  // two bursts are a quarter of an H200's L2 cache
-constexpr int kPrefetchRows = 4;                   // prefetched by one block
+constexpr int64_t kBurstBytes = int64_t{11} << 19;  // measured: 5 to 6 MiB are best on an H200
+constexpr int kPrefetchRows = 4;                    // prefetched by one block
 
 __device__ void prefetch_to_l2(const std::byte* from, int64_t num_bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -32,15 +32,31 @@ __device__ void prefetch_to_l2(const std::byte* from, int64_t num_bytes) {
 #endif
 }
 
-// The first blocks of a burst of `burst` tokens prefetch the next burst. With burst 1, persistent
-// blocks each prefetch their own next token. 0: no prefetch.
+__device__ void prefetch_token(const ScatterArgs& args, int64_t token) {
+  if (token >= args.T) return;
+  const ScatterPart& part = args.parts[0];
+  prefetch_to_l2(part.tokens + token * part.row_bytes, part.row_bytes);
+}
+
+// The first burst of `burst` tokens, or with burst 1 the first token of each persistent block. For
+// use before the previous kernel has ended: memory has little to do then, and a prefetch may come
+// before the tokens are written. 0: no prefetch.
+__device__ void prefetch_first(const ScatterArgs& args, int64_t burst) {
+  if (burst == 0 || threadIdx.x >= kPrefetchRows) return;
+  const int64_t place = static_cast<int64_t>(blockIdx.x) * kPrefetchRows + threadIdx.x;
+  if (burst == 1) {
+    if (threadIdx.x == 0) prefetch_token(args, blockIdx.x);
+  } else if (place < burst) {
+    prefetch_token(args, place);
+  }
+}
+
+// The first blocks of a burst prefetch the next one, persistent blocks each their own next token.
 __device__ void prefetch_next(const ScatterArgs& args, int64_t burst, int64_t token) {
   if (burst == 0 || threadIdx.x >= kPrefetchRows) return;
   const int64_t place = token % burst * kPrefetchRows + threadIdx.x;
-  const int64_t ahead = burst == 1 ? token + gridDim.x : (token / burst + 1) * burst + place;
-  if (place >= burst || ahead >= args.T) return;
-  const ScatterPart& part = args.parts[0];
-  prefetch_to_l2(part.tokens + ahead * part.row_bytes, part.row_bytes);
+  if (place >= burst) return;
+  prefetch_token(args, burst == 1 ? token + gridDim.x : (token / burst + 1) * burst + place);
 }
 
 // Copies row `token` of one part to `slots` targets.
@@ -71,8 +87,10 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
 // of Vector. If a peer has not arrived, the kernel scatters nothing.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    scatter_kernel(const __grid_constant__ ScatterArgs args, int64_t burst) {
+    scatter_kernel(const __grid_constant__ ScatterArgs args,
+                   const __grid_constant__ int64_t burst) {
   __shared__ RouteTarget targets[kSlotsAtOnce];
+  prefetch_first(args, burst);
   wait_for_previous_kernel();
   if (args.awaits_peers) peer_arrival(args.signals, args.operation);
   for (int64_t token = blockIdx.x; token < args.T; token += gridDim.x) {
