@@ -111,21 +111,43 @@ __device__ void count_routes(const PlanArgs& args, uint32_t* warp_counts) {
   }
 }
 
-// Turns what count_routes left into the route's target. base, owner [E]: of every expert.
-__device__ void place_route(const PlanArgs& args, int64_t route, const int32_t* base,
-                            const int32_t* owner) {
+// The target of a route, from what count_routes left. base, owner [E]: of every expert.
+__device__ RouteTarget target_of(const PlanArgs& args, int64_t route, const int32_t* base,
+                                 const int32_t* owner) {
   const RouteTarget counted = args.plan.targets[route];
   const int32_t e = counted.rank;
-  RouteTarget target{-1, -1};
-  if (e >= 0) {
-    const int64_t warp = route / (args.shares.warp_tokens * args.shape.K);
-    const int64_t block = warp / args.shares.num_warps;
-    const int32_t place = args.scratch.block_sums[block * args.shape.E + e] +
-                          args.scratch.warp_sums[warp * args.shape.E + e] + counted.row;
-    if (base[e] >= 0 && place < args.shape.capacity) target = {owner[e], base[e] + place};
-  }
+  if (e < 0) return {-1, -1};
+  const int64_t warp = route / (args.shares.warp_tokens * args.shape.K);
+  const int64_t block = warp / args.shares.num_warps;
+  const int32_t place = args.scratch.block_sums[block * args.shape.E + e] +
+                        args.scratch.warp_sums[warp * args.shape.E + e] + counted.row;
+  if (base[e] < 0 || place >= args.shape.capacity) return {-1, -1};
+  return {owner[e], base[e] + place};
+}
+
+__device__ void place_route(const PlanArgs& args, int64_t route, const RouteTarget& target) {
   args.plan.targets[route] = target;
   args.plan.weights[route] = target.rank >= 0 ? args.routing.weights[route] : 0.0f;
+}
+
+// Places the routes that this block alone has counted.
+__device__ void place_all(const PlanArgs& args, const SegmentMemory& segments) {
+  constexpr int kInFlight = 2;
+  const int64_t num_routes = args.routing.T * args.shape.K;
+  const int64_t stride = blockDim.x;
+  for (int64_t first = threadIdx.x; first < num_routes; first += kInFlight * stride) {
+    RouteTarget targets[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int64_t route = first + i * stride;
+      if (route < num_routes) targets[i] = target_of(args, route, segments.base, segments.owner);
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int64_t route = first + i * stride;
+      if (route < num_routes) place_route(args, route, targets[i]);
+    }
+  }
 }
 
 // Reads ahead what the exchange needs.
@@ -154,11 +176,7 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
   __syncthreads();
   const SegmentMemory segments = SegmentMemory::carve(memory, args.shape.E);
   exchange_counts(args, epoch, segments);
-  if (gridDim.x > 1) return;
-  const int64_t num_routes = args.routing.T * args.shape.K;
-  for (int64_t route = threadIdx.x; route < num_routes; route += blockDim.x) {
-    place_route(args, route, segments.base, segments.owner);
-  }
+  if (gridDim.x == 1) place_all(args, segments);
 }
 
 // A thread places a route.
@@ -168,7 +186,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
   wait_for_previous_kernel();
   const int64_t route = static_cast<int64_t>(blockIdx.x) * kPlaceThreads + threadIdx.x;
   if (route >= args.routing.T * args.shape.K) return;
-  place_route(args, route, args.scratch.route_base, args.shape.owner);
+  place_route(args, route, target_of(args, route, args.scratch.route_base, args.shape.owner));
 }
 
 }  // namespace

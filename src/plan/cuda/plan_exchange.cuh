@@ -273,34 +273,39 @@ __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& s
   __syncthreads();
 }
 
+// Records that the fullest rank, the lowest of several, has more rows than max_rows.
+__device__ inline void record_rows(const PlanArgs& args, uint32_t epoch,
+                                   const SegmentMemory& segments) {
+  const int32_t* offsets = segments.owner_offsets;
+  int fullest = 0;
+  int64_t most = 0;
+  for (int p = 0; p < args.signals.P; ++p) {
+    const int64_t rows = segments.sums[offsets[p + 1]] - segments.sums[offsets[p]];
+    if (rows > most) fullest = p;
+    most = max(most, rows);
+  }
+  record_fault(args.signals, {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
+                              .culprit = fullest,
+                              .operation = static_cast<uint32_t>(Operation::kPlan),
+                              .epoch = epoch,
+                              .route = most,
+                              .value = 0});
+}
+
 // Writes the rows of every rank. Returns false on every rank if one has more than max_rows.
 __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
                                   const SegmentMemory& segments) {
-  __shared__ unsigned long long fullest;  // number of rows and, lower ranks first, the rank
-  constexpr int kRankBits = 8;
-  static_assert(kMaxPeers < 1 << kRankBits);
-  if (threadIdx.x == 0) fullest = 0;
-  __syncthreads();
+  const int32_t* offsets = segments.owner_offsets;
+  bool fits = true;
   for (int p = static_cast<int>(threadIdx.x); p < args.signals.P;
        p += static_cast<int>(blockDim.x)) {
-    const int32_t* offsets = segments.owner_offsets;
     const int64_t rows = segments.sums[offsets[p + 1]] - segments.sums[offsets[p]];
     args.plan.rows_per_rank[p] = rows;
-    atomicMax(&fullest, static_cast<unsigned long long>(rows) << kRankBits |
-                            static_cast<unsigned>(kMaxPeers - p));
+    fits = fits && rows <= args.shape.max_rows;
   }
-  __syncthreads();
-  const auto most = static_cast<int64_t>(fullest >> kRankBits);
-  if (most > args.shape.max_rows && threadIdx.x == 0) {
-    record_fault(args.signals,
-                 {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
-                  .culprit = kMaxPeers - static_cast<int>(fullest & ((1 << kRankBits) - 1)),
-                  .operation = static_cast<uint32_t>(Operation::kPlan),
-                  .epoch = epoch,
-                  .route = most,
-                  .value = 0});
-  }
-  return most <= args.shape.max_rows;
+  if (__syncthreads_and(fits)) return true;
+  if (threadIdx.x == 0) record_rows(args, epoch, segments);
+  return false;
 }
 
 // Writes where this rank's rows of each expert begin, and the segments of this rank's experts.
