@@ -6,10 +6,17 @@
 
 namespace crossdock::cuda {
 
+struct LaunchShape {
+  unsigned blocks;
+  unsigned threads;
+  size_t shared_bytes = 0;  // dynamic shared memory of a block
+};
+
 /// Launches a kernel that may be scheduled while the previous kernel in the stream is ending. The
-/// kernel must call wait_for_previous_kernel() before it reads or writes anything.
+/// kernel must call wait_for_previous_kernel() before it reads or writes anything; before that it
+/// may only prefetch.
 template <typename... Params, typename... Args>
-void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, cudaStream_t stream,
+void launch_early(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
                   const Args&... args) {
   int device = 0;
   int major = 0;
@@ -19,12 +26,19 @@ void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, 
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
+  config.gridDim = dim3(shape.blocks);
+  config.blockDim = dim3(shape.threads);
+  config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = major >= 9 ? 1 : 0;
   CROSSDOCK_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
+template <typename... Params, typename... Args>
+void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, cudaStream_t stream,
+                  const Args&... args) {
+  launch_early(kernel, LaunchShape{blocks, threads}, stream, args...);
 }
 
 #if defined(__CUDACC__)

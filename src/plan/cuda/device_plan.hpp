@@ -80,17 +80,39 @@ struct DeviceRouting {
   int64_t T;
 };
 
+/// How many blocks and warps count a rank's routes. num_sharing: ranks that share the GPU.
+struct PlanShares {
+  int32_t num_blocks;
+  int32_t num_warps;    // of a block
+  int64_t warp_tokens;  // tokens that a warp counts
+};
+PlanShares plan_shares(int64_t T, int32_t K, int32_t E, int num_sharing);
+
+/// Memory that is free again when the plan kernels have ended.
+struct PlanScratch {
+  int32_t* warp_sums;   // [all warps, E] routes to e that earlier warps of the block counted
+  int32_t* block_sums;  // [blocks, E] routes to e that earlier blocks counted
+  int32_t* route_base;  // [E] row at the owner of this rank's first route to e; -1: refused
+
+  static int64_t num_words(const PlanShares& shares, int64_t E) {
+    return (int64_t{shares.num_blocks} * (shares.num_warps + 1) + 1) * E;
+  }
+  static PlanScratch carve(int32_t* memory, const PlanShares& shares, int64_t E) {
+    int32_t* block_sums = memory + int64_t{shares.num_blocks} * shares.num_warps * E;
+    return {memory, block_sums, block_sums + shares.num_blocks * E};
+  }
+};
+
 struct PlanArgs {
   DeviceRouting routing;
   PlanShape shape;
   DevicePlan plan;
-  int32_t* block_counts;  // scratch, [plan_blocks(T, K), E]
-  int32_t* route_base;    // scratch, [E] row at the owner of this rank's first route to e
-  PeerSignals signals;    // of this rank; max_words is at least plan_words(E)
+  PlanShares shares;
+  PlanScratch scratch;
+  PeerSignals signals;  // of this rank; max_words is at least plan_words(E)
+  int num_sharing;      // ranks whose kernels of this call share the GPU
 };
 
-/// Blocks that count a rank's routes.
-int plan_blocks(int64_t T, int32_t K);
 /// Words that a rank sends to each peer.
 int64_t plan_words(int64_t E);
 /// Collective. Counts, exchanges counts with all ranks and places every route. A bad routing on any

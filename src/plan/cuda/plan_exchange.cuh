@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/cuda/peer_signals.cuh"
+#include "core/cuda/launch.hpp"
 #include "plan/cuda/device_plan.hpp"
 
 // The part of a plan that one block per rank does: sends counts to all peers, receives theirs and
@@ -8,7 +9,7 @@
 
 namespace crossdock::cuda {
 
-inline constexpr int kMostPlanWarps = 32;
+inline constexpr int kMostPlanWarps = 16;  // so that two blocks share an SM
 
 /// Header words that a rank sends ahead of its counts.
 enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, kHeaderWords };
@@ -17,19 +18,21 @@ enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, k
 struct SegmentMemory {
   int64_t* sums;      // [E + 1] aligned rows of all preceding experts, in the order of by_owner
   int32_t* used;      // [E] rows of expert e that Segments counts
-  int32_t* before;    // [E] where this rank's rows begin in the segment of expert e
+  int32_t* base;      // [E] this rank's first row of expert e, in its segment, then at its owner
   int32_t* by_owner;  // [E] copies of what PlanShape points to
   int32_t* owner;     // [E]
+  int32_t* owner_offsets;  // [P + 1]
 
   static __device__ SegmentMemory carve(int64_t* memory, int32_t E) {
+    __shared__ int32_t offsets[kMaxPeers + 1];
     auto* after = reinterpret_cast<int32_t*>(memory + E + 1);
-    return {memory, after, after + E, after + 2 * E, after + 3 * E};
+    return {memory, after, after + E, after + 2 * E, after + 3 * E, offsets};
   }
 };
 
 // Turns the counts of all blocks into exclusive sums over blocks; returns the total of expert e.
 __device__ inline int64_t sum_blocks(const PlanArgs& args, int e) {
-  constexpr int kInFlight = 8;
+  constexpr int kInFlight = 16;
   const int32_t E = args.shape.E;
   const int num_blocks = static_cast<int>(gridDim.x);
   int32_t sum = 0;
@@ -38,11 +41,13 @@ __device__ inline int64_t sum_blocks(const PlanArgs& args, int e) {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
       const bool there = first + i < num_blocks;
-      counts[i] = there ? __ldcg(&args.block_counts[static_cast<int64_t>(first + i) * E + e]) : 0;
+      counts[i] =
+          there ? __ldcg(&args.scratch.block_sums[static_cast<int64_t>(first + i) * E + e]) : 0;
     }
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
-      if (first + i < num_blocks) args.block_counts[static_cast<int64_t>(first + i) * E + e] = sum;
+      if (first + i < num_blocks)
+        args.scratch.block_sums[static_cast<int64_t>(first + i) * E + e] = sum;
       sum += counts[i];
     }
   }
@@ -58,9 +63,10 @@ __device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int
   }
 }
 
-// Receives word `index` from `count` ranks, `first` and up; 0 if a rank did not send in time.
+// Receives word `index` of up to kCount ranks, `first` and up. Returns false, and 0 for its word,
+// if a rank did not send in time.
 template <int kCount>
-__device__ inline void receive_words(const PeerSignals& signals, uint32_t epoch, int first,
+__device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch, int first,
                                      int64_t index, uint32_t (&values)[kCount]) {
   const int count = min(kCount, signals.P - first);
   Patience patience(signals);
@@ -89,41 +95,93 @@ __device__ inline void receive_words(const PeerSignals& signals, uint32_t epoch,
     values[i] =
         static_cast<uint32_t>(words[i]) == epoch ? static_cast<uint32_t>(words[i] >> 32) : 0;
   }
+  return missing < 0;
+}
+
+// Why this rank refuses its input, or that it has failed; all 0 if neither.
+struct Refusal {
+  uint32_t status;  // FaultCode
+  int64_t place;    // pack_route
+  int64_t value;
+
+  __device__ uint32_t word(int index) const {
+    switch (index) {
+      case kStatus:
+        return status;
+      case kRouteLow:
+        return static_cast<uint32_t>(place);
+      case kRouteHigh:
+        return static_cast<uint32_t>(place >> 32);
+      case kValueLow:
+        return static_cast<uint32_t>(value);
+      default:
+        return static_cast<uint32_t>(value >> 32);
+    }
+  }
+};
+
+__device__ inline Refusal find_refusal(const PlanArgs& args) {
+  const uint64_t bad_route = *static_cast<const volatile uint64_t*>(&args.signals.state->bad_route);
+  const bool dead = is_poisoned(args.signals);
+  Refusal refusal{};
+  if (bad_route != ~uint64_t{0}) {
+    const auto route = static_cast<int64_t>(bad_route >> 8);
+    refusal.status = static_cast<uint32_t>(bad_route & 0xff);
+    if (refusal.status == static_cast<uint32_t>(FaultCode::kWeightNotFinite)) {
+      refusal.value = __float_as_uint(args.routing.weights[route]);
+    } else {
+      refusal.value = args.routing.ids_are_64_bit
+                          ? static_cast<const int64_t*>(args.routing.expert_ids)[route]
+                          : static_cast<const int32_t*>(args.routing.expert_ids)[route];
+    }
+    const bool is_crowded = refusal.status == static_cast<uint32_t>(FaultCode::kTooManyRoutes);
+    refusal.place =
+        pack_route(route / args.shape.K,
+                   is_crowded ? args.shape.K : static_cast<int32_t>(route % args.shape.K));
+  }
+  if (dead) refusal.status = static_cast<uint32_t>(FaultCode::kPeerFailed);
+  return refusal;
 }
 
 // Sends this rank's counts to all peers. A rank that refuses its input or has failed sends zeros.
 __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
-  const PeerSignals& signals = args.signals;
-  const uint64_t bad_route = *static_cast<volatile uint64_t*>(&signals.state->bad_route);
-  const bool dead = is_poisoned(signals);
-  const bool refused = bad_route != ~uint64_t{0};
-  for (int e = static_cast<int>(threadIdx.x); e < args.shape.E; e += static_cast<int>(blockDim.x)) {
-    const int64_t total = sum_blocks(args, e);
-    const int64_t kept = min(total, args.shape.capacity);
-    args.plan.dropped[e] = total - kept;
-    send_word(signals, epoch, kHeaderWords + e, refused || dead ? 0 : static_cast<uint32_t>(kept));
+  const Refusal refusal = find_refusal(args);
+  for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + args.shape.E;
+       i += static_cast<int>(blockDim.x)) {
+    uint32_t word = 0;
+    if (i < kHeaderWords) {
+      word = refusal.word(i);
+    } else {
+      const int e = i - kHeaderWords;
+      const int64_t total = sum_blocks(args, e);
+      const int64_t kept = min(total, args.shape.capacity);
+      args.plan.dropped[e] = total - kept;
+      if (refusal.status == 0) word = static_cast<uint32_t>(kept);
+    }
+    send_word(args.signals, epoch, i, word);
   }
-  if (threadIdx.x != 0) return;
-  const auto route = static_cast<int64_t>(refused ? bad_route >> 8 : 0);
-  uint32_t status = refused ? static_cast<uint32_t>(bad_route & 0xff) : 0;
-  if (dead) status = static_cast<uint32_t>(FaultCode::kPeerFailed);
-  int64_t value = 0;
-  if (status == static_cast<uint32_t>(FaultCode::kWeightNotFinite)) {
-    value = __float_as_uint(args.routing.weights[route]);
-  } else if (refused) {
-    value = args.routing.ids_are_64_bit
-                ? static_cast<const int64_t*>(args.routing.expert_ids)[route]
-                : static_cast<const int32_t*>(args.routing.expert_ids)[route];
+}
+
+// Records the refusal of the first rank that refused; headers as received.
+__device__ inline void record_refusal(const PeerSignals& signals, uint32_t epoch,
+                                      const uint32_t (&headers)[kMaxPeers][kHeaderWords]) {
+  int refusing = 0;
+  while (refusing < signals.P && headers[refusing][kStatus] == 0) ++refusing;
+  if (refusing == signals.P) return;
+  const uint32_t* header = headers[refusing];
+  if (header[kStatus] == static_cast<uint32_t>(FaultCode::kPeerFailed)) {
+    poison(signals, FaultCode::kPeerFailed, refusing, Operation::kPlan, epoch);
+    return;
   }
-  const bool is_crowded = status == static_cast<uint32_t>(FaultCode::kTooManyRoutes);
-  const int64_t place = pack_route(
-      route / args.shape.K, is_crowded ? args.shape.K : static_cast<int32_t>(route % args.shape.K));
-  send_word(signals, epoch, kStatus, status);
-  send_word(signals, epoch, kRouteLow, static_cast<uint32_t>(place));
-  send_word(signals, epoch, kRouteHigh, static_cast<uint32_t>(place >> 32));
-  send_word(signals, epoch, kValueLow, static_cast<uint32_t>(value));
-  send_word(signals, epoch, kValueHigh, static_cast<uint32_t>(value >> 32));
-  signals.state->bad_route = ~uint64_t{0};
+  const auto join = [&](int low, int high) {
+    return static_cast<int64_t>(static_cast<uint64_t>(header[high]) << 32 | header[low]);
+  };
+  record_fault(signals, {.code = header[kStatus],
+                         .culprit = refusing,
+                         .operation = static_cast<uint32_t>(Operation::kPlan),
+                         .epoch = epoch,
+                         .route = join(kRouteLow, kRouteHigh),
+                         .value = join(kValueLow, kValueHigh)});
 }
 
 // Stores all ranks' counts in plan.counts, and their sums. Returns false on every rank if one of
@@ -132,24 +190,24 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
                                       const SegmentMemory& segments) {
   constexpr int kRanksAtOnce = 8;
   __shared__ uint32_t headers[kMaxPeers][kHeaderWords];
-  __shared__ int first_refusing;
   const PeerSignals& signals = args.signals;
   const int32_t E = args.shape.E;
-  if (threadIdx.x == 0) first_refusing = kMaxPeers;
   const bool dead = is_poisoned(signals);
+  bool is_complete = !dead;  // and nobody refused
   for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + E;
        i += static_cast<int>(blockDim.x)) {
     int64_t used = 0;
     int64_t before = 0;
     for (int first = 0; first < signals.P; first += kRanksAtOnce) {
       uint32_t values[kRanksAtOnce] = {};
-      if (!dead) receive_words(signals, epoch, first, i, values);
+      if (!dead) is_complete = receive_words(signals, epoch, first, i, values) && is_complete;
 #pragma unroll
       for (int j = 0; j < kRanksAtOnce; ++j) {
         const int source = first + j;
         if (source >= signals.P) continue;
         if (i < kHeaderWords) {
           headers[source][i] = values[j];
+          if (i == kStatus && values[j] != 0) is_complete = false;
           continue;
         }
         args.plan.counts[static_cast<int64_t>(source) * E + i - kHeaderWords] =
@@ -164,32 +222,12 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
       before = args.shape.capacity * signals.rank;
     }
     segments.used[i - kHeaderWords] = static_cast<int32_t>(min(used, PlanShape::kMostRows));
-    segments.before[i - kHeaderWords] = static_cast<int32_t>(min(before, PlanShape::kMostRows));
+    segments.base[i - kHeaderWords] = static_cast<int32_t>(min(before, PlanShape::kMostRows));
   }
+  if (__syncthreads_and(is_complete)) return true;
+  if (threadIdx.x == 0) record_refusal(signals, epoch, headers);
   __syncthreads();
-  for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
-    if (headers[p][kStatus] != 0) atomicMin(&first_refusing, p);
-  }
-  __syncthreads();
-  const int refusing = first_refusing;
-  if (refusing < kMaxPeers && threadIdx.x == 0) {
-    const uint32_t* header = headers[refusing];
-    if (header[kStatus] == static_cast<uint32_t>(FaultCode::kPeerFailed)) {
-      poison(signals, FaultCode::kPeerFailed, refusing, Operation::kPlan, epoch);
-    } else {
-      const auto join = [&](int low, int high) {
-        return static_cast<int64_t>(static_cast<uint64_t>(header[high]) << 32 | header[low]);
-      };
-      record_fault(signals, {.code = header[kStatus],
-                             .culprit = refusing,
-                             .operation = static_cast<uint32_t>(Operation::kPlan),
-                             .epoch = epoch,
-                             .route = join(kRouteLow, kRouteHigh),
-                             .value = join(kValueLow, kValueHigh)});
-    }
-  }
-  __syncthreads();
-  return refusing == kMaxPeers && !is_poisoned(signals);
+  return false;
 }
 
 // Exclusive sum over the threads of a block; `total` is the sum of all.
@@ -223,7 +261,8 @@ __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& s
     if (i < args.shape.E) {
       int64_t used = segments.used[segments.by_owner[i]];
       if (used == 0 && args.shape.keep_empty_segments) used = 1;
-      aligned = (used + args.shape.alignment - 1) / args.shape.alignment * args.shape.alignment;
+      const auto alignment = static_cast<uint32_t>(args.shape.alignment);
+      aligned = (static_cast<uint32_t>(used) + alignment - 1) / alignment * alignment;
     }
     int64_t total = 0;
     const int64_t sum = carry + block_exclusive_sum(aligned, total);
@@ -234,46 +273,52 @@ __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& s
   __syncthreads();
 }
 
+// Records that the fullest rank, the lowest of several, has more rows than max_rows.
+__device__ inline void record_rows(const PlanArgs& args, uint32_t epoch,
+                                   const SegmentMemory& segments) {
+  const int32_t* offsets = segments.owner_offsets;
+  int fullest = 0;
+  int64_t most = 0;
+  for (int p = 0; p < args.signals.P; ++p) {
+    const int64_t rows = segments.sums[offsets[p + 1]] - segments.sums[offsets[p]];
+    if (rows > most) fullest = p;
+    most = max(most, rows);
+  }
+  record_fault(args.signals, {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
+                              .culprit = fullest,
+                              .operation = static_cast<uint32_t>(Operation::kPlan),
+                              .epoch = epoch,
+                              .route = most,
+                              .value = 0});
+}
+
 // Writes the rows of every rank. Returns false on every rank if one has more than max_rows.
 __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
                                   const SegmentMemory& segments) {
-  __shared__ unsigned long long fullest;  // number of rows and, lower ranks first, the rank
-  constexpr int kRankBits = 8;
-  static_assert(kMaxPeers < 1 << kRankBits);
-  if (threadIdx.x == 0) fullest = 0;
-  __syncthreads();
+  const int32_t* offsets = segments.owner_offsets;
+  bool fits = true;
   for (int p = static_cast<int>(threadIdx.x); p < args.signals.P;
        p += static_cast<int>(blockDim.x)) {
-    const int32_t* offsets = args.shape.owner_offsets;
     const int64_t rows = segments.sums[offsets[p + 1]] - segments.sums[offsets[p]];
     args.plan.rows_per_rank[p] = rows;
-    atomicMax(&fullest, static_cast<unsigned long long>(rows) << kRankBits |
-                            static_cast<unsigned>(kMaxPeers - p));
+    fits = fits && rows <= args.shape.max_rows;
   }
-  __syncthreads();
-  const auto most = static_cast<int64_t>(fullest >> kRankBits);
-  if (most > args.shape.max_rows && threadIdx.x == 0) {
-    record_fault(args.signals,
-                 {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
-                  .culprit = kMaxPeers - static_cast<int>(fullest & ((1 << kRankBits) - 1)),
-                  .operation = static_cast<uint32_t>(Operation::kPlan),
-                  .epoch = epoch,
-                  .route = most,
-                  .value = 0});
-  }
-  return most <= args.shape.max_rows;
+  if (__syncthreads_and(fits)) return true;
+  if (threadIdx.x == 0) record_rows(args, epoch, segments);
+  return false;
 }
 
 // Writes where this rank's rows of each expert begin, and the segments of this rank's experts.
 __device__ inline void write_segments(const PlanArgs& args, const SegmentMemory& segments) {
-  const int32_t* offsets = args.shape.owner_offsets;
+  const int32_t* offsets = segments.owner_offsets;
   const int rank = args.signals.rank;
   const int first_local = offsets[rank];
   const int end_local = offsets[rank + 1];
   for (int i = static_cast<int>(threadIdx.x); i < args.shape.E; i += static_cast<int>(blockDim.x)) {
     const int e = segments.by_owner[i];
     const int64_t start = segments.sums[i] - segments.sums[offsets[segments.owner[e]]];
-    args.route_base[e] = static_cast<int32_t>(start) + segments.before[e];
+    segments.base[e] += static_cast<int32_t>(start);
+    args.scratch.route_base[e] = segments.base[e];
     args.plan.segment_starts[e] = static_cast<int32_t>(start);
     if (i < first_local || i >= end_local) continue;
     args.plan.local_starts[i - first_local] = start;
@@ -285,12 +330,13 @@ __device__ inline void write_segments(const PlanArgs& args, const SegmentMemory&
   }
 }
 
-__device__ inline void write_empty_plan(const PlanArgs& args) {
+__device__ inline void write_empty_plan(const PlanArgs& args, const SegmentMemory& segments) {
   const int threads = static_cast<int>(blockDim.x);
   const int32_t* offsets = args.shape.owner_offsets;
   const int num_local = offsets[args.signals.rank + 1] - offsets[args.signals.rank];
   for (int i = static_cast<int>(threadIdx.x); i < args.shape.E; i += threads) {
-    args.route_base[i] = -1;
+    segments.base[i] = -1;
+    args.scratch.route_base[i] = -1;
     args.plan.dropped[i] = 0;
     args.plan.segment_starts[i] = 0;
     for (int p = 0; p < args.signals.P; ++p) {
@@ -307,15 +353,21 @@ __device__ inline void write_empty_plan(const PlanArgs& args) {
 }
 
 // One block per rank. Afterwards route_base is set; it is -1 everywhere in a plan that was refused.
-__device__ inline void exchange_counts(const PlanArgs& args, const SegmentMemory& segments) {
-  const uint32_t epoch = args.signals.state->words_epoch + 1;
-  __syncthreads();
-  for (int e = static_cast<int>(threadIdx.x); e < args.shape.E; e += static_cast<int>(blockDim.x)) {
+// epoch: of this exchange.
+__device__ inline void exchange_counts(const PlanArgs& args, uint32_t epoch,
+                                       const SegmentMemory& segments) {
+  send_counts(args, epoch);
+  const int threads = static_cast<int>(blockDim.x);
+  for (int e = static_cast<int>(threadIdx.x); e < args.shape.E; e += threads) {
     segments.by_owner[e] = args.shape.by_owner[e];
     segments.owner[e] = args.shape.owner[e];
   }
-  send_counts(args, epoch);
+  for (int p = static_cast<int>(threadIdx.x); p <= args.signals.P; p += threads) {
+    segments.owner_offsets[p] = args.shape.owner_offsets[p];
+  }
   bool agreed = receive_counts(args, epoch, segments);
+  // Now that all ranks have sent their counts, no kernel that a rank waits for needs room.
+  allow_next_kernel();
   if (agreed) {
     sum_segments(args, segments);
     agreed = check_rows(args, epoch, segments);
@@ -323,9 +375,12 @@ __device__ inline void exchange_counts(const PlanArgs& args, const SegmentMemory
   if (agreed) {
     write_segments(args, segments);
   } else {
-    write_empty_plan(args);
+    write_empty_plan(args, segments);
   }
-  if (threadIdx.x == 0) args.signals.state->words_epoch = epoch;
+  if (threadIdx.x == 0) {
+    args.signals.state->words_epoch = epoch;
+    args.signals.state->bad_route = ~uint64_t{0};
+  }
   __syncthreads();
 }
 

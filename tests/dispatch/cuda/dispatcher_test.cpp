@@ -58,6 +58,22 @@ TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForManyTokensAndOddWidths) {
   expect_bits_of_the_cpu(random_case(config, {700, 900}, 4), {.dtype = DType::kF32});
 }
 
+// Up to 2048 routes are counted and placed by one block, more by several.
+TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuWhereOneBlockOrSeveralCount) {
+  const DispatchConfig config{.num_experts = 70, .top_k = 4, .width = 24};
+  expect_bits_of_the_cpu(random_case(config, {512, 513, 1, 2000}, 16), {.dtype = DType::kBF16});
+}
+
+// Their rows are summed in pieces.
+TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForAFewWideTokens) {
+  for (const int64_t top_k : {2, 4, 7, 9}) {
+    const DispatchConfig config{.num_experts = 11, .top_k = top_k, .width = 4104};
+    expect_bits_of_the_cpu(random_case(config, {1, 0, 13}, 17), {.dtype = DType::kBF16});
+    expect_bits_of_the_cpu(random_case(config, {1, 0, 13}, 17),
+                           {.dtype = DType::kF32, .options = {.max_sms = 4}});
+  }
+}
+
 // Their counts need more of a block's memory than kernels have without asking; above 8192 the host
 // plans.
 TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForThousandsOfExperts) {
@@ -134,13 +150,16 @@ TEST_F(CudaDispatcher, AnnouncesAllExpertsAsOneChunk) {
 }
 
 TEST_F(CudaDispatcher, MovesFp8WithScalesAndMakesBf16OfIt) {
-  DispatchConfig config{.num_experts = 6, .top_k = 2, .width = 300};
-  const DispatchCase the_case = random_case(config, {40, 25}, 8);
-  for (const DType scale_dtype : {DType::kF32, DType::kE8M0}) {
+  // Rows of 304 bytes are moved in vectors of 16 bytes, their scales in smaller ones.
+  const std::pair<int64_t, DType> cases[] = {
+      {300, DType::kF32}, {300, DType::kE8M0}, {304, DType::kF32}, {304, DType::kE8M0}};
+  for (const auto& [width, scale_dtype] : cases) {
+    const DispatchConfig config{.num_experts = 6, .top_k = 2, .width = width};
+    const DispatchCase the_case = random_case(config, {40, 25}, 8);
     run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& /*of fp32*/) {
       const auto r = static_cast<size_t>(rank.group.rank());
       const int64_t T = the_case.ranks[r].T;
-      const int64_t num_scales = 300 / fp8_group_size(scale_dtype) + 1;
+      const int64_t num_scales = config.width / fp8_group_size(scale_dtype) + 1;
       Buffer x(T * config.width);
       Buffer scales(T * num_scales * size_of(scale_dtype));
       std::mt19937 random(9);

@@ -142,17 +142,33 @@ int persistent_sms(int64_t wanted_blocks, int num_sharing) {
   return is_between ? std::max(all_sms / num_sharing, 1) : 0;
 }
 
-template <typename Element, typename Out, int kCount, int kBatch, bool kMore>
-void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
-  // Rows are cut into pieces until every SM has enough warps.
-  const int64_t row_vectors = args.D / kCount;
+// Vectors of the pieces into which rows are cut, so that every SM has enough warps: few tokens are
+// summed in one wave by the SMs of this rank, more tokens in many waves.
+template <int kBatch, bool kMore>
+int64_t cut_rows(const GatherSumKernelArgs& args, int64_t row_vectors, int sms) {
+  constexpr int64_t kLeast = 128;
   const int64_t all_sms = sms > 0 ? sms : num_sms(current_device());
+  const int64_t blocks_at_once =
+      sms > 0 ? all_sms * kPersistentBlocksPerSm
+              : all_sms / std::max(args.num_sharing, 1) * Depth<kBatch, kMore>::kBlocks;
+  const int64_t pieces_at_once = blocks_at_once * kWarps / std::max<int64_t>(args.T, 1);
+  if (pieces_at_once >= 2) {
+    const int64_t pieces = std::clamp<int64_t>(row_vectors / kLeast, 1, pieces_at_once);
+    return ((row_vectors + pieces - 1) / pieces + 31) / 32 * 32;
+  }
   const int64_t wanted_warps = all_sms * kBlocksPerSm * kWarps;
   int64_t piece_vectors = (row_vectors + 31) / 32 * 32;
-  while (piece_vectors > 128 &&
+  while (piece_vectors > kLeast &&
          args.T * ((row_vectors + piece_vectors - 1) / piece_vectors) < wanted_warps) {
     piece_vectors = (piece_vectors / 2 + 31) / 32 * 32;
   }
+  return piece_vectors;
+}
+
+template <typename Element, typename Out, int kCount, int kBatch, bool kMore>
+void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
+  const int64_t row_vectors = args.D / kCount;
+  const int64_t piece_vectors = cut_rows<kBatch, kMore>(args, row_vectors, sms);
   const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
   const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
   const int64_t wanted_blocks = (tasks + kWarps - 1) / kWarps;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
@@ -21,8 +22,8 @@ constexpr int kThreads = 128;
 constexpr int kInFlight = 8;  // vectors of a thread: a row of 16 KiB at once
 constexpr int kSlotsAtOnce = 32;
 constexpr int kBlocksPerSm = 8;
-constexpr int64_t kBurstBytes = int64_t{7} << 20;  // two bursts are a quarter of an H200's L2 cache
-constexpr int kPrefetchRows = 4;                   // prefetched by one block
+constexpr int64_t kBurstBytes = int64_t{11} << 19;  // measured: 5 to 6 MiB are best on an H200
+constexpr int kPrefetchRows = 4;                    // prefetched by one block
 
 __device__ void prefetch_to_l2(const std::byte* from, int64_t num_bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -32,27 +33,43 @@ __device__ void prefetch_to_l2(const std::byte* from, int64_t num_bytes) {
 #endif
 }
 
-// The first blocks of a burst of `burst` tokens prefetch the next burst. With burst 1, persistent
-// blocks each prefetch their own next token. 0: no prefetch.
+__device__ void prefetch_token(const ScatterArgs& args, int64_t token) {
+  if (token >= args.T) return;
+  const ScatterPart& part = args.parts[0];
+  prefetch_to_l2(part.tokens + token * part.row_bytes, part.row_bytes);
+}
+
+// The first burst of `burst` tokens, or with burst 1 the first token of each persistent block. For
+// use before the previous kernel has ended: memory has little to do then, and a prefetch may come
+// before the tokens are written. 0: no prefetch.
+__device__ void prefetch_first(const ScatterArgs& args, int64_t burst) {
+  if (burst == 0 || threadIdx.x >= kPrefetchRows) return;
+  const int64_t place = static_cast<int64_t>(blockIdx.x) * kPrefetchRows + threadIdx.x;
+  if (burst == 1) {
+    if (threadIdx.x == 0) prefetch_token(args, blockIdx.x);
+  } else if (place < burst) {
+    prefetch_token(args, place);
+  }
+}
+
+// The first blocks of a burst prefetch the next one, persistent blocks each their own next token.
 __device__ void prefetch_next(const ScatterArgs& args, int64_t burst, int64_t token) {
   if (burst == 0 || threadIdx.x >= kPrefetchRows) return;
   const int64_t place = token % burst * kPrefetchRows + threadIdx.x;
-  const int64_t ahead = burst == 1 ? token + gridDim.x : (token / burst + 1) * burst + place;
-  if (place >= burst || ahead >= args.T) return;
-  const ScatterPart& part = args.parts[0];
-  prefetch_to_l2(part.tokens + ahead * part.row_bytes, part.row_bytes);
+  if (place >= burst) return;
+  prefetch_token(args, burst == 1 ? token + gridDim.x : (token / burst + 1) * burst + place);
 }
 
-// Copies row `token` of one part to `slots` targets.
-template <typename Vector>
+// Copies row `token` of one part to `slots` targets, kHeld vectors of a thread at once.
+template <typename Vector, int kHeld>
 __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarget* targets,
                          int slots) {
   const int64_t vectors = part.row_bytes / static_cast<int64_t>(sizeof(Vector));
   const auto* from = reinterpret_cast<const Vector*>(part.tokens + token * part.row_bytes);
-  for (int64_t first = threadIdx.x; first < vectors; first += kThreads * kInFlight) {
-    Vector values[kInFlight];
+  for (int64_t first = threadIdx.x; first < vectors; first += kThreads * kHeld) {
+    Vector values[kHeld];
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
+    for (int i = 0; i < kHeld; ++i) {
       if (first + i * kThreads < vectors) values[i] = __ldcs(from + first + i * kThreads);
     }
     for (int slot = 0; slot < slots; ++slot) {
@@ -60,19 +77,22 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
       if (target.rank < 0) continue;
       auto* to = reinterpret_cast<Vector*>(part.rows[target.rank] + target.row * part.row_bytes);
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
+      for (int i = 0; i < kHeld; ++i) {
         if (first + i * kThreads < vectors) __stcs(to + first + i * kThreads, values[i]);
       }
     }
   }
 }
 
-// A block takes tokens in turn; a thread moves vectors of a row. Rows of every part are a multiple
-// of Vector. If a peer has not arrived, the kernel scatters nothing.
-template <typename Vector>
+// A block takes tokens in turn; a thread moves vectors of a row. Rows of the first part are a
+// multiple of Vector, those of the second (fp8: scales, few bytes) of Word; void: there is none. If
+// a peer has not arrived, the kernel scatters nothing.
+template <typename Vector, typename Word>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    scatter_kernel(const __grid_constant__ ScatterArgs args, int64_t burst) {
+    scatter_kernel(const __grid_constant__ ScatterArgs args,
+                   const __grid_constant__ int64_t burst) {
   __shared__ RouteTarget targets[kSlotsAtOnce];
+  prefetch_first(args, burst);
   wait_for_previous_kernel();
   if (args.awaits_peers) peer_arrival(args.signals, args.operation);
   for (int64_t token = blockIdx.x; token < args.T; token += gridDim.x) {
@@ -89,9 +109,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         }
       }
       __syncthreads();
-      for (int i = 0; i < args.num_parts; ++i) {
-        copy_row<Vector>(args.parts[i], token, targets, slots);
-      }
+      copy_row<Vector, kInFlight>(args.parts[0], token, targets, slots);
+      if constexpr (!std::is_void_v<Word>) copy_row<Word, 1>(args.parts[1], token, targets, slots);
       __syncthreads();
     }
   }
@@ -100,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-template <typename Vector>
+template <typename Vector, typename Word>
 void launch(const ScatterArgs& args, int sms, cudaStream_t stream) {
   const int64_t most = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(args.T, 1, most));
@@ -109,26 +128,45 @@ void launch(const ScatterArgs& args, int sms, cudaStream_t stream) {
   if (sizeof(Vector) == 16 && row_bytes < kBurstBytes) {
     burst = sms > 0 ? 1 : std::max<int64_t>(kBurstBytes / row_bytes, 2);
   }
-  launch_early(scatter_kernel<Vector>, blocks, kThreads, stream, args, burst);
+  launch_early(scatter_kernel<Vector, Word>, blocks, kThreads, stream, args, burst);
+}
+
+template <typename Vector>
+void launch_for_word(const ScatterArgs& args, int sms, cudaStream_t stream) {
+  if (args.num_parts == 1) {
+    launch<Vector, void>(args, sms, stream);
+  } else if (vector_bytes(args.parts[1]) >= 4) {
+    launch<Vector, uint32_t>(args, sms, stream);
+  } else {
+    launch<Vector, uint8_t>(args, sms, stream);
+  }
+}
+
+template <typename Vector>
+void load_for() {
+  load_kernels(scatter_kernel<Vector, void>, scatter_kernel<Vector, uint32_t>,
+               scatter_kernel<Vector, uint8_t>);
 }
 
 }  // namespace
 
 void load_scatter() {
-  load_kernels(scatter_kernel<uint4>, scatter_kernel<uint32_t>, scatter_kernel<uint16_t>,
-               scatter_kernel<uint8_t>);
+  load_for<uint4>();
+  load_for<uint32_t>();
+  load_for<uint16_t>();
+  load_for<uint8_t>();
 }
 
 void launch_scatter(const ScatterArgs& args, int sms, cudaStream_t stream) {
-  const int64_t bytes = vector_bytes(args);
+  const int64_t bytes = vector_bytes(args.parts[0]);
   if (bytes == 16) {
-    launch<uint4>(args, sms, stream);
+    launch_for_word<uint4>(args, sms, stream);
   } else if (bytes >= 4) {
-    launch<uint32_t>(args, sms, stream);
+    launch_for_word<uint32_t>(args, sms, stream);
   } else if (bytes == 2) {
-    launch<uint16_t>(args, sms, stream);
+    launch_for_word<uint16_t>(args, sms, stream);
   } else {
-    launch<uint8_t>(args, sms, stream);
+    launch_for_word<uint8_t>(args, sms, stream);
   }
 }
 

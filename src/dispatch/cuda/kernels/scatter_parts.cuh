@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,15 +22,19 @@ __device__ inline void zero_own_parts(const ScatterArgs& args) {
   zero_own_rows(args.targets, num_routes, own, row_weights, sizeof(float));
 }
 
-/// The largest vector, up to 16 bytes, that divides every row and address.
-inline int64_t vector_bytes(const ScatterArgs& args) {
-  uint64_t bits = 16;
-  for (int i = 0; i < args.num_parts; ++i) {
-    const ScatterPart& part = args.parts[i];
-    bits |= static_cast<uint64_t>(part.row_bytes) | reinterpret_cast<uint64_t>(part.tokens);
-    for (const std::byte* rows : part.rows) bits |= reinterpret_cast<uint64_t>(rows);
-  }
+/// The largest vector, up to 16 bytes, that divides every row and address of a part.
+inline int64_t vector_bytes(const ScatterPart& part) {
+  uint64_t bits = 16 | static_cast<uint64_t>(part.row_bytes);
+  bits |= reinterpret_cast<uint64_t>(part.tokens);
+  for (const std::byte* rows : part.rows) bits |= reinterpret_cast<uint64_t>(rows);
   return static_cast<int64_t>(bits & -bits);
+}
+
+/// The same for all parts.
+inline int64_t vector_bytes(const ScatterArgs& args) {
+  int64_t bytes = 16;
+  for (int i = 0; i < args.num_parts; ++i) bytes = std::min(bytes, vector_bytes(args.parts[i]));
+  return bytes;
 }
 
 }  // namespace crossdock::cuda

@@ -33,21 +33,6 @@ std::shared_ptr<PlanData> host_part(const CudaRank& rank, const CudaPlanInputs& 
   return data;
 }
 
-int64_t num_block_counts(const CudaPlanInputs& inputs) {
-  return int64_t{plan_blocks(inputs.T, inputs.shape.K)} * inputs.shape.E;
-}
-
-PlanArgs plan_args(const DeviceRouting& routing, const CudaPlan& plan, const TensorView& scratch) {
-  const CudaPlanInputs& inputs = plan.inputs();
-  auto* counts = static_cast<int32_t*>(scratch.data);
-  return {.routing = routing,
-          .shape = inputs.shape,
-          .plan = plan.arrays(),
-          .block_counts = counts,
-          .route_base = counts + num_block_counts(inputs),
-          .signals = {}};
-}
-
 DispatchChunk local_experts_of(const Plan& plan, int64_t chunk, int64_t num_chunks) {
   const PlanData& data = plan.data();
   return {first_expert_of_chunk(data, data.rank, chunk, num_chunks),
@@ -123,8 +108,9 @@ Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& 
   const uint64_t id = run(call, [&] {
     ReadyRouting routing = make_routing();
     arrays = std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(routing.slots.T, K));
-    const OwnedTensor scratch =
-        rank_.take(DType::kI32, {num_block_counts(arrays->inputs()) + config().num_experts});
+    const PlanShape& shape = arrays->shape();
+    const PlanShares shares = plan_shares(routing.slots.T, shape.K, shape.E, rank_.num_sharing());
+    const OwnedTensor scratch = rank_.take(DType::kI32, {PlanScratch::num_words(shares, shape.E)});
     if (max_rows) arrays->set_capacity_rows(*max_rows);
     if (max_rows && reserves_rows_) {
       const int64_t row_bytes = config().width * size_of(row_dtype_);
@@ -136,12 +122,18 @@ Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& 
       links = ready_links(rank_, *arrays);
       handles.push_back(links.shown.handle);
     }
-    const auto queue = [&, scratch, links,
+    const auto queue = [&, shares, scratch, links,
                         routing = std::move(routing)](const CudaRank::Agreed& agreed) {
       if (routing.queue) routing.queue();
-      PlanArgs args = plan_args(routing.slots, *arrays, scratch.view);
-      args.signals = rank_.signals();
-      launch_plan(args, rank_.stream());
+      auto* words = static_cast<int32_t*>(scratch.view.data);
+      launch_plan({.routing = routing.slots,
+                   .shape = arrays->shape(),
+                   .plan = arrays->arrays(),
+                   .shares = shares,
+                   .scratch = PlanScratch::carve(words, shares, config().num_experts),
+                   .signals = rank_.signals(),
+                   .num_sharing = rank_.num_sharing()},
+                  rank_.stream());
       if (max_rows && has_links()) queue_links(rank_, agreed, *arrays, links);
       if (!max_rows) arrays->set_capacity_rows(arrays->num_rows());
     };
