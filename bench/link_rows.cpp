@@ -28,7 +28,7 @@ LinkRows count_link_rows(const Workload& workload, int num_gpus, Copies copies) 
   LinkRows rows{.sent = std::vector<int64_t>(count), .received = std::vector<int64_t>(count)};
   for (int rank = 0; rank < num_ranks; ++rank) {
     const size_t from = static_cast<size_t>(rank) % count;
-    const auto experts = workload.expert_ids(rank);
+    const auto& experts = workload.expert_ids(rank);
     std::set<int32_t> reached;  // by the current token
     for (size_t route = 0; route < experts.size(); ++route) {
       if (route % top_k == 0) reached.clear();

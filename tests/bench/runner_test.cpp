@@ -127,7 +127,7 @@ TEST(LinkRows, OfACopyPerRankAreThoseOfATokensFirstRouteThere) {
   for (int rank = 0; rank < 3; ++rank) {
     const auto r = static_cast<size_t>(rank);
     int64_t repeated = 0;
-    const auto experts = workload.expert_ids(rank);
+    const auto& experts = workload.expert_ids(rank);
     for (size_t route = 0; route < experts.size(); route += 2) {
       const int owner = experts[route] / 2;
       if (owner == experts[route + 1] / 2 && owner != rank) ++repeated;

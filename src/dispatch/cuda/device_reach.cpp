@@ -28,6 +28,7 @@ GpuRelation agree_on_gpus(const PathContext& context, Device device) {
                    .body = own,
                    .refusal = refusal ? &*refusal : nullptr});
   std::vector<cuda::GpuReach> ranks;
+  ranks.reserve(static_cast<size_t>(group.size()));
   for (int p = 0; p < group.size(); ++p) {
     ranks.push_back(cuda::GpuReach::from_bytes(all.body(p)));
   }
