@@ -85,7 +85,7 @@ def goal(scenario, name):
 def gpu_raw(results):
     head = ["scenario", "step", "MB", "median µs", "min", "max", "floor µs", "ratio", "at most"]
     rows = []
-    lines = [f"`{results['runs'][0]['command']}`", ""]
+    lines = [line for run in results["runs"] for line in (f"`{run['command']}`", "")]
     for entry in entries_of(results):
         step = entry["steps"]["dispatch"]
         lines.append(f"- `{entry['scenario']}`: {sizes(entry)}; copies at {step['bytes'] / step['copy_us'] / 1e6:.2f} TB/s; "
