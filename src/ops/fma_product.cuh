@@ -140,7 +140,7 @@ struct alignas(16) FmaStage {
 struct FmaPart {
   int64_t row;      // the tile's first
   int64_t column;   // likewise
-  int64_t begin_k;  // a multiple of kGemmBlockK
+  int64_t begin_k;  // a multiple of kDepth; blocks of kGemmBlockK begin at multiples of that
   int64_t end_k;
 };
 

@@ -53,7 +53,7 @@ struct SplitOperands {
 struct SplitPart {
   int64_t row;      // the tile's first
   int64_t column;   // likewise
-  int64_t begin_k;  // a multiple of kGemmBlockK
+  int64_t begin_k;  // where blocks of kGemmBlockK begin
   int64_t end_k;
 };
 

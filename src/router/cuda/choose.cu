@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <climits>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "router/cuda/choose.hpp"
 #include "router/cuda/score_row.cuh"
@@ -10,7 +10,6 @@
 namespace crossdock::router {
 namespace {
 
-constexpr int kChooseWarps = 8;
 constexpr int kChooseBlocksPerSm = 2;  // few blocks, so that few counts are added up
 // Counts that a block adds up in shared memory; with more it adds each route to the total at once.
 constexpr int64_t kMaxBlockCounts = 4096;
@@ -22,27 +21,77 @@ __device__ uint32_t key_of(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Finds the element with the largest key, the lowest of equals, and closes it. REQUIRES: one is
-// open.
+// The elements of a row by their keys, of which the best are taken one after the other.
 template <int kPer>
-__device__ int32_t take_best(uint32_t (&keys)[kPer]) {
-  uint32_t best = 0;
-  int32_t place = 0;
+class OpenElements {
+ public:
+  __device__ explicit OpenElements(const uint32_t (&keys)[kPer]) {
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    if (keys[i] > best) {
-      best = keys[i];
-      place = element_of(i);
+    for (int i = 0; i < kPer; ++i) {
+      keys_[i] = keys[i];
+      places_[i] = element_of(i);
+    }
+    if constexpr (kIsSorted) sort();
+  }
+
+  /// Finds the element with the largest key, the lowest of equals, and closes it. REQUIRES: one is
+  /// open.
+  __device__ int32_t take_best() {
+    uint32_t best = keys_[0];
+    int32_t place = kIsSorted ? places_[0] : element_of(0);
+    if constexpr (!kIsSorted) {
+#pragma unroll
+      for (int i = 1; i < kPer; ++i) {
+        if (keys_[i] > best) {
+          best = keys_[i];
+          place = element_of(i);
+        }
+      }
+    }
+    const uint32_t largest = __reduce_max_sync(~0u, best);
+    const int32_t found = __reduce_min_sync(~0u, best == largest ? place : INT_MAX);
+    if constexpr (kIsSorted) {
+      if (place == found) remove_first();
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        if (element_of(i) == found) keys_[i] = 0;
+      }
+    }
+    return found;
+  }
+
+ private:
+  // Whether a lane keeps its elements in the order in which they are taken.
+  static constexpr bool kIsSorted = kPer <= 4;
+
+  __device__ void sort() {
+#pragma unroll
+    for (int end = kPer - 1; end > 0; --end) {
+#pragma unroll
+      for (int i = 0; i < end; ++i) {
+        if (keys_[i + 1] <= keys_[i]) continue;
+        const uint32_t key = keys_[i];
+        const int32_t place = places_[i];
+        keys_[i] = keys_[i + 1];
+        places_[i] = places_[i + 1];
+        keys_[i + 1] = key;
+        places_[i + 1] = place;
+      }
     }
   }
-  const uint32_t largest = __reduce_max_sync(~0u, best);
-  const int32_t found = __reduce_min_sync(~0u, best == largest ? place : INT_MAX);
+  __device__ void remove_first() {
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    if (element_of(i) == found) keys[i] = 0;
+    for (int i = 0; i + 1 < kPer; ++i) {
+      keys_[i] = keys_[i + 1];
+      places_[i] = places_[i + 1];
+    }
+    keys_[kPer - 1] = 0;
   }
-  return found;
-}
+
+  uint32_t keys_[kPer];
+  int32_t places_[kPer];  // of the keys, if they are sorted
+};
 
 // The sum of the best `share` of `size` scores, the best first.
 __device__ float group_score(const float* biased, int32_t size, int32_t share) {
@@ -91,8 +140,9 @@ __device__ void close_weak_groups(const ChooseArgs& args, const float (&biased)[
   __syncwarp();
   for (int32_t group = lane_id(); group < num_groups; group += 32) scratch[group] = 0.0f;
   __syncwarp();
+  OpenElements<kPer> groups(group_keys);
   for (int32_t n = 0; n < args.choice.group_top_k; ++n) {
-    const int32_t group = take_best(group_keys);
+    const int32_t group = groups.take_best();
     if (lane_id() == 0) scratch[group] = 1.0f;  // kept
   }
   __syncwarp();
@@ -120,8 +170,9 @@ __device__ int32_t best_expert(const ChooseArgs& args, const float (&scores)[kPe
     close_weak_groups(args, biased, scratch, keys);
   }
   int32_t id = -1;
+  OpenElements<kPer> experts(keys);
   for (int k = 0; k < args.rules.K; ++k) {
-    const int32_t best = take_best(keys);
+    const int32_t best = experts.take_best();
     if (lane_id() == k) id = best;
   }
   return id;
@@ -157,9 +208,9 @@ __device__ int32_t expert_of_slot(const ChooseArgs& args, const float (&scores)[
 // Counts the routes of a block: in shared memory if there is room, else in the totals.
 class RouteCounter {
  public:
-  __device__ RouteCounter(const ChooseArgs& args, uint32_t* block_counts)
-      : args_(args), block_counts_(block_counts) {
-    if (block_counts_ == nullptr) return;
+  __device__ RouteCounter(const ChooseArgs& args, uint32_t* block_counts, bool has_room)
+      : args_(args), block_counts_(block_counts), has_room_(has_room) {
+    if (!has_room_) return;
     for (int64_t i = threadIdx.x; i < size(); i += blockDim.x) block_counts_[i] = 0;
     __syncthreads();
   }
@@ -173,7 +224,7 @@ class RouteCounter {
 
   // All threads of the block must call it.
   __device__ void finish() const {
-    if (block_counts_ == nullptr) return;
+    if (!has_room_) return;
     __syncthreads();
     for (int64_t i = threadIdx.x; i < size(); i += blockDim.x) {
       const unsigned long long count = block_counts_[i];
@@ -184,7 +235,7 @@ class RouteCounter {
  private:
   __device__ int64_t size() const { return args_.num_sequences * (args_.rules.E + 1); }
   __device__ void add(int64_t i) const {
-    if (block_counts_ != nullptr) {
+    if (has_room_) {
       atomicAdd(block_counts_ + i, 1u);
     } else {
       atomicAdd(args_.counts + i, 1ull);
@@ -193,6 +244,7 @@ class RouteCounter {
 
   const ChooseArgs& args_;
   uint32_t* block_counts_;
+  bool has_room_;
 };
 
 template <int kPer>
@@ -208,12 +260,8 @@ __device__ void choose_token(const ChooseArgs& args, int64_t token, float* scrat
     read_row(args.logits + token * args.rules.E, args.rules.E, -INFINITY, logits);
     device_scores(args.rules.score, logits, args.rules.E, scores);
     id = expert_of_slot(args, scores, token, scratch);
-    float score = 0.0f;
-    for (int k = 0; k < K; ++k) {
-      const float of_slot = value_at(scores, __shfl_sync(~0u, id, k));
-      if (lane_id() == k) score = of_slot;
-    }
     const bool has_route = id >= 0 && id < args.rules.E;
+    const float score = score_of_slot(scores, args.rules.E, has_route ? id : -1, scratch);
     weight = slot_weights(args.rules, has_route, score).weight * args.rules.scaling;
     if (has_route) counter.add_route(sequence, id);
     if (lane_id() == 0) counter.add_token(sequence);
@@ -225,16 +273,22 @@ __device__ void choose_token(const ChooseArgs& args, int64_t token, float* scrat
   if (lane_id() == 0) args.sequences[token] = sequence;
 }
 
+// Warps of a block: as many as leave room for a row of each in shared memory.
+template <int kPer>
+constexpr int kChooseWarps = kPer <= 8 ? 16 : 8;
+
 // A warp takes tokens in turn. Shared memory: the block's counts, then a row for each warp.
 template <int kPer>
-__global__ void __launch_bounds__(kChooseWarps * 32)
+__global__ void __launch_bounds__(kChooseWarps<kPer> * 32, kPer <= 8 ? kChooseBlocksPerSm : 1)
     choose_kernel(const __grid_constant__ ChooseArgs args, int num_block_counts) {
   extern __shared__ uint32_t choose_memory[];
-  const RouteCounter counter(args, num_block_counts > 0 ? choose_memory : nullptr);
+  constexpr int kWarps = kChooseWarps<kPer>;
+  cuda::wait_for_previous_kernel();
+  const RouteCounter counter(args, choose_memory, num_block_counts > 0);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   auto* scratch = reinterpret_cast<float*>(choose_memory + num_block_counts) + warp * args.rules.E;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kChooseWarps + warp;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kChooseWarps;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
   for (int64_t token = first; token < args.T; token += stride) {
     choose_token<kPer>(args, token, scratch, counter);
   }
@@ -249,22 +303,21 @@ void load_choose() {
 }
 
 void launch_choose(const ChooseArgs& args, cudaStream_t stream) {
-  const int64_t num_counts = args.num_sequences * (args.rules.E + 1);
-  CROSSDOCK_CUDA(cudaMemsetAsync(args.counts, 0,
-                                 static_cast<size_t>(num_counts) * sizeof(*args.counts), stream));
   if (args.T == 0) return;
+  const int64_t num_counts = args.num_sequences * (args.rules.E + 1);
   const int num_block_counts = num_counts <= kMaxBlockCounts ? static_cast<int>(num_counts) : 0;
-  const bool has_groups = args.choice.group_top_k < args.choice.num_groups;
-  const int num_words = num_block_counts + (has_groups ? kChooseWarps * args.rules.E : 0);
   const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kChooseBlocksPerSm;
-  const auto blocks =
-      static_cast<unsigned>(std::min((args.T + kChooseWarps - 1) / kChooseWarps, most_blocks));
   with_row_size(args.rules.E, [&](auto size) {
-    choose_kernel<decltype(size)::value>
-        <<<blocks, kChooseWarps * 32, static_cast<size_t>(num_words) * sizeof(uint32_t), stream>>>(
-            args, num_block_counts);
+    constexpr int kPer = decltype(size)::value;
+    constexpr int kWarps = kChooseWarps<kPer>;
+    const int64_t blocks = std::min((args.T + kWarps - 1) / kWarps, most_blocks);
+    const int num_words = num_block_counts + kWarps * args.rules.E;
+    cuda::launch_early(choose_kernel<kPer>,
+                       {.blocks = static_cast<unsigned>(blocks),
+                        .threads = kWarps * 32,
+                        .shared_bytes = static_cast<size_t>(num_words) * sizeof(uint32_t)},
+                       stream, args, num_block_counts);
   });
-  CROSSDOCK_CUDA(cudaGetLastError());
 }
 
 }  // namespace crossdock::router

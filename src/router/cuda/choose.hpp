@@ -33,7 +33,7 @@ struct ChooseArgs {
   int32_t* expert_ids;         // out: [T, K]
   float* weights;              // out: [T, K]
   int32_t* sequences;          // out: [T]; -1 in padding
-  unsigned long long* counts;  // out: [B * E + B] RouterStatistics::device_counts
+  unsigned long long* counts;  // [B * E + B] RouterStatistics::device_counts, added to
 };
 
 void load_choose();

@@ -5,6 +5,7 @@
 #include "core/cuda/device_calls.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/pointer.hpp"
+#include "core/sizes.hpp"
 #include "router/backend.hpp"
 #include "router/balance_losses.hpp"
 #include "router/cuda/choose.hpp"
@@ -12,6 +13,9 @@
 #include "router/cuda/grad_gate.hpp"
 #include "router/cuda/grad_logits.hpp"
 #include "router/cuda/grad_x.hpp"
+#include "router/cuda/hopper/grad_gate.hpp"
+#include "router/cuda/hopper/grad_x.hpp"
+#include "router/cuda/hopper/logits.hpp"
 #include "router/cuda/logits.hpp"
 #include "router/cuda/losses.hpp"
 
@@ -49,6 +53,11 @@ ChoiceRules choice_rules(const RouterConfig& config) {
           .force_balance = config.force_balance};
 }
 
+// Whether the kernels for sm_90a can run on the current device.
+bool load_hopper_kernels() {
+  return hopper::load_logits() && hopper::load_grad_gate() && hopper::load_grad_x();
+}
+
 void load_router_kernels() {
   load_choose();
   load_counts();
@@ -59,12 +68,25 @@ void load_router_kernels() {
   load_losses();
 }
 
+// Gradients of the logits, in the forms that are needed.
+struct GradLogits {
+  float* values = nullptr;  // [T, E]
+  GradParts parts{};
+};
+
+bool is_aligned(const ConstTensorView& rows) {
+  const auto bits =
+      reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.row_bytes());
+  return bits % 16 == 0;
+}
+
 class DeviceBackend final : public Backend {
  public:
   DeviceBackend(const RouterConfig& config, Device device)
       : config_(config), rules_(score_rules(config)), calls_(device.index) {
     const cuda::CallGuard guard(device.index);
     load_router_kernels();
+    has_hopper_kernels_ = load_hopper_kernels();
   }
 
   RouterOutput route(const RouteArgs& args) override;
@@ -74,17 +96,21 @@ class DeviceBackend final : public Backend {
                        Stream stream) override;
 
  private:
+  ops::hopper::TensorMaps* maps() { return has_hopper_kernels_ ? &tensor_maps_ : nullptr; }
   OwnedTensor take_counts(int64_t num_sequences, const cuda::DeviceCall& call);
   BatchJitter jitter_of(const RouterOutput& output) const;
   ScopeCounts scope_counts(BalanceScope scope, const RouterOutput& output,
                            const LossCounts& counts) const;
   BalanceArgs balance_args(const RouterOutput& output, const LossCounts& counts) const;
-  void write_grad_gate(const RouterBackwardArgs& args, const float* grad_logits,
+  bool takes_parts(const RouterBackwardArgs& args) const;
+  void write_grad_gate(const RouterBackwardArgs& args, const GradLogits& grads,
                        const cuda::DeviceCall& call);
 
   RouterConfig config_;
   ScoreRules rules_;
   cuda::DeviceCalls calls_;
+  bool has_hopper_kernels_ = false;
+  ops::hopper::TensorMaps tensor_maps_;
 };
 
 OwnedTensor DeviceBackend::take_counts(int64_t num_sequences, const cuda::DeviceCall& call) {
@@ -118,6 +144,7 @@ RouterOutput DeviceBackend::route(const RouteArgs& args) {
                                    static_cast<size_t>(args.token_ids.num_bytes()),
                                    cudaMemcpyDeviceToDevice, call.handle()));
   }
+  auto* const counts = static_cast<unsigned long long*>(output.statistics.device_counts.view.data);
   launch_logits({.x = args.x.data,
                  .x_dtype = args.x.dtype,
                  .gate = args.gate.weight.data,
@@ -127,24 +154,25 @@ RouterOutput DeviceBackend::route(const RouteArgs& args) {
                  .T = T,
                  .E = rules_.E,
                  .D = config_.width,
-                 .logits = pointer<float>(output.logits)},
+                 .logits = pointer<float>(output.logits),
+                 .counts = counts,
+                 .num_counts = output.statistics.device_counts.view.num_elements()},
+                maps(), call.handle());
+  launch_choose({.logits = pointer<float>(output.logits),
+                 .expert_bias = pointer<float>(args.expert_bias),
+                 .mask = pointer<bool>(args.mask),
+                 .sequence_ids = by_sequence ? pointer<int32_t>(args.sequence_ids) : nullptr,
+                 .forced_ids = args.forced_ids.data,
+                 .forced_ids_are_64_bit = args.forced_ids.dtype == DType::kI64,
+                 .T = T,
+                 .num_sequences = output.statistics.num_sequences,
+                 .rules = rules_,
+                 .choice = choice_rules(config_),
+                 .expert_ids = pointer<int32_t>(output.expert_ids),
+                 .weights = pointer<float>(output.weights),
+                 .sequences = pointer<int32_t>(output.sequences),
+                 .counts = counts},
                 call.handle());
-  launch_choose(
-      {.logits = pointer<float>(output.logits),
-       .expert_bias = pointer<float>(args.expert_bias),
-       .mask = pointer<bool>(args.mask),
-       .sequence_ids = by_sequence ? pointer<int32_t>(args.sequence_ids) : nullptr,
-       .forced_ids = args.forced_ids.data,
-       .forced_ids_are_64_bit = args.forced_ids.dtype == DType::kI64,
-       .T = T,
-       .num_sequences = output.statistics.num_sequences,
-       .rules = rules_,
-       .choice = choice_rules(config_),
-       .expert_ids = pointer<int32_t>(output.expert_ids),
-       .weights = pointer<float>(output.weights),
-       .sequences = pointer<int32_t>(output.sequences),
-       .counts = static_cast<unsigned long long*>(output.statistics.device_counts.view.data)},
-      call.handle());
   return output;
 }
 
@@ -189,14 +217,26 @@ RouterLosses DeviceBackend::losses(const RouterOutput& output, const LossCounts&
   return losses;
 }
 
-void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const float* grad_logits,
+// Whether the kernels for sm_90a compute the gradients of x and of the gate. They have the bits of
+// the others.
+bool DeviceBackend::takes_parts(const RouterBackwardArgs& args) const {
+  const bool is_bf16 = args.x.dtype == DType::kBF16 && args.gate.weight.dtype == DType::kBF16;
+  return has_hopper_kernels_ && is_bf16 && config_.jitter == 0.0 && args.output->T > 0 &&
+         rules_.E <= kMostExpertsInParts &&
+         cuda::shared_memory_per_block(calls_.device()) >= hopper::kGradSharedBytes &&
+         is_aligned(args.x) && is_aligned(args.gate.weight) &&
+         (!args.grad_x.given() || is_aligned(args.grad_x));
+}
+
+void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const GradLogits& grads,
                                     const cuda::DeviceCall& call) {
   const RouterOutput& output = *args.output;
   if (args.grad_gate.given()) {
     const TokenSlices slices = gate_slices(output.T, rules_.E, config_.width);
     const int64_t num_sums = slices.count > 1 ? slices.count * rules_.E * config_.width : 0;
     const Buffer slice_sums = call.take(bytes_of<float>(num_sums));
-    launch_grad_gate({.grad_logits = grad_logits,
+    launch_grad_gate({.grad_logits = grads.values,
+                      .parts = grads.parts,
                       .x = args.x.data,
                       .x_dtype = args.x.dtype,
                       .jitter = jitter_of(output),
@@ -208,12 +248,12 @@ void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const float*
                       .slices = slices,
                       .slice_sums = pointer<float>(slice_sums),
                       .grad_gate = pointer<float>(args.grad_gate)},
-                     call.handle());
+                     maps(), call.handle());
   }
   if (args.grad_bias.given()) {
     const TokenSlices slices = bias_slices(output.T);
     const Buffer slice_sums = call.take(bytes_of<double>(slices.count * rules_.E));
-    launch_grad_bias({.grad_logits = grad_logits,
+    launch_grad_bias({.grad_logits = grads.values,
                       .T = output.T,
                       .E = rules_.E,
                       .accumulates = args.accumulate_gate,
@@ -227,11 +267,17 @@ void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const float*
 void DeviceBackend::backward(const RouterBackwardArgs& args) {
   const cuda::DeviceCall call(calls_, args.stream);
   const RouterOutput& output = *args.output;
-  Buffer memory;
-  float* grad_logits = pointer<float>(args.grad_logits);
-  if (!args.grad_logits.given()) {
-    memory = call.take(bytes_of<float>(output.T * rules_.E));
-    grad_logits = pointer<float>(memory);
+  GradLogits grads{.values = pointer<float>(args.grad_logits)};
+  Buffer values, parts;
+  if (takes_parts(args)) {
+    grads.parts.pitch = round_up(rules_.E, 8);
+    parts = call.take(bytes_of<BF16>(kNumParts * output.T * grads.parts.pitch));
+    grads.parts.values = pointer<BF16>(parts);
+  }
+  const bool needs_values = grads.parts.values == nullptr || args.grad_bias.given();
+  if (grads.values == nullptr && needs_values) {
+    values = call.take(bytes_of<float>(output.T * rules_.E));
+    grads.values = pointer<float>(values);
   }
   launch_grad_logits({.logits = pointer<float>(output.logits),
                       .expert_ids = pointer<int32_t>(output.expert_ids),
@@ -241,10 +287,12 @@ void DeviceBackend::backward(const RouterBackwardArgs& args) {
                       .rules = rules_,
                       .balance = balance_args(output, args.counts),
                       .grad_losses = static_cast<float>(args.grad_losses),
-                      .grad_logits = grad_logits},
+                      .grad_logits = grads.values,
+                      .parts = grads.parts},
                      call.handle());
   if (args.grad_x.given()) {
-    launch_grad_x({.grad_logits = grad_logits,
+    launch_grad_x({.grad_logits = grads.values,
+                   .parts = grads.parts,
                    .gate = args.gate.weight.data,
                    .gate_dtype = args.gate.weight.dtype,
                    .jitter = jitter_of(output),
@@ -254,9 +302,9 @@ void DeviceBackend::backward(const RouterBackwardArgs& args) {
                    .accumulates = args.accumulate_x,
                    .grad_x = args.grad_x.data,
                    .x_dtype = args.x.dtype},
-                  call.handle());
+                  maps(), call.handle());
   }
-  write_grad_gate(args, grad_logits, call);
+  write_grad_gate(args, grads, call);
 }
 
 RouterStatistics DeviceBackend::sum(const RouterStatistics& a, const RouterStatistics& b,

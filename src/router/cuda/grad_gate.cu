@@ -2,18 +2,21 @@
 #include <cstddef>
 
 #include "core/cuda/check.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
 #include "core/sizes.hpp"
 #include "ops/fma_product.cuh"
 #include "ops/gemm.hpp"
 #include "ops/split_product.cuh"
 #include "router/cuda/grad_gate.hpp"
+#include "router/cuda/hopper/grad_gate.hpp"
 #include "router/cuda/token_matrix.cuh"
 
 namespace crossdock::router {
 namespace {
 
-constexpr int64_t kWantedGateBlocks = 264;  // enough for all SMs, a few slices each
+constexpr int64_t kWantedGateBlocks = 132;  // the SMs of an H200
+constexpr int64_t kSliceMultiple = 32;      // tokens that a block multiplies at a time
 constexpr int64_t kMostBiasSlices = 128;
 constexpr int64_t kLeastBiasTokens = 64;
 constexpr int kSumThreads = 256;
@@ -80,6 +83,7 @@ template <typename Sum>
 __global__ void __launch_bounds__(kSumThreads)
     sum_slices_kernel(const Sum* slice_sums, int64_t num_slices, int64_t size, bool accumulates,
                       float* out) {
+  cuda::wait_for_previous_kernel();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kSumThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x; i < size;
        i += stride) {
@@ -111,9 +115,8 @@ void launch_sum_slices(const Sum* slice_sums, int64_t num_slices, int64_t size, 
                        float* out, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>((size + kSumThreads - 1) / kSumThreads, int64_t{1} << 20));
-  sum_slices_kernel<<<blocks, kSumThreads, 0, stream>>>(slice_sums, num_slices, size, accumulates,
-                                                        out);
-  CROSSDOCK_CUDA(cudaGetLastError());
+  cuda::launch_early(sum_slices_kernel<Sum>, blocks, kSumThreads, stream, slice_sums, num_slices,
+                     size, accumulates, out);
 }
 
 template <typename Tile>
@@ -162,11 +165,10 @@ void load_split_gate() {
 }  // namespace
 
 TokenSlices gate_slices(int64_t T, int64_t E, int64_t D) {
-  const int64_t tiles = (E + 127) / 128 * ((D + 127) / 128);
-  const int64_t most = std::max<int64_t>((T + ops::kGemmBlockK - 1) / ops::kGemmBlockK, 1);
-  const int64_t wanted = std::clamp<int64_t>(kWantedGateBlocks / tiles, 1, most);
+  const int64_t tiles = E <= 64 ? (D + 255) / 256 : (E + 127) / 128 * ((D + 127) / 128);
+  const int64_t wanted = std::max<int64_t>(kWantedGateBlocks / tiles, 1);
   const int64_t num_tokens =
-      std::max(round_up((T + wanted - 1) / wanted, ops::kGemmBlockK), ops::kGemmBlockK);
+      std::max(round_up((T + wanted - 1) / wanted, kSliceMultiple), ops::kGemmBlockK);
   return {.count = std::max<int64_t>((T + num_tokens - 1) / num_tokens, 1),
           .num_tokens = num_tokens};
 }
@@ -187,8 +189,11 @@ void load_grad_gate() {
   load_split_gate<ops::SplitTile<128>, true>();
 }
 
-void launch_grad_gate(const GradGateArgs& args, cudaStream_t stream) {
-  if (args.x_dtype == DType::kBF16 && args.jitter.size == 0.0f) {
+void launch_grad_gate(const GradGateArgs& args, ops::hopper::TensorMaps* maps,
+                      cudaStream_t stream) {
+  if (args.parts.values != nullptr) {
+    hopper::launch_grad_gate(args, *maps, stream);
+  } else if (args.x_dtype == DType::kBF16 && args.jitter.size == 0.0f) {
     launch_split_gate(args, stream);
   } else if (args.E > 32) {
     launch_fma_gate<ops::WideFmaTile>(args, stream);

@@ -1,8 +1,9 @@
 #include <algorithm>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/cuda/load_kernels.hpp"
+#include "ops/split_product.cuh"
 #include "router/cuda/balance_table.cuh"
 #include "router/cuda/grad_logits.hpp"
 #include "router/cuda/score_row.cuh"
@@ -10,42 +11,79 @@
 namespace crossdock::router {
 namespace {
 
-constexpr int kGradWarps = 8;
+template <int kPer>
+constexpr int kGradWarps = kPer <= 16 ? 8 : 4;  // as many as shared memory has rows for
 constexpr int kGradBlocksPerSm = 4;
 
-// grad_scores += the gradient through the weights; lane k has slot k.
+// What the gradient of a token is computed from, read all at once. Lane k has slot k.
 template <int kPer>
-__device__ void add_weight_gradient(const GradLogitsArgs& args, int64_t token,
-                                    const float (&scores)[kPer], float (&grad_scores)[kPer]) {
-  const ScoreRules& rules = args.rules;
-  const int64_t route = token * rules.K + lane_id();
-  const bool is_slot = lane_id() < rules.K;
-  const int32_t id = is_slot ? args.expert_ids[route] : -1;
-  const bool has_route = id >= 0 && id < rules.E;
-  const float grad = has_route ? args.grad_weights[route] : 0.0f;
-  float score = 0.0f;
-  for (int k = 0; k < rules.K; ++k) {
-    const float of_slot = value_at(scores, __shfl_sync(~0u, id, k));
-    if (lane_id() == k) score = of_slot;
+struct TokenInput {
+  float logits[kPer];
+  int32_t sequence;
+  int32_t id = -1;    // of the expert; -1 without a route
+  float grad = 0.0f;  // of the weight
+
+  __device__ TokenInput(const GradLogitsArgs& args, int64_t token) {
+    const ScoreRules& rules = args.rules;
+    sequence = args.sequences[token];
+    read_row(args.logits + token * rules.E, rules.E, -INFINITY, logits);
+    if (args.grad_weights == nullptr || lane_id() >= rules.K) return;
+    const int64_t route = token * rules.K + lane_id();
+    const int32_t own_id = args.expert_ids[route];
+    const float own_grad = args.grad_weights[route];
+    if (own_id < 0 || own_id >= rules.E) return;
+    id = own_id;
+    grad = own_grad;
   }
+};
+
+// Adds the value of each lane to the expert `id` of that lane, if it is not negative. Caller's
+// routes may name an expert twice: then slots are added in order.
+template <int kPer>
+__device__ void add_to_experts(const ScoreRules& rules, int32_t id, float value, float* scratch,
+                               float (&row)[kPer]) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) scratch[element_of(i)] = 0.0f;
+  __syncwarp();
+  const auto mark = static_cast<float>(lane_id() + 1);
+  if (id >= 0) scratch[id] = mark;
+  __syncwarp();
+  const bool is_alone = id < 0 || scratch[id] == mark;
+  if (__all_sync(~0u, is_alone)) {
+    if (id >= 0) scratch[id] = value;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) row[i] += scratch[element_of(i)];
+  } else {
+    for (int k = 0; k < rules.K; ++k) {
+      const int32_t expert = __shfl_sync(~0u, id, k);
+      const float of_slot = __shfl_sync(~0u, value, k);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        if (element_of(i) == expert) row[i] += of_slot;
+      }
+    }
+  }
+  __syncwarp();  // before the scratch is used again
+}
+
+// grad_scores += the gradient through the weights. `scratch` is a row of this warp.
+template <int kPer>
+__device__ void add_weight_gradient(const ScoreRules& rules, const TokenInput<kPer>& token,
+                                    const float (&scores)[kPer], float* scratch,
+                                    float (&grad_scores)[kPer]) {
+  const bool has_route = token.id >= 0;
+  const float grad = token.grad;
+  const float score = score_of_slot(scores, rules.E, token.id, scratch);
   const SlotWeights slot = slot_weights(rules, has_route, score);
-  float inner = 0.0f;
-  for (int k = 0; k < rules.K; ++k) inner += __shfl_sync(~0u, grad * slot.weight, k);
+  const float inner = warp_sum(grad * slot.weight);
   float slope = grad;
   if (rules.score == Score::kSoftmaxAfterTopK) {
     slope = slot.weight * (grad - inner);
   } else if (rules.normalises) {
     slope = (grad - inner) / slot.divisor;
   }
-  slope *= rules.scaling;
-  for (int k = 0; k < rules.K; ++k) {
-    const int32_t expert = __shfl_sync(~0u, has_route ? id : -1, k);
-    const float of_slot = __shfl_sync(~0u, slope, k);
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      if (element_of(i) == expert) grad_scores[i] += of_slot;
-    }
-  }
+  add_to_experts(rules, token.id, slope * rules.scaling, scratch, grad_scores);
 }
 
 // The gradient of the auxiliary losses by the shares.
@@ -99,19 +137,19 @@ __device__ void add_aux_gradient(const GradLogitsArgs& args, const BalanceTable&
 }
 
 template <int kPer>
-__device__ void grad_of_token(const GradLogitsArgs& args, const BalanceTable& table, int64_t token,
-                              float (&grad)[kPer]) {
+__device__ void grad_of_token(const GradLogitsArgs& args, const BalanceTable& table,
+                              const TokenInput<kPer>& token, float* scratch, float (&grad)[kPer]) {
   const ScoreRules& rules = args.rules;
-  const int32_t sequence = args.sequences[token];
-  if (sequence < 0) return;
-  float logits[kPer];
+  if (token.sequence < 0) return;
+  const auto& logits = token.logits;
   float scores[kPer];
   float grad_scores[kPer] = {};
-  read_row(args.logits + token * rules.E, rules.E, -INFINITY, logits);
   device_scores(rules.score, logits, rules.E, scores);
-  if (args.grad_weights != nullptr) add_weight_gradient(args, token, scores, grad_scores);
+  if (args.grad_weights != nullptr) {
+    add_weight_gradient(rules, token, scores, scratch, grad_scores);
+  }
   if (args.balance.has_aux()) {
-    add_aux_gradient(args, table, sequence, logits, scores, grad_scores, grad);
+    add_aux_gradient(args, table, token.sequence, logits, scores, grad_scores, grad);
   }
   device_scores_backward(rules.score, logits, scores, grad_scores, grad);
   if (args.balance.z_coeff != 0.0) {
@@ -123,23 +161,59 @@ __device__ void grad_of_token(const GradLogitsArgs& args, const BalanceTable& ta
   }
 }
 
-// A warp takes tokens in turn.
 template <int kPer>
-__global__ void __launch_bounds__(kGradWarps * 32)
-    grad_logits_kernel(const __grid_constant__ GradLogitsArgs args) {
-  __shared__ BalanceTable table;
-  fill_balance_table(args.balance, args.rules, table);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kGradWarps + warp;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kGradWarps;
-  for (int64_t token = first; token < args.T; token += stride) {
-    float grad[kPer] = {};
-    grad_of_token(args, table, token, grad);
+__device__ void store_parts(const GradLogitsArgs& args, int64_t token, const float (&grad)[kPer]) {
+  BF16* to = args.parts.values + token * args.parts.pitch;
+  const int64_t next_part = args.T * args.parts.pitch;
+  uint32_t pairs[kNumParts][(kPer + 1) / 2];
+#pragma unroll
+  for (int i = 0; i < kPer; i += 2) {
+    const ops::SplitPair split(grad[i], i + 1 < kPer ? grad[i + 1] : 0.0f);
+#pragma unroll
+    for (int part = 0; part < kNumParts; ++part) pairs[part][i / 2] = split.parts[part];
+  }
+#pragma unroll
+  for (int part = 0; part < kNumParts; ++part) {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int32_t e = element_of(i);
-      if (e < args.rules.E) args.grad_logits[token * args.rules.E + e] = grad[i];
+      const uint32_t bits = pairs[part][i / 2] >> (i % 2 * 16);
+      if (element_of(i) < args.rules.E) to[element_of(i)].bits = static_cast<uint16_t>(bits);
     }
+    to += next_part;
+  }
+}
+
+template <int kPer>
+__device__ void store_row(const GradLogitsArgs& args, int64_t token, const float (&grad)[kPer]) {
+  const int32_t E = args.rules.E;
+  if (args.grad_logits != nullptr) {
+    float* const to = args.grad_logits + token * E;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      if (element_of(i) < E) to[element_of(i)] = grad[i];
+    }
+  }
+  if constexpr (32 * (kPer - 1) < kMostExpertsInParts) {
+    if (args.parts.values != nullptr) store_parts(args, token, grad);
+  }
+}
+
+// A warp takes tokens in turn.
+template <int kPer>
+__global__ void __launch_bounds__(kGradWarps<kPer> * 32)
+    grad_logits_kernel(const __grid_constant__ GradLogitsArgs args) {
+  constexpr int kWarps = kGradWarps<kPer>;
+  __shared__ BalanceTable table;
+  __shared__ float scratch[kWarps][32 * kPer];
+  cuda::wait_for_previous_kernel();
+  fill_balance_table(args.balance, args.rules, table);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
+  for (int64_t token = first; token < args.T; token += stride) {
+    float grad[kPer] = {};
+    grad_of_token(args, table, TokenInput<kPer>(args, token), scratch[warp], grad);
+    store_row(args, token, grad);
   }
 }
 
@@ -153,12 +227,13 @@ void load_grad_logits() {
 void launch_grad_logits(const GradLogitsArgs& args, cudaStream_t stream) {
   if (args.T == 0) return;
   const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kGradBlocksPerSm;
-  const auto blocks =
-      static_cast<unsigned>(std::min((args.T + kGradWarps - 1) / kGradWarps, most_blocks));
   with_row_size(args.rules.E, [&](auto size) {
-    grad_logits_kernel<decltype(size)::value><<<blocks, kGradWarps * 32, 0, stream>>>(args);
+    constexpr int kPer = decltype(size)::value;
+    constexpr int kWarps = kGradWarps<kPer>;
+    const auto blocks =
+        static_cast<unsigned>(std::min((args.T + kWarps - 1) / kWarps, most_blocks));
+    cuda::launch_early(grad_logits_kernel<kPer>, blocks, kWarps * 32, stream, args);
   });
-  CROSSDOCK_CUDA(cudaGetLastError());
 }
 
 }  // namespace crossdock::router

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "router/cuda/balance.hpp"
+#include "router/cuda/grad_parts.hpp"
 #include "router/cuda/score_rules.hpp"
 
 namespace crossdock::router {
@@ -20,7 +21,8 @@ struct GradLogitsArgs {
   BalanceArgs balance;
   float grad_losses;
 
-  float* grad_logits;  // out: [T, E]
+  float* grad_logits;  // out: [T, E]; null: not needed
+  GradParts parts;     // out: of them, or none
 };
 
 void load_grad_logits();

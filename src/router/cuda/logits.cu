@@ -5,6 +5,8 @@
 #include "core/cuda/load_kernels.hpp"
 #include "ops/fma_product.cuh"
 #include "ops/mma_product.cuh"
+#include "router/cuda/gate_bias.cuh"
+#include "router/cuda/hopper/logits.hpp"
 #include "router/cuda/logits.hpp"
 #include "router/cuda/token_matrix.cuh"
 
@@ -29,13 +31,6 @@ struct TilePlace {
     return {blockIdx.x / across * Tile::kRows, blockIdx.x % across * Tile::kColumns};
   }
 };
-
-__device__ float bias_of(const LogitsArgs& args, int64_t e) {
-  if (args.bias == nullptr) return 0.0f;
-  if (args.gate_dtype == DType::kF32) return static_cast<const float*>(args.bias)[e];
-  if (args.gate_dtype == DType::kBF16) return to_float(static_cast<const BF16*>(args.bias)[e]);
-  return to_float(static_cast<const F16*>(args.bias)[e]);
-}
 
 __device__ void store_logit(const LogitsArgs& args, int64_t token, int64_t e, float value) {
   if (token < args.T && e < args.E) args.logits[token * args.E + e] = value + bias_of(args, e);
@@ -150,10 +145,16 @@ void load_logits() {
   load_mma<F16>();
 }
 
-void launch_logits(const LogitsArgs& args, cudaStream_t stream) {
-  if (args.T == 0) return;
+void launch_logits(const LogitsArgs& args, ops::hopper::TensorMaps* maps, cudaStream_t stream) {
   const bool is_16_bit = args.x_dtype == args.gate_dtype && args.x_dtype != DType::kF32;
-  if (is_16_bit && args.jitter.size == 0.0f) {
+  const bool on_tensor_cores = is_16_bit && args.jitter.size == 0.0f;
+  if (args.T > 0 && on_tensor_cores && maps != nullptr && hopper::takes(args)) {
+    return hopper::launch_logits(args, *maps, stream);
+  }
+  CROSSDOCK_CUDA(cudaMemsetAsync(
+      args.counts, 0, static_cast<size_t>(args.num_counts) * sizeof(*args.counts), stream));
+  if (args.T == 0) return;
+  if (on_tensor_cores) {
     if (args.x_dtype == DType::kBF16) {
       launch_mma<BF16>(args, stream);
     } else {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "crossdock/dtype.hpp"
+#include "ops/cuda/hopper/tensor_map.hpp"
 #include "router/cuda/batch_jitter.hpp"
 
 namespace crossdock::router {
@@ -25,10 +26,15 @@ struct LogitsArgs {
   int64_t E;
   int64_t D;
 
-  float* logits;  // out: [T, E]
+  float* logits;               // out: [T, E]
+  unsigned long long* counts;  // out: [num_counts] zero, for launch_choose
+  int64_t num_counts;
 };
 
+/// Loads the kernels onto the current device.
 void load_logits();
-void launch_logits(const LogitsArgs& args, cudaStream_t stream);
+
+/// maps: where sm_90a kernels can run, else null.
+void launch_logits(const LogitsArgs& args, ops::hopper::TensorMaps* maps, cudaStream_t stream);
 
 }  // namespace crossdock::router

@@ -74,15 +74,18 @@ __device__ float inner_product(const float (&a)[kPer], const float (&b)[kPer]) {
   return warp_sum(sum);
 }
 
-/// Element `e` of a row, on all lanes; 0 if it is outside.
+/// The score of each lane's expert `id`; 0 if that is negative. `scratch` has room for E values of
+/// this warp.
 template <int kPer>
-__device__ float value_at(const float (&row)[kPer], int32_t e) {
-  float own = 0.0f;
+__device__ float score_of_slot(const float (&scores)[kPer], int32_t E, int32_t id, float* scratch) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    if (element_of(i) == e) own = row[i];
+    if (element_of(i) < E) scratch[element_of(i)] = scores[i];
   }
-  return __shfl_sync(~0u, own, e & 31);
+  __syncwarp();
+  const float score = id >= 0 ? scratch[id] : 0.0f;
+  __syncwarp();  // before the scratch is used again
+  return score;
 }
 
 template <int kPer>
@@ -103,9 +106,9 @@ __device__ float exponentials(const float (&logits)[kPer], float largest, float 
 
 template <int kPer>
 __device__ void device_softmax(const float (&logits)[kPer], float (&out)[kPer]) {
-  const float sum = exponentials(logits, largest_of(logits), out);
+  const float inverse = 1.0f / exponentials(logits, largest_of(logits), out);
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) out[i] /= sum;
+  for (int i = 0; i < kPer; ++i) out[i] *= inverse;
 }
 
 template <int kPer>
@@ -188,7 +191,7 @@ struct SlotWeights {
   float divisor = 1.0f;  // of the slots' scores, if they are normalised
 };
 
-/// unscaled_weights, in the order of the slots.
+/// unscaled_weights; sums as warp_sum.
 __device__ inline SlotWeights slot_weights(const ScoreRules& rules, bool has_route, float score) {
   const bool is_after = rules.score == Score::kSoftmaxAfterTopK;
   SlotWeights slot;
@@ -199,8 +202,7 @@ __device__ inline SlotWeights slot_weights(const ScoreRules& rules, bool has_rou
     slot.weight = has_route ? score : 0.0f;
   }
   if (!is_after && !rules.normalises) return slot;
-  float sum = 0.0f;
-  for (int k = 0; k < rules.K; ++k) sum += __shfl_sync(~0u, slot.weight, k);
+  const float sum = warp_sum(slot.weight);
   slot.divisor = sum + static_cast<float>(kEpsilon);
   if (is_after) slot.divisor = sum > 0.0f ? sum : 1.0f;
   if (has_route) slot.weight /= slot.divisor;

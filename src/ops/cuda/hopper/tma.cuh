@@ -6,7 +6,8 @@
 
 #include "ops/cuda/hopper/barriers.cuh"
 
-// Loads of boxes of a tensor by the copy engine (TMA). For code that is compiled for sm_90a only.
+// Boxes of a tensor loaded and stored by the copy engine (TMA). For code that is compiled for
+// sm_90a only.
 
 namespace crossdock::ops::hopper {
 
@@ -85,6 +86,24 @@ __device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int
         "l"(map), "r"(to.barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
         : "memory");
   }
+}
+
+/// Stores a box in shared memory to the tensor of `map`, whose first element has these coordinates,
+/// innermost first; what is outside the tensor is left out. Belongs to the next commit_stores.
+__device__ inline void store_box(const CUtensorMap* map, SharedAddress from, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(from), "r"(x), "r"(y)
+      : "memory");
+}
+
+__device__ inline void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Waits until all stores of this thread have read their shared memory.
+__device__ inline void wait_until_stores_have_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 /// Makes a tensor map in global memory, written by an earlier kernel, usable by this thread's

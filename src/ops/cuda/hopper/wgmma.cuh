@@ -18,11 +18,12 @@ struct WgmmaOperand {
   /// Distance of neighbouring 16-deep parts of a step, in the units of a descriptor.
   static constexpr uint64_t kPart = is_transposed ? 16 * 128 / 16 : 16 * 2 / 16;
 
-  static __device__ uint64_t descriptor(SharedAddress first) {
+  /// block_bytes: distance of neighbouring blocks of a transposed operand.
+  static __device__ uint64_t descriptor(SharedAddress first, uint64_t block_bytes = kBlockBytes) {
     constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-    constexpr uint64_t kGroupBytes = 8 * 128;                            // 8 lines
-    constexpr uint64_t kAcrossBytes = is_transposed ? kBlockBytes : 16;  // else without meaning
-    return (uint64_t{first} & 0x3ffff) >> 4 | (kAcrossBytes >> 4) << 16 | (kGroupBytes >> 4) << 32 |
+    constexpr uint64_t kGroupBytes = 8 * 128;                        // 8 lines
+    const uint64_t across_bytes = is_transposed ? block_bytes : 16;  // else without meaning
+    return (uint64_t{first} & 0x3ffff) >> 4 | (across_bytes >> 4) << 16 | (kGroupBytes >> 4) << 32 |
            kSwizzle128;
   }
 };
@@ -34,14 +35,19 @@ template <typename Element, int kColumns>
 struct Wgmma;
 
 // An asm statement names each of its up to 128 registers.
+#define CROSSDOCK_REGISTERS_0_TO_15 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define CROSSDOCK_REGISTERS_0_TO_31 \
+  CROSSDOCK_REGISTERS_0_TO_15       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define CROSSDOCK_REGISTERS_0_TO_63                                                  \
+  CROSSDOCK_REGISTERS_0_TO_31                                                        \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define CROSSDOCK_REGISTERS_0_TO_95                                                  \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
-  "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, " \
-  "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, " \
-  "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
-  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-
+  CROSSDOCK_REGISTERS_0_TO_63                                                        \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define CROSSDOCK_REGISTERS_96_TO_127                                                    \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "   \
   "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
@@ -49,9 +55,53 @@ struct Wgmma;
 #define CROSSDOCK_SUMS_8(s, i)                                                        \
   "+f"(s[i]), "+f"(s[(i) + 1]), "+f"(s[(i) + 2]), "+f"(s[(i) + 3]), "+f"(s[(i) + 4]), \
       "+f"(s[(i) + 5]), "+f"(s[(i) + 6]), "+f"(s[(i) + 7])
-#define CROSSDOCK_SUMS_32(s, i)                                                        \
-  CROSSDOCK_SUMS_8(s, i), CROSSDOCK_SUMS_8(s, (i) + 8), CROSSDOCK_SUMS_8(s, (i) + 16), \
-      CROSSDOCK_SUMS_8(s, (i) + 24)
+#define CROSSDOCK_SUMS_16(s, i) CROSSDOCK_SUMS_8(s, i), CROSSDOCK_SUMS_8(s, (i) + 8)
+#define CROSSDOCK_SUMS_32(s, i) CROSSDOCK_SUMS_16(s, i), CROSSDOCK_SUMS_16(s, (i) + 16)
+
+#define CROSSDOCK_WGMMA_32(element, type)                                                    \
+  template <>                                                                                \
+  struct Wgmma<element, 32> {                                                                \
+    template <bool a_transposed, bool b_transposed>                                          \
+    static __device__ __forceinline__ void multiply(float (&s)[16], uint64_t a, uint64_t b,  \
+                                                    bool adds) {                             \
+      asm volatile(                                                                          \
+          "{\n.reg .pred adds;\nsetp.ne.b32 adds, %18, 0;\n"                                 \
+          "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                        \
+          " {" CROSSDOCK_REGISTERS_0_TO_15 "}, %16, %17, adds, 1, 1, %19, %20;\n}"           \
+          : CROSSDOCK_SUMS_16(s, 0)                                                          \
+          : "l"(a), "l"(b), "r"(int{adds}), "n"(int{a_transposed}), "n"(int{b_transposed})); \
+    }                                                                                        \
+  };
+
+#define CROSSDOCK_WGMMA_64(element, type)                                                    \
+  template <>                                                                                \
+  struct Wgmma<element, 64> {                                                                \
+    template <bool a_transposed, bool b_transposed>                                          \
+    static __device__ __forceinline__ void multiply(float (&s)[32], uint64_t a, uint64_t b,  \
+                                                    bool adds) {                             \
+      asm volatile(                                                                          \
+          "{\n.reg .pred adds;\nsetp.ne.b32 adds, %34, 0;\n"                                 \
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                        \
+          " {" CROSSDOCK_REGISTERS_0_TO_31 "}, %32, %33, adds, 1, 1, %35, %36;\n}"           \
+          : CROSSDOCK_SUMS_32(s, 0)                                                          \
+          : "l"(a), "l"(b), "r"(int{adds}), "n"(int{a_transposed}), "n"(int{b_transposed})); \
+    }                                                                                        \
+  };
+
+#define CROSSDOCK_WGMMA_128(element, type)                                                   \
+  template <>                                                                                \
+  struct Wgmma<element, 128> {                                                               \
+    template <bool a_transposed, bool b_transposed>                                          \
+    static __device__ __forceinline__ void multiply(float (&s)[64], uint64_t a, uint64_t b,  \
+                                                    bool adds) {                             \
+      asm volatile(                                                                          \
+          "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, 0;\n"                                 \
+          "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                       \
+          " {" CROSSDOCK_REGISTERS_0_TO_63 "}, %64, %65, adds, 1, 1, %67, %68;\n}"           \
+          : CROSSDOCK_SUMS_32(s, 0), CROSSDOCK_SUMS_32(s, 32)                                \
+          : "l"(a), "l"(b), "r"(int{adds}), "n"(int{a_transposed}), "n"(int{b_transposed})); \
+    }                                                                                        \
+  };
 
 #define CROSSDOCK_WGMMA_192(element, type)                                                   \
   template <>                                                                                \
@@ -85,15 +135,28 @@ struct Wgmma;
     }                                                                                        \
   };
 
+CROSSDOCK_WGMMA_32(BF16, "bf16")
+CROSSDOCK_WGMMA_32(F16, "f16")
+CROSSDOCK_WGMMA_64(BF16, "bf16")
+CROSSDOCK_WGMMA_64(F16, "f16")
+CROSSDOCK_WGMMA_128(BF16, "bf16")
+CROSSDOCK_WGMMA_128(F16, "f16")
 CROSSDOCK_WGMMA_192(BF16, "bf16")
 CROSSDOCK_WGMMA_192(F16, "f16")
 CROSSDOCK_WGMMA_256(BF16, "bf16")
 CROSSDOCK_WGMMA_256(F16, "f16")
 
+#undef CROSSDOCK_WGMMA_32
+#undef CROSSDOCK_WGMMA_64
+#undef CROSSDOCK_WGMMA_128
 #undef CROSSDOCK_WGMMA_192
 #undef CROSSDOCK_WGMMA_256
 #undef CROSSDOCK_SUMS_32
+#undef CROSSDOCK_SUMS_16
 #undef CROSSDOCK_SUMS_8
+#undef CROSSDOCK_REGISTERS_0_TO_15
+#undef CROSSDOCK_REGISTERS_0_TO_31
+#undef CROSSDOCK_REGISTERS_0_TO_63
 #undef CROSSDOCK_REGISTERS_0_TO_95
 #undef CROSSDOCK_REGISTERS_96_TO_127
 
