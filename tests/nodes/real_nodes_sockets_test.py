@@ -69,6 +69,8 @@ class RealNodes(unittest.TestCase):
         before = self.bed.sent_bytes(2)
         job = self.start([2, 1, 1], [*LARGE, "--steps", "100000"], {"CROSSDOCK_REPORT": self.report, **environment})
         self.wait_until(lambda: self.bed.sent_bytes(2) > before + 50e6, job)
+        if any(node.poll() is not None for node in job.nodes):
+            self.fail(f"the job has ended with status {job.wait(LIMIT_S)}: {job.output}{job.errors}")
         return job
 
     def reported(self):
