@@ -153,8 +153,9 @@ TEST_F(CudaDispatcher, MovesFp8WithScalesAndMakesBf16OfIt) {
   // Rows of 304 bytes are moved in vectors of 16 bytes, their scales in smaller ones.
   const std::pair<int64_t, DType> cases[] = {
       {300, DType::kF32}, {300, DType::kE8M0}, {304, DType::kF32}, {304, DType::kE8M0}};
-  for (const auto& [width, scale_dtype] : cases) {
-    const DispatchConfig config{.num_experts = 6, .top_k = 2, .width = width};
+  for (const std::pair<int64_t, DType>& one : cases) {
+    const DType scale_dtype = one.second;
+    const DispatchConfig config{.num_experts = 6, .top_k = 2, .width = one.first};
     const DispatchCase the_case = random_case(config, {40, 25}, 8);
     run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& /*of fp32*/) {
       const auto r = static_cast<size_t>(rank.group.rank());
