@@ -8,6 +8,7 @@
 #include "bench/check.hpp"
 #include "bench/cuda_device.hpp"
 #include "bench/cuda_graph.hpp"
+#include "bench/cuda_host_calls.hpp"
 #include "bench/cuda_link.hpp"
 #include "bench/cuda_memory.hpp"
 #include "bench/cuda_steps.hpp"
@@ -201,6 +202,13 @@ std::vector<Step> steps_of(const Scenario& s, CudaMover& mover, const LinkRows& 
       {.name = "plan+disp.+combine", .bytes = 2 * once, .link_bytes = crosses_both, .run = step}};
 }
 
+// Calls whose time on the caller's thread is measured.
+std::vector<Step> host_calls_of(CudaMover& mover) {
+  return {{.name = "host: plan", .run = [&] { mover.plan(); }},
+          {.name = "host: dispatch", .run = [&] { mover.dispatch(); }},
+          {.name = "host: combine", .run = [&] { mover.combine(); }}};
+}
+
 StepResult result_of(const Step& step, const std::vector<double>& times, const CudaTimes& how) {
   StepResult result = summarize(step.name, times);
   result.bytes = step.bytes;
@@ -280,6 +288,10 @@ CudaResult run_cuda_move(const Scenario& scenario, const Repeats& repeats, bool 
                                         : time_calls(group, steps, streams.of(group.rank()), own);
     if (group.rank() == 0) result.steps = std::move(timed);
     if (check) mover.check();
+    for (StepResult& call :
+         time_host_calls(group, host_calls_of(mover), streams.of(group.rank()), repeats)) {
+      if (group.rank() == 0) result.steps.push_back(std::move(call));
+    }
   });
   return result;
 }
