@@ -88,8 +88,8 @@ CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& pa
       packing_(packing),
       transport_(make_transport(rank_)) {}
 
-// A call has several kernels that wait for peers, with others behind them. If ranks share a GPU,
-// such kernels of several ranks in two streams each were seen to block each other.
+// A call has several kernels that wait for peers, with others behind them. Layers whose ranks share
+// a GPU were seen to stall with such kernels in two streams per rank; the cause is not known.
 bool CudaPacked::runs_aside() const {
   return !context().ranks_share_gpus || !uses_peer_memory(context());
 }
