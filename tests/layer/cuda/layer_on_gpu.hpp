@@ -67,6 +67,19 @@ struct LayerOnGpu {
     return result(forward, grad_x);
   }
 
+  /// The backward of a forward, with the gradients of the weights in a call of their own.
+  RankResult backward_with_delayed_dw(MoeForwardResult& forward) {
+    MoeBackwardArgs args = rank.backward_args(forward.saved);
+    args.delay_dw = true;
+    const OwnedTensor grad_x = rank.layer.backward(args);
+    rank.layer.backward_dw({.x = args.x,
+                            .grad_out = args.grad_out,
+                            .saved = &forward.saved,
+                            .experts = args.grads.experts,
+                            .shared = args.grads.shared});
+    return result(forward, grad_x);
+  }
+
  private:
   MoeLayerOptions with_stream(MoeLayerOptions options) const {
     options.device.stream = stream.view();

@@ -85,17 +85,8 @@ TEST_F(CudaOverlap, LeavesGradientsToBeDelayed) {
     MoeForwardResult first = gpu.rank.forward();
     MoeForwardResult second = gpu.rank.forward();
     for (MoeForwardResult* forward : {&second, &first}) {
-      MoeBackwardArgs args = gpu.rank.backward_args(forward->saved);
-      args.delay_dw = true;
-      const OwnedTensor grad_x = gpu.rank.layer.backward(args);
-      gpu.rank.layer.backward_dw({.x = args.x,
-                                  .grad_out = args.grad_out,
-                                  .saved = &forward->saved,
-                                  .experts = args.grads.experts,
-                                  .shared = args.grads.shared});
-      EXPECT_EQ(find_difference(gpu.result(*forward, grad_x),
-                                wanted[static_cast<size_t>(group.rank())], 0.0),
-                "");
+      const RankResult got = gpu.backward_with_delayed_dw(*forward);
+      EXPECT_EQ(find_difference(got, wanted[static_cast<size_t>(group.rank())], 0.0), "");
     }
   });
 }

@@ -32,17 +32,8 @@ TEST_F(CudaLayerUse, SeveralForwardsMayBePendingAndGradientsDelayed) {
     again.decision = &second.saved.decision;
     MoeForwardResult third = gpu.rank.layer.forward(again);
     for (MoeForwardResult* forward : {&third, &first, &second}) {
-      MoeBackwardArgs args = gpu.rank.backward_args(forward->saved);
-      args.delay_dw = true;
-      const OwnedTensor grad_x = gpu.rank.layer.backward(args);
-      gpu.rank.layer.backward_dw({.x = args.x,
-                                  .grad_out = args.grad_out,
-                                  .saved = &forward->saved,
-                                  .experts = args.grads.experts,
-                                  .shared = args.grads.shared});
-      EXPECT_EQ(find_difference(gpu.result(*forward, grad_x),
-                                wanted[static_cast<size_t>(group.rank())], 0.0),
-                "");
+      const RankResult got = gpu.backward_with_delayed_dw(*forward);
+      EXPECT_EQ(find_difference(got, wanted[static_cast<size_t>(group.rank())], 0.0), "");
     }
   });
 }
