@@ -100,8 +100,8 @@ struct Mailbox {
   }
 };
 
-/// A channel as kernels see it, passed by value; owned by PeerChannel. With P = 0 a kernel works
-/// for this rank alone and waits for no peer.
+/// A channel as kernels see it, passed by value; owned by PeerChannel. With P = 0 or 1 a kernel
+/// works for this rank alone and waits for no peer.
 struct PeerSignals {
   int rank;
   int P;
@@ -246,7 +246,7 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
 /// outputs must then be zeroed.
 __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operation,
                                     bool after_arrival = false) {
-  if (signals.P == 0) return !is_poisoned(signals);
+  if (signals.P <= 1) return !is_poisoned(signals);
   const uint32_t epoch = signals.state->barrier_epoch + (after_arrival ? 2 : 1);
   const bool dead = is_poisoned(signals);
   __syncthreads();
@@ -261,6 +261,7 @@ __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operat
 /// REQUIRES: the blocks of all ranks that share a GPU fit on it together; the kernel ends with
 /// peer_barrier and after_arrival.
 __device__ inline void peer_arrival(const PeerSignals& signals, Operation operation) {
+  if (signals.P <= 1) return;
   const uint32_t epoch = signals.state->barrier_epoch + 1;
   const bool dead = is_poisoned(signals);
   if (blockIdx.x == 0) send_flags(signals, epoch, dead);
@@ -289,6 +290,13 @@ __device__ inline bool last_block(const PeerSignals& signals, bool writes_to_pee
   }
   __syncthreads();
   return is_last;
+}
+
+/// Whether a kernel that ends with peer_barrier may just end: it works for this rank alone and its
+/// outputs are valid. The same for all threads of the grid; kernels ask at their beginning, so that
+/// the check costs no extra time.
+__device__ inline bool ends_alone(const PeerSignals& signals) {
+  return signals.P <= 1 && !is_poisoned(signals);
 }
 
 #endif  // __CUDACC__

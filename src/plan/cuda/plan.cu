@@ -163,7 +163,8 @@ __device__ uint32_t sum_warps(const uint32_t* warp_counts, int32_t E, int e, con
 
 // The place of a route whose expert is `e`; its rank, base and number among this rank's routes to e
 // are given.
-__device__ RouteTarget target_at(const PlanArgs& args, int32_t owner, int32_t base, int32_t number) {
+__device__ RouteTarget target_at(const PlanArgs& args, int32_t owner, int32_t base,
+                                 int32_t number) {
   if (base < 0 || number >= args.shape.capacity) return {-1, -1};
   return {owner, base + number};
 }
@@ -257,9 +258,8 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
   read_tables(args, segments);
   wait_for_previous_kernel();
   const uint32_t epoch = args.signals.state->words_epoch + 1;
-  count_routes<Id>(args, warp_counts, [&](uint32_t i, const RouteTarget& counted) {
-    own_routes[i] = counted;
-  });
+  count_routes<Id>(args, warp_counts,
+                   [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
   __syncthreads();
   exchange_counts(args, epoch, segments, [&](int e) {
     return int64_t{sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
@@ -331,7 +331,8 @@ void launch_plan(const PlanArgs& args, cudaStream_t stream) {
   CROSSDOCK_ASSERT(E <= kMaxExperts);
   CROSSDOCK_ASSERT(args.signals.max_words >= plan_words(E));
   const int64_t num_routes = args.routing.T * args.shape.K;
-  const int64_t count_bytes = int64_t{shares.num_warps} * E * static_cast<int64_t>(sizeof(uint32_t));
+  const int64_t count_bytes =
+      int64_t{shares.num_warps} * E * static_cast<int64_t>(sizeof(uint32_t));
   const int64_t bytes = shares.is_small ? small_plan_bytes(shares, num_routes, E)
                                         : std::max(count_bytes, segment_bytes(E));
   const LaunchShape shape{.blocks = static_cast<unsigned>(shares.num_blocks),

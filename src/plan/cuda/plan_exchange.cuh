@@ -22,7 +22,7 @@ struct SegmentMemory {
                       // in the expert's segment, then at its owner
   int32_t* by_owner;  // [E] copies of what PlanShape points to
   int32_t* owner;     // [E]
-  int32_t* owner_offsets;  // [P + 1]
+  int32_t* owner_offsets;             // [P + 1]
   uint32_t (*headers)[kHeaderWords];  // of every rank
 
   static __device__ SegmentMemory carve(int64_t* memory, int32_t E) {
@@ -149,8 +149,8 @@ __device__ inline Refusal find_refusal(const PlanArgs& args) {
   return refusal;
 }
 
-// Sends this rank's header and counts to all peers and keeps them for itself. total_of(e): routes of
-// this rank to expert e. If a rank refuses its input or has failed, nobody uses its counts.
+// Sends this rank's header and counts to all peers and keeps them for itself. total_of(e): routes
+// of this rank to expert e. If a rank refuses its input or has failed, nobody uses its counts.
 template <typename TotalOf>
 __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
                                    const SegmentMemory& segments, const TotalOf& total_of) {

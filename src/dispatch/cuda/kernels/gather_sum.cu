@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
   constexpr int kUnroll = Depth<kBatch, kMore>::kUnroll;
   wait_for_previous_kernel();
   if (args.awaits_peers) peer_arrival(args.signals, args.operation);
+  const bool just_ends = ends_alone(args.signals);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row_vectors = args.D / kCount;
   const int64_t num_tasks = args.T * pieces;
@@ -124,6 +125,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
       }
     }
   }
+  if (just_ends) return;
   if (last_block(args.signals, /*writes_to_peers=*/false) &&
       !peer_barrier(args.signals, args.operation, args.awaits_peers)) {
     zero_bytes(args.out, args.T * args.D * static_cast<int64_t>(sizeof(Out)));
