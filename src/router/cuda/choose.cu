@@ -29,7 +29,7 @@ class OpenElements {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       keys_[i] = keys[i];
-      places_[i] = element_of(i);
+      places_[i] = element_of<kPer>(i);
     }
     if constexpr (kIsSorted) sort();
   }
@@ -38,13 +38,13 @@ class OpenElements {
   /// open.
   __device__ int32_t take_best() {
     uint32_t best = keys_[0];
-    int32_t place = kIsSorted ? places_[0] : element_of(0);
+    int32_t place = kIsSorted ? places_[0] : element_of<kPer>(0);
     if constexpr (!kIsSorted) {
 #pragma unroll
       for (int i = 1; i < kPer; ++i) {
         if (keys_[i] > best) {
           best = keys_[i];
-          place = element_of(i);
+          place = element_of<kPer>(i);
         }
       }
     }
@@ -55,7 +55,7 @@ class OpenElements {
     } else {
 #pragma unroll
       for (int i = 0; i < kPer; ++i) {
-        if (element_of(i) == found) keys_[i] = 0;
+        if (element_of<kPer>(i) == found) keys_[i] = 0;
       }
     }
     return found;
@@ -116,23 +116,20 @@ __device__ float group_score(const float* biased, int32_t size, int32_t share) {
   return sum;
 }
 
-// Closes the experts of all but the best groups. A lane scores whole groups; `scratch` has room for
-// E values of this warp.
+// Closes the experts of all but the best groups. A lane scores whole groups; `scratch` is a whole
+// row of this warp.
 template <int kPer>
 __device__ void close_weak_groups(const ChooseArgs& args, const float (&biased)[kPer],
                                   float* scratch, uint32_t (&keys)[kPer]) {
   const int32_t E = args.rules.E;
   const int32_t num_groups = args.choice.num_groups;
   const int32_t size = E / num_groups;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    if (element_of(i) < E) scratch[element_of(i)] = biased[i];
-  }
+  write_whole_row(biased, scratch);
   __syncwarp();
   uint32_t group_keys[kPer];  // a group has at least one expert, so there are not more
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const int32_t group = element_of(i);
+    const int32_t group = element_of<kPer>(i);
     group_keys[i] = group < num_groups
                         ? key_of(group_score(scratch + group * size, size, args.choice.group_share))
                         : 0;
@@ -148,7 +145,7 @@ __device__ void close_weak_groups(const ChooseArgs& args, const float (&biased)[
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    if (element_of(i) < E && scratch[element_of(i) / size] == 0.0f) keys[i] = 0;
+    if (element_of<kPer>(i) < E && scratch[element_of<kPer>(i) / size] == 0.0f) keys[i] = 0;
   }
   __syncwarp();  // before the next token's scores
 }
@@ -161,12 +158,12 @@ __device__ int32_t best_expert(const ChooseArgs& args, const float (&scores)[kPe
   uint32_t keys[kPer];
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const int32_t e = element_of(i);
+    const int32_t e = element_of<kPer>(i);
     biased[i] = scores[i];
     if (e < args.rules.E && args.expert_bias != nullptr) biased[i] += args.expert_bias[e];
     keys[i] = e < args.rules.E ? key_of(biased[i]) : 0;
   }
-  if (args.choice.group_top_k < args.choice.num_groups) {
+  if (args.choice.group_top_k < args.choice.num_groups) [[unlikely]] {
     close_weak_groups(args, biased, scratch, keys);
   }
   int32_t id = -1;
@@ -197,8 +194,9 @@ __device__ int32_t sequence_of(const ChooseArgs& args, int64_t token) {
 template <int kPer>
 __device__ int32_t expert_of_slot(const ChooseArgs& args, const float (&scores)[kPer],
                                   int64_t token, float* scratch) {
-  if (args.forced_ids != nullptr) return forced_expert(args, token);
-  if (args.choice.force_balance) {
+  if (args.forced_ids != nullptr) [[unlikely]]
+    return forced_expert(args, token);
+  if (args.choice.force_balance) [[unlikely]] {
     const int64_t route = token * args.rules.K + lane_id();
     return lane_id() < args.rules.K ? static_cast<int32_t>(route % args.rules.E) : -1;
   }
@@ -247,21 +245,31 @@ class RouteCounter {
   bool has_room_;
 };
 
+// What a token's experts are chosen from.
 template <int kPer>
-__device__ void choose_token(const ChooseArgs& args, int64_t token, float* scratch,
-                             const RouteCounter& counter) {
+struct TokenInput {
+  int32_t sequence;
+  float logits[kPer];
+
+  __device__ void read(const ChooseArgs& args, int64_t token) {
+    sequence = sequence_of(args, token);
+    read_row(args.logits, token, args.rules.E, logits);
+  }
+};
+
+template <int kPer>
+__device__ void choose_token(const ChooseArgs& args, int64_t token, const TokenInput<kPer>& input,
+                             float* scratch, const RouteCounter& counter) {
   const int32_t K = args.rules.K;
-  const int32_t sequence = sequence_of(args, token);
+  const int32_t sequence = input.sequence;
   int32_t id = -1;
   float weight = 0.0f;
   if (sequence >= 0) {
-    float logits[kPer];
     float scores[kPer];
-    read_row(args.logits + token * args.rules.E, args.rules.E, -INFINITY, logits);
-    device_scores(args.rules.score, logits, args.rules.E, scores);
+    device_scores(args.rules.score, input.logits, args.rules.E, scores);
     id = expert_of_slot(args, scores, token, scratch);
     const bool has_route = id >= 0 && id < args.rules.E;
-    const float score = score_of_slot(scores, args.rules.E, has_route ? id : -1, scratch);
+    const float score = score_of_slot(scores, has_route ? id : -1, scratch);
     weight = slot_weights(args.rules, has_route, score).weight * args.rules.scaling;
     if (has_route) counter.add_route(sequence, id);
     if (lane_id() == 0) counter.add_token(sequence);
@@ -277,46 +285,70 @@ __device__ void choose_token(const ChooseArgs& args, int64_t token, float* scrat
 template <int kPer>
 constexpr int kChooseWarps = kPer <= 8 ? 16 : 8;
 
-// A warp takes tokens in turn. Shared memory: the block's counts, then a row for each warp.
-template <int kPer>
+// A warp takes tokens in turn, and reads one ahead. Shared memory: a row for each warp, then the
+// block's counts.
+template <int kPer, Score kScore>
 __global__ void __launch_bounds__(kChooseWarps<kPer> * 32, kPer <= 8 ? kChooseBlocksPerSm : 1)
-    choose_kernel(const __grid_constant__ ChooseArgs args, int num_block_counts) {
-  extern __shared__ uint32_t choose_memory[];
+    choose_kernel(const __grid_constant__ ChooseArgs given, bool has_block_counts) {
+  extern __shared__ __align__(16) float choose_memory[];
   constexpr int kWarps = kChooseWarps<kPer>;
+  ChooseArgs args = given;
+  args.rules.score = kScore;
   cuda::wait_for_previous_kernel();
-  const RouteCounter counter(args, choose_memory, num_block_counts > 0);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  auto* scratch = reinterpret_cast<float*>(choose_memory + num_block_counts) + warp * args.rules.E;
+  float* const scratch = choose_memory + warp * 32 * kPer;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
+  TokenInput<kPer> next;
+  if (first < args.T) next.read(args, first);
+  const RouteCounter counter(args, reinterpret_cast<uint32_t*>(choose_memory + kWarps * 32 * kPer),
+                             has_block_counts);
   for (int64_t token = first; token < args.T; token += stride) {
-    choose_token<kPer>(args, token, scratch, counter);
+    const TokenInput<kPer> input = next;
+    if (token + stride < args.T) next.read(args, token + stride);
+    choose_token(args, token, input, scratch, counter);
   }
   counter.finish();
+}
+
+template <int kPer>
+void load_choose() {
+  cuda::load_kernels(
+      choose_kernel<kPer, Score::kSoftmax>, choose_kernel<kPer, Score::kSoftmaxAfterTopK>,
+      choose_kernel<kPer, Score::kSigmoid>, choose_kernel<kPer, Score::kSqrtSoftplus>);
+}
+
+template <int kPer, Score kScore>
+void launch(const ChooseArgs& args, cudaStream_t stream) {
+  constexpr int kWarps = kChooseWarps<kPer>;
+  const int64_t num_counts = args.num_sequences * (args.rules.E + 1);
+  const bool has_block_counts = num_counts <= kMaxBlockCounts;
+  const int64_t num_words = kWarps * 32 * kPer + (has_block_counts ? num_counts : 0);
+  const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kChooseBlocksPerSm;
+  const int64_t blocks = std::min((args.T + kWarps - 1) / kWarps, most_blocks);
+  cuda::launch_early(choose_kernel<kPer, kScore>,
+                     {.blocks = static_cast<unsigned>(blocks),
+                      .threads = kWarps * 32,
+                      .shared_bytes = static_cast<size_t>(num_words) * sizeof(uint32_t)},
+                     stream, args, has_block_counts);
 }
 
 }  // namespace
 
 void load_choose() {
-  cuda::load_kernels(choose_kernel<1>, choose_kernel<2>, choose_kernel<4>, choose_kernel<8>,
-                     choose_kernel<16>, choose_kernel<32>);
+  load_choose<1>();
+  load_choose<2>();
+  load_choose<4>();
+  load_choose<8>();
+  load_choose<16>();
+  load_choose<32>();
 }
 
 void launch_choose(const ChooseArgs& args, cudaStream_t stream) {
   if (args.T == 0) return;
-  const int64_t num_counts = args.num_sequences * (args.rules.E + 1);
-  const int num_block_counts = num_counts <= kMaxBlockCounts ? static_cast<int>(num_counts) : 0;
-  const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kChooseBlocksPerSm;
   with_row_size(args.rules.E, [&](auto size) {
-    constexpr int kPer = decltype(size)::value;
-    constexpr int kWarps = kChooseWarps<kPer>;
-    const int64_t blocks = std::min((args.T + kWarps - 1) / kWarps, most_blocks);
-    const int num_words = num_block_counts + kWarps * args.rules.E;
-    cuda::launch_early(choose_kernel<kPer>,
-                       {.blocks = static_cast<unsigned>(blocks),
-                        .threads = kWarps * 32,
-                        .shared_bytes = static_cast<size_t>(num_words) * sizeof(uint32_t)},
-                       stream, args, num_block_counts);
+    with_score(args.rules.score,
+               [&](auto score) { launch<size.value, score.value>(args, stream); });
   });
 }
 

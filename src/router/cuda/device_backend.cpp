@@ -13,8 +13,7 @@
 #include "router/cuda/grad_gate.hpp"
 #include "router/cuda/grad_logits.hpp"
 #include "router/cuda/grad_x.hpp"
-#include "router/cuda/hopper/grad_gate.hpp"
-#include "router/cuda/hopper/grad_x.hpp"
+#include "router/cuda/hopper/gradients.hpp"
 #include "router/cuda/hopper/logits.hpp"
 #include "router/cuda/logits.hpp"
 #include "router/cuda/losses.hpp"
@@ -55,7 +54,7 @@ ChoiceRules choice_rules(const RouterConfig& config) {
 
 // Whether the kernels for sm_90a can run on the current device.
 bool load_hopper_kernels() {
-  return hopper::load_logits() && hopper::load_grad_gate() && hopper::load_grad_x();
+  return hopper::load_logits() && hopper::load_gradients();
 }
 
 void load_router_kernels() {
@@ -103,7 +102,9 @@ class DeviceBackend final : public Backend {
                            const LossCounts& counts) const;
   BalanceArgs balance_args(const RouterOutput& output, const LossCounts& counts) const;
   bool takes_parts(const RouterBackwardArgs& args) const;
-  void write_grad_gate(const RouterBackwardArgs& args, const GradLogits& grads,
+  void write_gradients(const RouterBackwardArgs& args, const GradLogits& grads,
+                       const cuda::DeviceCall& call);
+  void write_grad_bias(const RouterBackwardArgs& args, const float* grad_logits,
                        const cuda::DeviceCall& call);
 
   RouterConfig config_;
@@ -228,40 +229,58 @@ bool DeviceBackend::takes_parts(const RouterBackwardArgs& args) const {
          (!args.grad_x.given() || is_aligned(args.grad_x));
 }
 
-void DeviceBackend::write_grad_gate(const RouterBackwardArgs& args, const GradLogits& grads,
+void DeviceBackend::write_gradients(const RouterBackwardArgs& args, const GradLogits& grads,
                                     const cuda::DeviceCall& call) {
   const RouterOutput& output = *args.output;
-  if (args.grad_gate.given()) {
-    const TokenSlices slices = gate_slices(output.T, rules_.E, config_.width);
-    const int64_t num_sums = slices.count > 1 ? slices.count * rules_.E * config_.width : 0;
-    const Buffer slice_sums = call.take(bytes_of<float>(num_sums));
-    launch_grad_gate({.grad_logits = grads.values,
-                      .parts = grads.parts,
-                      .x = args.x.data,
-                      .x_dtype = args.x.dtype,
-                      .jitter = jitter_of(output),
-                      .sequences = pointer<int32_t>(output.sequences),
-                      .T = output.T,
-                      .E = rules_.E,
-                      .D = config_.width,
-                      .accumulates = args.accumulate_gate,
-                      .slices = slices,
-                      .slice_sums = pointer<float>(slice_sums),
-                      .grad_gate = pointer<float>(args.grad_gate)},
-                     maps(), call.handle());
+  const bool has_gate = args.grad_gate.given();
+  const TokenSlices slices = gate_slices(output.T, rules_.E, config_.width);
+  const int64_t num_sums =
+      has_gate && slices.count > 1 ? slices.count * rules_.E * config_.width : 0;
+  const Buffer slice_sums = call.take(bytes_of<float>(num_sums));
+  const GradXArgs of_x{.grad_logits = grads.values,
+                       .gate = args.gate.weight.data,
+                       .gate_dtype = args.gate.weight.dtype,
+                       .jitter = jitter_of(output),
+                       .T = output.T,
+                       .E = rules_.E,
+                       .D = config_.width,
+                       .accumulates = args.accumulate_x,
+                       .grad_x = args.grad_x.data,
+                       .x_dtype = args.x.dtype};
+  const GradGateArgs of_gate{.grad_logits = grads.values,
+                             .x = args.x.data,
+                             .x_dtype = args.x.dtype,
+                             .jitter = jitter_of(output),
+                             .sequences = pointer<int32_t>(output.sequences),
+                             .T = output.T,
+                             .E = rules_.E,
+                             .D = config_.width,
+                             .accumulates = args.accumulate_gate,
+                             .slices = slices,
+                             .slice_sums = pointer<float>(slice_sums),
+                             .grad_gate = pointer<float>(args.grad_gate)};
+  if (grads.parts.values != nullptr) {
+    if (has_gate || args.grad_x.given()) {
+      hopper::launch_gradients(grads.parts, of_x, of_gate, tensor_maps_, call.handle());
+    }
+  } else {
+    if (args.grad_x.given()) launch_grad_x(of_x, call.handle());
+    if (has_gate) launch_grad_gate(of_gate, call.handle());
   }
-  if (args.grad_bias.given()) {
-    const TokenSlices slices = bias_slices(output.T);
-    const Buffer slice_sums = call.take(bytes_of<double>(slices.count * rules_.E));
-    launch_grad_bias({.grad_logits = grads.values,
-                      .T = output.T,
-                      .E = rules_.E,
-                      .accumulates = args.accumulate_gate,
-                      .slices = slices,
-                      .slice_sums = pointer<double>(slice_sums),
-                      .grad_bias = pointer<float>(args.grad_bias)},
-                     call.handle());
-  }
+}
+
+void DeviceBackend::write_grad_bias(const RouterBackwardArgs& args, const float* grad_logits,
+                                    const cuda::DeviceCall& call) {
+  const TokenSlices slices = bias_slices(args.output->T);
+  const Buffer slice_sums = call.take(bytes_of<double>(slices.count * rules_.E));
+  launch_grad_bias({.grad_logits = grad_logits,
+                    .T = args.output->T,
+                    .E = rules_.E,
+                    .accumulates = args.accumulate_gate,
+                    .slices = slices,
+                    .slice_sums = pointer<double>(slice_sums),
+                    .grad_bias = pointer<float>(args.grad_bias)},
+                   call.handle());
 }
 
 void DeviceBackend::backward(const RouterBackwardArgs& args) {
@@ -290,21 +309,8 @@ void DeviceBackend::backward(const RouterBackwardArgs& args) {
                       .grad_logits = grads.values,
                       .parts = grads.parts},
                      call.handle());
-  if (args.grad_x.given()) {
-    launch_grad_x({.grad_logits = grads.values,
-                   .parts = grads.parts,
-                   .gate = args.gate.weight.data,
-                   .gate_dtype = args.gate.weight.dtype,
-                   .jitter = jitter_of(output),
-                   .T = output.T,
-                   .E = rules_.E,
-                   .D = config_.width,
-                   .accumulates = args.accumulate_x,
-                   .grad_x = args.grad_x.data,
-                   .x_dtype = args.x.dtype},
-                  maps(), call.handle());
-  }
-  write_grad_gate(args, grads, call);
+  write_gradients(args, grads, call);
+  if (args.grad_bias.given()) write_grad_bias(args, grads.values, call);
 }
 
 RouterStatistics DeviceBackend::sum(const RouterStatistics& a, const RouterStatistics& b,

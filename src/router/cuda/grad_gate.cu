@@ -9,14 +9,13 @@
 #include "ops/gemm.hpp"
 #include "ops/split_product.cuh"
 #include "router/cuda/grad_gate.hpp"
-#include "router/cuda/hopper/grad_gate.hpp"
 #include "router/cuda/token_matrix.cuh"
 
 namespace crossdock::router {
 namespace {
 
 constexpr int64_t kWantedGateBlocks = 132;  // the SMs of an H200
-constexpr int64_t kSliceMultiple = 32;      // tokens that a block multiplies at a time
+constexpr int64_t kSliceMultiple = 64;      // tokens that a block multiplies at a time, at most
 constexpr int64_t kMostBiasSlices = 128;
 constexpr int64_t kLeastBiasTokens = 64;
 constexpr int kSumThreads = 256;
@@ -78,20 +77,48 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   });
 }
 
-// A thread adds up the slices of single elements.
-template <typename Sum>
+// A thread adds up the slices of kCount neighbours, which it reads in advance.
+template <typename Sum, int kCount>
 __global__ void __launch_bounds__(kSumThreads)
     sum_slices_kernel(const Sum* slice_sums, int64_t num_slices, int64_t size, bool accumulates,
                       float* out) {
+  struct alignas(kCount * sizeof(Sum)) Sums {
+    Sum values[kCount];
+  };
+  struct alignas(kCount * sizeof(float)) Floats {
+    float values[kCount];
+  };
+  constexpr int kAhead = 8;
   cuda::wait_for_previous_kernel();
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kSumThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x; i < size;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kSumThreads * kCount;
+  for (int64_t i = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kCount; i < size;
        i += stride) {
-    Sum sum = num_slices > 0 ? slice_sums[i] : Sum{0};
-#pragma unroll 8
-    for (int64_t slice = 1; slice < num_slices; ++slice) sum += slice_sums[slice * size + i];
-    const auto value = static_cast<float>(sum);
-    out[i] = accumulates ? out[i] + value : value;
+    Sums total{};
+    for (int64_t first = 0; first < num_slices; first += kAhead) {
+      Sums ahead[kAhead];
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        if (first + n >= num_slices) break;
+        ahead[n] = *reinterpret_cast<const Sums*>(slice_sums + (first + n) * size + i);
+      }
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        if (first + n >= num_slices) break;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          total.values[j] =
+              first + n == 0 ? ahead[n].values[j] : total.values[j] + ahead[n].values[j];
+        }
+      }
+    }
+    auto* const to = reinterpret_cast<Floats*>(out + i);
+    Floats values = accumulates ? *to : Floats{};
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const auto value = static_cast<float>(total.values[j]);
+      values.values[j] = accumulates ? values.values[j] + value : value;
+    }
+    *to = values;
   }
 }
 
@@ -110,13 +137,13 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-template <typename Sum>
+template <int kCount, typename Sum>
 void launch_sum_slices(const Sum* slice_sums, int64_t num_slices, int64_t size, bool accumulates,
                        float* out, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(
-      std::min<int64_t>((size + kSumThreads - 1) / kSumThreads, int64_t{1} << 20));
-  cuda::launch_early(sum_slices_kernel<Sum>, blocks, kSumThreads, stream, slice_sums, num_slices,
-                     size, accumulates, out);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(
+      (size + kSumThreads * kCount - 1) / (kSumThreads * kCount), int64_t{1} << 20));
+  cuda::launch_early(sum_slices_kernel<Sum, kCount>, blocks, kSumThreads, stream, slice_sums,
+                     num_slices, size, accumulates, out);
 }
 
 template <typename Tile>
@@ -165,7 +192,7 @@ void load_split_gate() {
 }  // namespace
 
 TokenSlices gate_slices(int64_t T, int64_t E, int64_t D) {
-  const int64_t tiles = E <= 64 ? (D + 255) / 256 : (E + 127) / 128 * ((D + 127) / 128);
+  const int64_t tiles = (E + 127) / 128 * ((D + 127) / 128);
   const int64_t wanted = std::max<int64_t>(kWantedGateBlocks / tiles, 1);
   const int64_t num_tokens =
       std::max(round_up((T + wanted - 1) / wanted, kSliceMultiple), ops::kGemmBlockK);
@@ -181,19 +208,16 @@ TokenSlices bias_slices(int64_t T) {
 
 void load_grad_gate() {
   cuda::load_kernels(fma_grad_gate_kernel<ops::WideFmaTile>,
-                     fma_grad_gate_kernel<ops::SmallFmaTile>, sum_slices_kernel<float>,
-                     sum_slices_kernel<double>, bias_slices_kernel);
+                     fma_grad_gate_kernel<ops::SmallFmaTile>, sum_slices_kernel<float, 1>,
+                     sum_slices_kernel<float, 4>, sum_slices_kernel<double, 1>, bias_slices_kernel);
   load_split_gate<ops::SplitTile<32>, false>();
   load_split_gate<ops::SplitTile<32>, true>();
   load_split_gate<ops::SplitTile<64>, true>();
   load_split_gate<ops::SplitTile<128>, true>();
 }
 
-void launch_grad_gate(const GradGateArgs& args, ops::hopper::TensorMaps* maps,
-                      cudaStream_t stream) {
-  if (args.parts.values != nullptr) {
-    hopper::launch_grad_gate(args, *maps, stream);
-  } else if (args.x_dtype == DType::kBF16 && args.jitter.size == 0.0f) {
+void launch_grad_gate(const GradGateArgs& args, cudaStream_t stream) {
+  if (args.x_dtype == DType::kBF16 && args.jitter.size == 0.0f) {
     launch_split_gate(args, stream);
   } else if (args.E > 32) {
     launch_fma_gate<ops::WideFmaTile>(args, stream);
@@ -201,9 +225,19 @@ void launch_grad_gate(const GradGateArgs& args, ops::hopper::TensorMaps* maps,
     launch_fma_gate<ops::SmallFmaTile>(args, stream);
   }
   CROSSDOCK_CUDA(cudaGetLastError());
+  launch_sum_gate(args, stream);
+}
+
+void launch_sum_gate(const GradGateArgs& args, cudaStream_t stream) {
   if (args.slices.count == 1) return;
-  launch_sum_slices(args.slice_sums, args.slices.count, args.E * args.D, args.accumulates,
-                    args.grad_gate, stream);
+  const int64_t size = args.E * args.D;
+  if (size % 4 == 0 && reinterpret_cast<uintptr_t>(args.grad_gate) % 16 == 0) {
+    launch_sum_slices<4>(args.slice_sums, args.slices.count, size, args.accumulates, args.grad_gate,
+                         stream);
+  } else {
+    launch_sum_slices<1>(args.slice_sums, args.slices.count, size, args.accumulates, args.grad_gate,
+                         stream);
+  }
 }
 
 void launch_grad_bias(const GradBiasArgs& args, cudaStream_t stream) {
@@ -211,8 +245,8 @@ void launch_grad_bias(const GradBiasArgs& args, cudaStream_t stream) {
     bias_slices_kernel<<<static_cast<unsigned>(args.slices.count), kSumThreads, 0, stream>>>(args);
     CROSSDOCK_CUDA(cudaGetLastError());
   }
-  launch_sum_slices(args.slice_sums, args.slices.count, args.E, args.accumulates, args.grad_bias,
-                    stream);
+  launch_sum_slices<1>(args.slice_sums, args.slices.count, args.E, args.accumulates, args.grad_bias,
+                       stream);
 }
 
 }  // namespace crossdock::router

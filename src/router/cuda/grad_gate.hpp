@@ -5,9 +5,7 @@
 #include <cstdint>
 
 #include "crossdock/dtype.hpp"
-#include "ops/cuda/hopper/tensor_map.hpp"
 #include "router/cuda/batch_jitter.hpp"
-#include "router/cuda/grad_parts.hpp"
 
 namespace crossdock::router {
 
@@ -23,8 +21,7 @@ TokenSlices bias_slices(int64_t T);
 /// grad_gate (+)= grad_logits^T x. Without jitter, bf16 tokens run on tensor cores, as exact as in
 /// fp32 (ops/split_product.cuh); others are fp32 fma.
 struct GradGateArgs {
-  const float* grad_logits;  // [T, E]; not used with parts
-  GradParts parts;           // of them, for sm_90a kernels, or none
+  const float* grad_logits;  // [T, E]
   const void* x;             // [T, D]
   DType x_dtype;             // fp32, bf16 or fp16
   BatchJitter jitter;
@@ -52,7 +49,9 @@ struct GradBiasArgs {
 };
 
 void load_grad_gate();
-void launch_grad_gate(const GradGateArgs& args, ops::hopper::TensorMaps* maps, cudaStream_t stream);
+void launch_grad_gate(const GradGateArgs& args, cudaStream_t stream);
+/// The last step of launch_grad_gate: adds up the sums of several slices.
+void launch_sum_gate(const GradGateArgs& args, cudaStream_t stream);
 void launch_grad_bias(const GradBiasArgs& args, cudaStream_t stream);
 
 }  // namespace crossdock::router

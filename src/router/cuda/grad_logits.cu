@@ -15,25 +15,31 @@ template <int kPer>
 constexpr int kGradWarps = kPer <= 16 ? 8 : 4;  // as many as shared memory has rows for
 constexpr int kGradBlocksPerSm = 4;
 
-// What the gradient of a token is computed from, read all at once. Lane k has slot k.
+// What the gradient of a token is computed from. Lane k has slot k.
 template <int kPer>
 struct TokenInput {
   float logits[kPer];
   int32_t sequence;
-  int32_t id = -1;    // of the expert; -1 without a route
-  float grad = 0.0f;  // of the weight
+  int32_t id;  // of the expert; -1 without a route
+  float grad;  // of the weight
 
-  __device__ TokenInput(const GradLogitsArgs& args, int64_t token) {
+  __device__ void read(const GradLogitsArgs& args, int64_t token) {
     const ScoreRules& rules = args.rules;
     sequence = args.sequences[token];
-    read_row(args.logits + token * rules.E, rules.E, -INFINITY, logits);
+    read_row(args.logits, token, rules.E, logits);
+    id = -1;
+    grad = 0.0f;
     if (args.grad_weights == nullptr || lane_id() >= rules.K) return;
     const int64_t route = token * rules.K + lane_id();
-    const int32_t own_id = args.expert_ids[route];
-    const float own_grad = args.grad_weights[route];
-    if (own_id < 0 || own_id >= rules.E) return;
-    id = own_id;
-    grad = own_grad;
+    id = args.expert_ids[route];
+    grad = args.grad_weights[route];
+  }
+
+  /// Once the values are there.
+  __device__ void check(const ScoreRules& rules) {
+    if (id >= 0 && id < rules.E) return;
+    id = -1;
+    grad = 0.0f;
   }
 };
 
@@ -42,8 +48,8 @@ struct TokenInput {
 template <int kPer>
 __device__ void add_to_experts(const ScoreRules& rules, int32_t id, float value, float* scratch,
                                float (&row)[kPer]) {
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) scratch[element_of(i)] = 0.0f;
+  constexpr float kZeros[kPer] = {};
+  write_whole_row(kZeros, scratch);
   __syncwarp();
   const auto mark = static_cast<float>(lane_id() + 1);
   if (id >= 0) scratch[id] = mark;
@@ -52,15 +58,17 @@ __device__ void add_to_experts(const ScoreRules& rules, int32_t id, float value,
   if (__all_sync(~0u, is_alone)) {
     if (id >= 0) scratch[id] = value;
     __syncwarp();
+    float added[kPer];
+    read_whole_row(scratch, added);
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) row[i] += scratch[element_of(i)];
+    for (int i = 0; i < kPer; ++i) row[i] += added[i];
   } else {
     for (int k = 0; k < rules.K; ++k) {
       const int32_t expert = __shfl_sync(~0u, id, k);
       const float of_slot = __shfl_sync(~0u, value, k);
 #pragma unroll
       for (int i = 0; i < kPer; ++i) {
-        if (element_of(i) == expert) row[i] += of_slot;
+        if (element_of<kPer>(i) == expert) row[i] += of_slot;
       }
     }
   }
@@ -74,7 +82,7 @@ __device__ void add_weight_gradient(const ScoreRules& rules, const TokenInput<kP
                                     float (&grad_scores)[kPer]) {
   const bool has_route = token.id >= 0;
   const float grad = token.grad;
-  const float score = score_of_slot(scores, rules.E, token.id, scratch);
+  const float score = score_of_slot(scores, token.id, scratch);
   const SlotWeights slot = slot_weights(rules, has_route, score);
   const float inner = warp_sum(grad * slot.weight);
   float slope = grad;
@@ -99,7 +107,7 @@ __device__ void grad_of_shares(const GradLogitsArgs& args, const BalanceTable& t
       by_sequence ? args.grad_losses * sequence_factor(balance, args.rules, table, sequence) : 0.0f;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const int32_t e = element_of(i);
+    const int32_t e = element_of<kPer>(i);
     grad_shares[i] = 0.0f;
     if (e >= E) continue;
     if (balance.batch.coeff != 0.0) {
@@ -132,7 +140,7 @@ __device__ void add_aux_gradient(const GradLogitsArgs& args, const BalanceTable&
   const float inner = inner_product(grad_shares, shares);
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    if (element_of(i) < args.rules.E) grad_scores[i] += (grad_shares[i] - inner) / sum;
+    if (element_of<kPer>(i) < args.rules.E) grad_scores[i] += (grad_shares[i] - inner) / sum;
   }
 }
 
@@ -161,25 +169,29 @@ __device__ void grad_of_token(const GradLogitsArgs& args, const BalanceTable& ta
   }
 }
 
+// The parts of some neighbours, one part of which is stored at once. Those outside the row are in
+// the space between rows, or not stored.
 template <int kPer>
 __device__ void store_parts(const GradLogitsArgs& args, int64_t token, const float (&grad)[kPer]) {
-  BF16* to = args.parts.values + token * args.parts.pitch;
-  const int64_t next_part = args.T * args.parts.pitch;
-  uint32_t pairs[kNumParts][(kPer + 1) / 2];
+  struct alignas(2 * kPer) Part {
+    uint16_t bits[kPer];
+  };
+  Part parts[kNumParts];
 #pragma unroll
   for (int i = 0; i < kPer; i += 2) {
     const ops::SplitPair split(grad[i], i + 1 < kPer ? grad[i + 1] : 0.0f);
 #pragma unroll
-    for (int part = 0; part < kNumParts; ++part) pairs[part][i / 2] = split.parts[part];
+    for (int part = 0; part < kNumParts; ++part) {
+      parts[part].bits[i] = static_cast<uint16_t>(split.parts[part]);
+      if (i + 1 < kPer) parts[part].bits[i + 1] = static_cast<uint16_t>(split.parts[part] >> 16);
+    }
   }
+  if (element_of<kPer>(0) >= args.rules.E) return;
+  BF16* to = args.parts.values + token * args.parts.pitch + element_of<kPer>(0);
 #pragma unroll
   for (int part = 0; part < kNumParts; ++part) {
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      const uint32_t bits = pairs[part][i / 2] >> (i % 2 * 16);
-      if (element_of(i) < args.rules.E) to[element_of(i)].bits = static_cast<uint16_t>(bits);
-    }
-    to += next_part;
+    *reinterpret_cast<Part*>(to) = parts[part];
+    to += args.T * args.parts.pitch;
   }
 }
 
@@ -190,7 +202,7 @@ __device__ void store_row(const GradLogitsArgs& args, int64_t token, const float
     float* const to = args.grad_logits + token * E;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      if (element_of(i) < E) to[element_of(i)] = grad[i];
+      if (element_of<kPer>(i) < E) to[element_of<kPer>(i)] = grad[i];
     }
   }
   if constexpr (32 * (kPer - 1) < kMostExpertsInParts) {
@@ -198,41 +210,63 @@ __device__ void store_row(const GradLogitsArgs& args, int64_t token, const float
   }
 }
 
-// A warp takes tokens in turn.
-template <int kPer>
+// A warp takes tokens in turn, and reads one ahead.
+template <int kPer, Score kScore>
 __global__ void __launch_bounds__(kGradWarps<kPer> * 32)
-    grad_logits_kernel(const __grid_constant__ GradLogitsArgs args) {
+    grad_logits_kernel(const __grid_constant__ GradLogitsArgs given) {
   constexpr int kWarps = kGradWarps<kPer>;
   __shared__ BalanceTable table;
-  __shared__ float scratch[kWarps][32 * kPer];
-  cuda::wait_for_previous_kernel();
-  fill_balance_table(args.balance, args.rules, table);
+  __shared__ __align__(16) float scratch[kWarps][32 * kPer];
+  GradLogitsArgs args = given;
+  args.rules.score = kScore;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
+  TokenInput<kPer> next;
+  cuda::wait_for_previous_kernel();
+  if (first < args.T) next.read(args, first);
+  if (args.balance.has_aux() || args.balance.z_coeff != 0.0) {
+    fill_balance_table(args.balance, args.rules, table);
+  }
   for (int64_t token = first; token < args.T; token += stride) {
+    TokenInput<kPer> input = next;
+    if (token + stride < args.T) next.read(args, token + stride);
+    input.check(args.rules);
     float grad[kPer] = {};
-    grad_of_token(args, table, TokenInput<kPer>(args, token), scratch[warp], grad);
+    grad_of_token(args, table, input, scratch[warp], grad);
     store_row(args, token, grad);
   }
+}
+
+template <int kPer>
+void load_grad_logits() {
+  cuda::load_kernels(
+      grad_logits_kernel<kPer, Score::kSoftmax>, grad_logits_kernel<kPer, Score::kSoftmaxAfterTopK>,
+      grad_logits_kernel<kPer, Score::kSigmoid>, grad_logits_kernel<kPer, Score::kSqrtSoftplus>);
 }
 
 }  // namespace
 
 void load_grad_logits() {
-  cuda::load_kernels(grad_logits_kernel<1>, grad_logits_kernel<2>, grad_logits_kernel<4>,
-                     grad_logits_kernel<8>, grad_logits_kernel<16>, grad_logits_kernel<32>);
+  load_grad_logits<1>();
+  load_grad_logits<2>();
+  load_grad_logits<4>();
+  load_grad_logits<8>();
+  load_grad_logits<16>();
+  load_grad_logits<32>();
 }
 
 void launch_grad_logits(const GradLogitsArgs& args, cudaStream_t stream) {
   if (args.T == 0) return;
   const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kGradBlocksPerSm;
   with_row_size(args.rules.E, [&](auto size) {
-    constexpr int kPer = decltype(size)::value;
-    constexpr int kWarps = kGradWarps<kPer>;
-    const auto blocks =
-        static_cast<unsigned>(std::min((args.T + kWarps - 1) / kWarps, most_blocks));
-    cuda::launch_early(grad_logits_kernel<kPer>, blocks, kWarps * 32, stream, args);
+    with_score(args.rules.score, [&](auto score) {
+      constexpr int kWarps = kGradWarps<size.value>;
+      const auto blocks =
+          static_cast<unsigned>(std::min((args.T + kWarps - 1) / kWarps, most_blocks));
+      cuda::launch_early(grad_logits_kernel<size.value, score.value>, blocks, kWarps * 32, stream,
+                         args);
+    });
   });
 }
 

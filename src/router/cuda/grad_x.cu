@@ -6,7 +6,6 @@
 #include "ops/fma_product.cuh"
 #include "ops/split_product.cuh"
 #include "router/cuda/grad_x.hpp"
-#include "router/cuda/hopper/grad_x.hpp"
 #include "router/cuda/token_matrix.cuh"
 
 namespace crossdock::router {
@@ -192,11 +191,9 @@ void load_grad_x() {
   load_split<F16>();
 }
 
-void launch_grad_x(const GradXArgs& args, ops::hopper::TensorMaps* maps, cudaStream_t stream) {
+void launch_grad_x(const GradXArgs& args, cudaStream_t stream) {
   if (args.T == 0) return;
-  if (args.parts.values != nullptr) {
-    hopper::launch_grad_x(args, *maps, stream);
-  } else if (args.gate_dtype != DType::kBF16) {
+  if (args.gate_dtype != DType::kBF16) {
     fma_grad_x_kernel<<<num_grad_x_tiles<ops::WideFmaTile>(args), ops::WideFmaTile::kThreads, 0,
                         stream>>>(args, ops::device_matrix(args.grad_logits, DType::kF32, args.E),
                                   ops::device_matrix(args.gate, args.gate_dtype, args.D));

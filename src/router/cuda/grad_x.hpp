@@ -5,17 +5,14 @@
 #include <cstdint>
 
 #include "crossdock/dtype.hpp"
-#include "ops/cuda/hopper/tensor_map.hpp"
 #include "router/cuda/batch_jitter.hpp"
-#include "router/cuda/grad_parts.hpp"
 
 namespace crossdock::router {
 
 /// grad_x (+)= grad_logits gate, times the jitter. With a bf16 gate on tensor cores, as exact as in
 /// fp32 (ops/split_product.cuh); with others fp32 fma.
 struct GradXArgs {
-  const float* grad_logits;  // [T, E]; not used with parts
-  GradParts parts;           // of them, for sm_90a kernels, or none
+  const float* grad_logits;  // [T, E]
   const void* gate;          // [E, D]
   DType gate_dtype;          // fp32, bf16 or fp16
   BatchJitter jitter;
@@ -29,6 +26,6 @@ struct GradXArgs {
 };
 
 void load_grad_x();
-void launch_grad_x(const GradXArgs& args, ops::hopper::TensorMaps* maps, cudaStream_t stream);
+void launch_grad_x(const GradXArgs& args, cudaStream_t stream);
 
 }  // namespace crossdock::router

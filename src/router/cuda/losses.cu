@@ -31,8 +31,8 @@ __device__ double weighted_routes(const float (&shares)[kPer], const Count* rout
   double sum = 0.0;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    if (element_of(i) >= E) continue;
-    sum += static_cast<double>(shares[i]) * static_cast<double>(routes[element_of(i)]);
+    if (element_of<kPer>(i) >= E) continue;
+    sum += static_cast<double>(shares[i]) * static_cast<double>(routes[element_of<kPer>(i)]);
   }
   return warp_sum(sum);
 }
@@ -47,7 +47,7 @@ __device__ LossSums losses_of_token(const LossArgs& args, const BalanceTable& ta
   const ScoreRules& rules = args.rules;
   const BalanceArgs& balance = args.balance;
   float logits[kPer];
-  read_row(args.logits + token * rules.E, rules.E, -INFINITY, logits);
+  read_row(args.logits, token, rules.E, logits);
   if (balance.has_aux()) {
     float scores[kPer];
     float shares[kPer];

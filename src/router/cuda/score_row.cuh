@@ -8,8 +8,8 @@
 #include "router/cuda/score_rules.hpp"
 #include "router/scores.hpp"
 
-// router/scores.hpp for a warp: a row of E values, in registers. Lane l holds elements l, l + 32,
-// ..., up to kPer of them. Sums over a row have a fixed order: within each lane, then across lanes.
+// router/scores.hpp for a warp: a row of E values, in registers. Lane l holds the kPer elements
+// from l * kPer on. Sums over a row have a fixed order: within each lane, then across lanes.
 
 namespace crossdock::router {
 
@@ -23,6 +23,17 @@ void with_row_size(int32_t E, const Work& work) {
   if (E <= 512) return work(std::integral_constant<int, 16>{});
   static_assert(kMaxDeviceExperts == 1024);
   work(std::integral_constant<int, 32>{});
+}
+
+/// Calls work(std::integral_constant<Score, score>): kernels for one score have no code for others.
+template <typename Work>
+void with_score(Score score, const Work& work) {
+  if (score == Score::kSoftmax) return work(std::integral_constant<Score, Score::kSoftmax>{});
+  if (score == Score::kSoftmaxAfterTopK) {
+    return work(std::integral_constant<Score, Score::kSoftmaxAfterTopK>{});
+  }
+  if (score == Score::kSigmoid) return work(std::integral_constant<Score, Score::kSigmoid>{});
+  work(std::integral_constant<Score, Score::kSqrtSoftplus>{});
 }
 
 __device__ inline int lane_id() {
@@ -39,23 +50,63 @@ __device__ T warp_sum(T value) {
   return value;
 }
 
+/// An integer that compares as the float does, and back. NaN is larger or smaller than all numbers.
+__device__ inline int32_t ordered_bits(int32_t bits) {
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
 __device__ inline float warp_max(float value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
-  }
-  return value;
+  const int32_t largest = __reduce_max_sync(~0u, ordered_bits(__float_as_int(value)));
+  return __int_as_float(ordered_bits(largest));
 }
 
 /// Element i of a row on this lane.
-__device__ inline int element_of(int i) {
-  return lane_id() + 32 * i;
+template <int kPer>
+__device__ int element_of(int i) {
+  return lane_id() * kPer + i;
 }
 
+/// Neighbours that are read and written at once.
 template <int kPer>
-__device__ void read_row(const float* from, int32_t E, float outside, float (&row)[kPer]) {
+struct alignas(kPer < 4 ? 4 * kPer : 16) RowVector {
+  static constexpr int kCount = kPer < 4 ? kPer : 4;
+  float values[kCount];
+};
+
+/// `from` has 32 * kPer values and is aligned to 16 bytes.
+template <int kPer>
+__device__ void read_whole_row(const float* from, float (&row)[kPer]) {
+  using Vector = RowVector<kPer>;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) row[i] = element_of(i) < E ? from[element_of(i)] : outside;
+  for (int i = 0; i < kPer; i += Vector::kCount) {
+    const Vector vector = *reinterpret_cast<const Vector*>(from + element_of<kPer>(i));
+#pragma unroll
+    for (int j = 0; j < Vector::kCount; ++j) row[i + j] = vector.values[j];
+  }
+}
+
+/// The other way.
+template <int kPer>
+__device__ void write_whole_row(const float (&row)[kPer], float* to) {
+  using Vector = RowVector<kPer>;
+#pragma unroll
+  for (int i = 0; i < kPer; i += Vector::kCount) {
+    Vector vector;
+#pragma unroll
+    for (int j = 0; j < Vector::kCount; ++j) vector.values[j] = row[i + j];
+    *reinterpret_cast<Vector*>(to + element_of<kPer>(i)) = vector;
+  }
+}
+
+/// Row `token` of a matrix that is aligned to 16 bytes.
+template <int kPer>
+__device__ void read_row(const float* rows, int64_t token, int32_t E, float (&row)[kPer]) {
+  const float* const from = rows + token * E;
+  if (E == 32 * kPer) return read_whole_row(from, row);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    row[i] = element_of<kPer>(i) < E ? from[element_of<kPer>(i)] : -INFINITY;
+  }
 }
 
 template <int kPer>
@@ -74,14 +125,11 @@ __device__ float inner_product(const float (&a)[kPer], const float (&b)[kPer]) {
   return warp_sum(sum);
 }
 
-/// The score of each lane's expert `id`; 0 if that is negative. `scratch` has room for E values of
-/// this warp.
+/// The score of each lane's expert `id`; 0 if that is negative. `scratch` is a whole row of this
+/// warp in shared memory.
 template <int kPer>
-__device__ float score_of_slot(const float (&scores)[kPer], int32_t E, int32_t id, float* scratch) {
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    if (element_of(i) < E) scratch[element_of(i)] = scores[i];
-  }
+__device__ float score_of_slot(const float (&scores)[kPer], int32_t id, float* scratch) {
+  write_whole_row(scores, scratch);
   __syncwarp();
   const float score = id >= 0 ? scratch[id] : 0.0f;
   __syncwarp();  // before the scratch is used again
@@ -135,7 +183,7 @@ __device__ void device_scores(Score kind, const float (&logits)[kPer], int32_t E
     if (kind == Score::kSqrtSoftplus) {
       score = sqrtf(fmaxf(logit, 0.0f) + log1pf(expf(-fabsf(logit))));
     }
-    scores[i] = element_of(i) < E ? score : 0.0f;
+    scores[i] = element_of<kPer>(i) < E ? score : 0.0f;
   }
 }
 

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ops/cuda/hopper/tensor_map.hpp"
+#include "router/cuda/grad_gate.hpp"
+#include "router/cuda/grad_parts.hpp"
+#include "router/cuda/grad_x.hpp"
+
+// The gradients of bf16 tokens and of a bf16 gate on sm_90a, in one pass over the tokens.
+
+namespace crossdock::router::hopper {
+
+/// Shared memory per block that the kernel needs.
+inline constexpr int kGradSharedBytes = 226 << 10;
+
+/// Loads the kernels onto the current device. False if they were not compiled for it.
+bool load_gradients();
+
+/// launch_grad_x and launch_grad_gate, with their bits. Takes grad_logits from `parts`. An output
+/// that is null is not needed, but one is given. REQUIRES: T > 0, at most kMostExpertsInParts
+/// experts, no jitter; x, gate, grad_x and their rows are bf16 and aligned to 16 bytes.
+void launch_gradients(const GradParts& parts, const GradXArgs& of_x, const GradGateArgs& of_gate,
+                      ops::hopper::TensorMaps& maps, cudaStream_t stream);
+
+}  // namespace crossdock::router::hopper
