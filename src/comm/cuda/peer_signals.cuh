@@ -77,6 +77,7 @@ struct SignalState {
   uint32_t barrier_epoch = 0;
   uint32_t words_epoch = 0;
   uint32_t blocks_done = 0;           // of the running kernel
+  uint32_t tokens_taken = 0;          // of the running scatter, by persistent blocks
   uint32_t poison = 0;                // FaultCode that ended this channel, or 0
   uint32_t fault_lock = 0;            // held while writing a fault for the host
   uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the current plan; ~0: none
@@ -293,8 +294,7 @@ __device__ inline bool last_block(const PeerSignals& signals, bool writes_to_pee
 }
 
 /// Whether a kernel that ends with peer_barrier may just end: it works for this rank alone and its
-/// outputs are valid. The same for all threads of the grid; kernels ask at their beginning, so that
-/// the check costs no extra time.
+/// outputs are valid. The same for all threads of the grid.
 __device__ inline bool ends_alone(const PeerSignals& signals) {
   return signals.P <= 1 && !is_poisoned(signals);
 }

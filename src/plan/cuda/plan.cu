@@ -39,16 +39,15 @@ struct ReadRoute {
   float weight;
 };
 
-// The tokens of a warp, and its routes.
+// The routes of a warp, all slots of its tokens.
 struct WarpShare {
   int64_t first_route;
   uint32_t num_routes;
 
-  __device__ WarpShare(const PlanArgs& args, int64_t warp) {
+  static __device__ WarpShare of(const PlanArgs& args, int64_t warp) {
     const int64_t first_token = min(warp * args.shares.warp_tokens, args.routing.T);
     const int64_t num_tokens = min(args.shares.warp_tokens, args.routing.T - first_token);
-    first_route = first_token * args.shape.K;
-    num_routes = static_cast<uint32_t>(num_tokens * args.shape.K);
+    return {first_token * args.shape.K, static_cast<uint32_t>(num_tokens * args.shape.K)};
   }
 };
 
@@ -106,7 +105,8 @@ __device__ bool is_repeated(const PlanArgs& args, int64_t route, uint32_t slot, 
 // Calls note(i, {expert, number of earlier routes of this warp to it}) for its route i. A refused
 // plan counts routes that are bad, too, if they have an expert.
 template <typename Id, typename Note>
-__device__ void count_routes(const PlanArgs& args, uint32_t* warp_counts, const Note& note) {
+__device__ void count_routes(const PlanArgs& args, const WarpShare& share, uint32_t* warp_counts,
+                             const Note& note) {
   const int32_t E = args.shape.E;
   const int num_warps = static_cast<int>(blockDim.x) / 32;
   const int lane = lane_of_thread();
@@ -114,11 +114,11 @@ __device__ void count_routes(const PlanArgs& args, uint32_t* warp_counts, const 
        i += static_cast<int>(blockDim.x)) {
     warp_counts[i] = 0;
   }
-  const WarpShare share(args, global_warp());
   ReadRoute<Id> next = read_route<Id>(args, share, static_cast<uint32_t>(lane));
   __syncthreads();
   uint32_t* counts = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
-  for (uint32_t base = 0; base < share.num_routes; base += 32) {
+  uint32_t base = 0;
+  do {  // once at least, for a rehearsal
     const uint32_t i = base + static_cast<uint32_t>(lane);
     const ReadRoute<Id> read = next;
     next = read_route<Id>(args, share, i + 32);
@@ -136,7 +136,7 @@ __device__ void count_routes(const PlanArgs& args, uint32_t* warp_counts, const 
     const bool must_compare = expert >= 0 && !args.routing.ids_are_distinct;
     const uint32_t slot = i % static_cast<uint32_t>(args.shape.K);
     check_route(args, route, read, must_compare && is_repeated(args, route, slot, read.id, same));
-  }
+  } while ((base += 32) < share.num_routes);
 }
 
 // Turns the counts of a block's warps to expert e into sums over earlier warps, each passed to
@@ -181,7 +181,7 @@ __device__ void prefetch_inputs(const PlanArgs& args) {
   const auto prefetch = [](const void* from, int64_t num_bytes, int64_t first) {
     if (first < num_bytes) prefetch_line(static_cast<const std::byte*>(from) + first);
   };
-  const WarpShare share(args, global_warp());
+  const WarpShare share = WarpShare::of(args, global_warp());
   const int64_t first = int64_t{lane_of_thread()} * kLine;
   prefetch(static_cast<const Id*>(args.routing.expert_ids) + share.first_route,
            share.num_routes * static_cast<int64_t>(sizeof(Id)), first);
@@ -196,18 +196,12 @@ __device__ void prefetch_inputs(const PlanArgs& args) {
   prefetch_line(args.signals.state);
 }
 
-// A block counts a range of tokens; the last exchanges counts.
+// Counts a block's routes and leaves them in global memory.
 template <typename Id>
-__global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
-    count_kernel(const __grid_constant__ PlanArgs args) {
-  extern __shared__ int64_t memory[];
+__device__ void count_block(const PlanArgs& args, uint32_t* warp_counts) {
   const int32_t E = args.shape.E;
-  auto* warp_counts = reinterpret_cast<uint32_t*>(memory);
-  prefetch_inputs<Id>(args);
-  wait_for_previous_kernel();
-  const uint32_t epoch = args.signals.state->words_epoch + 1;
-  const WarpShare share(args, global_warp());
-  count_routes<Id>(args, warp_counts, [&](uint32_t i, const RouteTarget& counted) {
+  const WarpShare share = WarpShare::of(args, global_warp());
+  count_routes<Id>(args, share, warp_counts, [&](uint32_t i, const RouteTarget& counted) {
     args.plan.targets[share.first_route + i] = counted;
   });
   __syncthreads();
@@ -218,10 +212,29 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
     });
     args.scratch.block_sums[static_cast<int64_t>(blockIdx.x) * E + e] = static_cast<int32_t>(total);
   }
-  if (!last_block(args.signals, /*writes_to_peers=*/false)) return;
-  const SegmentMemory segments = SegmentMemory::carve(memory, E);
-  read_tables(args, segments);
-  exchange_counts(args, epoch, segments, [&](int e) { return sum_blocks(args, e); });
+}
+
+// A block counts a range of tokens; the last exchanges counts. rehearses: see SegmentMemory.
+template <typename Id>
+__global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
+    count_kernel(const __grid_constant__ PlanArgs args, bool rehearses) {
+  extern __shared__ int64_t memory[];
+  SegmentMemory segments = SegmentMemory::carve(memory, args.shape.E);
+  uint32_t epoch = 0;
+  prefetch_inputs<Id>(args);
+#pragma unroll 1
+  for (int round = rehearses ? 0 : 1; round < 2; ++round) {
+    segments.is_rehearsal = round == 0;
+    if (!segments.is_rehearsal) {
+      wait_for_previous_kernel();
+      epoch = args.signals.state->words_epoch + 1;
+      count_block<Id>(args, reinterpret_cast<uint32_t*>(memory));
+      if (!last_block(args.signals, /*writes_to_peers=*/false)) return;
+    }
+    read_tables(args, segments);
+    exchange_counts(args, epoch, segments,
+                    [&](int e) { return segments.is_rehearsal ? 0 : sum_blocks(args, e); });
+  }
 }
 
 // A thread places a route.
@@ -242,40 +255,47 @@ __global__ void __launch_bounds__(kPlaceThreads)
               target_at(args, args.shape.owner[e], args.scratch.route_base[e], number));
 }
 
-// One block does everything.
+// One block does everything. rehearses: see SegmentMemory.
 template <typename Id>
 __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
-    small_plan_kernel(const __grid_constant__ PlanArgs args) {
+    small_plan_kernel(const __grid_constant__ PlanArgs args, bool rehearses) {
   extern __shared__ int64_t memory[];
   const int32_t E = args.shape.E;
-  const int64_t num_routes = args.routing.T * args.shape.K;
-  const SegmentMemory segments = SegmentMemory::carve(memory, E);
+  SegmentMemory segments = SegmentMemory::carve(memory, E);
   auto* routes = reinterpret_cast<RouteTarget*>(memory + segment_bytes(E) / sizeof(int64_t));
-  auto* warp_counts = reinterpret_cast<uint32_t*>(routes + num_routes);
-  const WarpShare share(args, global_warp());
-  RouteTarget* own_routes = routes + share.first_route;
+  auto* warp_counts = reinterpret_cast<uint32_t*>(routes + args.routing.T * args.shape.K);
+  uint32_t* earlier = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
+  uint32_t epoch = 0;
   prefetch_inputs<Id>(args);
   read_tables(args, segments);
-  wait_for_previous_kernel();
-  const uint32_t epoch = args.signals.state->words_epoch + 1;
-  count_routes<Id>(args, warp_counts,
-                   [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
-  __syncthreads();
-  exchange_counts(args, epoch, segments, [&](int e) {
-    return int64_t{sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
-      warp_counts[static_cast<int64_t>(warp) * E + e] = sum;
-    })};
-  });
-  const uint32_t* earlier = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
-  for (uint32_t i = lane_of_thread(); i < share.num_routes; i += 32) {
-    const RouteTarget counted = own_routes[i];
-    const int32_t e = counted.rank;
-    RouteTarget target{-1, -1};
-    if (e >= 0) {
-      const int32_t number = static_cast<int32_t>(earlier[e]) + counted.row;
-      target = target_at(args, segments.owner[e], segments.base[e], number);
+#pragma unroll 1
+  for (int round = rehearses ? 0 : 1; round < 2; ++round) {
+    segments.is_rehearsal = round == 0;
+    WarpShare share{};  // nothing
+    if (!segments.is_rehearsal) {
+      wait_for_previous_kernel();
+      epoch = args.signals.state->words_epoch + 1;
+      share = WarpShare::of(args, global_warp());
     }
-    place_route(args, share.first_route + i, target);
+    RouteTarget* own_routes = routes + share.first_route;
+    count_routes<Id>(args, share, warp_counts,
+                     [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
+    __syncthreads();
+    exchange_counts(args, epoch, segments, [&](int e) {
+      return int64_t{sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
+        warp_counts[static_cast<int64_t>(warp) * E + e] = sum;
+      })};
+    });
+    for (uint32_t i = lane_of_thread(); i < share.num_routes; i += 32) {
+      const RouteTarget counted = own_routes[i];
+      const int32_t e = counted.rank;
+      RouteTarget target{-1, -1};
+      if (e >= 0) {
+        const int32_t number = static_cast<int32_t>(earlier[e]) + counted.row;
+        target = target_at(args, segments.owner[e], segments.base[e], number);
+      }
+      place_route(args, share.first_route + i, target);
+    }
   }
 }
 
@@ -344,9 +364,9 @@ void launch_plan(const PlanArgs& args, cudaStream_t stream) {
   }
   // Blocks that start early must leave room for kernels that the previous one may be waiting for.
   if (shares.num_blocks * args.num_sharing <= num_sms(current_device()) / 2) {
-    launch_early(kernel, shape, stream, args);
+    launch_early(kernel, shape, stream, args, /*rehearses=*/true);
   } else {
-    kernel<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
+    kernel<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args, false);
     CROSSDOCK_CUDA(cudaGetLastError());
   }
   if (shares.is_small) return;
