@@ -97,40 +97,15 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
   }
 }
 
-// Copies a token to its rows; a thread moves vectors of a row. Returns whether the channel has
-// ended, and then copies nothing.
-template <typename Vector, typename Word>
-__device__ bool scatter_token(const ScatterArgs& args, int64_t token) {
-  __shared__ RouteTarget targets[kSlotsAtOnce];
-  __shared__ bool has_ended;
-  for (int first = 0; first < args.K; first += kSlotsAtOnce) {
-    const int slots = min(args.K - first, kSlotsAtOnce);
-    const int64_t route = token * args.K + first + threadIdx.x;
-    if (static_cast<int>(threadIdx.x) < slots) {
-      RouteTarget target = args.targets[route];
-      const bool is_dead = is_poisoned(args.signals);
-      if (is_dead) target.rank = -1;
-      if (threadIdx.x == 0) has_ended = is_dead;
-      targets[threadIdx.x] = target;
-      if (args.weights != nullptr && target.rank >= 0) {
-        args.row_weights[target.rank][target.row] = args.weights[route];
-      }
-    }
-    __syncthreads();
-    copy_row<Vector, kInFlight>(args.parts[0], token, targets, slots);
-    if constexpr (!std::is_void_v<Word>) copy_row<Word, 1>(args.parts[1], token, targets, slots);
-    __syncthreads();
-  }
-  return has_ended;
-}
-
-// A block takes a token, or several in turn. Rows of the first part are a multiple of Vector, those
-// of the second (fp8: scales, few bytes) of Word; void: there is none. If a peer has not arrived,
-// the kernel scatters nothing. ends_apart: scatter_end_kernel follows.
+// A block takes tokens in turn; a thread moves vectors of a row. Rows of the first part are a
+// multiple of Vector, those of the second (fp8: scales, few bytes) of Word; void: there is none. If
+// a peer has not arrived, the kernel scatters nothing. ends_apart: scatter_end_kernel follows.
 template <typename Vector, typename Word>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     scatter_kernel(const __grid_constant__ ScatterArgs args, const __grid_constant__ int64_t burst,
                    const __grid_constant__ bool ends_apart) {
+  __shared__ RouteTarget targets[kSlotsAtOnce];
+  __shared__ bool has_ended;     // the channel
   __shared__ int64_t coming[2];  // the tokens after the current one
   const bool is_persistent = gridDim.x < args.T;
   const bool takes = is_persistent && threadIdx.x == kThreads - 1;
@@ -138,23 +113,41 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   prefetch_first(args, burst);
   wait_for_previous_kernel();
   if (args.awaits_peers) peer_arrival(args.signals, args.operation);
-  bool has_ended = false;
   if (takes) coming[1] = take_token(args);
   for (int64_t token = blockIdx.x; token < args.T; token = is_persistent ? coming[0] : args.T) {
     int64_t taken = 0;
     if (!is_persistent) prefetch_next(args, burst, token);
     if (takes) {
       if (burst > 0) prefetch_token(args, coming[1]);
-      taken = take_token(args);
+      taken = take_token(args);  // not waited for until this token is copied
     }
-    has_ended = scatter_token<Vector, Word>(args, token);
+    for (int first = 0; first < args.K; first += kSlotsAtOnce) {
+      const int slots = min(args.K - first, kSlotsAtOnce);
+      const int64_t route = token * args.K + first + threadIdx.x;
+      if (static_cast<int>(threadIdx.x) < slots) {
+        RouteTarget target = args.targets[route];
+        const bool is_dead = is_poisoned(args.signals);
+        if (is_dead) target.rank = -1;
+        if (threadIdx.x == 0) has_ended = is_dead;
+        targets[threadIdx.x] = target;
+        if (args.weights != nullptr && target.rank >= 0) {
+          args.row_weights[target.rank][target.row] = args.weights[route];
+        }
+      }
+      __syncthreads();
+      copy_row<Vector, kInFlight>(args.parts[0], token, targets, slots);
+      if constexpr (!std::is_void_v<Word>) copy_row<Word, 1>(args.parts[1], token, targets, slots);
+      __syncthreads();
+    }
+    if (!is_persistent) continue;
     if (takes) {
       coming[0] = coming[1];
       coming[1] = taken;
     }
-    if (is_persistent) __syncthreads();
+    __syncthreads();
   }
-  if (!is_persistent && (ends_apart || (args.signals.P <= 1 && !has_ended))) return;
+  const bool ends_alone = args.signals.P <= 1 && args.T > 0 && !has_ended;
+  if (!is_persistent && (ends_apart || ends_alone)) return;
   if (!last_block(args.signals)) return;
   if (threadIdx.x == 0) args.signals.state->tokens_taken = 0;
   if (!peer_barrier(args.signals, args.operation, args.awaits_peers)) zero_own_parts(args);
