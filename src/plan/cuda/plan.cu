@@ -117,8 +117,7 @@ __device__ void count_routes(const PlanArgs& args, const WarpShare& share, uint3
   ReadRoute<Id> next = read_route<Id>(args, share, static_cast<uint32_t>(lane));
   __syncthreads();
   uint32_t* counts = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
-  uint32_t base = 0;
-  do {  // once at least, for a rehearsal
+  for (uint32_t base = 0; base < share.num_routes; base += 32) {
     const uint32_t i = base + static_cast<uint32_t>(lane);
     const ReadRoute<Id> read = next;
     next = read_route<Id>(args, share, i + 32);
@@ -136,7 +135,7 @@ __device__ void count_routes(const PlanArgs& args, const WarpShare& share, uint3
     const bool must_compare = expert >= 0 && !args.routing.ids_are_distinct;
     const uint32_t slot = i % static_cast<uint32_t>(args.shape.K);
     check_route(args, route, read, must_compare && is_repeated(args, route, slot, read.id, same));
-  } while ((base += 32) < share.num_routes);
+  }
 }
 
 // Turns the counts of a block's warps to expert e into sums over earlier warps, each passed to
@@ -214,27 +213,20 @@ __device__ void count_block(const PlanArgs& args, uint32_t* warp_counts) {
   }
 }
 
-// A block counts a range of tokens; the last exchanges counts. rehearses: see SegmentMemory.
+// A block counts a range of tokens; the last exchanges counts.
 template <typename Id>
 __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
-    count_kernel(const __grid_constant__ PlanArgs args, bool rehearses) {
+    count_kernel(const __grid_constant__ PlanArgs args) {
   extern __shared__ int64_t memory[];
-  SegmentMemory segments = SegmentMemory::carve(memory, args.shape.E);
-  uint32_t epoch = 0;
   prefetch_inputs<Id>(args);
-#pragma unroll 1
-  for (int round = rehearses ? 0 : 1; round < 2; ++round) {
-    segments.is_rehearsal = round == 0;
-    if (!segments.is_rehearsal) {
-      wait_for_previous_kernel();
-      epoch = args.signals.state->words_epoch + 1;
-      count_block<Id>(args, reinterpret_cast<uint32_t*>(memory));
-      if (!last_block(args.signals, /*writes_to_peers=*/false)) return;
-    }
-    read_tables(args, segments);
-    exchange_counts(args, epoch, segments,
-                    [&](int e) { return segments.is_rehearsal ? 0 : sum_blocks(args, e); });
-  }
+  wait_for_previous_kernel();
+  const uint32_t epoch = args.signals.state->words_epoch + 1;
+  count_block<Id>(args, reinterpret_cast<uint32_t*>(memory));
+  if (!last_block(args.signals, /*writes_to_peers=*/false)) return;
+  const SegmentMemory segments = SegmentMemory::carve(memory, args.shape.E);
+  send_counts(args, epoch, segments, [&](int e) { return sum_blocks(args, e); });
+  read_tables(args, segments);
+  finish_exchange(args, epoch, segments);
 }
 
 // A thread places a route.
@@ -255,47 +247,40 @@ __global__ void __launch_bounds__(kPlaceThreads)
               target_at(args, args.shape.owner[e], args.scratch.route_base[e], number));
 }
 
-// One block does everything. rehearses: see SegmentMemory.
+// One block does everything.
 template <typename Id>
 __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
-    small_plan_kernel(const __grid_constant__ PlanArgs args, bool rehearses) {
+    small_plan_kernel(const __grid_constant__ PlanArgs args) {
   extern __shared__ int64_t memory[];
   const int32_t E = args.shape.E;
-  SegmentMemory segments = SegmentMemory::carve(memory, E);
+  const SegmentMemory segments = SegmentMemory::carve(memory, E);
   auto* routes = reinterpret_cast<RouteTarget*>(memory + segment_bytes(E) / sizeof(int64_t));
   auto* warp_counts = reinterpret_cast<uint32_t*>(routes + args.routing.T * args.shape.K);
-  uint32_t* earlier = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
-  uint32_t epoch = 0;
+  const WarpShare share = WarpShare::of(args, global_warp());
+  RouteTarget* own_routes = routes + share.first_route;
   prefetch_inputs<Id>(args);
   read_tables(args, segments);
-#pragma unroll 1
-  for (int round = rehearses ? 0 : 1; round < 2; ++round) {
-    segments.is_rehearsal = round == 0;
-    WarpShare share{};  // nothing
-    if (!segments.is_rehearsal) {
-      wait_for_previous_kernel();
-      epoch = args.signals.state->words_epoch + 1;
-      share = WarpShare::of(args, global_warp());
+  wait_for_previous_kernel();
+  const uint32_t epoch = args.signals.state->words_epoch + 1;
+  count_routes<Id>(args, share, warp_counts,
+                   [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
+  __syncthreads();
+  send_counts(args, epoch, segments, [&](int e) {
+    return int64_t{sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
+      warp_counts[static_cast<int64_t>(warp) * E + e] = sum;
+    })};
+  });
+  finish_exchange(args, epoch, segments);
+  const uint32_t* earlier = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
+  for (uint32_t i = lane_of_thread(); i < share.num_routes; i += 32) {
+    const RouteTarget counted = own_routes[i];
+    const int32_t e = counted.rank;
+    RouteTarget target{-1, -1};
+    if (e >= 0) {
+      const int32_t number = static_cast<int32_t>(earlier[e]) + counted.row;
+      target = target_at(args, segments.owner[e], segments.base[e], number);
     }
-    RouteTarget* own_routes = routes + share.first_route;
-    count_routes<Id>(args, share, warp_counts,
-                     [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
-    __syncthreads();
-    exchange_counts(args, epoch, segments, [&](int e) {
-      return int64_t{sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
-        warp_counts[static_cast<int64_t>(warp) * E + e] = sum;
-      })};
-    });
-    for (uint32_t i = lane_of_thread(); i < share.num_routes; i += 32) {
-      const RouteTarget counted = own_routes[i];
-      const int32_t e = counted.rank;
-      RouteTarget target{-1, -1};
-      if (e >= 0) {
-        const int32_t number = static_cast<int32_t>(earlier[e]) + counted.row;
-        target = target_at(args, segments.owner[e], segments.base[e], number);
-      }
-      place_route(args, share.first_route + i, target);
-    }
+    place_route(args, share.first_route + i, target);
   }
 }
 
@@ -364,9 +349,9 @@ void launch_plan(const PlanArgs& args, cudaStream_t stream) {
   }
   // Blocks that start early must leave room for kernels that the previous one may be waiting for.
   if (shares.num_blocks * args.num_sharing <= num_sms(current_device()) / 2) {
-    launch_early(kernel, shape, stream, args, /*rehearses=*/true);
+    launch_early(kernel, shape, stream, args);
   } else {
-    kernel<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args, false);
+    kernel<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
     CROSSDOCK_CUDA(cudaGetLastError());
   }
   if (shares.is_small) return;

@@ -25,16 +25,11 @@ struct SegmentMemory {
   int32_t* owner_offsets;             // [P + 1]
   uint32_t (*headers)[kHeaderWords];  // of every rank
 
-  /// The exchange is rehearsed: nothing is sent, awaited or stored in global memory. Instructions
-  /// that run once per call are fetched from memory line by line, which takes longer than running
-  /// them; a block that waits for the previous kernel can fetch them meanwhile.
-  bool is_rehearsal;
-
   static __device__ SegmentMemory carve(int64_t* memory, int32_t E) {
     __shared__ int32_t offsets[kMaxPeers + 1];
     __shared__ uint32_t headers[kMaxPeers][kHeaderWords];
     auto* after = reinterpret_cast<int32_t*>(memory + E + 1);
-    return {memory, after, after + E, after + 2 * E, after + 3 * E, offsets, headers, false};
+    return {memory, after, after + E, after + 2 * E, after + 3 * E, offsets, headers};
   }
 };
 
@@ -74,10 +69,10 @@ __device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int
 }
 
 // Receives word `index` of up to kCount ranks, `first` and up; 0 from this rank itself. Returns
-// false, and 0 for its word, if a rank did not send in time. is_rehearsal: does not wait.
+// false, and 0 for its word, if a rank did not send in time.
 template <int kCount>
 __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch, int first,
-                                     int64_t index, bool is_rehearsal, uint32_t (&values)[kCount]) {
+                                     int64_t index, uint32_t (&values)[kCount]) {
   const int count = min(kCount, signals.P - first);
   Patience patience(signals);
   uint64_t words[kCount];
@@ -93,7 +88,7 @@ __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch,
     }
 #pragma unroll
     for (int i = kCount - 1; i >= 0; --i) {
-      const bool is_awaited = i < count && first + i != signals.rank && !is_rehearsal;
+      const bool is_awaited = i < count && first + i != signals.rank;
       if (is_awaited && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
     }
     if (missing >= 0 && patience.is_over()) {
@@ -169,11 +164,11 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
       const int e = i - kHeaderWords;
       const int64_t total = total_of(e);
       const int64_t kept = min(total, args.shape.capacity);
-      if (!segments.is_rehearsal) args.plan.dropped[e] = total - kept;
+      args.plan.dropped[e] = total - kept;
       word = static_cast<uint32_t>(kept);
       segments.base[e] = static_cast<int32_t>(kept);
     }
-    if (!segments.is_rehearsal) send_word(args.signals, epoch, i, word);
+    send_word(args.signals, epoch, i, word);
   }
 }
 
@@ -221,8 +216,7 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     for (int first = 0; first < signals.P; first += kRanksAtOnce) {
       uint32_t values[kRanksAtOnce] = {};
       if (!dead && signals.P > 1) {
-        is_complete =
-            receive_words(signals, epoch, first, i, segments.is_rehearsal, values) && is_complete;
+        is_complete = receive_words(signals, epoch, first, i, values) && is_complete;
       }
 #pragma unroll
       for (int j = 0; j < kRanksAtOnce; ++j) {
@@ -234,10 +228,8 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
           if (i == kStatus && values[j] != 0) is_complete = false;
           continue;
         }
-        if (!segments.is_rehearsal) {
-          args.plan.counts[static_cast<int64_t>(source) * E + i - kHeaderWords] =
-              static_cast<int32_t>(values[j]);
-        }
+        args.plan.counts[static_cast<int64_t>(source) * E + i - kHeaderWords] =
+            static_cast<int32_t>(values[j]);
         used += values[j];
         if (source < signals.rank) before += values[j];
       }
@@ -250,7 +242,7 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     segments.used[i - kHeaderWords] = static_cast<int32_t>(min(used, PlanShape::kMostRows));
     segments.base[i - kHeaderWords] = static_cast<int32_t>(min(before, PlanShape::kMostRows));
   }
-  if (__syncthreads_and(is_complete || segments.is_rehearsal)) return true;
+  if (__syncthreads_and(is_complete)) return true;
   if (threadIdx.x == 0) record_refusal(signals, epoch, segments.headers);
   __syncthreads();
   return false;
@@ -329,7 +321,6 @@ __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
   for (int p = static_cast<int>(threadIdx.x); p < args.signals.P;
        p += static_cast<int>(blockDim.x)) {
     const int64_t rows = segments.sums[offsets[p + 1]] - segments.sums[offsets[p]];
-    if (segments.is_rehearsal) continue;
     args.plan.rows_per_rank[p] = rows;
     fits = fits && rows <= args.shape.max_rows;
   }
@@ -348,14 +339,13 @@ __device__ inline void write_segments(const PlanArgs& args, const SegmentMemory&
     const int e = segments.by_owner[i];
     const int64_t start = segments.sums[i] - segments.sums[offsets[segments.owner[e]]];
     segments.base[e] += static_cast<int32_t>(start);
-    if (segments.is_rehearsal) continue;
     args.scratch.route_base[e] = segments.base[e];
     args.plan.segment_starts[e] = static_cast<int32_t>(start);
     if (i < first_local || i >= end_local) continue;
     args.plan.local_starts[i - first_local] = start;
     args.plan.local_counts[i - first_local] = segments.used[e];
   }
-  if (threadIdx.x == 0 && !segments.is_rehearsal) {
+  if (threadIdx.x == 0) {
     args.plan.local_starts[end_local - first_local] =
         segments.sums[end_local] - segments.sums[first_local];
   }
@@ -395,15 +385,13 @@ __device__ inline void read_tables(const PlanArgs& args, const SegmentMemory& se
   }
 }
 
-// One block per rank. Afterwards segments.base and route_base are set; they are -1 everywhere in a
-// plan that was refused. epoch: of this exchange. total_of: see send_counts. REQUIRES: read_tables.
-template <typename TotalOf>
-__device__ inline void exchange_counts(const PlanArgs& args, uint32_t epoch,
-                                       const SegmentMemory& segments, const TotalOf& total_of) {
-  send_counts(args, epoch, segments, total_of);
+// One block per rank, after send_counts. Afterwards segments.base and route_base are set; they are
+// -1 everywhere in a plan that was refused. epoch: of this exchange. REQUIRES: read_tables.
+__device__ inline void finish_exchange(const PlanArgs& args, uint32_t epoch,
+                                       const SegmentMemory& segments) {
   bool agreed = receive_counts(args, epoch, segments);
   // Now that all ranks have sent their counts, no kernel that a rank waits for needs room.
-  if (!segments.is_rehearsal) allow_next_kernel();
+  allow_next_kernel();
   if (agreed) {
     sum_segments(args, segments);
     agreed = check_rows(args, epoch, segments);
@@ -413,7 +401,7 @@ __device__ inline void exchange_counts(const PlanArgs& args, uint32_t epoch,
   } else {
     write_empty_plan(args, segments);
   }
-  if (threadIdx.x == 0 && !segments.is_rehearsal) {
+  if (threadIdx.x == 0) {
     args.signals.state->words_epoch = epoch;
     args.signals.state->bad_route = ~uint64_t{0};
   }
