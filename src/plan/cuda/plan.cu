@@ -160,8 +160,8 @@ __device__ uint32_t sum_warps(const uint32_t* warp_counts, int32_t E, int e, con
   return sum;
 }
 
-// The place of a route whose expert is `e`; its rank, base and number among this rank's routes to e
-// are given.
+// The target of a route. owner: of its expert; base: the row there of this rank's first route to
+// that expert, or -1; number: of the route among those.
 __device__ RouteTarget target_at(const PlanArgs& args, int32_t owner, int32_t base,
                                  int32_t number) {
   if (base < 0 || number >= args.shape.capacity) return {-1, -1};
