@@ -97,6 +97,7 @@ __device__ bool is_repeated(const PlanArgs& args, int64_t route, uint32_t slot, 
   if (slot <= lane) return (before >> (lane - slot)) != 0;
   const auto* ids = static_cast<const Id*>(args.routing.expert_ids) + route - slot;
   bool found = before != 0;
+#pragma unroll 1
   for (uint32_t earlier = 0; earlier < slot - lane; ++earlier) found = found || ids[earlier] == id;
   return found;
 }
@@ -110,6 +111,7 @@ __device__ void count_routes(const PlanArgs& args, const WarpShare& share, uint3
   const int32_t E = args.shape.E;
   const int num_warps = static_cast<int>(blockDim.x) / 32;
   const int lane = lane_of_thread();
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < num_warps * E;
        i += static_cast<int>(blockDim.x)) {
     warp_counts[i] = 0;
@@ -117,6 +119,7 @@ __device__ void count_routes(const PlanArgs& args, const WarpShare& share, uint3
   ReadRoute<Id> next = read_route<Id>(args, share, static_cast<uint32_t>(lane));
   __syncthreads();
   uint32_t* counts = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
+#pragma unroll 1
   for (uint32_t base = 0; base < share.num_routes; base += 32) {
     const uint32_t i = base + static_cast<uint32_t>(lane);
     const ReadRoute<Id> read = next;
@@ -145,6 +148,7 @@ __device__ uint32_t sum_warps(const uint32_t* warp_counts, int32_t E, int e, con
   constexpr int kInFlight = 8;
   const int num_warps = static_cast<int>(blockDim.x) / 32;
   uint32_t sum = 0;
+#pragma unroll 1
   for (int w = 0; w < num_warps; w += kInFlight) {
     uint32_t part[kInFlight];
 #pragma unroll
@@ -205,6 +209,7 @@ __device__ void count_block(const PlanArgs& args, uint32_t* warp_counts) {
   });
   __syncthreads();
   const int64_t first_warp = global_warp() - warp_of_thread();
+#pragma unroll 1
   for (int e = static_cast<int>(threadIdx.x); e < E; e += static_cast<int>(blockDim.x)) {
     const uint32_t total = sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
       args.scratch.warp_sums[(first_warp + warp) * E + e] = static_cast<int32_t>(sum);
@@ -272,6 +277,7 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
   });
   finish_exchange(args, epoch, segments);
   const uint32_t* earlier = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
+#pragma unroll 1
   for (uint32_t i = lane_of_thread(); i < share.num_routes; i += 32) {
     const RouteTarget counted = own_routes[i];
     const int32_t e = counted.rank;

@@ -39,6 +39,7 @@ __device__ inline int64_t sum_blocks(const PlanArgs& args, int e) {
   const int32_t E = args.shape.E;
   const int num_blocks = static_cast<int>(gridDim.x);
   int32_t sum = 0;
+#pragma unroll 1
   for (int first = 0; first < num_blocks; first += kInFlight) {
     int32_t counts[kInFlight];
 #pragma unroll
@@ -60,6 +61,7 @@ __device__ inline int64_t sum_blocks(const PlanArgs& args, int e) {
 // To all other ranks.
 __device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int64_t index,
                                  uint32_t value) {
+#pragma unroll 1
   for (int p = 0; p < signals.P; ++p) {
     if (p == signals.rank) continue;
     std::byte* inbox = signals.mailbox[p] +
@@ -74,6 +76,10 @@ template <int kCount>
 __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch, int first,
                                      int64_t index, uint32_t (&values)[kCount]) {
   const int count = min(kCount, signals.P - first);
+  const auto* inbox = reinterpret_cast<const uint64_t*>(
+      signals.mailbox[signals.rank] +
+      Mailbox::word_offset(epoch, signals.P, first, signals.max_words) +
+      index * static_cast<int64_t>(sizeof(uint64_t)));
   Patience patience(signals);
   uint64_t words[kCount];
   int missing = first;
@@ -81,10 +87,7 @@ __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch,
     missing = -1;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const std::byte* inbox =
-          signals.mailbox[signals.rank] +
-          Mailbox::word_offset(epoch, signals.P, first + min(i, count - 1), signals.max_words);
-      words[i] = load_relaxed(reinterpret_cast<const uint64_t*>(inbox) + index);
+      words[i] = load_relaxed(inbox + min(i, count - 1) * signals.max_words);
     }
 #pragma unroll
     for (int i = kCount - 1; i >= 0; --i) {
@@ -154,6 +157,7 @@ __device__ inline Refusal find_refusal(const PlanArgs& args) {
 template <typename TotalOf>
 __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
                                    const SegmentMemory& segments, const TotalOf& total_of) {
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + args.shape.E;
        i += static_cast<int>(blockDim.x)) {
     uint32_t word = 0;
@@ -209,10 +213,12 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
   const int32_t E = args.shape.E;
   const bool dead = is_poisoned(signals);
   bool is_complete = !dead;  // and nobody refused
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + E;
        i += static_cast<int>(blockDim.x)) {
     int64_t used = 0;
     int64_t before = 0;
+#pragma unroll 1
     for (int first = 0; first < signals.P; first += kRanksAtOnce) {
       uint32_t values[kRanksAtOnce] = {};
       if (!dead && signals.P > 1) {
@@ -248,34 +254,37 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
   return false;
 }
 
+__device__ inline int64_t warp_inclusive_sum(int64_t value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int64_t below = __shfl_up_sync(~0u, value, offset);
+    if (lane >= offset) value += below;
+  }
+  return value;
+}
+
 // Exclusive sum over the threads of a block; `total` is the sum of all.
 __device__ inline int64_t block_exclusive_sum(int64_t value, int64_t& total) {
   __shared__ int64_t warp_sums[kMostPlanWarps];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  int64_t inclusive = value;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int64_t below = __shfl_up_sync(~0u, inclusive, offset);
-    if (lane >= offset) inclusive += below;
-  }
+  const int64_t inclusive = warp_inclusive_sum(value);
   if (lane == 31) warp_sums[warp] = inclusive;
   __syncthreads();
   const int num_warps = static_cast<int>(blockDim.x) / 32;
-  int64_t before = 0;
-  total = 0;
-#pragma unroll
-  for (int w = 0; w < kMostPlanWarps; ++w) {
-    const int64_t sum = w < num_warps ? warp_sums[w] : 0;
-    if (w < warp) before += sum;
-    total += sum;
-  }
+  int64_t of_warps = lane < num_warps ? warp_sums[lane] : 0;
+  of_warps = warp_inclusive_sum(of_warps);
+  total = __shfl_sync(~0u, of_warps, 31);
+  const int64_t before = __shfl_sync(~0u, of_warps, max(warp - 1, 0));
   __syncthreads();
-  return before + inclusive - value;
+  return (warp > 0 ? before : 0) + inclusive - value;
 }
 
 // Fills segments.sums.
 __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& segments) {
   int64_t carry = 0;
+#pragma unroll 1
   for (int first = 0; first < args.shape.E; first += static_cast<int>(blockDim.x)) {
     const int i = first + static_cast<int>(threadIdx.x);
     int64_t aligned = 0;
@@ -318,6 +327,7 @@ __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
                                   const SegmentMemory& segments) {
   const int32_t* offsets = segments.owner_offsets;
   bool fits = true;
+#pragma unroll 1
   for (int p = static_cast<int>(threadIdx.x); p < args.signals.P;
        p += static_cast<int>(blockDim.x)) {
     const int64_t rows = segments.sums[offsets[p + 1]] - segments.sums[offsets[p]];
@@ -335,6 +345,7 @@ __device__ inline void write_segments(const PlanArgs& args, const SegmentMemory&
   const int rank = args.signals.rank;
   const int first_local = offsets[rank];
   const int end_local = offsets[rank + 1];
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < args.shape.E; i += static_cast<int>(blockDim.x)) {
     const int e = segments.by_owner[i];
     const int64_t start = segments.sums[i] - segments.sums[offsets[segments.owner[e]]];
@@ -376,10 +387,12 @@ __device__ inline void write_empty_plan(const PlanArgs& args, const SegmentMemor
 // Copies the tables, which do not change, to shared memory.
 __device__ inline void read_tables(const PlanArgs& args, const SegmentMemory& segments) {
   const int threads = static_cast<int>(blockDim.x);
+#pragma unroll 1
   for (int e = static_cast<int>(threadIdx.x); e < args.shape.E; e += threads) {
     segments.by_owner[e] = args.shape.by_owner[e];
     segments.owner[e] = args.shape.owner[e];
   }
+#pragma unroll 1
   for (int p = static_cast<int>(threadIdx.x); p <= args.signals.P; p += threads) {
     segments.owner_offsets[p] = args.shape.owner_offsets[p];
   }

@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
     const bool has_peers = !is_poisoned(args.signals);
     SlotBatch<Vector, kBatch> slots;
     slots.read(args, row_vectors, token, 0, has_peers);
+#pragma unroll 1
     for (int64_t first = begin + lane; first < end; first += 32 * kUnroll) {
       float sums[kUnroll][kCount] = {};
       add_slots(slots, first, end, sums);

@@ -79,12 +79,14 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
                          int slots) {
   const int64_t vectors = part.row_bytes / static_cast<int64_t>(sizeof(Vector));
   const auto* from = reinterpret_cast<const Vector*>(part.tokens + token * part.row_bytes);
+#pragma unroll 1
   for (int64_t first = threadIdx.x; first < vectors; first += kThreads * kHeld) {
     Vector values[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (first + i * kThreads < vectors) values[i] = __ldcs(from + first + i * kThreads);
     }
+#pragma unroll 1
     for (int slot = 0; slot < slots; ++slot) {
       const RouteTarget target = targets[slot];
       if (target.rank < 0) continue;
