@@ -41,13 +41,15 @@ struct ReadRoute {
 
 // The routes of a warp, all slots of its tokens.
 struct WarpShare {
+  int64_t first_token;
   int64_t first_route;
   uint32_t num_routes;
 
   static __device__ WarpShare of(const PlanArgs& args, int64_t warp) {
     const int64_t first_token = min(warp * args.shares.warp_tokens, args.routing.T);
     const int64_t num_tokens = min(args.shares.warp_tokens, args.routing.T - first_token);
-    return {first_token * args.shape.K, static_cast<uint32_t>(num_tokens * args.shape.K)};
+    return {first_token, first_token * args.shape.K,
+            static_cast<uint32_t>(num_tokens * args.shape.K)};
   }
 };
 
@@ -68,7 +70,10 @@ __device__ ReadRoute<Id> read_route(const PlanArgs& args, const WarpShare& share
   const DeviceRouting& routing = args.routing;
   const int64_t route = share.first_route + i;
   ReadRoute<Id> result{static_cast<const Id*>(routing.expert_ids)[route], routing.weights[route]};
-  if (routing.mask != nullptr && routing.mask[route / args.shape.K]) result.id = -1;
+  if (routing.mask != nullptr) {
+    const uint32_t token = i / static_cast<uint32_t>(args.shape.K);
+    if (routing.mask[share.first_token + token]) result.id = -1;
+  }
   return result;
 }
 

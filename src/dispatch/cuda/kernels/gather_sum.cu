@@ -15,12 +15,17 @@ constexpr int kBlocksPerSm = 6;            // resident at once, for most kernels
 constexpr int kPersistentBlocksPerSm = 4;  // with an SM limit
 
 // Vectors of each row that a lane has in flight, and blocks that must fit with the registers this
-// needs. Measured: with small K, more vectors are worth fewer blocks.
-template <int kBatch, bool kMore>
+// needs. kFew: one wave of blocks sums all tokens. Measured: with small K or few tokens, more
+// vectors are worth fewer blocks.
+template <int kBatch, bool kMore, bool kFew = false>
 struct Depth {
-  static constexpr int kUnroll = kMore || kBatch == 8 ? 1 : kBatch == 4 ? 3 : 2;
-  static constexpr int kBlocks = kMore ? 5 : kBatch == 4 ? 4 : kBlocksPerSm;
+  static constexpr int kUnroll = kMore ? 1 : kBatch == 8 ? (kFew ? 2 : 1) : kBatch == 4 ? 3 : 2;
+  static constexpr int kBlocks = kMore ? 5 : kBatch == 4 || kFew ? 4 : kBlocksPerSm;
 };
+
+// Whether there is a kernel of its own for few tokens.
+template <int kBatch, bool kMore>
+inline constexpr bool kHasFew = kBatch == 8 && !kMore;
 
 // The rows of up to kBatch slots of one token; null if there is no kept route or a peer has not
 // arrived.
@@ -87,13 +92,13 @@ __device__ void finish_whole(PartialSums whole_sum, float (&sums)[kCount]) {
 }
 
 // A warp takes pieces of tokens in turn; a lane sums vectors of all K rows. kMore: K is larger than
-// kBatch.
-template <typename Element, typename Out, int kCount, int kBatch, bool kMore>
-__global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
+// kBatch. kFew: see Depth.
+template <typename Element, typename Out, int kCount, int kBatch, bool kMore, bool kFew = false>
+__global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore, kFew>::kBlocks)
     gather_sum_kernel(const __grid_constant__ GatherSumKernelArgs args, int pieces,
                       int piece_vectors) {
   using Vector = RowVector<Element, kCount>;
-  constexpr int kUnroll = Depth<kBatch, kMore>::kUnroll;
+  constexpr int kUnroll = Depth<kBatch, kMore, kFew>::kUnroll;
   wait_for_previous_kernel();
   if (args.awaits_peers) peer_arrival(args.signals, args.operation);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -109,7 +114,6 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
     const bool has_peers = !is_poisoned(args.signals);
     SlotBatch<Vector, kBatch> slots;
     slots.read(args, row_vectors, token, 0, has_peers);
-#pragma unroll 1
     for (int64_t first = begin + lane; first < end; first += 32 * kUnroll) {
       float sums[kUnroll][kCount] = {};
       add_slots(slots, first, end, sums);
@@ -148,20 +152,27 @@ int persistent_sms(int64_t wanted_blocks, int num_sharing) {
   return is_between ? std::max(all_sms / num_sharing, 1) : 0;
 }
 
+// Pieces into which a row can be cut so that one wave of blocks sums all tokens; 0: there are too
+// many tokens.
+template <int kBatch, bool kMore>
+int64_t pieces_of_one_wave(const GatherSumKernelArgs& args, int sms) {
+  constexpr int kBlocks = Depth<kBatch, kMore, kHasFew<kBatch, kMore>>::kBlocks;
+  const int64_t share = num_sms(current_device()) / std::max(args.num_sharing, 1);
+  const int64_t blocks = sms > 0 ? int64_t{sms} * kPersistentBlocksPerSm : share * kBlocks;
+  const int64_t pieces = blocks * kWarps / std::max<int64_t>(args.T, 1);
+  return pieces >= 2 ? pieces : 0;
+}
+
 // Vectors of the pieces into which rows are cut, so that every SM has enough warps: few tokens are
 // summed in one wave by the SMs of this rank, more tokens in many waves.
-template <int kBatch, bool kMore>
-int64_t cut_rows(const GatherSumKernelArgs& args, int64_t row_vectors, int sms) {
+int64_t cut_rows(const GatherSumKernelArgs& args, int64_t row_vectors, int sms,
+                 int64_t pieces_at_once) {
   constexpr int64_t kLeast = 128;
-  const int64_t all_sms = sms > 0 ? sms : num_sms(current_device());
-  const int64_t blocks_at_once =
-      sms > 0 ? all_sms * kPersistentBlocksPerSm
-              : all_sms / std::max(args.num_sharing, 1) * Depth<kBatch, kMore>::kBlocks;
-  const int64_t pieces_at_once = blocks_at_once * kWarps / std::max<int64_t>(args.T, 1);
-  if (pieces_at_once >= 2) {
+  if (pieces_at_once > 0) {
     const int64_t pieces = std::clamp<int64_t>(row_vectors / kLeast, 1, pieces_at_once);
     return ((row_vectors + pieces - 1) / pieces + 31) / 32 * 32;
   }
+  const int64_t all_sms = sms > 0 ? sms : num_sms(current_device());
   const int64_t wanted_warps = all_sms * kBlocksPerSm * kWarps;
   int64_t piece_vectors = (row_vectors + 31) / 32 * 32;
   while (piece_vectors > kLeast &&
@@ -174,15 +185,20 @@ int64_t cut_rows(const GatherSumKernelArgs& args, int64_t row_vectors, int sms) 
 template <typename Element, typename Out, int kCount, int kBatch, bool kMore>
 void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   const int64_t row_vectors = args.D / kCount;
-  const int64_t piece_vectors = cut_rows<kBatch, kMore>(args, row_vectors, sms);
+  const int64_t pieces_at_once = pieces_of_one_wave<kBatch, kMore>(args, sms);
+  const int64_t piece_vectors = cut_rows(args, row_vectors, sms, pieces_at_once);
   const int64_t pieces = std::max<int64_t>((row_vectors + piece_vectors - 1) / piece_vectors, 1);
   const int64_t tasks = std::max<int64_t>(args.T * pieces, 1);
   const int64_t wanted_blocks = (tasks + kWarps - 1) / kWarps;
   if (sms == 0) sms = persistent_sms(wanted_blocks, std::max(args.num_sharing, 1));
   const int64_t most_blocks = sms > 0 ? int64_t{sms} * kPersistentBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted_blocks, most_blocks));
-  launch_early(gather_sum_kernel<Element, Out, kCount, kBatch, kMore>, blocks, kWarps * 32, stream,
-               args, static_cast<int>(pieces), static_cast<int>(piece_vectors));
+  auto* kernel = gather_sum_kernel<Element, Out, kCount, kBatch, kMore>;
+  if constexpr (kHasFew<kBatch, kMore>) {
+    if (pieces_at_once > 0) kernel = gather_sum_kernel<Element, Out, kCount, kBatch, kMore, true>;
+  }
+  launch_early(kernel, blocks, kWarps * 32, stream, args, static_cast<int>(pieces),
+               static_cast<int>(piece_vectors));
 }
 
 template <typename Element, typename Out, int kCount>
@@ -215,6 +231,7 @@ void load_for_width() {
   load_kernels(gather_sum_kernel<Element, Out, kCount, 2, false>,
                gather_sum_kernel<Element, Out, kCount, 4, false>,
                gather_sum_kernel<Element, Out, kCount, 8, false>,
+               gather_sum_kernel<Element, Out, kCount, 8, false, true>,
                gather_sum_kernel<Element, Out, kCount, 4, true>);
 }
 

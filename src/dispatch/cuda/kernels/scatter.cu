@@ -28,6 +28,8 @@ constexpr int kThreads = 128;
 constexpr int kInFlight = 8;  // vectors of a thread: a row of 16 KiB at once
 constexpr int kSlotsAtOnce = 32;
 constexpr int kBlocksPerSm = 8;
+constexpr int kSharedBlocksPerSm = 4;  // of persistent blocks that occupy half of the GPU or more
+constexpr int kTokensAhead = 2;  // of a persistent block, before the previous kernel has ended
 constexpr int64_t kBurstBytes = int64_t{11} << 19;  // measured: 5 to 6 MiB are best on an H200
 constexpr int kPrefetchRows = 4;                    // prefetched by one block
 constexpr int64_t kLongRow = 8 << 10;
@@ -48,14 +50,16 @@ __device__ void prefetch_token(const ScatterArgs& args, int64_t token) {
   prefetch_to_l2(part.tokens + token * part.row_bytes, part.row_bytes);
 }
 
-// The first burst of `burst` tokens, or the first token of each persistent block. For use before
-// the previous kernel has ended: memory has little to do then, and a prefetch may come before the
-// tokens are written. 0: no prefetch.
+// The first burst of `burst` tokens, or the first tokens that persistent blocks take. For use
+// before the previous kernel has ended: memory has little to do then, and a prefetch may come
+// before the tokens are written. 0: no prefetch.
 __device__ void prefetch_first(const ScatterArgs& args, int64_t burst) {
   if (burst == 0 || threadIdx.x >= kPrefetchRows) return;
   const int64_t place = static_cast<int64_t>(blockIdx.x) * kPrefetchRows + threadIdx.x;
   if (gridDim.x < args.T) {
-    if (threadIdx.x == 0) prefetch_token(args, blockIdx.x);
+    if (threadIdx.x < kTokensAhead) {
+      prefetch_token(args, blockIdx.x + static_cast<int64_t>(threadIdx.x) * gridDim.x);
+    }
   } else if (place < burst) {
     prefetch_token(args, place);
   }
@@ -86,7 +90,7 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
     for (int i = 0; i < kHeld; ++i) {
       if (first + i * kThreads < vectors) values[i] = __ldcs(from + first + i * kThreads);
     }
-#pragma unroll 1
+#pragma unroll 1  // short code starts sooner
     for (int slot = 0; slot < slots; ++slot) {
       const RouteTarget target = targets[slot];
       if (target.rank < 0) continue;
@@ -168,9 +172,17 @@ bool ends_apart(const ScatterArgs& args, int64_t num_blocks) {
          (args.parts[0].row_bytes <= kLongRow || has_one_wave);
 }
 
+// Blocks of a kernel on `sms` SMs. Few SMs need all blocks that fit to have enough stores in
+// flight; many keep memory busy with fewer, whose stores are closer together.
+int64_t persistent_blocks(const ScatterArgs& args, int sms) {
+  const int occupied = sms * std::max(args.num_sharing, 1);
+  const bool is_shared = 2 * occupied >= num_sms(current_device());
+  return int64_t{sms} * (is_shared ? kSharedBlocksPerSm : kBlocksPerSm);
+}
+
 template <typename Vector, typename Word>
 void launch(const ScatterArgs& args, int sms, cudaStream_t stream) {
-  const int64_t most = sms > 0 ? int64_t{sms} * kBlocksPerSm : int64_t{1} << 30;
+  const int64_t most = sms > 0 ? persistent_blocks(args, sms) : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(args.T, 1, most));
   const int64_t row_bytes = args.parts[0].row_bytes;
   int64_t burst = 0;

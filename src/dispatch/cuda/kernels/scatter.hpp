@@ -27,6 +27,7 @@ struct ScatterArgs {
   float* row_weights[kMaxPeers];  // [R] of every rank
   PeerSignals signals;
   Operation operation;  // for messages
+  int num_sharing;      // ranks whose kernels of this call share the GPU; 0 or 1: this one alone
   bool awaits_peers;    // at its start; the blocks of all ranks must fit on their GPU together
 };
 

@@ -213,6 +213,7 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   scatter.K = arrays.shape().K;
   scatter.signals = rank_.signals();
   scatter.operation = Operation::kDispatch;
+  scatter.num_sharing = rank_.num_sharing();
   const auto add_part = [&](const ConstTensorView& tokens) {
     const auto entry = static_cast<size_t>(scatter.num_parts);
     ScatterPart& part = scatter.parts[scatter.num_parts++];
