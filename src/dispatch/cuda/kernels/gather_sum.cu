@@ -13,6 +13,11 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kBlocksPerSm = 6;            // resident at once, for most kernels
 constexpr int kPersistentBlocksPerSm = 4;  // with an SM limit
+constexpr int kBarrierThreads = 96;
+static_assert(kBarrierThreads >= kMaxPeers);
+constexpr int64_t kBytesAhead = 4 << 20;  // prefetched during a barrier, by all ranks on the GPU
+constexpr int64_t kChunkBytes = 8 << 10;  // by a thread
+constexpr int kChunksPerBlock = 16;       // more would keep an SM busy for longer than the barrier
 
 // Vectors of each row that a lane has in flight, and blocks that must fit with the registers this
 // needs. kFew: one wave of blocks sums all tokens. Measured: with small K or few tokens, more
@@ -140,6 +145,25 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore, kFew>::kBloc
   }
 }
 
+// Block 0 is the barrier; a thread of the others prefetches some of this rank's rows.
+__global__ void gather_barrier_kernel(const __grid_constant__ PeerSignals signals,
+                                      Operation operation, const std::byte* rows,
+                                      int64_t num_bytes) {
+  wait_for_previous_kernel();
+  if (blockIdx.x == 0) {
+    peer_barrier(signals, operation);
+    allow_next_kernel();  // not earlier: it could take the room of a peer's barrier
+    return;
+  }
+#if __CUDA_ARCH__ >= 900
+  const int64_t first = ((blockIdx.x - 1) * int64_t{kChunksPerBlock} + threadIdx.x) * kChunkBytes;
+  if (threadIdx.x >= kChunksPerBlock || first >= num_bytes) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + first),
+               "r"(static_cast<uint32_t>(min(kChunkBytes, num_bytes - first)))
+               : "memory");
+#endif
+}
+
 // With a few waves of blocks, the last wave leaves SMs idle for long: persistent blocks on this
 // rank's share of the GPU are faster. Returns that share, or 0 for blocks that end with their task,
 // which are faster with many waves (they keep more loads in flight) and with fewer than a few
@@ -244,11 +268,25 @@ void load_for() {
 }  // namespace
 
 void load_gather_sum() {
+  load_kernels(gather_barrier_kernel);
   load_for<float>();
   load_for<BF16>();
   load_for<F16>();
   load_for<float, BF16>();
   load_for<float, F16>();
+}
+
+void launch_gather_barrier(const GatherSumKernelArgs& args, int64_t own_bytes,
+                           cudaStream_t stream) {
+  if (args.signals.P <= 1) return;
+  const std::byte* rows = args.rows[args.signals.rank];
+  const bool is_aligned = reinterpret_cast<uint64_t>(rows) % 16 == 0;
+  const int64_t wanted = std::min(own_bytes, kBytesAhead / std::max(args.num_sharing, 1));
+  const int64_t num_bytes = is_aligned ? wanted / 16 * 16 : 0;
+  const int64_t per_block = kChunkBytes * kChunksPerBlock;
+  const auto blocks = static_cast<unsigned>(1 + (num_bytes + per_block - 1) / per_block);
+  launch_early(gather_barrier_kernel, blocks, kBarrierThreads, stream, args.signals, args.operation,
+               rows, num_bytes);
 }
 
 void launch_gather_sum(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {

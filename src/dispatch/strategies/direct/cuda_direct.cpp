@@ -295,7 +295,7 @@ ReadyCall CudaDirect::ready_gather_sum(const char* operation, const Plan& plan,
     GatherSumKernelArgs gather = sum_args(operation, plan, args);
     gather.targets = device_plan(plan).arrays().targets;
     gather.whole_sum = config().partial_sums;
-    queue_gather(agreed, gather);
+    queue_gather(agreed, gather, shown.num_bytes);
   };
   return ready(std::move(call));
 }
@@ -316,19 +316,19 @@ ReadyCall CudaDirect::ready_partial_sums(const char* operation, const Plan& plan
     gather.targets = arrays.links()->rank_targets;
     gather.weights = nullptr;
     gather.dtype = partials.view.dtype;
-    queue_gather(agreed, gather);
+    queue_gather(agreed, gather, shown.num_bytes);
   };
   return ready(std::move(call));
 }
 
-void CudaDirect::queue_gather(const CudaRank::Agreed& agreed, GatherSumKernelArgs& gather) {
+// own_bytes: of the rows that this rank shows.
+void CudaDirect::queue_gather(const CudaRank::Agreed& agreed, GatherSumKernelArgs& gather,
+                              int64_t own_bytes) {
   gather.signals = rank_.signals();
   rank_.reach(agreed, 0, gather.rows);
   gather.num_sharing = rank_.num_sharing();
   gather.awaits_peers = agreed.has_waiting_room;
-  if (!gather.awaits_peers) {
-    launch_barrier(rank_.signals(), gather.operation, rank_.stream());
-  }
+  if (!gather.awaits_peers) launch_gather_barrier(gather, own_bytes, rank_.stream());
   launch_gather_sum(gather, rank_.max_sms(), rank_.stream());
 }
 

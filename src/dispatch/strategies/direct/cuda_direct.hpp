@@ -63,7 +63,7 @@ class CudaDirect final : public CudaPath {
 
   ReadyCall ready_partial_sums(const char* operation, const Plan& plan, const GatherSumArgs& args);
   /// Sums the rows of entry 0 of all ranks.
-  void queue_gather(const CudaRank::Agreed& agreed, GatherSumKernelArgs& gather);
+  void queue_gather(const CudaRank::Agreed& agreed, GatherSumKernelArgs& gather, int64_t own_bytes);
 
   bool sums_per_rank_;          // partial sums
   bool sends_per_rank_;         // one copy of a token to each rank
