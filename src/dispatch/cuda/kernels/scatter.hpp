@@ -28,6 +28,7 @@ struct ScatterArgs {
   PeerSignals signals;
   Operation operation;  // for messages
   int num_sharing;      // ranks whose kernels of this call share the GPU; 0 or 1: this one alone
+  bool is_captured;     // a second kernel costs the host nothing then
   bool awaits_peers;    // at its start; the blocks of all ranks must fit on their GPU together
 };
 

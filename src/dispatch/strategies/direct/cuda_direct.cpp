@@ -214,6 +214,7 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   scatter.signals = rank_.signals();
   scatter.operation = Operation::kDispatch;
   scatter.num_sharing = rank_.num_sharing();
+  scatter.is_captured = is_capturing(rank_.stream());
   const auto add_part = [&](const ConstTensorView& tokens) {
     const auto entry = static_cast<size_t>(scatter.num_parts);
     ScatterPart& part = scatter.parts[scatter.num_parts++];
