@@ -106,6 +106,11 @@ __device__ inline void wait_until_stores_have_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/// Starts reading a tensor map, which the first load would wait for.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /// Makes a tensor map in global memory, written by an earlier kernel, usable by this thread's
 /// loads.
 __device__ inline void acquire_map(const CUtensorMap* map) {

@@ -79,6 +79,15 @@ __device__ void store_rows(const GradMaps& maps, const GradPart<Tile>& part,
   }
 }
 
+/// By one thread.
+__device__ inline void prefetch_maps(const GradMaps& maps, const GradientsArgs& args) {
+  ops::hopper::prefetch_map(&maps.parts);
+  if (args.grad_gate != nullptr) ops::hopper::prefetch_map(&maps.x);
+  if (!args.computes_x) return;
+  ops::hopper::prefetch_map(&maps.gate);
+  ops::hopper::prefetch_map(&maps.grad_x);
+}
+
 /// One warp of the fourth role.
 template <typename Tile>
 __device__ void copy_slots(const GradMaps& maps, const GradientsArgs& args,

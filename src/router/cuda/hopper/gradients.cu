@@ -1,13 +1,10 @@
-#include <array>
 #include <cstddef>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
-#include "core/sizes.hpp"
 #include "router/cuda/hopper/compute_grad_x.cuh"
 #include "router/cuda/hopper/copy_grad_slots.cuh"
 #include "router/cuda/hopper/grad_tile.cuh"
+#include "router/cuda/hopper/launch_pairs.hpp"
 #include "router/cuda/hopper/sum_grad_gate.cuh"
 
 // A block has 128 columns and a slice of the tokens. It keeps its columns of the gate in shared
@@ -35,6 +32,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const GradPart<Tile> part(args, first_slot(gradients_memory));
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) barriers.init(args);
+  if (threadIdx.x == 32) prefetch_maps(maps, args);
   __syncthreads();
   ops::hopper::sync_cluster();
   cuda::allow_next_kernel();
@@ -55,15 +53,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 template <typename Tile>
-bool load_kernel() {
-  const auto kernel = gradients_kernel<Tile>;
-  cuda::load_kernels(kernel);
-  cudaFuncAttributes attributes{};
-  CROSSDOCK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-  if (attributes.sharedSizeBytes == 0) return false;  // has no body
-  CROSSDOCK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      Tile::kSharedBytes));
-  return true;
+bool load_tile() {
+  return load_kernel(gradients_kernel<Tile>, Tile::kSharedBytes);
 }
 
 struct GradOperands {
@@ -115,29 +106,18 @@ void launch(const GradOperands& operands, ops::hopper::TensorMaps& maps, cudaStr
       .accumulates_x = of_x.accumulates,
       .grad_gate = has_gate && !is_one ? of_gate.slice_sums : of_gate.grad_gate,
       .accumulates_gate = is_one && of_gate.accumulates};
-  const int64_t column_tiles =
-      round_up((args.D + Tile::kColumns - 1) / Tile::kColumns, int64_t{kClusterSize});
-  std::array<cudaLaunchAttribute, 2> attributes{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kClusterSize, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(column_tiles), static_cast<unsigned>(slices.count));
-  config.blockDim = dim3(Tile::kThreads);
-  config.dynamicSmemBytes = Tile::kSharedBytes;
-  config.stream = stream;
-  config.attrs = attributes.data();
-  config.numAttrs = attributes.size();
-  CROSSDOCK_CUDA(
-      cudaLaunchKernelEx(&config, gradients_kernel<Tile>, maps_of<Tile>(operands, maps), args));
+  launch_pairs(gradients_kernel<Tile>,
+               {.across = (args.D + Tile::kColumns - 1) / Tile::kColumns,
+                .down = slices.count,
+                .threads = Tile::kThreads,
+                .shared_bytes = Tile::kSharedBytes},
+               stream, maps_of<Tile>(operands, maps), args);
 }
 
 }  // namespace
 
 bool load_gradients() {
-  return load_kernel<GradTile<1, 2>>() && load_kernel<GradTile<1, 4>>() &&
-         load_kernel<GradTile<2, 8>>();
+  return load_tile<GradTile<1, 2>>() && load_tile<GradTile<1, 4>>() && load_tile<GradTile<2, 8>>();
 }
 
 void launch_gradients(const GradParts& parts, const GradXArgs& of_x, const GradGateArgs& of_gate,

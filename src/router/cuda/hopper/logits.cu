@@ -1,21 +1,21 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "core/sizes.hpp"
 #include "ops/cuda/hopper/tma.cuh"
 #include "ops/cuda/hopper/wgmma.cuh"
 #include "ops/gemm.hpp"
 #include "router/cuda/gate_bias.cuh"
+#include "router/cuda/hopper/launch_pairs.hpp"
 #include "router/cuda/hopper/logits.hpp"
 #include "router/cuda/hopper/slot_ring.cuh"
 
 // A block computes the logits of a tile of tokens for all experts, so that x is read once. One
-// thread loads x and the gate step by step into a ring of slots; the warpgroups multiply gate x^T,
-// some blocks of 64 experts each.
+// thread loads x and the gate step by step into a ring of slots, half of the gate for both blocks
+// of its cluster: otherwise all blocks' copies of the gate would take as much of L2 as x, or more.
+// The warpgroups multiply gate x^T, some blocks of 64 experts each.
 
 namespace crossdock::router::hopper {
 namespace {
@@ -27,7 +27,6 @@ using ops::hopper::kDepth;
 using ops::hopper::SharedAddress;
 
 constexpr int kLineBytes = 2 * kDepth;  // of a row in a slot
-constexpr int kMostBoxRows = 256;
 constexpr int64_t kMostExperts = 512;
 constexpr int64_t kWantedSharedBytes = 200 << 10;  // leaves room for blocks of the next kernel
 
@@ -52,20 +51,14 @@ struct LogitsTile {
 /// Shared memory: slots, each with num_chunks times rows of the gate and of x. Products read whole
 /// blocks of 64 experts: what follows the rows of the gate, and belongs to no expert.
 struct LogitsLayout {
-  int gate_rows;  // E, rounded up to whole groups of 8
-  int box_rows;   // of them, loaded at a time
+  int gate_rows;  // E, rounded up so that the halves are whole groups of 8
   int num_slots;
   int shared_bytes;
 
   template <typename Tile>
   static LogitsLayout of(int64_t E, int64_t most_bytes) {
     LogitsLayout layout{};
-    layout.gate_rows = static_cast<int>(round_up(E, 8));
-    layout.box_rows = layout.gate_rows;
-    if (layout.gate_rows > kMostBoxRows) {
-      layout.gate_rows = static_cast<int>(round_up(E, 16));
-      layout.box_rows = layout.gate_rows / 2;
-    }
+    layout.gate_rows = static_cast<int>(round_up(E, 8 * kClusterSize));
     const int64_t slot_bytes = Tile::kChunks * layout.chunk_bytes<Tile>();
     const int64_t read_past = (Tile::kExperts - layout.gate_rows) * kLineBytes;
     const int64_t room = std::min(most_bytes, kWantedSharedBytes) - kSlotAlignment - read_past;
@@ -79,6 +72,7 @@ struct LogitsLayout {
   /// Whether slots and results fit.
   bool fits(int64_t most_bytes) const { return num_slots >= 2 && shared_bytes <= most_bytes; }
 
+  __host__ __device__ int box_rows() const { return gate_rows / kClusterSize; }
   template <typename Tile>
   __host__ __device__ int chunk_bytes() const {
     return gate_rows * kLineBytes + Tile::kXBytes;
@@ -86,7 +80,7 @@ struct LogitsLayout {
 };
 
 struct LogitsMaps {
-  CUtensorMap gate;  // boxes of box_rows experts x kDepth
+  CUtensorMap gate;  // boxes of half of the experts x kDepth
   CUtensorMap x;     // boxes of a tile's tokens x kDepth
 };
 
@@ -98,6 +92,7 @@ __device__ void load_slots(const LogitsMaps& maps, const LogitsLayout& layout,
                            SlotBarriers& barriers, SharedAddress slots, int num_steps) {
   const auto first_token = static_cast<int>(blockIdx.x) * Tile::kTokens;
   const int chunk_bytes = layout.chunk_bytes<Tile>();
+  const int gate_row = ops::hopper::cluster_rank() * layout.box_rows();
   SlotPlace ring{layout.num_slots};
   for (int step = 0; step < num_steps; ++step) {
     ops::hopper::wait(barriers.empty[ring.slot], ring.parity ^ 1);
@@ -113,10 +108,9 @@ __device__ void load_slots(const LogitsMaps& maps, const LogitsLayout& layout,
     }
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      for (int row = 0; row < layout.gate_rows; row += layout.box_rows) {
-        const SharedAddress to = slot + chunk * chunk_bytes + row * kLineBytes;
-        ops::hopper::load_box(&maps.gate, BoxTarget{to, full, false}, column + chunk * kDepth, row);
-      }
+      const SharedAddress to = slot + chunk * chunk_bytes + gate_row * kLineBytes;
+      ops::hopper::load_box(&maps.gate, BoxTarget{to, full, true}, column + chunk * kDepth,
+                            gate_row);
     }
     ring.advance();
   }
@@ -189,14 +183,14 @@ __device__ void multiply_slots(LogitSums<Element, Tile>& own, const LogitsLayout
       ops::hopper::commit_products();
       if (previous >= 0) {
         ops::hopper::wait_for_products<1>();
-        barriers.release(previous);
+        barriers.release_in_both(previous);
       }
       previous = ring.slot;
       ring.advance();
     }
     ops::hopper::wait_for_products<0>();
     own.end_block(first == 0);
-    barriers.release(previous);
+    barriers.release_in_both(previous);
   }
 }
 
@@ -244,21 +238,30 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const auto thread = static_cast<int>(threadIdx.x);
   constexpr int kColumns = Tile::kChunks * kDepth;
   const auto num_steps = static_cast<int>((args.D + kColumns - 1) / kColumns);
-  if (thread == 0) barriers.init(layout.num_slots, Tile::kMathThreads / 32);
+  if (thread == 0) barriers.init(layout.num_slots, Tile::kMathThreads / 32 * kClusterSize);
+  if (thread == Tile::kMathThreads) {
+    ops::hopper::prefetch_map(&maps.x);
+    ops::hopper::prefetch_map(&maps.gate);
+  }
   __syncthreads();
+  ops::hopper::sync_cluster();
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   if (thread < Tile::kMathThreads) {
     LogitSums<Element, Tile> own;
     multiply_slots<Element, Tile>(own, layout, barriers, slot_address, num_steps);
     store_logits<Element, Tile>(args, own, reinterpret_cast<float*>(slots));
-  } else if (thread == Tile::kMathThreads) {
-    load_slots<Tile>(maps, layout, barriers, slot_address, num_steps);
-  } else if (blockIdx.x == 0) {
-    for (int64_t i = thread - Tile::kMathThreads - 1; i < args.num_counts; i += 31) {
-      args.counts[i] = 0;
+  } else {
+    if (thread == Tile::kMathThreads) {
+      load_slots<Tile>(maps, layout, barriers, slot_address, num_steps);
+    } else if (blockIdx.x == 0) {
+      for (int64_t i = thread - Tile::kMathThreads - 1; i < args.num_counts; i += 31) {
+        args.counts[i] = 0;
+      }
     }
+    __syncwarp();
   }
+  ops::hopper::sync_cluster();  // the other block may still arrive at the barriers of this one
 #endif
 }
 
@@ -274,14 +277,13 @@ void launch(const LogitsArgs& args, ops::hopper::TensorMaps& maps, cudaStream_t 
                      .strides = {static_cast<uint64_t>(args.D) * 2},
                      .box = {kDepth, static_cast<uint32_t>(box_rows)}});
   };
-  const LogitsMaps both{.gate = boxes(args.gate, args.E, layout.box_rows),
+  const LogitsMaps both{.gate = boxes(args.gate, args.E, layout.box_rows()),
                         .x = boxes(args.x, args.T, Tile::kTokens)};
-  const int64_t num_tiles = (args.T + Tile::kTokens - 1) / Tile::kTokens;
-  cuda::launch_early(logits_kernel<Element, Tile>,
-                     {.blocks = static_cast<unsigned>(num_tiles),
-                      .threads = Tile::kThreads,
-                      .shared_bytes = static_cast<size_t>(layout.shared_bytes)},
-                     stream, both, args, layout);
+  launch_pairs(logits_kernel<Element, Tile>,
+               {.across = (args.T + Tile::kTokens - 1) / Tile::kTokens,
+                .threads = Tile::kThreads,
+                .shared_bytes = layout.shared_bytes},
+               stream, both, args, layout);
 }
 
 /// Calls work(tile) with a tile for these sizes, as a template argument.
@@ -301,26 +303,19 @@ void with_tile(int64_t T, int64_t E, const Work& work) {
 }
 
 template <typename Element, typename Tile>
-bool load_kernel() {
-  const auto kernel = logits_kernel<Element, Tile>;
-  cuda::load_kernels(kernel);
-  cudaFuncAttributes attributes{};
-  CROSSDOCK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-  if (attributes.sharedSizeBytes == 0) return false;  // has no body
-  CROSSDOCK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(kWantedSharedBytes)));
-  return true;
+bool load_tile() {
+  return load_kernel(logits_kernel<Element, Tile>, kWantedSharedBytes);
 }
 
 template <typename Element>
 bool load_all() {
-  return load_kernel<Element, LogitsTile<64, 1, 1, 4>>() &&
-         load_kernel<Element, LogitsTile<64, 2, 1, 2>>() &&
-         load_kernel<Element, LogitsTile<64, 4, 1, 1>>() &&
-         load_kernel<Element, LogitsTile<32, 1, 1, 4>>() &&
-         load_kernel<Element, LogitsTile<32, 2, 1, 2>>() &&
-         load_kernel<Element, LogitsTile<32, 4, 1, 1>>() &&
-         load_kernel<Element, LogitsTile<32, 4, 2, 1>>();
+  return load_tile<Element, LogitsTile<64, 1, 1, 4>>() &&
+         load_tile<Element, LogitsTile<64, 2, 1, 2>>() &&
+         load_tile<Element, LogitsTile<64, 4, 1, 1>>() &&
+         load_tile<Element, LogitsTile<32, 1, 1, 4>>() &&
+         load_tile<Element, LogitsTile<32, 2, 1, 2>>() &&
+         load_tile<Element, LogitsTile<32, 4, 1, 1>>() &&
+         load_tile<Element, LogitsTile<32, 4, 2, 1>>();
 }
 
 }  // namespace
