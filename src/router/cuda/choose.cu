@@ -333,6 +333,7 @@ __global__ void __launch_bounds__(kChooseWarps<Kind::kPer> * 32,
   constexpr int kWarps = kChooseWarps<kPer>;
   const ChooseArgs& args = Kind::known(given);
   cuda::wait_for_previous_kernel();
+  cuda::allow_next_kernel();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float* const scratch = choose_memory + warp * 32 * kPer;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + warp;

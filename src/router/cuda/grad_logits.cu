@@ -256,6 +256,7 @@ __global__ void __launch_bounds__(kGradWarps<Kind::kPer> * 32)
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
   TokenInput<kPer> next;
   cuda::wait_for_previous_kernel();
+  cuda::allow_next_kernel();  // not earlier: see hopper/gradients.cu
   if (first < args.T) next.read(args, first);
   if (args.balance.has_aux() || args.balance.z_coeff != 0.0) {
     fill_balance_table(args.balance, args.rules, table);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/cuda/launch.hpp"
 #include "ops/cuda/hopper/tma.cuh"
 #include "router/cuda/hopper/grad_tile.cuh"
 
@@ -95,6 +96,7 @@ __device__ void copy_slots(const GradMaps& maps, const GradientsArgs& args,
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   if (threadIdx.x % 32 != 0) return;
   if (warp == 0) {
+    cuda::wait_for_previous_kernel();
     load_parts<Tile>(maps, part, barriers.parts);
   } else if (warp == 1 && args.grad_gate != nullptr) {
     load_rows<Tile>(&maps.x, part, part.x(0), barriers.x, true);
@@ -102,6 +104,7 @@ __device__ void copy_slots(const GradMaps& maps, const GradientsArgs& args,
     load_gate<Tile>(maps, part, barriers.has_gate);
     load_rows<Tile>(&maps.grad_x, part, part.grad_x(0), barriers.grad_x, args.accumulates_x);
   } else if (warp == 3 && args.computes_x) {
+    cuda::wait_for_previous_kernel();
     store_rows<Tile>(maps, part, barriers);
   }
 }

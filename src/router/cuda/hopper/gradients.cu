@@ -17,6 +17,9 @@
 //
 // The columns of the two blocks of a cluster are neighbours: each block loads half of the parts for
 // both.
+//
+// The previous kernel in the stream computes the parts. It lets this one begin when it has itself
+// waited for those before it, so x, the gate and grad_x are loaded while it is still running.
 
 namespace crossdock::router::hopper {
 namespace {
@@ -36,12 +39,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   ops::hopper::sync_cluster();
   cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
   if (warpgroup < Tile::kGroups) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kSumRegisters));
+    cuda::wait_for_previous_kernel();
     if (args.grad_gate != nullptr) sum_grad_gate<Tile>(args, part, barriers);
   } else if (warpgroup == Tile::kGroups) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kXRegisters));
+    cuda::wait_for_previous_kernel();
     if (args.computes_x) compute_grad_x<Tile>(args, part, barriers);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kCopyRegisters));
