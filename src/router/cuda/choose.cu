@@ -33,11 +33,11 @@ class OpenElements {
     if constexpr (kIsSorted) sort();
   }
 
-  /// Finds the element with the largest key, the lowest of equals, and closes it. REQUIRES: one is
-  /// open.
-  __device__ int32_t take_best() {
+  /// Closes the element with the largest key, the lowest of equals. True on the lane that holds it,
+  /// with its place. REQUIRES: one is open.
+  __device__ bool take_best(int32_t& place) {
     uint32_t best = keys_[0];
-    int32_t place = kIsSorted ? places_[0] : element_of<kPer>(0);
+    place = kIsSorted ? places_[0] : element_of<kPer>(0);
     if constexpr (!kIsSorted) {
 #pragma unroll
       for (int i = 1; i < kPer; ++i) {
@@ -47,17 +47,11 @@ class OpenElements {
         }
       }
     }
-    const uint32_t largest = __reduce_max_sync(~0u, best);
-    const int32_t found = __reduce_min_sync(~0u, best == largest ? place : INT_MAX);
-    if constexpr (kIsSorted) {
-      if (place == found) remove_first();
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-        if (element_of<kPer>(i) == found) keys_[i] = 0;
-      }
-    }
-    return found;
+    const uint32_t holders = __ballot_sync(~0u, best == __reduce_max_sync(~0u, best));
+    const uint32_t own = 1u << lane_id();
+    const bool is_here = (holders & (2 * own - 1)) == own;  // lower lanes have lower places
+    if (is_here) close(place);
+    return is_here;
   }
 
  private:
@@ -79,13 +73,20 @@ class OpenElements {
       }
     }
   }
-  __device__ void remove_first() {
+  __device__ void close(int32_t place) {
+    if constexpr (kIsSorted) {  // it is the first
 #pragma unroll
-    for (int i = 0; i + 1 < kPer; ++i) {
-      keys_[i] = keys_[i + 1];
-      places_[i] = places_[i + 1];
+      for (int i = 0; i + 1 < kPer; ++i) {
+        keys_[i] = keys_[i + 1];
+        places_[i] = places_[i + 1];
+      }
+      keys_[kPer - 1] = 0;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        if (element_of<kPer>(i) == place) keys_[i] = 0;
+      }
     }
-    keys_[kPer - 1] = 0;
   }
 
   uint32_t keys_[kPer];
@@ -138,8 +139,8 @@ __device__ void close_weak_groups(const ChooseArgs& args, const float (&biased)[
   __syncwarp();
   OpenElements<kPer> groups(group_keys);
   for (int32_t n = 0; n < args.choice.group_top_k; ++n) {
-    const int32_t group = groups.take_best();
-    if (lane_id() == 0) scratch[group] = 1.0f;  // kept
+    int32_t group = 0;
+    if (groups.take_best(group)) scratch[group] = 1.0f;  // kept
   }
   __syncwarp();
 #pragma unroll
@@ -171,12 +172,15 @@ __device__ int32_t best_expert(const ChooseArgs& args, const float (&scores)[kPe
   if (args.choice.group_top_k < args.choice.num_groups) {
     close_weak_groups(args, biased, scratch, keys);
   }
-  int32_t id = -1;
+  auto* const ids = reinterpret_cast<int32_t*>(scratch);  // of the slots
   OpenElements<kPer> experts(keys);
   for (int k = 0; k < args.rules.K; ++k) {
-    const int32_t best = experts.take_best();
-    if (lane_id() == k) id = best;
+    int32_t id = 0;
+    if (experts.take_best(id)) ids[k] = id;
   }
+  __syncwarp();
+  const int32_t id = lane_id() < args.rules.K ? ids[lane_id()] : -1;
+  __syncwarp();  // before the scratch is used again
   return id;
 }
 
