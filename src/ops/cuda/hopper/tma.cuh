@@ -90,10 +90,10 @@ __device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int
 
 /// Stores a box in shared memory to the tensor of `map`, whose first element has these coordinates,
 /// innermost first; what is outside the tensor is left out. Belongs to the next commit_stores.
-__device__ inline void store_box(const CUtensorMap* map, SharedAddress from, int x, int y) {
+__device__ inline void store_box(const CUtensorMap* map, SharedAddress from, int x, int y, int z) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-      "r"(from), "r"(x), "r"(y)
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 

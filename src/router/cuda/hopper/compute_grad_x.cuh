@@ -84,7 +84,7 @@ __device__ void compute_grad_x(const GradientsArgs& args, const GradPart<Tile>& 
     }
     ops::hopper::wait_for_products<0>();
     ops::hopper::settle(sums);
-    barriers.parts.release_in_both(parts.slot);
+    barriers.release_parts(parts.slot);
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i) {
       const float2 old = ops::unpack<BF16>(before[i]);

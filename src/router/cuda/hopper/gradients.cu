@@ -4,7 +4,7 @@
 #include "router/cuda/hopper/compute_grad_x.cuh"
 #include "router/cuda/hopper/copy_grad_slots.cuh"
 #include "router/cuda/hopper/grad_tile.cuh"
-#include "router/cuda/hopper/launch_pairs.hpp"
+#include "router/cuda/hopper/launch_clusters.hpp"
 #include "router/cuda/hopper/sum_grad_gate.cuh"
 
 // A block has 128 columns and a slice of the tokens. It keeps its columns of the gate in shared
@@ -15,8 +15,8 @@
 //   one                       multiplies parts by the gate, and puts results in the place of grad_x
 //   one                       a warp for each ring fills it, a warp stores grad_x
 //
-// The columns of the two blocks of a cluster are neighbours: each block loads half of the parts for
-// both.
+// With more than 64 experts the two blocks of a cluster have neighbouring columns, and each loads
+// half of the parts for both.
 //
 // The previous kernel in the stream computes the parts. It lets this one begin when it has itself
 // waited for those before it, so x, the gate and grad_x are loaded while it is still running.
@@ -68,30 +68,24 @@ struct GradOperands {
 };
 
 template <typename Tile>
-GradMaps maps_of(const GradOperands& operands, ops::hopper::TensorMaps& maps) {
+GradMaps maps_of(const GradOperands& operands, const ColumnBoxes& boxes,
+                 ops::hopper::TensorMaps& maps) {
   const auto& [parts, of_x, of_gate] = operands;
   const auto T = static_cast<uint64_t>(of_x.T);
-  const auto E = static_cast<uint64_t>(of_x.E);
-  const auto D = static_cast<uint64_t>(of_x.D);
   const uint64_t part_row_bytes = static_cast<uint64_t>(parts.pitch) * 2;
-  const auto blocks_of = [&](const void* data, uint64_t num_rows) {
+  const auto map_of = [&](const void* data, int64_t num_rows) {
     if (data == nullptr) return CUtensorMap{};  // is not used
-    return maps.get({.data = data,
-                     .dtype = DType::kBF16,
-                     .rank = 2,
-                     .sizes = {D, num_rows},
-                     .strides = {D * 2},
-                     .box = {kBlock, kBlock}});
+    return maps.get(boxes.spec(data, DType::kBF16, of_x.D, num_rows));
   };
   return {.parts = maps.get({.data = parts.values,
                              .dtype = DType::kBF16,
                              .rank = 3,
-                             .sizes = {E, T, kNumParts},
+                             .sizes = {static_cast<uint64_t>(of_x.E), T, kNumParts},
                              .strides = {part_row_bytes, part_row_bytes * T},
-                             .box = {kBlock, Tile::kTokens / kClusterSize, 1}}),
-          .gate = blocks_of(of_x.gate, E),
-          .x = blocks_of(of_gate.x, T),
-          .grad_x = blocks_of(of_x.grad_x, T)};
+                             .box = {kBlock, Tile::kTokens, kNumParts}}),
+          .gate = map_of(of_x.gate, of_x.E),
+          .x = map_of(of_gate.x, of_x.T),
+          .grad_x = map_of(of_x.grad_x, of_x.T)};
 }
 
 template <typename Tile>
@@ -106,16 +100,18 @@ void launch(const GradOperands& operands, ops::hopper::TensorMaps& maps, cudaStr
       .E = of_x.E,
       .D = of_x.D,
       .slices = slices,
+      .boxes = ColumnBoxes::of(of_x.D, kBlock, Tile::kColumnBlocks),
       .computes_x = of_x.grad_x != nullptr,
       .accumulates_x = of_x.accumulates,
       .grad_gate = has_gate && !is_one ? of_gate.slice_sums : of_gate.grad_gate,
       .accumulates_gate = is_one && of_gate.accumulates};
-  launch_pairs(gradients_kernel<Tile>,
-               {.across = (args.D + Tile::kColumns - 1) / Tile::kColumns,
-                .down = slices.count,
-                .threads = Tile::kThreads,
-                .shared_bytes = Tile::kSharedBytes},
-               stream, maps_of<Tile>(operands, maps), args);
+  launch_clusters(gradients_kernel<Tile>,
+                  {.cluster_size = Tile::kShares ? kClusterSize : 1,
+                   .across = (args.D + Tile::kColumns - 1) / Tile::kColumns,
+                   .down = slices.count,
+                   .threads = Tile::kThreads,
+                   .shared_bytes = Tile::kSharedBytes},
+                  stream, maps_of<Tile>(operands, args.boxes, maps), args);
 }
 
 }  // namespace

@@ -6,9 +6,9 @@
 
 #include "core/cuda/check.hpp"
 #include "core/cuda/load_kernels.hpp"
-#include "ops/cuda/hopper/tile_shape.hpp"
+#include "core/sizes.hpp"
 
-// Kernels for sm_90a whose blocks work in clusters of two.
+// Kernels for sm_90a, with much shared memory.
 
 namespace crossdock::router::hopper {
 
@@ -25,25 +25,26 @@ bool load_kernel(void (*kernel)(Params...), int64_t shared_bytes) {
   return true;
 }
 
-struct PairsShape {
-  int64_t across;  // blocks; rounded up to pairs of neighbours
-  int64_t down = 1;
-  int threads = 0;
-  int64_t shared_bytes = 0;
+struct ClusterShape {
+  int cluster_size;  // blocks, which are neighbours across
+  int64_t across;    // blocks; rounded up to whole clusters
+  int64_t down;
+  int threads;
+  int64_t shared_bytes;
 };
 
 /// As cuda::launch_early.
 template <typename... Params>
-void launch_pairs(void (*kernel)(Params...), const PairsShape& shape, cudaStream_t stream,
-                  const Params&... args) {
-  constexpr int64_t kPair = ops::hopper::kClusterSize;
+void launch_clusters(void (*kernel)(Params...), const ClusterShape& shape, cudaStream_t stream,
+                     const Params&... args) {
+  const auto size = static_cast<unsigned>(shape.cluster_size);
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kPair, 1, 1};
+  attributes[0].val.clusterDim = {size, 1, 1};
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>((shape.across + kPair - 1) / kPair * kPair),
+  config.gridDim = dim3(static_cast<unsigned>(round_up(shape.across, int64_t{size})),
                         static_cast<unsigned>(shape.down));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
