@@ -85,6 +85,7 @@ struct PlanShares {
   int32_t num_blocks;
   int32_t num_warps;    // of a block
   int64_t warp_tokens;  // tokens that a warp counts
+  bool is_small;        // one block also places the routes
 };
 PlanShares plan_shares(int64_t T, int32_t K, int32_t E, int num_sharing);
 

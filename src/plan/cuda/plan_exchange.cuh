@@ -18,15 +18,18 @@ enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, k
 struct SegmentMemory {
   int64_t* sums;      // [E + 1] aligned rows of all preceding experts, in the order of by_owner
   int32_t* used;      // [E] rows of expert e that Segments counts
-  int32_t* base;      // [E] this rank's first row of expert e, in its segment, then at its owner
+  int32_t* base;      // [E] rows that this rank sends to expert e; then its first row of expert e,
+                      // in the expert's segment, then at its owner
   int32_t* by_owner;  // [E] copies of what PlanShape points to
   int32_t* owner;     // [E]
   int32_t* owner_offsets;  // [P + 1]
+  uint32_t (*headers)[kHeaderWords];  // of every rank
 
   static __device__ SegmentMemory carve(int64_t* memory, int32_t E) {
     __shared__ int32_t offsets[kMaxPeers + 1];
+    __shared__ uint32_t headers[kMaxPeers][kHeaderWords];
     auto* after = reinterpret_cast<int32_t*>(memory + E + 1);
-    return {memory, after, after + E, after + 2 * E, after + 3 * E, offsets};
+    return {memory, after, after + E, after + 2 * E, after + 3 * E, offsets, headers};
   }
 };
 
@@ -54,17 +57,19 @@ __device__ inline int64_t sum_blocks(const PlanArgs& args, int e) {
   return sum;
 }
 
+// To all other ranks.
 __device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int64_t index,
                                  uint32_t value) {
   for (int p = 0; p < signals.P; ++p) {
+    if (p == signals.rank) continue;
     std::byte* inbox = signals.mailbox[p] +
                        Mailbox::word_offset(epoch, signals.P, signals.rank, signals.max_words);
     store_relaxed(reinterpret_cast<uint64_t*>(inbox) + index, pack_word(epoch, value));
   }
 }
 
-// Receives word `index` of up to kCount ranks, `first` and up. Returns false, and 0 for its word,
-// if a rank did not send in time.
+// Receives word `index` of up to kCount ranks, `first` and up; 0 from this rank itself. Returns
+// false, and 0 for its word, if a rank did not send in time.
 template <int kCount>
 __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch, int first,
                                      int64_t index, uint32_t (&values)[kCount]) {
@@ -83,7 +88,8 @@ __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch,
     }
 #pragma unroll
     for (int i = kCount - 1; i >= 0; --i) {
-      if (i < count && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
+      const bool is_peer = i < count && first + i != signals.rank;
+      if (is_peer && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
     }
     if (missing >= 0 && patience.is_over()) {
       poison(signals, FaultCode::kTimeout, missing, Operation::kPlan, epoch);
@@ -143,20 +149,24 @@ __device__ inline Refusal find_refusal(const PlanArgs& args) {
   return refusal;
 }
 
-// Sends this rank's counts to all peers. A rank that refuses its input or has failed sends zeros.
-__device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
-  const Refusal refusal = find_refusal(args);
+// Sends this rank's header and counts to all peers and keeps them for itself. total_of(e): routes of
+// this rank to expert e. If a rank refuses its input or has failed, nobody uses its counts.
+template <typename TotalOf>
+__device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
+                                   const SegmentMemory& segments, const TotalOf& total_of) {
   for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + args.shape.E;
        i += static_cast<int>(blockDim.x)) {
     uint32_t word = 0;
     if (i < kHeaderWords) {
-      word = refusal.word(i);
+      word = find_refusal(args).word(i);
+      segments.headers[args.signals.rank][i] = word;
     } else {
       const int e = i - kHeaderWords;
-      const int64_t total = sum_blocks(args, e);
+      const int64_t total = total_of(e);
       const int64_t kept = min(total, args.shape.capacity);
       args.plan.dropped[e] = total - kept;
-      if (refusal.status == 0) word = static_cast<uint32_t>(kept);
+      word = static_cast<uint32_t>(kept);
+      segments.base[e] = static_cast<int32_t>(kept);
     }
     send_word(args.signals, epoch, i, word);
   }
@@ -164,7 +174,7 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch) {
 
 // Records the refusal of the first rank that refused; headers as received.
 __device__ inline void record_refusal(const PeerSignals& signals, uint32_t epoch,
-                                      const uint32_t (&headers)[kMaxPeers][kHeaderWords]) {
+                                      const uint32_t (*headers)[kHeaderWords]) {
   int refusing = 0;
   while (refusing < signals.P && headers[refusing][kStatus] == 0) ++refusing;
   if (refusing == signals.P) return;
@@ -184,12 +194,17 @@ __device__ inline void record_refusal(const PeerSignals& signals, uint32_t epoch
                          .value = join(kValueLow, kValueHigh)});
 }
 
+// What this thread has sent.
+__device__ inline uint32_t own_word(int index, const SegmentMemory& segments, int rank) {
+  if (index < kHeaderWords) return segments.headers[rank][index];
+  return static_cast<uint32_t>(segments.base[index - kHeaderWords]);
+}
+
 // Stores all ranks' counts in plan.counts, and their sums. Returns false on every rank if one of
 // them refused.
 __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
                                       const SegmentMemory& segments) {
   constexpr int kRanksAtOnce = 8;
-  __shared__ uint32_t headers[kMaxPeers][kHeaderWords];
   const PeerSignals& signals = args.signals;
   const int32_t E = args.shape.E;
   const bool dead = is_poisoned(signals);
@@ -200,13 +215,16 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     int64_t before = 0;
     for (int first = 0; first < signals.P; first += kRanksAtOnce) {
       uint32_t values[kRanksAtOnce] = {};
-      if (!dead) is_complete = receive_words(signals, epoch, first, i, values) && is_complete;
+      if (!dead && signals.P > 1) {
+        is_complete = receive_words(signals, epoch, first, i, values) && is_complete;
+      }
 #pragma unroll
       for (int j = 0; j < kRanksAtOnce; ++j) {
         const int source = first + j;
         if (source >= signals.P) continue;
+        if (source == signals.rank) values[j] = own_word(i, segments, signals.rank);
         if (i < kHeaderWords) {
-          headers[source][i] = values[j];
+          segments.headers[source][i] = values[j];
           if (i == kStatus && values[j] != 0) is_complete = false;
           continue;
         }
@@ -225,7 +243,7 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     segments.base[i - kHeaderWords] = static_cast<int32_t>(min(before, PlanShape::kMostRows));
   }
   if (__syncthreads_and(is_complete)) return true;
-  if (threadIdx.x == 0) record_refusal(signals, epoch, headers);
+  if (threadIdx.x == 0) record_refusal(signals, epoch, segments.headers);
   __syncthreads();
   return false;
 }
@@ -242,11 +260,14 @@ __device__ inline int64_t block_exclusive_sum(int64_t value, int64_t& total) {
   }
   if (lane == 31) warp_sums[warp] = inclusive;
   __syncthreads();
+  const int num_warps = static_cast<int>(blockDim.x) / 32;
   int64_t before = 0;
   total = 0;
-  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
-    if (w < warp) before += warp_sums[w];
-    total += warp_sums[w];
+#pragma unroll
+  for (int w = 0; w < kMostPlanWarps; ++w) {
+    const int64_t sum = w < num_warps ? warp_sums[w] : 0;
+    if (w < warp) before += sum;
+    total += sum;
   }
   __syncthreads();
   return before + inclusive - value;
@@ -352,11 +373,8 @@ __device__ inline void write_empty_plan(const PlanArgs& args, const SegmentMemor
   }
 }
 
-// One block per rank. Afterwards route_base is set; it is -1 everywhere in a plan that was refused.
-// epoch: of this exchange.
-__device__ inline void exchange_counts(const PlanArgs& args, uint32_t epoch,
-                                       const SegmentMemory& segments) {
-  send_counts(args, epoch);
+// Copies the tables, which do not change, to shared memory.
+__device__ inline void read_tables(const PlanArgs& args, const SegmentMemory& segments) {
   const int threads = static_cast<int>(blockDim.x);
   for (int e = static_cast<int>(threadIdx.x); e < args.shape.E; e += threads) {
     segments.by_owner[e] = args.shape.by_owner[e];
@@ -365,6 +383,14 @@ __device__ inline void exchange_counts(const PlanArgs& args, uint32_t epoch,
   for (int p = static_cast<int>(threadIdx.x); p <= args.signals.P; p += threads) {
     segments.owner_offsets[p] = args.shape.owner_offsets[p];
   }
+}
+
+// One block per rank. Afterwards segments.base and route_base are set; they are -1 everywhere in a
+// plan that was refused. epoch: of this exchange. total_of: see send_counts. REQUIRES: read_tables.
+template <typename TotalOf>
+__device__ inline void exchange_counts(const PlanArgs& args, uint32_t epoch,
+                                       const SegmentMemory& segments, const TotalOf& total_of) {
+  send_counts(args, epoch, segments, total_of);
   bool agreed = receive_counts(args, epoch, segments);
   // Now that all ranks have sent their counts, no kernel that a rank waits for needs room.
   allow_next_kernel();
