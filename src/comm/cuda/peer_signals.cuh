@@ -77,6 +77,7 @@ struct SignalState {
   uint32_t barrier_epoch = 0;
   uint32_t words_epoch = 0;
   uint32_t blocks_done = 0;           // of the running kernel
+  uint32_t tokens_taken = 0;          // of the running scatter, by persistent blocks
   uint32_t poison = 0;                // FaultCode that ended this channel, or 0
   uint32_t fault_lock = 0;            // held while writing a fault for the host
   uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the current plan; ~0: none
@@ -100,8 +101,8 @@ struct Mailbox {
   }
 };
 
-/// A channel as kernels see it, passed by value; owned by PeerChannel. With P = 0 a kernel works
-/// for this rank alone and waits for no peer.
+/// A channel as kernels see it, passed by value; owned by PeerChannel. With P = 0 or 1 a kernel
+/// works for this rank alone and waits for no peer.
 struct PeerSignals {
   int rank;
   int P;
@@ -246,7 +247,7 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
 /// outputs must then be zeroed.
 __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operation,
                                     bool after_arrival = false) {
-  if (signals.P == 0) return !is_poisoned(signals);
+  if (signals.P <= 1) return !is_poisoned(signals);
   const uint32_t epoch = signals.state->barrier_epoch + (after_arrival ? 2 : 1);
   const bool dead = is_poisoned(signals);
   __syncthreads();
@@ -261,6 +262,7 @@ __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operat
 /// REQUIRES: the blocks of all ranks that share a GPU fit on it together; the kernel ends with
 /// peer_barrier and after_arrival.
 __device__ inline void peer_arrival(const PeerSignals& signals, Operation operation) {
+  if (signals.P <= 1) return;
   const uint32_t epoch = signals.state->barrier_epoch + 1;
   const bool dead = is_poisoned(signals);
   if (blockIdx.x == 0) send_flags(signals, epoch, dead);
@@ -289,6 +291,12 @@ __device__ inline bool last_block(const PeerSignals& signals, bool writes_to_pee
   }
   __syncthreads();
   return is_last;
+}
+
+/// Whether a kernel that ends with peer_barrier may just end: it works for this rank alone and its
+/// outputs are valid. The same for all threads of the grid.
+__device__ inline bool ends_alone(const PeerSignals& signals) {
+  return signals.P <= 1 && !is_poisoned(signals);
 }
 
 #endif  // __CUDACC__

@@ -14,7 +14,7 @@ struct LaunchShape {
 
 /// Launches a kernel that may be scheduled while the previous kernel in the stream is ending. The
 /// kernel must call wait_for_previous_kernel() before it reads or writes anything; before that it
-/// may only prefetch.
+/// may only prefetch, or read what it does not depend on.
 template <typename... Params, typename... Args>
 void launch_early(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
                   const Args&... args) {

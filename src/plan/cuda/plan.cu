@@ -39,16 +39,15 @@ struct ReadRoute {
   float weight;
 };
 
-// The tokens of a warp, and its routes.
+// The routes of a warp, all slots of its tokens.
 struct WarpShare {
   int64_t first_route;
   uint32_t num_routes;
 
-  __device__ WarpShare(const PlanArgs& args, int64_t warp) {
+  static __device__ WarpShare of(const PlanArgs& args, int64_t warp) {
     const int64_t first_token = min(warp * args.shares.warp_tokens, args.routing.T);
     const int64_t num_tokens = min(args.shares.warp_tokens, args.routing.T - first_token);
-    first_route = first_token * args.shape.K;
-    num_routes = static_cast<uint32_t>(num_tokens * args.shape.K);
+    return {first_token * args.shape.K, static_cast<uint32_t>(num_tokens * args.shape.K)};
   }
 };
 
@@ -106,7 +105,8 @@ __device__ bool is_repeated(const PlanArgs& args, int64_t route, uint32_t slot, 
 // Calls note(i, {expert, number of earlier routes of this warp to it}) for its route i. A refused
 // plan counts routes that are bad, too, if they have an expert.
 template <typename Id, typename Note>
-__device__ void count_routes(const PlanArgs& args, uint32_t* warp_counts, const Note& note) {
+__device__ void count_routes(const PlanArgs& args, const WarpShare& share, uint32_t* warp_counts,
+                             const Note& note) {
   const int32_t E = args.shape.E;
   const int num_warps = static_cast<int>(blockDim.x) / 32;
   const int lane = lane_of_thread();
@@ -114,7 +114,6 @@ __device__ void count_routes(const PlanArgs& args, uint32_t* warp_counts, const 
        i += static_cast<int>(blockDim.x)) {
     warp_counts[i] = 0;
   }
-  const WarpShare share(args, global_warp());
   ReadRoute<Id> next = read_route<Id>(args, share, static_cast<uint32_t>(lane));
   __syncthreads();
   uint32_t* counts = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
@@ -163,7 +162,8 @@ __device__ uint32_t sum_warps(const uint32_t* warp_counts, int32_t E, int e, con
 
 // The place of a route whose expert is `e`; its rank, base and number among this rank's routes to e
 // are given.
-__device__ RouteTarget target_at(const PlanArgs& args, int32_t owner, int32_t base, int32_t number) {
+__device__ RouteTarget target_at(const PlanArgs& args, int32_t owner, int32_t base,
+                                 int32_t number) {
   if (base < 0 || number >= args.shape.capacity) return {-1, -1};
   return {owner, base + number};
 }
@@ -180,7 +180,7 @@ __device__ void prefetch_inputs(const PlanArgs& args) {
   const auto prefetch = [](const void* from, int64_t num_bytes, int64_t first) {
     if (first < num_bytes) prefetch_line(static_cast<const std::byte*>(from) + first);
   };
-  const WarpShare share(args, global_warp());
+  const WarpShare share = WarpShare::of(args, global_warp());
   const int64_t first = int64_t{lane_of_thread()} * kLine;
   prefetch(static_cast<const Id*>(args.routing.expert_ids) + share.first_route,
            share.num_routes * static_cast<int64_t>(sizeof(Id)), first);
@@ -195,18 +195,12 @@ __device__ void prefetch_inputs(const PlanArgs& args) {
   prefetch_line(args.signals.state);
 }
 
-// A block counts a range of tokens; the last exchanges counts.
+// Counts a block's routes and leaves them in global memory.
 template <typename Id>
-__global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
-    count_kernel(const __grid_constant__ PlanArgs args) {
-  extern __shared__ int64_t memory[];
+__device__ void count_block(const PlanArgs& args, uint32_t* warp_counts) {
   const int32_t E = args.shape.E;
-  auto* warp_counts = reinterpret_cast<uint32_t*>(memory);
-  prefetch_inputs<Id>(args);
-  wait_for_previous_kernel();
-  const uint32_t epoch = args.signals.state->words_epoch + 1;
-  const WarpShare share(args, global_warp());
-  count_routes<Id>(args, warp_counts, [&](uint32_t i, const RouteTarget& counted) {
+  const WarpShare share = WarpShare::of(args, global_warp());
+  count_routes<Id>(args, share, warp_counts, [&](uint32_t i, const RouteTarget& counted) {
     args.plan.targets[share.first_route + i] = counted;
   });
   __syncthreads();
@@ -217,10 +211,22 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
     });
     args.scratch.block_sums[static_cast<int64_t>(blockIdx.x) * E + e] = static_cast<int32_t>(total);
   }
+}
+
+// A block counts a range of tokens; the last exchanges counts.
+template <typename Id>
+__global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
+    count_kernel(const __grid_constant__ PlanArgs args) {
+  extern __shared__ int64_t memory[];
+  prefetch_inputs<Id>(args);
+  wait_for_previous_kernel();
+  const uint32_t epoch = args.signals.state->words_epoch + 1;
+  count_block<Id>(args, reinterpret_cast<uint32_t*>(memory));
   if (!last_block(args.signals, /*writes_to_peers=*/false)) return;
-  const SegmentMemory segments = SegmentMemory::carve(memory, E);
+  const SegmentMemory segments = SegmentMemory::carve(memory, args.shape.E);
+  send_counts(args, epoch, segments, [&](int e) { return sum_blocks(args, e); });
   read_tables(args, segments);
-  exchange_counts(args, epoch, segments, [&](int e) { return sum_blocks(args, e); });
+  finish_exchange(args, epoch, segments);
 }
 
 // A thread places a route.
@@ -247,25 +253,24 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
     small_plan_kernel(const __grid_constant__ PlanArgs args) {
   extern __shared__ int64_t memory[];
   const int32_t E = args.shape.E;
-  const int64_t num_routes = args.routing.T * args.shape.K;
   const SegmentMemory segments = SegmentMemory::carve(memory, E);
   auto* routes = reinterpret_cast<RouteTarget*>(memory + segment_bytes(E) / sizeof(int64_t));
-  auto* warp_counts = reinterpret_cast<uint32_t*>(routes + num_routes);
-  const WarpShare share(args, global_warp());
+  auto* warp_counts = reinterpret_cast<uint32_t*>(routes + args.routing.T * args.shape.K);
+  const WarpShare share = WarpShare::of(args, global_warp());
   RouteTarget* own_routes = routes + share.first_route;
   prefetch_inputs<Id>(args);
   read_tables(args, segments);
   wait_for_previous_kernel();
   const uint32_t epoch = args.signals.state->words_epoch + 1;
-  count_routes<Id>(args, warp_counts, [&](uint32_t i, const RouteTarget& counted) {
-    own_routes[i] = counted;
-  });
+  count_routes<Id>(args, share, warp_counts,
+                   [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
   __syncthreads();
-  exchange_counts(args, epoch, segments, [&](int e) {
+  send_counts(args, epoch, segments, [&](int e) {
     return int64_t{sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
       warp_counts[static_cast<int64_t>(warp) * E + e] = sum;
     })};
   });
+  finish_exchange(args, epoch, segments);
   const uint32_t* earlier = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
   for (uint32_t i = lane_of_thread(); i < share.num_routes; i += 32) {
     const RouteTarget counted = own_routes[i];
@@ -331,7 +336,8 @@ void launch_plan(const PlanArgs& args, cudaStream_t stream) {
   CROSSDOCK_ASSERT(E <= kMaxExperts);
   CROSSDOCK_ASSERT(args.signals.max_words >= plan_words(E));
   const int64_t num_routes = args.routing.T * args.shape.K;
-  const int64_t count_bytes = int64_t{shares.num_warps} * E * static_cast<int64_t>(sizeof(uint32_t));
+  const int64_t count_bytes =
+      int64_t{shares.num_warps} * E * static_cast<int64_t>(sizeof(uint32_t));
   const int64_t bytes = shares.is_small ? small_plan_bytes(shares, num_routes, E)
                                         : std::max(count_bytes, segment_bytes(E));
   const LaunchShape shape{.blocks = static_cast<unsigned>(shares.num_blocks),

@@ -22,7 +22,7 @@ struct SegmentMemory {
                       // in the expert's segment, then at its owner
   int32_t* by_owner;  // [E] copies of what PlanShape points to
   int32_t* owner;     // [E]
-  int32_t* owner_offsets;  // [P + 1]
+  int32_t* owner_offsets;             // [P + 1]
   uint32_t (*headers)[kHeaderWords];  // of every rank
 
   static __device__ SegmentMemory carve(int64_t* memory, int32_t E) {
@@ -88,8 +88,8 @@ __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch,
     }
 #pragma unroll
     for (int i = kCount - 1; i >= 0; --i) {
-      const bool is_peer = i < count && first + i != signals.rank;
-      if (is_peer && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
+      const bool is_awaited = i < count && first + i != signals.rank;
+      if (is_awaited && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
     }
     if (missing >= 0 && patience.is_over()) {
       poison(signals, FaultCode::kTimeout, missing, Operation::kPlan, epoch);
@@ -149,8 +149,8 @@ __device__ inline Refusal find_refusal(const PlanArgs& args) {
   return refusal;
 }
 
-// Sends this rank's header and counts to all peers and keeps them for itself. total_of(e): routes of
-// this rank to expert e. If a rank refuses its input or has failed, nobody uses its counts.
+// Sends this rank's header and counts to all peers and keeps them for itself. total_of(e): routes
+// of this rank to expert e. If a rank refuses its input or has failed, nobody uses its counts.
 template <typename TotalOf>
 __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
                                    const SegmentMemory& segments, const TotalOf& total_of) {
@@ -385,12 +385,10 @@ __device__ inline void read_tables(const PlanArgs& args, const SegmentMemory& se
   }
 }
 
-// One block per rank. Afterwards segments.base and route_base are set; they are -1 everywhere in a
-// plan that was refused. epoch: of this exchange. total_of: see send_counts. REQUIRES: read_tables.
-template <typename TotalOf>
-__device__ inline void exchange_counts(const PlanArgs& args, uint32_t epoch,
-                                       const SegmentMemory& segments, const TotalOf& total_of) {
-  send_counts(args, epoch, segments, total_of);
+// One block per rank, after send_counts. Afterwards segments.base and route_base are set; they are
+// -1 everywhere in a plan that was refused. epoch: of this exchange. REQUIRES: read_tables.
+__device__ inline void finish_exchange(const PlanArgs& args, uint32_t epoch,
+                                       const SegmentMemory& segments) {
   bool agreed = receive_counts(args, epoch, segments);
   // Now that all ranks have sent their counts, no kernel that a rank waits for needs room.
   allow_next_kernel();

@@ -50,6 +50,27 @@ TEST_F(CudaFaults, ARepeatedIdIsNamedOnAllRanks) {
   expect_refusal(bad, good, ErrorCode::kInvalidArgument, "rank 0: token 4, slot 1: expert id 3");
 }
 
+// Warps read 32 routes at a time, so the slots of token 6 are read in two steps. One block counts
+// 160 tokens, several count 600.
+TEST_F(CudaFaults, ARepeatedIdIsFoundWhereverItsSlotsAreRead) {
+  constexpr int64_t kToken = 6;
+  constexpr int64_t kSlots = 5;
+  for (const int64_t tokens : {160, 600}) {
+    const DispatchConfig config{
+        .num_experts = 12, .top_k = kSlots, .width = 16, .max_rows = kSlots * (tokens + 3)};
+    const DispatchCase good = random_case(config, {tokens, 3}, 43);
+    for (const int64_t earlier : {0, 1, 2, 3}) {
+      SCOPED_TRACE(std::to_string(tokens) + " tokens, slot " + std::to_string(earlier));
+      DispatchCase bad = good;
+      bad.ranks[0].mask.assign(bad.ranks[0].mask.size(), 0);
+      int64_t* ids = &bad.ranks[0].expert_ids[kToken * kSlots];
+      for (int64_t slot = 0; slot < kSlots; ++slot) ids[slot] = slot == 4 ? earlier : slot;
+      expect_refusal(bad, good, ErrorCode::kInvalidArgument,
+                     "rank 0: token 6, slot 4: expert id " + std::to_string(earlier));
+    }
+  }
+}
+
 // The call that finds out is one that begins beside the stream in which the plan was made.
 TEST_F(CudaFaults, ABegunCallReportsABadRoutingOnce) {
   const DispatchCase good = random_case(config_with_room(100), {9, 7, 8}, 44);

@@ -31,16 +31,20 @@ struct SlotBatch {
 
   __device__ void read(const GatherSumKernelArgs& args, int64_t row_vectors, int64_t token,
                        int first_slot, bool has_peers) {
+    RouteTarget targets[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {  // all loads before the first use
+      const bool is_slot = first_slot + i < args.K;
+      const int64_t route = token * args.K + first_slot + i;
+      targets[i] = is_slot ? args.targets[route] : RouteTarget{-1, -1};
+      weights[i] = is_slot && args.weights != nullptr ? args.weights[route] : 1.0f;
+    }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      rows[i] = nullptr;
-      weights[i] = 1.0f;
-      if (first_slot + i >= args.K) continue;
-      const int64_t route = token * args.K + first_slot + i;
-      const RouteTarget target = args.targets[route];
-      if (target.rank < 0 || !has_peers) continue;
-      rows[i] = reinterpret_cast<const Vector*>(args.rows[target.rank]) + target.row * row_vectors;
-      if (args.weights != nullptr) weights[i] = args.weights[route];
+      const bool has_row = targets[i].rank >= 0 && has_peers;
+      const std::byte* first_row = has_row ? args.rows[targets[i].rank] : nullptr;
+      rows[i] = has_row ? reinterpret_cast<const Vector*>(first_row) + targets[i].row * row_vectors
+                        : nullptr;
     }
   }
 };
@@ -124,6 +128,7 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore>::kBlocks)
       }
     }
   }
+  if (ends_alone(args.signals)) return;
   if (last_block(args.signals, /*writes_to_peers=*/false) &&
       !peer_barrier(args.signals, args.operation, args.awaits_peers)) {
     zero_bytes(args.out, args.T * args.D * static_cast<int64_t>(sizeof(Out)));
