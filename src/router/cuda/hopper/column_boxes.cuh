@@ -22,7 +22,6 @@ struct ColumnBoxes {
     return {num_rows, num_blocks, width % ops::hopper::kBlock == 0};
   }
 
-  __host__ __device__ int bytes() const { return num_blocks * block_bytes(); }
   __host__ __device__ int block_bytes() const { return num_rows * 128; }
 
   ops::hopper::TensorMapSpec spec(const void* data, DType dtype, int64_t width,

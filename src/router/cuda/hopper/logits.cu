@@ -46,6 +46,7 @@ struct LogitsTile {
   // Floats from token to token of the results in shared memory, such that lanes use different
   // banks.
   static constexpr int kPitch = kExperts + 4;
+  static_assert(kExperts <= kMostBoxRows || kChunks == 1);  // else a chunk would be in two boxes
   static_assert(ops::kGemmBlockK % (kChunks * kDepth) == 0);
 };
 
