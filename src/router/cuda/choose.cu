@@ -16,9 +16,8 @@ constexpr int64_t kMaxBlockCounts = 4096;
 
 // A score as a number that compares as Choice does: 0 is closed, 1 is NaN, -0 equals +0.
 __device__ uint32_t key_of(float score) {
-  if (isnan(score)) return 1;
-  const uint32_t bits = __float_as_uint(score + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  const auto bits = static_cast<uint32_t>(ordered_bits(__float_as_int(score + 0.0f)));
+  return isnan(score) ? 1 : bits ^ 0x80000000u;
 }
 
 // The elements of a row by their keys, of which the best are taken one after the other.
@@ -34,11 +33,11 @@ class OpenElements {
     if constexpr (kIsSorted) sort();
   }
 
-  /// Finds the element with the largest key, the lowest of equals, and closes it. REQUIRES: one is
-  /// open.
-  __device__ int32_t take_best() {
+  /// Closes the element with the largest key, the lowest of equals. True on the lane that holds it,
+  /// with its place. REQUIRES: one is open.
+  __device__ bool take_best(int32_t& place) {
     uint32_t best = keys_[0];
-    int32_t place = kIsSorted ? places_[0] : element_of<kPer>(0);
+    place = kIsSorted ? places_[0] : element_of<kPer>(0);
     if constexpr (!kIsSorted) {
 #pragma unroll
       for (int i = 1; i < kPer; ++i) {
@@ -48,17 +47,11 @@ class OpenElements {
         }
       }
     }
-    const uint32_t largest = __reduce_max_sync(~0u, best);
-    const int32_t found = __reduce_min_sync(~0u, best == largest ? place : INT_MAX);
-    if constexpr (kIsSorted) {
-      if (place == found) remove_first();
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-        if (element_of<kPer>(i) == found) keys_[i] = 0;
-      }
-    }
-    return found;
+    const uint32_t holders = __ballot_sync(~0u, best == __reduce_max_sync(~0u, best));
+    const uint32_t own = 1u << lane_id();
+    const bool is_here = (holders & (2 * own - 1)) == own;  // lower lanes have lower places
+    if (is_here) close(place);
+    return is_here;
   }
 
  private:
@@ -80,13 +73,20 @@ class OpenElements {
       }
     }
   }
-  __device__ void remove_first() {
+  __device__ void close(int32_t place) {
+    if constexpr (kIsSorted) {  // it is the first
 #pragma unroll
-    for (int i = 0; i + 1 < kPer; ++i) {
-      keys_[i] = keys_[i + 1];
-      places_[i] = places_[i + 1];
+      for (int i = 0; i + 1 < kPer; ++i) {
+        keys_[i] = keys_[i + 1];
+        places_[i] = places_[i + 1];
+      }
+      keys_[kPer - 1] = 0;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        if (element_of<kPer>(i) == place) keys_[i] = 0;
+      }
     }
-    keys_[kPer - 1] = 0;
   }
 
   uint32_t keys_[kPer];
@@ -139,8 +139,8 @@ __device__ void close_weak_groups(const ChooseArgs& args, const float (&biased)[
   __syncwarp();
   OpenElements<kPer> groups(group_keys);
   for (int32_t n = 0; n < args.choice.group_top_k; ++n) {
-    const int32_t group = groups.take_best();
-    if (lane_id() == 0) scratch[group] = 1.0f;  // kept
+    int32_t group = 0;
+    if (groups.take_best(group)) scratch[group] = 1.0f;  // kept
   }
   __syncwarp();
 #pragma unroll
@@ -157,21 +157,30 @@ __device__ int32_t best_expert(const ChooseArgs& args, const float (&scores)[kPe
   float biased[kPer];
   uint32_t keys[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int32_t e = element_of<kPer>(i);
-    biased[i] = scores[i];
-    if (e < args.rules.E && args.expert_bias != nullptr) biased[i] += args.expert_bias[e];
-    keys[i] = e < args.rules.E ? key_of(biased[i]) : 0;
+  for (int i = 0; i < kPer; ++i) biased[i] = scores[i];
+  if (args.expert_bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int32_t e = element_of<kPer>(i);
+      if (e < args.rules.E) biased[i] += args.expert_bias[e];
+    }
   }
-  if (args.choice.group_top_k < args.choice.num_groups) [[unlikely]] {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    keys[i] = element_of<kPer>(i) < args.rules.E ? key_of(biased[i]) : 0;
+  }
+  if (args.choice.group_top_k < args.choice.num_groups) {
     close_weak_groups(args, biased, scratch, keys);
   }
-  int32_t id = -1;
+  auto* const ids = reinterpret_cast<int32_t*>(scratch);  // of the slots
   OpenElements<kPer> experts(keys);
   for (int k = 0; k < args.rules.K; ++k) {
-    const int32_t best = experts.take_best();
-    if (lane_id() == k) id = best;
+    int32_t id = 0;
+    if (experts.take_best(id)) ids[k] = id;
   }
+  __syncwarp();
+  const int32_t id = lane_id() < args.rules.K ? ids[lane_id()] : -1;
+  __syncwarp();  // before the scratch is used again
   return id;
 }
 
@@ -194,9 +203,8 @@ __device__ int32_t sequence_of(const ChooseArgs& args, int64_t token) {
 template <int kPer>
 __device__ int32_t expert_of_slot(const ChooseArgs& args, const float (&scores)[kPer],
                                   int64_t token, float* scratch) {
-  if (args.forced_ids != nullptr) [[unlikely]]
-    return forced_expert(args, token);
-  if (args.choice.force_balance) [[unlikely]] {
+  if (args.forced_ids != nullptr) return forced_expert(args, token);
+  if (args.choice.force_balance) {
     const int64_t route = token * args.rules.K + lane_id();
     return lane_id() < args.rules.K ? static_cast<int32_t>(route % args.rules.E) : -1;
   }
@@ -285,16 +293,51 @@ __device__ void choose_token(const ChooseArgs& args, int64_t token, const TokenI
 template <int kPer>
 constexpr int kChooseWarps = kPer <= 8 ? 16 : 8;
 
+// Whether a call is one of the usual ones.
+bool is_plain(const ChooseArgs& args) {
+  return args.expert_bias == nullptr && args.mask == nullptr && args.sequence_ids == nullptr &&
+         args.forced_ids == nullptr && !args.choice.force_balance && args.num_sequences == 1 &&
+         args.choice.group_top_k >= args.choice.num_groups && is_whole_row(args.rules.E);
+}
+
+/// A kernel for a score, for calls that are plain. Its code is short and runs straight on: code is
+/// seldom in the cache, and what a token needs takes less time than reading it.
+template <int kRowSize, Score kRowScore>
+struct PlainChoice {
+  static constexpr int kPer = kRowSize;
+
+  static __device__ ChooseArgs known(ChooseArgs args) {
+    args.rules.score = kRowScore;
+    args.rules.E = 32 * kPer;
+    args.expert_bias = nullptr;
+    args.mask = nullptr;
+    args.sequence_ids = nullptr;
+    args.forced_ids = nullptr;
+    args.num_sequences = 1;
+    args.choice = {.num_groups = 1, .group_top_k = 1, .group_share = 1, .force_balance = false};
+    return args;
+  }
+};
+
+/// A kernel for all calls.
+template <int kRowSize>
+struct AnyChoice {
+  static constexpr int kPer = kRowSize;
+  static __device__ const ChooseArgs& known(const ChooseArgs& args) { return args; }
+};
+
 // A warp takes tokens in turn, and reads one ahead. Shared memory: a row for each warp, then the
 // block's counts.
-template <int kPer, Score kScore>
-__global__ void __launch_bounds__(kChooseWarps<kPer> * 32, kPer <= 8 ? kChooseBlocksPerSm : 1)
+template <typename Kind>
+__global__ void __launch_bounds__(kChooseWarps<Kind::kPer> * 32,
+                                  Kind::kPer <= 8 ? kChooseBlocksPerSm : 1)
     choose_kernel(const __grid_constant__ ChooseArgs given, bool has_block_counts) {
   extern __shared__ __align__(16) float choose_memory[];
+  constexpr int kPer = Kind::kPer;
   constexpr int kWarps = kChooseWarps<kPer>;
-  ChooseArgs args = given;
-  args.rules.score = kScore;
+  const ChooseArgs& args = Kind::known(given);
   cuda::wait_for_previous_kernel();
+  cuda::allow_next_kernel();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float* const scratch = choose_memory + warp * 32 * kPer;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
@@ -312,21 +355,23 @@ __global__ void __launch_bounds__(kChooseWarps<kPer> * 32, kPer <= 8 ? kChooseBl
 }
 
 template <int kPer>
-void load_choose() {
-  cuda::load_kernels(
-      choose_kernel<kPer, Score::kSoftmax>, choose_kernel<kPer, Score::kSoftmaxAfterTopK>,
-      choose_kernel<kPer, Score::kSigmoid>, choose_kernel<kPer, Score::kSqrtSoftplus>);
+void load_row_size() {
+  cuda::load_kernels(choose_kernel<PlainChoice<kPer, Score::kSoftmax>>,
+                     choose_kernel<PlainChoice<kPer, Score::kSoftmaxAfterTopK>>,
+                     choose_kernel<PlainChoice<kPer, Score::kSigmoid>>,
+                     choose_kernel<PlainChoice<kPer, Score::kSqrtSoftplus>>,
+                     choose_kernel<AnyChoice<kPer>>);
 }
 
-template <int kPer, Score kScore>
+template <typename Kind>
 void launch(const ChooseArgs& args, cudaStream_t stream) {
-  constexpr int kWarps = kChooseWarps<kPer>;
+  constexpr int kWarps = kChooseWarps<Kind::kPer>;
   const int64_t num_counts = args.num_sequences * (args.rules.E + 1);
   const bool has_block_counts = num_counts <= kMaxBlockCounts;
-  const int64_t num_words = kWarps * 32 * kPer + (has_block_counts ? num_counts : 0);
+  const int64_t num_words = kWarps * 32 * Kind::kPer + (has_block_counts ? num_counts : 0);
   const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kChooseBlocksPerSm;
   const int64_t blocks = std::min((args.T + kWarps - 1) / kWarps, most_blocks);
-  cuda::launch_early(choose_kernel<kPer, kScore>,
+  cuda::launch_early(choose_kernel<Kind>,
                      {.blocks = static_cast<unsigned>(blocks),
                       .threads = kWarps * 32,
                       .shared_bytes = static_cast<size_t>(num_words) * sizeof(uint32_t)},
@@ -336,19 +381,20 @@ void launch(const ChooseArgs& args, cudaStream_t stream) {
 }  // namespace
 
 void load_choose() {
-  load_choose<1>();
-  load_choose<2>();
-  load_choose<4>();
-  load_choose<8>();
-  load_choose<16>();
-  load_choose<32>();
+  load_row_size<1>();
+  load_row_size<2>();
+  load_row_size<4>();
+  load_row_size<8>();
+  load_row_size<16>();
+  load_row_size<32>();
 }
 
 void launch_choose(const ChooseArgs& args, cudaStream_t stream) {
   if (args.T == 0) return;
   with_row_size(args.rules.E, [&](auto size) {
+    if (!is_plain(args)) return launch<AnyChoice<size.value>>(args, stream);
     with_score(args.rules.score,
-               [&](auto score) { launch<size.value, score.value>(args, stream); });
+               [&](auto score) { launch<PlainChoice<size.value, score.value>>(args, stream); });
   });
 }
 

@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(kSumThreads)
   };
   constexpr int kAhead = 8;
   cuda::wait_for_previous_kernel();
+  cuda::allow_next_kernel();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kSumThreads * kCount;
   for (int64_t i = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kCount; i < size;
        i += stride) {

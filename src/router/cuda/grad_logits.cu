@@ -15,6 +15,10 @@ template <int kPer>
 constexpr int kGradWarps = kPer <= 16 ? 8 : 4;  // as many as shared memory has rows for
 constexpr int kGradBlocksPerSm = 4;
 
+// Whether rows of this size may be wanted as parts.
+template <int kPer>
+constexpr bool kHasParts = 32 * kPer <= kMostExpertsInParts;
+
 // What the gradient of a token is computed from. Lane k has slot k.
 template <int kPer>
 struct TokenInput {
@@ -205,25 +209,54 @@ __device__ void store_row(const GradLogitsArgs& args, int64_t token, const float
       if (element_of<kPer>(i) < E) to[element_of<kPer>(i)] = grad[i];
     }
   }
-  if constexpr (32 * (kPer - 1) < kMostExpertsInParts) {
+  if constexpr (kHasParts<kPer>) {
     if (args.parts.values != nullptr) store_parts(args, token, grad);
   }
 }
 
+// Whether a call is one of the usual ones.
+bool is_plain(const GradLogitsArgs& args) {
+  return args.grad_weights != nullptr && args.grad_logits == nullptr &&
+         args.parts.values != nullptr && !args.balance.has_aux() && args.balance.z_coeff == 0.0 &&
+         is_whole_row(args.rules.E);
+}
+
+/// A kernel for a score, for calls that are plain; as in choose.cu.
+template <int kRowSize, Score kRowScore>
+struct PlainGrad {
+  static constexpr int kPer = kRowSize;
+
+  static __device__ GradLogitsArgs known(GradLogitsArgs args) {
+    args.rules.score = kRowScore;
+    args.rules.E = 32 * kPer;
+    args.balance = {};
+    args.grad_logits = nullptr;
+    return args;
+  }
+};
+
+/// A kernel for all calls.
+template <int kRowSize>
+struct AnyGrad {
+  static constexpr int kPer = kRowSize;
+  static __device__ const GradLogitsArgs& known(const GradLogitsArgs& args) { return args; }
+};
+
 // A warp takes tokens in turn, and reads one ahead.
-template <int kPer, Score kScore>
-__global__ void __launch_bounds__(kGradWarps<kPer> * 32)
+template <typename Kind>
+__global__ void __launch_bounds__(kGradWarps<Kind::kPer> * 32)
     grad_logits_kernel(const __grid_constant__ GradLogitsArgs given) {
+  constexpr int kPer = Kind::kPer;
   constexpr int kWarps = kGradWarps<kPer>;
   __shared__ BalanceTable table;
   __shared__ __align__(16) float scratch[kWarps][32 * kPer];
-  GradLogitsArgs args = given;
-  args.rules.score = kScore;
+  const GradLogitsArgs& args = Kind::known(given);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
   TokenInput<kPer> next;
   cuda::wait_for_previous_kernel();
+  cuda::allow_next_kernel();  // not earlier: see hopper/gradients.cu
   if (first < args.T) next.read(args, first);
   if (args.balance.has_aux() || args.balance.z_coeff != 0.0) {
     fill_balance_table(args.balance, args.rules, table);
@@ -238,35 +271,47 @@ __global__ void __launch_bounds__(kGradWarps<kPer> * 32)
   }
 }
 
+template <typename Kind>
+void launch(const GradLogitsArgs& args, cudaStream_t stream) {
+  constexpr int kWarps = kGradWarps<Kind::kPer>;
+  const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kGradBlocksPerSm;
+  const auto blocks = static_cast<unsigned>(std::min((args.T + kWarps - 1) / kWarps, most_blocks));
+  cuda::launch_early(grad_logits_kernel<Kind>, blocks, kWarps * 32, stream, args);
+}
+
 template <int kPer>
-void load_grad_logits() {
-  cuda::load_kernels(
-      grad_logits_kernel<kPer, Score::kSoftmax>, grad_logits_kernel<kPer, Score::kSoftmaxAfterTopK>,
-      grad_logits_kernel<kPer, Score::kSigmoid>, grad_logits_kernel<kPer, Score::kSqrtSoftplus>);
+void load_row_size() {
+  cuda::load_kernels(grad_logits_kernel<AnyGrad<kPer>>);
+  if constexpr (kHasParts<kPer>) {
+    cuda::load_kernels(grad_logits_kernel<PlainGrad<kPer, Score::kSoftmax>>,
+                       grad_logits_kernel<PlainGrad<kPer, Score::kSoftmaxAfterTopK>>,
+                       grad_logits_kernel<PlainGrad<kPer, Score::kSigmoid>>,
+                       grad_logits_kernel<PlainGrad<kPer, Score::kSqrtSoftplus>>);
+  }
 }
 
 }  // namespace
 
 void load_grad_logits() {
-  load_grad_logits<1>();
-  load_grad_logits<2>();
-  load_grad_logits<4>();
-  load_grad_logits<8>();
-  load_grad_logits<16>();
-  load_grad_logits<32>();
+  load_row_size<1>();
+  load_row_size<2>();
+  load_row_size<4>();
+  load_row_size<8>();
+  load_row_size<16>();
+  load_row_size<32>();
 }
 
 void launch_grad_logits(const GradLogitsArgs& args, cudaStream_t stream) {
   if (args.T == 0) return;
-  const int64_t most_blocks = int64_t{cuda::num_sms(cuda::current_device())} * kGradBlocksPerSm;
   with_row_size(args.rules.E, [&](auto size) {
-    with_score(args.rules.score, [&](auto score) {
-      constexpr int kWarps = kGradWarps<size.value>;
-      const auto blocks =
-          static_cast<unsigned>(std::min((args.T + kWarps - 1) / kWarps, most_blocks));
-      cuda::launch_early(grad_logits_kernel<size.value, score.value>, blocks, kWarps * 32, stream,
-                         args);
-    });
+    if constexpr (kHasParts<size.value>) {
+      if (is_plain(args)) {
+        return with_score(args.rules.score, [&](auto score) {
+          launch<PlainGrad<size.value, score.value>>(args, stream);
+        });
+      }
+    }
+    launch<AnyGrad<size.value>>(args, stream);
   });
 }
 

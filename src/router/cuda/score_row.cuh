@@ -25,7 +25,12 @@ void with_row_size(int32_t E, const Work& work) {
   work(std::integral_constant<int, 32>{});
 }
 
-/// Calls work(std::integral_constant<Score, score>): kernels for one score have no code for others.
+/// Whether all lanes hold equally many elements.
+inline bool is_whole_row(int32_t E) {
+  return E >= 32 && (E & (E - 1)) == 0;
+}
+
+/// Calls work(std::integral_constant<Score, score>).
 template <typename Work>
 void with_score(Score score, const Work& work) {
   if (score == Score::kSoftmax) return work(std::integral_constant<Score, Score::kSoftmax>{});

@@ -157,12 +157,21 @@ TEST_F(CudaRouterBits, DoNotDependOnTheTile) {
 // sm_90a has kernels of its own, which need more shared memory than this limit allows. Elsewhere
 // both runs use the same kernels.
 TEST_F(CudaRouterBits, OfKernelsForOneArchitectureAreThoseOfTheOthers) {
+  struct Shape {
+    int64_t E;
+    int64_t D;
+  };
+  // Whole blocks of 64 columns, and others.
+  const std::vector<Shape> shapes = {{24, 520},  {33, 576},  {60, 520},  {64, 192},
+                                     {128, 520}, {128, 576}, {200, 520}, {200, 576}};
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    for (const int64_t E : {24, 33, 60, 128, 200}) {
+    for (const Shape& shape : shapes) {
       for (const bool accumulate : {false, true}) {
-        SCOPED_TRACE(testing::Message() << name_of(dtype) << " E " << E << " adds " << accumulate);
+        SCOPED_TRACE(testing::Message() << name_of(dtype) << " E " << shape.E << " D " << shape.D
+                                        << " adds " << accumulate);
         RouterConfig config = wide_config(dtype);
-        config.num_experts = E;
+        config.num_experts = shape.E;
+        config.width = shape.D;
         auto input = make_router_input(config, 1500);
         input.mask.resize(1500);
         for (size_t t = 0; t < input.mask.size(); ++t) input.mask[t] = t % 90 < 2 ? 1 : 0;
@@ -174,6 +183,35 @@ TEST_F(CudaRouterBits, OfKernelsForOneArchitectureAreThoseOfTheOthers) {
         const Router plain(run.router().config());
         EXPECT_TRUE(run_on_gpu(plain, run.args, backward) == wanted);
       }
+    }
+  }
+}
+
+// Calls with few arguments have kernels of their own.
+TEST_F(CudaRouterBits, DoNotDependOnWhatElseACallIsGivenOrAskedFor) {
+  for (const Score score :
+       {Score::kSoftmax, Score::kSoftmaxAfterTopK, Score::kSigmoid, Score::kSqrtSoftplus}) {
+    for (const int64_t E : {32, 64, 128, 256}) {
+      SCOPED_TRACE(testing::Message() << name_of(score) << " E " << E);
+      RouterConfig config = wide_config(DType::kBF16);
+      config.num_experts = E;
+      config.score = score;
+      config.aux_loss_coeff = 0.0;
+      config.z_loss_coeff = 0.0;
+      auto input = make_router_input(config, 700);
+      const RouterRun few(input);
+      BackwardCase backward{.grad_weights = some_grad_weights(700, 8), .only_weights = true};
+      const RouterValues got = run_on_gpu(few.router(), few.args, backward);
+      input.mask.assign(700, 0);
+      const RouterRun more(input);
+      backward.only_weights = false;
+      const RouterValues wanted = run_on_gpu(more.router(), more.args, backward);
+      EXPECT_EQ(got.ids, wanted.ids);
+      EXPECT_EQ(got.weights, wanted.weights);
+      EXPECT_EQ(got.routes_per_expert, wanted.routes_per_expert);
+      EXPECT_EQ(got.num_tokens, wanted.num_tokens);
+      EXPECT_EQ(got.grad_x, wanted.grad_x);
+      EXPECT_EQ(got.grad_gate, wanted.grad_gate);
     }
   }
 }

@@ -40,7 +40,8 @@ struct RouterValues {
 struct BackwardCase {
   std::vector<double> grad_weights;  // [T, K]; empty: none
   double grad_losses = 0.5;
-  bool accumulate = false;  // adds to the initial values below
+  bool accumulate = false;    // adds to the initial values below
+  bool only_weights = false;  // asks for no gradients of bias and logits
 };
 
 /// The initial values of outputs that are accumulated in: small integers.
@@ -100,6 +101,7 @@ RouterValues run_router(const Router& router, const RouteArgs& host, const Backw
         reference::to_tensor(DType::kF32, {T, config.top_k}, backward.grad_weights);
     grad_weights = place.put(given.view);
   }
+  const bool wants_all = !backward.only_weights;
   router.backward({.x = args.x,
                    .gate = args.gate,
                    .output = &output,
@@ -108,9 +110,9 @@ RouterValues run_router(const Router& router, const RouteArgs& host, const Backw
                    .grad_x = grad_x.view,
                    .accumulate_x = backward.accumulate,
                    .grad_gate = grad_gate.view,
-                   .grad_bias = grad_bias.view,
+                   .grad_bias = wants_all ? TensorView(grad_bias.view) : TensorView{},
                    .accumulate_gate = backward.accumulate,
-                   .grad_logits = grad_logits.view,
+                   .grad_logits = wants_all ? TensorView(grad_logits.view) : TensorView{},
                    .stream = place.stream()});
 
   RouterValues values;

@@ -90,10 +90,10 @@ __device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int
 
 /// Stores a box in shared memory to the tensor of `map`, whose first element has these coordinates,
 /// innermost first; what is outside the tensor is left out. Belongs to the next commit_stores.
-__device__ inline void store_box(const CUtensorMap* map, SharedAddress from, int x, int y) {
+__device__ inline void store_box(const CUtensorMap* map, SharedAddress from, int x, int y, int z) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-      "r"(from), "r"(x), "r"(y)
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 
@@ -104,6 +104,11 @@ __device__ inline void commit_stores() {
 /// Waits until all stores of this thread have read their shared memory.
 __device__ inline void wait_until_stores_have_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/// Starts reading a tensor map, which the first load would wait for.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /// Makes a tensor map in global memory, written by an earlier kernel, usable by this thread's

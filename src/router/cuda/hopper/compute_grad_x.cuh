@@ -8,7 +8,8 @@
 
 namespace crossdock::router::hopper {
 
-/// The product of 64 tokens with the gate: experts ascending, for each the smallest parts first.
+/// Starts the product of 64 tokens with the gate: experts ascending, for each the smallest parts
+/// first.
 template <typename Tile>
 __device__ __forceinline__ void multiply_gate(float (&sums)[Tile::kColumns / 2],
                                               SharedAddress parts, SharedAddress gate) {
@@ -28,65 +29,68 @@ __device__ __forceinline__ void multiply_gate(float (&sums)[Tile::kColumns / 2],
     }
   }
   ops::hopper::commit_products();
-  ops::hopper::wait_for_products<0>();
-  ops::hopper::settle(sums);
 }
 
-/// Puts results in the place of 64 columns of grad_x, or adds them to what is there. The copy
+/// A thread's values in a slot of grad_x, pairs of neighbours in the order of the sums. The copy
 /// engine swizzles: piece p (16 bytes) of row r is at the place of piece p ^ (r % 8).
-template <bool kAccumulates>
-__device__ __forceinline__ void put(const float* sums, SharedAddress block) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  const SharedAddress line = block + (warp * 16 + lane / 4) * 128 + lane % 4 * 4;
-  const auto place = [&](int j, int half) { return line + half * 8 * 128 + ((j ^ lane / 4) << 4); };
-  uint32_t before[8][2];  // read in advance
-  if constexpr (kAccumulates) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(before[j][half]) : "r"(place(j, half)));
-      }
-    }
+template <typename Tile>
+class PairsInSlot {
+ public:
+  static constexpr int kCount = Tile::kColumns / 4;
+
+  __device__ explicit PairsInSlot(SharedAddress slot) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    line_ = slot + (warp * 16 + lane / 4) * 128 + lane % 4 * 4;
+    row_ = lane / 4;
   }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float2 sum = make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
-      if constexpr (kAccumulates) {
-        const float2 old = ops::unpack<BF16>(before[j][half]);
-        sum = make_float2(old.x + sum.x, old.y + sum.y);
-      }
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(place(j, half)),
-                   "r"(ops::pack<BF16>(sum.x, sum.y))
-                   : "memory");
-    }
+
+  __device__ uint32_t read(int i) const {
+    uint32_t pair;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(place(i)));
+    return pair;
   }
-}
+  __device__ void write(int i, uint32_t pair) const {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(place(i)), "r"(pair) : "memory");
+  }
+
+ private:
+  __device__ SharedAddress place(int i) const {
+    return line_ + i / 16 * kBlockBytes + i % 2 * 8 * 128 + ((i / 2 % 8 ^ row_) << 4);
+  }
+
+  SharedAddress line_;
+  int row_;
+};
 
 /// grad_x of all tokens of the slice, by a warpgroup.
 template <typename Tile>
 __device__ void compute_grad_x(const GradientsArgs& args, const GradPart<Tile>& part,
                                GradBarriers<Tile>& barriers) {
+  using Pairs = PairsInSlot<Tile>;
   SlotPlace parts{Tile::kPartsSlots};
   SlotPlace rows{Tile::kRowsSlots};
   ops::hopper::wait(barriers.has_gate, 0);
   for (int token = part.token; token < part.end_token; token += Tile::kTokens) {
     float sums[Tile::kColumns / 2];
+    uint32_t before[Pairs::kCount] = {};
+    const Pairs pairs(part.grad_x(rows.slot));
     ops::hopper::wait(barriers.parts.full[parts.slot], parts.parity);
     multiply_gate<Tile>(sums, part.parts(parts.slot), part.gate);
-    barriers.parts.release_in_both(parts.slot);
     ops::hopper::wait(barriers.grad_x.full[rows.slot], rows.parity);
+    if (args.accumulates_x) {
 #pragma unroll
-    for (int block = 0; block < Tile::kColumnBlocks; ++block) {
-      const SharedAddress to = part.grad_x(rows.slot) + block * kBlockBytes;
-      if (args.accumulates_x) {
-        put<true>(sums + block * (kBlock / 2), to);
-      } else {
-        put<false>(sums + block * (kBlock / 2), to);
-      }
+      for (int i = 0; i < Pairs::kCount; ++i) before[i] = pairs.read(i);
+    }
+    ops::hopper::wait_for_products<0>();
+    ops::hopper::settle(sums);
+    barriers.release_parts(parts.slot);
+#pragma unroll
+    for (int i = 0; i < Pairs::kCount; ++i) {
+      const float2 old = ops::unpack<BF16>(before[i]);
+      const float first = args.accumulates_x ? old.x + sums[2 * i] : sums[2 * i];
+      const float second = args.accumulates_x ? old.y + sums[2 * i + 1] : sums[2 * i + 1];
+      pairs.write(i, ops::pack<BF16>(first, second));
     }
     publish_shared_memory();
     __syncwarp();

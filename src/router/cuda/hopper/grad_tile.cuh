@@ -7,6 +7,7 @@
 
 #include "ops/cuda/hopper/barriers.cuh"
 #include "router/cuda/grad_gate.hpp"
+#include "router/cuda/hopper/column_boxes.cuh"
 #include "router/cuda/hopper/gradients.hpp"
 #include "router/cuda/hopper/slot_ring.cuh"
 
@@ -28,6 +29,8 @@ struct GradTile {
   static constexpr int kColumns = kColumnBlocks * kBlock;
   static constexpr int kSumThreads = kGroups * 128;  // of the warpgroups for grad_gate
   static constexpr int kThreads = kSumThreads + 2 * 128;
+  // Whether the blocks of a cluster share parts: each loads a group for both.
+  static constexpr bool kShares = kGroups == kClusterSize;
   // Registers of a thread: for grad_gate, for grad_x, of those that load and store.
   static constexpr int kSumRegisters = kGroups == 2 ? 168 : 208;
   static constexpr int kXRegisters = kGroups == 2 ? 136 : 208;
@@ -49,6 +52,7 @@ struct GradientsArgs {
   int64_t E;
   int64_t D;
   TokenSlices slices;
+  ColumnBoxes boxes;  // of x, grad_x and the gate
   bool computes_x;
   bool accumulates_x;
   float* grad_gate;  // out: [slices.count, E, D], a sum for each slice; null: not needed
@@ -56,10 +60,10 @@ struct GradientsArgs {
 };
 
 struct GradMaps {
-  CUtensorMap parts;   // boxes of 64 experts x 32 tokens x 1 part
-  CUtensorMap gate;    // boxes of 64 columns x 64 experts
-  CUtensorMap x;       // boxes of 64 columns x 64 tokens
-  CUtensorMap grad_x;  // likewise
+  CUtensorMap parts;  // boxes of 64 experts x 64 tokens x 3 parts
+  CUtensorMap gate;   // GradientsArgs::boxes
+  CUtensorMap x;
+  CUtensorMap grad_x;
 };
 
 template <typename Tile>
@@ -75,9 +79,18 @@ struct GradBarriers {
     const int x_warps = args.computes_x ? 4 : 0;
     ops::hopper::init_barrier(has_gate, 1);
     for (uint64_t& barrier : is_computed) ops::hopper::init_barrier(barrier, 4);
-    parts.init(Tile::kPartsSlots, kClusterSize * (sum_warps + x_warps));
+    parts.init(Tile::kPartsSlots, (Tile::kShares ? kClusterSize : 1) * (sum_warps + x_warps));
     x.init(Tile::kRowsSlots, Tile::kSumThreads / 32);
     grad_x.init(Tile::kRowsSlots, 1);
+  }
+
+  /// By a whole warp: it has finished with the slot.
+  __device__ void release_parts(int slot) {
+    if constexpr (Tile::kShares) {
+      parts.release_in_both(slot);
+    } else {
+      parts.release(slot);
+    }
   }
 };
 

@@ -1,13 +1,10 @@
-#include <array>
 #include <cstddef>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
-#include "core/sizes.hpp"
 #include "router/cuda/hopper/compute_grad_x.cuh"
 #include "router/cuda/hopper/copy_grad_slots.cuh"
 #include "router/cuda/hopper/grad_tile.cuh"
+#include "router/cuda/hopper/launch_clusters.hpp"
 #include "router/cuda/hopper/sum_grad_gate.cuh"
 
 // A block has 128 columns and a slice of the tokens. It keeps its columns of the gate in shared
@@ -18,8 +15,11 @@
 //   one                       multiplies parts by the gate, and puts results in the place of grad_x
 //   one                       a warp for each ring fills it, a warp stores grad_x
 //
-// The columns of the two blocks of a cluster are neighbours: each block loads half of the parts for
-// both.
+// With more than 64 experts the two blocks of a cluster have neighbouring columns, and each loads
+// half of the parts for both.
+//
+// The previous kernel in the stream computes the parts. It lets this one begin when it has itself
+// waited for those before it, so x, the gate and grad_x are loaded while it is still running.
 
 namespace crossdock::router::hopper {
 namespace {
@@ -35,15 +35,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const GradPart<Tile> part(args, first_slot(gradients_memory));
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) barriers.init(args);
+  if (threadIdx.x == 32) prefetch_maps(maps, args);
   __syncthreads();
   ops::hopper::sync_cluster();
   cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
   if (warpgroup < Tile::kGroups) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kSumRegisters));
+    cuda::wait_for_previous_kernel();
     if (args.grad_gate != nullptr) sum_grad_gate<Tile>(args, part, barriers);
   } else if (warpgroup == Tile::kGroups) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kXRegisters));
+    cuda::wait_for_previous_kernel();
     if (args.computes_x) compute_grad_x<Tile>(args, part, barriers);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kCopyRegisters));
@@ -55,15 +57,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 template <typename Tile>
-bool load_kernel() {
-  const auto kernel = gradients_kernel<Tile>;
-  cuda::load_kernels(kernel);
-  cudaFuncAttributes attributes{};
-  CROSSDOCK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-  if (attributes.sharedSizeBytes == 0) return false;  // has no body
-  CROSSDOCK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      Tile::kSharedBytes));
-  return true;
+bool load_tile() {
+  return load_kernel(gradients_kernel<Tile>, Tile::kSharedBytes);
 }
 
 struct GradOperands {
@@ -73,30 +68,24 @@ struct GradOperands {
 };
 
 template <typename Tile>
-GradMaps maps_of(const GradOperands& operands, ops::hopper::TensorMaps& maps) {
+GradMaps maps_of(const GradOperands& operands, const ColumnBoxes& boxes,
+                 ops::hopper::TensorMaps& maps) {
   const auto& [parts, of_x, of_gate] = operands;
   const auto T = static_cast<uint64_t>(of_x.T);
-  const auto E = static_cast<uint64_t>(of_x.E);
-  const auto D = static_cast<uint64_t>(of_x.D);
   const uint64_t part_row_bytes = static_cast<uint64_t>(parts.pitch) * 2;
-  const auto blocks_of = [&](const void* data, uint64_t num_rows) {
+  const auto map_of = [&](const void* data, int64_t num_rows) {
     if (data == nullptr) return CUtensorMap{};  // is not used
-    return maps.get({.data = data,
-                     .dtype = DType::kBF16,
-                     .rank = 2,
-                     .sizes = {D, num_rows},
-                     .strides = {D * 2},
-                     .box = {kBlock, kBlock}});
+    return maps.get(boxes.spec(data, DType::kBF16, of_x.D, num_rows));
   };
   return {.parts = maps.get({.data = parts.values,
                              .dtype = DType::kBF16,
                              .rank = 3,
-                             .sizes = {E, T, kNumParts},
+                             .sizes = {static_cast<uint64_t>(of_x.E), T, kNumParts},
                              .strides = {part_row_bytes, part_row_bytes * T},
-                             .box = {kBlock, Tile::kTokens / kClusterSize, 1}}),
-          .gate = blocks_of(of_x.gate, E),
-          .x = blocks_of(of_gate.x, T),
-          .grad_x = blocks_of(of_x.grad_x, T)};
+                             .box = {kBlock, Tile::kTokens, kNumParts}}),
+          .gate = map_of(of_x.gate, of_x.E),
+          .x = map_of(of_gate.x, of_x.T),
+          .grad_x = map_of(of_x.grad_x, of_x.T)};
 }
 
 template <typename Tile>
@@ -111,33 +100,24 @@ void launch(const GradOperands& operands, ops::hopper::TensorMaps& maps, cudaStr
       .E = of_x.E,
       .D = of_x.D,
       .slices = slices,
+      .boxes = ColumnBoxes::of(of_x.D, kBlock, Tile::kColumnBlocks),
       .computes_x = of_x.grad_x != nullptr,
       .accumulates_x = of_x.accumulates,
       .grad_gate = has_gate && !is_one ? of_gate.slice_sums : of_gate.grad_gate,
       .accumulates_gate = is_one && of_gate.accumulates};
-  const int64_t column_tiles =
-      round_up((args.D + Tile::kColumns - 1) / Tile::kColumns, int64_t{kClusterSize});
-  std::array<cudaLaunchAttribute, 2> attributes{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kClusterSize, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(column_tiles), static_cast<unsigned>(slices.count));
-  config.blockDim = dim3(Tile::kThreads);
-  config.dynamicSmemBytes = Tile::kSharedBytes;
-  config.stream = stream;
-  config.attrs = attributes.data();
-  config.numAttrs = attributes.size();
-  CROSSDOCK_CUDA(
-      cudaLaunchKernelEx(&config, gradients_kernel<Tile>, maps_of<Tile>(operands, maps), args));
+  launch_clusters(gradients_kernel<Tile>,
+                  {.cluster_size = Tile::kShares ? kClusterSize : 1,
+                   .across = (args.D + Tile::kColumns - 1) / Tile::kColumns,
+                   .down = slices.count,
+                   .threads = Tile::kThreads,
+                   .shared_bytes = Tile::kSharedBytes},
+                  stream, maps_of<Tile>(operands, args.boxes, maps), args);
 }
 
 }  // namespace
 
 bool load_gradients() {
-  return load_kernel<GradTile<1, 2>>() && load_kernel<GradTile<1, 4>>() &&
-         load_kernel<GradTile<2, 8>>();
+  return load_tile<GradTile<1, 2>>() && load_tile<GradTile<1, 4>>() && load_tile<GradTile<2, 8>>();
 }
 
 void launch_gradients(const GradParts& parts, const GradXArgs& of_x, const GradGateArgs& of_gate,

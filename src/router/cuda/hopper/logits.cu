@@ -1,15 +1,15 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "core/sizes.hpp"
 #include "ops/cuda/hopper/tma.cuh"
 #include "ops/cuda/hopper/wgmma.cuh"
 #include "ops/gemm.hpp"
 #include "router/cuda/gate_bias.cuh"
+#include "router/cuda/hopper/column_boxes.cuh"
+#include "router/cuda/hopper/launch_clusters.hpp"
 #include "router/cuda/hopper/logits.hpp"
 #include "router/cuda/hopper/slot_ring.cuh"
 
@@ -46,27 +46,27 @@ struct LogitsTile {
   // Floats from token to token of the results in shared memory, such that lanes use different
   // banks.
   static constexpr int kPitch = kExperts + 4;
+  static_assert(kExperts <= kMostBoxRows || kChunks == 1);  // else a chunk would be in two boxes
   static_assert(ops::kGemmBlockK % (kChunks * kDepth) == 0);
 };
 
-/// Shared memory: slots, each with num_chunks times rows of the gate and of x. Products read whole
-/// blocks of 64 experts: what follows the rows of the gate, and belongs to no expert.
+/// Shared memory: slots, each with num_chunks times the rows of the gate, then of x. Products read
+/// whole blocks of 64 experts: what follows the rows of the gate, and belongs to no expert.
 struct LogitsLayout {
   int gate_rows;  // E, rounded up to whole groups of 8
-  int box_rows;   // of them, loaded at a time
+  ColumnBoxes gate;
+  ColumnBoxes x;
   int num_slots;
   int shared_bytes;
 
   template <typename Tile>
-  static LogitsLayout of(int64_t E, int64_t most_bytes) {
+  static LogitsLayout of(int64_t E, int64_t D, int64_t most_bytes) {
     LogitsLayout layout{};
-    layout.gate_rows = static_cast<int>(round_up(E, 8));
-    layout.box_rows = layout.gate_rows;
-    if (layout.gate_rows > kMostBoxRows) {
-      layout.gate_rows = static_cast<int>(round_up(E, 16));
-      layout.box_rows = layout.gate_rows / 2;
-    }
-    const int64_t slot_bytes = Tile::kChunks * layout.chunk_bytes<Tile>();
+    const int num_boxes = E > kMostBoxRows ? 2 : 1;
+    layout.gate_rows = static_cast<int>(round_up(E, 8 * num_boxes));
+    layout.gate = ColumnBoxes::of(D, layout.gate_rows / num_boxes, Tile::kChunks);
+    layout.x = ColumnBoxes::of(D, Tile::kTokens, Tile::kChunks);
+    const int64_t slot_bytes = layout.slot_bytes<Tile>();
     const int64_t read_past = (Tile::kExperts - layout.gate_rows) * kLineBytes;
     const int64_t room = std::min(most_bytes, kWantedSharedBytes) - kSlotAlignment - read_past;
     layout.num_slots = static_cast<int>(std::min<int64_t>(room / slot_bytes, kMostSlots));
@@ -80,14 +80,18 @@ struct LogitsLayout {
   bool fits(int64_t most_bytes) const { return num_slots >= 2 && shared_bytes <= most_bytes; }
 
   template <typename Tile>
-  __host__ __device__ int chunk_bytes() const {
-    return gate_rows * kLineBytes + Tile::kXBytes;
+  __host__ __device__ int gate_bytes() const {
+    return Tile::kChunks * gate_rows * kLineBytes;
+  }
+  template <typename Tile>
+  __host__ __device__ int slot_bytes() const {
+    return gate_bytes<Tile>() + Tile::kChunks * Tile::kXBytes;
   }
 };
 
 struct LogitsMaps {
-  CUtensorMap gate;  // boxes of box_rows experts x kDepth
-  CUtensorMap x;     // boxes of a tile's tokens x kDepth
+  CUtensorMap gate;
+  CUtensorMap x;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -97,26 +101,18 @@ template <typename Tile>
 __device__ void load_slots(const LogitsMaps& maps, const LogitsLayout& layout,
                            SlotBarriers& barriers, SharedAddress slots, int num_steps) {
   const auto first_token = static_cast<int>(blockIdx.x) * Tile::kTokens;
-  const int chunk_bytes = layout.chunk_bytes<Tile>();
+  const int slot_bytes = layout.slot_bytes<Tile>();
   SlotPlace ring{layout.num_slots};
   for (int step = 0; step < num_steps; ++step) {
     ops::hopper::wait(barriers.empty[ring.slot], ring.parity ^ 1);
-    ops::hopper::arrive_and_expect(barriers.full[ring.slot], Tile::kChunks * chunk_bytes);
-    const SharedAddress slot = slots + ring.slot * Tile::kChunks * chunk_bytes;
+    ops::hopper::arrive_and_expect(barriers.full[ring.slot], slot_bytes);
+    const SharedAddress slot = slots + ring.slot * slot_bytes;
     const SharedAddress full = ops::hopper::shared_address(&barriers.full[ring.slot]);
     const int column = step * Tile::kChunks * kDepth;
-#pragma unroll
-    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      const SharedAddress to = slot + chunk * chunk_bytes + layout.gate_rows * kLineBytes;
-      ops::hopper::load_box(&maps.x, BoxTarget{to, full, false}, column + chunk * kDepth,
-                            first_token);
-    }
-#pragma unroll
-    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      for (int row = 0; row < layout.gate_rows; row += layout.box_rows) {
-        const SharedAddress to = slot + chunk * chunk_bytes + row * kLineBytes;
-        ops::hopper::load_box(&maps.gate, BoxTarget{to, full, false}, column + chunk * kDepth, row);
-      }
+    layout.x.load(&maps.x, BoxTarget{slot + layout.gate_bytes<Tile>(), full, false}, column,
+                  first_token);
+    for (int row = 0; row < layout.gate_rows; row += layout.gate.num_rows) {
+      layout.gate.load(&maps.gate, BoxTarget{slot + row * kLineBytes, full, false}, column, row);
     }
     ring.advance();
   }
@@ -170,21 +166,22 @@ __device__ void multiply_slots(LogitSums<Element, Tile>& own, const LogitsLayout
   using Operand = ops::hopper::WgmmaOperand<false>;
   constexpr int kSteps = ops::kGemmBlockK / (Tile::kChunks * kDepth);
   const int group = static_cast<int>(threadIdx.x) / 128;
-  const int chunk_bytes = layout.chunk_bytes<Tile>();
+  const int slot_bytes = layout.slot_bytes<Tile>();
   SlotPlace ring{layout.num_slots};
   own.clear();
   for (int first = 0; first < num_steps; first += kSteps) {
     const int end = min(first + kSteps, num_steps);
     int previous = -1;
     for (int step = first; step < end; ++step) {
-      const SharedAddress slot = slots + ring.slot * Tile::kChunks * chunk_bytes;
+      const SharedAddress slot = slots + ring.slot * slot_bytes;
       ops::hopper::wait(barriers.full[ring.slot], ring.parity);
       ops::hopper::begin_products();
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-        const SharedAddress gate = slot + chunk * chunk_bytes;
+        const SharedAddress gate = slot + chunk * layout.gate_rows * kLineBytes;
+        const SharedAddress x = slot + layout.gate_bytes<Tile>() + chunk * Tile::kXBytes;
         own.multiply(Operand::descriptor(gate + group * Tile::kBlocks * kBlockBytes),
-                     Operand::descriptor(gate + layout.gate_rows * kLineBytes));
+                     Operand::descriptor(x));
       }
       ops::hopper::commit_products();
       if (previous >= 0) {
@@ -245,6 +242,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   constexpr int kColumns = Tile::kChunks * kDepth;
   const auto num_steps = static_cast<int>((args.D + kColumns - 1) / kColumns);
   if (thread == 0) barriers.init(layout.num_slots, Tile::kMathThreads / 32);
+  if (thread == Tile::kMathThreads) {
+    ops::hopper::prefetch_map(&maps.x);
+    ops::hopper::prefetch_map(&maps.gate);
+  }
   __syncthreads();
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
@@ -265,17 +266,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 template <typename Element, typename Tile>
 void launch(const LogitsArgs& args, ops::hopper::TensorMaps& maps, cudaStream_t stream) {
   const auto layout =
-      LogitsLayout::of<Tile>(args.E, cuda::shared_memory_per_block(cuda::current_device()));
-  const auto boxes = [&](const void* data, int64_t num_rows, int box_rows) {
-    return maps.get({.data = data,
-                     .dtype = args.x_dtype,
-                     .rank = 2,
-                     .sizes = {static_cast<uint64_t>(args.D), static_cast<uint64_t>(num_rows)},
-                     .strides = {static_cast<uint64_t>(args.D) * 2},
-                     .box = {kDepth, static_cast<uint32_t>(box_rows)}});
-  };
-  const LogitsMaps both{.gate = boxes(args.gate, args.E, layout.box_rows),
-                        .x = boxes(args.x, args.T, Tile::kTokens)};
+      LogitsLayout::of<Tile>(args.E, args.D, cuda::shared_memory_per_block(cuda::current_device()));
+  const LogitsMaps both{.gate = maps.get(layout.gate.spec(args.gate, args.x_dtype, args.D, args.E)),
+                        .x = maps.get(layout.x.spec(args.x, args.x_dtype, args.D, args.T))};
   const int64_t num_tiles = (args.T + Tile::kTokens - 1) / Tile::kTokens;
   cuda::launch_early(logits_kernel<Element, Tile>,
                      {.blocks = static_cast<unsigned>(num_tiles),
@@ -301,26 +294,19 @@ void with_tile(int64_t T, int64_t E, const Work& work) {
 }
 
 template <typename Element, typename Tile>
-bool load_kernel() {
-  const auto kernel = logits_kernel<Element, Tile>;
-  cuda::load_kernels(kernel);
-  cudaFuncAttributes attributes{};
-  CROSSDOCK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-  if (attributes.sharedSizeBytes == 0) return false;  // has no body
-  CROSSDOCK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(kWantedSharedBytes)));
-  return true;
+bool load_tile() {
+  return load_kernel(logits_kernel<Element, Tile>, kWantedSharedBytes);
 }
 
 template <typename Element>
 bool load_all() {
-  return load_kernel<Element, LogitsTile<64, 1, 1, 4>>() &&
-         load_kernel<Element, LogitsTile<64, 2, 1, 2>>() &&
-         load_kernel<Element, LogitsTile<64, 4, 1, 1>>() &&
-         load_kernel<Element, LogitsTile<32, 1, 1, 4>>() &&
-         load_kernel<Element, LogitsTile<32, 2, 1, 2>>() &&
-         load_kernel<Element, LogitsTile<32, 4, 1, 1>>() &&
-         load_kernel<Element, LogitsTile<32, 4, 2, 1>>();
+  return load_tile<Element, LogitsTile<64, 1, 1, 4>>() &&
+         load_tile<Element, LogitsTile<64, 2, 1, 2>>() &&
+         load_tile<Element, LogitsTile<64, 4, 1, 1>>() &&
+         load_tile<Element, LogitsTile<32, 1, 1, 4>>() &&
+         load_tile<Element, LogitsTile<32, 2, 1, 2>>() &&
+         load_tile<Element, LogitsTile<32, 4, 1, 1>>() &&
+         load_tile<Element, LogitsTile<32, 4, 2, 1>>();
 }
 
 }  // namespace
@@ -336,7 +322,7 @@ bool takes(const LogitsArgs& args) {
   bool fits = false;
   with_tile(args.T, args.E, [&]<typename Tile>(Tile) {
     const int64_t room = cuda::shared_memory_per_block(cuda::current_device());
-    fits = LogitsLayout::of<Tile>(args.E, room).fits(room);
+    fits = LogitsLayout::of<Tile>(args.E, args.D, room).fits(room);
   });
   return fits;
 }

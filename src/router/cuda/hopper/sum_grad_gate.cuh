@@ -134,7 +134,7 @@ __device__ void sum_grad_gate(const GradientsArgs& args, const GradPart<Tile>& p
       if (token > first) {
         ops::hopper::wait_for_products<1>();
         barriers.x.release(previous_x);
-        barriers.parts.release_in_both(previous_parts);
+        barriers.release_parts(previous_parts);
       }
       previous_parts = parts.slot;
       previous_x = x.slot;
@@ -144,7 +144,7 @@ __device__ void sum_grad_gate(const GradientsArgs& args, const GradPart<Tile>& p
     ops::hopper::wait_for_products<0>();
     own.end_block(first == part.token);
     barriers.x.release(previous_x);
-    barriers.parts.release_in_both(previous_parts);
+    barriers.release_parts(previous_parts);
   }
   own.store(args, part.column, group * kBlock);
 }
