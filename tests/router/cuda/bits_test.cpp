@@ -161,9 +161,10 @@ TEST_F(CudaRouterBits, OfKernelsForOneArchitectureAreThoseOfTheOthers) {
     int64_t E;
     int64_t D;
   };
-  // Whole blocks of 64 columns, and others.
+  // Whole blocks of 64 columns, and others; wide tokens, of which a slice has several blocks.
   const std::vector<Shape> shapes = {{24, 520},  {33, 576},  {60, 520},  {64, 192},
-                                     {128, 520}, {128, 576}, {200, 520}, {200, 576}};
+                                     {72, 576},  {97, 520},  {128, 520}, {128, 576},
+                                     {200, 520}, {200, 576}, {32, 7168}, {128, 7168}};
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const Shape& shape : shapes) {
       for (const bool accumulate : {false, true}) {

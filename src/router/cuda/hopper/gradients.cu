@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kCopyRegisters));
     copy_slots<Tile>(maps, args, part, barriers);
-    __syncwarp();
   }
+  __syncwarp();                 // lanes may have taken different ways
   ops::hopper::sync_cluster();  // the other block may still arrive at the barriers of this one
 #endif
 }
