@@ -224,14 +224,13 @@ class ScatterOfChunk : public CudaTest {
     return {static_cast<int32_t>(route % kRanks), static_cast<int32_t>(route / kRanks)};
   }
 
-  OwnedTensor bytes_on_device(const void* data, size_t num_bytes) const {
-    return to_device(ConstTensorView(data, DType::kU8, {static_cast<int64_t>(num_bytes)}), stream_);
+  static OwnedTensor bytes_on_device(const void* data, size_t num_bytes, const RankStream& stream) {
+    return to_device(ConstTensorView(data, DType::kU8, {static_cast<int64_t>(num_bytes)}), stream);
   }
-
-  const RankStream stream_;
 };
 
 TEST_F(ScatterOfChunk, LeavesOtherRowsAlone) {
+  const RankStream stream;
   std::vector<cuda::RouteTarget> targets;
   for (int64_t i = 0; i < kTokens * kSlots; ++i) targets.push_back(target_of(i));
   std::vector<uint8_t> tokens(kTokens * kRowBytes);
@@ -240,11 +239,11 @@ TEST_F(ScatterOfChunk, LeavesOtherRowsAlone) {
   const std::vector<int32_t> starts{0, 20, 0, 31};
   const cuda::SignalState state{};
   const cuda::FaultBoard faults{};
-  const OwnedTensor targets_there = bytes_on_device(targets.data(), targets.size() * 8);
-  const OwnedTensor tokens_there = bytes_on_device(tokens.data(), tokens.size());
-  const OwnedTensor starts_there = bytes_on_device(starts.data(), starts.size() * 4);
-  const OwnedTensor state_there = bytes_on_device(&state, sizeof(state));
-  const OwnedTensor faults_there = bytes_on_device(&faults, sizeof(faults));
+  const OwnedTensor targets_there = bytes_on_device(targets.data(), targets.size() * 8, stream);
+  const OwnedTensor tokens_there = bytes_on_device(tokens.data(), tokens.size(), stream);
+  const OwnedTensor starts_there = bytes_on_device(starts.data(), starts.size() * 4, stream);
+  const OwnedTensor state_there = bytes_on_device(&state, sizeof(state), stream);
+  const OwnedTensor faults_there = bytes_on_device(&faults, sizeof(faults), stream);
   cuda::load_scatter_chunk();
   for (const bool takes_whole_sms : {false, true}) {
     OwnedTensor rows[kRanks];
@@ -257,7 +256,7 @@ TEST_F(ScatterOfChunk, LeavesOtherRowsAlone) {
     args.parts[0].tokens = static_cast<const std::byte*>(tokens_there.view.data);
     args.parts[0].row_bytes = kRowBytes;
     for (int rank = 0; rank < kRanks; ++rank) {
-      rows[rank] = device_tensor(DType::kU8, {kRows, kRowBytes}, stream_);  // 0xff everywhere
+      rows[rank] = device_tensor(DType::kU8, {kRows, kRowBytes}, stream);  // 0xff everywhere
       args.parts[0].rows[rank] = static_cast<std::byte*>(rows[rank].view.data);
     }
     chunk.rows.segment_starts = static_cast<const int32_t*>(starts_there.view.data);
@@ -268,7 +267,7 @@ TEST_F(ScatterOfChunk, LeavesOtherRowsAlone) {
     args.signals.state = static_cast<cuda::SignalState*>(state_there.view.data);
     args.signals.faults = static_cast<cuda::FaultBoard*>(faults_there.view.data);
     chunk.takes_whole_sms = takes_whole_sms;
-    cuda::launch_scatter_chunk(chunk, 2, stream_.get());
+    cuda::launch_scatter_chunk(chunk, 2, stream.get());
     for (int rank = 0; rank < kRanks; ++rank) {
       std::vector<std::byte> wanted(kRows * kRowBytes, std::byte{0xff});
       for (int64_t route = 0; route < kTokens * kSlots; ++route) {
@@ -278,7 +277,7 @@ TEST_F(ScatterOfChunk, LeavesOtherRowsAlone) {
         std::fill_n(wanted.begin() + target.row * kRowBytes, kRowBytes,
                     static_cast<std::byte>(route / kSlots + 1));
       }
-      EXPECT_EQ(to_host(rows[rank].view, stream_), wanted)
+      EXPECT_EQ(to_host(rows[rank].view, stream), wanted)
           << "rank " << rank << (takes_whole_sms ? ", whole SMs" : "");
     }
   }
