@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kCopyRegisters));
     copy_slots<Tile>(maps, args, part, barriers);
   }
-  __syncwarp();                 // lanes may have taken different ways
+  __syncwarp();                 // lanes may have diverged
   ops::hopper::sync_cluster();  // the other block may still arrive at the barriers of this one
 #endif
 }
