@@ -9,6 +9,7 @@
 #include "comm/failure.hpp"
 #include "comm/flight_report.hpp"
 #include "comm/nccl_slot.hpp"
+#include "comm/queued_calls_slot.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/shared_bytes.hpp"
 #include "comm/window.hpp"
@@ -214,6 +215,7 @@ struct Group::State {
   std::unique_ptr<const HeaderMemory> headers;
   comm::PeerEvents peer_events;
   std::weak_ptr<cuda::NcclCommunicator> nccl_communicator;
+  std::weak_ptr<cuda::QueuedCalls> queued_calls;
   uint64_t next_sequence = 1;
   const char* last_operation = "";  // of the last agreement, number next_sequence - 1
   std::optional<Error> poison;
@@ -229,6 +231,10 @@ comm::PeerEvents& comm::peer_events_of(Group& group) {
 
 std::weak_ptr<cuda::NcclCommunicator>& comm::nccl_communicator_of(Group& group) {
   return GroupInternals::state(group).nccl_communicator;
+}
+
+std::weak_ptr<cuda::QueuedCalls>& comm::queued_calls_of(Group& group) {
+  return GroupInternals::state(group).queued_calls;
 }
 
 comm::WindowPool& comm::windows_of(Group& group) {

@@ -82,8 +82,10 @@ struct Dispatcher::Impl {
     const std::optional<Error> refusal = refusal_of([&] {
       if (context.refusal) throw *context.refusal;
       if (device_path) return;
-      std::unique_ptr<Path> made = context.strategy->make_device_path(context, device);
-      if (context.strategy->device_for_host_tensors()) {
+      PathContext shared = context;
+      shared.calls_wait = context.strategy->device_for_host_tensors().has_value();
+      std::unique_ptr<Path> made = context.strategy->make_device_path(shared, device);
+      if (shared.calls_wait) {
         made = make_host_tensors_path(std::move(made), context.group, device);
       }
       made->set_options(context.options);
@@ -107,9 +109,7 @@ struct Dispatcher::Impl {
       check();
       path.begin_aside();
     });
-    if (refusal) {  // throws on all ranks
-      context.group.agree({.operation = operation, .subject = plan.id(), .refusal = &*refusal});
-    }
+    if (refusal) path.refuse(operation, plan, *refusal);
     try {
       pending.result_ = call();
     } catch (...) {

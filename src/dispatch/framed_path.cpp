@@ -11,6 +11,10 @@
 namespace crossdock {
 namespace {
 
+std::string dtype_text(DType dtype) {
+  return std::string("dtype=").append(name_of(dtype));
+}
+
 // Weights are fp64 with fp64 rows, and fp32 with all others.
 void check_weight_dtype(const Plan& plan, DType row_dtype) {
   const DType wanted = row_dtype == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -52,6 +56,10 @@ uint64_t FramedPath::agree(const Call& call, const std::optional<Error>& refusal
               .body = {},
               .refusal = refusal ? &*refusal : nullptr})
       .sequence;
+}
+
+void FramedPath::refuse(const char* operation, const Plan& plan, const Error& refusal) {
+  run({.operation = operation, .plan = &plan, .text = {}}, [&]() -> ReadyCall { throw refusal; });
 }
 
 void FramedPath::agree_on_chunks(const Plan& plan) {
@@ -112,7 +120,8 @@ OwnedTensor FramedPath::gather_sum(const char* operation, const Plan& plan,
                                    const GatherSumArgs& args) {
   OwnedTensor out;
   const bool weighted = args.weights.given();
-  std::string text = concat("dtype=", name_of(args.rows.dtype), ";weighted=", weighted);
+  std::string text = dtype_text(args.rows.dtype);
+  text += weighted ? ";weighted=1" : ";weighted=0";
   run({.operation = operation, .plan = &plan, .text = std::move(text)}, [&] {
     check_tensor("rows", args.rows, {plan.capacity_rows(), config().width});
     check_summable("rows", args.rows);
@@ -130,7 +139,7 @@ CombineBackwardResult FramedPath::combine_backward(const Plan& plan,
   const ConstTensorView& grad_out = args.grad_out;
   const ConstTensorView& y = args.y;
   CombineBackwardResult result;
-  std::string text = concat("dtype=", name_of(grad_out.dtype));
+  std::string text = dtype_text(grad_out.dtype);
   run({.operation = "combine_backward", .plan = &plan, .text = std::move(text)}, [&] {
     check_tensor("grad_out", grad_out, {plan.num_tokens(), config().width});
     check_tensor("y", y, {plan.capacity_rows(), config().width});
@@ -154,7 +163,7 @@ CombineBackwardResult FramedPath::combine_backward(const Plan& plan,
 
 OwnedTensor FramedPath::collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) {
   OwnedTensor result;
-  std::string text = concat("dtype=", name_of(rows.dtype));
+  std::string text = dtype_text(rows.dtype);
   run({.operation = "collect_routes", .plan = &plan, .text = std::move(text)}, [&] {
     check_tensor("rows", rows, {plan.capacity_rows()});
     const bool is_wide = rows.dtype == DType::kF64;

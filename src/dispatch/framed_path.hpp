@@ -38,6 +38,7 @@ class FramedPath : public Path {
   OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args) final;
   CombineBackwardResult combine_backward(const Plan& plan, const CombineBackwardArgs& args) final;
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) final;
+  void refuse(const char* operation, const Plan& plan, const Error& refusal) final;
 
  protected:
   struct Traits {

@@ -21,6 +21,7 @@ struct PathContext {
   bool gpus_reach_each_other = true;   // within every node; otherwise rows go through the host
   bool ranks_share_gpus = false;       // some ranks of a node use the same GPU
   bool spans_gpus = false;             // the ranks are on several GPUs
+  bool calls_wait = false;             // each call waits for the GPU before it returns
 };
 
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.
@@ -42,6 +43,8 @@ class Path {
   virtual CombineBackwardResult combine_backward(const Plan& plan,
                                                  const CombineBackwardArgs& args) = 0;
   virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) = 0;
+  /// Makes the call for this rank, which refuses it: throws the same error on all ranks.
+  virtual void refuse(const char* operation, const Plan& plan, const Error& refusal) = 0;
   /// Not collective.
   virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
 
@@ -58,7 +61,7 @@ class Path {
 
   /// Sets the stream and limits of later calls.
   virtual void set_options(const DeviceOptions& options) = 0;
-  /// Throws an error that the GPU has reported, if any; does not wait for the GPU.
+  /// Throws an error that the GPU has reported, if any; does not wait for the GPU's work.
   virtual void check() = 0;
   /// Waits until the queued work is done, at most as long as the deadlines allow.
   virtual void await() = 0;

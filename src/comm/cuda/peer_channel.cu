@@ -18,6 +18,40 @@ __global__ void barrier_kernel(const __grid_constant__ PeerSignals signals, Oper
   allow_next_kernel();  // not earlier: it could take the room of a peer's barrier
 }
 
+// One block per rank.
+__global__ void exchange_kernel(const __grid_constant__ PeerSignals signals,
+                                const __grid_constant__ QueuedCall call, Operation operation,
+                                const __grid_constant__ PeerBases bases) {
+  wait_for_previous_kernel();
+  if (!is_halted(signals)) {
+    const uint32_t epoch = signals.state->epoch + 1;
+    const bool has_failed = is_poisoned(signals);
+    __syncthreads();
+    send_call(signals, call, epoch, has_failed);
+    if (!has_failed) await_calls(signals, call, operation, epoch, &bases);
+    if (threadIdx.x == 0) signals.state->epoch = epoch;
+  }
+  allow_next_kernel();  // not earlier: it could take the room of a peer's exchange
+}
+
+// One block per rank.
+__global__ void farewell_kernel(const __grid_constant__ PeerSignals signals, uint32_t hash) {
+  if (is_halted(signals)) return;
+  const QueuedCall call{.number = 0, .hash = hash, .num_shown = 0};
+  send_call(signals, call, signals.state->epoch + 1, is_poisoned(signals));
+}
+
+// One thread.
+__global__ void resume_kernel(SignalState* state) {
+  const uint32_t code = state->poison;
+  const bool has_ended = code == static_cast<uint32_t>(FaultCode::kTimeout) ||
+                         code == static_cast<uint32_t>(FaultCode::kPeerFailed);
+  if (!has_ended) state->poison = 0;
+}
+
+constexpr int kThreads = 96;
+static_assert(kThreads >= kMaxPeers);
+
 }  // namespace
 
 PeerChannel::PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOptions& options) {
@@ -26,6 +60,7 @@ PeerChannel::PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOp
   const int64_t bytes = Mailbox::num_bytes(size, options.max_words);
   mailbox_ = allocate_device(arena, bytes);
   state_ = allocate_device(arena, sizeof(SignalState));
+  shown_ = allocate_device(arena, sizeof(ShownMemory));
   faults_ = lease_host_words();
   const SignalState fresh;
   CROSSDOCK_CUDA(cudaMemsetAsync(mailbox_.data(), 0, static_cast<size_t>(bytes), arena.stream()));
@@ -37,6 +72,7 @@ PeerChannel::PeerChannel(int rank, int size, DeviceArena& arena, const ChannelOp
   signals_.max_words = options.max_words;
   signals_.deadline_ns = options.deadline.count();
   signals_.state = reinterpret_cast<SignalState*>(state_.data());
+  signals_.shown = reinterpret_cast<ShownMemory*>(shown_.data());
   signals_.faults = reinterpret_cast<FaultBoard*>(faults_.data());
 }
 
@@ -58,19 +94,36 @@ void PeerChannel::clear_fault() {
   std::atomic_ref(signals_.faults->refused.code).store(0, std::memory_order_release);
 }
 
-void PeerChannel::abandon() {
-  std::atomic_ref(signals_.faults->abandon).store(1, std::memory_order_release);
+void PeerChannel::abandon(std::optional<int> gone) {
+  const uint32_t word =
+      gone ? FaultBoard::kGone + static_cast<uint32_t>(*gone) : FaultBoard::kAbandon;
+  uint32_t unset = 0;  // the first reason stays
+  std::atomic_ref(signals_.faults->abandon)
+      .compare_exchange_strong(unset, word, std::memory_order_release);
 }
 
-void load_barrier() {
-  load_kernels(barrier_kernel);
+void load_channel_kernels() {
+  load_kernels(barrier_kernel, exchange_kernel, farewell_kernel, resume_kernel);
 }
 
 void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_t stream) {
-  constexpr int kThreads = 96;  // at least kMaxPeers
-  static_assert(kThreads >= kMaxPeers);
   if (signals.P <= 1) return;  // nobody to wait for
   launch_early(barrier_kernel, 1, kThreads, stream, signals, operation);
+}
+
+void launch_exchange(const PeerSignals& signals, const QueuedCall& call, Operation operation,
+                     const PeerBases& bases, cudaStream_t stream) {
+  launch_early(exchange_kernel, 1, kThreads, stream, signals, call, operation, bases);
+}
+
+void launch_farewell(const PeerSignals& signals, uint32_t hash, cudaStream_t stream) {
+  farewell_kernel<<<1, kThreads, 0, stream>>>(signals, hash);
+  CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+void launch_resume(const PeerSignals& signals, cudaStream_t stream) {
+  resume_kernel<<<1, 1, 0, stream>>>(signals.state);
+  CROSSDOCK_CUDA(cudaGetLastError());
 }
 
 }  // namespace crossdock::cuda

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 
+#include "comm/cuda/peer_calls.cuh"
 #include "comm/cuda/peer_signals.cuh"
 #include "core/cuda/device_arena.hpp"
 #include "crossdock/tensor.hpp"
@@ -40,19 +41,29 @@ class PeerChannel {
   std::optional<Fault> fault() const;
   /// Clears a fault that did not end the channel, so that the next one is recorded.
   void clear_fault();
-  /// Ends all waits of this rank's kernels, present and future: no peer will arrive.
-  void abandon();
+  /// Ends all waits of this rank's kernels, present and future: no peer will arrive or, if `gone`
+  /// is given, that peer's process has ended. Thread-safe.
+  void abandon(std::optional<int> gone = {});
 
  private:
   Buffer mailbox_;
   Buffer state_;
+  Buffer shown_;
   Buffer faults_;
   PeerSignals signals_{};
 };
 
-/// A kernel that is only a barrier of all ranks. REQUIRES: load_barrier is called before the first
-/// launch.
-void load_barrier();
+/// Loads the kernels below; before the first launch.
+void load_channel_kernels();
+/// A barrier of all ranks and nothing else.
 void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_t stream);
+/// A barrier of all ranks that also exchanges their calls: afterwards signals.shown has what they
+/// show, or the channel is halted because the calls differ.
+void launch_exchange(const PeerSignals& signals, const QueuedCall& call, Operation operation,
+                     const PeerBases& bases, cudaStream_t stream);
+/// Tells the peers that this rank queues no further calls (kStops) or has failed, without waiting.
+void launch_farewell(const PeerSignals& signals, uint32_t hash, cudaStream_t stream);
+/// Ends a halt. REQUIRES: the hosts of all ranks have met, and no rank's kernels are running.
+void launch_resume(const PeerSignals& signals, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

@@ -23,6 +23,8 @@ enum class FaultCode : uint32_t {
   kExpertRepeated,   // an expert twice in a token
   kWeightNotFinite,  // a weight that is not finite
   kTooManyRows,      // more rows at `culprit` than max_rows
+  kOtherCall,        // ranks have queued different calls, or one has refused its own
+  kStopped,          // `culprit` has stopped queueing calls
 };
 
 /// A failure on the device. `code` is written last.
@@ -31,7 +33,9 @@ struct Fault {
   int32_t culprit = 0;     // rank
   uint32_t operation = 0;  // Operation
   uint32_t epoch = 0;      // number of the wait in its channel
-  int64_t route = 0;       // pack_route at the culprit; or the rows needed (kTooManyRows)
+  uint32_t halts = 0;      // 1: the channel is halted, see SignalState
+  int64_t route = 0;       // pack_route at the culprit; the rows needed (kTooManyRows); the number
+                           // of this rank's call (kOtherCall)
   int64_t value = 0;       // the expert id, the bits of the weight, or the number of set bits
 };
 
@@ -58,7 +62,10 @@ __host__ __device__ inline bool is_fatal(const Fault& fault) {
 struct FaultBoard {
   Fault refused;
   Fault fatal;
-  uint32_t abandon = 0;  // written by the host: no peer will arrive, end all waits
+  uint32_t abandon = 0;  // written by the host: end all waits. kAbandon, or kGone + the peer's rank
+
+  static constexpr uint32_t kAbandon = 1;  // no peer will arrive
+  static constexpr uint32_t kGone = 2;     // one peer's process has ended
 };
 
 /// What a rank is waiting for; used in messages.
@@ -74,35 +81,44 @@ enum class Operation : uint32_t {
 
 /// A rank's own words, in its device memory; used by one kernel at a time.
 struct SignalState {
-  uint32_t barrier_epoch = 0;
-  uint32_t words_epoch = 0;
-  uint32_t blocks_done = 0;           // of the running kernel
-  uint32_t tokens_taken = 0;          // of the running scatter, by persistent blocks
-  uint32_t poison = 0;                // FaultCode that ended this channel, or 0
+  uint32_t epoch = 0;         // of the last barrier or exchange
+  uint32_t blocks_done = 0;   // of the running kernel
+  uint32_t tokens_taken = 0;  // of the running scatter, by persistent blocks
+  /// FaultCode that ended or halted this channel, or 0. Either way its kernels use no memory of
+  /// peers. A rank whose channel has ended goes on telling its peers so. A halted channel is halted
+  /// on all ranks, at the same epoch: no rank signals or waits until the hosts have met and resume.
+  uint32_t poison = 0;
   uint32_t fault_lock = 0;            // held while writing a fault for the host
   uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the current plan; ~0: none
 };
 
-/// Layout of the memory that peers write: one flag per rank, then two inboxes of words per rank,
-/// used alternately: a rank at epoch n + 2 has seen every rank at n + 1, so all have read n.
+/// Layout of the memory that peers write: one flag per rank; two records of queued calls per rank;
+/// two inboxes of words per rank. Of two, even and odd epochs use one each: a rank at epoch n + 2
+/// has seen every rank at n + 1, so all have read n.
 struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
+  static constexpr int64_t kRecordBytes = 64;  // see peer_calls.cuh
+  static constexpr int64_t kWordsBegin = kFlagBytes + 2 * kMaxPeers * kRecordBytes;
 
   static __host__ __device__ int64_t num_bytes(int P, int64_t max_words) {
-    return kFlagBytes + int64_t{2} * P * max_words * static_cast<int64_t>(sizeof(uint64_t));
+    return kWordsBegin + int64_t{2} * P * max_words * static_cast<int64_t>(sizeof(uint64_t));
+  }
+  static __host__ __device__ int64_t record_offset(uint32_t epoch, int source) {
+    return kFlagBytes + ((epoch & 1) * kMaxPeers + source) * kRecordBytes;
   }
   static __host__ __device__ int64_t flag_offset(int source) {
     return source * static_cast<int64_t>(sizeof(uint64_t));
   }
   static __host__ __device__ int64_t word_offset(uint32_t epoch, int P, int source,
                                                  int64_t max_words) {
-    return kFlagBytes +
+    return kWordsBegin +
            ((epoch & 1) * P + source) * max_words * static_cast<int64_t>(sizeof(uint64_t));
   }
 };
 
 /// A channel as kernels see it, passed by value; owned by PeerChannel. With P = 0 or 1 a kernel
 /// works for this rank alone and waits for no peer.
+struct ShownMemory;
 struct PeerSignals {
   int rank;
   int P;
@@ -110,6 +126,7 @@ struct PeerSignals {
   int64_t deadline_ns;            // of one wait
   SignalState* state;             // own
   FaultBoard* faults;             // own, host memory
+  ShownMemory* shown;             // own: what peers show in the current queued call
   std::byte* mailbox[kMaxPeers];  // of every rank; null for ranks it never waits for
 };
 
@@ -163,15 +180,17 @@ class Patience {
   uint32_t tries_ = 0;
 };
 
-/// Writes the fault for the host, unless the host has not yet taken an earlier one of its kind.
-/// Atomics do not work on host memory, so the lock is in device memory.
+/// Writes the fault for the host, unless the host has not yet taken an earlier one of its kind; one
+/// that halts the channel replaces one that does not. Atomics do not work on host memory, so the
+/// lock is in device memory.
 __device__ inline void record_fault(const PeerSignals& signals, const Fault& fault) {
   volatile Fault* host = is_fatal(fault) ? &signals.faults->fatal : &signals.faults->refused;
   if (atomicCAS(&signals.state->fault_lock, 0u, 1u) != 0u) return;
-  if (host->code == 0) {
+  if (host->code == 0 || (fault.halts != 0 && host->halts == 0)) {
     host->culprit = fault.culprit;
     host->operation = fault.operation;
     host->epoch = fault.epoch;
+    host->halts = fault.halts;
     host->route = fault.route;
     host->value = fault.value;
     __threadfence_system();
@@ -189,12 +208,25 @@ __device__ inline void poison(const PeerSignals& signals, FaultCode code, int cu
                          .culprit = culprit,
                          .operation = static_cast<uint32_t>(operation),
                          .epoch = epoch,
+                         .halts = 0,
                          .route = -1,
                          .value = 0});
   atomicCAS(&signals.state->poison, 0u, static_cast<uint32_t>(code));
 }
 
-/// Whether the channel has ended. Kernels ask before they use a peer's memory, at the point where
+/// Ends a wait for rank `peer` that has lasted too long.
+__device__ inline void give_up(const PeerSignals& signals, int peer, Operation operation,
+                               uint32_t epoch) {
+  const uint32_t abandon = *static_cast<volatile uint32_t*>(&signals.faults->abandon);
+  if (abandon >= FaultBoard::kGone) {
+    const auto gone = static_cast<int>(abandon - FaultBoard::kGone);
+    poison(signals, FaultCode::kPeerFailed, gone, operation, epoch);
+  } else {
+    poison(signals, FaultCode::kTimeout, peer, operation, epoch);
+  }
+}
+
+/// Whether the channel has ended or is halted. Kernels ask before they use a peer's memory, at the point where
 /// they load its address, so that the check costs no extra time.
 __device__ inline bool is_poisoned(const SignalState& state) {
   return *static_cast<const volatile uint32_t*>(&state.poison) != 0;
@@ -203,9 +235,21 @@ __device__ inline bool is_poisoned(const PeerSignals& signals) {
   return is_poisoned(*signals.state);
 }
 
+/// Whether the channel is halted: kernels neither signal nor wait.
+__device__ inline bool is_halted(const PeerSignals& signals) {
+  const uint32_t code = *static_cast<const volatile uint32_t*>(&signals.state->poison);
+  return code != 0 && code != static_cast<uint32_t>(FaultCode::kTimeout) &&
+         code != static_cast<uint32_t>(FaultCode::kPeerFailed);
+}
+
 /// A word with its epoch in the low half.
 __device__ inline uint64_t pack_word(uint32_t epoch, uint32_t value) {
   return static_cast<uint64_t>(value) << 32 | epoch;
+}
+
+/// Whether a word is of an epoch before this one.
+__device__ inline bool is_before(uint64_t word, uint32_t epoch) {
+  return static_cast<int32_t>(static_cast<uint32_t>(word) - epoch) < 0;
 }
 
 /// Tells all ranks with a mailbox that this rank is at `epoch`, or has failed. Called by all
@@ -228,12 +272,12 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
         reinterpret_cast<const uint64_t*>(signals.mailbox[signals.rank] + Mailbox::flag_offset(p));
     Patience patience(signals);
     uint64_t word = load_acquire(flag);
-    while (static_cast<int32_t>(static_cast<uint32_t>(word) - epoch) < 0) {
-      if (patience.is_over()) {
-        poison(signals, FaultCode::kTimeout, p, operation, epoch);
-        break;
-      }
+    while (is_before(word, epoch)) {
+      const bool is_over = patience.is_over();
       word = load_acquire(flag);
+      if (!is_over || !is_before(word, epoch)) continue;
+      give_up(signals, p, operation, epoch);
+      break;
     }
     if (word >> 32 != 0) poison(signals, FaultCode::kPeerFailed, p, operation, epoch);
   }
@@ -243,18 +287,19 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
 /// must execute equally many barriers, even if they wait for different peers. Called by all threads
 /// of one block per rank, the last block of its kernel to get there (see last_block), so ranks that
 /// share a GPU need room for one block each, not for all blocks at once. after_arrival: the kernel
-/// began with peer_arrival. Returns false if the channel had ended before the call: the kernel's
-/// outputs must then be zeroed.
+/// began with peer_arrival. Returns false if the channel had ended or was halted before the call:
+/// the kernel's outputs must then be zeroed.
 __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operation,
                                     bool after_arrival = false) {
   if (signals.P <= 1) return !is_poisoned(signals);
-  const uint32_t epoch = signals.state->barrier_epoch + (after_arrival ? 2 : 1);
+  if (is_halted(signals)) return false;
+  const uint32_t epoch = signals.state->epoch + (after_arrival ? 2 : 1);
   const bool dead = is_poisoned(signals);
   __syncthreads();
   send_flags(signals, epoch, dead);
   if (!dead) await_flags(signals, operation, epoch);
   __syncthreads();
-  if (threadIdx.x == 0) signals.state->barrier_epoch = epoch;
+  if (threadIdx.x == 0) signals.state->epoch = epoch;
   return !dead;
 }
 
@@ -262,8 +307,8 @@ __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operat
 /// REQUIRES: the blocks of all ranks that share a GPU fit on it together; the kernel ends with
 /// peer_barrier and after_arrival.
 __device__ inline void peer_arrival(const PeerSignals& signals, Operation operation) {
-  if (signals.P <= 1) return;
-  const uint32_t epoch = signals.state->barrier_epoch + 1;
+  if (signals.P <= 1 || is_halted(signals)) return;
+  const uint32_t epoch = signals.state->epoch + 1;
   const bool dead = is_poisoned(signals);
   if (blockIdx.x == 0) send_flags(signals, epoch, dead);
   if (!dead) await_flags(signals, operation, epoch);

@@ -20,7 +20,7 @@
 namespace crossdock::cuda {
 
 void load_all_kernels() {
-  load_barrier();
+  load_channel_kernels();
   load_plan();
   load_route_slots();
   load_scatter();

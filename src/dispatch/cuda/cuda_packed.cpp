@@ -147,7 +147,7 @@ ReadyCall CudaPacked::ready_partial_sums(const char* operation, const Plan& plan
                          sum.row_dtype = args.rows.dtype;
                          sum.partial_dtype = partial_dtype(config().partial_sums, args.rows.dtype);
                          sum.is_weighted = args.weights.given();
-                         sum.operation = operation_of_sum(operation);
+                         sum.operation = operation_of(operation);
                          sum.out = static_cast<std::byte*>(args.out.data);
                          sum_partials(agreed, batches[0], plan, sum);
                        });
@@ -184,8 +184,8 @@ void CudaPacked::make_gradients(const Plan& plan, const GradientTensors& tensors
   backward.D = static_cast<int32_t>(config().width);
   backward.dtype = tensors.y.dtype;
   backward.grad_out = static_cast<const std::byte*>(rows.grad_out.view.data);
-  backward.y[0] = static_cast<const std::byte*>(tensors.y.data);
-  backward.grad_rows[0] = static_cast<std::byte*>(tensors.grad_rows.data);
+  backward.y.known[0] = static_cast<const std::byte*>(tensors.y.data);
+  backward.grad_rows.known[0] = static_cast<std::byte*>(tensors.grad_rows.data);
   backward.grad_weights = static_cast<float*>(rows.grad_weights.view.data);
   backward.signals = rank_.local_signals();
   launch_gather_sum_backward(backward, rank_.max_sms(), rank_.stream());
@@ -367,7 +367,7 @@ void CudaPacked::scatter_near(const CudaRank::Agreed& agreed, Operation operatio
   scatter.K = relay.K;
   scatter.num_parts = 1;
   scatter.parts[0].row_bytes = batch.row_bytes;
-  rank_.reach_near(agreed, batch.rows_entry, scatter.parts[0].rows);
+  rank_.reach_near(agreed, batch.rows_entry, scatter.parts[0].rows.known);
   scatter.operation = operation;
   launch_barrier(rank_.near_signals(), operation, stream);
   scatter.targets = relay.near_targets;
@@ -392,12 +392,12 @@ void CudaPacked::zero_pads(const Plan& plan, const RowBatch& batch) const {
 void CudaPacked::sum(const CudaRank::Agreed& agreed, const RowBatch& batch,
                      GatherSumKernelArgs& args) {
   if (batch.relay == nullptr) {
-    args.rows[0] = bytes(batch.arrived);
+    args.rows.known[0] = bytes(batch.arrived);
     args.signals = rank_.local_signals();
   } else {
     args.targets = batch.relay->sum_targets;
-    rank_.reach_near(agreed, batch.rows_entry, args.rows);
-    args.rows[rank_.channel_ranks().size()] = bytes(batch.arrived);
+    rank_.reach_near(agreed, batch.rows_entry, args.rows.known);
+    args.rows.known[rank_.channel_ranks().size()] = bytes(batch.arrived);
     args.signals = rank_.near_signals();
     launch_barrier(args.signals, args.operation, rank_.stream());
   }

@@ -93,7 +93,7 @@ GatherSumKernelArgs CudaPath::sum_args(const char* operation, const Plan& plan,
   sum.dtype = args.rows.dtype;
   sum.out_dtype = args.rows.dtype;
   sum.out = static_cast<std::byte*>(args.out.data);
-  sum.operation = operation_of_sum(operation);
+  sum.operation = operation_of(operation);
   return sum;
 }
 

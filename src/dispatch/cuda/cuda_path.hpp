@@ -37,7 +37,7 @@ class CudaPath : public FramedPath {
   std::vector<PendingChunk> take_chunks() final { return std::exchange(chunks_, {}); }
   void finish(const std::shared_ptr<const void>& done) final { rank_.streams().finish(done); }
   void set_options(const DeviceOptions& options) final { rank_.set_options(options); }
-  void check() final { rank_.raise_faults(); }
+  void check() final { rank_.check(); }
   void await() final { rank_.watch().await(rank_.stream()); }
 
  protected:

@@ -34,15 +34,6 @@ Buffer upload(const Placement& placement, DeviceArena& arena) {
   return buffer;
 }
 
-// Precedes a rank's handles and news in its proposal.
-struct ProposalHeader {
-  int64_t num_handles;
-  int64_t num_news;  // of its arena
-  int64_t needs_barrier;
-  int64_t has_waiting_room;
-  int64_t num_slots;
-};
-
 }  // namespace
 
 CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use)
@@ -52,6 +43,12 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
       peers_(context_.group.communicator(), device),
       waits_(use.waits),
       channel_ranks_(group().topology(), group().rank(), use.waits),
+      agreement_({.context = context_,
+                  .device = device_,
+                  .streams = streams_,
+                  .peers = peers_,
+                  .channel_ranks = channel_ranks_,
+                  .may_run_ahead = use.may_run_ahead}),
       placement_(make_placement(config(), group().size())) {
   check_channel_size(use, group().topology(), channel_ranks_, kMaxPeers);
   if (waits_ == Waits::kNone) peers_.set_peer_devices({});
@@ -120,6 +117,7 @@ CudaRank::~CudaRank() {
   if (!pool_) return;  // nothing has been queued
   const DeviceGuard guard(device_, std::nothrow);
   const RelaxedCapture relaxed;
+  agreement_.say_farewell();
   bool is_done = true;
   bool is_broken = group().is_poisoned();
   for (const RankStreams::Lane* lane : streams_.lanes()) {
@@ -141,7 +139,7 @@ void CudaRank::leak_memory() noexcept {
   leak(pool_->memory());
   leak(tables_);
   for (const RankStreams::Lane* lane : streams_.lanes()) leak(lane->channel);
-  for (const auto& [request, room] : waiting_rooms_) leak(room);
+  for (const std::shared_ptr<const void>& room : agreement_.reservations()) leak(room);
 }
 
 void CudaRank::set_options(const DeviceOptions& options) {
@@ -239,126 +237,9 @@ void CudaRank::check_usable() {
                   "dispatcher for another communicator");
 }
 
-void CudaRank::raise_faults() {
-  for (const bool fatal : {true, false}) {
-    for (const RankStreams::Lane* lane : streams_.lanes()) {
-      const std::optional<Fault> fault = lane->channel->fault();
-      if (fault && is_fatal(*fault) == fatal) raise(*lane, *fault);
-    }
-  }
-  if (const std::optional<Error> error = watch().fault()) {
-    group().fail(*error);
-    group().check();
-  }
-}
-
-void CudaRank::raise(const RankStreams::Lane& lane, Fault fault) {
-  fault.culprit = channel_ranks_.rank_at(fault.culprit);
-  const Error error = to_error(fault, {.rank = group().rank(),
-                                       .P = group().size(),
-                                       .shape = shape_,
-                                       .deadline_ns = lane.channel->signals().deadline_ns,
-                                       .shares_gpu = num_sharing_ > 1});
-  if (is_fatal(fault)) {
-    group().fail(error);
-  } else {
-    lane.channel->clear_fault();
-  }
-  throw error;
-}
-
-bool CudaRank::has_waiting_room() {
-  if (max_sms() <= 0) return false;
-  const uint64_t stream_id = id_of(stream());
-  std::shared_ptr<const void>& room = waiting_rooms_[{stream_id, max_sms()}];
-  if (!room) {
-    room = WaitingRoom::of(device_).take(
-        {.stream_id = stream_id, .sms = max_sms(), .num_streams = num_sharing_});
-  }
-  return room != nullptr;
-}
-
-CudaRank::Agreed CudaRank::agree(Proposal proposal) {
-  std::vector<ChunkNotice> news;
-  const std::optional<Error> refusal = refusal_of([&] {
-    if (proposal.refusal != nullptr) throw Error(*proposal.refusal);
-    if (!streams_.lane().is_connected) {
-      const Buffer& mailbox = streams_.lane().channel->mailbox();
-      const MemoryBlock block{.base = mailbox.data(), .num_bytes = mailbox.num_bytes()};
-      proposal.handles.push_back(peers_.show(mailbox.data(), block));
-    }
-    news = peers_.news();
-  });
-  const ProposalHeader own{.num_handles = std::ssize(proposal.handles),
-                           .num_news = std::ssize(news),
-                           .needs_barrier = proposal.needs_barrier,
-                           .has_waiting_room = has_waiting_room(),
-                           .num_slots = proposal.num_slots};
-  std::vector<std::byte> body;
-  append_item(body, own);
-  append_items(body, proposal.handles);
-  append_items(body, news);
-  Agreement agreement;
-  try {
-    agreement = group().agree({.operation = proposal.operation,
-                               .subject = proposal.subject,
-                               .config = std::move(proposal.call_text),
-                               .body = body,
-                               .refusal = refusal ? &*refusal : nullptr});
-  } catch (const Error&) {
-    // A routing that the device refused is refused on all ranks and has now been reported. Clear
-    // it, or a rank whose device was behind would report it again.
-    if (!group().is_poisoned() && !is_capturing(stream())) {
-      watch().try_await(stream());  // the next call reports a timeout
-      for (const RankStreams::Lane* lane : streams_.lanes()) {
-        const std::optional<Fault> fault = lane->channel->fault();
-        if (fault && !is_fatal(*fault)) lane->channel->clear_fault();
-      }
-    }
-    throw;
-  }
-  peers_.note_heard(news);
-  Agreed agreed;
-  agreed.operation = proposal.operation;
-  agreed.sequence = agreement.sequence;
-  for (int p = 0; p < group().size(); ++p) {
-    std::span<const std::byte> bytes = agreement.body(p);
-    const auto header = split_item<ProposalHeader>(bytes);
-    agreed.needs_barrier = agreed.needs_barrier || header.needs_barrier != 0;
-    agreed.has_waiting_room = agreed.has_waiting_room && header.has_waiting_room != 0;
-    agreed.num_slots = std::max(agreed.num_slots, header.num_slots);
-    agreed.handles.push_back(split_items<MemoryHandle>(bytes, header.num_handles));
-    const auto of_peer = split_items<ChunkNotice>(bytes, header.num_news);
-    if (!of_peer.empty()) run_agreed(group(), [&] { peers_.hear(p, of_peer); });
-  }
-  if (!streams_.lane().is_connected) connect(proposal.operation, proposal.subject, agreed);
-  streams_.note_work();
-  return agreed;
-}
-
-// A rank that cannot reach a peer refuses before any rank launches a kernel that waits for it.
-void CudaRank::connect(const char* operation, uint64_t subject, const Agreed& agreed) {
-  const std::optional<Error> refusal = refusal_of([&] {
-    num_sharing_ = 1;
-    std::vector<std::byte*> mailboxes;
-    std::vector<int> devices;
-    for (int p = 0; p < group().size(); ++p) {
-      const MemoryHandle& handle = agreed.handles[static_cast<size_t>(p)].back();
-      if (channel_ranks_.slot_of(p) >= 0) {
-        mailboxes.push_back(peers_.reach(p, handle));
-        devices.push_back(handle.device);
-      }
-      const bool shares_gpu = handle.device == device_ && handle.is_shared == 0;
-      if (p != group().rank() && shares_gpu) ++num_sharing_;
-    }
-    streams_.lane().channel->connect(mailboxes);
-    peers_.set_peer_devices(std::move(devices));
-  });
-  group().agree({.operation = operation,
-                 .subject = subject,
-                 .under_way = true,
-                 .refusal = refusal ? &*refusal : nullptr});
-  streams_.lane().is_connected = true;
+// Peers that learn an address on the device have chosen their kernels already, for aligned rows.
+bool CudaRank::hides(const void* data) const {
+  return runs_ahead() && reinterpret_cast<uintptr_t>(data) % 16 != 0;
 }
 
 ExposedMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_contents) {
@@ -368,7 +249,7 @@ ExposedMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_cont
   shown.wanted = shown.data;
   shown.num_bytes = num_bytes;
   std::optional<MemoryBlock> block = pool_->find(data);
-  if (!block && data != nullptr && peers_.needs_copy(data)) {
+  if (!block && data != nullptr && (peers_.needs_copy(data) || hides(data))) {
     copied_bytes_ += num_bytes;
     const Buffer copy = pool_->take(num_bytes, stream());
     shown.lease = copy.owner();
@@ -381,6 +262,10 @@ ExposedMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_cont
   }
   if (!block) block = MemoryBlock{.base = shown.data, .num_bytes = num_bytes};
   shown.handle = peers_.show(shown.data, *block);
+  const bool has_offset = shown.handle.device >= 0 && peers_.has_offsets();
+  if (has_offset && runs_ahead() && shown.handle.offset + num_bytes > peers_.common_bytes()) {
+    peers_.publish();
+  }
   return shown;
 }
 

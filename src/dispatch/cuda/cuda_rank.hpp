@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,7 +12,9 @@
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/peer_memory.hpp"
 #include "core/cuda/device_pool.hpp"
+#include "comm/cuda/peer_pointers.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
+#include "dispatch/cuda/rank_agreement.hpp"
 #include "dispatch/cuda/rank_streams.hpp"
 #include "dispatch/path.hpp"
 #include "plan/cuda/cuda_plan.hpp"
@@ -73,7 +74,7 @@ class CudaRank {
     return has_own_limit ? options_.max_begun_sms : options_.max_sms;
   }
   /// Ranks of this process on this GPU, this one included.
-  int num_sharing() const { return num_sharing_; }
+  int num_sharing() const { return agreement_.num_sharing(); }
   DevicePool& pool() { return *pool_; }
   const PeerSignals& signals() const { return streams_.lane().channel->signals(); }
   /// Signals for waits within the node.
@@ -97,28 +98,15 @@ class CudaRank {
   /// Zeroes the plan's pad rows in rows [R, row_bytes].
   void zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const;
 
-  /// This rank's part in the agreement on a call.
-  struct Proposal {
-    const char* operation;
-    uint64_t subject;                   // number of the plan; 0: there is none yet
-    std::string call_text;              // must be identical on every rank
-    std::vector<MemoryHandle> handles;  // memory that peers use
-    bool needs_barrier = true;          // peers must wait for this rank's stream before they begin
-    int64_t num_slots = 0;              // slots per token that this rank's routing needs
-    const Error* refusal = nullptr;     // why this rank refuses, if it does
-  };
-  /// The combined proposals of all ranks.
-  struct Agreed {
-    const char* operation = "";
-    uint64_t sequence = 0;
-    bool needs_barrier = false;                      // on any rank
-    int64_t num_slots = 0;                           // the largest of any rank
-    bool has_waiting_room = true;                    // on every rank, for kernels on max_sms
-    std::vector<std::vector<MemoryHandle>> handles;  // [P]
-  };
-  /// Collective. Throws the same error on all ranks if one refuses. The first time it also connects
-  /// the ranks' signals.
-  Agreed agree(Proposal proposal);
+  using Agreed = AgreedCall;
+  /// Collective; see RankAgreement.
+  Agreed agree(CallProposal proposal) { return agreement_.agree(std::move(proposal), max_sms()); }
+  /// Whether the next call only queues, without meeting the other hosts.
+  bool runs_ahead() const { return agreement_.runs_ahead(); }
+  /// Queues what must precede the use of other ranks' memory.
+  void await_peers(const Agreed& agreed, Operation operation) const {
+    agreement_.await_peers(agreed, operation);
+  }
 
   /// Makes memory available to peers: itself, or a lease in its place if they cannot reach it.
   ExposedMemory show(const void* data, int64_t num_bytes, bool with_contents);
@@ -126,6 +114,14 @@ class CudaRank {
   int64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   /// Entry `entry` of every rank's handles, for kernels of this rank. REQUIRES: kernels wait for
   /// all ranks.
+  template <typename Value>
+  void reach(const Agreed& agreed, size_t entry, PeerPointers<Value>& pointers) {
+    if (!agreed.is_queued()) return reach(agreed, entry, pointers.known);
+    const int own = group().rank();
+    std::byte* const data = peers_.reach(own, agreed.handles[0][entry]);
+    pointers.known[own] = reinterpret_cast<Value*>(data);
+    pointers.found = reinterpret_cast<Value* const*>(signals().shown->rows[entry]);
+  }
   template <typename Pointer>
   void reach(const Agreed& agreed, size_t entry, Pointer (&pointers)[kMaxPeers]) {
     for (int p = 0; p < group().size(); ++p) reach_one(agreed, entry, p, pointers[p]);
@@ -140,9 +136,12 @@ class CudaRank {
   /// After peers have written: queues the copy from a lease, if any, to the memory shown.
   void fetch(const ExposedMemory& shown) const;
 
-  /// Throws a fault that the device has reported, fatal ones first, or an error that the watch has
-  /// found, if any. Does not wait.
-  void raise_faults();
+  /// See RankAgreement.
+  void raise_faults() { agreement_.raise_faults(); }
+  void check() {
+    const CallScope scope(*this);
+    agreement_.check();
+  }
   /// As raise_faults, and also throws if the options are invalid. Runs before every call.
   void check_usable();
 
@@ -153,11 +152,9 @@ class CudaRank {
     pointer = reinterpret_cast<Pointer>(peers_.reach(peer, handle));
   }
   void open();
+  bool hides(const void* data) const;
   RankStreams::Lane make_lane();
-  [[noreturn]] void raise(const RankStreams::Lane& lane, Fault fault);
   void leak_memory() noexcept;
-  bool has_waiting_room();
-  void connect(const char* operation, uint64_t subject, const Agreed& agreed);
 
   const PathContext& context_;
   int device_;
@@ -168,9 +165,7 @@ class CudaRank {
   Waits waits_;
   ChannelRanks channel_ranks_;
   int64_t copied_bytes_ = 0;
-  // By stream and number of SMs; null if there was no room.
-  std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;
-  int num_sharing_ = 1;  // ranks of this process on this GPU
+  RankAgreement agreement_;
   Placement placement_;
   std::shared_ptr<const void> tables_;  // placement_ on the device; shape_ points to it
   PlanShape shape_{};                   // without the members that depend on T and K

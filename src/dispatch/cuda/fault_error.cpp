@@ -49,7 +49,7 @@ std::string refusal_text(const Fault& fault, FaultCode code, const FaultReader& 
   }
   const std::string where = concat(token, ", slot ", slot_of(fault), ": ");
   if (code == FaultCode::kExpertRange) {
-    return concat(where, "expert id ", fault.value, " must be in [0, ", reader.shape.E,
+    return concat(where, "expert id ", fault.value, " must be in [0, ", reader.num_experts,
                   "), or -1 for no route");
   }
   if (code == FaultCode::kExpertRepeated) {
@@ -62,11 +62,13 @@ std::string refusal_text(const Fault& fault, FaultCode code, const FaultReader& 
 
 }  // namespace
 
-Operation operation_of_sum(std::string_view name) {
-  for (const Operation operation : {Operation::kCombineUnweighted, Operation::kDispatchBackward}) {
+Operation operation_of(std::string_view name) {
+  for (const Operation operation :
+       {Operation::kPlan, Operation::kDispatch, Operation::kCombine, Operation::kCombineUnweighted,
+        Operation::kDispatchBackward, Operation::kCombineBackward, Operation::kRouteValues}) {
     if (name == name_of(operation)) return operation;
   }
-  return Operation::kCombine;
+  return Operation::kPlan;
 }
 
 Error to_error(const Fault& fault, const FaultReader& reader) {
@@ -87,10 +89,16 @@ Error to_error(const Fault& fault, const FaultReader& reader) {
               concat(me, ": rank ", fault.culprit, " has failed (", context.operation, ", wait ",
                      fault.epoch, ")"),
               context};
+    case FaultCode::kOtherCall:
+    case FaultCode::kStopped:
+      return {ErrorCode::kMismatch,
+              concat(me, ": the ranks have not queued the same calls (", context.operation,
+                     ", wait ", fault.epoch, ")"),
+              context};
     case FaultCode::kTooManyRows:
       return {ErrorCode::kCapacity,
               concat("rank ", fault.culprit, " would receive ", fault.route,
-                     " rows, more than max_rows (", reader.shape.max_rows,
+                     " rows, more than max_rows (", reader.max_rows,
                      "); max_rows must be at least ", fault.route),
               context};
     default:

@@ -8,14 +8,15 @@
 
 namespace crossdock::cuda {
 
-/// The operation of a call that sums rows: combine, combine_unweighted or dispatch_backward.
-Operation operation_of_sum(std::string_view name);
+/// The operation that a call of the dispatcher waits in, by the name of the call.
+Operation operation_of(std::string_view name);
 
 /// Words a device's fault as the host words the same error. `rank` is this rank, of P.
 struct FaultReader {
   int rank;
   int P;
-  PlanShape shape;
+  int64_t num_experts;
+  int64_t max_rows;
   int64_t deadline_ns;
   bool shares_gpu;  // with other ranks of this process
 };

@@ -25,7 +25,12 @@ Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& p
     host = HostRouting(routing, rank);
   });
   if (refusal) {
-    rank.group().agree({.operation = "plan", .refusal = &*refusal});  // throws on all ranks
+    rank.agree({.operation = "plan",  // throws on all ranks
+                .subject = 0,
+                .call_text = {},
+                .handles = {},
+                .must_meet = true,
+                .refusal = &*refusal});
   }
   const Plan host_plan = plan(host);
   std::shared_ptr<const DevicePlanData> device_data;

@@ -30,7 +30,7 @@ std::vector<RankStreams::Lane*> RankStreams::lanes() {
 }
 
 cudaStream_t RankStreams::stream() const {
-  return lane().stream ? lane().stream->get() : callers_stream();
+  return stream_of(lane());
 }
 
 cudaStream_t RankStreams::set_callers_stream(Stream stream) {
@@ -103,7 +103,7 @@ void RankStreams::await(cudaStream_t stream) const {
 bool RankStreams::ends_in_time(const Lane& lane) noexcept {
   const bool is_poisoned = group_.is_poisoned();
   if (is_poisoned) lane.channel->abandon();  // ends the waits of this rank's kernels
-  const cudaStream_t stream = lane.stream ? lane.stream->get() : callers_stream();
+  const cudaStream_t stream = stream_of(lane);
   const std::optional<Error> error =
       is_poisoned ? watch_->try_await(stream, *group_.options().progress_deadline)
                   : watch_->try_await(stream);

@@ -62,6 +62,9 @@ class RankStreams {
   Lane& lane() { return is_aside_ ? *aside_ : main_; }
   const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
   std::vector<Lane*> lanes();  // none before open
+  cudaStream_t stream_of(const Lane& lane) const {
+    return lane.stream ? lane.stream->get() : callers_stream();
+  }
   /// Records that work is about to be queued in stream().
   void note_work() { has_queued_ = has_queued_ || !is_aside_; }
 
@@ -76,6 +79,7 @@ class RankStreams {
   const std::shared_ptr<StreamWatch>& watch() const { return watch_; }
   /// Waits for stream(). On a timeout, fails the group and throws.
   void await() const { await(stream()); }
+  void await(const Lane& lane) const { await(stream_of(lane)); }
   /// Waits for a lane's work; returns whether it ended in time. If not, the group fails.
   bool ends_in_time(const Lane& lane) noexcept;
 

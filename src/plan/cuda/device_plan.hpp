@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "comm/cuda/peer_calls.cuh"
 #include "comm/cuda/peer_signals.cuh"
 
 // The plan on the device: written by plan.cu, read by the kernels that move rows. Counts and rows
@@ -111,6 +112,7 @@ struct PlanArgs {
   PlanShares shares;
   PlanScratch scratch;
   PeerSignals signals;  // of this rank; max_words is at least plan_words(E)
+  QueuedCall call;      // if it has a number, a refused plan also halts the channel
   int num_sharing;      // ranks whose kernels of this call share the GPU
 };
 

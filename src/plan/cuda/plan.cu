@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
   extern __shared__ int64_t memory[];
   prefetch_inputs<Id>(args);
   wait_for_previous_kernel();
-  const uint32_t epoch = args.signals.state->words_epoch + 1;
+  const uint32_t epoch = args.signals.state->epoch + 1;
   count_block<Id>(args, reinterpret_cast<uint32_t*>(memory));
   if (!last_block(args.signals, /*writes_to_peers=*/false)) return;
   const SegmentMemory segments = SegmentMemory::carve(memory, args.shape.E);
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
   prefetch_inputs<Id>(args);
   read_tables(args, segments);
   wait_for_previous_kernel();
-  const uint32_t epoch = args.signals.state->words_epoch + 1;
+  const uint32_t epoch = args.signals.state->epoch + 1;
   count_routes<Id>(args, share, warp_counts,
                    [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
   __syncthreads();

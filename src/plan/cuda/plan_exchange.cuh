@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/cuda/peer_calls.cuh"
 #include "comm/cuda/peer_signals.cuh"
 #include "core/cuda/launch.hpp"
 #include "plan/cuda/device_plan.hpp"
@@ -99,7 +100,7 @@ __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch,
       if (is_awaited && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
     }
     if (missing >= 0 && patience.is_over()) {
-      poison(signals, FaultCode::kTimeout, missing, Operation::kPlan, epoch);
+      give_up(signals, missing, Operation::kPlan, epoch);
       break;
     }
   }
@@ -156,11 +157,16 @@ __device__ inline Refusal find_refusal(const PlanArgs& args) {
   return refusal;
 }
 
-// Sends this rank's header and counts to all peers and keeps them for itself. total_of(e): routes
+// Sends this rank's call, if the hosts have not met, its header and its counts to all peers and
+// keeps header and counts for itself; sends nothing if the channel is halted. total_of(e): routes
 // of this rank to expert e. If a rank refuses its input or has failed, nobody uses its counts.
 template <typename TotalOf>
 __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
                                    const SegmentMemory& segments, const TotalOf& total_of) {
+  const bool is_silent = is_halted(args.signals);
+  if (args.call.number != 0 && !is_silent) {
+    send_call(args.signals, args.call, epoch, is_poisoned(args.signals));
+  }
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + args.shape.E;
        i += static_cast<int>(blockDim.x)) {
@@ -176,13 +182,23 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
       word = static_cast<uint32_t>(kept);
       segments.base[e] = static_cast<int32_t>(kept);
     }
-    send_word(args.signals, epoch, i, word);
+    if (!is_silent) send_word(args.signals, epoch, i, word);
+  }
+}
+
+// Records why the plan is refused, on all ranks alike.
+__device__ inline void refuse_plan(const PlanArgs& args, const Fault& fault) {
+  if (args.call.number != 0) {
+    halt(args.signals, fault);
+  } else {
+    record_fault(args.signals, fault);
   }
 }
 
 // Records the refusal of the first rank that refused; headers as received.
-__device__ inline void record_refusal(const PeerSignals& signals, uint32_t epoch,
+__device__ inline void record_refusal(const PlanArgs& args, uint32_t epoch,
                                       const uint32_t (*headers)[kHeaderWords]) {
+  const PeerSignals& signals = args.signals;
   int refusing = 0;
   while (refusing < signals.P && headers[refusing][kStatus] == 0) ++refusing;
   if (refusing == signals.P) return;
@@ -194,12 +210,13 @@ __device__ inline void record_refusal(const PeerSignals& signals, uint32_t epoch
   const auto join = [&](int low, int high) {
     return static_cast<int64_t>(static_cast<uint64_t>(header[high]) << 32 | header[low]);
   };
-  record_fault(signals, {.code = header[kStatus],
-                         .culprit = refusing,
-                         .operation = static_cast<uint32_t>(Operation::kPlan),
-                         .epoch = epoch,
-                         .route = join(kRouteLow, kRouteHigh),
-                         .value = join(kValueLow, kValueHigh)});
+  refuse_plan(args, {.code = header[kStatus],
+                     .culprit = refusing,
+                     .operation = static_cast<uint32_t>(Operation::kPlan),
+                     .epoch = epoch,
+                     .halts = 0,
+                     .route = join(kRouteLow, kRouteHigh),
+                     .value = join(kValueLow, kValueHigh)});
 }
 
 // What this thread has sent.
@@ -252,7 +269,7 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     segments.base[i - kHeaderWords] = static_cast<int32_t>(min(before, PlanShape::kMostRows));
   }
   if (__syncthreads_and(is_complete)) return true;
-  if (threadIdx.x == 0) record_refusal(signals, epoch, segments.headers);
+  if (threadIdx.x == 0) record_refusal(args, epoch, segments.headers);
   __syncthreads();
   return false;
 }
@@ -317,12 +334,13 @@ __device__ inline void record_rows(const PlanArgs& args, uint32_t epoch,
     if (rows > most) fullest = p;
     most = max(most, rows);
   }
-  record_fault(args.signals, {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
-                              .culprit = fullest,
-                              .operation = static_cast<uint32_t>(Operation::kPlan),
-                              .epoch = epoch,
-                              .route = most,
-                              .value = 0});
+  refuse_plan(args, {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
+                     .culprit = fullest,
+                     .operation = static_cast<uint32_t>(Operation::kPlan),
+                     .epoch = epoch,
+                     .halts = 0,
+                     .route = most,
+                     .value = 0});
 }
 
 // Writes the rows of every rank. Returns false on every rank if one has more than max_rows.
@@ -401,11 +419,20 @@ __device__ inline void read_tables(const PlanArgs& args, const SegmentMemory& se
   }
 }
 
+// Whether all ranks are making this plan. If their hosts have met, they are.
+__device__ inline bool agree_on_call(const PlanArgs& args, uint32_t epoch) {
+  if (args.call.number == 0) return true;
+  const bool has_failed = is_poisoned(args.signals);
+  __syncthreads();  // all threads have asked before one of them may fail
+  return has_failed || await_calls(args.signals, args.call, Operation::kPlan, epoch, nullptr);
+}
+
 // One block per rank, after send_counts. Afterwards segments.base and route_base are set; they are
 // -1 everywhere in a plan that was refused. epoch: of this exchange. REQUIRES: read_tables.
 __device__ inline void finish_exchange(const PlanArgs& args, uint32_t epoch,
                                        const SegmentMemory& segments) {
-  bool agreed = receive_counts(args, epoch, segments);
+  const bool was_halted = is_halted(args.signals);
+  bool agreed = !was_halted && agree_on_call(args, epoch) && receive_counts(args, epoch, segments);
   // Now that all ranks have sent their counts, no kernel that a rank waits for needs room.
   allow_next_kernel();
   if (agreed) {
@@ -418,7 +445,7 @@ __device__ inline void finish_exchange(const PlanArgs& args, uint32_t epoch,
     write_empty_plan(args, segments);
   }
   if (threadIdx.x == 0) {
-    args.signals.state->words_epoch = epoch;
+    if (!was_halted) args.signals.state->epoch = epoch;
     args.signals.state->bad_route = ~uint64_t{0};
   }
   __syncthreads();

@@ -17,7 +17,7 @@ __global__ void gather_routes_kernel(const __grid_constant__ GatherRoutesArgs ar
        route < args.num_routes; route += stride) {
     const RouteTarget target = args.targets[route];
     const bool has_row = target.rank >= 0 && has_peers;
-    args.routes[route] = has_row ? args.rows[target.rank][target.row] : 0.0f;
+    args.routes[route] = has_row ? args.rows.of(target.rank)[target.row] : 0.0f;
   }
   if (last_block(args.signals)) peer_barrier(args.signals, Operation::kRouteValues);
 }

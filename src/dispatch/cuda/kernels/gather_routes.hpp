@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "comm/cuda/peer_pointers.hpp"
 #include "comm/cuda/peer_signals.cuh"
 #include "plan/cuda/device_plan.hpp"
 
@@ -13,7 +14,7 @@ namespace crossdock::cuda {
 struct GatherRoutesArgs {
   const RouteTarget* targets;    // [T, K]
   int64_t num_routes;            // T * K
-  const float* rows[kMaxPeers];  // [R] of every rank
+  PeerPointers<const float> rows;  // [R] of every rank
   float* routes;                 // [T, K]
   PeerSignals signals;
 };

@@ -52,7 +52,7 @@ struct SlotBatch {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const bool has_row = targets[i].rank >= 0 && has_peers;
-      const std::byte* first_row = has_row ? args.rows[targets[i].rank] : nullptr;
+      const std::byte* first_row = has_row ? args.rows.of(targets[i].rank) : nullptr;
       rows[i] = has_row ? reinterpret_cast<const Vector*>(first_row) + targets[i].row * row_vectors
                         : nullptr;
     }
@@ -242,7 +242,7 @@ template <typename Element, typename Out>
 void launch_for_width(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   uint64_t bits =
       reinterpret_cast<uint64_t>(args.out) | static_cast<uint64_t>(args.D) * sizeof(Element);
-  for (const std::byte* rows : args.rows) bits |= reinterpret_cast<uint64_t>(rows);
+  for (const std::byte* rows : args.rows.known) bits |= reinterpret_cast<uint64_t>(rows);
   if (bits % 16 == 0) {
     launch_for_slots<Element, Out, kWide<Element>>(args, sms, stream);
   } else {
@@ -279,7 +279,7 @@ void load_gather_sum() {
 void launch_gather_barrier(const GatherSumKernelArgs& args, int64_t own_bytes,
                            cudaStream_t stream) {
   if (args.signals.P <= 1) return;
-  const std::byte* rows = args.rows[args.signals.rank];
+  const std::byte* rows = args.rows.known[args.signals.rank];
   const bool is_aligned = reinterpret_cast<uint64_t>(rows) % 16 == 0;
   const int64_t wanted = std::min(own_bytes, kBytesAhead / std::max(args.num_sharing, 1));
   const int64_t num_bytes = is_aligned ? wanted / 16 * 16 : 0;

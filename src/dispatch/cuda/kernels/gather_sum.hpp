@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/cuda/peer_pointers.hpp"
 #include "comm/cuda/peer_signals.cuh"
 #include "crossdock/dtype.hpp"
 #include "crossdock/plan.hpp"
@@ -22,7 +23,7 @@ struct GatherSumKernelArgs {
   int32_t D;
   DType dtype;                       // of the rows: fp32, bf16 or fp16
   DType out_dtype;                   // dtype; or bf16 or fp16, with rows of fp32
-  const std::byte* rows[kMaxPeers];  // [R, D] of every rank; null if it has no target
+  PeerPointers<const std::byte> rows;  // [R, D] of every rank; null if it has no target
   std::byte* out;                    // [T, D]
   /// Not kNone: acc is rounded to this, as the token's only partial sum, and added to +0.
   PartialSums whole_sum;

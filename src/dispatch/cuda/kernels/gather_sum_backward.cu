@@ -40,9 +40,9 @@ __device__ void gather_slots(const GatherSumBackwardArgs& args, int64_t token, i
     const int64_t route = token * args.K + first_slot + i;
     const RouteTarget target = args.targets[route];
     if (target.rank < 0 || !has_peers) continue;
-    y[i] = reinterpret_cast<const Vector*>(args.y[target.rank]) + target.row * row_vectors;
+    y[i] = reinterpret_cast<const Vector*>(args.y.of(target.rank)) + target.row * row_vectors;
     grad_rows[i] =
-        reinterpret_cast<Vector*>(args.grad_rows[target.rank]) + target.row * row_vectors;
+        reinterpret_cast<Vector*>(args.grad_rows.of(target.rank)) + target.row * row_vectors;
     weights[i] = args.weights[route];
   }
   constexpr int kUnroll = 8 / kBatch;  // 8 rows' loads in flight
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   }
   if (last_block(args.signals) && !peer_barrier(args.signals, Operation::kCombineBackward)) {
     const int own = args.signals.P == 0 ? 0 : args.signals.rank;
-    zero_own_rows(args.targets, args.T * args.K, own, args.grad_rows[own],
+    zero_own_rows(args.targets, args.T * args.K, own, args.grad_rows.known[own],
                   args.D * static_cast<int64_t>(sizeof(Element)));
   }
 }
@@ -118,7 +118,8 @@ void launch_for_width(const GatherSumBackwardArgs& args, int sms, cudaStream_t s
   uint64_t bits =
       reinterpret_cast<uint64_t>(args.grad_out) | static_cast<uint64_t>(args.D) * sizeof(Element);
   for (int p = 0; p < std::max(args.signals.P, 1); ++p) {
-    bits |= reinterpret_cast<uint64_t>(args.y[p]) | reinterpret_cast<uint64_t>(args.grad_rows[p]);
+    bits |= reinterpret_cast<uint64_t>(args.y.known[p]) |
+            reinterpret_cast<uint64_t>(args.grad_rows.known[p]);
   }
   if (bits % 16 == 0) {
     launch<Element, kWide<Element>>(args, sms, stream);

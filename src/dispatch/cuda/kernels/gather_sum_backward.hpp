@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/cuda/peer_pointers.hpp"
 #include "comm/cuda/peer_signals.cuh"
 #include "crossdock/dtype.hpp"
 #include "plan/cuda/device_plan.hpp"
@@ -22,8 +23,8 @@ struct GatherSumBackwardArgs {
   int32_t D;
   DType dtype;                      // of grad_out, y and grad_rows: fp32, bf16 or fp16
   const std::byte* grad_out;        // [T, D]
-  const std::byte* y[kMaxPeers];    // [R, D] of every rank
-  std::byte* grad_rows[kMaxPeers];  // [R, D] of every rank
+  PeerPointers<const std::byte> y;    // [R, D] of every rank
+  PeerPointers<std::byte> grad_rows;  // [R, D] of every rank
   float* grad_weights;              // [T, K]
   PeerSignals signals;
 };

@@ -53,7 +53,7 @@ __device__ void link_route(const LinkRowsArgs& args, int64_t route) {
     args.links.rank_targets[first_route + ranks.num_below(target.rank)] = target;
   }
   if (is_poisoned(args.signals)) return;
-  args.rows[target.rank][target.row] = {
+  args.rows.of(target.rank)[target.row] = {
       static_cast<uint32_t>(next + 1) | (is_first ? RowLink::kFirst : 0), args.weights[route]};
 }
 

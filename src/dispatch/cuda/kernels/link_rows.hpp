@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "comm/cuda/peer_pointers.hpp"
 #include "comm/cuda/peer_signals.cuh"
 #include "plan/cuda/device_plan.hpp"
 
@@ -17,7 +18,7 @@ struct LinkRowsArgs {
   int64_t T;
   int32_t K;
   PlanLinks links;           // of this rank; links.rank_targets is written
-  RowLink* rows[kMaxPeers];  // PlanLinks::rows of every rank; null if it has no target
+  PeerPointers<RowLink> rows;  // PlanLinks::rows of every rank; null if it has no target
   PeerSignals signals;
 };
 

@@ -96,7 +96,7 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
     for (int slot = 0; slot < slots; ++slot) {
       const RouteTarget target = targets[slot];
       if (target.rank < 0) continue;
-      auto* to = reinterpret_cast<Vector*>(part.rows[target.rank] + target.row * part.row_bytes);
+      auto* to = reinterpret_cast<Vector*>(part.rows.of(target.rank) + target.row * part.row_bytes);
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         if (first + i * kThreads < vectors) __stcs(to + first + i * kThreads, values[i]);
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         if (threadIdx.x == 0) has_ended = is_dead;
         targets[threadIdx.x] = target;
         if (args.weights != nullptr && target.rank >= 0) {
-          args.row_weights[target.rank][target.row] = args.weights[route];
+          args.row_weights.of(target.rank)[target.row] = args.weights[route];
         }
       }
       __syncthreads();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/cuda/peer_pointers.hpp"
 #include "comm/cuda/peer_signals.cuh"
 #include "plan/cuda/device_plan.hpp"
 
@@ -13,7 +14,7 @@ namespace crossdock::cuda {
 /// One part of every row, moved as bits.
 struct ScatterPart {
   const std::byte* tokens;     // [T, row_bytes]
-  std::byte* rows[kMaxPeers];  // [R, row_bytes] of every rank; null if it has no target
+  PeerPointers<std::byte> rows;  // [R, row_bytes] of every rank; null if it has no target
   int64_t row_bytes;
 };
 
@@ -24,7 +25,7 @@ struct ScatterArgs {
   int32_t num_parts;  // fp8: 2, values and scales; else 1
   ScatterPart parts[2];
   const float* weights;           // [T, K], or null: no row weights requested
-  float* row_weights[kMaxPeers];  // [R] of every rank
+  PeerPointers<float> row_weights;  // [R] of every rank
   PeerSignals signals;
   Operation operation;  // for messages
   int num_sharing;      // ranks whose kernels of this call share the GPU; 0 or 1: this one alone

@@ -47,7 +47,7 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
       const int source = __ffs(static_cast<int>(lanes)) - 1;
       const int32_t rank = __shfl_sync(~0u, target.rank, source);
       const int64_t row = __shfl_sync(~0u, target.row, source);
-      auto* to = reinterpret_cast<Vector*>(part.rows[rank] + row * part.row_bytes) + lane + first;
+      auto* to = reinterpret_cast<Vector*>(part.rows.of(rank) + row * part.row_bytes) + lane + first;
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         if (i * 32 < left) __stcs(to + i * 32, values[i]);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kWholeSmThreads, 1)
       RouteTarget target{-1, -1};
       if (first + lane < scatter.K) target = read_target(args, route);
       if (scatter.weights != nullptr && target.rank >= 0) {
-        scatter.row_weights[target.rank][target.row] = scatter.weights[route];
+        scatter.row_weights.of(target.rank)[target.row] = scatter.weights[route];
       }
       const uint32_t sent = __ballot_sync(~0u, target.rank >= 0);
       if (sent == 0) continue;

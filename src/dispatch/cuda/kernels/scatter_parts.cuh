@@ -15,10 +15,10 @@ __device__ inline void zero_own_parts(const ScatterArgs& args) {
   const int64_t num_routes = args.T * args.K;
   for (int i = 0; i < args.num_parts; ++i) {
     const ScatterPart& part = args.parts[i];
-    zero_own_rows(args.targets, num_routes, own, part.rows[own], part.row_bytes);
+    zero_own_rows(args.targets, num_routes, own, part.rows.known[own], part.row_bytes);
   }
   if (args.weights == nullptr) return;
-  auto* row_weights = reinterpret_cast<std::byte*>(args.row_weights[own]);
+  auto* row_weights = reinterpret_cast<std::byte*>(args.row_weights.known[own]);
   zero_own_rows(args.targets, num_routes, own, row_weights, sizeof(float));
 }
 
@@ -26,7 +26,7 @@ __device__ inline void zero_own_parts(const ScatterArgs& args) {
 inline int64_t vector_bytes(const ScatterPart& part) {
   uint64_t bits = 16 | static_cast<uint64_t>(part.row_bytes);
   bits |= reinterpret_cast<uint64_t>(part.tokens);
-  for (const std::byte* rows : part.rows) bits |= reinterpret_cast<uint64_t>(rows);
+  for (const std::byte* rows : part.rows.known) bits |= reinterpret_cast<uint64_t>(rows);
   return static_cast<int64_t>(bits & -bits);
 }
 

@@ -33,6 +33,13 @@ std::shared_ptr<PlanData> host_part(const CudaRank& rank, const CudaPlanInputs& 
   return data;
 }
 
+// The kernels of a plan show no memory; that of its links is shown in an exchange of its own.
+QueuedCall call_of_plan(const AgreedCall& agreed) {
+  QueuedCall call = agreed.queued;
+  call.num_shown = 0;
+  return call;
+}
+
 DispatchChunk local_experts_of(const Plan& plan, int64_t chunk, int64_t num_chunks) {
   const PlanData& data = plan.data();
   return {first_expert_of_chunk(data, data.rank, chunk, num_chunks),
@@ -63,7 +70,8 @@ CudaDirect::CudaDirect(const PathContext& context, int device, bool sums_per_ran
     : CudaPath(context, device,
                {.strategy = context.strategy->name(),
                 .waits = Waits::kForAll,
-                .uses_rows_in_place = true}),
+                .uses_rows_in_place = true,
+                .may_run_ahead = true}),
       sums_per_rank_(sums_per_rank && config().partial_sums != PartialSums::kNone),
       sends_per_rank_(config().copies == Copies::kPerRank) {
   if (config().copies != Copies::kAuto) return;
@@ -103,7 +111,8 @@ Plan CudaDirect::plan(const DenseRouting& routing) {
 Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& make_routing) {
   const std::optional<int64_t>& max_rows = config().max_rows;
   std::shared_ptr<CudaPlan> arrays;
-  std::string text = concat(context().config_text, ";weights=fp32;device=cuda;slots=", K);
+  std::string text = context().config_text + ";weights=fp32;device=cuda;slots=";
+  text += std::to_string(K);
   const Call call{.operation = "plan", .plan = nullptr, .text = std::move(text)};
   const uint64_t id = run(call, [&] {
     ReadyRouting routing = make_routing();
@@ -112,7 +121,7 @@ Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& 
     const PlanShares shares = plan_shares(routing.slots.T, shape.K, shape.E, rank_.num_sharing());
     const OwnedTensor scratch = rank_.take(DType::kI32, {PlanScratch::num_words(shares, shape.E)});
     if (max_rows) arrays->set_capacity_rows(*max_rows);
-    if (max_rows && reserves_rows_) {
+    if (max_rows && reserves_rows_ && group().size() > 1 && !rank_.runs_ahead()) {
       const int64_t row_bytes = config().width * size_of(row_dtype_);
       arrays->set_reserved_rows(rank_.pool().take(*max_rows * row_bytes, rank_.stream()));
     }
@@ -132,9 +141,13 @@ Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& 
                    .shares = shares,
                    .scratch = PlanScratch::carve(words, shares, config().num_experts),
                    .signals = rank_.signals(),
+                   .call = call_of_plan(agreed),
                    .num_sharing = rank_.num_sharing()},
                   rank_.stream());
-      if (max_rows && has_links()) queue_links(rank_, agreed, *arrays, links);
+      if (max_rows && has_links()) {
+        if (agreed.is_queued()) rank_.await_peers(agreed, Operation::kPlan);  // shows the links
+        queue_links(rank_, agreed, *arrays, links);
+      }
       if (!max_rows) arrays->set_capacity_rows(arrays->num_rows());
     };
     return ready({.handles = std::move(handles), .queue = queue});
@@ -153,7 +166,7 @@ Plan CudaDirect::link(Plan plan) {
     ReadyLinks links = ready_links(rank_, arrays);
     CudaCall call{.handles = {links.shown.handle}};
     call.queue = [this, &arrays, links = std::move(links)](const CudaRank::Agreed& agreed) {
-      launch_barrier(rank_.signals(), Operation::kPlan, rank_.stream());
+      rank_.await_peers(agreed, Operation::kPlan);
       queue_links(rank_, agreed, arrays, links);
     };
     return ready(std::move(call));
@@ -231,9 +244,10 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   for (const Landing& part : landings.parts) {
     rank_.zero_pads(arrays, part.shown.data, part.row_bytes);
   }
-  scatter.awaits_peers = agreed.needs_barrier && agreed.has_waiting_room;
+  scatter.awaits_peers =
+      agreed.needs_barrier && agreed.has_waiting_room && !agreed.is_queued();
   if (agreed.needs_barrier && !scatter.awaits_peers) {
-    launch_barrier(rank_.signals(), scatter.operation, rank_.stream());
+    rank_.await_peers(agreed, scatter.operation);
   }
   if (rank_.streams().is_aside()) {
     queue_chunks(agreed, plan, args.num_chunks, scatter, landings);
@@ -328,8 +342,12 @@ void CudaDirect::queue_gather(const CudaRank::Agreed& agreed, GatherSumKernelArg
   gather.signals = rank_.signals();
   rank_.reach(agreed, 0, gather.rows);
   gather.num_sharing = rank_.num_sharing();
-  gather.awaits_peers = agreed.has_waiting_room;
-  if (!gather.awaits_peers) launch_gather_barrier(gather, own_bytes, rank_.stream());
+  gather.awaits_peers = agreed.has_waiting_room && !agreed.is_queued();
+  if (agreed.is_queued()) {
+    rank_.await_peers(agreed, gather.operation);
+  } else if (!gather.awaits_peers) {
+    launch_gather_barrier(gather, own_bytes, rank_.stream());
+  }
   launch_gather_sum(gather, rank_.max_sms(), rank_.stream());
 }
 
@@ -354,7 +372,7 @@ ReadyCall CudaDirect::ready_combine_backward(const Plan& plan, const GradientTen
     rank_.reach(agreed, 0, backward.y);
     rank_.reach(agreed, 1, backward.grad_rows);
     rank_.zero_pads(arrays, grad.data, tensors.grad_rows.row_bytes());
-    launch_barrier(rank_.signals(), Operation::kCombineBackward, rank_.stream());
+    rank_.await_peers(agreed, Operation::kCombineBackward);
     launch_gather_sum_backward(backward, rank_.max_sms(), rank_.stream());
     rank_.fetch(grad);
   };
@@ -372,7 +390,7 @@ ReadyCall CudaDirect::ready_collect_routes(const Plan& plan, const ConstTensorVi
     values.routes = static_cast<float*>(routes.data);
     values.signals = rank_.signals();
     rank_.reach(agreed, 0, values.rows);
-    launch_barrier(rank_.signals(), Operation::kRouteValues, rank_.stream());
+    rank_.await_peers(agreed, Operation::kRouteValues);
     launch_gather_routes(values, rank_.stream());
   };
   return ready(std::move(call));

@@ -138,6 +138,7 @@ int64_t agree_num_slots(CudaRank& rank, const DenseRouting& routing) {
               .handles = {},
               .needs_barrier = false,
               .num_slots = slots,
+              .must_meet = true,
               .refusal = refusal ? &*refusal : nullptr})
       .num_slots;
 }

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace crossdock::cuda {
+
+/// A call as the ranks compare it.
+struct CallText {
+  const char* operation = "";
+  uint64_t subject = 0;  // number of the plan; 0: there is none yet
+  std::string config{};  // must be identical on every rank
+};
+
+/// The last calls that this rank has queued without meeting the other hosts. If the devices find
+/// out that calls differ, it says what they were.
+class CallLog {
+ public:
+  /// Returns the number of the call, from 1.
+  uint32_t add(const char* operation, uint64_t subject, std::string_view config);
+  /// The call with this number; null if it is too long ago.
+  const CallText* find(uint32_t number) const;
+
+ private:
+  // More than a stream holds: a launch waits if about 1000 are pending.
+  static constexpr size_t kMostCalls = 1024;
+
+  std::vector<CallText> calls_;  // call n is at (n - 1) % kMostCalls
+  uint32_t last_ = 0;
+};
+
+/// A hash of the call for QueuedCall.
+uint32_t hash_of_call(const char* operation, uint64_t subject, std::string_view config);
+
+}  // namespace crossdock::cuda

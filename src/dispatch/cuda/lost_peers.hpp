@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "comm/cuda/peer_channel.hpp"
+
+namespace crossdock::cuda {
+
+/// Ends the waits of this rank's kernels when the process of a peer has ended: hosts that do not
+/// meet would not notice. Thread-safe.
+class LostPeers {
+ public:
+  /// Also watches over this channel.
+  void add(std::shared_ptr<PeerChannel> channel) {
+    const std::lock_guard lock(mutex_);
+    if (lost_) channel->abandon(lost_);
+    channels_.push_back(std::move(channel));
+  }
+
+  /// slot: of the peer whose process has ended.
+  void note(int slot) {
+    const std::lock_guard lock(mutex_);
+    if (!lost_) lost_ = slot;
+    for (const std::shared_ptr<PeerChannel>& channel : channels_) channel->abandon(lost_);
+  }
+
+  /// What calls note; see PeerMemory::watch_owners.
+  void set_watch(std::shared_ptr<const void> watch) { watch_ = std::move(watch); }
+
+ private:
+  std::mutex mutex_;
+  std::optional<int> lost_;
+  std::vector<std::shared_ptr<PeerChannel>> channels_;
+  std::shared_ptr<const void> watch_;  // destroyed first
+};
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "comm/cuda/peer_signals.cuh"
+#include "dispatch/cuda/call_account.hpp"
+
+namespace crossdock::cuda {
+
+/// One dispatcher's part in QueuedCalls.
+class CallQueue {
+ public:
+  virtual ~CallQueue() = default;
+
+  /// Notes a call that this rank refuses; returns its number.
+  virtual uint32_t note_refused(const CallText& call) = 0;
+  /// Tells the peers that this rank queues no further calls, so that their kernels do not wait for
+  /// them. refused: of a call in the current stream that this rank refuses; 0: none.
+  virtual void stop(uint32_t refused, Operation operation) = 0;
+  /// Waits until the queued work is done. Throws if the group has failed.
+  virtual void await_stop() = 0;
+  /// What this rank knows of the call that was halted first, if one was. own: this rank's refusal,
+  /// of the call with this number.
+  virtual std::optional<CallAccount> account(const std::optional<CallAccount>& own,
+                                             uint32_t own_number) const = 0;
+  /// Goes on. REQUIRES: await_stop has returned on all ranks. sequence: of the meeting.
+  virtual void resume(uint64_t sequence) = 0;
+};
+
+/// The dispatchers of one rank in a group whose calls only queue. If the devices are halted in a
+/// call of one of them, all stop until the hosts have met: kernels of several dispatchers may wait
+/// in one stream, and a rank that has found an error makes no calls of any.
+class QueuedCalls {
+ public:
+  explicit QueuedCalls(Group& group) : group_(group) {}
+  QueuedCalls(const QueuedCalls&) = delete;
+  QueuedCalls& operator=(const QueuedCalls&) = delete;
+
+  /// The one of a group.
+  static std::shared_ptr<QueuedCalls> of(Group& group);
+
+  /// In the same order on all ranks.
+  void add(CallQueue& queue) { queues_.push_back(&queue); }
+  void remove(CallQueue& queue) { std::erase(queues_, &queue); }
+
+  /// The devices are halted, or this rank refuses a call (`own`) of `queue`. All ranks come here,
+  /// in whatever call they find out. Meets the other hosts, goes on and throws the same error on
+  /// all ranks.
+  [[noreturn]] void recover(CallQueue& queue, const std::optional<CallAccount>& own);
+
+  /// The same after a meeting that failed on all ranks. Returns the error of an earlier call that
+  /// had halted the devices, if there is one.
+  std::optional<Error> settle();
+
+ private:
+  void stop(const CallQueue* refusing, uint32_t refused, Operation operation);
+  Error meet(const std::optional<CallAccount>& account);
+
+  Group& group_;
+  std::vector<CallQueue*> queues_;
+};
+
+}  // namespace crossdock::cuda

@@ -1,0 +1,142 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/cuda/peer_calls.cuh"
+#include "comm/cuda/peer_memory.hpp"
+#include "dispatch/cuda/call_account.hpp"
+#include "dispatch/cuda/call_log.hpp"
+#include "dispatch/cuda/channel_ranks.hpp"
+#include "dispatch/cuda/lost_peers.hpp"
+#include "dispatch/cuda/queued_calls.hpp"
+#include "dispatch/cuda/rank_streams.hpp"
+#include "dispatch/path.hpp"
+
+namespace crossdock::cuda {
+
+/// A rank's part in the agreement on a call.
+struct CallProposal {
+  const char* operation;
+  uint64_t subject;                   // number of the plan; 0: there is none yet
+  std::string call_text;              // must be identical on every rank
+  std::vector<MemoryHandle> handles;  // memory that peers use, at most kMostShown
+  bool needs_barrier = true;          // peers must wait for this rank's stream before they begin
+  int64_t num_slots = 0;              // slots per token that this rank's routing needs
+  bool must_meet = false;             // on every rank: the result is needed on the host
+  const Error* refusal = nullptr;     // why this rank refuses, if it does
+};
+
+/// The combined proposals of all ranks.
+struct AgreedCall {
+  const char* operation = "";
+  uint64_t sequence = 0;          // number of the call, identical on every rank
+  bool needs_barrier = false;     // on any rank
+  int64_t num_slots = 0;          // the largest of any rank
+  bool has_waiting_room = false;  // on every rank, for kernels on max_sms
+  QueuedCall queued{};            // if it has a number, the hosts have not met
+  std::vector<std::vector<MemoryHandle>> handles;  // [P]; if the hosts have not met, this rank's
+
+  bool is_queued() const { return queued.number != 0; }
+};
+
+/// How one rank agrees with the others on the calls of a dispatcher.
+///
+/// Either the hosts meet (Group::agree), or a rank only queues: its kernels tell the peers what it
+/// has queued, and nothing moves on any rank if the calls differ or a rank refuses. The hosts find
+/// out in a later call, meet, and throw the same error.
+///
+/// Ranks run ahead in this way if they are processes, the configuration has max_rows, and the call
+/// is not being captured. Threads of one process do not: while a rank's kernels wait for another
+/// rank on the same GPU, many calls of that rank to CUDA would wait for those kernels.
+class RankAgreement : private CallQueue {
+ public:
+  /// What it uses of its rank; must outlive it.
+  struct Parts {
+    const PathContext& context;
+    int device;
+    RankStreams& streams;
+    PeerMemory& peers;
+    const ChannelRanks& channel_ranks;
+    bool may_run_ahead;  // as the strategy uses its channel
+  };
+  explicit RankAgreement(const Parts& parts);
+  ~RankAgreement() override;
+  RankAgreement(const RankAgreement&) = delete;
+  RankAgreement& operator=(const RankAgreement&) = delete;
+
+  /// Collective. Throws the same error on all ranks if one refuses, now or, if the hosts do not
+  /// meet, in a later call. The first time in a lane it also connects the ranks' signals. max_sms:
+  /// of kernels that wait for their peers; 0: no limit.
+  AgreedCall agree(CallProposal proposal, int max_sms);
+  /// Whether the next call in the current lane only queues. Identical on every rank.
+  bool runs_ahead() const;
+
+  /// Queues what must precede the use of other ranks' memory: a barrier, or the exchange of calls
+  /// that stands for it.
+  void await_peers(const AgreedCall& agreed, Operation operation) const;
+
+  /// Throws a fault that the devices have found, fatal ones first, or an error that the watch has
+  /// found, if any. Does not wait.
+  void raise_faults();
+  /// The same outside a call. If the devices are halted, the hosts meet. Inside a CallScope.
+  void check();
+
+  /// Ranks of this process on this GPU, this one included.
+  int num_sharing() const { return num_sharing_; }
+  /// Tells the peers that this rank makes no further calls. Never throws.
+  void say_farewell() noexcept;
+  /// What must outlive kernels that do not end.
+  std::vector<std::shared_ptr<const void>> reservations() const;
+
+ private:
+  Group& group() const { return parts_.context.group; }
+  bool is_alone() const { return group().size() == 1; }
+  AgreedCall agree_alone(CallProposal proposal, int max_sms);
+  AgreedCall queue(CallProposal proposal, int max_sms);
+  AgreedCall meet(CallProposal proposal, int max_sms);
+  void connect(const char* operation, uint64_t subject, const AgreedCall& agreed);
+  bool has_waiting_room(int max_sms);
+  std::vector<RankStreams::Lane*> connected_lanes() const;
+
+  [[noreturn]] void raise(const RankStreams::Lane& lane, Fault fault);
+  Error error_of(const RankStreams::Lane& lane, Fault fault) const;
+  bool is_halted() const;
+
+  // Of a halt; see CallQueue.
+  uint32_t note_refused(const CallText& call) override;
+  void stop(uint32_t refused, Operation operation) override;
+  void await_stop() override;
+  std::optional<CallAccount> account(const std::optional<CallAccount>& own,
+                                     uint32_t own_number) const override;
+  void resume(uint64_t sequence) override;
+  std::optional<Error> settle_after_meeting();
+
+  Parts parts_;
+  bool may_run_ahead_;
+  std::shared_ptr<QueuedCalls> queued_calls_;  // null if it never runs ahead
+  CallLog log_;
+  uint64_t last_meeting_ = 0;  // its sequence number
+  uint64_t num_calls_ = 0;     // since then, that the hosts have not met in
+  PeerBases bases_{};
+  int num_sharing_ = 1;
+  // By stream and number of SMs; null if there was no room.
+  std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;
+  LostPeers lost_peers_;  // last: its thread uses the rest
+};
+
+/// For tests: ranks that are threads run ahead while one of these exists when they first plan.
+class ThreadsRunAhead {
+ public:
+  ThreadsRunAhead();
+  ~ThreadsRunAhead();
+  ThreadsRunAhead(const ThreadsRunAhead&) = delete;
+  ThreadsRunAhead& operator=(const ThreadsRunAhead&) = delete;
+};
+
+}  // namespace crossdock::cuda

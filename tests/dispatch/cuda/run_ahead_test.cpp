@@ -1,0 +1,380 @@
+// Calls whose hosts do not meet: the kernels find out whether the ranks make the same calls. Ranks
+// are threads here, which run ahead only in tests; processes_test.cpp has those that always do.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dispatch/cuda/captured_graph.hpp"
+#include "dispatch/cuda/gate.hpp"
+#include "dispatch/cuda/rank_agreement.hpp"
+#include "dispatch/cuda/step.hpp"
+
+namespace crossdock {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+class CudaRunAhead : public CudaTest {
+ private:
+  cuda::ThreadsRunAhead threads_;
+};
+
+constexpr int64_t kWidth = 24;
+
+DispatchCase case_of(std::vector<int64_t> tokens, unsigned seed) {
+  const DispatchConfig config{.num_experts = 11, .top_k = 3, .width = kWidth, .max_rows = 900};
+  return random_case(config, tokens, seed);
+}
+
+/// The error that a rank gets for a call: in it, or later.
+std::string late_message(GpuRank& rank, const std::function<void()>& call) {
+  return message_of([&] {
+    call();
+    rank.stream.synchronize();
+    rank.dispatcher.check();
+    throw Error(ErrorCode::kInternal, "there was no error");
+  });
+}
+
+void expect_steps_work(GpuRank& rank, const StepBytes& wanted) {
+  for (int step = 0; step < 2; ++step) {
+    const QueuedStep queued(rank.dispatcher, rank.tensors);
+    expect_same(queued.wait(rank.stream), wanted);
+  }
+  rank.dispatcher.check();
+}
+
+TEST_F(CudaRunAhead, HasTheBitsOfTheCpu) {
+  for (const std::vector<int64_t>& tokens :
+       {std::vector<int64_t>{40, 31}, {0, 90, 17, 3}, {9, 8, 7, 0, 5, 4, 3},
+        {12, 0, 12, 40, 12, 1, 12, 12}}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(std::to_string(tokens.size()) + " ranks");
+      run_on_gpu(case_of(tokens, 3), {.dtype = dtype}, expect_steps_work);
+    }
+  }
+}
+
+TEST_F(CudaRunAhead, HasThemWithManyTokens) {
+  const DispatchConfig config{.num_experts = 16, .top_k = 4, .width = 72, .max_rows = 20000};
+  const DispatchCase the_case = random_case(config, {3000, 1, 1777}, 4);
+  run_on_gpu(the_case, {.dtype = DType::kBF16}, expect_steps_work);
+}
+
+TEST_F(CudaRunAhead, HasThemWithOneCopyPerRankAndPartialSums) {
+  for (const PartialSums sums : {PartialSums::kNone, PartialSums::kF32, PartialSums::kRowType}) {
+    DispatchCase the_case = case_of({30, 0, 26, 11}, 5);
+    the_case.config.copies = Copies::kPerRank;
+    the_case.config.partial_sums = sums;
+    run_on_gpu(the_case, {.dtype = DType::kBF16}, expect_steps_work);
+  }
+}
+
+TEST_F(CudaRunAhead, HasThemInBegunCallsAndTheirChunks) {
+  run_on_gpu(case_of({40, 25, 0}, 6), {}, [](GpuRank& rank, const StepBytes& wanted) {
+    for (const int64_t num_chunks : {1, 3}) {
+      const Plan plan = rank.plan();
+      DispatchResult moved = rank.dispatcher.finish(rank.dispatcher.begin_dispatch(
+          plan, {.x = rank.tensors.x.view, .num_chunks = num_chunks}));
+      const OwnedTensor out =
+          rank.dispatcher.finish(rank.dispatcher.begin_combine(plan, moved.rows.view, {}));
+      EXPECT_EQ(to_host(moved.rows.view, plan.num_rows(), rank.stream), wanted.rows);
+      EXPECT_EQ(to_host(out.view, rank.stream), wanted.out);
+    }
+    rank.dispatcher.check();
+  });
+}
+
+// Rows of the caller at an odd address are copied.
+TEST_F(CudaRunAhead, TakesRowsOfTheCaller) {
+  run_on_gpu(case_of({40, 25, 0}, 7), {}, [](GpuRank& rank, const StepBytes& wanted) {
+    for (const int64_t offset : {0, 1}) {
+      const Plan plan = rank.plan();
+      const Shape shape{plan.capacity_rows(), kWidth};
+      const OwnedTensor memory =
+          device_tensor(DType::kF32, {shape.num_elements() + 1}, rank.stream);
+      TensorView rows = memory.view;
+      rows.shape = shape;
+      rows.data = static_cast<float*>(rows.data) + offset;
+      rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view, .rows = rows});
+      const OwnedTensor out = rank.dispatcher.combine(plan, rows);
+      EXPECT_EQ(to_host(rows, plan.num_rows(), rank.stream), wanted.rows);
+      EXPECT_EQ(to_host(out.view, rank.stream), wanted.out);
+    }
+    rank.dispatcher.check();
+  });
+}
+
+// Rank 0 has queued all its steps before rank 1 makes its next call.
+TEST_F(CudaRunAhead, QueuesTenStepsWhileAPeersHostDoesSomethingElse) {
+  Gate queued;
+  run_on_gpu(case_of({40, 25}, 8), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    { const QueuedStep connects(rank.dispatcher, rank.tensors); }
+    if (rank.group.rank() == 1) EXPECT_TRUE(queued.wait());
+    std::vector<std::unique_ptr<QueuedStep>> steps;
+    for (int step = 0; step < 10; ++step) {
+      steps.push_back(std::make_unique<QueuedStep>(rank.dispatcher, rank.tensors));
+    }
+    if (rank.group.rank() == 0) queued.open();
+    for (const auto& step : steps) expect_same(step->wait(rank.stream), wanted);
+    rank.dispatcher.check();
+  });
+}
+
+// A call that rank 1 makes wrong; it may queue others first.
+using AnyCall = std::function<void(GpuRank& rank, const Plan& plan, bool is_wrong)>;
+
+void expect_late_error(const char* text, const AnyCall& call) {
+  SCOPED_TRACE(text);
+  run_on_gpu(case_of({40, 25, 9}, 9), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    expect_steps_work(rank, wanted);  // connects
+    const Plan plan = rank.plan();
+    const bool is_wrong = rank.group.rank() == 1;
+    EXPECT_THAT(late_message(rank, [&] { call(rank, plan, is_wrong); }), HasSubstr(text));
+    expect_steps_work(rank, wanted);
+  });
+}
+
+TEST_F(CudaRunAhead, ARefusedCallIsTheSameErrorOnAllRanksLater) {
+  expect_late_error("rank 1: x must be [25, 24], got", [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+    TensorView x = rank.tensors.x.view;
+    if (is_wrong) x.shape = {24, kWidth};
+    rank.dispatcher.dispatch(plan, {.x = x});
+  });
+  expect_late_error("rank 1: rows on a GPU must be fp32, bf16 or fp16, got fp64",
+                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+                      const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
+                      TensorView rows = y.view;
+                      if (is_wrong) rows.dtype = DType::kF64;
+                      static_cast<void>(rank.dispatcher.combine(plan, rows));
+                    });
+  expect_late_error("rank 1: weights must be on GPU",
+                    [](GpuRank& rank, const Plan& /*plan*/, bool is_wrong) {
+                      Routing routing = rank.tensors.routing();
+                      if (is_wrong) routing.weights.device = {};
+                      static_cast<void>(rank.dispatcher.plan(routing));
+                    });
+  expect_late_error("rank 1: rows must be",
+                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+                      const Shape shape{plan.capacity_rows() + (is_wrong ? 1 : 0)};
+                      const OwnedTensor rows = device_tensor(DType::kF32, shape, rank.stream);
+                      static_cast<void>(rank.dispatcher.collect_routes(plan, rows.view));
+                    });
+  expect_late_error("rank 1: max_begun_sms must be 0 (max_sms) or more, got -2",
+                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+                      const Stream stream = rank.stream.view();
+                      rank.dispatcher.set_device_options(
+                          {.stream = stream, .max_begun_sms = is_wrong ? -2 : 0});
+                      const std::optional<Error> error = error_of([&] {
+                        static_cast<void>(
+                            rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view}));
+                      });
+                      rank.dispatcher.set_device_options({.stream = stream});
+                      if (error) throw *error;
+                    });
+}
+
+TEST_F(CudaRunAhead, SettingsThatDifferAreNamed) {
+  expect_late_error("row_weights=", [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+    rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view, .with_row_weights = is_wrong});
+  });
+  expect_late_error("num_chunks=3", [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+    rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view, .num_chunks = is_wrong ? 3 : 1});
+  });
+}
+
+TEST_F(CudaRunAhead, ARankAtAnotherCallIsNamed) {
+  expect_late_error("rank 1 is at combine of plan", [](GpuRank& rank, const Plan& plan,
+                                                       bool is_wrong) {
+    const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
+    if (is_wrong) {
+      static_cast<void>(rank.dispatcher.combine(plan, y.view));
+    } else {
+      rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
+    }
+  });
+  expect_late_error("rank 1 is at plan while the others are at dispatch",
+                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+                      if (is_wrong) {
+                        static_cast<void>(rank.plan());
+                      } else {
+                        rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
+                      }
+                    });
+}
+
+// The ranks that made the call right have queued more of them before they find out.
+TEST_F(CudaRunAhead, CallsQueuedBehindARefusedOneDoNothing) {
+  run_on_gpu(case_of({40, 25, 9}, 10), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    expect_steps_work(rank, wanted);
+    std::vector<std::unique_ptr<QueuedStep>> steps;
+    const std::string message = late_message(rank, [&] {
+      const Plan plan = rank.plan();
+      TensorView x = rank.tensors.x.view;
+      if (rank.group.rank() == 1) x.shape = {1, kWidth};
+      rank.dispatcher.dispatch(plan, {.x = x});
+      for (int step = 0; step < 5; ++step) {
+        steps.push_back(std::make_unique<QueuedStep>(rank.dispatcher, rank.tensors));
+      }
+    });
+    EXPECT_THAT(message, HasSubstr("rank 1: x must be [25, 24]"));
+    for (const auto& step : steps) {
+      for (const std::byte one : to_host(step->out.view, rank.stream)) ASSERT_EQ(one, std::byte{0});
+    }
+    steps.clear();
+    expect_steps_work(rank, wanted);
+  });
+}
+
+void expect_bad_routing(const std::string& text, int64_t expert_id) {
+  run_on_gpu(case_of({40, 25, 9}, 11), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    expect_steps_work(rank, wanted);
+    const OwnedTensor ids = to_device(rank.tensors.expert_ids.view, rank.stream);
+    const auto bad = static_cast<int32_t>(expert_id);
+    if (rank.group.rank() == 1) {
+      cuda_ok(cudaMemcpyAsync(ids.view.data, &bad, sizeof bad, cudaMemcpyHostToDevice,
+                              rank.stream.get()));
+    }
+    Routing routing = rank.tensors.routing();
+    routing.expert_ids = ids.view;
+    routing.mask = {};
+    const std::string message = late_message(rank, [&] {
+      const Plan plan = rank.dispatcher.plan(routing);
+      rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
+    });
+    EXPECT_THAT(message, HasSubstr(text));
+    expect_steps_work(rank, wanted);
+  });
+}
+
+TEST_F(CudaRunAhead, ABadRoutingIsNamedOnAllRanks) {
+  expect_bad_routing("rank 1: token 0, slot 0: expert id 11 must be in [0, 11)", 11);
+}
+
+TEST_F(CudaRunAhead, TooManyRowsAreNamedOnAllRanks) {
+  DispatchCase the_case = case_of({40, 25, 9}, 12);
+  the_case.config.max_rows = 150;
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    expect_steps_work(rank, wanted);
+    const Shape shape{60, 3};
+    OwnedTensor ids = device_tensor(DType::kI32, shape, rank.stream);
+    std::vector<int32_t> values;
+    for (int i = 0; i < 180; ++i) values.push_back(i % 3);  // experts of rank 0
+    cuda_ok(cudaMemcpyAsync(ids.view.data, values.data(), values.size() * sizeof(int32_t),
+                            cudaMemcpyHostToDevice, rank.stream.get()));
+    const OwnedTensor weights = device_tensor(DType::kF32, shape, rank.stream);
+    cuda_ok(cudaMemsetAsync(weights.view.data, 0, static_cast<size_t>(weights.view.num_bytes()),
+                            rank.stream.get()));
+    const std::string message = late_message(rank, [&] {
+      static_cast<void>(
+          rank.dispatcher.plan({.expert_ids = ids.view, .weights = weights.view}));
+    });
+    EXPECT_THAT(message, HasSubstr("rank 0 would receive 540 rows, more than max_rows (150)"));
+    expect_steps_work(rank, wanted);
+  });
+}
+
+// The lane of begun calls is connected by a meeting of the hosts, which finds the fault.
+TEST_F(CudaRunAhead, AFaultIsFoundByTheFirstBegunCall) {
+  run_on_gpu(case_of({40, 25, 9}, 13), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    expect_steps_work(rank, wanted);
+    const Plan plan = rank.plan();
+    TensorView x = rank.tensors.x.view;
+    const std::string message = message_of([&] {
+      if (rank.group.rank() == 1) x.shape = {1, kWidth};
+      rank.dispatcher.dispatch(plan, {.x = x});
+      x = rank.tensors.x.view;
+      static_cast<void>(rank.dispatcher.begin_dispatch(plan, {.x = x}));
+    });
+    // A rank that had found out before is at another call than one that had not.
+    EXPECT_THAT(message, AnyOf(HasSubstr("rank 1: x must be [25, 24]"), HasSubstr("is at explain")));
+    expect_steps_work(rank, wanted);
+    const DispatchResult moved = rank.dispatcher.finish(
+        rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view}));
+    EXPECT_EQ(to_host(moved.rows.view, plan.num_rows(), rank.stream), wanted.rows);
+  });
+}
+
+// A begun call is pending on some ranks when another lane is halted.
+TEST_F(CudaRunAhead, APendingBegunCallDoesNotKeepTheRanksFromMeeting) {
+  run_on_gpu(case_of({40, 25, 9}, 14), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    const DispatchArgs args{.x = rank.tensors.x.view};
+    rank.dispatcher.finish(rank.dispatcher.begin_dispatch(rank.plan(), args));
+    rank.stream.synchronize();
+    std::optional<Pending<DispatchResult>> pending;
+    const std::string message = late_message(rank, [&] {
+      const Plan plan = rank.plan();
+      TensorView x = rank.tensors.x.view;
+      if (rank.group.rank() == 1) x.shape = {1, kWidth};
+      rank.dispatcher.dispatch(plan, {.x = x});
+      pending = rank.dispatcher.begin_dispatch(plan, args);  // never by rank 1
+    });
+    EXPECT_THAT(message, HasSubstr("rank 1: x must be [25, 24]"));
+    pending.reset();
+    expect_steps_work(rank, wanted);
+  });
+}
+
+TEST_F(CudaRunAhead, AlternatesWithGraphs) {
+  run_on_gpu(case_of({40, 25, 9}, 15), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    expect_steps_work(rank, wanted);
+    std::optional<QueuedStep> captured;
+    const CapturedGraph graph(rank, [&] { captured.emplace(rank.dispatcher, rank.tensors); });
+    for (int round = 0; round < 3; ++round) {
+      graph.launch();
+      expect_same(captured->wait(rank.stream), wanted);
+      expect_steps_work(rank, wanted);
+    }
+  });
+}
+
+// Rank 1 makes no call at all: the wait on the device ends.
+TEST_F(CudaRunAhead, ARankThatMakesNoCallIsNamedAfterTheDeadline) {
+  Gate done;
+  ThreadOptions options = short_deadlines();
+  options.group.arrival_deadline = std::chrono::seconds(2);
+  const DispatchCase the_case = case_of({40, 25}, 16);
+  run_ranks(
+      2,
+      [&](Group& group) {
+        GpuRank rank(group, the_case, {});
+        { const QueuedStep connects(rank.dispatcher, rank.tensors); }
+        rank.stream.synchronize();
+        if (group.rank() == 1) {
+          EXPECT_TRUE(done.wait());
+          return;
+        }
+        const GateOpener opener(done);
+        static_cast<void>(rank.plan());
+        rank.stream.synchronize();
+        const std::optional<Error> error = error_of([&] { rank.dispatcher.check(); });
+        ASSERT_TRUE(error.has_value());
+        EXPECT_EQ(error->code(), ErrorCode::kTimeout) << error->what();
+        EXPECT_EQ(error->context().culprit, 1) << error->what();
+        EXPECT_TRUE(group.is_poisoned());
+      },
+      options);
+}
+
+// Rank 1 destroys its dispatcher and leaves; the other learns of it on its device.
+TEST_F(CudaRunAhead, ARankThatHasLeftIsNoticedAtOnce) {
+  const DispatchCase the_case = case_of({40, 25}, 17);
+  run_ranks(
+      2,
+      [&](Group& group) {
+        GpuRank rank(group, the_case, {});
+        { const QueuedStep connects(rank.dispatcher, rank.tensors); }
+        rank.stream.synchronize();
+        if (group.rank() == 1) {
+          group.leave("it has had enough");
+          return;
+        }
+        EXPECT_THAT(late_message(rank, [&] { static_cast<void>(rank.plan()); }),
+                    HasSubstr("it has had enough"));
+      },
+      short_deadlines());
+}
+
+}  // namespace
+}  // namespace crossdock
