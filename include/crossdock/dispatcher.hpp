@@ -130,8 +130,10 @@ class [[nodiscard]] Pending {
 /// max_routes_per_token) or the plan must be made on the host (drops by weight, alltoall,
 /// allgather). If plan() does not wait and the GPU finds the
 /// routing invalid, the plan is empty, outputs are zero, and the next call or check() throws, on
-/// all ranks. Release results before destroying their stream. Calls may be captured into a CUDA
-/// graph; the plan and all results must then live as long as the graph.
+/// all ranks. Ranks that are processes run ahead with max_rows: outside graphs their hosts meet in
+/// the first calls only, and an invalid input or another call of one rank is the same error of a
+/// later call or check() on the others. Release results before destroying their stream. Calls may
+/// be captured into a CUDA graph; the plan and all results must then live as long as the graph.
 class CROSSDOCK_API Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
@@ -155,6 +157,12 @@ class CROSSDOCK_API Dispatcher {
   /// Throws the error that poisoned the group, or an error that a GPU has reported since the last
   /// call, if any. Does not wait for the GPU.
   void check();
+
+  /// Agrees with the other ranks on a call of the caller's own around calls of this dispatcher,
+  /// such as a layer's: a difference or a refusal is the same error on all ranks, as with
+  /// Group::agree. The proposal has no body. `device`: where the tensors of the call are; on a GPU
+  /// ranks may run ahead, and then find out in a later call. Collective.
+  void agree(const Proposal& proposal, Device device);
 
   /// All ranks agree on the number of rows each receives and on the final row of every route.
   [[nodiscard]] Plan plan(const Routing& routing);

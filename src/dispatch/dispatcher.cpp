@@ -109,7 +109,10 @@ struct Dispatcher::Impl {
       check();
       path.begin_aside();
     });
-    if (refusal) path.refuse(operation, plan, *refusal);
+    if (refusal) {  // throws on all ranks
+      const uint64_t subject = plan.valid() ? plan.id() : 0;
+      path.agree_on({.operation = operation, .subject = subject, .refusal = &*refusal});
+    }
     try {
       pending.result_ = call();
     } catch (...) {
@@ -170,6 +173,14 @@ void Dispatcher::set_device_options(const DeviceOptions& options) {
 void Dispatcher::check() {
   group().check();
   if (impl_->device_path) impl_->device_path->check();
+}
+
+void Dispatcher::agree(const Proposal& proposal, Device device) {
+  if (!device.is_cpu() && impl_->device_path) {
+    impl_->device_path->agree_on(proposal);
+  } else {
+    group().agree(proposal);
+  }
 }
 
 Plan Dispatcher::plan(const Routing& routing) {

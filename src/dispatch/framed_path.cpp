@@ -48,18 +48,28 @@ uint64_t FramedPath::run(const Call& call, const MakeReady& make_ready) {
 }
 
 uint64_t FramedPath::agree(const Call& call, const std::optional<Error>& refusal) {
-  const bool has_plan = call.plan != nullptr && call.plan->valid();
   return group()
       .agree({.operation = call.operation,
-              .subject = has_plan ? call.plan->id() : 0,
+              .subject = call.subject_id(),
               .config = call.text,
               .body = {},
               .refusal = refusal ? &*refusal : nullptr})
       .sequence;
 }
 
-void FramedPath::refuse(const char* operation, const Plan& plan, const Error& refusal) {
-  run({.operation = operation, .plan = &plan, .text = {}}, [&]() -> ReadyCall { throw refusal; });
+void FramedPath::agree_on(const Proposal& proposal) {
+  const Call call{.operation = proposal.operation,
+                  .plan = nullptr,
+                  .text = proposal.config,
+                  .subject = proposal.subject};
+  run(call, [&] {
+    if (proposal.refusal != nullptr) throw Error(*proposal.refusal);
+    return ready_agreement(proposal.operation);
+  });
+}
+
+ReadyCall FramedPath::ready_agreement(const char* /*operation*/) {
+  return {.move = [](uint64_t /*sequence*/) {}};
 }
 
 void FramedPath::agree_on_chunks(const Plan& plan) {
@@ -91,7 +101,11 @@ void FramedPath::check_tokens(const Plan& plan, const DispatchArgs& args) const 
 
 DispatchResult FramedPath::dispatch(const Plan& plan, const DispatchArgs& args) {
   DispatchResult result;
-  run({.operation = "dispatch", .plan = &plan, .text = call_text(args)}, [&] {
+  const Call call{.operation = "dispatch",
+                  .plan = &plan,
+                  .text = call_text(args),
+                  .must_meet = args.on_chunk != nullptr};
+  run(call, [&] {
     check_tokens(plan, args);
     const int64_t R = plan.capacity_rows();
     result.rows = args.rows.given()

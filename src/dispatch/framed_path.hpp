@@ -38,7 +38,7 @@ class FramedPath : public Path {
   OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args) final;
   CombineBackwardResult combine_backward(const Plan& plan, const CombineBackwardArgs& args) final;
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) final;
-  void refuse(const char* operation, const Plan& plan, const Error& refusal) final;
+  void agree_on(const Proposal& proposal) final;
 
  protected:
   struct Traits {
@@ -54,8 +54,12 @@ class FramedPath : public Path {
 
   struct Call {
     const char* operation;
-    const Plan* plan;  // null: the call makes it
-    std::string text;  // must be identical on every rank
+    const Plan* plan;        // null: the call makes it or has none
+    std::string text;        // must be identical on every rank
+    uint64_t subject = 0;    // without a plan: see Proposal
+    bool must_meet = false;  // hosts must know that all ranks make the call before it returns
+
+    uint64_t subject_id() const { return plan != nullptr && plan->valid() ? plan->id() : subject; }
   };
   using MakeReady = std::function<ReadyCall()>;
   /// The frame; returns the number of the agreement. A path may override it to surround the call.
@@ -85,6 +89,8 @@ class FramedPath : public Path {
   /// configured differently or makes another call. Returns the number of the agreement.
   virtual uint64_t agree(const Call& call, const std::optional<Error>& refusal);
 
+  /// (optional) Prepares a call that moves no rows. Default: nothing is left to do.
+  virtual ReadyCall ready_agreement(const char* operation);
   // Each prepares one call. Plan and tensors are checked, outputs are allocated. The plan, and a
   // dispatch's args and result, live until the call returns; other arguments must be copied.
   virtual ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,

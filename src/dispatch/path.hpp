@@ -43,8 +43,7 @@ class Path {
   virtual CombineBackwardResult combine_backward(const Plan& plan,
                                                  const CombineBackwardArgs& args) = 0;
   virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) = 0;
-  /// Makes the call for this rank, which refuses it: throws the same error on all ranks.
-  virtual void refuse(const char* operation, const Plan& plan, const Error& refusal) = 0;
+  virtual void agree_on(const Proposal& proposal) = 0;
   /// Not collective.
   virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
 

@@ -66,8 +66,8 @@ void DeviceCounts::set_device_options(const DeviceOptions& options, Stream strea
 
 // Only the first forward compares tokens, as that waits for the GPU: the mistake it finds is one of
 // the program, which every step makes.
-void DeviceCounts::agree(const MoeForwardArgs& args, const std::string& config_text,
-                         const std::optional<Error>& refusal) {
+void DeviceCounts::agree(Dispatcher& dispatcher, const MoeForwardArgs& args,
+                         const std::string& config_text, const std::optional<Error>& refusal) {
   std::optional<HostTokens> tokens;
   uint64_t sample = 0;
   const bool compares = !config_.allow_equal_tokens && group_.size() > 1 && !has_compared_;
@@ -80,11 +80,11 @@ void DeviceCounts::agree(const MoeForwardArgs& args, const std::string& config_t
   // The counts of earlier forwards are on the GPU, where they are not compared.
   std::string text = concat(config_text, ";earlier=", args.earlier != nullptr);
   if (counts(BalanceScope::kSequence)) text += concat(";total_sequences=", args.total_sequences);
-  const Agreement agreement = group_.agree({.operation = "route",
-                                            .config = text,
-                                            .body = std::as_bytes(std::span(&sample, 1)),
-                                            .refusal = failed ? &*failed : nullptr});
-  if (!compares) return;
+  Proposal proposal{
+      .operation = "route", .config = std::move(text), .refusal = failed ? &*failed : nullptr};
+  if (!compares) return dispatcher.agree(proposal, args.x.device);
+  proposal.body = std::as_bytes(std::span(&sample, 1));
+  const Agreement agreement = group_.agree(proposal);
   std::vector<uint64_t> samples(static_cast<size_t>(group_.size()));
   for (size_t rank = 0; rank < samples.size(); ++rank) {
     const std::span<const std::byte> body = agreement.body(static_cast<int>(rank));

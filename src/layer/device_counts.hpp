@@ -23,8 +23,9 @@ class DeviceCounts {
 
   void set_device_options(const DeviceOptions& options, Stream stream);
 
-  /// The ranks agree on a forward; `refusal` of any rank is thrown on all. Collective.
-  void agree(const MoeForwardArgs& args, const std::string& config_text,
+  /// The ranks agree on a forward; `refusal` of any rank is thrown on all, at the latest in a call
+  /// of the dispatcher. Collective.
+  void agree(Dispatcher& dispatcher, const MoeForwardArgs& args, const std::string& config_text,
              const std::optional<Error>& refusal);
 
   /// Sets the counts of a decision, from those of its router on all ranks. Collective.

@@ -16,6 +16,13 @@
 #include "layer/route_counts.hpp"
 
 namespace crossdock {
+namespace {
+
+uint64_t id_of(const Plan& plan) {
+  return plan.valid() ? plan.id() : 0;
+}
+
+}  // namespace
 
 class MoeLayer::Impl {
  public:
@@ -42,8 +49,7 @@ class MoeLayer::Impl {
              MoeDecision& decision);
   void write_dw(const MoeBackwardDwArgs& args);
   void agree_on_backward(const MoeBackwardArgs& args, Refusal refusal);
-  void agree(const char* operation, const Plan& plan, std::string config_text,
-             const std::optional<Error>& refusal);
+  void agree(const Proposal& proposal, Device device);
   std::string config_text_for(Device device) const;
   void prepare_for(Device device);
   template <typename Work>
@@ -122,7 +128,7 @@ OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& 
   }
   OwnedTensor all;
   const Refusal failed = refusal_of([&] { all = replicated_->gather(operation, slice.view, out); });
-  agree("gathered", Plan(), {}, failed);
+  group_.agree({.operation = "gathered", .refusal = failed ? &*failed : nullptr});
   return all;
 }
 
@@ -171,7 +177,11 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
   };
   if (!refusal) refusal = refusal_of(prepare);
   if (args.decision != nullptr) {
-    agree("route", args.decision->plan, config_text_for(args.x.device) + ";decision=1", refusal);
+    agree({.operation = "route",
+           .subject = id_of(args.decision->plan),
+           .config = config_text_for(args.x.device) + ";decision=1",
+           .refusal = refusal ? &*refusal : nullptr},
+          args.x.device);
     return decision;
   }
   count(args, first, refusal, decision);
@@ -192,7 +202,7 @@ void MoeLayer::Impl::count(const MoeForwardArgs& args, int64_t first, const Refu
   const bool is_on_gpu = !args.x.device.is_cpu();
   const std::string text = config_text_for(args.x.device) + ";decision=0";
   if (is_on_gpu && device_counts_) {
-    device_counts_->agree(args, text, refusal);
+    device_counts_->agree(parts_->dispatcher, args, text, refusal);
     return device_counts_->count(args, decision);
   }
   counts_.agree({.args = args,
@@ -289,17 +299,19 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
     prepare_for(args.x.device);
   };
   if (!refusal) refusal = refusal_of(prepare);
-  agree("layer_backward", args.saved != nullptr ? args.saved->decision.plan : Plan(),
-        config_text_for(args.x.device), refusal);
+  agree({.operation = "layer_backward",
+         .subject = args.saved != nullptr ? id_of(args.saved->decision.plan) : 0,
+         .config = config_text_for(args.x.device),
+         .refusal = refusal ? &*refusal : nullptr},
+        args.x.device);
 }
 
-void MoeLayer::Impl::agree(const char* operation, const Plan& plan, std::string config_text,
-                           const std::optional<Error>& refusal) {
-  group_.agree({.operation = operation,
-                .subject = plan.valid() ? plan.id() : 0,
-                .config = std::move(config_text),
-                .body = {},
-                .refusal = refusal ? &*refusal : nullptr});
+void MoeLayer::Impl::agree(const Proposal& proposal, Device device) {
+  if (config_error_) {
+    group_.agree(proposal);  // throws: the configuration is this rank's refusal
+  } else {
+    parts_->dispatcher.agree(proposal, device);
+  }
 }
 
 // On GPUs a dispatch beside the shared experts has signals of its own: it waits for dispatches of

@@ -22,10 +22,10 @@ struct QueuedCall {
   int32_t num_shown = 0;
   int64_t offsets[kMostShown] = {};  // of the memory that it shows, see PeerMemory; or kNoMemory
 
-  static constexpr uint32_t kRefuses = 0;       // this rank refuses the call
-  static constexpr uint32_t kStops = 1;         // this rank queues no further calls
-  static constexpr uint32_t kFailed = ~0u;      // this rank's channel has ended
-  static constexpr uint32_t kFirstHash = 2;     // hashes are in [kFirstHash, kFailed)
+  static constexpr uint32_t kRefuses = 0;    // this rank refuses the call
+  static constexpr uint32_t kStops = 1;      // this rank queues no further calls
+  static constexpr uint32_t kFailed = ~0u;   // this rank's channel has ended
+  static constexpr uint32_t kFirstHash = 2;  // hashes are in [kFirstHash, kFailed)
   static constexpr int64_t kNoMemory = INT64_MIN;
 };
 
@@ -91,8 +91,8 @@ __device__ inline void note_shown(const PeerSignals& signals, const QueuedCall& 
                                   std::byte* base, uint32_t epoch) {
   const CallRecord* record = record_at(signals.mailbox[signals.rank], epoch, peer);
   for (int i = 0; i < call.num_shown; ++i) {
-    const auto offset = static_cast<int64_t>(
-        load_relaxed(reinterpret_cast<const uint64_t*>(&record->offsets[i])));
+    const auto offset =
+        static_cast<int64_t>(load_relaxed(reinterpret_cast<const uint64_t*>(&record->offsets[i])));
     const intptr_t address = reinterpret_cast<intptr_t>(base) + offset;
     signals.shown->rows[i][peer] =
         offset == QueuedCall::kNoMemory ? nullptr : reinterpret_cast<std::byte*>(address);

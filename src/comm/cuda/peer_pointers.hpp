@@ -8,8 +8,8 @@ namespace crossdock::cuda {
 /// of a queued call has found out.
 template <typename Value>
 struct PeerPointers {
-  Value* known[kMaxPeers];   // null if a rank has none; with a table, this rank's alone
-  Value* const* found;       // [P] on the device; null: all are known
+  Value* known[kMaxPeers];  // null if a rank has none; with a table, this rank's alone
+  Value* const* found;      // [P] on the device; null: all are known
 
   /// REQUIRES: the channel has neither ended nor halted, unless it is this rank's own memory.
   __device__ Value* of(int rank) const { return found == nullptr ? known[rank] : found[rank]; }

@@ -226,8 +226,8 @@ __device__ inline void give_up(const PeerSignals& signals, int peer, Operation o
   }
 }
 
-/// Whether the channel has ended or is halted. Kernels ask before they use a peer's memory, at the point where
-/// they load its address, so that the check costs no extra time.
+/// Whether the channel has ended or is halted. Kernels ask before they use a peer's memory, at the
+/// point where they load its address, so that the check costs no extra time.
 __device__ inline bool is_poisoned(const SignalState& state) {
   return *static_cast<const volatile uint32_t*>(&state.poison) != 0;
 }

@@ -76,8 +76,7 @@ Error explain_halt(Group& group, const std::optional<CallAccount>& own) {
   const std::optional<Accounts> all = unpack(agreement, group.size());
   const char* const operation = own ? own->call.operation : "";
   const auto context = [&](int culprit) {
-    return ErrorContext{
-        .culprit = culprit, .sequence = agreement.sequence, .operation = operation};
+    return ErrorContext{.culprit = culprit, .sequence = agreement.sequence, .operation = operation};
   };
   if (!all) {
     return {ErrorCode::kInternal, "the ranks' GPUs were halted and no rank knows why", context(-1)};

@@ -64,14 +64,14 @@ OwnedTensor CudaPath::allocate_rows(const Plan& plan, DType dtype) {
 }
 
 uint64_t CudaPath::agree(const Call& call, const std::optional<Error>& refusal) {
-  const bool has_plan = call.plan != nullptr && call.plan->valid();
   // Begun calls have signals of their own: all ranks must begin the call, or none.
   const bool is_begun = rank_.streams().is_aside();
   agreed_ = rank_.agree({.operation = call.operation,
-                         .subject = has_plan ? call.plan->id() : 0,
+                         .subject = call.subject_id(),
                          .call_text = is_begun ? call.text + ";begun=1" : call.text,
                          .handles = std::move(call_.handles),
                          .needs_barrier = call_.needs_barrier,
+                         .must_meet = call.must_meet,
                          .refusal = refusal ? &*refusal : nullptr});
   return agreed_.sequence;
 }
@@ -80,6 +80,12 @@ ReadyCall CudaPath::ready(CudaCall call) {
   call_ = std::move(call);
   return {.move = [this](uint64_t /*sequence*/) { call_.queue(agreed_); },
           .copied_bytes = rank_.take_copied_bytes()};
+}
+
+ReadyCall CudaPath::ready_agreement(const char* operation) {
+  return ready({.queue = [this, operation](const CudaRank::Agreed& agreed) {
+    if (agreed.is_queued()) rank_.await_peers(agreed, operation_of(operation));
+  }});
 }
 
 GatherSumKernelArgs CudaPath::sum_args(const char* operation, const Plan& plan,

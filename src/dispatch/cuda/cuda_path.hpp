@@ -55,6 +55,7 @@ class CudaPath : public FramedPath {
   ReadyCall ready(CudaCall call);
 
   OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) final;
+  ReadyCall ready_agreement(const char* operation) final;
 
   /// The rows of a chunk of a begun dispatch have arrived once the work queued so far is done.
   void note_chunk(const DispatchChunk& chunk) {

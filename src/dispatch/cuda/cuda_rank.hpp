@@ -11,8 +11,8 @@
 
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/peer_memory.hpp"
-#include "core/cuda/device_pool.hpp"
 #include "comm/cuda/peer_pointers.hpp"
+#include "core/cuda/device_pool.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
 #include "dispatch/cuda/rank_agreement.hpp"
 #include "dispatch/cuda/rank_streams.hpp"

@@ -281,10 +281,6 @@ OwnedTensor HostTensors::collect_routes(const Plan& plan, ConstTensorView rows, 
   return result;
 }
 
-void HostTensors::refuse(const char* operation, const Plan& plan, const Error& refusal) {
-  path_->refuse(operation, plan_on_device(plan), refusal);
-}
-
 OwnedTensor HostTensors::allocate_rows(const Plan& plan, DType dtype) {
   const Shape shape{plan.num_rows(), plan.data().config->width};
   const Buffer buffer = group_.pool().take(shape.num_elements() * size_of(dtype));

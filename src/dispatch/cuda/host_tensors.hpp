@@ -25,7 +25,7 @@ class HostTensors final : public Path {
   CombineBackwardResult combine_backward(const Plan& plan,
                                          const CombineBackwardArgs& args) override;
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) override;
-  void refuse(const char* operation, const Plan& plan, const Error& refusal) override;
+  void agree_on(const Proposal& proposal) override { path_->agree_on(proposal); }
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) override;
   void begin_aside() override {}  // results are copied back before a call returns
   std::shared_ptr<const void> end_aside() override { return nullptr; }

@@ -39,10 +39,10 @@ ThreadsRunAhead::~ThreadsRunAhead() {
 
 RankAgreement::RankAgreement(const Parts& parts)
     : parts_(parts),
-      may_run_ahead_(parts.may_run_ahead && parts.context.config->max_rows &&
-                     !parts.context.calls_wait && !is_alone() &&
-                     (!group().communicator().shares_address_space() ||
-                      num_threads_running_ahead > 0)) {
+      may_run_ahead_(
+          parts.may_run_ahead && parts.context.config->max_rows && !parts.context.calls_wait &&
+          !is_alone() &&
+          (!group().communicator().shares_address_space() || num_threads_running_ahead > 0)) {
   if (!may_run_ahead_) return;
   queued_calls_ = QueuedCalls::of(group());
   queued_calls_->add(*this);

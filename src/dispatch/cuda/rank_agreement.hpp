@@ -35,11 +35,11 @@ struct CallProposal {
 /// The combined proposals of all ranks.
 struct AgreedCall {
   const char* operation = "";
-  uint64_t sequence = 0;          // number of the call, identical on every rank
-  bool needs_barrier = false;     // on any rank
-  int64_t num_slots = 0;          // the largest of any rank
-  bool has_waiting_room = false;  // on every rank, for kernels on max_sms
-  QueuedCall queued{};            // if it has a number, the hosts have not met
+  uint64_t sequence = 0;                           // number of the call, identical on every rank
+  bool needs_barrier = false;                      // on any rank
+  int64_t num_slots = 0;                           // the largest of any rank
+  bool has_waiting_room = false;                   // on every rank, for kernels on max_sms
+  QueuedCall queued{};                             // if it has a number, the hosts have not met
   std::vector<std::vector<MemoryHandle>> handles;  // [P]; if the hosts have not met, this rank's
 
   bool is_queued() const { return queued.number != 0; }

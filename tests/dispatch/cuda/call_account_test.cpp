@@ -34,13 +34,15 @@ void expect_error(ErrorCode code, int culprit, const std::string& text, const Ma
 }
 
 TEST(CallAccount, NamesTheRankAtAnotherCall) {
-  expect_error(ErrorCode::kMismatch, 2, "rank 2 is at combine of plan 7 while the others are at dispatch of plan 7",
+  expect_error(ErrorCode::kMismatch, 2,
+               "rank 2 is at combine of plan 7 while the others are at dispatch of plan 7",
                [](int rank) { return account(rank == 2 ? "combine" : "dispatch", 7, "a=1"); });
 }
 
 TEST(CallAccount, NamesTheSettingThatDiffers) {
   expect_error(ErrorCode::kMismatch, 3, "num_chunks=2", [](int rank) {
-    return account("dispatch", 7, rank == 3 ? "dtype=bf16;num_chunks=2" : "dtype=bf16;num_chunks=1");
+    return account("dispatch", 7,
+                   rank == 3 ? "dtype=bf16;num_chunks=2" : "dtype=bf16;num_chunks=1");
   });
 }
 

@@ -12,7 +12,6 @@
 namespace crossdock {
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 class CudaRunAhead : public CudaTest {
@@ -46,9 +45,10 @@ void expect_steps_work(GpuRank& rank, const StepBytes& wanted) {
 }
 
 TEST_F(CudaRunAhead, HasTheBitsOfTheCpu) {
-  for (const std::vector<int64_t>& tokens :
-       {std::vector<int64_t>{40, 31}, {0, 90, 17, 3}, {9, 8, 7, 0, 5, 4, 3},
-        {12, 0, 12, 40, 12, 1, 12, 12}}) {
+  for (const std::vector<int64_t>& tokens : {std::vector<int64_t>{40, 31},
+                                             {0, 90, 17, 3},
+                                             {9, 8, 7, 0, 5, 4, 3},
+                                             {12, 0, 12, 40, 12, 1, 12, 12}}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       SCOPED_TRACE(std::to_string(tokens.size()) + " ranks");
       run_on_gpu(case_of(tokens, 3), {.dtype = dtype}, expect_steps_work);
@@ -137,11 +137,12 @@ void expect_late_error(const char* text, const AnyCall& call) {
 }
 
 TEST_F(CudaRunAhead, ARefusedCallIsTheSameErrorOnAllRanksLater) {
-  expect_late_error("rank 1: x must be [25, 24], got", [](GpuRank& rank, const Plan& plan, bool is_wrong) {
-    TensorView x = rank.tensors.x.view;
-    if (is_wrong) x.shape = {24, kWidth};
-    rank.dispatcher.dispatch(plan, {.x = x});
-  });
+  expect_late_error("rank 1: x must be [25, 24], got",
+                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+                      TensorView x = rank.tensors.x.view;
+                      if (is_wrong) x.shape = {24, kWidth};
+                      rank.dispatcher.dispatch(plan, {.x = x});
+                    });
   expect_late_error("rank 1: rows on a GPU must be fp32, bf16 or fp16, got fp64",
                     [](GpuRank& rank, const Plan& plan, bool is_wrong) {
                       const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
@@ -155,24 +156,22 @@ TEST_F(CudaRunAhead, ARefusedCallIsTheSameErrorOnAllRanksLater) {
                       if (is_wrong) routing.weights.device = {};
                       static_cast<void>(rank.dispatcher.plan(routing));
                     });
-  expect_late_error("rank 1: rows must be",
-                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
-                      const Shape shape{plan.capacity_rows() + (is_wrong ? 1 : 0)};
-                      const OwnedTensor rows = device_tensor(DType::kF32, shape, rank.stream);
-                      static_cast<void>(rank.dispatcher.collect_routes(plan, rows.view));
-                    });
-  expect_late_error("rank 1: max_begun_sms must be 0 (max_sms) or more, got -2",
-                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
-                      const Stream stream = rank.stream.view();
-                      rank.dispatcher.set_device_options(
-                          {.stream = stream, .max_begun_sms = is_wrong ? -2 : 0});
-                      const std::optional<Error> error = error_of([&] {
-                        static_cast<void>(
-                            rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view}));
-                      });
-                      rank.dispatcher.set_device_options({.stream = stream});
-                      if (error) throw *error;
-                    });
+  expect_late_error("rank 1: rows must be", [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+    const Shape shape{plan.capacity_rows() + (is_wrong ? 1 : 0)};
+    const OwnedTensor rows = device_tensor(DType::kF32, shape, rank.stream);
+    static_cast<void>(rank.dispatcher.collect_routes(plan, rows.view));
+  });
+  expect_late_error(
+      "rank 1: max_begun_sms must be 0 (max_sms) or more, got -2",
+      [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+        const Stream stream = rank.stream.view();
+        rank.dispatcher.set_device_options({.stream = stream, .max_begun_sms = is_wrong ? -2 : 0});
+        const std::optional<Error> error = error_of([&] {
+          static_cast<void>(rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view}));
+        });
+        rank.dispatcher.set_device_options({.stream = stream});
+        if (error) throw *error;
+      });
 }
 
 TEST_F(CudaRunAhead, SettingsThatDifferAreNamed) {
@@ -185,15 +184,15 @@ TEST_F(CudaRunAhead, SettingsThatDifferAreNamed) {
 }
 
 TEST_F(CudaRunAhead, ARankAtAnotherCallIsNamed) {
-  expect_late_error("rank 1 is at combine of plan", [](GpuRank& rank, const Plan& plan,
-                                                       bool is_wrong) {
-    const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
-    if (is_wrong) {
-      static_cast<void>(rank.dispatcher.combine(plan, y.view));
-    } else {
-      rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
-    }
-  });
+  expect_late_error("rank 1 is at combine of plan",
+                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+                      const OwnedTensor y = rank.dispatcher.allocate_rows(plan, DType::kF32);
+                      if (is_wrong) {
+                        static_cast<void>(rank.dispatcher.combine(plan, y.view));
+                      } else {
+                        rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
+                      }
+                    });
   expect_late_error("rank 1 is at plan while the others are at dispatch",
                     [](GpuRank& rank, const Plan& plan, bool is_wrong) {
                       if (is_wrong) {
@@ -267,8 +266,7 @@ TEST_F(CudaRunAhead, TooManyRowsAreNamedOnAllRanks) {
     cuda_ok(cudaMemsetAsync(weights.view.data, 0, static_cast<size_t>(weights.view.num_bytes()),
                             rank.stream.get()));
     const std::string message = late_message(rank, [&] {
-      static_cast<void>(
-          rank.dispatcher.plan({.expert_ids = ids.view, .weights = weights.view}));
+      static_cast<void>(rank.dispatcher.plan({.expert_ids = ids.view, .weights = weights.view}));
     });
     EXPECT_THAT(message, HasSubstr("rank 0 would receive 540 rows, more than max_rows (150)"));
     expect_steps_work(rank, wanted);
@@ -287,11 +285,10 @@ TEST_F(CudaRunAhead, AFaultIsFoundByTheFirstBegunCall) {
       x = rank.tensors.x.view;
       static_cast<void>(rank.dispatcher.begin_dispatch(plan, {.x = x}));
     });
-    // A rank that had found out before is at another call than one that had not.
-    EXPECT_THAT(message, AnyOf(HasSubstr("rank 1: x must be [25, 24]"), HasSubstr("is at explain")));
+    EXPECT_THAT(message, HasSubstr("rank 1: x must be [25, 24]"));
     expect_steps_work(rank, wanted);
-    const DispatchResult moved = rank.dispatcher.finish(
-        rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view}));
+    const DispatchResult moved =
+        rank.dispatcher.finish(rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view}));
     EXPECT_EQ(to_host(moved.rows.view, plan.num_rows(), rank.stream), wanted.rows);
   });
 }

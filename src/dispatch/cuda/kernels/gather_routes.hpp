@@ -12,10 +12,10 @@ namespace crossdock::cuda {
 
 /// From one fp32 number per row to one per route.
 struct GatherRoutesArgs {
-  const RouteTarget* targets;    // [T, K]
-  int64_t num_routes;            // T * K
+  const RouteTarget* targets;      // [T, K]
+  int64_t num_routes;              // T * K
   PeerPointers<const float> rows;  // [R] of every rank
-  float* routes;                 // [T, K]
+  float* routes;                   // [T, K]
   PeerSignals signals;
 };
 

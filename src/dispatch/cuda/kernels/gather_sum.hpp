@@ -21,10 +21,10 @@ struct GatherSumKernelArgs {
   int64_t T;
   int32_t K;
   int32_t D;
-  DType dtype;                       // of the rows: fp32, bf16 or fp16
-  DType out_dtype;                   // dtype; or bf16 or fp16, with rows of fp32
+  DType dtype;                         // of the rows: fp32, bf16 or fp16
+  DType out_dtype;                     // dtype; or bf16 or fp16, with rows of fp32
   PeerPointers<const std::byte> rows;  // [R, D] of every rank; null if it has no target
-  std::byte* out;                    // [T, D]
+  std::byte* out;                      // [T, D]
   /// Not kNone: acc is rounded to this, as the token's only partial sum, and added to +0.
   PartialSums whole_sum;
   PeerSignals signals;

@@ -21,11 +21,11 @@ struct GatherSumBackwardArgs {
   int64_t T;
   int32_t K;
   int32_t D;
-  DType dtype;                      // of grad_out, y and grad_rows: fp32, bf16 or fp16
-  const std::byte* grad_out;        // [T, D]
+  DType dtype;                        // of grad_out, y and grad_rows: fp32, bf16 or fp16
+  const std::byte* grad_out;          // [T, D]
   PeerPointers<const std::byte> y;    // [R, D] of every rank
   PeerPointers<std::byte> grad_rows;  // [R, D] of every rank
-  float* grad_weights;              // [T, K]
+  float* grad_weights;                // [T, K]
   PeerSignals signals;
 };
 

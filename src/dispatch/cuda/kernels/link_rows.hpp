@@ -17,7 +17,7 @@ struct LinkRowsArgs {
   const float* weights;        // [T, K]
   int64_t T;
   int32_t K;
-  PlanLinks links;           // of this rank; links.rank_targets is written
+  PlanLinks links;             // of this rank; links.rank_targets is written
   PeerPointers<RowLink> rows;  // PlanLinks::rows of every rank; null if it has no target
   PeerSignals signals;
 };

@@ -13,7 +13,7 @@ namespace crossdock::cuda {
 
 /// One part of every row, moved as bits.
 struct ScatterPart {
-  const std::byte* tokens;     // [T, row_bytes]
+  const std::byte* tokens;       // [T, row_bytes]
   PeerPointers<std::byte> rows;  // [R, row_bytes] of every rank; null if it has no target
   int64_t row_bytes;
 };
@@ -24,7 +24,7 @@ struct ScatterArgs {
   int32_t K;
   int32_t num_parts;  // fp8: 2, values and scales; else 1
   ScatterPart parts[2];
-  const float* weights;           // [T, K], or null: no row weights requested
+  const float* weights;             // [T, K], or null: no row weights requested
   PeerPointers<float> row_weights;  // [R] of every rank
   PeerSignals signals;
   Operation operation;  // for messages

@@ -47,7 +47,8 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
       const int source = __ffs(static_cast<int>(lanes)) - 1;
       const int32_t rank = __shfl_sync(~0u, target.rank, source);
       const int64_t row = __shfl_sync(~0u, target.row, source);
-      auto* to = reinterpret_cast<Vector*>(part.rows.of(rank) + row * part.row_bytes) + lane + first;
+      auto* to =
+          reinterpret_cast<Vector*>(part.rows.of(rank) + row * part.row_bytes) + lane + first;
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         if (i * 32 < left) __stcs(to + i * 32, values[i]);

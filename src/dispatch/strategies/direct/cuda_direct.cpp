@@ -244,8 +244,7 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   for (const Landing& part : landings.parts) {
     rank_.zero_pads(arrays, part.shown.data, part.row_bytes);
   }
-  scatter.awaits_peers =
-      agreed.needs_barrier && agreed.has_waiting_room && !agreed.is_queued();
+  scatter.awaits_peers = agreed.needs_barrier && agreed.has_waiting_room && !agreed.is_queued();
   if (agreed.needs_barrier && !scatter.awaits_peers) {
     rank_.await_peers(agreed, scatter.operation);
   }
