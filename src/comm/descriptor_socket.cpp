@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -60,13 +59,14 @@ bool is_own_user(const Descriptor& socket) {
          other.uid == geteuid();
 }
 
-// A message of one number and room for one descriptor.
+// A message of one plain struct, with room for one descriptor.
 struct Message {
   alignas(cmsghdr) std::byte control[CMSG_SPACE(sizeof(int))] = {};
   iovec payload{};
   msghdr header{};
 
-  explicit Message(int64_t& number) : payload{&number, sizeof number} {
+  template <typename Body>
+  explicit Message(Body& body) : payload{&body, sizeof body} {
     header.msg_iov = &payload;
     header.msg_iovlen = 1;
     header.msg_control = control;
@@ -88,21 +88,21 @@ Descriptor descriptor_in(msghdr& header) {
   return Descriptor(number);
 }
 
-void await_readable(const Descriptor& socket, std::chrono::nanoseconds timeout) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
-  while (true) {
-    pollfd wanted{.fd = socket.number(), .events = POLLIN, .revents = 0};
-    constexpr int kMilliseconds = 100;
-    if (::poll(&wanted, 1, kMilliseconds) > 0) return;
-    if (Clock::now() - begin > timeout) {
-      throw Error(ErrorCode::kCommunication,
-                  "a process on this node has not passed a file descriptor in time");
-    }
-  }
+DescriptorConnection::Sending outcome_of(ssize_t num_sent) {
+  using Sending = DescriptorConnection::Sending;
+  if (num_sent >= 0) return Sending::kDone;
+  const bool is_full = may_succeed_later(errno) || errno == ENOBUFS || errno == ETOOMANYREFS;
+  return is_full ? Sending::kLater : Sending::kGone;
 }
 
 }  // namespace
+
+DescriptorReceipt DescriptorReceipt::of_failure(int64_t index, std::string_view reason) {
+  if (reason.empty()) reason = "unknown reason";
+  DescriptorReceipt receipt{.index = index};
+  reason.copy(receipt.failure.data(), receipt.failure.size() - 1);
+  return receipt;
+}
 
 DescriptorConnection::DescriptorConnection(const DescriptorAddress& address)
     : socket_(open_unix_socket()) {
@@ -117,17 +117,28 @@ DescriptorConnection::DescriptorConnection(const DescriptorAddress& address)
 }
 
 DescriptorConnection::Sending DescriptorConnection::send(const Descriptor& descriptor,
-                                                         int64_t number) const {
-  Message message(number);
+                                                         DescriptorLabel label) const {
+  Message message(label);
   cmsghdr* part = CMSG_FIRSTHDR(&message.header);
   part->cmsg_level = SOL_SOCKET;
   part->cmsg_type = SCM_RIGHTS;
   part->cmsg_len = CMSG_LEN(sizeof(int));
   const int sent = descriptor.number();
   std::memcpy(CMSG_DATA(part), &sent, sizeof sent);
-  if (::sendmsg(socket_.number(), &message.header, MSG_NOSIGNAL) >= 0) return Sending::kDone;
-  const bool is_full = may_succeed_later(errno) || errno == ENOBUFS || errno == ETOOMANYREFS;
-  return is_full ? Sending::kLater : Sending::kGone;
+  return outcome_of(::sendmsg(socket_.number(), &message.header, MSG_NOSIGNAL));
+}
+
+DescriptorConnection::Sending DescriptorConnection::send_receipt(
+    const DescriptorReceipt& receipt) const {
+  return outcome_of(::send(socket_.number(), &receipt, sizeof receipt, MSG_NOSIGNAL));
+}
+
+std::optional<DescriptorReceipt> DescriptorConnection::receive_receipt() const {
+  DescriptorReceipt receipt;
+  const ssize_t num_bytes = ::recv(socket_.number(), &receipt, sizeof receipt, 0);
+  if (num_bytes != sizeof receipt) return std::nullopt;
+  receipt.failure.back() = 0;
+  return receipt;
 }
 
 bool DescriptorConnection::is_closed() const {
@@ -135,25 +146,31 @@ bool DescriptorConnection::is_closed() const {
   return ::poll(&wanted, 1, 0) > 0 && (wanted.revents & (POLLHUP | POLLERR)) != 0;
 }
 
-DescriptorConnection::Received DescriptorConnection::receive(
-    std::chrono::nanoseconds timeout) const {
-  await_readable(socket_, timeout);
+std::optional<DescriptorConnection::Received> DescriptorConnection::receive() const {
   Received received;
-  Message message(received.number);
-  const ssize_t num_bytes = ::recvmsg(socket_.number(), &message.header, MSG_CMSG_CLOEXEC);
-  if (num_bytes < 0)
+  Message message(received.label);
+  const auto read = [&] { return ::recvmsg(socket_.number(), &message.header, MSG_CMSG_CLOEXEC); };
+  ssize_t num_bytes = read();
+  // Reported once, before what was sent, if the sender closed the connection with receipts unread.
+  if (num_bytes < 0 && errno == ECONNRESET) num_bytes = read();
+  if (num_bytes < 0 && may_succeed_later(errno)) return std::nullopt;
+  if (num_bytes < 0) {
     throw_last_error(ErrorCode::kCommunication, "cannot receive a file descriptor");
-  received.descriptor = descriptor_in(message.header);
-  if (num_bytes == 0) {
-    throw Error(ErrorCode::kCommunication,
-                "a process on this node has closed its connection instead of passing a descriptor");
   }
-  if (num_bytes != sizeof received.number || !received.descriptor.is_open()) {
+  received.passed = descriptor_in(message.header);
+  if (num_bytes != sizeof received.label) {
+    throw Error(ErrorCode::kCommunication, "a process on this node has closed its connection");
+  }
+  return received;
+}
+
+const Descriptor& DescriptorConnection::Received::descriptor() const {
+  if (!passed.is_open()) {
     throw Error(ErrorCode::kCommunication,
                 "a file descriptor was not passed; is that forbidden, or the limit on open files "
                 "(ulimit -n) reached?");
   }
-  return received;
+  return passed;
 }
 
 DescriptorListener::DescriptorListener()

@@ -1,7 +1,9 @@
 #pragma once
 
-#include <chrono>
+#include <array>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "comm/secret.hpp"
@@ -16,11 +18,28 @@ struct DescriptorAddress {
   Secret secret{};  // whoever connects must know this; others can see the name
 };
 
-/// A connection between two processes of one machine and one user.
+/// Says what a descriptor is: plain data, sent with it.
+struct DescriptorLabel {
+  int64_t index = 0;
+  int64_t num_bytes = 0;  // of the memory behind the descriptor
+};
+
+/// The receiver's answer to a descriptor: plain data.
+struct DescriptorReceipt {
+  int64_t index = 0;                // of its label
+  std::array<char, 256> failure{};  // why the receiver cannot use it; empty: it can
+
+  /// The reason is truncated if it is long.
+  static DescriptorReceipt of_failure(int64_t index, std::string_view reason);
+  std::string_view reason() const { return failure.data(); }
+};
+
+/// A connection between two processes of one machine and one user. Descriptors go one way,
+/// receipts the other. Nothing waits.
 class DescriptorConnection {
  public:
-  /// Does not wait. Throws Error(kCommunication) if nobody listens at the address, as from within
-  /// another network namespace.
+  /// Throws Error(kCommunication) if nobody listens at the address, as from within another network
+  /// namespace.
   explicit DescriptorConnection(const DescriptorAddress& address);
   explicit DescriptorConnection(Descriptor connected) : socket_(std::move(connected)) {}
 
@@ -29,17 +48,26 @@ class DescriptorConnection {
     kLater,  // the receiver must read first
     kGone    // the receiver has closed the connection
   };
-  /// Sends a copy of a descriptor, and a number that says what it is. Does not wait.
-  Sending send(const Descriptor& descriptor, int64_t number) const;
-  /// Whether the other side has closed the connection.
-  bool is_closed() const;
+  /// Sends a copy of a descriptor.
+  Sending send(const Descriptor& descriptor, DescriptorLabel label) const;
+  Sending send_receipt(const DescriptorReceipt& receipt) const;
 
   struct Received {
-    Descriptor descriptor;
-    int64_t number = 0;
+    Descriptor passed;
+    DescriptorLabel label;
+    /// The descriptor. Throws Error(kCommunication) if the system withheld it.
+    const Descriptor& descriptor() const;
   };
-  /// The next descriptor. Throws Error(kCommunication) if none comes within the timeout.
-  Received receive(std::chrono::nanoseconds timeout) const;
+  /// The next descriptor, if one has arrived. Throws Error(kCommunication) once the sender has
+  /// closed the connection and everything that it had sent has been received.
+  std::optional<Received> receive() const;
+  /// The next receipt, if one has arrived.
+  std::optional<DescriptorReceipt> receive_receipt() const;
+
+  /// Whether the other side has closed the connection.
+  bool is_closed() const;
+  /// For poll.
+  int socket() const { return socket_.number(); }
 
  private:
   friend class DescriptorListener;

@@ -1,21 +1,16 @@
 #include "comm/cuda/peer_arena.hpp"
 
 #include <map>
+#include <string>
 #include <utility>
 
+#include "comm/agreed_failure.hpp"
+#include "comm/deadlines.hpp"
 #include "core/check.hpp"
+#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {
-namespace {
-
-std::optional<comm::DescriptorConnection> connect(const ArenaCard& card, MemorySharing sharing) {
-  if (sharing != MemorySharing::kDescriptors) return std::nullopt;
-  return comm::DescriptorConnection(card.address);
-}
-
-}  // namespace
-
 std::shared_ptr<PeerArena> PeerArena::open(const ArenaCard& card, MemorySharing sharing,
                                            int device) {
   static auto* mutex = new std::mutex;
@@ -33,7 +28,13 @@ std::shared_ptr<PeerArena> PeerArena::open(const ArenaCard& card, MemorySharing 
 }
 
 PeerArena::PeerArena(const ArenaCard& card, MemorySharing sharing, int device)
-    : device_(device), connection_(connect(card, sharing)), range_(device, card.capacity) {}
+    : device_(device), range_(device, card.capacity) {
+  if (sharing != MemorySharing::kDescriptors) return;
+  connection_.emplace(comm::DescriptorConnection(card.address),
+                      comm::ServedConnection::Handlers{
+                          .take = [this](const auto& received) { map_passed(received); },
+                          .closed = [this] { note_lost_owner(); }});
+}
 
 // Without a connection it is not known.
 bool PeerArena::has_lost_owner() const {
@@ -46,6 +47,12 @@ int64_t PeerArena::num_bytes() const {
 }
 
 void PeerArena::extend(std::span<const ChunkNotice> notices, std::chrono::nanoseconds timeout) {
+  if (notices.empty()) return;
+  if (!connection_) return map_fabric(notices);
+  await_chunks(notices.back().index + 1, timeout);
+}
+
+void PeerArena::map_fabric(std::span<const ChunkNotice> notices) {
   const CallGuard guard(device_);
   const std::lock_guard lock(mutex_);
   for (const ChunkNotice& notice : notices) {
@@ -53,20 +60,59 @@ void PeerArena::extend(std::span<const ChunkNotice> notices, std::chrono::nanose
     if (notice.index < num_mapped) continue;
     CROSSDOCK_ASSERT(notice.index == num_mapped);
     try {
-      range_.append(import_chunk(notice, timeout));
+      range_.append(PhysicalMemory::import_fabric(notice.fabric, notice.num_bytes));
     } catch (...) {
-      is_broken_ = true;  // its descriptor is passed only once
+      is_broken_ = true;
       throw;
     }
   }
 }
 
-PhysicalMemory PeerArena::import_chunk(const ChunkNotice& notice,
-                                       std::chrono::nanoseconds timeout) {
-  if (!connection_) return PhysicalMemory::import_fabric(notice.fabric, notice.num_bytes);
-  const comm::DescriptorConnection::Received received = connection_->receive(timeout);
-  CROSSDOCK_ASSERT(received.number == notice.index);
-  return PhysicalMemory::import_descriptor(received.descriptor, notice.num_bytes);
+void PeerArena::await_chunks(int64_t num_chunks, std::chrono::nanoseconds timeout) {
+  std::unique_lock lock(mutex_);
+  const auto are_mapped = [&] { return std::ssize(range_.chunks()) >= num_chunks; };
+  const auto is_over = [&] { return are_mapped() || failure_ || is_complete_; };
+  const bool is_in_time =
+      changed_.wait_until(lock, comm::deadline_after(comm::Clock::now(), timeout), is_over);
+  if (are_mapped()) return;
+  is_broken_ = true;
+  if (failure_) throw Error(*failure_);
+  throw Error(ErrorCode::kCommunication,
+              is_in_time ? std::string("a process on this node has ended before it passed its GPU "
+                                       "memory to this one")
+                         : concat("a process on this node has not passed its GPU memory in time "
+                                  "(waited ",
+                                  comm::to_seconds_text(timeout), ")"));
+}
+
+void PeerArena::map_passed(const comm::DescriptorConnection::Received& received) {
+  const std::lock_guard lock(mutex_);
+  try {
+    if (failure_) throw Error(*failure_);
+    const CallGuard guard(device_);
+    CROSSDOCK_CUDA(cudaSetDevice(device_));  // a new thread has no context, even for device 0
+    const auto [index, num_bytes] = received.label;
+    CROSSDOCK_ASSERT(index == std::ssize(range_.chunks()));
+    range_.append(PhysicalMemory::import_descriptor(received.descriptor(), num_bytes));
+  } catch (...) {
+    failure_ = current_error();
+    is_broken_ = true;
+  }
+  changed_.notify_all();
+  if (failure_) throw Error(*failure_);
+}
+
+void PeerArena::note_lost_owner() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_complete_ = true;
+  }
+  changed_.notify_all();
+  owner_ended_.fire();
+}
+
+std::shared_ptr<const void> PeerArena::watch_owner(std::function<void()> callback) {
+  return owner_ended_.watch(std::move(callback));
 }
 
 }  // namespace crossdock::cuda

@@ -173,12 +173,34 @@ std::vector<ChunkNotice> PeerMemory::news() {
 }
 
 void PeerMemory::note_heard(std::span<const ChunkNotice> news) {
-  choice_.num_chunks += news.size();
-  for (const ChunkNotice& notice : news) common_bytes_ += notice.num_bytes;
+  for (const ChunkNotice& notice : news) {
+    if (static_cast<size_t>(notice.index) < choice_.num_chunks) continue;  // published meanwhile
+    ++choice_.num_chunks;
+    common_bytes_ += notice.num_bytes;
+  }
 }
 
 void PeerMemory::hear(int peer, std::span<const ChunkNotice> news) {
   if (PeerArena* arena = arena_of(peer)) arena->extend(news, timeout_);
+}
+
+void PeerMemory::publish() {
+  CROSSDOCK_ASSERT(grows_alone());
+  if (choice_.own == nullptr || choice_.own->arena().num_bytes() == common_bytes_) return;
+  const SharedArena::Extent published = choice_.own->publish(timeout_);
+  choice_.num_chunks = published.num_chunks;
+  common_bytes_ = published.num_bytes;
+}
+
+std::shared_ptr<const void> PeerMemory::watch_owners(
+    const std::function<void(int peer)>& callback) const {
+  auto watches = std::make_shared<std::vector<std::shared_ptr<const void>>>();
+  for (int peer = 0; peer < std::ssize(choice_.peer_arenas); ++peer) {
+    PeerArena* arena = arena_of(peer);
+    if (arena == nullptr) continue;
+    watches->push_back(arena->watch_owner([callback, peer] { callback(peer); }));
+  }
+  return watches;
 }
 
 void PeerMemory::skip_unmapping() {

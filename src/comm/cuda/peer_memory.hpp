@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -33,8 +35,9 @@ struct MemoryHandle {
 /// offset. If the ranks are threads of this process, all bases are null and an offset is an
 /// address. If they are processes, every rank has one arena (RangeArena) of contiguous addresses,
 /// and its peers map all of it, each at a base of its own. An arena grows at its end. Its owner
-/// tells the peers in a rendezvous (news), and they map the growth (hear); from then on an offset
-/// below common_bytes needs no rendezvous.
+/// tells the peers in a rendezvous (news), and they map the growth (hear); or, with kDescriptors,
+/// it publishes the growth, which the peers' service threads map. From then on an offset below
+/// common_bytes needs no rendezvous.
 ///
 /// Where processes cannot share virtual memory they use cudaIpc, which has no offsets
 /// (has_offsets): peers map every allocation separately, when they first receive its handle.
@@ -84,7 +87,7 @@ class PeerMemory {
   /// What kernels of this rank add to an offset of rank `peer`. REQUIRES: the peer is near.
   std::byte* base_of(int peer) const;
   /// Memory of this rank up to this offset is mapped by all near peers, or will be before they
-  /// queue kernels of the call in whose rendezvous they heard of it.
+  /// queue kernels of the call in whose rendezvous they heard of it. Never decreases.
   int64_t common_bytes() const { return common_bytes_; }
   /// Memory of rank `peer` up to this offset is mapped here.
   int64_t mapped_bytes(int peer) const;
@@ -97,6 +100,21 @@ class PeerMemory {
   /// Maps the growth of the arena of rank `peer`; does nothing for a far rank or this one. Throws
   /// if that is impossible. Does not wait for the device.
   void hear(int peer, std::span<const ChunkNotice> news);
+
+  /// Whether publish works: peers map growth without a rendezvous.
+  bool grows_alone() const { return !needs_export_ || sharing() == MemorySharing::kDescriptors; }
+  /// Returns when all near peers have mapped this rank's arena as it is now: common_bytes is its
+  /// size. Their hosts and GPUs may be blocked. Costs nothing if the arena has not grown. Throws
+  /// Error(kTimeout) after the progress deadline, Error(kCommunication) if a peer cannot map the
+  /// growth. A peer whose process has ended does not count. REQUIRES: grows_alone().
+  void publish();
+
+  /// With kDescriptors, calls `callback` with each near peer whose process has ended: immediately
+  /// if it already has, else in the service thread as soon as it ends. Reports each peer at most
+  /// once. Destroying the result waits for a callback that is running; afterwards none runs. The
+  /// callback must be short, must not throw, and must use neither this object nor the result.
+  [[nodiscard]] std::shared_ptr<const void> watch_owners(
+      const std::function<void(int peer)>& callback) const;
 
   /// The mappings outlast this object: kernels may be using them.
   void skip_unmapping();

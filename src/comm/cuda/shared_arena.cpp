@@ -2,8 +2,11 @@
 
 #include <atomic>
 #include <map>
+#include <numeric>
+#include <thread>
 #include <utility>
 
+#include "comm/deadlines.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 
@@ -42,13 +45,7 @@ std::vector<ChunkNotice> SharedArena::announce(size_t first) {
   const CallGuard guard(arena_->device());
   const std::lock_guard lock(mutex_);
   const std::vector<int64_t> sizes = arena_->chunks();
-  if (listener_) {
-    for (comm::DescriptorConnection& connection : listener_->accept()) {
-      peers_.push_back({.connection = std::move(connection)});
-    }
-    std::erase_if(peers_, [](const Peer& peer) { return peer.connection.is_closed(); });
-    for (Peer& peer : peers_) pass_to(peer, sizes.size());
-  }
+  if (listener_) serve_peers(sizes);
   std::vector<ChunkNotice> notices;
   for (size_t i = first; i < sizes.size(); ++i) {
     ChunkNotice notice{.index = static_cast<int64_t>(i), .num_bytes = sizes[i]};
@@ -58,14 +55,74 @@ std::vector<ChunkNotice> SharedArena::announce(size_t first) {
   return notices;
 }
 
-// What cannot be passed now is passed with the next announcement; the peer reports if it is late.
-void SharedArena::pass_to(Peer& peer, size_t num_chunks) const {
+SharedArena::Extent SharedArena::publish(std::chrono::nanoseconds timeout) {
+  CROSSDOCK_ASSERT(listener_.has_value());
+  constexpr std::chrono::microseconds kPause{100};  // mapping takes longer
+  const CallGuard guard(arena_->device());
+  const std::vector<int64_t> sizes = arena_->chunks();
+  const auto deadline = comm::deadline_after(comm::Clock::now(), timeout);
+  while (const int64_t num_waiting = count_waiting(sizes)) {
+    if (comm::Clock::now() > deadline) {
+      throw Error(ErrorCode::kTimeout,
+                  concat("waited ", comm::to_seconds_text(timeout),
+                         " for processes on this node to map new memory of GPU ", arena_->device(),
+                         "; not confirmed by ", num_waiting, " of them. Are they stopped?"));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  return {.num_chunks = sizes.size(),
+          .num_bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0})};
+}
+
+// The number of peers that have not mapped these chunks yet. Throws if one of them never will.
+int64_t SharedArena::count_waiting(std::span<const int64_t> sizes) {
+  const std::lock_guard lock(mutex_);
+  serve_peers(sizes);
+  int64_t num_waiting = 0;
+  for (const Peer& peer : peers_) {
+    if (peer.num_mapped >= std::ssize(sizes)) continue;
+    if (!peer.failure.empty()) {
+      throw Error(ErrorCode::kCommunication,
+                  concat("a process on this node cannot map new memory of GPU ", arena_->device(),
+                         ": ", peer.failure));
+    }
+    ++num_waiting;
+  }
+  return num_waiting;
+}
+
+// REQUIRES: the mutex is locked.
+void SharedArena::serve_peers(std::span<const int64_t> sizes) {
+  for (comm::DescriptorConnection& connection : listener_->accept()) {
+    peers_.push_back({.connection = std::move(connection)});
+  }
+  std::erase_if(peers_, [](const Peer& peer) { return peer.connection.is_closed(); });
+  for (Peer& peer : peers_) {
+    read_receipts(peer);
+    pass_to(peer, sizes);
+  }
+}
+
+// What cannot be passed now is passed by a later call.
+void SharedArena::pass_to(Peer& peer, std::span<const int64_t> sizes) const {
   using Sending = comm::DescriptorConnection::Sending;
-  while (peer.num_passed < num_chunks) {
-    const Descriptor exported = arena_->export_descriptor(peer.num_passed);
-    const auto index = static_cast<int64_t>(peer.num_passed);
-    if (peer.connection.send(exported, index) != Sending::kDone) return;
+  while (peer.num_passed < std::ssize(sizes)) {
+    const auto chunk = static_cast<size_t>(peer.num_passed);
+    const Descriptor exported = arena_->export_descriptor(chunk);
+    const comm::DescriptorLabel label{.index = peer.num_passed, .num_bytes = sizes[chunk]};
+    if (peer.connection.send(exported, label) != Sending::kDone) return;
     ++peer.num_passed;
+  }
+}
+
+// Chunks are mapped in order; after one that cannot be mapped, none is.
+void SharedArena::read_receipts(Peer& peer) {
+  while (const auto receipt = peer.connection.receive_receipt()) {
+    if (!receipt->reason().empty()) {
+      if (peer.failure.empty()) peer.failure = receipt->reason();
+    } else {
+      peer.num_mapped = receipt->index + 1;
+    }
   }
 }
 

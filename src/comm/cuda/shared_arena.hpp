@@ -2,10 +2,13 @@
 
 #include <cuda.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "comm/descriptor_socket.hpp"
@@ -45,12 +48,30 @@ class SharedArena {
   /// connected and do not have them yet. Does not wait.
   std::vector<ChunkNotice> announce(size_t first);
 
+  /// A beginning of the arena.
+  struct Extent {
+    size_t num_chunks = 0;
+    int64_t num_bytes = 0;
+  };
+  /// Passes the chunks that there are to all processes that have connected, and waits until every
+  /// process that is still connected has mapped them. These processes need not call anything: their
+  /// service threads map the chunks (PeerArena). Returns what all of them have now. Throws
+  /// Error(kTimeout) after `timeout`, Error(kCommunication) if a process cannot map a chunk.
+  /// REQUIRES: kDescriptors.
+  Extent publish(std::chrono::nanoseconds timeout);
+
  private:
   struct Peer {
     comm::DescriptorConnection connection;
-    size_t num_passed = 0;  // chunks
+    int64_t num_passed = 0;  // chunks
+    int64_t num_mapped = 0;  // chunks
+    std::string failure{};   // why it could not map the next one
   };
-  void pass_to(Peer& peer, size_t num_chunks) const;
+  // `sizes`: of the chunks that the peers must have.
+  int64_t count_waiting(std::span<const int64_t> sizes);
+  void serve_peers(std::span<const int64_t> sizes);
+  void pass_to(Peer& peer, std::span<const int64_t> sizes) const;
+  static void read_receipts(Peer& peer);
 
   std::shared_ptr<RangeArena> arena_;
   ArenaCard card_;

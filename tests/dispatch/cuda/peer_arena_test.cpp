@@ -3,13 +3,20 @@
 #include "comm/cuda/peer_arena.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <semaphore>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "dispatch/cuda/gate.hpp"
 #include "dispatch/cuda/tensors.hpp"
 #include "support/message_of.hpp"
 
@@ -108,6 +115,100 @@ TEST_F(CudaPeerArena, IsOpenedAnewAfterAChunkDidNotArrive) {
   EXPECT_NE(again, peer);
   again->extend(owner.shared.announce(0), 10s);
   EXPECT_EQ(again->num_bytes(), owner.arena->num_bytes());
+}
+
+// Nobody calls the peer, whose stream is held up.
+TEST_F(CudaPeerArena, IsMappedBeforePublishReturns) {
+  Owner owner;
+  const std::shared_ptr<cuda::PeerArena> peer = open(owner);
+  const RankStream stream;
+  StreamGate gate(stream.get());
+  std::vector<std::shared_ptr<void>> kept;
+  for (int value = 1; value <= 3; ++value) {
+    const int64_t num_bytes = owner.arena->num_bytes() + 1;  // spans chunks
+    kept.push_back(owner.arena->allocate(num_bytes));
+    const cuda::SharedArena::Extent published = owner.shared.publish(20s);
+    EXPECT_EQ(published.num_chunks, owner.arena->chunks().size());
+    EXPECT_EQ(published.num_bytes, owner.arena->num_bytes());
+    EXPECT_EQ(peer->num_bytes(), owner.arena->num_bytes());
+    EXPECT_TRUE(gate.is_closed());
+    write(kept.back().get(), value, num_bytes);
+    const int64_t offset = static_cast<std::byte*>(kept.back().get()) - owner.arena->base();
+    EXPECT_EQ(count(peer->base() + offset, value, num_bytes), num_bytes);
+  }
+  peer->extend(owner.shared.announce(0), 1ms);  // all of it is mapped
+  gate.open();
+  stream.synchronize();
+}
+
+TEST_F(CudaPeerArena, IsPublishedToThoseWhoAreStillConnected) {
+  Owner owner;
+  EXPECT_GT(owner.shared.publish(1ms).num_bytes, 0);  // to nobody
+  std::optional<comm::DescriptorConnection> silent(owner.shared.card().address);
+  const std::shared_ptr<cuda::PeerArena> peer = open(owner);
+  const std::string message = message_of([&] { owner.shared.publish(1ms); }, ErrorCode::kTimeout);
+  EXPECT_NE(message.find("waited 0.001 s for processes on this node to map"), std::string::npos)
+      << message;
+  silent.reset();
+  EXPECT_EQ(owner.shared.publish(20s).num_bytes, owner.arena->num_bytes());
+  EXPECT_EQ(peer->num_bytes(), owner.arena->num_bytes());
+}
+
+TEST_F(CudaPeerArena, IsNotPublishedIfAProcessCannotMapIt) {
+  Owner owner;
+  const comm::DescriptorConnection refusing(owner.shared.card().address);
+  refusing.send_receipt(comm::DescriptorReceipt::of_failure(0, "no room left"));
+  const std::string message =
+      message_of([&] { owner.shared.publish(20s); }, ErrorCode::kCommunication);
+  EXPECT_NE(message.find("cannot map new memory of GPU 0: no room left"), std::string::npos)
+      << message;
+}
+
+// What the owner passes is not GPU memory.
+TEST_F(CudaPeerArena, SaysOnBothSidesThatAChunkCannotBeMapped) {
+  const Owner model;
+  comm::DescriptorListener listener;
+  const cuda::ArenaCard card{.id = comm::make_secret(),
+                             .address = listener.address(),
+                             .capacity = model.arena->capacity()};
+  const auto peer = cuda::PeerArena::open(card, kSharing, 0);
+  const comm::DescriptorConnection owner = std::move(listener.accept().at(0));
+  const Descriptor file(memfd_create("peer_arena_test", MFD_CLOEXEC));
+  owner.send(file, {.index = 0, .num_bytes = model.arena->num_bytes()});
+  const std::vector<cuda::ChunkNotice> news{{.index = 0, .num_bytes = model.arena->num_bytes()}};
+  const std::string reason = message_of([&] { peer->extend(news, 20s); });
+  EXPECT_EQ(reason.find("in time"), std::string::npos) << reason;
+  std::optional<comm::DescriptorReceipt> receipt;
+  for (int round = 0; round < 10'000 && !receipt; ++round) {
+    receipt = owner.receive_receipt();
+    std::this_thread::sleep_for(1ms);
+  }
+  ASSERT_TRUE(receipt.has_value());
+  EXPECT_EQ(receipt->index, 0);
+  EXPECT_EQ(receipt->reason(), reason.substr(0, receipt->reason().size()));
+  EXPECT_FALSE(receipt->reason().empty());
+  EXPECT_NE(cuda::PeerArena::open(card, kSharing, 0), peer);
+}
+
+TEST_F(CudaPeerArena, TellsThatItsOwnerHasEnded) {
+  std::optional<Owner> owner(std::in_place);
+  const std::shared_ptr<cuda::PeerArena> peer = open(*owner);
+  owner->shared.publish(20s);
+  std::binary_semaphore has_ended{0};
+  std::atomic<bool> is_cancelled_called = false;
+  const auto watch = peer->watch_owner([&] { has_ended.release(); });
+  {
+    const auto cancelled = peer->watch_owner([&] { is_cancelled_called = true; });
+  }
+  EXPECT_FALSE(has_ended.try_acquire());
+  owner.reset();
+  EXPECT_TRUE(has_ended.try_acquire_for(20s));
+  EXPECT_FALSE(is_cancelled_called);
+  bool is_called = false;
+  const auto late = peer->watch_owner([&] { is_called = true; });
+  EXPECT_TRUE(is_called);
+  const std::vector<cuda::ChunkNotice> missing{{.index = 1, .num_bytes = 1}};
+  EXPECT_NE(message_of([&] { peer->extend(missing, 20s); }).find("has ended"), std::string::npos);
 }
 
 }  // namespace

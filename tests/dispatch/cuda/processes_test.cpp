@@ -2,38 +2,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "comm/cuda/gpu_reach.hpp"
 #include "comm/cuda/peer_memory.hpp"
-#include "core/cuda/range_arena.hpp"
 #include "crossdock/cuda.hpp"
 #include "dispatch/cuda/captured_graph.hpp"
-#include "dispatch/cuda/gate.hpp"
+#include "dispatch/cuda/sharing.hpp"
 #include "support/process_communicator.hpp"
 
 namespace crossdock {
 namespace {
-
-class CudaSharing : public CudaTest {
- protected:
-  void TearDown() override { share_by(nullptr); }
-  // Sets CROSSDOCK_PEER_MEMORY; null: it is not set.
-  static void share_by(const char* setting) {
-    if (setting == nullptr) {
-      unsetenv("CROSSDOCK_PEER_MEMORY");
-    } else {
-      setenv("CROSSDOCK_PEER_MEMORY", setting, /*overwrite=*/1);
-    }
-  }
-};
 
 class CudaProcesses : public CudaSharing, public ::testing::WithParamInterface<const char*> {
  protected:
@@ -45,10 +28,6 @@ class CudaProcesses : public CudaSharing, public ::testing::WithParamInterface<c
 
 INSTANTIATE_TEST_SUITE_P(Sharing, CudaProcesses, ::testing::Values("fd", "ipc"),
                          [](const auto& info) { return std::string(info.param); });
-
-GroupOptions deadlines() {
-  return short_deadlines().group;
-}
 
 DispatchCase case_of(const Group& group, unsigned seed) {
   const DispatchConfig config{.num_experts = 9, .top_k = 2, .width = 72, .max_rows = 400};
@@ -128,35 +107,6 @@ TEST_P(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {
     group.check();
   }
   group.agree({.operation = "meet"});
-}
-
-template <typename Item>
-std::vector<Item> exchange(Group& group, const std::vector<Item>& own, int whose) {
-  const Agreement agreement =
-      group.agree({.operation = "exchange", .body = std::as_bytes(std::span(own))});
-  const std::span<const std::byte> bytes = agreement.body(whose);
-  std::vector<Item> items(bytes.size() / sizeof(Item));
-  std::memcpy(items.data(), bytes.data(), bytes.size());
-  return items;
-}
-
-// Where rank 0 has the memory that its ranks show in this call, seen from this rank.
-const std::byte* reach_first_rank(Group& group, cuda::PeerMemory& peers, const Buffer& memory) {
-  const cuda::MemoryBlock block{.base = memory.data(), .num_bytes = memory.num_bytes()};
-  const std::vector<cuda::MemoryHandle> shown{peers.show(memory.data(), block)};
-  const std::vector<cuda::ChunkNotice> news = peers.news();
-  const auto heard = exchange(group, news, 0);
-  peers.note_heard(news);
-  peers.hear(0, heard);
-  return peers.reach(0, exchange(group, shown, 0)[0]);
-}
-
-std::vector<unsigned char> read(const std::byte* from, int64_t num_bytes,
-                                const RankStream& stream) {
-  std::vector<unsigned char> bytes(static_cast<size_t>(num_bytes));
-  cuda_ok(cudaMemcpyAsync(bytes.data(), from, bytes.size(), cudaMemcpyDeviceToHost, stream.get()));
-  stream.synchronize();
-  return bytes;
 }
 
 // Rank 0 lets memory go that the others have mapped, takes memory again and writes there; the
@@ -315,54 +265,6 @@ TEST_F(CudaSharing, IsNotTriedWhereGpusDoNotReachEachOther) {
   Group group(testing::make_process_communicator(), deadlines());
   expect_a_correct_step(group, 98);
   EXPECT_TRUE(sharing_of(group).empty());
-}
-
-// An offset means the same memory to all ranks, and needs no exchange once the arena is mapped.
-TEST_F(CudaSharing, GivesMemoryOffsetsThatNeedNoExchange) {
-  constexpr int64_t kBytes = int64_t{1} << 20;
-  share_by("fd");
-  Group group(testing::make_process_communicator(), deadlines());
-  const RankStream stream(group);
-  const int device = stream.device().index;
-  cuda::PeerMemory peers(group.communicator(), device);
-  peers.meet(group, {});
-  EXPECT_TRUE(peers.has_offsets());
-  const auto arena = cuda::DeviceArena::make(device, peers.sharing());
-  const Buffer memory = cuda::allocate_device(*arena, kBytes);
-  reach_first_rank(group, peers, memory);  // whatever has grown is known now
-  EXPECT_TRUE(peers.news().empty());
-  const int64_t offset = exchange(group, std::vector{peers.offset_of(memory.data())}, 0)[0];
-  EXPECT_LE(peers.offset_of(memory.data()) + kBytes, peers.common_bytes());
-  EXPECT_LE(offset + kBytes, peers.mapped_bytes(0));
-  for (int value = 1; value <= 3; ++value) {
-    if (group.rank() == 0) {
-      cuda_ok(cudaMemsetAsync(peers.base_of(0) + offset, value, kBytes, stream.get()));
-      stream.synchronize();
-    }
-    group.agree({.operation = "written"});
-    const auto seen = read(peers.base_of(0) + offset, kBytes, stream);
-    EXPECT_EQ(std::ranges::count(seen, value), kBytes);
-    group.agree({.operation = "read"});
-  }
-}
-
-// Ranks that grow and map memory do not wait for their kernels, which may be waiting for a peer.
-TEST_F(CudaSharing, GrowsWhileTheStreamsOfAllRanksAreHeldUp) {
-  share_by("fd");
-  Group group(testing::make_process_communicator(), deadlines());
-  const RankStream stream(group);
-  const int device = stream.device().index;
-  cuda::PeerMemory peers(group.communicator(), device);
-  peers.meet(group, {});
-  const auto arena = cuda::RangeArena::make(device, peers.sharing());
-  StreamGate gate(stream.get());
-  const int64_t before = peers.mapped_bytes(0);
-  const Buffer memory = cuda::allocate_device(*arena, arena->num_bytes() + 1);
-  EXPECT_NE(reach_first_rank(group, peers, memory), nullptr);
-  EXPECT_GT(peers.mapped_bytes(0), before);
-  EXPECT_TRUE(gate.is_closed());
-  gate.open();
-  group.agree({.operation = "done"});
 }
 
 }  // namespace
