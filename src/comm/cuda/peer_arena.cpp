@@ -7,6 +7,7 @@
 #include "comm/agreed_failure.hpp"
 #include "comm/deadlines.hpp"
 #include "core/check.hpp"
+#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {
@@ -89,6 +90,7 @@ void PeerArena::map_passed(const comm::DescriptorConnection::Received& received)
   try {
     if (failure_) throw Error(*failure_);
     const CallGuard guard(device_);
+    CROSSDOCK_CUDA(cudaSetDevice(device_));  // a new thread has no context, even for device 0
     const auto [index, num_bytes] = received.label;
     CROSSDOCK_ASSERT(index == std::ssize(range_.chunks()));
     range_.append(PhysicalMemory::import_descriptor(received.descriptor(), num_bytes));

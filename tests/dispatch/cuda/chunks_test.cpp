@@ -257,7 +257,7 @@ TEST_F(ScatterOfChunk, LeavesOtherRowsAlone) {
     args.parts[0].row_bytes = kRowBytes;
     for (int rank = 0; rank < kRanks; ++rank) {
       rows[rank] = device_tensor(DType::kU8, {kRows, kRowBytes}, stream);  // 0xff everywhere
-      args.parts[0].rows[rank] = static_cast<std::byte*>(rows[rank].view.data);
+      args.parts[0].rows.known[rank] = static_cast<std::byte*>(rows[rank].view.data);
     }
     chunk.rows.segment_starts = static_cast<const int32_t*>(starts_there.view.data);
     chunk.rows.first[0] = 1;  // rows 20 and up
