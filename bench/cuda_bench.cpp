@@ -320,6 +320,9 @@ CudaResult run_cuda_move(const Scenario& scenario, Group& group, const Repeats& 
   const LinkRows back = count_link_rows(workload, num_linked, Copies::kPerRoute);
   result.steps = time_calls(group, steps_of(scenario, mover, there, back), stream.get(), how);
   if (check) mover.check();
+  for (StepResult& call : time_host_calls(group, host_calls_of(mover), stream.get(), repeats)) {
+    result.steps.push_back(std::move(call));
+  }
   return result;
 }
 

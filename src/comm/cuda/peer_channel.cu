@@ -23,12 +23,12 @@ __global__ void exchange_kernel(const __grid_constant__ PeerSignals signals,
                                 const __grid_constant__ QueuedCall call, Operation operation,
                                 const __grid_constant__ PeerBases bases) {
   wait_for_previous_kernel();
-  if (!is_halted(signals)) {
-    const uint32_t epoch = signals.state->epoch + 1;
-    const bool has_failed = is_poisoned(signals);
+  const SignalStart start = read_start(signals);
+  if (!start.is_halted) {
+    const uint32_t epoch = start.epoch + 1;
     __syncthreads();
-    send_call(signals, call, epoch, has_failed);
-    if (!has_failed) await_calls(signals, call, operation, epoch, &bases);
+    send_call(signals, call, epoch, start.is_poisoned);
+    if (!start.is_poisoned) await_calls(signals, call, operation, epoch, &bases);
     if (threadIdx.x == 0) signals.state->epoch = epoch;
   }
   allow_next_kernel();  // not earlier: it could take the room of a peer's exchange
@@ -36,9 +36,10 @@ __global__ void exchange_kernel(const __grid_constant__ PeerSignals signals,
 
 // One block per rank.
 __global__ void farewell_kernel(const __grid_constant__ PeerSignals signals, uint32_t hash) {
-  if (is_halted(signals)) return;
+  const SignalStart start = read_start(signals);
+  if (start.is_halted) return;
   const QueuedCall call{.number = 0, .hash = hash, .num_shown = 0};
-  send_call(signals, call, signals.state->epoch + 1, is_poisoned(signals));
+  send_call(signals, call, start.epoch + 1, start.is_poisoned);
 }
 
 // One thread.

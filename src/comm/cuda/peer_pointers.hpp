@@ -11,8 +11,13 @@ struct PeerPointers {
   Value* known[kMaxPeers];  // null if a rank has none; with a table, this rank's alone
   Value* const* found;      // [P] on the device; null: all are known
 
-  /// REQUIRES: the channel has neither ended nor halted, unless it is this rank's own memory.
+  // REQUIRES: the channel has neither ended nor halted.
   __device__ Value* of(int rank) const { return found == nullptr ? known[rank] : found[rank]; }
+  /// The same for kernels that are compiled for each case, because a branch would cost too much.
+  template <bool kFound>
+  __device__ Value* of(int rank) const {
+    return kFound ? found[rank] : known[rank];
+  }
 };
 
 }  // namespace crossdock::cuda

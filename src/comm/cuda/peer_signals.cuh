@@ -235,11 +235,22 @@ __device__ inline bool is_poisoned(const PeerSignals& signals) {
   return is_poisoned(*signals.state);
 }
 
-/// Whether the channel is halted: kernels neither signal nor wait.
-__device__ inline bool is_halted(const PeerSignals& signals) {
-  const uint32_t code = *static_cast<const volatile uint32_t*>(&signals.state->poison);
-  return code != 0 && code != static_cast<uint32_t>(FaultCode::kTimeout) &&
-         code != static_cast<uint32_t>(FaultCode::kPeerFailed);
+/// A channel as a kernel finds it.
+struct SignalStart {
+  uint32_t epoch;    // of the last barrier or exchange
+  bool is_poisoned;  // the channel has ended or is halted
+  bool is_halted;    // kernels neither signal nor wait
+};
+
+/// Reads both words at once: a kernel that asked for the epoch only if it is not halted would wait
+/// twice.
+__device__ inline SignalStart read_start(const PeerSignals& signals) {
+  const auto* state = static_cast<const volatile SignalState*>(signals.state);
+  const uint32_t epoch = state->epoch;
+  const uint32_t code = state->poison;
+  const bool has_ended = code == static_cast<uint32_t>(FaultCode::kTimeout) ||
+                         code == static_cast<uint32_t>(FaultCode::kPeerFailed);
+  return {.epoch = epoch, .is_poisoned = code != 0, .is_halted = code != 0 && !has_ended};
 }
 
 /// A word with its epoch in the low half.
@@ -292,9 +303,10 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
 __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operation,
                                     bool after_arrival = false) {
   if (signals.P <= 1) return !is_poisoned(signals);
-  if (is_halted(signals)) return false;
-  const uint32_t epoch = signals.state->epoch + (after_arrival ? 2 : 1);
-  const bool dead = is_poisoned(signals);
+  const SignalStart start = read_start(signals);
+  if (start.is_halted) return false;
+  const uint32_t epoch = start.epoch + (after_arrival ? 2 : 1);
+  const bool dead = start.is_poisoned;
   __syncthreads();
   send_flags(signals, epoch, dead);
   if (!dead) await_flags(signals, operation, epoch);
@@ -307,9 +319,11 @@ __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operat
 /// REQUIRES: the blocks of all ranks that share a GPU fit on it together; the kernel ends with
 /// peer_barrier and after_arrival.
 __device__ inline void peer_arrival(const PeerSignals& signals, Operation operation) {
-  if (signals.P <= 1 || is_halted(signals)) return;
-  const uint32_t epoch = signals.state->epoch + 1;
-  const bool dead = is_poisoned(signals);
+  if (signals.P <= 1) return;
+  const SignalStart start = read_start(signals);
+  if (start.is_halted) return;
+  const uint32_t epoch = start.epoch + 1;
+  const bool dead = start.is_poisoned;
   if (blockIdx.x == 0) send_flags(signals, epoch, dead);
   if (!dead) await_flags(signals, operation, epoch);
   __syncthreads();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -23,7 +24,13 @@ struct Block {
   std::shared_ptr<void> memory;
   std::shared_ptr<OwnedEvent> released;  // recorded in `stream` at the last release
   cudaStream_t stream = nullptr;
+  bool is_recorded = false;      // `released`; if not, the stream is the lasting one
   bool follows_threads = false;  // see DevicePool::follow_threads
+
+  void record() {
+    if (std::exchange(is_recorded, true)) return;
+    released->record(stream);
+  }
 };
 
 }  // namespace
@@ -32,6 +39,7 @@ struct DevicePool::State {
   std::shared_ptr<DeviceArena> arena;
   std::atomic<bool> follows_threads = false;
   mutable std::mutex mutex;
+  std::optional<cudaStream_t> lasting;  // see DevicePool::set_lasting_stream
   std::multimap<int64_t, Block> free_blocks;
   std::map<const std::byte*, int64_t> used_blocks;  // base -> bytes
   int64_t bytes_in_use = 0;
@@ -39,15 +47,21 @@ struct DevicePool::State {
 
   // The smallest free block that is large enough and at most half wasted, preferably of this
   // stream; an empty one if there is none. A graph cannot wait for work queued before it, so for a
-  // graph the block's work must have finished.
+  // graph the block's work must be known to have finished; and what a graph's stream released
+  // before cannot be recorded while it is captured.
   Block find(int64_t& block_bytes, cudaStream_t stream, bool captured) {
     const std::lock_guard lock(mutex);
     const auto begin = free_blocks.lower_bound(block_bytes);
     const auto end = free_blocks.upper_bound(2 * block_bytes);
-    auto found = captured ? end : begin;
+    auto found = end;
     for (auto it = begin; it != end; ++it) {
       const Block& block = it->second;
-      if (captured ? !block.released->has_passed() : block.stream != stream) continue;
+      if (captured) {
+        if (!block.is_recorded || !block.released->has_passed()) continue;
+      } else if (block.stream != stream) {
+        if (found == end && (block.is_recorded || !is_capturing(block.stream))) found = it;
+        continue;
+      }
       found = it;
       break;
     }
@@ -69,10 +83,33 @@ struct DevicePool::State {
 
   void give_back(int64_t block_bytes, Block block) {
     const std::lock_guard lock(mutex);
-    used_blocks.erase(static_cast<const std::byte*>(block.memory.get()));
-    bytes_in_use -= block_bytes;
-    bytes_free += block_bytes;
-    free_blocks.emplace(block_bytes, std::move(block));
+    insert(block_bytes, std::move(block));
+  }
+
+  // The same for a block whose release need not be recorded yet; false if it must be.
+  bool give_back_unrecorded(int64_t block_bytes, Block& block) {
+    const std::lock_guard lock(mutex);
+    if (lasting != block.stream) return false;
+    insert(block_bytes, std::move(block));
+    return true;
+  }
+
+  void set_lasting(std::optional<cudaStream_t> stream) {
+    const std::lock_guard lock(mutex);
+    if (lasting == stream) return;
+    const bool can_record = lasting && !is_capturing(*lasting);
+    for (auto it = free_blocks.begin(); it != free_blocks.end();) {
+      Block& block = it->second;
+      if (block.is_recorded || can_record) {
+        block.record();
+        ++it;
+      } else {
+        bytes_free -= it->first;
+        retired.push_back(std::move(block));
+        it = free_blocks.erase(it);
+      }
+    }
+    lasting = stream;
   }
 
   // Keeps the block out of use until the pool is destroyed: it is unknown when its stream is done
@@ -85,13 +122,33 @@ struct DevicePool::State {
   }
 
   std::vector<Block> retired;
+
+ private:
+  // REQUIRES: mutex is held.
+  void insert(int64_t block_bytes, Block block) {
+    used_blocks.erase(static_cast<const std::byte*>(block.memory.get()));
+    bytes_in_use -= block_bytes;
+    bytes_free += block_bytes;
+    free_blocks.emplace(block_bytes, std::move(block));
+  }
 };
 
 DevicePool::DevicePool(std::shared_ptr<DeviceArena> arena) : state_(std::make_shared<State>()) {
   state_->arena = std::move(arena);
 }
 
-DevicePool::~DevicePool() = default;
+DevicePool::~DevicePool() {
+  const DeviceGuard guard(state_->arena->device(), std::nothrow);
+  try {
+    state_->set_lasting(std::nullopt);
+  } catch (const Error&) {
+    // The context is lost: nothing uses the memory any more.
+  }
+}
+
+void DevicePool::set_lasting_stream(cudaStream_t stream) {
+  state_->set_lasting(stream);
+}
 
 DeviceArena& DevicePool::arena() const {
   return *state_->arena;
@@ -110,9 +167,11 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
     block.released = std::make_shared<OwnedEvent>(state_->arena->device());
     block.memory = state_->arena->allocate(block_bytes, block.released);
   } else if (!captured && block.stream != stream) {
+    block.record();
     block.released->make_wait(stream);
   }
   block.stream = stream;
+  block.is_recorded = false;
   block.follows_threads = state_->follows_threads;
   state_->hand_out(block_bytes, block);
   auto* data = static_cast<std::byte*>(block.memory.get());
@@ -123,12 +182,14 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(block.stream, &capture);
     const bool recording = capture != cudaStreamCaptureStatusNone;
-    const bool ordered =
+    const std::shared_ptr<State> state = pool.lock();
+    const bool may_wait = state && !recording && !block.follows_threads;
+    if (may_wait && state->give_back_unrecorded(block_bytes, block)) return;
+    block.is_recorded =
         !recording && (!block.follows_threads || wait_for_thread(block.stream, *block.released)) &&
         cudaEventRecord(block.released->get(), block.stream) == cudaSuccess;
-    const std::shared_ptr<State> state = pool.lock();
     if (!state) return;
-    if (ordered) {
+    if (block.is_recorded) {
       state->give_back(block_bytes, std::move(block));
     } else {
       state->retire(block_bytes, std::move(block));

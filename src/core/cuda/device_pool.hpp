@@ -29,6 +29,10 @@ class DevicePool {
   DeviceArena& arena() const;
   Buffer take(int64_t num_bytes, cudaStream_t stream);
 
+  /// This stream lives until another one is set or the pool is destroyed. What is released in it is
+  /// then not recorded before another stream takes it, which saves most of the time of a release.
+  void set_lasting_stream(cudaStream_t stream);
+
   /// Buffers taken from now on are used in the threads' own streams, for which the stream of `take`
   /// stands in (see CallersStream): it waits for the stream of the thread that releases a buffer.
   void follow_threads(bool are_followed);

@@ -82,6 +82,7 @@ void CudaRank::meet() {
 void CudaRank::open() {
   pool_.emplace(DeviceArena::make(device_, peers_.sharing()));
   pool_->follow_threads(streams_.is_per_thread());
+  pool_->set_lasting_stream(streams_.callers_stream());
   const int64_t E = config().num_experts;
   streams_.open([this] { return make_lane(); });
   const Buffer tables = upload(placement_, pool_->arena());
@@ -138,14 +139,21 @@ CudaRank::~CudaRank() {
 void CudaRank::leak_memory() noexcept {
   leak(pool_->memory());
   leak(tables_);
-  for (const RankStreams::Lane* lane : streams_.lanes()) leak(lane->channel);
+  for (const RankStreams::Lane* lane : streams_.lanes()) {
+    leak(lane->channel);
+    for (const Buffer& buffer : lane->scratch) leak(buffer.owner());
+  }
   for (const std::shared_ptr<const void>& room : agreement_.reservations()) leak(room);
 }
 
 void CudaRank::set_options(const DeviceOptions& options) {
   const cudaStream_t before = streams_.set_callers_stream(options.stream);
   options_ = options;
-  if (pool_) pool_->follow_threads(streams_.is_per_thread());
+  if (pool_) {
+    const CallGuard guard(device_);
+    pool_->follow_threads(streams_.is_per_thread());
+    pool_->set_lasting_stream(streams_.callers_stream());
+  }
   streams_.wait_for(before);
 }
 
@@ -213,6 +221,14 @@ OwnedTensor CudaRank::output_or_new(const char* name, const TensorView& given, D
   CROSSDOCK_CHECK(given.dtype == dtype, name, " must be ", name_of(dtype), ", got ",
                   name_of(given.dtype));
   return {.view = given, .owner = nullptr};
+}
+
+std::byte* CudaRank::scratch(int64_t num_bytes) {
+  std::vector<Buffer>& buffers = streams_.lane().scratch;
+  if (buffers.empty() || buffers.back().num_bytes() < num_bytes) {
+    buffers.push_back(allocate_device(pool_->arena(), num_bytes));
+  }
+  return buffers.back().data();
 }
 
 void CudaRank::zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const {

@@ -95,6 +95,8 @@ class CudaRank {
   OwnedTensor take(DType dtype, const Shape& shape);
   OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
                             const Shape& shape);
+  /// Memory for one kernel after the other in the current lane; contents are unspecified.
+  std::byte* scratch(int64_t num_bytes);
   /// Zeroes the plan's pad rows in rows [R, row_bytes].
   void zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const;
 

@@ -28,6 +28,7 @@ class RankStreams {
     std::shared_ptr<PeerChannel> channel;
     bool is_connected = false;                  // or needs no connection
     std::shared_ptr<const OwnedStream> stream;  // null: the caller's
+    std::vector<Buffer> scratch{};              // of plans; graphs may use any, the last is largest
   };
   /// Makes a lane with its channel; called by open and by the first begin_aside.
   using MakeLane = std::function<Lane()>;
@@ -57,6 +58,7 @@ class RankStreams {
   void wait_for(cudaStream_t before);
   bool is_per_thread() const { return callers_.is_per_thread(); }
 
+  cudaStream_t callers_stream() const { return callers_.get(); }
   /// The stream in which work is queued, and its lane.
   cudaStream_t stream() const;
   Lane& lane() { return is_aside_ ? *aside_ : main_; }
@@ -84,7 +86,6 @@ class RankStreams {
   bool ends_in_time(const Lane& lane) noexcept;
 
  private:
-  cudaStream_t callers_stream() const { return callers_.get(); }
   void await(cudaStream_t stream) const;
 
   Group& group_;

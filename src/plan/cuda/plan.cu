@@ -230,13 +230,13 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
   extern __shared__ int64_t memory[];
   prefetch_inputs<Id>(args);
   wait_for_previous_kernel();
-  const uint32_t epoch = args.signals.state->epoch + 1;
+  const SignalStart start = read_start(args.signals);
   count_block<Id>(args, reinterpret_cast<uint32_t*>(memory));
   if (!last_block(args.signals, /*writes_to_peers=*/false)) return;
   const SegmentMemory segments = SegmentMemory::carve(memory, args.shape.E);
-  send_counts(args, epoch, segments, [&](int e) { return sum_blocks(args, e); });
+  send_counts(args, start, segments, [&](int e) { return sum_blocks(args, e); });
   read_tables(args, segments);
-  finish_exchange(args, epoch, segments);
+  finish_exchange(args, start, segments);
 }
 
 // A thread places a route.
@@ -271,16 +271,16 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
   prefetch_inputs<Id>(args);
   read_tables(args, segments);
   wait_for_previous_kernel();
-  const uint32_t epoch = args.signals.state->epoch + 1;
+  const SignalStart start = read_start(args.signals);
   count_routes<Id>(args, share, warp_counts,
                    [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
   __syncthreads();
-  send_counts(args, epoch, segments, [&](int e) {
+  send_counts(args, start, segments, [&](int e) {
     return int64_t{sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
       warp_counts[static_cast<int64_t>(warp) * E + e] = sum;
     })};
   });
-  finish_exchange(args, epoch, segments);
+  finish_exchange(args, start, segments);
   const uint32_t* earlier = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
 #pragma unroll 1
   for (uint32_t i = lane_of_thread(); i < share.num_routes; i += 32) {

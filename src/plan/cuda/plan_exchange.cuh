@@ -161,11 +161,11 @@ __device__ inline Refusal find_refusal(const PlanArgs& args) {
 // keeps header and counts for itself; sends nothing if the channel is halted. total_of(e): routes
 // of this rank to expert e. If a rank refuses its input or has failed, nobody uses its counts.
 template <typename TotalOf>
-__device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
+__device__ inline void send_counts(const PlanArgs& args, const SignalStart& start,
                                    const SegmentMemory& segments, const TotalOf& total_of) {
-  const bool is_silent = is_halted(args.signals);
-  if (args.call.number != 0 && !is_silent) {
-    send_call(args.signals, args.call, epoch, is_poisoned(args.signals));
+  const uint32_t epoch = start.epoch + 1;
+  if (args.call.number != 0 && !start.is_halted) {
+    send_call(args.signals, args.call, epoch, start.is_poisoned);
   }
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + args.shape.E;
@@ -182,7 +182,7 @@ __device__ inline void send_counts(const PlanArgs& args, uint32_t epoch,
       word = static_cast<uint32_t>(kept);
       segments.base[e] = static_cast<int32_t>(kept);
     }
-    if (!is_silent) send_word(args.signals, epoch, i, word);
+    if (!start.is_halted) send_word(args.signals, epoch, i, word);
   }
 }
 
@@ -420,19 +420,18 @@ __device__ inline void read_tables(const PlanArgs& args, const SegmentMemory& se
 }
 
 // Whether all ranks are making this plan. If their hosts have met, they are.
-__device__ inline bool agree_on_call(const PlanArgs& args, uint32_t epoch) {
-  if (args.call.number == 0) return true;
-  const bool has_failed = is_poisoned(args.signals);
-  __syncthreads();  // all threads have asked before one of them may fail
-  return has_failed || await_calls(args.signals, args.call, Operation::kPlan, epoch, nullptr);
+__device__ inline bool agree_on_call(const PlanArgs& args, const SignalStart& start) {
+  if (args.call.number == 0 || start.is_poisoned) return true;
+  return await_calls(args.signals, args.call, Operation::kPlan, start.epoch + 1, nullptr);
 }
 
 // One block per rank, after send_counts. Afterwards segments.base and route_base are set; they are
-// -1 everywhere in a plan that was refused. epoch: of this exchange. REQUIRES: read_tables.
-__device__ inline void finish_exchange(const PlanArgs& args, uint32_t epoch,
+// -1 everywhere in a plan that was refused. REQUIRES: read_tables.
+__device__ inline void finish_exchange(const PlanArgs& args, const SignalStart& start,
                                        const SegmentMemory& segments) {
-  const bool was_halted = is_halted(args.signals);
-  bool agreed = !was_halted && agree_on_call(args, epoch) && receive_counts(args, epoch, segments);
+  const uint32_t epoch = start.epoch + 1;
+  bool agreed =
+      !start.is_halted && agree_on_call(args, start) && receive_counts(args, epoch, segments);
   // Now that all ranks have sent their counts, no kernel that a rank waits for needs room.
   allow_next_kernel();
   if (agreed) {
@@ -445,7 +444,7 @@ __device__ inline void finish_exchange(const PlanArgs& args, uint32_t epoch,
     write_empty_plan(args, segments);
   }
   if (threadIdx.x == 0) {
-    if (!was_halted) args.signals.state->epoch = epoch;
+    if (!start.is_halted) args.signals.state->epoch = epoch;
     args.signals.state->bad_route = ~uint64_t{0};
   }
   __syncthreads();

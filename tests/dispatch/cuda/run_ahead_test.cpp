@@ -111,7 +111,9 @@ TEST_F(CudaRunAhead, QueuesTenStepsWhileAPeersHostDoesSomethingElse) {
   Gate queued;
   run_on_gpu(case_of({40, 25}, 8), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     { const QueuedStep connects(rank.dispatcher, rank.tensors); }
-    if (rank.group.rank() == 1) EXPECT_TRUE(queued.wait());
+    if (rank.group.rank() == 1) {
+      EXPECT_TRUE(queued.wait());
+    }
     std::vector<std::unique_ptr<QueuedStep>> steps;
     for (int step = 0; step < 10; ++step) {
       steps.push_back(std::make_unique<QueuedStep>(rank.dispatcher, rank.tensors));

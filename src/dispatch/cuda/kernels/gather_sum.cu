@@ -34,7 +34,7 @@ inline constexpr bool kHasFew = kBatch == 8 && !kMore;
 
 // The rows of up to kBatch slots of one token; null if there is no kept route or a peer has not
 // arrived.
-template <typename Vector, int kBatch>
+template <typename Vector, int kBatch, bool kFound>
 struct SlotBatch {
   const Vector* rows[kBatch];
   float weights[kBatch];
@@ -52,7 +52,7 @@ struct SlotBatch {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const bool has_row = targets[i].rank >= 0 && has_peers;
-      const std::byte* first_row = has_row ? args.rows.of(targets[i].rank) : nullptr;
+      const std::byte* first_row = has_row ? args.rows.of<kFound>(targets[i].rank) : nullptr;
       rows[i] = has_row ? reinterpret_cast<const Vector*>(first_row) + targets[i].row * row_vectors
                         : nullptr;
     }
@@ -61,9 +61,9 @@ struct SlotBatch {
 
 // sums += weight * row, slot by slot, for up to kUnroll vectors of the row, 32 apart. Starts all
 // loads before it uses the first.
-template <typename Vector, int kBatch, int kUnroll, int kCount>
-__device__ void add_slots(const SlotBatch<Vector, kBatch>& slots, int64_t first, int64_t end,
-                          float (&sums)[kUnroll][kCount]) {
+template <typename Vector, int kBatch, bool kFound, int kUnroll, int kCount>
+__device__ void add_slots(const SlotBatch<Vector, kBatch, kFound>& slots, int64_t first,
+                          int64_t end, float (&sums)[kUnroll][kCount]) {
   Vector values[kBatch][kUnroll];
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
@@ -97,8 +97,9 @@ __device__ void finish_whole(PartialSums whole_sum, float (&sums)[kCount]) {
 }
 
 // A warp takes pieces of tokens in turn; a lane sums vectors of all K rows. kMore: K is larger than
-// kBatch. kFew: see Depth.
-template <typename Element, typename Out, int kCount, int kBatch, bool kMore, bool kFew = false>
+// kBatch. kFound: of args.rows. kFew: see Depth.
+template <typename Element, typename Out, int kCount, int kBatch, bool kMore, bool kFound,
+          bool kFew = false>
 __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore, kFew>::kBlocks)
     gather_sum_kernel(const __grid_constant__ GatherSumKernelArgs args, int pieces,
                       int piece_vectors) {
@@ -117,13 +118,13 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore, kFew>::kBloc
     const int64_t end = min(begin + piece_vectors, row_vectors);
     auto* out = reinterpret_cast<RowVector<Out, kCount>*>(args.out) + token * row_vectors;
     const bool has_peers = !is_poisoned(args.signals);
-    SlotBatch<Vector, kBatch> slots;
+    SlotBatch<Vector, kBatch, kFound> slots;
     slots.read(args, row_vectors, token, 0, has_peers);
     for (int64_t first = begin + lane; first < end; first += 32 * kUnroll) {
       float sums[kUnroll][kCount] = {};
       add_slots(slots, first, end, sums);
       for (int slot = kBatch; kMore && slot < args.K; slot += kBatch) {
-        SlotBatch<Vector, kBatch> more;
+        SlotBatch<Vector, kBatch, kFound> more;
         more.read(args, row_vectors, token, slot, has_peers);
         add_slots(more, first, end, sums);
       }
@@ -206,8 +207,8 @@ int64_t cut_rows(const GatherSumKernelArgs& args, int64_t row_vectors, int sms,
   return piece_vectors;
 }
 
-template <typename Element, typename Out, int kCount, int kBatch, bool kMore>
-void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
+template <typename Element, typename Out, int kCount, int kBatch, bool kMore, bool kFound>
+void launch_kernel(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   const int64_t row_vectors = args.D / kCount;
   const int64_t pieces_at_once = pieces_of_one_wave<kBatch, kMore>(args, sms);
   const int64_t piece_vectors = cut_rows(args, row_vectors, sms, pieces_at_once);
@@ -217,12 +218,23 @@ void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
   if (sms == 0) sms = persistent_sms(wanted_blocks, std::max(args.num_sharing, 1));
   const int64_t most_blocks = sms > 0 ? int64_t{sms} * kPersistentBlocksPerSm : int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted_blocks, most_blocks));
-  auto* kernel = gather_sum_kernel<Element, Out, kCount, kBatch, kMore>;
+  auto* kernel = gather_sum_kernel<Element, Out, kCount, kBatch, kMore, kFound>;
   if constexpr (kHasFew<kBatch, kMore>) {
-    if (pieces_at_once > 0) kernel = gather_sum_kernel<Element, Out, kCount, kBatch, kMore, true>;
+    if (pieces_at_once > 0) {
+      kernel = gather_sum_kernel<Element, Out, kCount, kBatch, kMore, kFound, true>;
+    }
   }
   launch_early(kernel, blocks, kWarps * 32, stream, args, static_cast<int>(pieces),
                static_cast<int>(piece_vectors));
+}
+
+template <typename Element, typename Out, int kCount, int kBatch, bool kMore>
+void launch(const GatherSumKernelArgs& args, int sms, cudaStream_t stream) {
+  if (args.rows.found != nullptr) {
+    launch_kernel<Element, Out, kCount, kBatch, kMore, true>(args, sms, stream);
+  } else {
+    launch_kernel<Element, Out, kCount, kBatch, kMore, false>(args, sms, stream);
+  }
 }
 
 template <typename Element, typename Out, int kCount>
@@ -250,13 +262,19 @@ void launch_for_width(const GatherSumKernelArgs& args, int sms, cudaStream_t str
   }
 }
 
+template <typename Element, typename Out, int kCount, bool kFound>
+void load_kind() {
+  load_kernels(gather_sum_kernel<Element, Out, kCount, 2, false, kFound>,
+               gather_sum_kernel<Element, Out, kCount, 4, false, kFound>,
+               gather_sum_kernel<Element, Out, kCount, 8, false, kFound>,
+               gather_sum_kernel<Element, Out, kCount, 8, false, kFound, true>,
+               gather_sum_kernel<Element, Out, kCount, 4, true, kFound>);
+}
+
 template <typename Element, typename Out, int kCount>
 void load_for_width() {
-  load_kernels(gather_sum_kernel<Element, Out, kCount, 2, false>,
-               gather_sum_kernel<Element, Out, kCount, 4, false>,
-               gather_sum_kernel<Element, Out, kCount, 8, false>,
-               gather_sum_kernel<Element, Out, kCount, 8, false, true>,
-               gather_sum_kernel<Element, Out, kCount, 4, true>);
+  load_kind<Element, Out, kCount, false>();
+  load_kind<Element, Out, kCount, true>();
 }
 
 template <typename Element, typename Out = Element>

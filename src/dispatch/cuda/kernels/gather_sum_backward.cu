@@ -21,8 +21,8 @@ __device__ float warp_sum(float value) {
 }
 
 // One token and up to kBatch of its slots: reads grad_out and y, writes grad_rows, sums products.
-// If a peer has not arrived, every slot is treated as unused.
-template <typename Element, int kCount, int kBatch>
+// If a peer has not arrived, every slot is treated as unused. kFound: of args.y and args.grad_rows.
+template <typename Element, int kCount, int kBatch, bool kFound>
 __device__ void gather_slots(const GatherSumBackwardArgs& args, int64_t token, int first_slot) {
   using Vector = RowVector<Element, kCount>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -40,9 +40,10 @@ __device__ void gather_slots(const GatherSumBackwardArgs& args, int64_t token, i
     const int64_t route = token * args.K + first_slot + i;
     const RouteTarget target = args.targets[route];
     if (target.rank < 0 || !has_peers) continue;
-    y[i] = reinterpret_cast<const Vector*>(args.y.of(target.rank)) + target.row * row_vectors;
-    grad_rows[i] =
-        reinterpret_cast<Vector*>(args.grad_rows.of(target.rank)) + target.row * row_vectors;
+    y[i] =
+        reinterpret_cast<const Vector*>(args.y.of<kFound>(target.rank)) + target.row * row_vectors;
+    grad_rows[i] = reinterpret_cast<Vector*>(args.grad_rows.of<kFound>(target.rank)) +
+                   target.row * row_vectors;
     weights[i] = args.weights[route];
   }
   constexpr int kUnroll = 8 / kBatch;  // 8 rows' loads in flight
@@ -87,14 +88,14 @@ __device__ void gather_slots(const GatherSumBackwardArgs& args, int64_t token, i
 }
 
 // A warp takes tokens in turn.
-template <typename Element, int kCount, int kBatch>
+template <typename Element, int kCount, int kBatch, bool kFound>
 __global__ void __launch_bounds__(kWarps * 32, 2)
     gather_sum_backward_kernel(const __grid_constant__ GatherSumBackwardArgs args) {
   wait_for_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   for (int64_t token = first; token < args.T; token += static_cast<int64_t>(gridDim.x) * kWarps) {
     for (int slot = 0; slot < args.K; slot += kBatch) {
-      gather_slots<Element, kCount, kBatch>(args, token, slot);
+      gather_slots<Element, kCount, kBatch, kFound>(args, token, slot);
     }
   }
   if (last_block(args.signals) && !peer_barrier(args.signals, Operation::kCombineBackward)) {
@@ -104,13 +105,22 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   }
 }
 
-template <typename Element, int kCount>
-void launch(const GatherSumBackwardArgs& args, int sms, cudaStream_t stream) {
+template <typename Element, int kCount, bool kFound>
+void launch_kernel(const GatherSumBackwardArgs& args, int sms, cudaStream_t stream) {
   const int64_t wanted = std::max<int64_t>((args.T + kWarps - 1) / kWarps, 1);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{sms} * kBlocksPerSm));
-  auto* kernel = args.K <= 4 ? gather_sum_backward_kernel<Element, kCount, 4>
-                             : gather_sum_backward_kernel<Element, kCount, 8>;
+  auto* kernel = args.K <= 4 ? gather_sum_backward_kernel<Element, kCount, 4, kFound>
+                             : gather_sum_backward_kernel<Element, kCount, 8, kFound>;
   launch_early(kernel, blocks, kWarps * 32, stream, args);
+}
+
+template <typename Element, int kCount>
+void launch(const GatherSumBackwardArgs& args, int sms, cudaStream_t stream) {
+  if (args.y.found != nullptr) {
+    launch_kernel<Element, kCount, true>(args, sms, stream);
+  } else {
+    launch_kernel<Element, kCount, false>(args, sms, stream);
+  }
 }
 
 template <typename Element>
@@ -128,12 +138,18 @@ void launch_for_width(const GatherSumBackwardArgs& args, int sms, cudaStream_t s
   }
 }
 
+template <typename Element, bool kFound>
+void load_kind() {
+  load_kernels(gather_sum_backward_kernel<Element, kWide<Element>, 4, kFound>,
+               gather_sum_backward_kernel<Element, kWide<Element>, 8, kFound>,
+               gather_sum_backward_kernel<Element, 1, 4, kFound>,
+               gather_sum_backward_kernel<Element, 1, 8, kFound>);
+}
+
 template <typename Element>
 void load_for() {
-  load_kernels(gather_sum_backward_kernel<Element, kWide<Element>, 4>,
-               gather_sum_backward_kernel<Element, kWide<Element>, 8>,
-               gather_sum_backward_kernel<Element, 1, 4>,
-               gather_sum_backward_kernel<Element, 1, 8>);
+  load_kind<Element, false>();
+  load_kind<Element, true>();
 }
 
 }  // namespace

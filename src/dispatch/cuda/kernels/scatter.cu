@@ -79,8 +79,9 @@ __device__ int64_t take_token(const ScatterArgs& args) {
   return int64_t{gridDim.x} + atomicAdd(&args.signals.state->tokens_taken, 1u);
 }
 
-// Copies row `token` of one part to `slots` targets, kHeld vectors of a thread at once.
-template <typename Vector, int kHeld>
+// Copies row `token` of one part to `slots` targets, kHeld vectors of a thread at once. kFound: of
+// part.rows.
+template <typename Vector, int kHeld, bool kFound>
 __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarget* targets,
                          int slots) {
   const int64_t vectors = part.row_bytes / static_cast<int64_t>(sizeof(Vector));
@@ -96,7 +97,8 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
     for (int slot = 0; slot < slots; ++slot) {
       const RouteTarget target = targets[slot];
       if (target.rank < 0) continue;
-      auto* to = reinterpret_cast<Vector*>(part.rows.of(target.rank) + target.row * part.row_bytes);
+      auto* to = reinterpret_cast<Vector*>(part.rows.of<kFound>(target.rank) +
+                                           target.row * part.row_bytes);
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         if (first + i * kThreads < vectors) __stcs(to + first + i * kThreads, values[i]);
@@ -108,7 +110,7 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
 // A block takes tokens in turn; a thread moves vectors of a row. Rows of the first part are a
 // multiple of Vector, those of the second (fp8: scales, few bytes) of Word; void: there is none. If
 // a peer has not arrived, the kernel scatters nothing. ends_apart: scatter_end_kernel follows.
-template <typename Vector, typename Word>
+template <typename Vector, typename Word, bool kFound>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     scatter_kernel(const __grid_constant__ ScatterArgs args, const __grid_constant__ int64_t burst,
                    const __grid_constant__ bool ends_apart) {
@@ -139,12 +141,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         if (threadIdx.x == 0) has_ended = is_dead;
         targets[threadIdx.x] = target;
         if (args.weights != nullptr && target.rank >= 0) {
-          args.row_weights.of(target.rank)[target.row] = args.weights[route];
+          args.row_weights.of<kFound>(target.rank)[target.row] = args.weights[route];
         }
       }
       __syncthreads();
-      copy_row<Vector, kInFlight>(args.parts[0], token, targets, slots);
-      if constexpr (!std::is_void_v<Word>) copy_row<Word, 1>(args.parts[1], token, targets, slots);
+      copy_row<Vector, kInFlight, kFound>(args.parts[0], token, targets, slots);
+      if constexpr (!std::is_void_v<Word>) {
+        copy_row<Word, 1, kFound>(args.parts[1], token, targets, slots);
+      }
       __syncthreads();
     }
     if (!is_persistent) continue;
@@ -193,7 +197,9 @@ void launch(const ScatterArgs& args, int sms, cudaStream_t stream) {
     burst = std::max<int64_t>(kBurstBytes / row_bytes, 2);
   }
   const bool apart = ends_apart(args, blocks);
-  launch_early(scatter_kernel<Vector, Word>, blocks, kThreads, stream, args, burst, apart);
+  auto* kernel = args.parts[0].rows.found != nullptr ? scatter_kernel<Vector, Word, true>
+                                                     : scatter_kernel<Vector, Word, false>;
+  launch_early(kernel, blocks, kThreads, stream, args, burst, apart);
   if (apart) launch_early(scatter_end_kernel, 1, kEndThreads, stream, args);
 }
 
@@ -208,10 +214,16 @@ void launch_for_word(const ScatterArgs& args, int sms, cudaStream_t stream) {
   }
 }
 
+template <typename Vector, bool kFound>
+void load_kind() {
+  load_kernels(scatter_kernel<Vector, void, kFound>, scatter_kernel<Vector, uint32_t, kFound>,
+               scatter_kernel<Vector, uint8_t, kFound>);
+}
+
 template <typename Vector>
 void load_for() {
-  load_kernels(scatter_kernel<Vector, void>, scatter_kernel<Vector, uint32_t>,
-               scatter_kernel<Vector, uint8_t>);
+  load_kind<Vector, false>();
+  load_kind<Vector, true>();
 }
 
 }  // namespace

@@ -119,7 +119,8 @@ Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& 
     arrays = std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(routing.slots.T, K));
     const PlanShape& shape = arrays->shape();
     const PlanShares shares = plan_shares(routing.slots.T, shape.K, shape.E, rank_.num_sharing());
-    const OwnedTensor scratch = rank_.take(DType::kI32, {PlanScratch::num_words(shares, shape.E)});
+    auto* const scratch = reinterpret_cast<int32_t*>(rank_.scratch(
+        PlanScratch::num_words(shares, shape.E) * static_cast<int64_t>(sizeof(int32_t))));
     if (max_rows) arrays->set_capacity_rows(*max_rows);
     if (max_rows && reserves_rows_ && group().size() > 1 && !rank_.runs_ahead()) {
       const int64_t row_bytes = config().width * size_of(row_dtype_);
@@ -134,12 +135,11 @@ Plan CudaDirect::plan_on_device(int64_t K, const std::function<ReadyRouting()>& 
     const auto queue = [&, shares, scratch, links,
                         routing = std::move(routing)](const CudaRank::Agreed& agreed) {
       if (routing.queue) routing.queue();
-      auto* words = static_cast<int32_t*>(scratch.view.data);
       launch_plan({.routing = routing.slots,
                    .shape = arrays->shape(),
                    .plan = arrays->arrays(),
                    .shares = shares,
-                   .scratch = PlanScratch::carve(words, shares, config().num_experts),
+                   .scratch = PlanScratch::carve(scratch, shares, config().num_experts),
                    .signals = rank_.signals(),
                    .call = call_of_plan(agreed),
                    .num_sharing = rank_.num_sharing()},
