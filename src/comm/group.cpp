@@ -306,8 +306,9 @@ Agreement Group::agree(const Proposal& proposal) {
 
   // From here on every rank sees the same headers and comes to the same result.
   if (const auto odd = comm::find_other_call(headers)) {
+    const bool is_halt = comm::find_halted(headers) >= 0;
     throw Error(ErrorCode::kMismatch, comm::describe_other_call(headers, *odd),
-                {odd->culprit, wait.sequence, wait.operation});
+                {odd->culprit, wait.sequence, is_halt ? comm::kHaltOperation : wait.operation});
   }
   const int refusing = comm::find_refusal(headers);
   if (refusing >= 0) throw_refusal(*this, headers, refusing, proposal.refusal, wait);

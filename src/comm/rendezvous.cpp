@@ -42,6 +42,10 @@ std::string place_of(const RendezvousHeader& header, bool with_call) {
   return text;
 }
 
+bool is_halted(const RendezvousHeader& header) {
+  return std::strcmp(header.operation, kHaltOperation) == 0;
+}
+
 struct Setting {
   std::string_view key;
   std::string_view value;
@@ -84,6 +88,10 @@ std::string show(const Setting* setting, std::string_view key, const Setting* ot
 
 }  // namespace
 
+bool is_halt(const Error& error) {
+  return std::strcmp(error.context().operation, kHaltOperation) == 0;
+}
+
 RendezvousHeader make_header(const Proposal& proposal, uint64_t sequence) {
   const std::string_view operation = proposal.operation;
   CROSSDOCK_CHECK(operation.size() <= RendezvousHeader::kMaxOperation, "the operation '", operation,
@@ -115,6 +123,11 @@ std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> 
   });
 }
 
+int find_halted(std::span<const RendezvousHeader> headers) {
+  const auto halted = std::find_if(headers.begin(), headers.end(), is_halted);
+  return halted == headers.end() ? -1 : static_cast<int>(halted - headers.begin());
+}
+
 int find_refusal(std::span<const RendezvousHeader> headers) {
   const auto refusing = std::find_if(headers.begin(), headers.end(),
                                      [](const auto& header) { return header.refuses(); });
@@ -128,6 +141,11 @@ std::string describe_other_call(std::span<const RendezvousHeader> headers,
   if (wrong.magic != right.magic) {
     return concat("rank ", odd.culprit, " and rank ", odd.reference,
                   " run different versions of Crossdock; all ranks must run the same build");
+  }
+  if (const int halted = find_halted(headers); halted >= 0) {
+    return concat("rank ", halted,
+                  " has stopped, because its GPU found that the ranks' calls differ ",
+                  "or that one was refused; the next call of a dispatcher on a GPU says why");
   }
   const bool other_sequence = wrong.sequence != right.sequence;
   const bool others_agree = odd.num_wrong == 1 && headers.size() > 2;

@@ -10,6 +10,12 @@
 
 namespace crossdock::comm {
 
+/// The operation of a rank whose GPU found that the ranks' calls differ or that one was refused,
+/// and that waits for the others to find out.
+inline constexpr const char* kHaltOperation = "halt";
+/// Whether an agreement failed because another rank is at kHaltOperation. The same on all ranks.
+bool is_halt(const Error& error);
+
 /// Sent by every rank to every other one at the beginning of a collective call, as it is in memory:
 /// the ranks of a group run the same build.
 struct RendezvousHeader {
@@ -46,6 +52,9 @@ std::optional<Disagreement> find_other_call(std::span<const RendezvousHeader> he
 
 /// Finds ranks with another configuration.
 std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> headers);
+
+/// The lowest rank at kHaltOperation, or -1.
+int find_halted(std::span<const RendezvousHeader> headers);
 
 /// The lowest rank that refuses, or -1.
 int find_refusal(std::span<const RendezvousHeader> headers);

@@ -49,7 +49,7 @@ struct Dispatcher::Impl {
 
   // The path that made the plan. Every path refuses another dispatcher's plan.
   Path& path_of(const Plan& plan) {
-    if (device_path && plan.device_data()) return *device_path;
+    if (device_path && (!plan.valid() || plan.device_data())) return *device_path;
     return host_path;
   }
 
@@ -98,6 +98,13 @@ struct Dispatcher::Impl {
     return *device_path;
   }
 
+  template <typename AnyRouting>
+  Plan plan(Path& path, const AnyRouting& routing) {
+    Plan made = path.plan(routing);
+    has_planned_on_device = has_planned_on_device || &path == device_path.get();
+    return made;
+  }
+
   // `check` throws if this rank refuses the call.
   template <typename Result>
   Pending<Result> begin(const char* operation, const Plan& plan, const std::function<void()>& check,
@@ -133,6 +140,7 @@ struct Dispatcher::Impl {
   HostPath host_path;
   std::unique_ptr<Path> device_path;
   bool knows_gpus = false;
+  bool has_planned_on_device = false;  // on all ranks: their signals are connected
 };
 
 Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy)
@@ -176,7 +184,7 @@ void Dispatcher::check() {
 }
 
 void Dispatcher::agree(const Proposal& proposal, Device device) {
-  if (!device.is_cpu() && impl_->device_path) {
+  if (!device.is_cpu() && impl_->has_planned_on_device) {
     impl_->device_path->agree_on(proposal);
   } else {
     group().agree(proposal);
@@ -184,11 +192,11 @@ void Dispatcher::agree(const Proposal& proposal, Device device) {
 }
 
 Plan Dispatcher::plan(const Routing& routing) {
-  return impl_->path_for(routing.expert_ids, routing.weights).plan(routing);
+  return impl_->plan(impl_->path_for(routing.expert_ids, routing.weights), routing);
 }
 
 Plan Dispatcher::plan(const DenseRouting& routing) {
-  return impl_->path_for(routing.map, routing.weights).plan(routing);
+  return impl_->plan(impl_->path_for(routing.map, routing.weights), routing);
 }
 
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {

@@ -28,6 +28,9 @@ class DeviceCounts {
   void agree(Dispatcher& dispatcher, const MoeForwardArgs& args, const std::string& config_text,
              const std::optional<Error>& refusal);
 
+  /// After a call of the layer that failed: a plan made in it may be empty.
+  void forget_plan() { plan_ = {}; }
+
   /// Sets the counts of a decision, from those of its router on all ranks. Collective.
   void count(const MoeForwardArgs& args, MoeDecision& decision);
 

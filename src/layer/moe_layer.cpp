@@ -31,6 +31,16 @@ class MoeLayer::Impl {
   const MoeLayerConfig& config() const { return config_; }
   std::vector<Group*> counting_groups() const { return counts_.other_groups(); }
   void set_device_options(const DeviceOptions& options);
+  /// Runs a call; what was planned in one that fails may be empty, and is forgotten.
+  template <typename Work>
+  auto attempt(const Work& work) {
+    try {
+      return work();
+    } catch (const Error&) {
+      if (device_counts_) device_counts_->forget_plan();
+      throw;
+    }
+  }
   MoeForwardResult forward(const MoeForwardArgs& args);
   OwnedTensor backward(const MoeBackwardArgs& args);
   void backward_dw(const MoeBackwardDwArgs& args);
@@ -367,13 +377,13 @@ void MoeLayer::set_device_options(const DeviceOptions& options) {
 }
 
 MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
-  MoeForwardResult result = impl_->forward(flat(args));
+  MoeForwardResult result = impl_->attempt([&] { return impl_->forward(flat(args)); });
   result.out.view = shaped_like(args.x, result.out.view);
   return result;
 }
 
 OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
-  OwnedTensor grad_x = impl_->backward(flat(args));
+  OwnedTensor grad_x = impl_->attempt([&] { return impl_->backward(flat(args)); });
   grad_x.view = shaped_like(args.x, grad_x.view);
   return grad_x;
 }

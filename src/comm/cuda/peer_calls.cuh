@@ -22,9 +22,9 @@ struct QueuedCall {
   int32_t num_shown = 0;
   int64_t offsets[kMostShown] = {};  // of the memory that it shows, see PeerMemory; or kNoMemory
 
-  static constexpr uint32_t kRefuses = 0;    // this rank refuses the call
-  static constexpr uint32_t kStops = 1;      // this rank queues no further calls
-  static constexpr uint32_t kFailed = ~0u;   // this rank's channel has ended
+  static constexpr uint32_t kRefuses = 0;                      // this rank refuses the call
+  static constexpr uint32_t kStops = 1;                        // this rank queues no further calls
+  static constexpr uint32_t kFailed = Mailbox::kFailedRecord;  // its channel has ended
   static constexpr uint32_t kFirstHash = 2;  // hashes are in [kFirstHash, kFailed)
   static constexpr int64_t kNoMemory = INT64_MIN;
 };
@@ -66,22 +66,43 @@ __device__ inline void send_call(const PeerSignals& signals, const QueuedCall& c
   }
 }
 
-/// Waits for the call of rank `peer`; returns its hash, or kFailed if it does not come.
+/// Whether rank `peer` is at a plain barrier or plan of this epoch, whose hosts have met.
+__device__ inline bool is_at_other_kind(const PeerSignals& signals, int peer, uint32_t epoch) {
+  const std::byte* mailbox = signals.mailbox[signals.rank];
+  const auto read = [&](int64_t offset) {
+    return load_acquire(reinterpret_cast<const uint64_t*>(mailbox + offset));
+  };
+  if (!is_before(read(Mailbox::flag_offset(peer)), epoch)) return true;
+  if (signals.max_words == 0) return false;
+  const uint64_t first = read(Mailbox::word_offset(epoch, signals.P, peer, signals.max_words));
+  return static_cast<uint32_t>(first) == epoch;
+}
+
+/// Waits for the call of rank `peer`; returns its hash, kStops if it is at another kind of call, or
+/// kFailed if it does not come.
 __device__ inline uint32_t await_call(const PeerSignals& signals, int peer, Operation operation,
                                       uint32_t epoch) {
   const uint64_t* flag = &record_at(signals.mailbox[signals.rank], epoch, peer)->flag;
   Patience patience(signals);
   uint64_t word = load_acquire(flag);
+  bool was_elsewhere = false;  // asked twice: words of the same call may come before its record
   while (is_before(word, epoch)) {
     const bool is_over = patience.is_over();
     word = load_acquire(flag);
-    if (!is_over || !is_before(word, epoch)) continue;
+    if (!is_before(word, epoch)) break;
+    if (patience.should_look_around()) {
+      const bool is_elsewhere = is_at_other_kind(signals, peer, epoch);
+      if (is_elsewhere && was_elsewhere) return QueuedCall::kStops;
+      was_elsewhere = is_elsewhere;
+    }
+    if (!is_over) continue;
     give_up(signals, peer, operation, epoch);
     return QueuedCall::kFailed;
   }
   const auto hash = static_cast<uint32_t>(word >> 32);
-  if (hash == QueuedCall::kFailed) {
+  if (hash == QueuedCall::kFailed || static_cast<uint32_t>(word) != epoch) {
     poison(signals, FaultCode::kPeerFailed, peer, operation, epoch);
+    return QueuedCall::kFailed;
   }
   return hash;
 }
@@ -97,13 +118,6 @@ __device__ inline void note_shown(const PeerSignals& signals, const QueuedCall& 
     signals.shown->rows[i][peer] =
         offset == QueuedCall::kNoMemory ? nullptr : reinterpret_cast<std::byte*>(address);
   }
-}
-
-/// Halts the channel, on all ranks alike, and tells the host why. Called by one thread.
-__device__ inline void halt(const PeerSignals& signals, Fault fault) {
-  fault.halts = 1;
-  record_fault(signals, fault);
-  atomicCAS(&signals.state->poison, 0u, fault.code);
 }
 
 /// Waits for the calls of all ranks, after send_call. Returns whether all make the same call; if
@@ -130,7 +144,6 @@ __device__ inline bool await_calls(const PeerSignals& signals, const QueuedCall&
                    .culprit = signals.rank,
                    .operation = static_cast<uint32_t>(operation),
                    .epoch = epoch,
-                   .halts = 1,
                    .route = call.number,
                    .value = 0});
   }

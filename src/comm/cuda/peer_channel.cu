@@ -83,16 +83,30 @@ void PeerChannel::connect(std::span<std::byte* const> mailboxes) {
 }
 
 std::optional<Fault> PeerChannel::fault() const {
-  for (const Fault* fault : {&signals_.faults->fatal, &signals_.faults->refused}) {
-    if (static_cast<const volatile Fault*>(fault)->code == 0) continue;
-    std::atomic_thread_fence(std::memory_order_acquire);
-    return *fault;
+  const FaultBoard& board = *signals_.faults;
+  for (const Fault* fault : {&board.fatal, &board.halted, &board.refused}) {
+    if (const std::optional<Fault> found = read(*fault)) return found;
   }
   return std::nullopt;
 }
 
+std::optional<Fault> PeerChannel::halt() const {
+  return read(signals_.faults->halted);
+}
+
+std::optional<Fault> PeerChannel::read(const Fault& fault) {
+  if (static_cast<const volatile Fault&>(fault).code == 0) return std::nullopt;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return fault;
+}
+
 void PeerChannel::clear_fault() {
   std::atomic_ref(signals_.faults->refused.code).store(0, std::memory_order_release);
+}
+
+void PeerChannel::clear_halt() {
+  clear_fault();
+  std::atomic_ref(signals_.faults->halted.code).store(0, std::memory_order_release);
 }
 
 void PeerChannel::abandon(std::optional<int> gone) {

@@ -36,16 +36,22 @@ class PeerChannel {
   void connect(std::span<std::byte* const> mailboxes);
   const PeerSignals& signals() const { return signals_; }
 
-  /// The fault that the device has recorded, if any, a fatal one first. Does not wait for the
-  /// device.
+  /// The fault that the device has recorded, if any: a fatal one first, then one that halts. Does
+  /// not wait for the device.
   std::optional<Fault> fault() const;
-  /// Clears a fault that did not end the channel, so that the next one is recorded.
+  /// The fault that has halted the channel, if any.
+  std::optional<Fault> halt() const;
+  /// Clears a fault that ended one step, so that the next one is recorded.
   void clear_fault();
+  /// Clears the fault that has halted the channel as well. REQUIRES: no kernel is running.
+  void clear_halt();
   /// Ends all waits of this rank's kernels, present and future: no peer will arrive or, if `gone`
   /// is given, that peer's process has ended. Thread-safe.
   void abandon(std::optional<int> gone = {});
 
  private:
+  static std::optional<Fault> read(const Fault& fault);
+
   Buffer mailbox_;
   Buffer state_;
   Buffer shown_;

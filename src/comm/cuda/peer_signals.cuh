@@ -24,7 +24,7 @@ enum class FaultCode : uint32_t {
   kWeightNotFinite,  // a weight that is not finite
   kTooManyRows,      // more rows at `culprit` than max_rows
   kOtherCall,        // ranks have queued different calls, or one has refused its own
-  kStopped,          // `culprit` has stopped queueing calls
+  kStopped,          // a peer has stopped, or is at another kind of call
 };
 
 /// A failure on the device. `code` is written last.
@@ -33,7 +33,6 @@ struct Fault {
   int32_t culprit = 0;     // rank
   uint32_t operation = 0;  // Operation
   uint32_t epoch = 0;      // number of the wait in its channel
-  uint32_t halts = 0;      // 1: the channel is halted, see SignalState
   int64_t route = 0;       // pack_route at the culprit; the rows needed (kTooManyRows); the number
                            // of this rank's call (kOtherCall)
   int64_t value = 0;       // the expert id, the bits of the weight, or the number of set bits
@@ -58,9 +57,10 @@ __host__ __device__ inline bool is_fatal(const Fault& fault) {
 }
 
 /// Faults that a rank's device reports to its host, in host memory: the first of each kind since
-/// the host took the last one. A fatal fault has its own slot, so that it is never lost.
+/// the host took the last one. Each kind has its own slot, so that none is lost.
 struct FaultBoard {
-  Fault refused;
+  Fault refused;  // ends one step
+  Fault halted;   // ends all steps until the hosts have met
   Fault fatal;
   uint32_t abandon = 0;  // written by the host: end all waits. kAbandon, or kGone + the peer's rank
 
@@ -97,7 +97,8 @@ struct SignalState {
 /// has seen every rank at n + 1, so all have read n.
 struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
-  static constexpr int64_t kRecordBytes = 64;  // see peer_calls.cuh
+  static constexpr int64_t kRecordBytes = 64;     // see peer_calls.cuh
+  static constexpr uint32_t kFailedRecord = ~0u;  // of a rank whose channel has ended
   static constexpr int64_t kWordsBegin = kFlagBytes + 2 * kMaxPeers * kRecordBytes;
 
   static __host__ __device__ int64_t num_bytes(int P, int64_t max_words) {
@@ -169,28 +170,31 @@ class Patience {
     const uint64_t now = now_ns();
     if (begin_ == 0) begin_ = now;
     if (static_cast<int64_t>(now - begin_) > signals_.deadline_ns) return true;
-    if (tries_ < 4096) return false;
+    if (tries_ < kManyTries) return false;
     __nanosleep(200);
     return *static_cast<volatile uint32_t*>(&signals_.faults->abandon) != 0;
   }
 
+  /// From time to time, once the wait is long: the peer may be waiting for something else.
+  __device__ bool should_look_around() const { return tries_ >= kManyTries && (tries_ & 63u) == 0; }
+
  private:
+  static constexpr uint32_t kManyTries = 4096;
+
   const PeerSignals& signals_;
   uint64_t begin_ = 0;
   uint32_t tries_ = 0;
 };
 
-/// Writes the fault for the host, unless the host has not yet taken an earlier one of its kind; one
-/// that halts the channel replaces one that does not. Atomics do not work on host memory, so the
-/// lock is in device memory.
-__device__ inline void record_fault(const PeerSignals& signals, const Fault& fault) {
-  volatile Fault* host = is_fatal(fault) ? &signals.faults->fatal : &signals.faults->refused;
-  if (atomicCAS(&signals.state->fault_lock, 0u, 1u) != 0u) return;
-  if (host->code == 0 || (fault.halts != 0 && host->halts == 0)) {
+/// Writes the fault to a slot for the host, unless the host has not yet taken an earlier one.
+/// Atomics do not work on host memory, so the lock is in device memory.
+__device__ inline void record_fault(const PeerSignals& signals, volatile Fault* host,
+                                    const Fault& fault) {
+  while (atomicCAS(&signals.state->fault_lock, 0u, 1u) != 0u) __nanosleep(20);
+  if (host->code == 0) {
     host->culprit = fault.culprit;
     host->operation = fault.operation;
     host->epoch = fault.epoch;
-    host->halts = fault.halts;
     host->route = fault.route;
     host->value = fault.value;
     __threadfence_system();
@@ -204,14 +208,22 @@ __device__ inline void record_fault(const PeerSignals& signals, const Fault& fau
 /// it.
 __device__ inline void poison(const PeerSignals& signals, FaultCode code, int culprit,
                               Operation operation, uint32_t epoch) {
-  record_fault(signals, {.code = static_cast<uint32_t>(code),
-                         .culprit = culprit,
-                         .operation = static_cast<uint32_t>(operation),
-                         .epoch = epoch,
-                         .halts = 0,
-                         .route = -1,
-                         .value = 0});
+  record_fault(signals, &signals.faults->fatal,
+               {.code = static_cast<uint32_t>(code),
+                .culprit = culprit,
+                .operation = static_cast<uint32_t>(operation),
+                .epoch = epoch,
+                .route = -1,
+                .value = 0});
   atomicCAS(&signals.state->poison, 0u, static_cast<uint32_t>(code));
+}
+
+/// Halts the channel at fault.epoch, as all ranks do, and tells the host why.
+__device__ inline void halt(const PeerSignals& signals, const Fault& fault) {
+  record_fault(signals, &signals.faults->halted, fault);
+  atomicCAS(&signals.state->poison, 0u, fault.code);
+  __threadfence();  // a kernel that sees this epoch also sees that the channel is halted
+  *static_cast<volatile uint32_t*>(&signals.state->epoch) = fault.epoch;
 }
 
 /// Ends a wait for rank `peer` that has lasted too long.
@@ -263,6 +275,26 @@ __device__ inline bool is_before(uint64_t word, uint32_t epoch) {
   return static_cast<int32_t>(static_cast<uint32_t>(word) - epoch) < 0;
 }
 
+/// If rank `peer`, whose flag or words of this epoch do not come, is at a queued call instead (see
+/// peer_calls.cuh) or has stopped: halts the channel, as that rank does. Returns whether it is so.
+__device__ inline bool halts_instead(const PeerSignals& signals, int peer, Operation operation,
+                                     uint32_t epoch) {
+  const std::byte* record = signals.mailbox[signals.rank] + Mailbox::record_offset(epoch, peer);
+  const uint64_t word = load_acquire(reinterpret_cast<const uint64_t*>(record));
+  if (static_cast<uint32_t>(word) != epoch) return false;
+  if (static_cast<uint32_t>(word >> 32) == Mailbox::kFailedRecord) {
+    poison(signals, FaultCode::kPeerFailed, peer, operation, epoch);
+  } else {
+    halt(signals, {.code = static_cast<uint32_t>(FaultCode::kStopped),
+                   .culprit = peer,
+                   .operation = static_cast<uint32_t>(operation),
+                   .epoch = epoch,
+                   .route = 0,
+                   .value = 0});
+  }
+  return true;
+}
+
 /// Tells all ranks with a mailbox that this rank is at `epoch`, or has failed. Called by all
 /// threads of a block.
 __device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch, bool dead) {
@@ -286,7 +318,9 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
     while (is_before(word, epoch)) {
       const bool is_over = patience.is_over();
       word = load_acquire(flag);
-      if (!is_over || !is_before(word, epoch)) continue;
+      if (!is_before(word, epoch)) break;
+      if (patience.should_look_around() && halts_instead(signals, p, operation, epoch)) return;
+      if (!is_over) continue;
       give_up(signals, p, operation, epoch);
       break;
     }

@@ -126,6 +126,7 @@ CudaRank::~CudaRank() {
     const std::optional<Fault> fault = lane->channel->fault();  // may not be reported yet
     is_broken = is_broken || group().is_poisoned() || (fault && is_fatal(*fault));
   }
+  for (const std::shared_ptr<const void>& mailbox : agreement_.late_mailboxes()) leak(mailbox);
   if (!is_done) peers_.skip_unmapping();
   // After a failure peers may still be writing. Memory that another process has mapped is neither
   // freed nor reused; and cudaFree waits for the device, which may never finish.
@@ -265,7 +266,7 @@ ExposedMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_cont
   shown.wanted = shown.data;
   shown.num_bytes = num_bytes;
   std::optional<MemoryBlock> block = pool_->find(data);
-  if (!block && data != nullptr && (peers_.needs_copy(data) || hides(data))) {
+  if (data != nullptr && ((!block && peers_.needs_copy(data)) || hides(data))) {
     copied_bytes_ += num_bytes;
     const Buffer copy = pool_->take(num_bytes, stream());
     shown.lease = copy.owner();

@@ -1,6 +1,7 @@
 #include "dispatch/cuda/queued_calls.hpp"
 
 #include "comm/queued_calls_slot.hpp"
+#include "comm/rendezvous.hpp"
 #include "dispatch/cuda/fault_error.hpp"
 
 namespace crossdock::cuda {
@@ -15,45 +16,36 @@ std::shared_ptr<QueuedCalls> QueuedCalls::of(Group& group) {
   return shared;
 }
 
+// First all ranks stop queueing, and tell the others' kernels. Once their hosts have met, nothing
+// that a kernel waits for is still to come: the streams of all ranks end. Then the hosts explain,
+// by what their devices have found, and go on. Memory that the calls use is not reused before the
+// devices of all ranks have finished with it.
 void QueuedCalls::recover(CallQueue& queue, const std::optional<CallAccount>& own) {
   const uint32_t number = own ? queue.note_refused(own->call) : 0;
-  stop(&queue, number, own ? operation_of(own->call.operation) : Operation::kPlan);
+  const Operation operation = own ? operation_of(own->call.operation) : Operation::kPlan;
+  for (CallQueue* one : queues_) one->stop(one == &queue ? number : 0, operation);
+  meet_hosts();
+  for (CallQueue* one : queues_) one->await_stop();
   std::optional<CallAccount> account;
   for (const CallQueue* one : queues_) {
-    if (!account) account = one->account(own, number);
+    const bool has_refused = one == &queue;
+    if (!account) account = one->account(has_refused ? own : std::nullopt, number);
   }
-  const Error error = meet(account ? account : own);
+  const Error error = explain_halt(group_, account);
   for (CallQueue* one : queues_) one->resume(error.context().sequence);
   throw error;
 }
 
-std::optional<Error> QueuedCalls::settle() {
-  stop(nullptr, 0, Operation::kPlan);
-  std::optional<CallAccount> account;
-  for (const CallQueue* one : queues_) {
-    if (!account) account = one->account(std::nullopt, 0);
+// Ranks that are meeting in another call get an error there, and come here when they find out why.
+void QueuedCalls::meet_hosts() {
+  while (true) {
+    try {
+      group_.agree({.operation = comm::kHaltOperation});
+      return;
+    } catch (const Error&) {
+      if (group_.is_poisoned()) throw;
+    }
   }
-  const Error error = meet(account);
-  for (CallQueue* one : queues_) one->resume(error.context().sequence);
-  if (error.code() == ErrorCode::kInternal) return std::nullopt;
-  return error;
-}
-
-// Memory that the calls use is not reused before the devices of all ranks have finished: each rank
-// waits for its own before the hosts meet.
-void QueuedCalls::stop(const CallQueue* refusing, uint32_t refused, Operation operation) {
-  for (CallQueue* one : queues_) one->stop(one == refusing ? refused : 0, operation);
-  for (CallQueue* one : queues_) one->await_stop();
-}
-
-Error QueuedCalls::meet(const std::optional<CallAccount>& account) {
-  try {
-    return explain_halt(group_, account);
-  } catch (const Error&) {
-    if (group_.is_poisoned()) throw;
-  }
-  // Other ranks were meeting in another call, which has failed. They come here now.
-  return explain_halt(group_, account);
 }
 
 }  // namespace crossdock::cuda

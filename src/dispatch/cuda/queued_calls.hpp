@@ -51,13 +51,8 @@ class QueuedCalls {
   /// all ranks.
   [[noreturn]] void recover(CallQueue& queue, const std::optional<CallAccount>& own);
 
-  /// The same after a meeting that failed on all ranks. Returns the error of an earlier call that
-  /// had halted the devices, if there is one.
-  std::optional<Error> settle();
-
  private:
-  void stop(const CallQueue* refusing, uint32_t refused, Operation operation);
-  Error meet(const std::optional<CallAccount>& account);
+  void meet_hosts();
 
   Group& group_;
   std::vector<CallQueue*> queues_;

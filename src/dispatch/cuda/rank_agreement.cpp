@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/rendezvous.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/waiting_room.hpp"
@@ -79,6 +80,7 @@ AgreedCall RankAgreement::agree_alone(CallProposal proposal, int max_sms) {
 
 AgreedCall RankAgreement::queue(CallProposal proposal, int max_sms) {
   if (proposal.refusal != nullptr) {
+    group().check();  // a failure is not a refusal
     const CallText call{proposal.operation, proposal.subject, std::move(proposal.call_text)};
     std::optional<CallAccount> own;
     if (!is_halted()) own = {.call = call, .refusal = *proposal.refusal};
@@ -130,9 +132,13 @@ AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
                                .config = std::move(proposal.call_text),
                                .body = body,
                                .refusal = refusal ? &*refusal : nullptr});
-  } catch (const Error&) {
+  } catch (const Error& error) {
     if (group().is_poisoned() || is_capturing(parts_.streams.stream())) throw;
-    if (const std::optional<Error> first = settle_after_meeting()) throw *first;
+    const bool peers_are_halted = comm::is_halt(error);
+    if (queued_calls_ && (peers_are_halted || is_halted())) {
+      queued_calls_->recover(*this, std::nullopt);
+    }
+    clear_reported_faults();
     throw;
   }
   last_meeting_ = agreement.sequence;
@@ -206,6 +212,15 @@ std::vector<std::shared_ptr<const void>> RankAgreement::reservations() const {
   return rooms;
 }
 
+std::vector<std::shared_ptr<const void>> RankAgreement::late_mailboxes() const {
+  std::vector<std::shared_ptr<const void>> mailboxes;
+  if (!queued_calls_) return mailboxes;
+  for (const RankStreams::Lane* lane : connected_lanes()) {
+    mailboxes.push_back(lane->channel->mailbox().owner());
+  }
+  return mailboxes;
+}
+
 void RankAgreement::await_peers(const AgreedCall& agreed, Operation operation) const {
   const PeerSignals& signals = parts_.streams.lane().channel->signals();
   if (agreed.is_queued()) {
@@ -249,7 +264,7 @@ void RankAgreement::raise(const RankStreams::Lane& lane, Fault fault) {
   const Error error = error_of(lane, fault);
   if (is_fatal(fault)) {
     group().fail(error);
-  } else if (fault.halts == 0) {
+  } else if (!lane.channel->halt()) {
     lane.channel->clear_fault();
   }
   throw error;
@@ -257,8 +272,7 @@ void RankAgreement::raise(const RankStreams::Lane& lane, Fault fault) {
 
 bool RankAgreement::is_halted() const {
   return std::ranges::any_of(parts_.streams.lanes(), [](const RankStreams::Lane* lane) {
-    const std::optional<Fault> fault = lane->channel->fault();
-    return fault && !is_fatal(*fault) && fault->halts != 0;
+    return lane->channel->halt().has_value();
   });
 }
 
@@ -300,18 +314,19 @@ void RankAgreement::await_stop() {
 std::optional<CallAccount> RankAgreement::account(const std::optional<CallAccount>& own,
                                                   uint32_t own_number) const {
   for (const RankStreams::Lane* lane : connected_lanes()) {
-    const std::optional<Fault> fault = lane->channel->fault();
-    if (!fault || fault->halts == 0) continue;
+    const std::optional<Fault> fault = lane->channel->halt();
+    if (!fault) continue;
     const auto code = static_cast<FaultCode>(fault->code);
-    if (code == FaultCode::kStopped) continue;
+    const bool has_number = code == FaultCode::kOtherCall || code == FaultCode::kStopped;
     CallAccount found;
-    if (code != FaultCode::kOtherCall) {
+    if (!has_number) {
       found.call.operation = "plan";
       found.refusal = error_of(*lane, *fault);
       return found;
     }
     const auto number = static_cast<uint32_t>(fault->route);
     if (own && number == own_number) return own;
+    if (code == FaultCode::kStopped) continue;  // the rank that stopped knows why
     const CallText* call = log_.find(number);
     if (call == nullptr) continue;
     found.call = *call;
@@ -326,22 +341,21 @@ void RankAgreement::resume(uint64_t sequence) {
     const cudaStream_t stream = parts_.streams.stream_of(*lane);
     if (is_capturing(stream)) continue;
     launch_resume(lane->channel->signals(), stream);
-    lane->channel->clear_fault();
+    lane->channel->clear_halt();
   }
   last_meeting_ = sequence;
   num_calls_ = 0;
 }
 
-// A routing that the devices refused is refused on all ranks and has now been reported. Clear it,
-// or a rank whose device was behind would report it again.
-std::optional<Error> RankAgreement::settle_after_meeting() {
-  if (queued_calls_) return queued_calls_->settle();
+// After a meeting that failed on all ranks. A routing that the devices refused is refused on all
+// ranks and has now been reported. Clear it, or a rank whose device was behind would report it
+// again.
+void RankAgreement::clear_reported_faults() {
   parts_.streams.watch()->try_await(parts_.streams.stream());  // the next call reports a timeout
   for (const RankStreams::Lane* lane : parts_.streams.lanes()) {
     const std::optional<Fault> fault = lane->channel->fault();
     if (fault && !is_fatal(*fault)) lane->channel->clear_fault();
   }
-  return std::nullopt;
 }
 
 void RankAgreement::say_farewell() noexcept {

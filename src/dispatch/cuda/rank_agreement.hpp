@@ -93,6 +93,8 @@ class RankAgreement : private CallQueue {
   void say_farewell() noexcept;
   /// What must outlive kernels that do not end.
   std::vector<std::shared_ptr<const void>> reservations() const;
+  /// Memory that peers may write at any time after this rank has left: their farewells.
+  std::vector<std::shared_ptr<const void>> late_mailboxes() const;
 
  private:
   Group& group() const { return parts_.context.group; }
@@ -115,7 +117,7 @@ class RankAgreement : private CallQueue {
   std::optional<CallAccount> account(const std::optional<CallAccount>& own,
                                      uint32_t own_number) const override;
   void resume(uint64_t sequence) override;
-  std::optional<Error> settle_after_meeting();
+  void clear_reported_faults();
 
   Parts parts_;
   bool may_run_ahead_;

@@ -75,10 +75,11 @@ __device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int
 }
 
 // Receives word `index` of up to kCount ranks, `first` and up; 0 from this rank itself. Returns
-// false, and 0 for its word, if a rank did not send in time.
+// false, and 0 for its word, if a rank did not send in time or is at another call.
 template <int kCount>
-__device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch, int first,
-                                     int64_t index, uint32_t (&values)[kCount]) {
+__device__ inline bool receive_words(const PlanArgs& args, uint32_t epoch, int first, int64_t index,
+                                     uint32_t (&values)[kCount]) {
+  const PeerSignals& signals = args.signals;
   const int count = min(kCount, signals.P - first);
   const auto* inbox = reinterpret_cast<const uint64_t*>(
       signals.mailbox[signals.rank] +
@@ -99,8 +100,14 @@ __device__ inline bool receive_words(const PeerSignals& signals, uint32_t epoch,
       const bool is_awaited = i < count && first + i != signals.rank;
       if (is_awaited && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
     }
-    if (missing >= 0 && patience.is_over()) {
+    if (missing < 0) break;
+    if (patience.is_over()) {
       give_up(signals, missing, Operation::kPlan, epoch);
+      break;
+    }
+    // If this plan was queued, all ranks are making it.
+    if (args.call.number == 0 && patience.should_look_around() &&
+        halts_instead(signals, missing, Operation::kPlan, epoch)) {
       break;
     }
   }
@@ -191,7 +198,7 @@ __device__ inline void refuse_plan(const PlanArgs& args, const Fault& fault) {
   if (args.call.number != 0) {
     halt(args.signals, fault);
   } else {
-    record_fault(args.signals, fault);
+    record_fault(args.signals, &args.signals.faults->refused, fault);
   }
 }
 
@@ -214,7 +221,6 @@ __device__ inline void record_refusal(const PlanArgs& args, uint32_t epoch,
                      .culprit = refusing,
                      .operation = static_cast<uint32_t>(Operation::kPlan),
                      .epoch = epoch,
-                     .halts = 0,
                      .route = join(kRouteLow, kRouteHigh),
                      .value = join(kValueLow, kValueHigh)});
 }
@@ -243,7 +249,7 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     for (int first = 0; first < signals.P; first += kRanksAtOnce) {
       uint32_t values[kRanksAtOnce] = {};
       if (!dead && signals.P > 1) {
-        is_complete = receive_words(signals, epoch, first, i, values) && is_complete;
+        is_complete = receive_words(args, epoch, first, i, values) && is_complete;
       }
 #pragma unroll
       for (int j = 0; j < kRanksAtOnce; ++j) {
@@ -338,7 +344,6 @@ __device__ inline void record_rows(const PlanArgs& args, uint32_t epoch,
                      .culprit = fullest,
                      .operation = static_cast<uint32_t>(Operation::kPlan),
                      .epoch = epoch,
-                     .halts = 0,
                      .route = most,
                      .value = 0});
 }

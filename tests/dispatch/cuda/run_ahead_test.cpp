@@ -315,6 +315,89 @@ TEST_F(CudaRunAhead, APendingBegunCallDoesNotKeepTheRanksFromMeeting) {
   });
 }
 
+// The first begun call connects a lane of its own; one rank refuses it before it gets there.
+TEST_F(CudaRunAhead, TheFirstBegunCallMayBeRefused) {
+  expect_late_error("rank 1: begin_dispatch on a GPU does not call on_chunk",
+                    [](GpuRank& rank, const Plan& plan, bool is_wrong) {
+                      DispatchArgs args{.x = rank.tensors.x.view};
+                      if (is_wrong) args.on_chunk = [](const auto&, const auto&) {};
+                      rank.dispatcher.finish(rank.dispatcher.begin_dispatch(plan, args));
+                    });
+}
+
+// Rank 1 stops at a call while the others are already meeting in one of another kind.
+TEST_F(CudaRunAhead, ARefusalEndsAMeetingOfTheOthers) {
+  run_on_gpu(case_of({40, 25, 9}, 18), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    Dispatcher second(rank.group, rank.dispatcher.config(), "direct");
+    second.set_device_options({.stream = rank.stream.view()});
+    const auto expect_both_work = [&] {
+      expect_steps_work(rank, wanted);
+      const QueuedStep step(second, rank.tensors);
+      expect_same(step.wait(rank.stream), wanted);
+    };
+    expect_both_work();
+    const Plan plan = rank.plan();
+    TensorView x = rank.tensors.x.view;
+    if (rank.group.rank() == 1) x.shape = {1, kWidth};
+    std::string meeting = "none";
+    const std::string message = late_message(rank, [&] {
+      rank.dispatcher.dispatch(plan, {.x = x});
+      meeting = message_of([&] { rank.group.agree({.operation = "other"}); });
+    });
+    EXPECT_THAT(message, HasSubstr("rank 1: x must be [25, 24]"));
+    if (rank.group.rank() != 1) {
+      EXPECT_THAT(meeting, HasSubstr("has stopped, because its GPU found"));
+    }
+    expect_both_work();
+  });
+}
+
+// The others replay a graph of another dispatcher, which would wait for rank 1.
+TEST_F(CudaRunAhead, ARefusalEndsTheReplayOfAnotherDispatchersGraph) {
+  run_on_gpu(case_of({40, 25, 9}, 19), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    Dispatcher second(rank.group, rank.dispatcher.config(), "direct");
+    second.set_device_options({.stream = rank.stream.view()});
+    expect_steps_work(rank, wanted);
+    { const QueuedStep connects(second, rank.tensors); }
+    rank.stream.synchronize();
+    std::optional<QueuedStep> captured;
+    const CapturedGraph graph(rank, [&] { captured.emplace(second, rank.tensors); });
+    const Plan plan = rank.plan();
+    TensorView x = rank.tensors.x.view;
+    if (rank.group.rank() == 1) x.shape = {1, kWidth};
+    const std::string message = late_message(rank, [&] {
+      rank.dispatcher.dispatch(plan, {.x = x});
+      graph.launch();
+    });
+    EXPECT_THAT(message, HasSubstr("rank 1: x must be [25, 24]"));
+    for (int replay = 0; replay < 2; ++replay) {
+      graph.launch();
+      expect_same(captured->wait(rank.stream), wanted);
+    }
+    expect_steps_work(rank, wanted);
+  });
+}
+
+// A part of memory that the library allocated, at an odd address.
+TEST_F(CudaRunAhead, TakesAnyPartOfItsOwnMemory) {
+  DispatchCase the_case = case_of({40, 25, 9}, 20);
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    expect_steps_work(rank, wanted);
+    const Plan plan = rank.plan();
+    const DispatchResult moved = rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
+    const OwnedTensor wide = rank.dispatcher.allocate_rows(plan, DType::kF32);
+    TensorView y = wide.view;
+    const int64_t used = plan.num_rows() * kWidth;
+    ASSERT_LT(used, plan.capacity_rows() * kWidth);  // there is room for one more value
+    y.data = static_cast<float*>(y.data) + 1;
+    cuda_ok(cudaMemcpyAsync(y.data, moved.rows.view.data, static_cast<size_t>(used) * sizeof(float),
+                            cudaMemcpyDeviceToDevice, rank.stream.get()));
+    const OwnedTensor out = rank.dispatcher.combine(plan, y);
+    EXPECT_EQ(to_host(out.view, rank.stream), wanted.out);
+    rank.dispatcher.check();
+  });
+}
+
 TEST_F(CudaRunAhead, AlternatesWithGraphs) {
   run_on_gpu(case_of({40, 25, 9}, 15), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
