@@ -1,6 +1,7 @@
 #include "core/cuda/device.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <limits>
 
@@ -12,6 +13,25 @@ namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 std::atomic<int64_t> shared_memory_limit = kNoLimit;
+
+// An attribute of every device, which is never 0. Asked for in every launch.
+class AttributeCache {
+ public:
+  explicit AttributeCache(cudaDeviceAttr attribute) : attribute_(attribute) {}
+
+  int of(int device) {
+    const auto place = static_cast<size_t>(device);
+    if (place < values_.size() && values_[place] != 0) return values_[place];
+    int value = 0;
+    CROSSDOCK_CUDA(cudaDeviceGetAttribute(&value, attribute_, device));
+    if (place < values_.size()) values_[place] = value;
+    return value;
+  }
+
+ private:
+  cudaDeviceAttr attribute_;
+  std::array<std::atomic<int>, 64> values_{};
+};
 
 }  // namespace
 
@@ -49,9 +69,13 @@ int existing_device(int device) {
 }
 
 int num_sms(int device) {
-  int count = 0;
-  CROSSDOCK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+  static AttributeCache cache(cudaDevAttrMultiProcessorCount);
+  return cache.of(device);
+}
+
+int compute_capability(int device) {
+  static AttributeCache cache(cudaDevAttrComputeCapabilityMajor);
+  return cache.of(device);
 }
 
 int64_t shared_memory_per_block(int device) {

@@ -32,6 +32,8 @@ int existing_device(int device);
 
 /// Multiprocessors of a device.
 int num_sms(int device);
+/// Its major number: 9 for Hopper.
+int compute_capability(int device);
 
 /// Maximum bytes of shared memory per block on a device.
 int64_t shared_memory_per_block(int device);

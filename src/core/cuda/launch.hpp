@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {
 
@@ -18,10 +19,6 @@ struct LaunchShape {
 template <typename... Params, typename... Args>
 void launch_early(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
                   const Args&... args) {
-  int device = 0;
-  int major = 0;
-  CROSSDOCK_CUDA(cudaGetDevice(&device));
-  CROSSDOCK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -31,7 +28,7 @@ void launch_early(void (*kernel)(Params...), const LaunchShape& shape, cudaStrea
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = compute_capability(current_device()) >= 9 ? 1 : 0;
   CROSSDOCK_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 

@@ -224,7 +224,7 @@ __device__ void count_block(const PlanArgs& args, uint32_t* warp_counts) {
 }
 
 // A block counts a range of tokens; the last exchanges counts.
-template <typename Id>
+template <typename Id, bool kQueued>
 __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
     count_kernel(const __grid_constant__ PlanArgs args) {
   extern __shared__ int64_t memory[];
@@ -234,9 +234,9 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
   count_block<Id>(args, reinterpret_cast<uint32_t*>(memory));
   if (!last_block(args.signals, /*writes_to_peers=*/false)) return;
   const SegmentMemory segments = SegmentMemory::carve(memory, args.shape.E);
-  send_counts(args, start, segments, [&](int e) { return sum_blocks(args, e); });
+  send_counts<kQueued>(args, start, segments, [&](int e) { return sum_blocks(args, e); });
   read_tables(args, segments);
-  finish_exchange(args, start, segments);
+  finish_exchange<kQueued>(args, start, segments);
 }
 
 // A thread places a route.
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
 }
 
 // One block does everything.
-template <typename Id>
+template <typename Id, bool kQueued>
 __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
     small_plan_kernel(const __grid_constant__ PlanArgs args) {
   extern __shared__ int64_t memory[];
@@ -275,12 +275,12 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 1)
   count_routes<Id>(args, share, warp_counts,
                    [&](uint32_t i, const RouteTarget& counted) { own_routes[i] = counted; });
   __syncthreads();
-  send_counts(args, start, segments, [&](int e) {
+  send_counts<kQueued>(args, start, segments, [&](int e) {
     return int64_t{sum_warps(warp_counts, E, e, [&](int warp, uint32_t sum) {
       warp_counts[static_cast<int64_t>(warp) * E + e] = sum;
     })};
   });
-  finish_exchange(args, start, segments);
+  finish_exchange<kQueued>(args, start, segments);
   const uint32_t* earlier = warp_counts + static_cast<int64_t>(warp_of_thread()) * E;
 #pragma unroll 1
   for (uint32_t i = lane_of_thread(); i < share.num_routes; i += 32) {
@@ -326,19 +326,42 @@ int64_t plan_words(int64_t E) {
   return kHeaderWords + E;
 }
 
-void load_plan() {
-  load_kernels(count_kernel<int32_t>, count_kernel<int64_t>, small_plan_kernel<int32_t>,
-               small_plan_kernel<int64_t>, place_kernel);
+namespace {
+
+using PlanKernel = void (*)(PlanArgs);
+
+template <bool kQueued>
+PlanKernel kernel_for(const PlanArgs& args) {
+  if (args.shares.is_small) {
+    return args.routing.ids_are_64_bit ? small_plan_kernel<int64_t, kQueued>
+                                       : small_plan_kernel<int32_t, kQueued>;
+  }
+  return args.routing.ids_are_64_bit ? count_kernel<int64_t, kQueued>
+                                     : count_kernel<int32_t, kQueued>;
+}
+
+template <bool kQueued>
+void load_kind() {
+  load_kernels(count_kernel<int32_t, kQueued>, count_kernel<int64_t, kQueued>,
+               small_plan_kernel<int32_t, kQueued>, small_plan_kernel<int64_t, kQueued>);
   const int64_t most = shared_memory_per_block(current_device()) - kPlanFixedBytes;
   const auto bytes = static_cast<int>(std::min(most, segment_bytes(kMaxExperts)));
-  for (auto* kernel : {count_kernel<int32_t>, count_kernel<int64_t>, small_plan_kernel<int32_t>,
-                       small_plan_kernel<int64_t>}) {
+  for (auto* kernel : {count_kernel<int32_t, kQueued>, count_kernel<int64_t, kQueued>,
+                       small_plan_kernel<int32_t, kQueued>, small_plan_kernel<int64_t, kQueued>}) {
     cudaFuncAttributes attributes{};
     CROSSDOCK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
     CROSSDOCK_ASSERT(static_cast<int64_t>(attributes.sharedSizeBytes) <= kPlanFixedBytes);
     CROSSDOCK_CUDA(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   }
+}
+
+}  // namespace
+
+void load_plan() {
+  load_kernels(place_kernel);
+  load_kind<false>();
+  load_kind<true>();
 }
 
 void launch_plan(const PlanArgs& args, cudaStream_t stream) {
@@ -354,10 +377,8 @@ void launch_plan(const PlanArgs& args, cudaStream_t stream) {
   const LaunchShape shape{.blocks = static_cast<unsigned>(shares.num_blocks),
                           .threads = static_cast<unsigned>(shares.num_warps) * 32,
                           .shared_bytes = static_cast<size_t>(bytes)};
-  auto* kernel = args.routing.ids_are_64_bit ? count_kernel<int64_t> : count_kernel<int32_t>;
-  if (shares.is_small) {
-    kernel = args.routing.ids_are_64_bit ? small_plan_kernel<int64_t> : small_plan_kernel<int32_t>;
-  }
+  const PlanKernel kernel =
+      args.call.number != 0 ? kernel_for<true>(args) : kernel_for<false>(args);
   // Blocks that start early must leave room for kernels that the previous one may be waiting for.
   if (shares.num_blocks * args.num_sharing <= num_sms(current_device()) / 2) {
     launch_early(kernel, shape, stream, args);

@@ -4,9 +4,12 @@
 #include "comm/cuda/peer_signals.cuh"
 #include "core/cuda/launch.hpp"
 #include "plan/cuda/device_plan.hpp"
+#include "plan/cuda/plan_words.cuh"
 
 // The part of a plan that one block per rank does: sends counts to all peers, receives theirs and
 // computes where every expert's rows begin. All ranks compute the same from the same words.
+//
+// kQueued: the hosts have not met, so the ranks also exchange which call this is (args.call).
 //
 // The code runs once per call, and fetching its instructions takes longer than running them: loops
 // are not unrolled (a plan of 128 tokens took 13.0 us with the compiler's choice and takes 11.8).
@@ -14,9 +17,6 @@
 namespace crossdock::cuda {
 
 inline constexpr int kMostPlanWarps = 16;  // so that two blocks share an SM
-
-/// Header words that a rank sends ahead of its counts.
-enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, kHeaderWords };
 
 /// Shared memory of the exchanging block, segment_bytes(E) of it.
 struct SegmentMemory {
@@ -62,116 +62,14 @@ __device__ inline int64_t sum_blocks(const PlanArgs& args, int e) {
   return sum;
 }
 
-// To all other ranks.
-__device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int64_t index,
-                                 uint32_t value) {
-#pragma unroll 1
-  for (int p = 0; p < signals.P; ++p) {
-    if (p == signals.rank) continue;
-    std::byte* inbox = signals.mailbox[p] +
-                       Mailbox::word_offset(epoch, signals.P, signals.rank, signals.max_words);
-    store_relaxed(reinterpret_cast<uint64_t*>(inbox) + index, pack_word(epoch, value));
-  }
-}
-
-// Receives word `index` of up to kCount ranks, `first` and up; 0 from this rank itself. Returns
-// false, and 0 for its word, if a rank did not send in time or is at another call.
-template <int kCount>
-__device__ inline bool receive_words(const PlanArgs& args, uint32_t epoch, int first, int64_t index,
-                                     uint32_t (&values)[kCount]) {
-  const PeerSignals& signals = args.signals;
-  const int count = min(kCount, signals.P - first);
-  const auto* inbox = reinterpret_cast<const uint64_t*>(
-      signals.mailbox[signals.rank] +
-      Mailbox::word_offset(epoch, signals.P, first, signals.max_words) +
-      index * static_cast<int64_t>(sizeof(uint64_t)));
-  const int max_words = static_cast<int>(signals.max_words);
-  Patience patience(signals);
-  uint64_t words[kCount];
-  int missing = first;
-  while (missing >= 0) {
-    missing = -1;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      words[i] = load_relaxed(inbox + min(i, count - 1) * max_words);
-    }
-#pragma unroll
-    for (int i = kCount - 1; i >= 0; --i) {
-      const bool is_awaited = i < count && first + i != signals.rank;
-      if (is_awaited && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
-    }
-    if (missing < 0) break;
-    if (patience.is_over()) {
-      give_up(signals, missing, Operation::kPlan, epoch);
-      break;
-    }
-    // If this plan was queued, all ranks are making it.
-    if (args.call.number == 0 && patience.should_look_around() &&
-        halts_instead(signals, missing, Operation::kPlan, epoch)) {
-      break;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    values[i] =
-        static_cast<uint32_t>(words[i]) == epoch ? static_cast<uint32_t>(words[i] >> 32) : 0;
-  }
-  return missing < 0;
-}
-
-// Why this rank refuses its input, or that it has failed; all 0 if neither.
-struct Refusal {
-  uint32_t status;  // FaultCode
-  int64_t place;    // pack_route
-  int64_t value;
-
-  __device__ uint32_t word(int index) const {
-    switch (index) {
-      case kStatus:
-        return status;
-      case kRouteLow:
-        return static_cast<uint32_t>(place);
-      case kRouteHigh:
-        return static_cast<uint32_t>(place >> 32);
-      case kValueLow:
-        return static_cast<uint32_t>(value);
-      default:
-        return static_cast<uint32_t>(value >> 32);
-    }
-  }
-};
-
-__device__ inline Refusal find_refusal(const PlanArgs& args) {
-  const uint64_t bad_route = *static_cast<const volatile uint64_t*>(&args.signals.state->bad_route);
-  const bool dead = is_poisoned(args.signals);
-  Refusal refusal{};
-  if (bad_route != ~uint64_t{0}) {
-    const auto route = static_cast<int64_t>(bad_route >> 8);
-    refusal.status = static_cast<uint32_t>(bad_route & 0xff);
-    if (refusal.status == static_cast<uint32_t>(FaultCode::kWeightNotFinite)) {
-      refusal.value = __float_as_uint(args.routing.weights[route]);
-    } else {
-      refusal.value = args.routing.ids_are_64_bit
-                          ? static_cast<const int64_t*>(args.routing.expert_ids)[route]
-                          : static_cast<const int32_t*>(args.routing.expert_ids)[route];
-    }
-    const bool is_crowded = refusal.status == static_cast<uint32_t>(FaultCode::kTooManyRoutes);
-    refusal.place =
-        pack_route(route / args.shape.K,
-                   is_crowded ? args.shape.K : static_cast<int32_t>(route % args.shape.K));
-  }
-  if (dead) refusal.status = static_cast<uint32_t>(FaultCode::kPeerFailed);
-  return refusal;
-}
-
 // Sends this rank's call, if the hosts have not met, its header and its counts to all peers and
 // keeps header and counts for itself; sends nothing if the channel is halted. total_of(e): routes
 // of this rank to expert e. If a rank refuses its input or has failed, nobody uses its counts.
-template <typename TotalOf>
+template <bool kQueued, typename TotalOf>
 __device__ inline void send_counts(const PlanArgs& args, const SignalStart& start,
                                    const SegmentMemory& segments, const TotalOf& total_of) {
   const uint32_t epoch = start.epoch + 1;
-  if (args.call.number != 0 && !start.is_halted) {
+  if (kQueued && !start.is_halted) {
     send_call(args.signals, args.call, epoch, start.is_poisoned);
   }
 #pragma unroll 1
@@ -194,8 +92,9 @@ __device__ inline void send_counts(const PlanArgs& args, const SignalStart& star
 }
 
 // Records why the plan is refused, on all ranks alike.
+template <bool kQueued>
 __device__ inline void refuse_plan(const PlanArgs& args, const Fault& fault) {
-  if (args.call.number != 0) {
+  if (kQueued) {
     halt(args.signals, fault);
   } else {
     record_fault(args.signals, &args.signals.faults->refused, fault);
@@ -203,6 +102,7 @@ __device__ inline void refuse_plan(const PlanArgs& args, const Fault& fault) {
 }
 
 // Records the refusal of the first rank that refused; headers as received.
+template <bool kQueued>
 __device__ inline void record_refusal(const PlanArgs& args, uint32_t epoch,
                                       const uint32_t (*headers)[kHeaderWords]) {
   const PeerSignals& signals = args.signals;
@@ -217,12 +117,12 @@ __device__ inline void record_refusal(const PlanArgs& args, uint32_t epoch,
   const auto join = [&](int low, int high) {
     return static_cast<int64_t>(static_cast<uint64_t>(header[high]) << 32 | header[low]);
   };
-  refuse_plan(args, {.code = header[kStatus],
-                     .culprit = refusing,
-                     .operation = static_cast<uint32_t>(Operation::kPlan),
-                     .epoch = epoch,
-                     .route = join(kRouteLow, kRouteHigh),
-                     .value = join(kValueLow, kValueHigh)});
+  refuse_plan<kQueued>(args, {.code = header[kStatus],
+                              .culprit = refusing,
+                              .operation = static_cast<uint32_t>(Operation::kPlan),
+                              .epoch = epoch,
+                              .route = join(kRouteLow, kRouteHigh),
+                              .value = join(kValueLow, kValueHigh)});
 }
 
 // What this thread has sent.
@@ -233,6 +133,7 @@ __device__ inline uint32_t own_word(int index, const SegmentMemory& segments, in
 
 // Stores all ranks' counts in plan.counts, and their sums. Returns false on every rank if one of
 // them refused.
+template <bool kQueued>
 __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
                                       const SegmentMemory& segments) {
   constexpr int kRanksAtOnce = 8;
@@ -249,7 +150,7 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     for (int first = 0; first < signals.P; first += kRanksAtOnce) {
       uint32_t values[kRanksAtOnce] = {};
       if (!dead && signals.P > 1) {
-        is_complete = receive_words(args, epoch, first, i, values) && is_complete;
+        is_complete = receive_words<kQueued>(args, epoch, first, i, values) && is_complete;
       }
 #pragma unroll
       for (int j = 0; j < kRanksAtOnce; ++j) {
@@ -275,7 +176,7 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     segments.base[i - kHeaderWords] = static_cast<int32_t>(min(before, PlanShape::kMostRows));
   }
   if (__syncthreads_and(is_complete)) return true;
-  if (threadIdx.x == 0) record_refusal(args, epoch, segments.headers);
+  if (threadIdx.x == 0) record_refusal<kQueued>(args, epoch, segments.headers);
   __syncthreads();
   return false;
 }
@@ -330,6 +231,7 @@ __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& s
 }
 
 // Records that the fullest rank, the lowest of several, has more rows than max_rows.
+template <bool kQueued>
 __device__ inline void record_rows(const PlanArgs& args, uint32_t epoch,
                                    const SegmentMemory& segments) {
   const int32_t* offsets = segments.owner_offsets;
@@ -340,15 +242,16 @@ __device__ inline void record_rows(const PlanArgs& args, uint32_t epoch,
     if (rows > most) fullest = p;
     most = max(most, rows);
   }
-  refuse_plan(args, {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
-                     .culprit = fullest,
-                     .operation = static_cast<uint32_t>(Operation::kPlan),
-                     .epoch = epoch,
-                     .route = most,
-                     .value = 0});
+  refuse_plan<kQueued>(args, {.code = static_cast<uint32_t>(FaultCode::kTooManyRows),
+                              .culprit = fullest,
+                              .operation = static_cast<uint32_t>(Operation::kPlan),
+                              .epoch = epoch,
+                              .route = most,
+                              .value = 0});
 }
 
 // Writes the rows of every rank. Returns false on every rank if one has more than max_rows.
+template <bool kQueued>
 __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
                                   const SegmentMemory& segments) {
   const int32_t* offsets = segments.owner_offsets;
@@ -361,7 +264,7 @@ __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
     fits = fits && rows <= args.shape.max_rows;
   }
   if (__syncthreads_and(fits)) return true;
-  if (threadIdx.x == 0) record_rows(args, epoch, segments);
+  if (threadIdx.x == 0) record_rows<kQueued>(args, epoch, segments);
   return false;
 }
 
@@ -424,24 +327,22 @@ __device__ inline void read_tables(const PlanArgs& args, const SegmentMemory& se
   }
 }
 
-// Whether all ranks are making this plan. If their hosts have met, they are.
-__device__ inline bool agree_on_call(const PlanArgs& args, const SignalStart& start) {
-  if (args.call.number == 0 || start.is_poisoned) return true;
-  return await_calls(args.signals, args.call, Operation::kPlan, start.epoch + 1, nullptr);
-}
-
 // One block per rank, after send_counts. Afterwards segments.base and route_base are set; they are
 // -1 everywhere in a plan that was refused. REQUIRES: read_tables.
+template <bool kQueued>
 __device__ inline void finish_exchange(const PlanArgs& args, const SignalStart& start,
                                        const SegmentMemory& segments) {
   const uint32_t epoch = start.epoch + 1;
-  bool agreed =
-      !start.is_halted && agree_on_call(args, start) && receive_counts(args, epoch, segments);
+  bool agreed = !start.is_halted;
+  if (kQueued && !start.is_poisoned) {
+    agreed = await_calls(args.signals, args.call, Operation::kPlan, epoch, nullptr);
+  }
+  agreed = agreed && receive_counts<kQueued>(args, epoch, segments);
   // Now that all ranks have sent their counts, no kernel that a rank waits for needs room.
   allow_next_kernel();
   if (agreed) {
     sum_segments(args, segments);
-    agreed = check_rows(args, epoch, segments);
+    agreed = check_rows<kQueued>(args, epoch, segments);
   }
   if (agreed) {
     write_segments(args, segments);

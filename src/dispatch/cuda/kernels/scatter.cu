@@ -172,11 +172,12 @@ __global__ void scatter_end_kernel(const __grid_constant__ ScatterArgs args) {
 }
 
 bool ends_apart(const ScatterArgs& args, int64_t num_blocks) {
+  if (args.signals.P <= 1) return false;
   const int64_t row_bytes = args.parts[0].row_bytes;
   const bool is_persistent = num_blocks < args.T;
   const bool has_one_wave = num_blocks <= int64_t{num_sms(current_device())} * kBlocksPerSm;
   const bool pays = args.is_captured || args.T * args.K * row_bytes >= kManyBytes;
-  return args.signals.P > 1 && !is_persistent && pays && (row_bytes <= kLongRow || has_one_wave);
+  return !is_persistent && pays && (row_bytes <= kLongRow || has_one_wave);
 }
 
 // Blocks of a kernel on `sms` SMs. Few SMs need all blocks that fit to have enough stores in
