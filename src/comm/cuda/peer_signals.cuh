@@ -204,12 +204,10 @@ __device__ inline void record_fault(const PeerSignals& signals, volatile Fault* 
   atomicExch(&signals.state->fault_lock, 0u);
 }
 
-// What follows up to give_up happens rarely, and is not inlined: short kernels start sooner.
-
 /// Ends the channel: later kernels of this rank use no memory of a peer except its mailbox, to tell
 /// it.
-__device__ __noinline__ inline void poison(const PeerSignals& signals, FaultCode code, int culprit,
-                                           Operation operation, uint32_t epoch) {
+__device__ inline void poison(const PeerSignals& signals, FaultCode code, int culprit,
+                              Operation operation, uint32_t epoch) {
   record_fault(signals, &signals.faults->fatal,
                {.code = static_cast<uint32_t>(code),
                 .culprit = culprit,
@@ -221,7 +219,7 @@ __device__ __noinline__ inline void poison(const PeerSignals& signals, FaultCode
 }
 
 /// Halts the channel at fault.epoch, as all ranks do, and tells the host why.
-__device__ __noinline__ inline void halt(const PeerSignals& signals, const Fault& fault) {
+__device__ inline void halt(const PeerSignals& signals, const Fault& fault) {
   record_fault(signals, &signals.faults->halted, fault);
   atomicCAS(&signals.state->poison, 0u, fault.code);
   __threadfence();  // a kernel that sees this epoch also sees that the channel is halted
@@ -229,8 +227,8 @@ __device__ __noinline__ inline void halt(const PeerSignals& signals, const Fault
 }
 
 /// Ends a wait for rank `peer` that has lasted too long.
-__device__ __noinline__ inline void give_up(const PeerSignals& signals, int peer,
-                                            Operation operation, uint32_t epoch) {
+__device__ inline void give_up(const PeerSignals& signals, int peer, Operation operation,
+                               uint32_t epoch) {
   const uint32_t abandon = *static_cast<volatile uint32_t*>(&signals.faults->abandon);
   if (abandon >= FaultBoard::kGone) {
     const auto gone = static_cast<int>(abandon - FaultBoard::kGone);
@@ -279,8 +277,8 @@ __device__ inline bool is_before(uint64_t word, uint32_t epoch) {
 
 /// If rank `peer`, whose flag or words of this epoch do not come, is at a queued call instead (see
 /// peer_calls.cuh) or has stopped: halts the channel, as that rank does. Returns whether it is so.
-__device__ __noinline__ inline bool halts_instead(const PeerSignals& signals, int peer,
-                                                  Operation operation, uint32_t epoch) {
+__device__ inline bool halts_instead(const PeerSignals& signals, int peer, Operation operation,
+                                     uint32_t epoch) {
   const std::byte* record = signals.mailbox[signals.rank] + Mailbox::record_offset(epoch, peer);
   const uint64_t word = load_acquire(reinterpret_cast<const uint64_t*>(record));
   if (static_cast<uint32_t>(word) != epoch) return false;
