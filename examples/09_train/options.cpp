@@ -62,7 +62,7 @@ size_t index_of(const std::string& text, std::span<const std::string_view> names
   return static_cast<size_t>(found - names.begin());
 }
 
-// An enum whose values are numbered as their names.
+// An enum whose values are numbered in the order of their names.
 template <typename Enum, size_t N>
 Option choice(const std::string& name, Enum& value, const std::array<std::string_view, N>& names,
               const std::string& words) {

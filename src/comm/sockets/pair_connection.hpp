@@ -18,7 +18,7 @@ namespace crossdock::comm {
 ///
 /// - The lower rank uses its own connection at once. It never welcomes the other one, the spare,
 ///   but reads control messages from it until the peer has welcomed the kept one; then it closes
-///   it.
+///   the spare.
 /// - The higher rank sends no data before a welcome, and keeps copies of its control messages. If
 ///   the peer's connection arrives instead, it welcomes that one and sends the copies there first.
 ///   The lower rank skips as many as it has read from the spare.
