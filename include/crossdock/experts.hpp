@@ -63,7 +63,7 @@ struct ExpertsConfig {
   bool interleaved = false;  // gated: rows of W1 are gate 0, linear 0, gate 1, ...
   double limit = 7.0;        // for clamped_swiglu
   WeightsIn weights_in = WeightsIn::kCombine;
-  /// Of rows, y, weights and biases: fp64, fp32, bf16 or fp16; not fp64 on a GPU.
+  /// Dtype of rows, y, weights and biases: fp64, fp32, bf16 or fp16; not fp64 on a GPU.
   DType dtype = DType::kF32;
   /// Forward saves nothing; backward recomputes the hidden rows, with the same bits.
   bool recompute = false;
