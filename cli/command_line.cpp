@@ -60,7 +60,7 @@ void add_command(CLI::App& app, const char* name, const char* words, Args& args)
   add_options(options, args);
 }
 
-// The first word that no option took.
+// The first word that no option consumed.
 std::string first_leftover(const CLI::App& app, int argc, const char* const* argv) {
   const std::vector<std::string> leftovers = app.remaining(/*recurse=*/true);
   for (int i = 1; i < argc; ++i) {
@@ -69,13 +69,13 @@ std::string first_leftover(const CLI::App& app, int argc, const char* const* arg
   return leftovers.empty() ? "" : leftovers.front();
 }
 
-// Null if none was named.
+// Null if no command was named.
 const CLI::App* command_of(const CLI::App& app) {
   const std::vector<CLI::App*> named = app.get_subcommands();
   return named.empty() ? nullptr : named.front();
 }
 
-// In plainer words than those of CLI11.
+// Describes the error in plainer words than CLI11.
 std::string describe(const CLI::ParseError& error, const CLI::App* command,
                      const std::string& leftover) {
   std::string message = error.what();

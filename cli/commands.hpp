@@ -13,7 +13,7 @@ namespace crossdock::cli {
 
 class Options;
 
-constexpr int kMaxRanks = 1024;  // that a command starts
+constexpr int kMaxRanks = 1024;  // limit on the ranks that a command starts
 
 std::vector<std::string> model_names();
 
@@ -67,13 +67,13 @@ struct RunArgs {
   std::optional<int64_t> tokens_total;  // spread over the ranks
   std::optional<int64_t> width, inner, shared_inner, experts, top_k;
   std::string strategy = "auto";
-  std::string communicator;    // empty: that of the job of this process, else threads
-  std::optional<int> ranks;    // not given: 4, or the number of processes of the job
+  std::string communicator;    // empty: that of this process's job, else threads
+  std::optional<int> ranks;    // not given: 4, or the number of processes in the job
   int ranks_per_node = 0;      // 0: as the communicator reports
   int max_in_flight = 0;       // requests, with mpi; 0: the communicator's default
   int64_t chunk_bytes = 0;     // per request, with mpi; 0: the communicator's default
   int64_t overlap = 1;         // chunks of a dispatch
-  int overlap_sms = 0;         // SMs of a dispatch beside experts, with cuda; 0: no limit
+  int overlap_sms = 0;         // SMs for a dispatch that overlaps experts, with cuda; 0: no limit
   std::string device = "cpu";  // or "cuda"
   std::string dtype = "fp32";
   std::string activation;  // empty: the preset's, or swiglu

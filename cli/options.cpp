@@ -48,7 +48,7 @@ std::string alternatives(const std::vector<std::string>& names) {
 }
 
 // A decimal number in the range. For transform(), not check(): it removes leading zeros, which
-// CLI11 would take for an octal number. `limit`: the largest that the type holds.
+// CLI11 would take for an octal number. `limit`: the largest value of the type.
 CLI::Validator in_range(const Range& range, int64_t limit) {
   const auto complaint = [least = range.least, largest = range.largest.value_or(limit),
                           has_largest = range.largest.has_value()](std::string& text) {
@@ -144,7 +144,7 @@ void Options::optional_choice(const char* name, std::string& value,
   command_.add_option(name, value, shown)
       ->expected(0, 1)
       ->option_text("[NAME]")
-      ->default_str(names.front())  // if it stands alone
+      ->default_str(names.front())  // if the option is given without a value
       ->check(is_one_of(names));
 }
 

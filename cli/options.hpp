@@ -14,7 +14,7 @@ namespace crossdock::cli {
 /// The whole numbers that an option takes.
 struct Range {
   int64_t least = 0;
-  std::optional<int64_t> largest{};  // not given: what the type holds
+  std::optional<int64_t> largest{};  // not given: the largest value of the type
 };
 
 /// The options of one command. The commands add theirs through this class, so that only its own
@@ -36,7 +36,7 @@ class Options {
   /// One of `names`. `fallback` describes the default if the value is empty.
   void choice(const char* name, std::string& value, const std::vector<std::string>& names,
               const std::string& words, const std::string& fallback = "");
-  /// An option that may stand alone; it then means the first of `names`.
+  /// An option whose value may be omitted; it then means the first of `names`.
   void optional_choice(const char* name, std::string& value, const std::vector<std::string>& names,
                        const std::string& words);
   /// Any texts, separated by commas.
@@ -50,7 +50,7 @@ class Options {
   void flag_off(const char* name, bool& value, const std::string& words);
   /// A flag that help does not show.
   void hidden_flag(const char* name, bool& value);
-  /// A required argument without an option's name.
+  /// A required positional argument.
   void argument(const char* name, std::string& value, const std::string& words);
 
   /// The end of the help text, in lines of at most 80 columns.

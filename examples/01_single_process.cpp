@@ -1,4 +1,4 @@
-// Four ranks as threads of one process: tokens go to their experts and come back.
+// Four ranks as threads of one process: tokens go to their experts and return.
 #include <crossdock/crossdock.hpp>
 #include <cstdio>
 using namespace crossdock;

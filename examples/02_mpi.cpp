@@ -3,7 +3,7 @@
 //   mpirun -np 4 build/release/examples/example_02_mpi
 //
 // Each process has its own tokens and its share of the experts. The layer finds the other processes
-// through the group; no other call of MPI is needed.
+// through the group; no other MPI call is needed.
 #include <crossdock/crossdock.hpp>
 #include <cstdio>
 #include <random>

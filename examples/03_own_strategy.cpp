@@ -1,8 +1,8 @@
-// A strategy of your own, in one file: judged by the suite that judges those of Crossdock, planned
+// Your own strategy, in one file: checked by the suite that checks Crossdock's strategies, planned
 // by the planner, chosen by "auto", and used by a dispatcher.
 //
 // "rounds" sends at most 8 rows to each rank at a time, so that staging memory does not grow with
-// tokens. What it does not do itself it leaves to another strategy.
+// tokens. It leaves everything else to another strategy.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t kRows = 8;  // to each rank in a round
 
-// What "auto" and the planner know of it. It sends what alltoall sends, which is the default, but
-// in rounds, and holds the rows of one round at a time.
+// What "auto" and the planner know about it. It sends what alltoall sends (the default), but in
+// rounds, and holds the rows of one round at a time.
 class RoundsModel : public StrategyModel {
  public:
   MessageModel messages(Movement movement, double row_bytes,
@@ -49,7 +49,7 @@ class Rounds : public Strategy {
 
   const StrategyModel& model() const override { return model_; }
 
-  // What the other strategy keeps in a plan.
+  // The state that the other strategy keeps in a plan.
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
     return other_->prepare(exchange);
   }
@@ -151,7 +151,7 @@ size_t judge() {
   return num_failures;
 }
 
-// Its cost in a job, beside those of the others.
+// Its cost in a job, compared with the other strategies.
 void plan() {
   StrategyList candidates = built_in_strategies();
   candidates.add(make_rounds);
@@ -166,8 +166,8 @@ void plan() {
   }
 }
 
-// Of two that take equally long, "auto" chooses the earlier candidate. One token of each rank goes
-// to expert 0 and comes back.
+// Of two equally fast candidates, "auto" chooses the earlier one. One token of each rank goes to
+// expert 0 and returns.
 bool dispatch_with_auto() {
   StrategyList candidates;
   candidates.add(make_rounds);

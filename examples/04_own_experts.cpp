@@ -1,4 +1,4 @@
-// Experts of your own between dispatch and combine, forward and backward.
+// Your own experts between dispatch and combine, forward and backward.
 //
 // Expert e multiplies its rows by a number s_e. So out = sum over k of w_k s_(expert k) x, and all
 // gradients of the loss <out, 1> are known.
@@ -57,7 +57,7 @@ bool run_rank(Group& group) {
   constexpr int64_t T = Tokens::T;
   const int64_t first = first_expert(E, group.size(), group.rank());  // expert of segment 0
 
-  // Forward. The result is written where the combine can fetch it without a copy.
+  // Forward. The result is written where combine can fetch it without a copy.
   const Plan plan = dispatcher.plan({.expert_ids = {tokens.expert_ids.data(), {T, K}},
                                      .weights = {tokens.weights.data(), {T, K}}});
   const DispatchResult sent = dispatcher.dispatch(plan, {.x = {tokens.x.data(), {T, D}}});

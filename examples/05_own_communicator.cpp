@@ -1,8 +1,8 @@
-// A communicator of your own, judged by the suite that judges those of Crossdock.
+// Your own communicator, checked by the suite that checks Crossdock's communicators.
 //
 // "sockets" connects forked processes: every pair of ranks shares a Unix socket that keeps packets
 // whole. A packet names its communicator, so subgroups use the same sockets, and packets of a
-// failed exchange disturb nobody.
+// failed exchange do no harm.
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -171,9 +171,9 @@ class SocketCommunicator final : public Communicator {
   }
 
  private:
-  // What is still to be sent to a rank and to be received from it. A packet that is sent is a copy
-  // in the kernel, so nothing refers to this memory after an exchange has ended or failed;
-  // otherwise SharedBytes::owner would have to be kept.
+  // What remains to be sent to and received from a rank. A sent packet is a copy in the kernel, so
+  // nothing refers to this memory after an exchange has ended or failed; otherwise
+  // SharedBytes::owner would have to be kept.
   struct Lane {
     std::span<const std::byte> send;
     std::span<std::byte> recv;
@@ -270,7 +270,7 @@ class SocketCommunicator final : public Communicator {
     packet.num_bytes = std::min(text.size(), Packet::kMaxBytes);
     std::memcpy(packet.bytes, text.data(), packet.num_bytes);
     for (size_t r = 0; r < processes_.size(); ++r) {
-      // If a socket is full, that peer learns of it by its deadline.
+      // If a socket is full, that peer finds out at its deadline.
       if (static_cast<int>(r) != rank_) sockets_->try_send(processes_[r], packet);
     }
   }
@@ -285,7 +285,7 @@ class SocketCommunicator final : public Communicator {
   std::map<std::string, int> num_subgroups_;  // by members
 };
 
-// Judges two strategies and three faults on two nodes of two ranks, and asks "auto" for its choice.
+// Checks two strategies and three faults on two nodes of two ranks, and asks "auto" for its choice.
 size_t judge(Group& group) {
   size_t num_failures = 0;
   const auto report = [&](const std::string& what, const std::string& message) {

@@ -14,7 +14,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
-# The best complete public code that we know on an H200, all ranks on one GPU, as multiples of the floor (h200-deepseek).
+# The best complete public code that we know of on an H200, all ranks on one GPU, as multiples of the floor
+# (h200-deepseek).
 BEST_PUBLIC = {"plan+dispatch": 2.4, "combine": 2.3}
 # Ratios that must be reached on an H200; for decode, microseconds.
 LARGE = {"dispatch": 1.15, "plan+dispatch": 1.30, "combine": 1.08, "dispatch_backward": 1.10, "combine_backward": 1.20}
@@ -102,7 +103,7 @@ def time_and_ratio(step, text):
 
 
 def cpu_small(results):
-    """direct beside the code that one writes in an hour, each with its ratio to a copy in the same run."""
+    """direct compared with the code that one would write in an hour, each with its ratio to a copy in the same run."""
     rows = []
     for scenario in ("cpu-large", "cpu-medium", "cpu-many-ranks", "decode"):
         for strategy, communicator in (("direct", "threads"), ("direct", "mpi"), ("anchor-mpi-pack", "mpi")):

@@ -5,8 +5,8 @@
     tools/bench_run.py h200                   # -> bench/results/h200.json, on a machine with that GPU
     tools/bench_run.py cpu --output my.json --repeat 3 cpu-large decode
 
-Each scenario of the CPU is a run of its own. Results are checked bit by bit. Run it on an idle machine: the load
-average before each run is recorded. tools/bench_page.py makes the page from the raw files.
+Each CPU scenario is a separate run. Results are checked bit by bit. Run it on an idle machine: the load average before
+each run is recorded. tools/bench_page.py makes the page from the raw files.
 """
 import argparse
 import datetime

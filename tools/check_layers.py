@@ -47,7 +47,8 @@ SUFFIXES = {".hpp", ".h", ".cpp", ".c", ".cuh", ".cu"}
 
 
 def room_of(path):
-    """The room of the table that a path is in, e.g. "dispatch/host" for dispatch/host/wire.hpp; None if there is none."""
+    """The room in the table that a path belongs to, e.g. "dispatch/host" for dispatch/host/wire.hpp; None if there is
+    none."""
     parts = path.split("/")[:-1]
     for size in range(len(parts), 0, -1):
         if "/".join(parts[:size]) in MAY_SEE:
@@ -56,7 +57,7 @@ def room_of(path):
 
 
 def forbidden(top, room, header):
-    """Why a file of `top`/[`room`/] may not include `header`; None if it may."""
+    """Why a file in `top`/[`room`/] may not include `header`; None if it may."""
     target = room_of(header)
     if ".." in header.split("/"):
         return "paths start at include/ or src/, without .."

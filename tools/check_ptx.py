@@ -3,9 +3,9 @@
 
     tools/check_ptx.py build/cuda/libcrossdock.a
 
-Machine code runs on one generation of GPUs; on later ones the driver compiles PTX, unless that is PTX of one
-architecture alone (sm_90a, sm_100f). So every group of kernels must have portable PTX at least as new as its newest
-machine code.
+Machine code runs on one generation of GPUs; on later ones the driver compiles PTX, unless the PTX is specific to one
+architecture (sm_90a, sm_100f). So every group of kernels must have portable PTX at least as new as its newest machine
+code.
 """
 import struct
 import sys

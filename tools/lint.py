@@ -5,10 +5,10 @@ clang-tidy reads every .cpp that a build compiles: the release build, and the CU
 host sources are plain C++ with the headers of CUDA (what nvcc compiles, .cu, it cannot read). Tests get fewer checks, see
 NOT_FOR_TESTS; the static analyzer and checks that cost more than they find are for --full.
 
-Of the 3 to 10 s that a file takes, most go into the headers that it includes. So files of a module are read together, as
-one source that includes them, where their names do not clash; if anything is found there, each is read by itself. A
-clean result is remembered under build/lint/: the key is a hash of the file, of every project header it reaches, of its
-compile command, of the checks and of clang-tidy's version.
+Most of the 3 to 10 s that a file takes is spent on the headers that it includes. So files of a module are read
+together, as one source that includes them, unless their names clash; if anything is found there, each is read by
+itself. A clean result is remembered under build/lint/: the key is a hash of the file, of every project header it
+reaches, of its compile command, of the checks and of clang-tidy's version.
 """
 import argparse
 import concurrent.futures
@@ -40,10 +40,10 @@ SLOW = (
     "bugprone-suspicious-semicolon",
     "bugprone-suspicious-string-compare",
 )
-# What matters for speed and for large sizes, which tests have not; and the analyzer.
+# Checks for speed and large sizes, which do not matter in tests; and the analyzer.
 NOT_FOR_TESTS = (ANALYZER, "performance-*", "bugprone-implicit-widening-of-multiplication-result")
 PRECOMPILED = re.compile(r" -Winvalid-pch| -include \S+/cmake_pch\.hxx| -fpch-preprocess")  # of another compiler
-BATCH = 24  # files that are read together at most
+BATCH = 24  # maximum number of files read together
 DECLARED = re.compile(r"^(?!namespace|using \w+::|#|//|[})\]]|TEST)\w[^\n=;({]*?(?<!:)\b(\w+)\s*(?:[=;({]|\[|: )", re.M)
 CLASH = re.compile(r"^(\S+?):\d+:\d+: error: .*\[clang-diagnostic-error\]$", re.M)
 INCLUDE = re.compile(rb'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
@@ -90,7 +90,7 @@ def closure(source, dirs):
 
 
 def checks_of(entry, full):
-    """Added to those of .clang-tidy."""
+    """Checks added to those of .clang-tidy."""
     left_out = (NOT_FOR_TESTS if entry["name"].startswith("tests/") else ()) + (() if full else SLOW)
     return ",".join(f"-{name}" for name in left_out)
 
@@ -103,14 +103,14 @@ def tidy_key(entry, salt):
 
 
 def flags_of(entry):
-    """The words of its compile command without those that name the source and the object."""
+    """The words of its compile command, except the names of the source and the object."""
     words = shlex.split(entry["command"])
     at_output = words.index("-o")
     return [word for word in words[:at_output] + words[at_output + 2:] if word not in ("-c", entry["file"])]
 
 
 def split_flags(entry):
-    """Those that say what a source finds, and those that say how it is compiled."""
+    """Flags that determine what a source finds, and flags that determine how it is compiled."""
     finds, compiled = [], []
     words = iter(flags_of(entry))
     for word in words:
@@ -162,7 +162,7 @@ def module_of(name):
 
 
 def groups_of(entries):
-    """Those that may share a batch: of one module, compiled alike, with the same checks and not with the analyzer."""
+    """Entries that may share a batch: in one module, compiled alike, with the same checks and without the analyzer."""
     groups = {}
     for entry in entries:
         alone = entry["name"] if f"-{ANALYZER}" not in entry["checks"].split(",") else ""
@@ -261,7 +261,7 @@ def main():
     }
     for name in set(args.checks) - set(run):
         parser.error(f"CHECK must be one of {', '.join(run)}, got {name}")
-    results = [run[name]() for name in args.checks or run]  # all of them, then the verdict
+    results = [run[name]() for name in args.checks or run]  # run all of them, then give the verdict
     sys.exit(0 if all(results) else 1)
 
 

@@ -28,7 +28,7 @@ bench::RunOptions run_options(const BenchArgs& args) {
           .ranks_per_node = args.ranks_per_node};
 }
 
-// Rethrows bad arguments that the library found as the command's.
+// Rethrows the library's errors about bad arguments as the command's.
 template <typename Call>
 auto as_arguments(const Call& call) {
   try {
@@ -40,7 +40,7 @@ auto as_arguments(const Call& call) {
 }
 
 bench::Sizes sizes_in(const BenchArgs& args) {
-  // Larger ones fit on no machine.
+  // Larger sizes fit on no machine.
   constexpr int64_t kMost = int64_t{1} << 30;
   return as_arguments([&] {
     bench::Sizes sizes{
@@ -65,7 +65,7 @@ BenchFormat format_of(const BenchArgs& args) {
   return args.format == "json" ? BenchFormat::kJson : BenchFormat::kTable;
 }
 
-// Empty: the default ones of the CPU. `sizes` other than the number of ranks make a scenario.
+// Empty: the CPU's default scenarios. `sizes` other than the number of ranks make a scenario.
 std::vector<std::string> wanted_scenarios(const BenchArgs& args, const bench::Sizes& sizes) {
   if (!args.scenarios.empty()) return args.scenarios;
   const bool on_gpu = args.device == "cuda";
@@ -206,7 +206,7 @@ int run_bench(const BenchArgs& args) {
   if (communicators.empty() && find_program("mpirun").empty()) communicators = {"threads"};
   const std::vector<Case> cases =
       as_arguments([&] { return select_cases(selection_of(args, sizes_in(args), communicators)); });
-  // A sweep that the machine cannot finish should not begin.
+  // Do not begin a sweep that the machine cannot finish.
   for (const Case& one : cases) {
     if (!one.scenario.runs_on_gpu()) bench::check_memory(one.scenario);
   }

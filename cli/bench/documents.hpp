@@ -8,7 +8,7 @@
 #include "cli/text/terminal.hpp"
 
 /// Results as documents that describe the run they come from. The head of a document and its
-/// results are separate where results can be printed as they come.
+/// results are separate if results can be printed as they become available.
 namespace crossdock::cli {
 
 /// Lines above the tables.

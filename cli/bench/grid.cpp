@@ -18,7 +18,7 @@ using bench::StepResult;
 struct SizeColumn {
   const char* title;
   const char* letter;
-  int speed;  // place in the order of bench::sweep, in which the last size changes fastest
+  int speed;  // position in the order of bench::sweep, in which the last size changes fastest
   std::string (*value)(const Result&);
 };
 

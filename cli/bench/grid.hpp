@@ -12,7 +12,7 @@ namespace crossdock::cli {
 /// Results of one scenario, strategy and communicator at several sizes: a line per size, a column
 /// per step.
 struct Grid {
-  std::string heading;                         // what all lines have in common
+  std::string heading;                         // common to all lines
   std::string unit;                            // of the steps' cells: "us (x copy)"
   std::vector<std::string> titles;             // the sizes that vary, then the steps
   size_t num_sizes = 0;                        // how many titles are sizes

@@ -8,19 +8,19 @@ namespace {
 
 constexpr const char* kBenchNotes =
     R"(For each step: median, minimum and maximum time of the slowest rank; GB/s of the
-bytes that the step must at least read and write; and the median relative to
+bytes that the step must read and write at least; and the median relative to
   copy     a parallel memcpy that reads and writes as many bytes,
   traffic  a parallel loop that reads as much and writes as much as the step,
   floor    on a GPU: what memory needs for the bytes or tensor cores for the
            flops of layer-* and grouped-*, whichever takes longer.
-Ranks share the GPUs there are, rank r on GPU r mod their number. With several
-GPUs also: GB/s over the link of the busiest one, in one direction, and the
-share of what copies between all GPUs at once reach.
+Ranks share the available GPUs: rank r uses GPU r modulo their number. With
+several GPUs also: GB/s over the link of the busiest one, in one direction, and
+the share of what copies between all GPUs at once reach.
 A size takes a number, a range or a list of both: 128:1024:x2 is 128, 256, 512
 and 1024, 64:200:+64 is 64, 128 and 192. Several sizes run in all combinations,
 at most 1000, and tables then have a line per size and a column per step.
 The command starts the processes of mpi and sockets itself; under mpirun,
-torchrun or srun theirs are the ranks.
+torchrun or srun, their processes are the ranks.
 
 Examples:
   crossdock bench --list
@@ -41,9 +41,8 @@ void add_options(Options& options, BenchArgs& args) {
   options.list("--strategy", args.strategies, "Strategies, or anchor-mpi-pack (default: all)");
   options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
                   "Communicators", "threads, and on the CPU mpi if it works here");
-  options.choice(
-      "--device", args.device, {"cpu", "cuda"},
-      "Where your own sizes run; without any, which scenarios run, those of the CPU or h200-*");
+  options.choice("--device", args.device, {"cpu", "cuda"},
+                 "Where your own sizes run; without any, which scenarios run: the CPU's or h200-*");
   options.list("--tokens", args.tokens,
                "Tokens per rank. This and the sizes below replace those of --scenario; without it "
                "they make a scenario of their own");
@@ -60,7 +59,7 @@ void add_options(Options& options, BenchArgs& args) {
   options.whole_number("--max-sms", args.max_sms, {0},
                        "Multiprocessors per rank on a GPU; 0: no limit (default: the scenario's)");
   options.choice("--copies", args.copies, {kCopiesNames.begin(), kCopiesNames.end()},
-                 "Copies of a token that ranks on GPUs send each other; auto: per rank if they are "
+                 "Copies of a token that GPU ranks send each other; auto: per rank if they are "
                  "on several GPUs");
   options.whole_number("--repeat", args.repeat, {1}, "Timed repetitions");
   options.whole_number("--warm-up", args.warm_up, {0}, "Repetitions before the timed ones");

@@ -28,7 +28,7 @@ class BenchPrinter {
   void add(const bench::Scenario& scenario, const bench::Result& result);
   /// After the last result.
   void finish();
-  /// Instead, if the run failed: prints the results so far, except as JSON.
+  /// Instead of finish, if the run failed: prints the results so far, except as JSON.
   void abandon();
 
  private:
@@ -40,7 +40,7 @@ class BenchPrinter {
   RunDescription run_;
   bool is_sweep_;
   TextStyle style_ = output_style();
-  std::vector<bench::Result> results_;  // in a sweep's tables: those not printed yet
+  std::vector<bench::Result> results_;  // in a sweep: those not printed yet
   std::string last_scenario_;           // whose head was printed
   bool has_head_ = false;
 };

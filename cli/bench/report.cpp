@@ -28,7 +28,7 @@ std::string sizes_of(const Scenario& s) {
   return text.str();
 }
 
-// Digits for small numbers, none for large ones.
+// Decimals for small numbers, none for large ones.
 std::string amount(double value) {
   if (value <= 0.0) return "";
   return fixed(value, value < 10.0 ? 2 : value < 1000.0 ? 1 : 0);
@@ -38,7 +38,7 @@ bool any(const Result& result, double StepResult::*value) {
   return std::ranges::any_of(result.steps, [=](const auto& step) { return step.*value > 0; });
 }
 
-// Steps on a GPU, beside what memory and tensor cores need at least.
+// Steps on a GPU, compared with the least time that memory and tensor cores need.
 std::string floors_text(const Result& result, const TextStyle& style) {
   Table table(style, {{.title = "step", .align = Align::kLeft, .min_width = 17},
                       {.title = "median us", .min_width = 9},
@@ -64,7 +64,7 @@ double share_of_blas(const Result& result, const StepResult& step) {
   return plain == result.steps.end() ? 0.0 : plain->median_us / step.median_us;
 }
 
-// Steps beside a copy of as many bytes.
+// Steps compared with a copy of the same number of bytes.
 std::string copies_text(const Result& result, const TextStyle& style) {
   const bool has_traffic = any(result, &StepResult::traffic_us);
   const bool has_products = any(result, &StepResult::gflops);

@@ -10,7 +10,7 @@ namespace crossdock::cli {
 
 class JsonWriter;
 
-/// What one must know to judge the results of a run, or to repeat it.
+/// What a reader needs to know to judge the results of a run, or to repeat it.
 struct RunDescription {
   std::string version;  // of crossdock, with the revision if known
   std::string build;    // "Release build by GNU 12.2.0"
@@ -18,7 +18,7 @@ struct RunDescription {
   int num_cores = 0;
   int num_usable_cores = 0;
   std::string gpu{};     // empty: no run uses one
-  int num_gpus = 0;      // of the machine
+  int num_gpus = 0;      // in the machine
   std::string driver{};  // of the GPU; empty: unknown
   std::string time;      // when the run began: "2026-11-16T19:52:39+00:00"
   std::string command;   // as a shell reads it
@@ -27,7 +27,7 @@ struct RunDescription {
   bool checked = false;
 };
 
-/// Of a run that begins now.
+/// Describes a run that begins now.
 RunDescription describe_run(const BenchArgs& args, bool uses_gpu);
 
 /// Names and values to print, without those that are unknown.

@@ -18,8 +18,8 @@ void check(cudaError_t status, const char* call) {
   throw Error(ErrorCode::kCuda, std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-// Streams that no rank has, by GPU. They are used again: with more of them than the GPU has queues,
-// some would share one, and ranks would wait for each other in it.
+// Streams that no rank is using, by GPU. They are reused: if there were more streams than the GPU
+// has queues, some would share a queue, and ranks would wait for each other in it.
 class UnusedStreams {
  public:
   cudaStream_t take(int device) {
@@ -98,7 +98,8 @@ class GpuDevice final : public RankDevice {
   void wait() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
  private:
-  // A copy queued behind kernels that wait for other ranks could keep those from launching theirs.
+  // A copy queued behind kernels that wait for other ranks could keep those ranks from launching
+  // their kernels.
   void transfer(void* to, const void* from, int64_t num_bytes, cudaMemcpyKind kind) {
     wait();
     if (num_bytes > 0) {

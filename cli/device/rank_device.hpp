@@ -19,16 +19,16 @@ struct GpuInfo {
   std::string name;
   int64_t memory_bytes = 0;
   std::vector<int>
-      unreachable;  // GPUs whose memory it cannot use; rows to them go through the host
+      unreachable;  // GPUs whose memory it cannot access; rows to them go through the host
 };
 /// All GPUs that this process sees; empty without CUDA.
 std::vector<GpuInfo> list_gpus();
 
-/// Which ranks use which of them: "8 GPUs here; rank r of a node uses GPU r mod 8".
+/// Which ranks use which GPU: "8 GPUs here; rank r of a node uses GPU r mod 8".
 std::string gpu_rule();
 
-/// Where a rank has its tensors: in host memory, or on a GPU with a stream of its own, in which the
-/// rank's work is queued.
+/// Where a rank keeps its tensors: in host memory, or on a GPU with a stream of its own, in which
+/// the rank's work is queued.
 class RankDevice {
  public:
   virtual ~RankDevice() = default;
@@ -46,12 +46,12 @@ class RankDevice {
   /// Waits until all work in the stream has finished.
   virtual void wait() = 0;
 
-  /// A copy of a tensor, of this device or of the host, in host memory. Waits.
+  /// A copy in host memory of a tensor on this device or on the host. Waits.
   OwnedTensor to_host(const ConstTensorView& tensor);
 };
 
 std::unique_ptr<RankDevice> make_host_device();
-/// On the GPU of the group's rank, cuda_device_of. REQUIRES: prepare_gpus.
+/// Uses the GPU of the group's rank, cuda_device_of. REQUIRES: prepare_gpus.
 std::unique_ptr<RankDevice> make_gpu_device(Group& group);
 
 /// "cpu" or "cuda".

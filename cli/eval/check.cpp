@@ -21,7 +21,7 @@ struct Allowance {
   std::vector<double> scale;  // per entry
   double floor = 0;           // rounding error of values too small for the dtype
   DType dtype = DType::kF32;  // of the result
-  /// The result was added up from partial sums of its dtype, which may have been infinite.
+  /// The result is a sum of partial sums in its dtype, which may have been infinite.
   bool may_overflow = false;
   /// Per entry, how far rounding may move the result; only called if the rest does not suffice.
   std::function<std::vector<double>()> spread{};
@@ -108,7 +108,8 @@ class Checker {
   double largest_error_ = 0.0;
 };
 
-// The case without its dropped routes and without a capacity: other weights cannot drop others.
+// The case without its dropped routes and without a capacity: other weights then drop no other
+// routes.
 LayerInput with_kept_routes(LayerInput layer, const reference::Layout& layout) {
   layer.config.capacity.reset();
   for (size_t r = 0; r < layer.ranks.size(); ++r) {

@@ -18,7 +18,7 @@ Examples:
 void add_options(Options& options, EvalArgs& args) {
   options.argument("CASE", args.path, "JSON file with the case; - for standard input");
   options.choice("--communicator", args.communicator, {"threads", "sockets"},
-                 "What ranks are; sockets starts processes");
+                 "How ranks communicate; sockets starts processes");
   options.flag("--check", args.check,
                "Compare with the fp64 reference and report on standard error; a difference exits "
                "with status 1");

@@ -137,8 +137,8 @@ struct MatrixNames {
   std::string whole;         // "rank 1: x"
   std::string row_prefix;    // "rank 1, token "
   std::string row_suffix;    // ": x"
-  const char* height = "";   // what the number of rows is
-  const char* width = "";    // what the number of columns is
+  const char* height = "";   // name of the number of rows
+  const char* width = "";    // name of the number of columns
   const char* column = "[";  // between a row's name and the column's number
   const char* column_end = "]";
 

@@ -30,7 +30,7 @@ std::vector<int64_t> real_rows_per_expert(const PlanData& plan) {
   return rows_per_expert;
 }
 
-// Like a caller with its own experts. Experts return their rows, so y is what was dispatched.
+// Like a caller with its own experts. Experts return their rows, so y is the dispatched rows.
 void run_identity(Dispatcher& dispatcher, const Plan& plan, ConstTensorView y,
                   ConstTensorView grad_out, EvalRank& result) {
   result.out = reference::to_values(dispatcher.combine(plan, y));

@@ -30,7 +30,7 @@ struct EvalResult {
 /// A result of the right size, without values.
 EvalResult empty_result(const EvalCase& eval_case);
 
-/// Runs the case as one rank of a group, which sets its part of the result. Collective.
+/// Runs the case as one rank of a group and sets this rank's part of the result. Collective.
 void run_rank(Group& group, const EvalCase& eval_case, EvalResult& result);
 
 /// Runs the case with the library, forward and backward, with ranks as threads of this process.

@@ -8,7 +8,7 @@ namespace {
 constexpr const char* kMeshNotes =
     R"(Two grids over the same ranks: tp x cp x dp x pp for dense parts, and
 etp x ep x edp x pp for experts. The first size varies fastest with the rank, pp
-slowest. A mesh that cannot exist exits with status 1; the message names the
+slowest. An impossible mesh exits with status 1; the message names the
 rule and the numbers. docs/mesh.md says what each group is for.
 
 Examples:

@@ -15,17 +15,17 @@ struct ProcessJob {
 };
 
 /// Runs the job and returns the standard output of its processes; standard error passes through.
-/// Communicator mpi needs mpirun, sockets needs nothing. Throws Error(kUnsupported) without mpirun,
-/// Error(kTimeout) after the limit (the processes are then ended), Error(kCommunication) if they
-/// fail. A signal that asks this process to end ends them first; if this process is killed, they
-/// end by themselves.
+/// The mpi communicator needs mpirun, sockets needs nothing. Throws Error(kUnsupported) without
+/// mpirun, Error(kTimeout) after the limit (the processes are then ended), Error(kCommunication) if
+/// they fail. A signal that asks this process to end first ends the processes of the job; if this
+/// process is killed, they end by themselves.
 std::string run_processes(const ProcessJob& job);
 
 /// The same for a job in which a process will be killed: the others continue, their exit statuses
 /// are ignored, and standard error is not shown.
 std::string run_processes_with_a_death(const ProcessJob& job);
 
-/// Replaces this process by a program that runs the job as above, without its limit; output,
+/// Replaces this process with a program that runs the job as above, without its time limit; output,
 /// signals and exit status are those of the job. Throws Error(kUnsupported) without mpirun.
 [[noreturn]] void continue_as_processes(const ProcessJob& job);
 

@@ -18,8 +18,8 @@ bool contains(const std::vector<std::string>& names, const char* name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-// A RANK without WORLD_SIZE is somebody else's variable, unless sockets are wanted. With both, a
-// flaw is an error: otherwise every process of the job would run all of it.
+// RANK without WORLD_SIZE is some other program's variable, unless sockets were requested. With
+// both, an invalid value is an error: otherwise every process of the job would run the whole job.
 bool sockets_are_launched(bool are_wanted) {
   try {
     return sockets_launch_from_environment().has_value();
@@ -47,7 +47,7 @@ std::string describe(const Communicator& job) {
   return words;
 }
 
-// Rank 0 takes part in no exchange, so this one ends when its process does.
+// Rank 0 takes part in no exchange, so this exchange ends when rank 0's process does.
 void wait_for_end_of_rank_0(std::unique_ptr<Communicator> job) {
   try {
     Group(std::move(job)).agree({.operation = "end"});
@@ -85,7 +85,7 @@ bool speaks_for_job(const std::string& communicator) {
   try {
     job = make_job_communicator(communicator, {.setup_deadline = kSpeakerDeadline});
   } catch (const Error&) {
-    return true;  // the others did not arrive; better printed twice than not at all
+    return true;  // the others did not arrive; better to print twice than not at all
   }
   const bool is_speaker = job->rank() == 0;
   if (is_speaker) own.description = describe(*job);

@@ -40,7 +40,7 @@ class RankProcesses {
   RankProcesses(int num_ranks, bool survives_deaths)
       : num_ranks_(num_ranks), survives_deaths_(survives_deaths) {}
 
-  // Returns whether all could be started; if not, none is left.
+  // Returns whether all could be started; if not, none is left running.
   bool start(char** command, const sigset_t& signals_of_ranks) {
     const std::string size = std::to_string(num_ranks_);
     setenv("WORLD_SIZE", size.c_str(), 1);

@@ -7,11 +7,11 @@ namespace crossdock::cli {
 
 constexpr int kCannotStart = 127;  // the exit status, as in shells
 
-/// The command by which this program (`program`) starts `ranks` processes of itself with `args`, as
-/// mpirun does for MPI: with the variables that communicator sockets reads (RANK, WORLD_SIZE, ...).
-/// It ends when all of them have ended, with the status of the first that failed; the others then
-/// have some seconds to end by themselves. A signal that asks it to end ends them first.
-/// survives_deaths: the others continue if one ends, and the status is 0.
+/// The command with which this program (`program`) starts `ranks` processes of itself with `args`,
+/// as mpirun does for MPI: with the variables that the sockets communicator reads (RANK,
+/// WORLD_SIZE, ...). It ends when all of them have ended, with the status of the first that failed;
+/// the others then have a few seconds to end by themselves. A signal that asks it to end first ends
+/// its processes. survives_deaths: the others continue if one ends, and the status is 0.
 std::vector<std::string> rank_launcher_command(const std::string& program, int ranks,
                                                bool survives_deaths,
                                                const std::vector<std::string>& args);

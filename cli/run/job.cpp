@@ -21,7 +21,7 @@ template <typename... Parts>
   throw ArgumentError(message.str());
 }
 
-// Sets what a published model has beyond its sizes.
+// Sets the properties of a published model other than its sizes.
 void apply_model(const ModelPreset& model, RunJob& job) {
   RouterConfig& router = job.layer.router;
   job.layer.experts.activation = model.activation;

@@ -39,7 +39,7 @@ void add_layer(Options& options, RunArgs& args) {
   options.whole_number("--experts", args.experts, {1}, "Number of experts (default: 32)");
   options.whole_number("--top-k", args.top_k, {1}, "Experts per token (default: 4)");
   options.choice("--device", args.device, {"cpu", "cuda"},
-                 "Where ranks compute; rank r uses GPU r mod their number");
+                 "Where ranks compute; rank r uses GPU r modulo their number");
   options.choice("--dtype", args.dtype, {"fp64", "fp32", "bf16", "fp16"},
                  "Data type of tokens and parameters");
   options.choice("--activation", args.activation,
@@ -57,7 +57,7 @@ void add_options(Options& options, RunArgs& args) {
   strategies.emplace_back("auto");
   options.choice("--strategy", args.strategy, strategies, "How rows are moved");
   options.choice("--communicator", args.communicator, {"threads", "mpi", "sockets"},
-                 "What ranks are; mpi and sockets start processes if needed",
+                 "How ranks communicate; mpi and sockets start processes if needed",
                  "threads; mpi under mpirun; sockets under torchrun or srun");
   options.whole_number("--ranks", args.ranks, {1, kMaxRanks},
                        "Number of ranks (default: 4, or the processes of the job)");
@@ -69,8 +69,9 @@ void add_options(Options& options, RunArgs& args) {
                        "Largest message, with mpi (default: 4194304)");
   options.whole_number("--overlap", args.overlap, {1},
                        "Chunks of a dispatch; experts compute one chunk while the next is moved");
-  options.whole_number("--overlap-sms", args.overlap_sms, {0},
-                       "Multiprocessors for the dispatch beside experts, with cuda; 0: no limit");
+  options.whole_number(
+      "--overlap-sms", args.overlap_sms, {0},
+      "Multiprocessors for a dispatch that overlaps experts, with cuda; 0: no limit");
   options.whole_number("--steps", args.steps, {1}, "Number of steps to run");
   options.whole_number("--seed", args.seed, {0}, "Seed of tokens and parameters");
   options.flag("--forward-only", args.forward_only, "Skip the backward pass");

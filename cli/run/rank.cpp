@@ -186,7 +186,7 @@ std::shared_ptr<const RouterOutput> routes_on_host(const RouterOutput& routes, R
   return copy;
 }
 
-// Copies from a GPU what is compared and printed.
+// Copies what is compared and printed from a GPU.
 void read_outcome(RankDevice& device, RunOutcome& outcome) {
   outcome.out = device.to_host(outcome.out.view);
   if (outcome.grad_x.view.given()) outcome.grad_x = device.to_host(outcome.grad_x.view);
@@ -194,7 +194,7 @@ void read_outcome(RankDevice& device, RunOutcome& outcome) {
 }
 
 // Runs and times one step and its operations. On a GPU, forward and backward include the wait for
-// their results, operations take as long as queueing them.
+// their results, operations only the time to queue them.
 StepTimes run_step(Group& group, const RunJob& job, const RunTensors& tensors, MoeLayer& layer,
                    RankDevice& device, RunOutcome& outcome, TraceLog& log) {
   outcome = {};

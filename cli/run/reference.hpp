@@ -17,8 +17,8 @@ class RunReference {
   RunReference(const RunJob& job, const RunValues& values, const InputNoise& noise = {});
 
   struct Token {
-    std::vector<double> chosen_weights;  // [K] of the experts that the reference chooses
-    std::vector<double> weights;         // [K] of the given experts
+    std::vector<double> chosen_weights;  // [K] for the experts that the reference chooses
+    std::vector<double> weights;         // [K] for the given experts
     std::vector<double> out;             // [D]
     std::vector<double> grad_x;          // [D], with backward
   };

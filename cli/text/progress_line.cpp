@@ -15,7 +15,7 @@ ProgressLine::~ProgressLine() {
 
 void ProgressLine::show(const std::string& words) const {
   if (!is_shown_) return;
-  // In the last column some terminals start a new line.
+  // Some terminals start a new line after the last column.
   std::cerr << "\r\x1b[K" << cut(words, message_width() - 1) << std::flush;
 }
 

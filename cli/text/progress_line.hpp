@@ -4,8 +4,8 @@
 
 namespace crossdock::cli {
 
-/// One line on standard error that is written over, where a terminal can show that. Cut to the
-/// terminal's width; gone when this object is.
+/// One line on standard error that is overwritten, if a terminal can show that. Cut to the
+/// terminal's width; erased with this object.
 class ProgressLine {
  public:
   ProgressLine();

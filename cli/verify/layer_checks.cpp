@@ -17,7 +17,7 @@ using conformance::Findings;
 using reference::MlpWeights;
 using Values = std::vector<double>;
 
-/// Parameters and gradients of one rank on its device, where unset ones are not given.
+/// Parameters and gradients of one rank on its device; unset ones are not given.
 class LayerTensors {
  public:
   LayerTensors(const LayerWorld& world, int rank, RankDevice& device)
@@ -74,7 +74,7 @@ class LayerTensors {
     const OwnedTensor host = reference::to_tensor(dtype, shape, values);
     return owned_.emplace_back(device_.to_device(host.view)).view;
   }
-  // Poisoned: a gradient that is not written is found.
+  // Poisoned, so that a gradient that is not written is detected.
   TensorView make_gradient(const Shape& shape) {
     const Values poison(static_cast<size_t>(shape.num_elements()),
                         std::numeric_limits<double>::quiet_NaN());

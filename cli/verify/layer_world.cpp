@@ -53,8 +53,8 @@ int64_t tokens_of(LayerRouting routing, int rank, int num_ranks) {
   }
 }
 
-// K different experts of [0, E) without those of [skip_first, skip_end); the larger `skew` is, the
-// likelier are the first ones. Slots for which no expert is left are -1.
+// K different experts in [0, E) except [skip_first, skip_end); the larger `skew` is, the likelier
+// are the first ones. Slots for which no expert is left are -1.
 std::vector<int64_t> draw_experts(Draw& draw, const LayerWorld& world, int skew, int64_t skip_first,
                                   int64_t skip_end) {
   std::vector<int64_t> left;
@@ -103,7 +103,7 @@ std::vector<int64_t> route_token(LayerRouting routing, const LayerWorld& world, 
   }
 }
 
-// What differs from routing to routing besides the routes.
+// The settings, besides the routes, that differ between routings.
 MoeLayerConfig config_of(LayerRouting routing, DType dtype, int num_ranks) {
   const auto turn = static_cast<int64_t>(routing);
   MoeLayerConfig config;
@@ -131,7 +131,7 @@ MoeLayerConfig config_of(LayerRouting routing, DType dtype, int num_ranks) {
   return config;
 }
 
-// The most rows that a rank can receive, for plans that a GPU makes without waiting.
+// The largest number of rows that a rank can receive, for plans that a GPU makes without waiting.
 int64_t most_rows(const LayerWorld& world) {
   int64_t routes = 0;
   for (const reference::RouterInput& rank : world.ranks) {

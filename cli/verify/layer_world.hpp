@@ -58,7 +58,7 @@ struct LayerWorld {
   }
 };
 
-/// Identical at every call; values are rounded to the dtype.
+/// Identical in every call; values are rounded to the dtype.
 LayerWorld make_layer_world(LayerRouting routing, DType dtype, int num_ranks);
 
 /// Results of one rank, computed or expected.
@@ -71,7 +71,7 @@ struct LayerResults {
   std::vector<double> losses;                     // aux and z
 };
 
-/// What the reference computes for a rank.
+/// The results that the reference computes for a rank.
 LayerResults expected_results(const LayerWorld& world, int rank);
 
 }  // namespace crossdock::cli

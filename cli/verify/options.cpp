@@ -9,9 +9,9 @@ namespace {
 
 constexpr const char* kVerifyNotes =
     R"(Every check runs with every selected strategy, communicator and number of ranks;
-results, those of whole layers too, are compared with the fp64 reference. The
+results, including whole layers, are compared with the fp64 reference. The
 command starts the processes of mpi and sockets itself; under mpirun, torchrun
-or srun theirs are the ranks.
+or srun, their processes are the ranks.
 
 Examples:
   crossdock verify --quick
@@ -31,7 +31,7 @@ void add_options(Options& options, VerifyArgs& args) {
   options.whole_number("--ranks", args.ranks, {1, kMaxRanks},
                        "Numbers of ranks (default: 1,2,4,7)");
   options.choice("--device", args.device, {"cpu", "cuda"},
-                 "Where rows move and layers compute; rank r uses GPU r mod their number");
+                 "Where rows move and layers compute; rank r uses GPU r modulo their number");
   options.list("--case", args.cases, "Checks whose names contain a text or match a pattern with *");
   options.choices("--dtype", args.dtypes, {"fp64", "fp32", "bf16", "fp16", "fp8_e4m3"},
                   "Only checks of these data types", "all");
@@ -39,7 +39,7 @@ void add_options(Options& options, VerifyArgs& args) {
                        "Ranks per simulated node (default: real nodes)");
   options.flag("--faults", args.faults,
                "Instead of the checks, make one rank of four fail at every step");
-  options.flag("--list", args.list, "List the names of the checks or faults, run none");
+  options.flag("--list", args.list, "List the names of the checks or faults without running them");
   options.flag("--json", args.json, "Print JSON");
   options.hidden_flag("--always-zero", args.always_zero);  // for ranks that verify starts
   options.notes(kVerifyNotes);

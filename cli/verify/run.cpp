@@ -32,7 +32,7 @@ bool is_selected(const Check& check, const CheckFilter& filter) {
          any(filter.dtypes, [&](const auto& dtype) { return has_part(check.name, dtype); });
 }
 
-// The strategy of a check takes its host tensors to the rank's GPU.
+// The strategy of a check moves its host tensors to the rank's GPU.
 void move_to_gpus(Check& check) {
   check.body = [body = check.body](Group& group, const StrategyFactory& strategy) {
     return body(group, [&] { return on_cuda(strategy()); });

@@ -36,8 +36,8 @@ struct CheckFilter {
   bool is_quick = false;            // only quick checks
 };
 
-/// `device`: "cpu" or "cuda". On GPUs the suite's strategies move rows there (see on_cuda), and
-/// layers have their tensors there.
+/// `device`: "cpu" or "cuda". With "cuda", the suite's strategies move rows on GPUs (see on_cuda),
+/// and layers keep their tensors there.
 std::vector<conformance::Check> select_checks(const CheckFilter& filter, const std::string& device);
 
 /// Whether the name contains `pattern`, or matches it as a pattern with * and ?.

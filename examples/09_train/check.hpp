@@ -6,8 +6,8 @@
 
 namespace train {
 
-/// The largest difference between a training and the one it should equal, relative to the largest
-/// value of each tensor.
+/// The largest difference between a training run and the run it should equal, relative to the
+/// largest value of each tensor.
 struct Difference {
   double first_loss = 0.0;  // of the first step
   double losses = 0.0;      // of any step, with the gradients' norm

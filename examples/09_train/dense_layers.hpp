@@ -5,8 +5,8 @@
 
 namespace train {
 
-// The parts of the model beside the MoE layer, on this rank's T tokens. Each backward stands below
-// its forward; it adds to the gradients of parameters and overwrites others.
+// The parts of the model other than the MoE layer, on this rank's T tokens. Each backward is below
+// its forward; it adds to the gradients of parameters and overwrites other gradients.
 
 /// x[t] = of_bytes[bytes[t]] + of_positions[positions[t]]
 template <typename Real>

@@ -5,7 +5,7 @@
 //   09_train/processes.sh 4 example_09_train --tp 2 --cp 2 --check  # 4 processes, sockets
 //
 // The model predicts the next byte of packed sequences: a table of bytes and positions, blocks of
-// norm and MoE layer with a residual, and a head. There is no attention, so that a token's way
+// norm and MoE layer with a residual, and a head. There is no attention, so that a token's path
 // through the model is short enough to read. The ranks form two grids (crossdock/mesh.hpp):
 //
 //   tp x cp x dp    hold the tokens: sequences are divided among the dp ranks; the tokens of each
@@ -14,9 +14,9 @@
 //                   everything copied edp times
 //
 // A step (trainer.cpp): take this rank's tokens, forward, backward, sum each gradient over the
-// ranks that must still sum it (sum_gradients), update. Sums in another order apart, losses and
-// gradients are those of a single rank (--check), also if a rank has no tokens, which happens every
-// fourth step, or an expert never gets any (--idle-experts). The mistakes that are easily made here
+// ranks that must still sum it (sum_gradients), update. Apart from the order of sums, losses and
+// gradients are those of a single rank (--check), even if a rank has no tokens, which happens every
+// fourth step, or an expert never gets any (--idle-experts). Mistakes that are easy to make here
 // can be made on purpose (--mistake, mistakes.hpp): the check finds each of them.
 //
 // Where to read: tokens.cpp (which tokens a rank has), model.cpp (forward and backward),
@@ -61,7 +61,7 @@ TrainResult train_and_print(crossdock::Group& world, const TrainConfig& config) 
   });
 }
 
-// A training, and which rank this process was in it: 0 if all ranks were its threads.
+// The result of a training run, and this process's rank in it: 0 if all ranks were its threads.
 struct Outcome {
   TrainResult result;
   int rank = 0;

@@ -6,7 +6,7 @@
 
 namespace train {
 
-/// Common mistakes of parallel training, each of which this program can make on purpose (--mistake)
+/// Common mistakes in parallel training, each of which this program can make on purpose (--mistake)
 /// to show that the comparison with one rank finds it. Without a mistake, none of this code runs.
 enum class Mistake : uint8_t {
   kNone,

@@ -184,7 +184,7 @@ void Model<Real>::backward(const Tokens& tokens) {
                    .saved = &saved.moe,
                    .grads = grads,
                    .grad_x = {grad_normed.data(), {T, D}}});
-    // grad_x, the gradient of the block's output, is that of its input, too: the residual.
+    // grad_x, the gradient of the block's output, is also that of its input, through the residual.
     RmsNorm<Real>{block.norm.value}.backward(saved.x, grad_normed, grad_x, block.norm.grad);
   }
   Embedding<Real>{tokens.bytes, tokens.positions, D}.backward(grad_x, byte_table_.grad,

@@ -62,7 +62,7 @@ size_t index_of(const std::string& text, std::span<const std::string_view> names
   return static_cast<size_t>(found - names.begin());
 }
 
-// An enum whose values are numbered as their names.
+// An enum whose values are numbered in the order of their names.
 template <typename Enum, size_t N>
 Option choice(const std::string& name, Enum& value, const std::array<std::string_view, N>& names,
               const std::string& words) {
@@ -91,11 +91,11 @@ std::vector<Option> list_options(CommandOptions& options) {
       {"--strategy", "NAME", "auto, allgather, alltoall, direct or hierarchical (default auto)",
        [&training](const std::string& text) { training.model.strategy = text; }},
       choice("--communicator", options.communicator, kCommunicatorNames,
-             "how ranks talk (default threads)"),
-      {"--ranks-per-node", "N", "pretend that nodes have so many ranks",
+             "how ranks communicate (default threads)"),
+      {"--ranks-per-node", "N", "ranks per simulated node",
        whole_number(options.ranks_per_node, 1)},
       choice("--layout", training.tokens.layout, kLayoutNames,
-             "how sequences lie in memory (default packed)"),
+             "how sequences are arranged in memory (default packed)"),
       {"--align", "N", "pad sequences to a multiple of N (default 1)",
        whole_number(training.tokens.alignment, 1)},
       choice("--tokens", training.tokens.replicated, kTokensNames,

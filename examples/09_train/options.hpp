@@ -17,7 +17,7 @@ struct CommandOptions {
   TrainConfig training{};
   CommunicatorKind communicator = CommunicatorKind::kThreads;
   int ranks_per_node = 0;  // of simulated nodes; 0: as found
-  bool check = false;      // compare with a training on one rank
+  bool check = false;      // compare with training on one rank
   bool help = false;
 };
 

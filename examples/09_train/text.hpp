@@ -10,8 +10,8 @@ struct TextOptions {
   uint64_t seed = 1;
   int64_t num_sequences = 6;  // per step, some of them empty
   int64_t max_length = 20;    // of a sequence, in bytes
-  /// Every so many steps has a single sequence of 3 bytes, so that most ranks have no tokens in it;
-  /// 0: none has.
+  /// Every short_every-th step has a single sequence of 3 bytes, so that most ranks have no tokens
+  /// in it; 0: no such steps.
   int64_t short_every = 4;
 };
 

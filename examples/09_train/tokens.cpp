@@ -98,7 +98,7 @@ Tokens cut(const Tokens& all, const SequenceShard& shard, Mistake mistake) {
   return mine;
 }
 
-// The layout of what a context-parallel rank holds, cut among the tensor-parallel ranks.
+// The layout of a context-parallel rank's tokens, cut among the tensor-parallel ranks.
 SequenceLayout cut_among_tp(const SequenceShard& of_cp, int tp) {
   const SequenceLayout& layout = of_cp.layout();
   if (layout.packed) return {.length = of_cp.num_tokens(), .num_ranks = tp};

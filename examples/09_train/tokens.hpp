@@ -12,7 +12,7 @@
 
 namespace train {
 
-/// How the sequences of a batch lie in one tensor of tokens.
+/// How the sequences of a batch are arranged in one tensor of tokens.
 enum class Layout : uint8_t {
   kPacked,        // one after the other
   kBatchFirst,    // [B, L], padded to the longest
@@ -28,7 +28,7 @@ struct TokenOptions {
   bool replicated = false;
 };
 
-/// Tokens with all that the model needs to know of them.
+/// Tokens with everything that the model needs to know about them.
 struct Tokens {
   std::vector<int32_t> bytes;         // [T]
   std::vector<int32_t> targets;       // [T] the byte that follows; -1: none

@@ -28,7 +28,7 @@ struct TrainConfig {
   Mistake mistake = Mistake::kNone;
 };
 
-/// A step, identical on every rank except num_local_tokens.
+/// The report on a step, identical on every rank except num_local_tokens.
 struct StepReport {
   int64_t step = 0;  // from 0
   double text_loss = 0.0;
@@ -53,7 +53,7 @@ using Progress = std::function<void(const StepReport&)>;
 TrainResult train(crossdock::Group& world, const TrainConfig& config,
                   const Progress& progress = {});
 
-/// The same on a single rank in this process: what every mesh is compared with.
+/// The same on a single rank in this process, with which every mesh is compared.
 TrainResult train_on_one_rank(TrainConfig config);
 
 }  // namespace train

@@ -33,9 +33,9 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tenso
 
 
 class Attention(Parts):
-    """x [T, D] -> [T, D]. A rank of tp has some of the heads for all tokens of its tp group, and some of these tokens
-    outside: tokens are gathered before, and partial results summed and scattered after. A rank of cp has the keys and
-    values of the other ranks gathered.
+    """x [T, D] -> [T, D]. Inside, a tp rank has some of the heads for all tokens of its tp group; outside, only some of
+    these tokens: tokens are gathered before, and partial results summed and scattered after. A cp rank gathers the keys
+    and values of the other cp ranks.
     """
 
     def __init__(self, config: ModelConfig, mesh: Mesh):
@@ -79,7 +79,7 @@ class Attention(Parts):
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """One dense matrix for all sequences: simple, and for short ones only."""
+        """One dense matrix for all sequences: simple, but only for short ones."""
         repeats = self.heads // self.key_heads
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(self.config.head_width)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Proves by training that every mesh computes the same: python examples/python/check.py [pattern ...]
+"""Shows by training that every mesh computes the same results: python examples/python/check.py [pattern ...]
 
-Runs models on meshes of up to 8 processes of this machine against the same model on one rank: the loss and all
-gradients of the first step, the losses of 50 freely routed steps, and that the loss falls by a third. Then kills a run
-at a random moment and continues it. Patterns select cases by parts of their names; --list shows these.
+Compares models on meshes of up to 8 processes on this machine with the same model on one rank: the loss and all
+gradients of the first step, and the losses of 50 freely routed steps, which must fall by a third. Then kills a run at a
+random moment and continues it. Patterns select cases by parts of their names; --list shows the names.
 """
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file of logical tensors, so that any mesh can read what another wrote.
+"""Checkpoints: one safetensors file of logical tensors, so that any mesh can read what another mesh wrote.
 
 A file is written under a temporary name, flushed to the disk and renamed: a file with a checkpoint's name is complete.
 """
@@ -17,7 +17,7 @@ from model import Stage
 from parameters import EXPERT, REPLICATED, TENSOR, Part, parts_of, shard_like, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
-# The rank that speaks for a part has coordinate 0 in these axes.
+# The rank that saves a part has coordinate 0 on these axes.
 COPIED_ALONG = {REPLICATED: ("tp", "cp", "dp"), TENSOR: ("cp", "dp"), EXPERT: ("edp",)}
 
 
@@ -51,7 +51,7 @@ def _router_biases(stage: Stage) -> Dict[str, torch.Tensor]:
 def save(
     folder: pathlib.Path, training: Dict[str, Any], stage: Stage, optimizer: torch.optim.Optimizer, mesh: Mesh
 ) -> None:
-    """`training`: step and whatever else, as JSON. Collective; a failure to write is an error on every rank."""
+    """`training`: the step and any other state, as JSON. Collective; a failure to write is an error on every rank."""
     tensors = {f"model/{name}": value for name, value in collect(stage, mesh, lambda p: p).items()}
     for moment in MOMENTS:
         for name, value in collect(stage, mesh, lambda p: optimizer.state[p][moment]).items():

@@ -1,4 +1,4 @@
-"""Runs on meshes against the same run on one rank."""
+"""Compares runs on meshes with the same run on one rank."""
 import dataclasses
 from typing import Dict, List, Tuple
 

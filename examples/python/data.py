@@ -1,4 +1,4 @@
-"""Bytes to learn, packed into rows. Every rank makes the same batches, from the number of the first document."""
+"""Bytes to learn, packed into rows. Every rank makes the same batches, starting at the given document."""
 import random
 import zlib
 from typing import List, Optional
@@ -7,7 +7,8 @@ from shards import Row
 
 
 class GeneratedDocuments:
-    """Documents of unequal length, from few words, each of which has few successors. Some have one byte: no token."""
+    """Documents of unequal length, made of few words, each with few successors. Some have only one byte and so no
+    token."""
 
     def __init__(self, seed: int, longest: int):
         self.seed, self.longest = seed, longest
@@ -27,7 +28,7 @@ class GeneratedDocuments:
 
 
 class FileDocuments:
-    """Paragraphs of a file, again from the start after the last."""
+    """Paragraphs of a file, starting over after the last."""
 
     def __init__(self, path: str):
         with open(path, "rb") as file:

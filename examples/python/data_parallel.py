@@ -56,7 +56,7 @@ class DataParallel:
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
-        """What is still to be summed after backward, in one exchange per group."""
+        """Sums what remains to be summed after backward, in one exchange per group."""
         grads: Dict[str, List[torch.Tensor]] = {"tokens": [], "data": [], "tp": [], "edp": []}
         for _, parameter, part in parts_of(self.stage):
             group = REMAINING[self.mode].get(part.kind)
@@ -67,7 +67,7 @@ class DataParallel:
 
     @torch.no_grad()
     def gradient_norm(self) -> float:
-        """Of all parameters of all stages, each counted once."""
+        """The norm over all parameters of all stages, each counted once."""
         total = torch.zeros((), dtype=torch.float64)
         for _, parameter, part in parts_of(self.stage):
             group = COPIES[self.mode].get(part.kind)
@@ -89,7 +89,7 @@ class DataParallel:
 
     def _with_fsdp(self) -> Stage:
         data, edp = (DeviceMesh.from_group(self.mesh.group(name), "cpu") for name in ("data", "edp"))
-        options = {"reshard_after_forward": self.mesh.shape.pp == 1}  # else several micro-batches are in flight
+        options = {"reshard_after_forward": self.mesh.shape.pp == 1}  # otherwise several micro-batches are in flight
         for block in self.stage.blocks.values():
             fully_shard(block.moe.experts, mesh=edp, **options)
             fully_shard(block, mesh=data, **options)

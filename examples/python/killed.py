@@ -1,4 +1,4 @@
-"""A run that is killed and continued has the losses of a run that was not, bit for bit."""
+"""A run that is killed and continued has the same losses, bit for bit, as one that was not."""
 import json
 import pathlib
 import random

@@ -15,7 +15,7 @@ def free_port() -> int:
 
 
 def variables(world: int) -> Dict[str, str]:
-    """What torch.distributed reads, without the rank."""
+    """The variables that torch.distributed reads, except the rank."""
     return {
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
@@ -25,7 +25,7 @@ def variables(world: int) -> Dict[str, str]:
 
 
 class Fork:
-    """A forked process, with the calls of Popen that are used here. It need not import torch again."""
+    """A forked process, with the methods of Popen that are used here. It need not import torch again."""
 
     def __init__(self, function: Callable[[], None], environment: Dict[str, str]):
         def run() -> None:
@@ -67,7 +67,7 @@ def start_forks(world: int, function: Callable[[], None]) -> List[Process]:
 
 
 def wait(processes: Sequence[Process], seconds: float) -> bool:
-    """Whether all ended well in this time. None is left; the others get 5 s after the first that fails."""
+    """Whether all succeeded within this time. None is left running; after the first failure the others get 5 s."""
     deadline, failed = time.monotonic() + seconds, False
     try:
         while any(process.poll() is None for process in processes):

@@ -82,7 +82,8 @@ _process_groups: Dict[Tuple[int, ...], dist.ProcessGroup] = {}
 
 
 def make_groups(shape: MeshShape) -> None:
-    """The process groups of all ranks of a mesh, each made once. Called by every process, also by those outside."""
+    """The process groups of all ranks of a mesh, each made once. Called by every process, even those outside the
+    mesh."""
     for along in GROUPS.values():
         for ranks in sorted({shape.ranks_of(*along, rank) for rank in range(shape.world)}):
             if ranks not in _process_groups:
@@ -90,8 +91,8 @@ def make_groups(shape: MeshShape) -> None:
 
 
 class Mesh:
-    """The place and the groups of this rank, one of the first `shape.world` of torch.distributed. Collective over all
-    processes, unless `make_groups` was called before."""
+    """The place and the groups of this rank, one of the first `shape.world` ranks of torch.distributed. Collective over
+    all processes, unless `make_groups` was called before."""
 
     def __init__(self, shape: MeshShape):
         if dist.get_world_size() < shape.world:
@@ -109,7 +110,7 @@ class Mesh:
         return len(self._ranks[name])
 
     def neighbour(self, stages: int) -> int:
-        """The rank with this rank's place `stages` pipeline stages further on."""
+        """The rank in the same place, `stages` pipeline stages further on."""
         return self.rank + stages * (self.shape.world // self.shape.pp)
 
     @property

@@ -15,7 +15,7 @@ from shards import Shard, even_part
 
 
 class SharedExpert(Parts):
-    """Sees every token, beside the experts that the router chooses."""
+    """Sees every token, in addition to the experts that the router chooses."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -41,7 +41,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: torch.Tensor, shard: Shard) -> Tuple[torch.Tensor, torch.Tensor]:
         routed = self.router(x, shard)
-        # A route to an expert is a route to each of its etp parts; combine sums what they return.
+        # A route to an expert is a route to each of its etp parts; combine sums their results.
         expert_ids = virtual_routes(routed.expert_ids, self.etp)
         weights = routed.weights.repeat_interleave(self.etp, dim=1)
         sent = self.dispatcher.dispatch(x, expert_ids, weights, row_weights=False)

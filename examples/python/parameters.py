@@ -1,4 +1,5 @@
-"""Parameters that are parts of logical tensors: the same values on every mesh, and known places of every part."""
+"""Parameters that are parts of logical tensors: the values are the same on every mesh, and the place of every part is
+known."""
 import dataclasses
 import zlib
 from typing import Dict, Iterator, Optional, Tuple
@@ -14,7 +15,7 @@ EXPERT = "expert"  # cut over etp and ep; gradients of the tokens of its etp·ep
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Where a parameter lies in its logical tensor."""
+    """Where a parameter is in its logical tensor."""
 
     kind: str
     shape: Tuple[int, ...]  # of the logical tensor
@@ -43,7 +44,7 @@ class Parts(nn.Module):
         cuts: Optional[Dict[int, range]] = None,
         scale: Optional[float] = 0.02,
     ) -> None:
-        """`cuts`: dimension -> what this rank has of it; all of the other dimensions."""
+        """`cuts`: dimension -> this rank's part of it; other dimensions are whole."""
         ranges = [(cuts or {}).get(dim, range(size)) for dim, size in enumerate(shape)]
         offsets, sizes = tuple(each.start for each in ranges), tuple(len(each) for each in ranges)
         self.parts[name] = Part(kind, shape, offsets, sizes, scale)
@@ -59,7 +60,7 @@ def parts_of(model: nn.Module) -> Iterator[Tuple[str, nn.Parameter, Part]]:
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Values that depend on the seed and the parameter's name only."""
+    """Values that depend only on the seed and the parameter's name."""
     for name, parameter, part in parts_of(model):
         full = torch.ones(part.shape, dtype=torch.float64)
         if part.scale is not None:
@@ -70,7 +71,7 @@ def initialise(model: nn.Module, seed: int) -> None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor that FSDP may have sharded; shares its memory."""
+    """This rank's part of a tensor that FSDP may have sharded; shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -18,7 +18,7 @@ class Routed(NamedTuple):
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the largest values of each row; the lower index of equal ones."""
+    """Indices of the largest values of each row; among equals, the lower index."""
     return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
@@ -46,7 +46,7 @@ class Router(Parts):
         return Routed(expert_ids, self._weights(logits, scores, expert_ids), loss)
 
     def update_bias(self) -> None:
-        """After a step: experts with less than the mean load become easier to choose."""
+        """After a step, makes experts with less than the mean load easier to choose."""
         if self.config.bias_rate:
             load = self.step_load.double()
             self.selection_bias += self.config.bias_rate * torch.sign(load.mean() - load).to(self.selection_bias.dtype)

@@ -15,7 +15,7 @@ Row = List[bytes]  # documents; n + 1 bytes are n tokens and their targets
 
 
 def part(length: int, parts: int, index: int) -> range:
-    """The index-th of `parts` parts of ⌈length / parts⌉, as far as they reach."""
+    """The index-th of `parts` parts of ⌈length / parts⌉; the last ones may be shorter or empty."""
     size = -(-length // parts)
     return range(min(index * size, length), min((index + 1) * size, length))
 
@@ -95,7 +95,7 @@ class Shard:
 
 
 def shard_micro_batch(rows: Sequence[Row], shape: MeshShape, at: dict, step_tokens: int) -> Shard:
-    """The part of the rank at these coordinates."""
+    """The part held by the rank at these coordinates."""
     mine = [rows[index] for index in part(len(rows), shape.dp, at["dp"])]
     of_cp = [held_by(mine, shape.cp, index) for index in range(shape.cp)]
     held = of_cp[at["cp"]]

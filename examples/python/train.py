@@ -28,7 +28,8 @@ from training import Metrics, Settings, Trainer
 
 
 def start_processes(patience_s: float = 300) -> None:
-    """Joins the other processes; without torchrun's variables this one is alone. They may be late by `patience_s`."""
+    """Joins the other processes, which may be late by `patience_s`; without torchrun's variables this process is
+    alone."""
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=patience_s)
     if "RANK" in os.environ:
@@ -38,7 +39,7 @@ def start_processes(patience_s: float = 300) -> None:
 
 
 class Report:
-    """On the first rank: a line of JSON per step in a file, and a line on the terminal if one watches."""
+    """On the first rank: a line of JSON per step in a file, and a line on the terminal if there is one."""
 
     def __init__(self, path: Optional[str], steps: int, first_step: int):
         self.steps = steps
@@ -73,7 +74,7 @@ class Report:
 
     @staticmethod
     def _drop_lines_after(path: str, step: int) -> None:
-        """A run that was killed may have logged steps after its last checkpoint; they are made again."""
+        """A run that was killed may have logged steps after its last checkpoint; they are repeated."""
         kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= step] if step else []
         temporary = f"{path}.tmp"
         with open(temporary, "w") as file:
@@ -153,7 +154,7 @@ def main() -> None:
     if dist.get_world_size() != settings.mesh.world:
         raise SystemExit(f"{settings.mesh} needs {settings.mesh.world} processes, there are {dist.get_world_size()}")
     train(options, settings)
-    gc.collect()  # nothing may hold a process group when it is destroyed
+    gc.collect()  # no object may hold a process group when it is destroyed
     dist.destroy_process_group()
 
 

@@ -39,7 +39,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Of one step, the same on every rank."""
+    """Metrics of one step, the same on every rank."""
 
     step: int
     loss: float  # mean of the tokens

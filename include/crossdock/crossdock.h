@@ -22,9 +22,9 @@
 ///     crossdock_dispatcher_destroy
 ///   crossdock_group_destroy
 ///
-/// Or, instead of a dispatcher and your own experts, a whole MoE layer: crossdock_layer_create. If
-/// tensor, context, data or pipeline parallelism is combined with that of experts, a mesh gives the
-/// groups: crossdock_mesh_create.
+/// Or, instead of a dispatcher and your own experts, a whole MoE layer: crossdock_layer_create. To
+/// combine expert parallelism with tensor, context, data or pipeline parallelism, get the groups
+/// from a mesh: crossdock_mesh_create.
 ///
 /// Rules for all calls:
 ///  - A function returns a status, CROSSDOCK_OK if it succeeded. crossdock_last_error() has the
@@ -41,12 +41,12 @@
 ///    compiled against an older header runs with a newer library. Structs without struct_size never
 ///    change.
 ///  - Arguments are read during the call; nothing is kept except where stated.
-///  - Handles may be destroyed in any order: what is made with a group keeps its memory alive.
+///  - Handles may be destroyed in any order: objects made with a group keep its memory alive.
 ///    _destroy functions accept NULL and never wait for other ranks.
 ///  - An object may be used by any thread, but by only one at a time. Ranks that are threads have
 ///    one group each.
-///  - After fork, the child's copies of handles do nothing when they are destroyed; other calls
-///    with them return CROSSDOCK_UNSUPPORTED. The parent and its peers notice nothing.
+///  - After fork, destroying the child's copies of handles does nothing, and other calls with them
+///    return CROSSDOCK_UNSUPPORTED. The parent and its peers are unaffected.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -139,15 +139,14 @@ typedef struct crossdock_output {
 } crossdock_output;
 
 /// Releases memory of a crossdock_output. `stream` is the cudaStream_t in which the memory was last
-/// used (NULL: the default stream): it is reused only after the work queued there, and after the
-/// work of the dispatcher that provided it. Ignored for host memory. The dispatcher's stream at the
-/// time of the call that provided the memory must still exist. Sets `output` to zeros; does nothing
-/// if its owner is NULL.
+/// used (NULL: the default stream): the memory is reused only after the work queued there and after
+/// the work of the dispatcher that provided it. Ignored for host memory. The dispatcher's stream at
+/// the time of the call that provided the memory must still exist. Sets `output` to zeros; does
+/// nothing if its owner is NULL.
 CROSSDOCK_C_API crossdock_status crossdock_output_release(crossdock_output* output, void* stream);
-/// Shares memory of a crossdock_output with another library: sets *managed_tensor to a
-/// DLManagedTensor of DLPack, whose deleter releases it like crossdock_output_release. The memory
-/// is reused once the output and all tensors that share it are released, in any order and by any
-/// thread.
+/// Shares memory of a crossdock_output with another library: sets *managed_tensor to a DLPack
+/// DLManagedTensor, whose deleter releases it like crossdock_output_release. The memory is reused
+/// once the output and all tensors that share it are released, in any order and by any thread.
 CROSSDOCK_C_API crossdock_status crossdock_output_to_dlpack(const crossdock_output* output,
                                                             void* stream, void** managed_tensor);
 
@@ -182,7 +181,7 @@ static inline crossdock_tensor crossdock_tensor_1d(const void* data, int32_t dty
 }  // extern "C"
 #endif
 
-// Each uses those before it.
+// Each of these headers uses the ones before it.
 // clang-format off
 #include "crossdock/c/group.h"
 #include "crossdock/c/dispatcher.h"

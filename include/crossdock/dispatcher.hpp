@@ -63,7 +63,7 @@ struct DispatchArgs {
   /// rank: set it on all ranks or on none. Receives the result that dispatch will return; all row
   /// weights and the rows of the chunks so far are complete. Peers wait while it runs, so hand the
   /// work to another thread, which must not use the group. An exception, even after the last chunk,
-  /// fails the dispatch on all ranks. On a GPU it is called once and refused by begin_dispatch.
+  /// fails the dispatch on all ranks. On a GPU it is called once, and begin_dispatch refuses it.
   std::function<void(const DispatchResult&, const DispatchChunk&)> on_chunk{};
 };
 
@@ -86,10 +86,10 @@ struct CombineBackwardResult {
   OwnedTensor grad_weights;  // [T, K] = <y row, grad_out>; 0 in slots without a kept route
 };
 
-/// A chunk of a pending dispatch, for the library.
+/// A chunk of a pending dispatch. For the library.
 struct PendingChunk {
   DispatchChunk experts;
-  std::shared_ptr<const void> done;  // next_chunk waits for it; null: the rows are there
+  std::shared_ptr<const void> done;  // next_chunk waits for it; null: the rows have arrived
 };
 
 /// A pending call, made by Dispatcher::begin_dispatch or begin_combine. Pass it to finish.
@@ -128,12 +128,12 @@ class [[nodiscard]] Pending {
 /// the host, work is queued in the stream of set_device_options, and no call waits for the GPU,
 /// except plan() if the configuration has no max_rows (for a dense routing also if it has no
 /// max_routes_per_token) or the plan must be made on the host (drops by weight, alltoall,
-/// allgather). If plan() does not wait and the GPU finds the
-/// routing invalid, the plan is empty, outputs are zero, and the next call or check() throws, on
-/// all ranks. Ranks that are processes run ahead with max_rows: outside graphs their hosts meet in
-/// the first calls only, and an invalid input or another call of one rank is the same error of a
-/// later call or check() on the others. Release results before destroying their stream. Calls may
-/// be captured into a CUDA graph; the plan and all results must then live as long as the graph.
+/// allgather). If plan() does not wait and the GPU finds the routing invalid, the plan is empty,
+/// outputs are zero, and the next call or check() throws, on all ranks. With max_rows, ranks that
+/// are processes may run ahead: outside graphs their hosts synchronize only in the first calls. If
+/// one rank then has an invalid input or makes another call, a later call or check() on the others
+/// throws the same error. Release results before destroying their stream. Calls may be captured
+/// into a CUDA graph; the plan and all results must then live as long as the graph.
 class CROSSDOCK_API Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
@@ -158,10 +158,10 @@ class CROSSDOCK_API Dispatcher {
   /// call, if any. Does not wait for the GPU.
   void check();
 
-  /// Agrees with the other ranks on a call of the caller's own around calls of this dispatcher,
-  /// such as a layer's: a difference or a refusal is the same error on all ranks, as with
-  /// Group::agree. The proposal has no body. `device`: where the tensors of the call are; on a GPU
-  /// ranks may run ahead, and then find out in a later call. Collective.
+  /// Agrees with the other ranks on a larger operation that contains calls of this dispatcher, such
+  /// as a layer's forward: a difference or a refusal is the same error on all ranks, as with
+  /// Group::agree. The proposal has no body. `device` holds the tensors of the operation; on a GPU
+  /// ranks may run ahead, and then get the error in a later call. Collective.
   void agree(const Proposal& proposal, Device device);
 
   /// All ranks agree on the number of rows each receives and on the final row of every route.
@@ -184,9 +184,9 @@ class CROSSDOCK_API Dispatcher {
   [[nodiscard]] Pending<DispatchResult> begin_dispatch(const Plan& plan, const DispatchArgs& args);
   [[nodiscard]] Pending<OwnedTensor> begin_combine(const Plan& plan, ConstTensorView y,
                                                    TensorView out = {});
-  /// The next chunk of a pending dispatch, in expert order; nothing after the last one. On a GPU it
+  /// The next chunk of a pending dispatch, in expert order; nullopt after the last one. On a GPU it
   /// makes the stream of set_device_options wait for the rows of this chunk, while those of later
-  /// ones are in transit. Equally many chunks on every rank. Does not block the host; not
+  /// chunks are in transit. Every rank has equally many chunks. Does not block the host; not
   /// collective.
   std::optional<DispatchChunk> next_chunk(Pending<DispatchResult>& pending);
   /// Completes a pending call. Does not block the host.

@@ -44,8 +44,8 @@ constexpr bool is_summable(DType dtype) {
          dtype == DType::kF16;
 }
 
-// Storage types of the small floats: bits only. All conversions round to nearest even, keep
-// denormals and use integer arithmetic, so that every machine and device gives the same bits.
+// Storage types for small floats: bits only. All conversions round to nearest even, keep denormals
+// and use integer arithmetic, so that every machine and device gives the same bits.
 struct BF16 {
   uint16_t bits;
 };

@@ -41,7 +41,7 @@ struct OwnedExperts {
 /// A copy of one shard of whole experts: w1 [E_local, 2f or f, D], w2 [E_local, D, f],
 /// b1 [E_local, 2f or f] and b2 [E_local, D], with f the shard's part of F, in the layout of
 /// `whole` (gate rows, then linear rows, or interleaved). Tensors that are not given are left out.
-/// Any dtype: also gradients and the optimizer's state. In host memory.
+/// Any dtype; also for gradients and optimizer state. In host memory.
 [[nodiscard]] CROSSDOCK_API OwnedExperts cut_expert_shard(const ExpertsConfig& whole,
                                                           const ExpertShard& shard,
                                                           const ExpertWeights& weights);
@@ -52,9 +52,9 @@ CROSSDOCK_API void join_expert_shard(const ExpertsConfig& whole, const ExpertSha
                                      const ExpertWeights& part, const ExpertGradients& to);
 
 /// The configuration of a dispatcher for a group of `num_ranks` = etp * ep ranks: E * etp virtual
-/// experts, K * etp slots. Placement and default placement of `config` are by ep rank. Capacity
-/// limits each virtual expert as it would limit its expert. Throws Error(kInvalidArgument) if etp
-/// does not divide num_ranks.
+/// experts, K * etp slots. The placement in `config` and the default placement name ep ranks.
+/// Capacity limits each virtual expert as it would limit its expert. Throws Error(kInvalidArgument)
+/// if etp does not divide num_ranks.
 CROSSDOCK_API DispatchConfig shard_experts(const DispatchConfig& config, int64_t etp,
                                            int num_ranks);
 

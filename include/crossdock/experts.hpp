@@ -63,7 +63,7 @@ struct ExpertsConfig {
   bool interleaved = false;  // gated: rows of W1 are gate 0, linear 0, gate 1, ...
   double limit = 7.0;        // for clamped_swiglu
   WeightsIn weights_in = WeightsIn::kCombine;
-  /// Of rows, y, weights and biases: fp64, fp32, bf16 or fp16; not fp64 on a GPU.
+  /// Dtype of rows, y, weights and biases: fp64, fp32, bf16 or fp16; not fp64 on a GPU.
   DType dtype = DType::kF32;
   /// Forward saves nothing; backward recomputes the hidden rows, with the same bits.
   bool recompute = false;
@@ -97,8 +97,8 @@ struct ExpertGradients {
 /// copied: the caller keeps them. y is not needed.
 ///
 /// On a GPU the buffers have memory for all R rows. They return to a pool in the order of the
-/// stream of forward, so forward and its backward must be given the same stream. What a captured
-/// call leaves here must live until the last replay of the graph has finished.
+/// stream of forward, so forward and its backward must be given the same stream. Values saved by a
+/// captured call must live until the last replay of the graph has finished.
 struct ExpertsSaved {
   Buffer hidden;               // [R, 2F or F]
   Buffer grad_hidden;          // [R, 2F or F]
@@ -114,9 +114,10 @@ struct ExpertsForwardArgs {
   ConstTensorView rows = {};         // [R, D]; R may exceed the rows of the segments
   Segments segments = {};            // E_local segments
   ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); with WeightsIn::kExperts only
-  TensorView y = {};                 // out [R, D]; with bf16 or fp16 rows also fp32: not rounded
+  TensorView y = {};                 // out [R, D]; with bf16 or fp16 rows it may be fp32: not
+                                     // rounded
   Stream stream = {};                // for tensors on a GPU
-  int free_sms = 0;  // SMs of the GPU that products leave to other streams, if it has more
+  int free_sms = 0;  // SMs that products leave to other streams, if the GPU has more
 };
 
 /// The segments [first, last).
@@ -172,10 +173,10 @@ struct ExpertsBackwardDwArgs {
 /// - R is a capacity: the rows of the segments are counted on the GPU, and the segments themselves
 ///   are not checked. Rows past the last segment are zeroed too, which takes the time to write
 ///   them.
-/// - Products use all SMs but `free_sms`. The blocks of their kernels need a whole SM each, so that
-///   kernels of other streams start on the SMs left free only. Same bits for any number of SMs.
+/// - Products use all SMs but `free_sms`. Each block of their kernels needs a whole SM, so kernels
+///   in other streams can start only on the SMs left free. Same bits for any number of SMs.
 /// - Products take inputs in the dtype of the experts, so activations and the gradients W2^T g are
-///   rounded to it. The bits differ from those of the CPU, by the rounding of the dtype.
+///   rounded to it. Results differ from the CPU's by the rounding of the dtype.
 class CROSSDOCK_API Experts {
  public:
   /// Default pool, for tensors in host memory: ThreadPool::process_wide().
@@ -183,14 +184,14 @@ class CROSSDOCK_API Experts {
 
   const ExpertsConfig& config() const { return config_; }
 
-  /// Throw if the calls below would refuse these arguments with rows on `device`, for callers that
+  /// Throws if the calls below would refuse these arguments with rows on `device`; for callers that
   /// check in advance.
   void check(const ExpertWeights& weights, Device device = {}) const;
   void check(const ExpertGradients& grads, Device device = {}, bool accumulate = false) const;
 
   /// Loads the kernels for calls on a GPU, which may wait for the GPU; otherwise the first call
-  /// does. Ranks that are threads of one process call it before they queue a dispatch: the kernel
-  /// of a peer could not be launched during that wait. Does nothing for host memory.
+  /// does. Ranks that are threads of one process must call it before they queue a dispatch: during
+  /// that wait a peer could not launch its kernel. Does nothing for host memory.
   void prepare(Device device, Stream stream = {}) const;
 
   ExpertsSaved forward(const ExpertsForwardArgs& args) const;

@@ -13,7 +13,7 @@
 
 namespace crossdock {
 
-/// The most ranks that a mesh may have.
+/// Maximum number of ranks in a mesh.
 inline constexpr int64_t kMaxMeshRanks = 65536;
 
 /// The sizes of two grids over the same ranks: tp x cp x dp x pp for attention and other dense
@@ -51,8 +51,8 @@ struct MeshCoordinates {
   friend bool operator==(const MeshCoordinates&, const MeshCoordinates&) = default;
 };
 
-/// A kind of group: ranks that differ in the named coordinates only. The coordinates of one grid
-/// are compared; kTp to kTpCpDp belong to the dense grid, the others to that of the experts.
+/// A kind of group: ranks that differ in the named coordinates only. Only the coordinates of one
+/// grid are compared: kTp to kTpCpDp belong to the dense grid, the others to the expert grid.
 enum class MeshAxis : uint8_t {
   kTp,
   kCp,
@@ -79,8 +79,8 @@ CROSSDOCK_API std::string_view name_of(MeshAxis axis) noexcept;
 /// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
 CROSSDOCK_API MeshAxis parse_mesh_axis(std::string_view name);
 
-/// The coordinates and groups of all ranks of a mesh, as numbers: for the groups of another
-/// library. Immutable, cheap to copy, usable by any number of threads.
+/// The coordinates and groups of all ranks of a mesh, as numbers, e.g. to make the groups of
+/// another library. Immutable, cheap to copy, usable by any number of threads.
 class CROSSDOCK_API MeshLayout {
  public:
   /// Throws as resolve_mesh.
@@ -105,8 +105,8 @@ class CROSSDOCK_API MeshLayout {
 
 /// A mesh over the ranks of a group, seen from one of them: gives the groups of its axes.
 ///
-/// Groups may be the same object if they have the same members, `world` itself included: use the
-/// groups of a mesh from one thread at a time. `world` must outlive the mesh.
+/// Groups with the same members may be the same object, including `world` itself: use the groups of
+/// a mesh from one thread at a time. `world` must outlive the mesh.
 class CROSSDOCK_API Mesh {
  public:
   /// `shape.world` may be 0; otherwise it must be the size of the group. Collective: an invalid
@@ -143,11 +143,11 @@ class CROSSDOCK_API Mesh {
 struct MeshGradients {
   /// Split over etp and ep: W1, b1 and W2 of this rank's experts. Summed over edp.
   std::span<const TensorView> experts{};
-  /// Of experts, not split over etp, with identical gradients on the ranks of an etp group: b2.
-  /// Summed over edp. With etp = 1 they may as well be in `experts`.
+  /// Parameters of experts that are not split over etp, with identical gradients on the ranks of an
+  /// etp group: b2. Summed over edp. With etp = 1 they may as well be in `experts`.
   std::span<const TensorView> experts_replicated{};
-  /// Not split, and applied to this rank's tokens only: the gate, shared experts, and with
-  /// sequence shards norms too. Summed over tp, cp and dp.
+  /// Not split, and applied to this rank's tokens only: the gate, shared experts and, with sequence
+  /// shards, norms. Summed over tp, cp and dp.
   std::span<const TensorView> dense{};
   /// Not split, with identical gradients on the ranks of a tp group: dense parts that all of them
   /// applied to the same tokens. Summed over cp and dp.
@@ -156,9 +156,9 @@ struct MeshGradients {
   std::span<const TensorView> tensor_parallel{};
 };
 
-/// Sums each gradient, in place, over the group that must still sum it. Collective over the mesh. A
-/// tensor that is refused on one rank, or lists that differ within a group, are the same error on
-/// every rank of the mesh before anything is summed. The order of each sum is that of
+/// Sums each gradient, in place, over the group that must still sum it. Collective over the mesh.
+/// If a tensor is refused on one rank, or lists differ within a group, every rank of the mesh
+/// throws the same error before anything is summed. The order of each sum is that of
 /// Group::all_reduce.
 CROSSDOCK_API void sum_gradients(Mesh& mesh, const MeshGradients& gradients);
 

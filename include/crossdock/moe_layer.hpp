@@ -38,8 +38,8 @@ struct MoeLayerConfig {
   /// A forward refuses tokens that are bit-identical on several ranks of the group or of
   /// MoeLayerOptions::counting_group: replicated tokens would count several times in the experts'
   /// gradients. See MoeLayerOptions::replicated_over for such tokens. Ranks with fewer than 8
-  /// tokens are not compared: those may be equal by chance. true: equal tokens are accepted, each
-  /// as a token of its own.
+  /// tokens are not compared: they may be equal by chance. true: equal tokens are accepted as
+  /// distinct tokens.
   bool allow_equal_tokens = false;
 };
 
@@ -47,20 +47,21 @@ struct MoeLayerConfig {
 struct MoeLayerWeights {
   GateWeights gate{};
   ConstTensorView expert_bias{};  // [E], optional, for the selection only (see RouteArgs)
-  /// Of this rank's experts, ascending; with etp > 1 this rank's shard of them. b2 is then
-  /// identical on the etp ranks and added by the first.
+  /// Parameters of this rank's experts, ascending; with etp > 1 this rank's shard of them. b2 is
+  /// then identical on the etp ranks, and the first of them adds it.
   ExpertWeights experts{};
   ExpertWeights shared{};  // with shared_inner: E_local = 1
 };
 
 /// Outputs for the gradients of the parameters, in fp32 (fp64 if the layer is fp64). All are
-/// optional: gradients whose view is unset are not computed. "This rank's tokens" are its slice of
-/// them with MoeLayerOptions::replicated_over.
+/// optional: gradients whose view is unset are not computed. With MoeLayerOptions::replicated_over,
+/// "this rank's tokens" means its slice of them.
 struct MoeLayerGradients {
   TensorView gate{};       // [E, D]; summed over this rank's tokens only
   TensorView gate_bias{};  // [E]; likewise
-  /// Summed over the tokens of all ranks of the group: complete for this group. With etp > 1 those
-  /// of this rank's shard; b2 is identical on the etp ranks and must not be summed over them.
+  /// Summed over the tokens of all ranks of the group: complete for this group. With etp > 1, the
+  /// gradients of this rank's shard; b2 is identical on the etp ranks and must not be summed over
+  /// them.
   ExpertGradients experts{};
   ExpertGradients shared{};  // summed over this rank's tokens only
 };
@@ -74,8 +75,8 @@ struct MoeLayerGradients {
 struct CROSSDOCK_API MoeDecision {
   std::shared_ptr<const RouterOutput> router;
   /// Routes and tokens that the auxiliary loss counts: those of the counting group and, with
-  /// BalanceScope::kGlobalBatch, those of `MoeForwardArgs::earlier`. With several losses, those of
-  /// the widest scope: the global batch, else the batch.
+  /// BalanceScope::kGlobalBatch, those of `MoeForwardArgs::earlier`. With several losses, the
+  /// counts of the widest scope: the global batch, else the batch.
   RouterStatistics statistics;
   int64_t total_sequences = 0;  // in the counting group, or the sequence_group if stated
   int64_t total_tokens = 0;     // of this forward in the counting group, without padding
@@ -185,9 +186,9 @@ struct MoeLayerOptions {
   /// including this rank. Must outlive the layer, and need not be part of the layer's group. Every
   /// rank passes the same x, mask and other token tensors; rank r of n takes part with tokens
   /// [min(r * c, T), min(r * c + c, T)), c = ceil(T / n), and the results of all slices are
-  /// gathered, so that out is complete on every rank. In backward grad_out must be complete and
-  /// identical on these ranks, of which the layer reads this rank's slice; grad_x is complete on
-  /// every rank and must not be summed over them. Gradients of the gate and of shared experts,
+  /// gathered, so that out is complete on every rank. In backward, grad_out must be complete and
+  /// identical on these ranks, and the layer reads only this rank's slice of it; grad_x is complete
+  /// on every rank and must not be summed over them. Gradients of the gate and of shared experts,
   /// losses and drops are those of this rank's slice; loads and the experts' gradients count each
   /// token once. `forced_ids`, `token_ids` and the default token ids are those of all T tokens.
   /// Tokens or gradients that differ between these ranks are refused: the ranks compare T and a
@@ -210,7 +211,8 @@ struct MoeLayerOptions {
 /// backwards may be pending. Only one thread at a time may use a layer. The group must outlive the
 /// layer.
 ///
-/// Tokens on a GPU: all tensors of a call must be on that GPU, and the ranks' tokens all on GPUs.
+/// Tokens on a GPU: all tensors of a call must be on that GPU, and the tokens of all ranks must be
+/// on GPUs.
 /// - Calls queue their work in the stream of the device options, in order, and do not wait for the
 ///   GPU if `dispatch.max_rows` is set (see Dispatcher for the plans that wait regardless), except
 ///   that the first forward reads the tokens to compare them (see allow_equal_tokens). They can be
@@ -235,8 +237,8 @@ class CROSSDOCK_API MoeLayer {
 
   /// The configuration with all fields filled in.
   const MoeLayerConfig& config() const;
-  /// The groups other than the layer's in which a forward agrees on its counts, in that order:
-  /// those of the sequences and the counting group, if the losses need them.
+  /// The groups, other than the layer's own, in which a forward agrees on its counts, in this
+  /// order: the sequence group and the counting group, if the losses need them.
   std::vector<Group*> counting_groups() const;
 
   /// Applies to later calls with tokens on a GPU, as Dispatcher::set_device_options.

@@ -18,15 +18,15 @@ struct MpiOptions {
   std::optional<std::chrono::nanoseconds> setup_deadline{};
 };
 
-/// Whether this build has MPI. A shared libcrossdock links no MPI; it has MPI if the plugin
-/// libcrossdock_mpi, which does, is in its folder.
+/// Whether this build has MPI. A shared libcrossdock does not link MPI itself; it has MPI if the
+/// plugin libcrossdock_mpi is in its folder.
 CROSSDOCK_API bool mpi_is_built();
 
 /// Whether this process was started by mpirun or a similar launcher, judging by its environment.
 CROSSDOCK_API bool mpi_is_launched();
 
 /// A communicator over MPI_COMM_WORLD. Collective. Throws Error(kUnsupported) if this build has no
-/// MPI, or if the plugin cannot be opened or is of another build.
+/// MPI, or if the plugin cannot be opened or comes from another build.
 ///
 /// If MPI is not initialised yet, initialises it with MPI_THREAD_MULTIPLE and finalises it at exit.
 /// MPI_Finalize waits for every process without a deadline, so the processes first wait for each

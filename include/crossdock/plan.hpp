@@ -34,8 +34,8 @@ struct Capacity {
 
 enum class NonFinite : uint8_t { kReject, kPropagate };
 
-/// Whether the rows of a token that are on one rank (or node) are summed before they are sent back,
-/// and the dtype in which the sums are sent. Less traffic, different bits (docs/numerics.md).
+/// Whether a token's rows on one rank (or node) are summed before they are sent back, and the dtype
+/// in which the sums are sent. Less traffic, different bits (docs/numerics.md).
 enum class PartialSums : uint8_t {
   kNone,    // every row is sent: the same bits for every strategy and number of ranks
   kF32,     // fp32; fp64 for fp64 rows
@@ -59,17 +59,18 @@ inline PartialSums parse_partial_sums(std::string_view name) {
               "partial_sums must be one of " + known + "; got \"" + std::string(name) + "\"");
 }
 
-/// Dtype in which sums of rows of `rows` are sent. kNone sends none; the answer is that of kF32.
+/// Dtype in which sums of rows of dtype `rows` are sent. kNone, which sends none, gives the same
+/// result as kF32.
 constexpr DType partial_dtype(PartialSums sums, DType rows) {
   return sums == PartialSums::kRowType || rows == DType::kF64 ? rows : DType::kF32;
 }
 
-/// Copies of a token that `direct` and `hierarchical` send between GPUs of one node. The rows and
-/// their bits are the same.
+/// How many copies of a token `direct` and `hierarchical` send between GPUs of one node. The
+/// resulting rows are bit-identical.
 enum class Copies : uint8_t {
   kAuto,      // kPerRank if the ranks are on several GPUs, kPerRoute if they share one
-  kPerRoute,  // one to each of its rows: nothing is read or written twice
-  kPerRank    // one to each rank, which copies it to its other rows there: fewer rows on the link
+  kPerRoute,  // one per row: nothing is read or written twice
+  kPerRank    // one per rank, copied there to the token's other rows: less link traffic
 };
 
 inline constexpr std::array<std::string_view, 3> kCopiesNames = {"auto", "per_route", "per_rank"};
@@ -101,7 +102,7 @@ struct DispatchConfig {
   NonFinite nonfinite = NonFinite::kReject;       // for weights
   std::optional<int64_t> max_rows{};  // limit on R; if any rank exceeds it, all throw kCapacity
   /// Every local expert has at least one row (one alignment unit): pad rows if it has no routes,
-  /// for kernels that fail on an empty expert. Its count stays 0.
+  /// for kernels that cannot handle an empty expert. Its count stays 0.
   bool keep_empty_segments = false;
   /// Upper bound on the set bits of a token in a dense map, from top_k to E; a token with more is
   /// refused. Plans of dense maps then have this many slots per token. 0: no bound; the slots come
@@ -141,15 +142,15 @@ class CROSSDOCK_API Plan {
 
   bool valid() const { return data_ != nullptr; }
   uint64_t id() const;
-  /// Device of the routing, on which tokens and rows must be too.
+  /// Device of the routing; tokens and rows must be there too.
   Device device() const;
   int64_t num_tokens() const;
   /// R, the number of rows on this rank, pad rows included. May wait for the GPU.
   int64_t num_rows() const;
   /// Upper bound on num_rows(), known without waiting: the R of every tensor of rows. Equal to
   /// num_rows() on the CPU; on a GPU, the configuration's max_rows if set. Rows past the last
-  /// segment, from num_rows() on, are never read and may hold anything; they are unspecified in
-  /// what the dispatcher delivers and become 0 in the outputs of Experts.
+  /// segment, from num_rows() on, are never read and may hold anything; the dispatcher leaves them
+  /// unspecified in its results, and Experts sets them to 0 in its outputs.
   int64_t capacity_rows() const;
   int64_t num_local_experts() const;
   /// On the plan's device. The results of these three members are valid as long as the plan.
@@ -158,9 +159,9 @@ class CROSSDOCK_API Plan {
   /// [E] routes of this rank dropped by capacity, in host memory. May wait for the GPU.
   std::span<const int64_t> dropped() const&;
   std::span<const int64_t> dropped() const&& = delete;
-  /// [T, K] weights of kept routes, 0 elsewhere. On the plan's device. Kept in fp32; those of fp64
-  /// are kept in fp64 on the CPU, for fp64 tokens only, and rounded to fp32 on a GPU. Gradients of
-  /// weights have the same dtype.
+  /// [T, K] weights of kept routes, 0 elsewhere. On the plan's device. Stored in fp32; fp64 weights
+  /// are stored in fp64 on the CPU, where they are for fp64 tokens only, and rounded to fp32 on a
+  /// GPU. Gradients of weights have the same dtype.
   ConstTensorView weights() const&;
   ConstTensorView weights() const&& = delete;
 

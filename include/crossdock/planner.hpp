@@ -134,7 +134,7 @@ struct StrategyCost {
   OperationCost combine;       // exact
   OperationCost partial_sums;  // combine with config.partial_sums; kNone: as with kF32
   StepMemory memory;           // in the configured mode
-  int64_t max_in_flight = 0;   // most requests pending at once; 0: rows need none
+  int64_t max_in_flight = 0;   // most requests pending at once; 0: moving rows needs none
   /// Forward and backward: two dispatches (the second of gradients, in the dtype of the results)
   /// and two combines in the configured mode.
   double step_lower_bound_s = 0;
@@ -153,8 +153,8 @@ struct RoutingEstimate {
 
 struct CostEstimate {
   RoutingEstimate routing;
-  /// Lower bound for any strategy: one row to every other rank that a token has a route to; only
-  /// one row per far node crosses between nodes.
+  /// Lower bound for any strategy: each token sends one row to every other rank it has a route to,
+  /// of which only one per far node crosses between nodes.
   OperationCost least_dispatch;
   std::vector<StrategyCost> strategies;  // all candidates, sorted by name
 };

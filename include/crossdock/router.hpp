@@ -16,7 +16,7 @@
 
 namespace crossdock {
 
-/// Function from logits to scores. The scores select the experts and weight them.
+/// Function from logits to scores. The scores select the experts and determine their weights.
 enum class Score : uint8_t {
   kSoftmax,           // over all experts, before the selection
   kSoftmaxAfterTopK,  // selects by logits, softmax over the selected
@@ -80,7 +80,7 @@ struct RouterConfig {
   BalanceTerms aux_loss_coeffs = {};
   double z_loss_coeff = 0.0;
 
-  /// For the logits, x is multiplied by random factors in [1 - jitter, 1 + jitter).
+  /// To compute the logits, x is multiplied by random factors in [1 - jitter, 1 + jitter).
   double jitter = 0.0;
   /// For benchmarks: slot k of token t goes to expert (t * K + k) mod E; weights from the scores.
   bool force_balance = false;
@@ -93,9 +93,8 @@ struct RouterConfig {
   double aux_coeff(BalanceScope scope) const {
     return (scope == aux_loss_scope ? aux_loss_coeff : 0.0) + aux_loss_coeffs.of(scope);
   }
-  /// Whether routes are counted for a scope: the scope of aux_loss_scope, and those of
-  /// aux_loss_coeffs. aux_loss_scope without a coefficient gives way to other scopes if it is
-  /// kBatch, the default.
+  /// Whether routes are counted for a scope: aux_loss_scope, and the scopes of aux_loss_coeffs. If
+  /// aux_loss_scope is kBatch, the default, and has no coefficient, other scopes take precedence.
   bool counts(BalanceScope scope) const {
     if (aux_coeff(scope) != 0.0) return true;
     const bool is_default =
@@ -118,8 +117,8 @@ struct CROSSDOCK_API RouterStatistics {
   OwnedTensor device_counts = {};
 
   bool is_on_device() const { return device_counts.view.given(); }
-  /// The counts in host memory. Those of a GPU are copied: waits for `stream`, in which they are
-  /// computed. Not possible while a graph is captured.
+  /// The counts in host memory. Counts on a GPU are copied, after waiting for `stream`, in which
+  /// they are computed. Not possible while a graph is captured.
   [[nodiscard]] RouterStatistics on_host(Stream stream = {}) const;
 
   /// [E] routes to each expert, over all sequences. REQUIRES: counts in host memory.
@@ -145,9 +144,9 @@ struct RouteArgs {
   ConstTensorView expert_bias = {};
   /// [T] bool, optional: true = padding, which is ignored.
   ConstTensorView mask = {};
-  /// [T] int32: the sequence of each token, in [0, num_sequences). Read with a loss of
-  /// BalanceScope::kSequence only, and required there if num_sequences > 1. Ranks that share
-  /// sequences must number them identically.
+  /// [T] int32: the sequence of each token, in [0, num_sequences). Read only with a loss of
+  /// BalanceScope::kSequence, which requires it if num_sequences > 1. Ranks that share sequences
+  /// must number them identically.
   ConstTensorView sequence_ids = {};
   int64_t num_sequences = 1;  // B
   /// [T, K] int32 or int64, optional: routes to use instead of the selection (-1: none), e.g. the
@@ -192,8 +191,8 @@ struct LossCounts {
   /// Tokens of this micro-batch in the group, for the mean of the z-loss; 0: the number of tokens
   /// in `statistics`.
   int64_t total_tokens = 0;
-  /// With several auxiliary losses: the counts of one of them, if they are not those of
-  /// `statistics`. Counts of several sequences are added up for the other two losses.
+  /// With several auxiliary losses: the counts for one of them, if they differ from `statistics`.
+  /// Counts of several sequences are added up for the other two losses.
   const RouterStatistics* batch = nullptr;
   const RouterStatistics* sequence = nullptr;
   const RouterStatistics* global_batch = nullptr;
@@ -216,8 +215,8 @@ struct CROSSDOCK_API RouterLosses {
   OwnedTensor device_values = {};
 
   bool is_on_device() const { return device_values.view.given(); }
-  /// The losses as numbers. Those of a GPU are copied: waits for `stream`, in which they are
-  /// computed. Not possible while a graph is captured.
+  /// The losses as numbers. Losses on a GPU are copied, after waiting for `stream`, in which they
+  /// are computed. Not possible while a graph is captured.
   [[nodiscard]] RouterLosses on_host(Stream stream = {}) const;
 };
 
@@ -247,9 +246,9 @@ struct RouterBackwardArgs {
 /// Invalid arguments throw Error(kInvalidArgument).
 ///
 /// Tokens on a GPU are routed there: calls queue their work in `stream` and do not wait, and can be
-/// captured in a graph, which must not outlive the router and the results that it fills. fp64, more
-/// than 1024 experts or a top_k above 32 throw Error(kUnsupported) there. See docs/router.md for
-/// the sums.
+/// captured in a graph, which must not outlive the router and the results that it fills. On a GPU,
+/// fp64, more than 1024 experts or a top_k above 32 throw Error(kUnsupported). See docs/router.md
+/// for the sums.
 class CROSSDOCK_API Router {
  public:
   /// Default pool: ThreadPool::process_wide(), for tokens in host memory.
@@ -260,7 +259,7 @@ class CROSSDOCK_API Router {
   [[nodiscard]] RouterOutput route(const RouteArgs& args) const;
 
   /// aux = coeff * E / (K T^2) * sum over e of (sum over t of s_te) n_e, with n and T from `counts`
-  /// and s of this rank's tokens: the softmax, or scores / sum of scores; summed over the scopes
+  /// and s, the softmax or scores / sum of scores, of this rank's tokens; summed over the scopes
   /// with a coefficient. z = coeff * mean of logsumexp^2. Without tokens all are 0.
   [[nodiscard]] RouterLosses losses(const RouterOutput& output, const LossCounts& counts = {},
                                     Stream stream = {}) const;
@@ -290,8 +289,8 @@ struct BiasUpdate {
 CROSSDOCK_API void update_expert_bias(TensorView bias, std::span<const int64_t> load,
                                       const BiasUpdate& update);
 
-/// The same with the load of statistics that are on the device of the bias; on a GPU (fp32) without
-/// waiting.
+/// The same with the load from `statistics`, which must be on the device of the bias. Does not wait
+/// for a GPU, on which the bias must be fp32.
 CROSSDOCK_API void update_expert_bias(TensorView bias, const RouterStatistics& statistics,
                                       const BiasUpdate& update, Stream stream = {});
 

@@ -37,7 +37,8 @@ struct PackedSequencesArgs {
   /// [N + 1] as cu_seqlens, optional: sequence s begins at token cu_seqlens_padded[s] and is padded
   /// up to cu_seqlens_padded[s + 1]. Default: cu_seqlens, without padding.
   ConstTensorView cu_seqlens_padded{};
-  /// All tokens of the tensor; those after the last sequence are padding. Default: none are.
+  /// Number of tokens in the tensor; those after the last sequence are padding. Default: no such
+  /// tokens.
   std::optional<int64_t> num_tokens{};
 };
 
@@ -99,7 +100,7 @@ class CROSSDOCK_API SequenceShard {
   int64_t global_index(int64_t i) const;
 
   /// With packed sequences: the part of every sequence that is on this rank, as packed sequences of
-  /// their own. They have the same numbers; real tokens come before padding here, too.
+  /// their own. They keep their numbers, and real tokens come before padding here, too.
   [[nodiscard]] PackedSequences local_sequences() const;
 
  private:
@@ -143,7 +144,7 @@ CROSSDOCK_API void gather_shards(const SequenceLayout& layout,
 /// The tokens of a shard, as RouteArgs and MoeForwardArgs take them. Pass a shard of one rank for
 /// all tokens.
 struct TokenDescription {
-  OwnedTensor sequence_ids;   // [T] int32, the same numbers on every rank; valid for padding, too
+  OwnedTensor sequence_ids;   // [T] int32, the same numbers on every rank; set for padding, too
   OwnedTensor positions;      // [T] int64: index within the sequence
   OwnedTensor mask;           // [T] bool: true = padding
   int64_t num_sequences = 1;  // of all ranks, including empty ones; at least 1
@@ -153,8 +154,8 @@ struct TokenDescription {
 /// The smallest multiple of `alignment` that is at least num_tokens.
 [[nodiscard]] CROSSDOCK_API int64_t align_num_tokens(int64_t num_tokens, int64_t alignment);
 
-// For code that needs an aligned or equal number of tokens per rank; Crossdock does not. Each of
-// pad_tokens and trim_tokens is the backward of the other.
+// For code that needs an aligned or equal number of tokens per rank; Crossdock does not. pad_tokens
+// and trim_tokens are each other's backward.
 
 /// padded[t] = x[t], followed by zero rows: x [T, ...], padded [T_padded, ...] of the same dtype.
 CROSSDOCK_API void pad_tokens(const ConstTensorView& x, const TensorView& padded,
@@ -171,8 +172,8 @@ CROSSDOCK_API void pad_mask(int64_t num_tokens, const ConstTensorView& mask,
 
 /// How sequences are divided among data-parallel ranks.
 enum class BalancePolicy : uint8_t {
-  kLongestFirst,  // the costliest sequence goes to the rank with the least so far: at most 4/3 of
-                  // the smallest possible maximum
+  kLongestFirst,  // the costliest sequence goes to the rank with the least cost so far: at most 4/3
+                  // of the smallest possible maximum
   kKeepOrder      // contiguous ranges in the given order with the smallest possible maximum
 };
 

@@ -77,25 +77,26 @@ struct SocketsLaunch {
 
 /// The launch that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 /// (torchrun and others), or SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST and
-/// SLURM_JOB_ID (srun). CROSSDOCK_JOB, if set, becomes part of `job`. Empty if it describes none;
-/// throws kInvalidArgument if it does so in part or with invalid numbers.
+/// SLURM_JOB_ID (srun). CROSSDOCK_JOB, if set, becomes part of `job`. Empty if the environment
+/// describes no launch; throws kInvalidArgument if the description is incomplete or has invalid
+/// numbers.
 CROSSDOCK_API std::optional<SocketsLaunch> sockets_launch_from_environment();
 
 /// A communicator of the processes of `launch`, which exchange their blobs through a small store in
-/// the process of rank 0. The store listens on the first free port from master_port on (torchrun
-/// occupies master_port itself), at most 16 of them, until all processes have joined. Collective.
+/// the process of rank 0. The store listens on the first free port among the 16 from master_port on
+/// (torchrun occupies master_port itself), until all processes have joined. Collective.
 CROSSDOCK_API std::unique_ptr<Communicator> make_sockets_communicator(const SocketsLaunch& launch,
                                                                       SocketsOptions options = {});
 
 /// The same for the launch that the environment describes. Throws kUnsupported if there is none.
 CROSSDOCK_API std::unique_ptr<Communicator> make_sockets_communicator(SocketsOptions options = {});
 
-/// The counters of a communicator made here, or of a subgroup of one; throws kInvalidArgument for
-/// any other communicator.
+/// The counters of a sockets communicator or of a subgroup of one; throws kInvalidArgument for any
+/// other communicator.
 CROSSDOCK_API SocketsCounters sockets_counters(const Communicator& communicator);
 
-/// Communicator::note() of such a communicator, e.g. that ranks on one machine cannot open each
-/// other's memory and use TCP instead. Throws likewise.
+/// Communicator::note() of a sockets communicator, e.g. that ranks on one machine cannot open each
+/// other's memory and use TCP instead. Throws as sockets_counters does.
 CROSSDOCK_API std::string sockets_note(const Communicator& communicator);
 
 }  // namespace crossdock

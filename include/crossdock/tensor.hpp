@@ -57,7 +57,7 @@ class CROSSDOCK_API Shape {
 
 class OwnedView;
 
-/// Borrowed memory with a dtype, a shape and a device; never owns it. `Void` is void or const void.
+/// Borrowed memory with a dtype, a shape and a device; not an owner. `Void` is void or const void.
 /// The pointer may be null if num_elements() is 0. A default-constructed view is unset: given() is
 /// false.
 template <typename Void>
@@ -86,7 +86,8 @@ struct CROSSDOCK_API BasicTensorView {
       BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: implicit by design
       : data(other.data), dtype(other.dtype), shape(other.shape), device(other.device) {}
 
-  /// Deleted, as a temporary OwnedTensor may free its memory after the statement: keep the owner.
+  /// Deleted: a temporary OwnedTensor may free its memory at the end of the statement. Keep the
+  /// owner.
   template <std::same_as<OwnedView> View>
   BasicTensorView(const View&& of_temporary) = delete;
   template <std::same_as<OwnedView> View>
@@ -206,7 +207,7 @@ struct OwnedTensor {
 };
 
 /// Reuses host memory instead of returning it to the system, so that a step does not pay for fresh
-/// pages. Holds little more than the peak in use. Thread-safe. Buffers may outlive the pool.
+/// pages. Holds little more memory than the peak in use. Thread-safe. Buffers may outlive the pool.
 class CROSSDOCK_API BufferPool {
  public:
   BufferPool();

@@ -1,4 +1,4 @@
-"""The command: `crossdock ...` or `python -m crossdock ...` runs the program beside the library."""
+"""The command: `crossdock ...` or `python -m crossdock ...` runs the program next to the library."""
 import os
 import pathlib
 import sys

@@ -3,7 +3,7 @@ import ctypes
 import functools
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
-# Handles and strings that are passed through are c_void_p; strings that Python gives or reads are c_char_p.
+# Handles and strings that are only passed through are c_void_p; strings that Python provides or reads are c_char_p.
 
 
 class CTensor(ctypes.Structure):
@@ -29,7 +29,7 @@ class Sized(ctypes.Structure):
 
 
 def maker(kind):
-    """A function that makes structs of this kind with all defaults, quicker than kind()."""
+    """Returns a function that makes structs of this kind with all defaults, faster than kind()."""
     return functools.partial(kind.from_buffer_copy, bytes(kind()))
 
 

@@ -1,5 +1,5 @@
-"""The calls of a dispatcher with memory by address, for other parts of the package: quicker, for tensors that are described
-already. Their structs are made once; every call overwrites all that an earlier one left in them."""
+"""The calls of a dispatcher with memory by address, for other parts of the package: faster for tensors that are already
+described. Their structs are made once; every call overwrites everything that an earlier one left in them."""
 import ctypes
 import struct
 from ctypes import byref
@@ -21,7 +21,7 @@ from ._library import lib
 from ._plan import Plan
 from ._tensor import TENSOR_FORMAT, Array, Memory, Refused, result
 
-# Tensors in a row. Bytes for x are set to 0.
+# Consecutive tensors. Bytes for x are set to 0.
 _NO_TENSOR = f"{ctypes.sizeof(CTensor)}x"
 _NO_OUTPUT = f"{ctypes.sizeof(COutput)}x"
 _OUTPUT = TENSOR_FORMAT + "8x"  # a tensor and its owner

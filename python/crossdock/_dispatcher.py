@@ -120,7 +120,7 @@ class Dispatcher:
 
     Inputs are numpy arrays, objects with __dlpack__ (torch, jax, cupy), crossdock.Array or crossdock.Tensor. They are not
     copied, except numpy arrays that are not contiguous. An output may be given, with the exact shape and dtype, and is
-    then returned; otherwise it is memory of the library, without a copy: a numpy array if the input is one, else a
+    then returned; otherwise it is in the library's memory, without a copy: a numpy array if the input is one, else a
     crossdock.Array. An output must not overlap an input or another output.
     """
 
@@ -156,13 +156,13 @@ class Dispatcher:
         capacity_tokens: with pad_to_capacity: the largest T of any rank and step
         pad_to_capacity: every segment has exactly that many rows per source
         drop_policy: which routes beyond the capacity are kept: the first ("position") or the heaviest ("weight")
-        nonfinite: weights that are not finite: "reject" or "propagate"
+        nonfinite: what to do with non-finite weights: "reject" or "propagate"
         partial_sums: combine sums per rank before sending: less traffic, different bits. The sums are sent in fp32 ("fp32" or True)
             or rounded to the dtype of the rows ("rows")
-        keep_empty_segments: each local expert has at least one row, for kernels that fail on none
-        max_routes_per_token: dense maps: the largest number of set bits in a token; None: no bound
-        copies: of a token that dispatch sends between GPUs of one node: "per_route", one to each of its rows; "per_rank", one to
-            each rank, which copies it to its other rows there; "auto": per rank if the ranks are on several GPUs
+        keep_empty_segments: each local expert has at least one row, for kernels that fail without rows
+        max_routes_per_token: dense maps: the largest number of bits set for a token; None: no bound
+        copies: of a token that dispatch sends between GPUs of one node: "per_route", one per row; "per_rank", one per
+            rank, copied there to the token's other rows; "auto": per rank if the ranks are on several GPUs
         """
         config = dispatch_config(
             num_experts,

@@ -70,7 +70,7 @@ def capsule_of(managed: Optional[int]) -> Any:
 def read(value: Any, stream: Optional[int]) -> Tuple[int, DType, Tuple[int, ...], Optional[int], Any]:
     """Address, dtype, shape, CUDA device (None: host) and owner of an object with __dlpack__.
 
-    `stream` is the one that will use the memory of a GPU.
+    `stream` is the stream that will use memory on a GPU.
     """
     kind = value.__dlpack_device__()[0]
     if kind in (CUDA, CUDA_MANAGED):

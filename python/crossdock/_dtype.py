@@ -23,7 +23,7 @@ class DType(enum.IntEnum):
 
 
 _SIZES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 8, 8: 4, 9: 1, 10: 1}
-# In numpy's array interface. numpy has no bf16 and fp8: they are bytes without a meaning.
+# Codes of numpy's array interface. numpy has no bf16 and fp8: they are opaque bytes.
 TYPESTRS = {1: "<f8", 2: "<f4", 3: "<V2", 4: "<f2", 5: "|V1", 6: "|V1", 7: "<i8", 8: "<i4", 9: "|u1", 10: "|b1"}
 BY_NAME = {  # names of numpy, ml_dtypes and torch, and those of the command
     "float64": DType.F64,

@@ -29,7 +29,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class Error(RuntimeError):
-    """A failed call. Its text is that of the library, the same on every rank."""
+    """A failed call. Its text is the library's, the same on every rank."""
 
     code: ErrorCode
     culprit: Optional[int]  #: rank that caused it, in the group of the call
@@ -68,7 +68,8 @@ def last_error() -> Error:
 
 
 def fail(rank: Optional[int] = None, cause: Optional[BaseException] = None) -> NoReturn:
-    """Raises the calling thread's last failure, of a call by `rank`. `cause` is what Python refused."""
+    """Raises the calling thread's last failure, of a call by `rank`. `cause` is the reason why Python refused an
+    argument."""
     error = last_error()
     if error.code == ErrorCode.COMMUNICATION:
         _interrupt.give_back_signal(str(error), error.culprit == rank)

@@ -19,7 +19,7 @@ WEIGHTS_IN = {"combine": 0, "experts": 1}
 class ExpertWeights(NamedTuple):
     """Parameters of all local experts, or arrays for their gradients (fp32, or fp64 for fp64; None: not computed).
 
-    On a GPU the gradients of w1 and w2 may have the dtype of the experts instead, but cannot be accumulated then.
+    On a GPU the gradients of w1 and w2 may have the dtype of the experts instead, but then cannot be accumulated.
     G is 2F for the three GLU activations, else F.
     """
 
@@ -76,9 +76,9 @@ class Experts:
     """A grouped MLP. Not collective.
 
     Methods take the plan whose rows they compute, and the parameters as an ExpertWeights. All arrays are in host memory
-    or, as the plan, on a GPU. Outputs may be given; otherwise they are numpy arrays, or on a GPU a crossdock.Array. On a
-    GPU calls queue their work in `stream`, a cudaStream_t, and do not wait; None: the stream of the plan's dispatcher.
-    Backward must use the stream of its forward. A plan of your own needs the attributes segment_starts_ptr,
+    or, like the plan, on a GPU. Outputs may be given; otherwise they are numpy arrays, or on a GPU a crossdock.Array.
+    On a GPU calls queue their work in `stream`, a cudaStream_t, and do not wait; None: the stream of the plan's
+    dispatcher. Backward must use the stream of its forward. A plan of your own needs the attributes segment_starts_ptr,
     segment_counts_ptr and num_local_experts, with all outputs and the stream given.
     """
 
@@ -100,7 +100,7 @@ class Experts:
         activation: "swiglu", "clamped_swiglu" (with `limit`, 7), "geglu", "gelu", "gelu_tanh" or "squared_relu"
         interleaved: rows of w1 are gate 0, linear 0, gate 1, ...
         weights_in: where the weights of the routes are applied: "combine" or "experts"
-        recompute: forward saves nothing, backward recomputes it with the same bits
+        recompute: forward saves nothing; backward recomputes, with the same bits
         """
         config = experts_config(
             num_local_experts, width, inner, dtype, activation, limit, interleaved, weights_in, recompute

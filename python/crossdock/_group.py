@@ -29,7 +29,7 @@ def _group_config(
     recorded_events: recent events to keep (256); -1: none
     staging_bytes: limit for rows in transit between nodes (64 MiB); identical on every rank
     report_file: receives the recent events of a failure (CROSSDOCK_REPORT)
-    num_threads: that move and sum rows (this rank's share of the cores)
+    num_threads: threads that move and sum rows (this rank's share of the cores)
     ranks_per_node: for tests: ranks per simulated node
     """
     return GroupConfig(

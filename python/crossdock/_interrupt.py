@@ -1,8 +1,8 @@
 """Ends waits for other ranks: on Ctrl-C, and when the interpreter ends.
 
-The library asks at least every 100 ms whether a wait is to end. The answer must not run Python code: that would run the
-handler of the signal, whose exception cannot leave a callback. So it is made of functions in C. PyOS_InterruptOccurred
-takes note of SIGINT on the main thread; once the call has failed, the signal is given back to Python.
+The library asks at least every 100 ms whether a wait should end. The callback must not run Python code: that would run
+the signal handler, whose exception cannot leave a callback. So it is made of C functions. PyOS_InterruptOccurred
+detects SIGINT on the main thread; once the call has failed, the signal is given back to Python.
 """
 import _thread
 import atexit
@@ -18,7 +18,7 @@ _occurred = ctypes.pythonapi.PyOS_InterruptOccurred
 _occurred.restype = ctypes.c_int
 _occurred.argtypes = []
 
-_ending: List[bool] = []  # not empty: the interpreter ends
+_ending: List[bool] = []  # not empty: the interpreter is exiting
 
 # Every call is _occurred() | len(_ending).
 _answer = map(operator.or_, iter(_occurred, None), iter(_ending.__len__, None)).__next__
@@ -39,8 +39,8 @@ def give_back_signal(text: str, is_culprit: bool) -> None:
         _thread.interrupt_main()
 
 
-# A daemon thread that still waits when the interpreter is gone could not even ask: Python ends a thread that wants the
-# GIL then, which the library's code does not survive. So these waits end before.
+# A daemon thread that still waits when the interpreter is gone could not even ask: Python then ends a thread that wants
+# the GIL, which the library's code does not survive. So these waits end before that.
 
 
 def _is_in_a_call(frame: Any) -> bool:

@@ -40,7 +40,7 @@ class LayerWeights(NamedTuple):
 class LayerGradients(NamedTuple):
     """Arrays for the gradients, in fp32 (fp64 for fp64); None: not computed.
 
-    On a GPU those of w1 and w2 may have the dtype of the experts instead, but cannot be accumulated then.
+    On a GPU those of w1 and w2 may have the dtype of the experts instead, but then cannot be accumulated.
     """
 
     gate: Any = None  #: [E, D]; summed over this rank's tokens only
@@ -78,13 +78,13 @@ class LayerSaved:
         return LayerLosses(aux, z, (terms[0], terms[1], terms[2]))
 
     def load(self) -> List[int]:
-        """[E] numbers of routes to each expert before any drop, summed over the group."""
+        """[E] number of routes to each expert before any drop, summed over the group."""
         counts = (ctypes.c_int64 * max(self._num_experts, 1))()
         check(lib.layer_saved_load(self._handle, counts))
         return counts[: self._num_experts]
 
     def dropped(self) -> List[int]:
-        """[E] numbers of this rank's routes that were dropped by capacity."""
+        """[E] number of this rank's routes to each expert that capacity dropped."""
         counts = (ctypes.c_int64 * max(self._num_experts, 1))()
         check(lib.layer_saved_dropped(self._handle, counts))
         return counts[: self._num_experts]
@@ -198,7 +198,7 @@ class Layer:
         etp: expert tensor parallelism: ranks that share each expert, fastest in the group; `inner` is F of a whole expert
         sequence_group: ranks that share sequences, if they are not those of counting_group
         replicated_over: ranks that hold the same tokens: each takes part with a slice and gets all results
-        allow_equal_tokens: accept tokens that are bit-identical on several ranks, as tokens of their own
+        allow_equal_tokens: accept tokens that are bit-identical on several ranks, as distinct tokens
         """
         config = LayerConfig(
             router=ctypes.pointer(_router_config(num_experts, top_k, width, **(router or {}))),

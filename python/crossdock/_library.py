@@ -15,7 +15,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 def _build_trees() -> Iterator[pathlib.Path]:
-    """Shared libraries in the folders of build/, beside python/: those of `make python` first, then the newest."""
+    """Shared libraries in the folders of build/, next to python/: those of `make python` first, then the newest."""
     found = (_PACKAGE.parents[1] / "build").glob("*/" + _SONAME)
 
     def order(path: pathlib.Path) -> Tuple[bool, float]:
@@ -25,7 +25,7 @@ def _build_trees() -> Iterator[pathlib.Path]:
 
 
 def find_library() -> str:
-    """The library that this package uses: CROSSDOCK_LIBRARY, or that of the wheel, of a build tree, of the system."""
+    """The library that this package uses: CROSSDOCK_LIBRARY, else the wheel's, a build tree's or the system's."""
     given = os.environ.get("CROSSDOCK_LIBRARY")
     if given:
         return given

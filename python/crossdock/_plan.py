@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def top_k(self) -> int:
-        """K of the plan's weights: that of the dispatcher, or more with a dense map."""
+        """K of the plan's weights: the dispatcher's, or more with a dense map."""
         return self._describe().weights.shape[1]
 
     @property
@@ -114,7 +114,7 @@ class Plan:
         return (ctypes.c_int64 * size).from_address(info.segment_counts)[:] if size else []
 
     def dropped(self) -> List[int]:
-        """[E] numbers of this rank's routes that capacity dropped. May wait for the GPU."""
+        """[E] number of this rank's routes to each expert that capacity dropped. May wait for the GPU."""
         counts = (ctypes.c_int64 * max(self._dispatcher.num_experts, 1))()
         check(lib.plan_dropped(self._handle, counts))
         return counts[: self._dispatcher.num_experts]

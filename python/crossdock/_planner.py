@@ -33,9 +33,9 @@ def plan(
     zipf: float = 0.0,
     fabric: Optional[str] = None,
 ) -> Dict[str, Any]:
-    """Plans a job: which strategy, and what it sends, holds and takes. Needs no group and no GPU.
+    """Plans a job: which strategy to use, what it sends and holds, and how long it takes. Needs no group and no GPU.
 
-    model: sizes of a published model, e.g. "deepseek-v3"; width, inner, num_experts and top_k take the place of its own
+    model: sizes of a published model, e.g. "deepseek-v3"; width, inner, num_experts and top_k override its own
     tokens: per rank; or sequence * micro_batch, divided among tp * cp ranks
     ep: ranks that share the experts; None: all ranks of a pipeline stage
     partial_sums: False, "fp32" (or True) or "rows", as for Dispatcher

@@ -60,7 +60,7 @@ class Tensor:
 
 
 class Memory(tuple):
-    """What a call needs of a Tensor, for other parts of the package: its `Fields`."""
+    """The part of a Tensor that a call needs, for other parts of the package: its `Fields`."""
 
     __slots__ = ()
 
@@ -87,7 +87,7 @@ class Array:
 
     def __init__(self, fields: Fields, output: Optional[COutput] = None, keeper: Any = None, stream: int = 0):
         self.fields = fields
-        self.stream = stream  #: where a GPU last uses it; set it before the release if it is another one
+        self.stream = stream  #: of the last use on a GPU; if that is another one, set it before the release
         self._keeper = keeper
         self._output = output
 
@@ -184,7 +184,7 @@ class Array:
         dl_device: Optional[Tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
-        """A capsule that shares the memory. On a GPU `stream` must be that of the call that made the array."""
+        """A capsule that shares the memory. On a GPU, `stream` must be the stream of the call that made the array."""
         if self._output is None:
             raise BufferError("only results of calls that have not been released can be exported, not views of a plan")
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):

@@ -1,7 +1,7 @@
 """PyTorch's all-to-all path against Crossdock: python -m crossdock.compare --world 4
 
-Runs the same random layer through both on as many processes of this machine, checks outputs and gradients, and prints
-both times. Under torchrun it uses the processes that there are.
+Runs the same random layer through both on that many processes of this machine, checks outputs and gradients, and prints
+both times. Under torchrun it uses torchrun's processes.
 
 The path of PyTorch is torchtitan's unmodified dispatcher where torchtitan is installed, else the same steps in plain
 torch: sort by expert, exchange counts, exchange rows with all_to_all_single, sort by local expert, and back.
@@ -282,7 +282,7 @@ def _parse(arguments: Any) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", choices=["float64", "float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--repeat", type=int, default=5, help="timed runs; the median counts (5)")
-    parser.add_argument("--warmup", type=int, default=1, help="runs before (1)")
+    parser.add_argument("--warmup", type=int, default=1, help="untimed runs before them (1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(arguments)

@@ -23,7 +23,7 @@ _gating = router.router_gating_linear
 
 
 def install() -> None:
-    """MoE layers that are made from now on with the dispatcher type "alltoall" use Crossdock."""
+    """Makes MoE layers that are created from now on with the dispatcher type "alltoall" use Crossdock."""
     moe_layer.MoEAlltoAllTokenDispatcher = MegatronTokenDispatcher
 
 
@@ -45,7 +45,7 @@ def replace(model: Union[Any, Iterable[Any]]) -> int:
 
 
 def guard_empty_router() -> None:
-    """Lets Megatron's router take 0 tokens, on which it fails by itself while the other ranks wait for this one."""
+    """Lets Megatron's router accept 0 tokens, on which it otherwise fails while the other ranks wait for this one."""
     router.router_gating_linear = _gating_of_any_size
 
 

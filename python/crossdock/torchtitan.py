@@ -61,14 +61,14 @@ class TokenDispatcher(BaseEPTokenDispatcher):
         return self._dispatcher.combine(routed_output_RD, metadata, x_TD)
 
     def _options(self, config: Any, ep_mesh: Any) -> dict:
-        """Of crossdock.torch.Dispatcher."""
+        """The options of crossdock.torch.Dispatcher."""
         return {"alignment": config.alignment, "max_rows": config.max_rows, "strategy": config.strategy}
 
 
 class GraphTokenDispatcher(TokenDispatcher):
     """For CUDA graphs: fixed row tensors, no wait for the GPU. Configured like HybridEP.
 
-    More rows than the capacity are an error on all ranks; none are dropped."""
+    If there are more rows than the capacity, all ranks get an error; none are dropped."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(HybridEPTokenDispatcher.Config):
@@ -94,7 +94,7 @@ class GraphTokenDispatcher(TokenDispatcher):
 
 
 class SelectiveCheckpointing(SelectiveAC):
-    """torchtitan's SelectiveAC, which also saves what dispatch and combine return."""
+    """torchtitan's SelectiveAC that also saves the results of dispatch and combine."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(SelectiveAC.Config):
@@ -106,7 +106,7 @@ class SelectiveCheckpointing(SelectiveAC):
 
 @override(target=AllToAllTokenDispatcher.Config, description="Crossdock instead of all-to-all")
 def dispatcher(config: Any, **options: Any) -> TokenDispatcher.Config:
-    """`options` are fields of TokenDispatcher.Config. The padding that quantised experts ask for is kept."""
+    """`options` are fields of TokenDispatcher.Config. The padding that quantised experts require is kept."""
     options.setdefault("alignment", getattr(config, "pad_multiple", None) or 1)
     return derive(config, TokenDispatcher.Config, **options)
 

@@ -1,4 +1,4 @@
-// Groups of processes that are started by anything.
+// Groups of processes, however they are started.
 #include <cstddef>
 #include <span>
 #include <utility>

@@ -103,8 +103,8 @@ class CallbackCommunicator final : public Communicator {
   }
 
  private:
-  // Of a struct that a callback has filled in: its context is owned here, also if the struct cannot
-  // be used.
+  // Makes a communicator from a struct that a callback has filled in, and owns its context even if
+  // the struct cannot be used.
   static std::unique_ptr<Communicator> own_communicator(crossdock_communicator& made) {
     try {
       auto communicator = make_callback_communicator(read_struct("crossdock_communicator", &made));

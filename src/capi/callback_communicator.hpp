@@ -8,12 +8,12 @@
 namespace crossdock::capi {
 
 /// A communicator whose exchanges are the caller's callbacks. REQUIRES: a struct that read_struct
-/// returned. Throws Error(kInvalidArgument) if it is incomplete. Until own_context its destructor
+/// returned. Throws Error(kInvalidArgument) if it is incomplete. Until own_context, its destructor
 /// calls nothing: if no group can be made, the context is still the caller's.
 std::unique_ptr<Communicator> make_callback_communicator(const crossdock_communicator& callbacks);
 
-/// From now on the communicator leaves and destroys its context. REQUIRES: `communicator` is one of
-/// callbacks.
+/// From now on the communicator leaves and destroys its context. REQUIRES: `communicator` came from
+/// make_callback_communicator.
 void own_context(Communicator& communicator);
 
 }  // namespace crossdock::capi

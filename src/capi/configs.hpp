@@ -5,8 +5,8 @@
 
 namespace crossdock::capi {
 
-// Configurations of the caller in the words of the C++ API. Throw Error(kInvalidArgument) if a
-// field has no meaning; whether the values go together is checked where they are used.
+// Converts the caller's configurations to those of the C++ API. Throws Error(kInvalidArgument) if a
+// field has no meaning; whether the values are consistent is checked where they are used.
 
 DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_experts);
 ExpertsConfig to_config(const crossdock_experts_config& given);

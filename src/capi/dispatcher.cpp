@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kPlanInfo = "crossdock_plan_info";
 
-// `check_outputs` throws if the caller's outputs cannot be used, which all ranks then refuse.
+// `check_outputs` throws if the caller's outputs cannot be used; all ranks then refuse the call.
 template <typename CheckOutputs>
 std::unique_ptr<crossdock_plan> make_plan(crossdock_dispatcher* dispatcher,
                                           const crossdock_routing* routing,

@@ -16,7 +16,7 @@
 namespace crossdock::capi {
 
 std::optional<std::chrono::nanoseconds> to_deadline(const char* name, double seconds) {
-  // Beyond this, nanoseconds overflow; 100 years are as good as no deadline.
+  // Nanoseconds overflow beyond this; 100 years is as good as no deadline.
   constexpr double kMostSeconds = 100.0 * 366 * 24 * 3600;
   CROSSDOCK_CHECK(seconds >= 0 && seconds <= kMostSeconds, name, " must be in [0, ", kMostSeconds,
                   "] seconds, got ", seconds);

@@ -8,7 +8,7 @@
 
 namespace crossdock::capi {
 
-/// A crossdock_group_config in the words of the C++ API.
+/// A crossdock_group_config as options of the C++ API.
 struct GroupSettings {
   GroupOptions group{};
   std::optional<std::chrono::nanoseconds> setup_deadline{};

@@ -10,8 +10,8 @@
 namespace crossdock::capi {
 
 /// Base of the objects behind the C API's handles. Recognises pointers to other objects and objects
-/// of a parent process, as callers in untyped languages confuse handles, and forked children
-/// destroy handles that they inherited.
+/// of a parent process: callers in untyped languages confuse handles, and forked children destroy
+/// handles that they inherited.
 template <typename Object>
 class Handle {
  public:
@@ -60,7 +60,7 @@ void destroy(Object* given) noexcept {
   if (is_usable(given)) delete given;
 }
 
-/// The object of a pointer that the caller must give.
+/// The object behind a pointer that must not be null.
 template <typename Value>
 Value& pointee(const char* name, Value* given) {
   CROSSDOCK_CHECK(given != nullptr, name, " must not be NULL");

@@ -15,8 +15,8 @@
 
 namespace crossdock::capi {
 
-/// A group and what is made with it share ownership of the group, so that handles may be destroyed
-/// in any order.
+/// A group and the objects made with it share ownership of the group, so that handles may be
+/// destroyed in any order.
 struct SharedGroup {
   explicit SharedGroup(std::shared_ptr<Group> group_in)
       : group(std::move(group_in)),
@@ -72,7 +72,7 @@ struct crossdock_dispatcher : crossdock::capi::Handle<crossdock_dispatcher> {
   crossdock::capi::GroupPtr group;
   crossdock::Dispatcher dispatcher;
   crossdock::Stream stream{};      // of the device options
-  mutable std::string strategy{};  // its name, once asked for
+  mutable std::string strategy{};  // its name, once requested
 };
 
 struct crossdock_plan : crossdock::capi::Handle<crossdock_plan> {
@@ -160,5 +160,5 @@ struct crossdock_memory : crossdock::capi::Handle<crossdock_memory> {
   crossdock::capi::GroupPtr group;
   std::shared_ptr<const void> owner;
   crossdock::Device device{};
-  crossdock::Stream stream{};  // in which the memory was taken
+  crossdock::Stream stream{};  // in which the memory was allocated
 };

@@ -82,7 +82,7 @@ uint64_t plan_id(const crossdock_layer_forward_args* args) {
   return has_field ? plan_id(args->decision) : 0;
 }
 
-// A struct of an older version does not have all of them.
+// A struct of an older version does not have all of these fields.
 void set_losses(const RouterLosses& losses, crossdock_layer_forward_result& result) {
   using Outputs = crossdock_layer_forward_result;
   const auto set = [&](double Outputs::*field, double value) {
@@ -95,7 +95,7 @@ void set_losses(const RouterLosses& losses, crossdock_layer_forward_result& resu
   set(&Outputs::aux_global_batch_loss, losses.aux_terms.global_batch);
 }
 
-// Where the losses are on a GPU. `kept` is null if the caller does not keep them alive.
+// Sets where the losses are on a GPU. `kept` is null if the caller does not keep them alive.
 void set_device_losses(const crossdock_layer_saved* kept, crossdock_layer_forward_result& result) {
   crossdock_tensor* const out = find_field(&result, &crossdock_layer_forward_result::device_losses);
   if (out == nullptr) return;
@@ -122,8 +122,8 @@ void convert_replicated(const crossdock_layer& layer, const char* operation, con
   convert(call, [&] { throw *refusal; });
 }
 
-// If the ranks of the layer's group refuse a forward, those of the groups in which it counts wait
-// for all of them to refuse there too.
+// If the ranks of the layer's group refuse a forward, the ranks of the groups in which it counts
+// wait for them, so they must refuse there too.
 template <typename Convert>
 void convert_forward(const crossdock_layer& layer, const Call& call, const Convert& body) {
   try {

@@ -43,7 +43,7 @@ MeshShape to_shape(const crossdock_mesh_shape* given) {
           .edp = shape.edp};
 }
 
-// Throws if the mesh has lists only or its group has been destroyed.
+// Throws if the mesh has only lists, or if its group has been destroyed.
 Mesh& open(crossdock_mesh& mesh) {
   CROSSDOCK_CHECK(mesh.shared, "the mesh was created without a group; it has lists of ranks only");
   mesh.shared->world->open();

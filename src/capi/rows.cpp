@@ -118,7 +118,7 @@ void set_result(crossdock_output* output, OwnedTensor made, const MemorySource& 
   set_outputs(results, source);
 }
 
-// The tensors of a call with one in and one out, and their names for messages.
+// The tensors of a call with one input and one output, and their names for messages.
 struct OneTensor {
   const char* input_name;
   const crossdock_tensor* input;

@@ -32,7 +32,7 @@ static_assert(1 + static_cast<int>(ErrorCode::kCommunication) == CROSSDOCK_COMMU
 static_assert(1 + static_cast<int>(ErrorCode::kCuda) == CROSSDOCK_CUDA_FAILURE);
 static_assert(1 + static_cast<int>(ErrorCode::kInternal) == CROSSDOCK_INTERNAL);
 
-// A text that cannot be copied is replaced by one that fits in any string without allocation.
+// A text that cannot be copied is replaced by one that is short enough to need no allocation.
 crossdock_status keep(crossdock_status status, const char* text, const ErrorContext& context) {
   last_failure.status = status;
   last_failure.context = context;

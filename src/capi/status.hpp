@@ -11,7 +11,7 @@ namespace crossdock::capi {
 /// REQUIRES: called inside a catch block.
 crossdock_status keep_failure() noexcept;
 
-/// Runs the body of a function of the C API. What it throws becomes the function's status.
+/// Runs the body of a C API function. An exception becomes the function's status.
 template <typename Body>
 crossdock_status guarded(const Body& body) noexcept {
   try {

@@ -12,7 +12,7 @@ namespace crossdock::capi {
 // Structs that begin with struct_size, from callers that were compiled against another version of
 // the header. Fields that the caller's struct does not have are 0, which means their default.
 
-/// No struct of any version is larger. A size beyond it is uninitialised memory.
+/// No struct of any version is larger: a larger size means uninitialised memory.
 inline constexpr size_t kMostStructBytes = 16384;
 
 /// Whether a version of the struct can have this size.

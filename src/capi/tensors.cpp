@@ -116,7 +116,7 @@ crossdock_status crossdock_output_release(crossdock_output* output, void* stream
     if (owner->is_of_parent()) return;
     const std::unique_ptr<crossdock_memory> memory(owner);
     if (memory->device.is_cpu() || stream == memory->stream.handle) return;
-    // The memory returns to its pool in the order of the stream in which it was taken.
+    // The memory returns to its pool in the order of the stream in which it was allocated.
     make_stream_wait(memory->stream, Stream{stream}, memory->device);
   });
 }

@@ -7,11 +7,11 @@
 
 namespace crossdock::capi {
 
-/// Throws Error(kInvalidArgument) for a number that is no dtype.
+/// Throws Error(kInvalidArgument) for a number that is not a dtype.
 DType to_dtype(const char* name, int32_t dtype);
 
-/// A tensor of the caller; unset if it is not given. Throws Error(kInvalidArgument) if it cannot
-/// be a tensor. `name` is for messages.
+/// A tensor of the caller; unset if it is not given. Throws Error(kInvalidArgument) if it is not a
+/// valid tensor. `name` is for messages.
 TensorView to_view(const char* name, const crossdock_tensor& tensor);
 /// As to_view, for a tensor that must be given.
 TensorView to_view(const char* name, const crossdock_tensor* tensor);
@@ -35,7 +35,7 @@ struct Result {
 /// Where the memory of results comes from.
 struct MemorySource {
   GroupPtr group;
-  Stream stream{};  // in which the memory was taken
+  Stream stream{};  // in which the memory was allocated
 };
 /// Hands the results to the caller: all of them, or none if memory runs out.
 void set_outputs(std::span<const Result> results, const MemorySource& source);

@@ -10,8 +10,8 @@ namespace crossdock {
 /// The current exception as an Error for the other ranks. REQUIRES: called inside a catch block.
 Error current_error();
 
-/// Runs what a rank checks and allocates before the ranks agree. Returns the error if it fails, for
-/// Proposal::refusal.
+/// Runs the checks and allocations that a rank makes before the ranks agree. Returns the error if
+/// they fail, for Proposal::refusal.
 template <typename Body>
 std::optional<Error> refusal_of(const Body& body) {
   try {
@@ -22,8 +22,8 @@ std::optional<Error> refusal_of(const Body& body) {
   }
 }
 
-/// Runs what follows an agreement. Peers may already be waiting for this rank's data, so a failure
-/// poisons the group and is thrown as the group's error.
+/// Runs the work after an agreement. Peers may already be waiting for this rank's data, so a
+/// failure poisons the group and is thrown as the group's error.
 template <typename Body>
 void run_agreed(Group& group, const Body& body) {
   try {

@@ -10,8 +10,8 @@
 
 namespace crossdock::comm {
 
-/// A message between ranks besides the data. Sent as it is in memory, so all ranks must run the
-/// same build; small enough for MPI to send it before the receiver asks for it.
+/// A message between ranks, in addition to the data. Sent as it is in memory, so all ranks must run
+/// the same build; small enough for MPI to send it before the receiver asks for it.
 struct ControlMessage {
   enum class Kind : int32_t {
     kAbort,     // the sender gave up: code, culprit, reporter, sequence, operation, text
@@ -42,8 +42,8 @@ ControlMessage abort_message(const Failure& failure);
 Failure failure_from(const ControlMessage& abort_message);
 ControlMessage left_message(std::string_view reason, uint64_t exchange, uint64_t num_begun);
 
-/// Whether a message that came over a network can be used as it is: a known kind and error code,
-/// ranks within [-1, size), null-terminated texts.
+/// Whether a message from the network can be used as it is: a known kind and error code, ranks
+/// within [-1, size), null-terminated texts.
 bool is_valid(const ControlMessage& message, int size);
 
 /// Sends and receives the control messages of one communicator. Never waits.

@@ -16,7 +16,7 @@
 namespace crossdock::comm {
 namespace {
 
-constexpr size_t kMostWaiting = 256;  // strangers beyond that are disconnected
+constexpr size_t kMostWaiting = 256;  // connections beyond this are dropped
 
 struct UnixAddress {
   sockaddr_un storage{};
@@ -51,7 +51,7 @@ bool may_succeed_later(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
-// Whether the process at the other end runs as the user of this one.
+// Whether the process at the other end runs as the same user.
 bool is_own_user(const Descriptor& socket) {
   ucred other{};
   socklen_t length = sizeof other;

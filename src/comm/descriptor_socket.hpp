@@ -34,8 +34,8 @@ struct DescriptorReceipt {
   std::string_view reason() const { return failure.data(); }
 };
 
-/// A connection between two processes of one machine and one user. Descriptors go one way,
-/// receipts the other. Nothing waits.
+/// A connection between two processes of one user on one machine. Descriptors go one way, receipts
+/// the other. No call waits.
 class DescriptorConnection {
  public:
   /// Throws Error(kCommunication) if nobody listens at the address, as from within another network
@@ -75,14 +75,14 @@ class DescriptorConnection {
   Descriptor socket_;
 };
 
-/// Accepts connections at a socket without a file, so that nothing is left behind.
+/// Accepts connections on a socket without a file, so that nothing is left behind.
 class DescriptorListener {
  public:
   /// Throws Error(kUnsupported) if the system does not allow it.
   DescriptorListener();
 
   const DescriptorAddress& address() const { return address_; }
-  /// New connections of processes that know the secret. Does not wait.
+  /// New connections from processes that know the secret. Does not wait.
   std::vector<DescriptorConnection> accept();
 
  private:

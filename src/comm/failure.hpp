@@ -34,7 +34,8 @@ Failure late_failure(const LateRank& late, const WaitContext& wait);
 /// `culprit` has left and will not arrive.
 Failure left_failure(int culprit, std::string_view reason, const WaitContext& wait);
 
-/// The error that made `rank` give up. If its context names no culprit, that is `rank` itself.
+/// The error that made `rank` give up. If its context names no culprit, the culprit is `rank`
+/// itself.
 Failure failure_from(const Error& cause, int rank);
 
 /// The error that rank `rank` of `size` throws.
@@ -43,9 +44,9 @@ Error to_error(const Failure& failure, int rank, int size);
 /// A copy of the text that lives as long as the process, as ErrorContext::operation requires.
 const char* interned(std::string_view name);
 
-/// The reason of a rank that leaves without giving one.
+/// The reason for a rank that leaves without giving one.
 inline constexpr std::string_view kPlainLeave = "it returned or was destroyed";
-/// The reason of a rank whose work is complete.
+/// The reason for a rank whose work is complete.
 inline constexpr std::string_view kReturned = "it returned";
 
 }  // namespace crossdock::comm

@@ -15,7 +15,8 @@ namespace crossdock::comm {
 /// CROSSDOCK_REPORT, or empty.
 std::string default_report_file();
 
-/// The event recorders of the other ranks on this node, to report on one that can no longer do so.
+/// The event recorders of the other ranks on this node, to report on a rank that can no longer do
+/// so itself.
 class PeerEvents {
  public:
   /// Puts the location of this rank's events into the header, if they are shared.
@@ -34,8 +35,8 @@ PeerEvents& peer_events_of(Group& group);
 
 /// Appends one line of JSON to the group's report file, if it has one: this rank, the error and its
 /// recent events, oldest first; an event in progress has no end. Also writes the culprit's line, if
-/// it is on this node and the line has not been written. Ranks may share the file. A file that
-/// cannot be written is ignored: the error itself matters more.
+/// the culprit is on this node and the line has not been written. Ranks may share the file. A file
+/// that cannot be written is ignored: the error itself matters more.
 void write_flight_report(Group& group, const std::string& message, const ErrorContext& context);
 
 }  // namespace crossdock::comm

@@ -13,7 +13,7 @@ namespace crossdock::comm {
 template <typename Byte>
 class JoinedBytes {
  public:
-  /// Appends a piece; null is valid for an empty one.
+  /// Appends a piece; an empty piece may be null.
   void add(Byte* data, int64_t num_bytes) {
     pieces_.push_back({data, static_cast<size_t>(num_bytes)});
     offsets_.push_back(offsets_.back() + num_bytes);

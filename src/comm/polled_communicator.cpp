@@ -225,8 +225,8 @@ void PolledCommunicator::look_for_failures(Waiting& waiting) {
   }
 }
 
-// A peer has ended. Other ranks may miss it in an earlier call than this one, and all must report
-// the same call: asks them where they are.
+// A peer has ended. Other ranks may miss it in an earlier call than this rank, and all must report
+// the same call, so this asks them where they are.
 void PolledCommunicator::ask_about(int ended, Waiting& waiting) {
   std::vector<int> others;
   for (int peer = 0; peer < size_; ++peer) {

@@ -18,7 +18,7 @@
 
 namespace crossdock::comm {
 
-/// The ranks of a communicator, as found at set-up.
+/// The ranks of a communicator, as found during setup.
 struct Members {
   Topology topology;
   std::vector<ProcessIdentity> processes;  // [P]
@@ -72,12 +72,12 @@ class PolledCommunicator : public Communicator {
   virtual bool has_quick_gather(std::span<const int64_t> /*recv_offsets*/) const { return false; }
   /// (optional, with has_quick_gather) The result is valid until the next exchange.
   virtual Transfers* start_gather(const GatherArgs& /*args*/) { return nullptr; }
-  /// (optional) Gives way when nothing has moved for `idle`. By default yields during the first
+  /// (optional) Called when nothing has moved for `idle`. By default yields during the first
   /// millisecond, when data may be microseconds away, then sleeps: there may be more ranks than
   /// cores.
   virtual void pause(std::chrono::nanoseconds idle);
   /// (optional) Why a peer cannot take part any more, if that is known. The end of a visible
-  /// process is found without it.
+  /// process is detected without it.
   virtual std::optional<std::string> end_of(int /*peer*/) const { return std::nullopt; }
   /// (optional) Called often during a wait; throws to end it.
   virtual void check_interrupt(const WaitContext& /*wait*/) {}

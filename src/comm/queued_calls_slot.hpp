@@ -10,7 +10,7 @@ class QueuedCalls;
 
 namespace crossdock::comm {
 
-/// What the dispatchers of this group on GPUs share, if there is one that uses it.
+/// State that this group's GPU dispatchers share, if any of them uses it.
 std::weak_ptr<cuda::QueuedCalls>& queued_calls_of(Group& group);
 
 }  // namespace crossdock::comm

@@ -19,7 +19,7 @@
 namespace crossdock::comm {
 namespace {
 
-// While one exists, this thread and those that it starts block all signals.
+// While this object exists, its thread and threads started by it block all signals.
 class AllSignalsBlock {
  public:
   AllSignalsBlock() {
@@ -94,7 +94,7 @@ void DescriptorService::start() {
   is_running_ = true;
 }
 
-// The thread is not waited for long: a handler may need a lock of the thread that exits.
+// Waits only briefly for the thread: a handler may need a lock that the exiting thread holds.
 void DescriptorService::stop_at_exit() {
   constexpr std::chrono::seconds kLongestWait{1};
   std::unique_lock lock(mutex_);

@@ -8,13 +8,13 @@
 namespace crossdock::comm {
 
 /// A connection whose descriptors are received as they arrive, even while all other threads of this
-/// process are blocked: by one service thread for all connections, started with the first one. It
-/// blocks all signals, and it ends with the process.
+/// process are blocked. One service thread serves all connections; it is started with the first
+/// one, blocks all signals, and ends with the process.
 class ServedConnection {
  public:
   /// Called by the service thread. They must not destroy a ServedConnection.
   struct Handlers {
-    /// Takes over a descriptor. What it throws is sent to the sender as the reason why the
+    /// Takes over a descriptor. If it throws, the error is sent to the sender as the reason why the
     /// descriptor cannot be used; otherwise the sender learns that it can.
     std::function<void(const DescriptorConnection::Received&)> take;
     /// Called once, when the sender has closed the connection. Must not throw.
@@ -42,7 +42,7 @@ class ServedConnection {
 
   DescriptorConnection connection_;
   Handlers handlers_;
-  // Of the service thread:
+  // Used only by the service thread:
   std::optional<DescriptorReceipt> unsent_;  // must be sent before the next descriptor is received
   bool is_over_ = false;                     // the sender has closed the connection
 };

@@ -9,7 +9,7 @@
 namespace crossdock::comm {
 namespace {
 
-// More does not make a round faster.
+// A larger size does not make a round faster.
 constexpr int64_t kMostRoundBytes = int64_t{8} << 20;
 
 // The first bytes of a buffer, which may be larger.

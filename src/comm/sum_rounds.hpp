@@ -12,13 +12,13 @@ namespace crossdock::comm {
 
 /// Sums an array over the ranks of a group. The array is divided into one part per rank. In each
 /// round, every rank receives the next slice of its part from all ranks and sums it in rank order.
-/// Slices are so small that those of all ranks fit into the staging memory.
+/// Slices are small enough that those of all ranks fit in the staging memory.
 class SumRounds {
  public:
   /// Takes the staging memory. `longest_part`: no part has more elements.
   SumRounds(Group& group, DType dtype, int64_t longest_part);
 
-  /// Bytes per round that a rank sends at most; identical on every rank if GroupOptions are.
+  /// Limit on the bytes that a rank sends per round; identical on every rank if GroupOptions are.
   static int64_t staging_bytes(const Group& group);
 
   /// Rank r sums elements [parts[r], parts[r + 1]). `out` receives this rank's part.

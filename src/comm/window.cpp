@@ -18,7 +18,7 @@
 namespace crossdock::comm {
 namespace {
 
-// A larger request cannot succeed, and the kernel might end processes in search of memory.
+// A larger request cannot succeed, and the kernel might kill processes to find memory.
 int64_t memory_of_this_machine() {
   return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
 }
@@ -104,7 +104,7 @@ WindowPool::WindowPool(Communicator& communicator, std::function<void()> check)
 
 WindowPool::~WindowPool() = default;
 
-// Replaces the memory of a block by memory of this size. REQUIRES: the block is not leased.
+// Replaces the memory of a block with memory of this size. REQUIRES: the block is not leased.
 void WindowPool::allocate(Block& block, int64_t num_bytes) {
   block.num_bytes = 0;  // unusable if this fails
   if (communicator_.shares_address_space()) {

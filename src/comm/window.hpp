@@ -28,7 +28,7 @@ struct WindowHandle {
   int32_t owner_descriptor = 0;  // of the memory file, in that process
 };
 
-/// Memory of this rank that the other ranks on its node load from and store to, and access to
+/// Memory of this rank that the other ranks on its node load from and store into, and access to
 /// theirs. Threads use plain memory. Processes use memory files (memfd), which disappear with the
 /// last process that maps them, however it ends.
 ///
@@ -56,7 +56,7 @@ class WindowPool {
   /// handle of no block.
   std::optional<WindowHandle> find(const void* data, int64_t num_bytes) const;
 
-  /// The address in this process of memory that rank `peer` sent the handle of. Maps its block when
+  /// The address in this process of the memory whose handle rank `peer` sent. Maps its block when
   /// first called. Null for the handle of no block.
   std::byte* reach(int peer, const WindowHandle& handle);
 

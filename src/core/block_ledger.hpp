@@ -15,10 +15,10 @@ enum class BlockUse : uint8_t {
 /// The blocks of a pool, as sizes without memory, so that the planner can predict what a run holds.
 ///
 /// A request takes the smallest free block that is large enough. A result takes it only if little
-/// is wasted, because it may occupy a large block for long; scratch takes any. Otherwise a new
-/// block is made, and free blocks are dropped, those nearest in size first, until the pool holds no
-/// more than was ever needed at once (and some slack). So the bytes held do not depend on the order
-/// of sizes and do not accumulate.
+/// is wasted, because it may occupy a large block for a long time; scratch takes any. Otherwise a
+/// new block is made, and free blocks are dropped, those nearest in size first, until the pool
+/// holds no more than was ever needed at once (plus some slack). So the bytes held do not depend on
+/// the order of sizes and do not accumulate.
 class BlockLedger {
  public:
   struct Grant {
@@ -41,7 +41,7 @@ class BlockLedger {
   std::multiset<int64_t> free_;
   int64_t in_use_ = 0;
   int64_t held_ = 0;
-  int64_t needed_ = 0;  // sum of what is wanted now
+  int64_t needed_ = 0;  // sum of the bytes wanted now
   int64_t most_needed_ = 0;
 };
 

@@ -85,7 +85,7 @@ struct BufferPool::State : std::enable_shared_from_this<BufferPool::State> {
       throw;
     }
     auto* data = static_cast<std::byte*>(block.get());
-    // The last owner gives the block back; if the pool is gone, the block goes with its owner.
+    // The last owner returns the block to the pool; if the pool is gone, the block is freed.
     std::shared_ptr<void> owner(data, [block, block_bytes = grant.block_bytes, wanted_bytes,
                                        pool = weak_from_this()](void*) mutable {
       const std::shared_ptr<State> state = pool.lock();

@@ -13,7 +13,7 @@ void after_fork_in_child() {
   ++generation;
 }
 
-// When the library is loaded: a fork cannot interrupt it.
+// Registered when the library is loaded, which a fork cannot interrupt.
 [[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, after_fork_in_child);
 
 }  // namespace

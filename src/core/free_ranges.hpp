@@ -8,12 +8,12 @@
 
 namespace crossdock {
 
-/// The free parts of a range of bytes, as offsets without memory. The range begins empty and grows
-/// by what is given back beyond its end.
+/// The free parts of a range of bytes, as offsets without memory. The range starts empty and grows
+/// when bytes beyond its end are given back.
 class FreeRanges {
  public:
-  /// The offset of num_bytes that were free and no longer are: from the smallest part that is large
-  /// enough, the one with the lowest offset among equals. nullopt if there is none.
+  /// Takes num_bytes from the smallest free part that is large enough, the one with the lowest
+  /// offset among equals, and returns their offset; nullopt if there is none.
   /// REQUIRES: num_bytes > 0.
   std::optional<int64_t> take(int64_t num_bytes);
 

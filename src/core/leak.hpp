@@ -4,7 +4,8 @@
 
 namespace crossdock {
 
-/// Keeps memory until the process ends, because something beyond control may still be using it.
+/// Keeps memory until the process ends, because something outside our control may still be using
+/// it.
 void leak(std::shared_ptr<const void> memory);
 
 }  // namespace crossdock

@@ -16,8 +16,8 @@ class OpenedLibrary {
 
   const std::string& file() const { return file_; }
 
-  /// Sets a function pointer to the library's function `name`. Throws Error(kUnsupported) if the
-  /// library has none.
+  /// Sets a function pointer to the library's function `name`. Throws Error(kUnsupported) if there
+  /// is none.
   template <typename Function>
   void find(const char* name, Function& function) const {
     function = reinterpret_cast<Function>(address_of(name));

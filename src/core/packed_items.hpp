@@ -11,7 +11,7 @@
 
 namespace crossdock {
 
-/// Appends plain data to bytes that another rank splits again.
+/// Appends plain data to bytes that another rank unpacks.
 template <typename Item>
 void append_items(std::vector<std::byte>& bytes, const std::vector<Item>& items) {
   static_assert(std::is_trivially_copyable_v<Item>);
@@ -23,7 +23,7 @@ void append_item(std::vector<std::byte>& bytes, const Item& item) {
   append_items(bytes, std::vector<Item>{item});
 }
 
-/// The first `count` items of `bytes`, which then begins behind them.
+/// Returns the first `count` items of `bytes` and removes them from it.
 template <typename Item>
 std::vector<Item> split_items(std::span<const std::byte>& bytes, int64_t count) {
   static_assert(std::is_trivially_copyable_v<Item>);

@@ -10,7 +10,7 @@ namespace crossdock {
 /// Larger than any memory; a few such sizes can be added and rounded up without overflow.
 inline constexpr int64_t kMaxBytes = int64_t{1} << 60;
 
-/// The largest width or inner width; a larger one is taken for a mistake.
+/// The largest width or inner width; a larger one is assumed to be a mistake.
 inline constexpr int64_t kMaxWidth = std::numeric_limits<int32_t>::max();
 
 /// Pools hand out memory in multiples of this size.

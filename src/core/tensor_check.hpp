@@ -33,7 +33,7 @@ void check_tensor(std::string_view name, const ConstTensorView& tensor, Device d
 
 struct NamedTensor {
   std::string_view name;
-  ConstTensorView tensor;  // may be not given
+  ConstTensorView tensor;  // may be unset
 };
 
 /// No output may share memory with an input or with another output.

@@ -88,7 +88,7 @@ StrategyJob CostModel::job() const {
           .sums = sums_};
 }
 
-// Whether rows of one token and rank cross as one (StrategyModel::joins_rows).
+// Whether the rows of one token on one rank are sent as one (StrategyModel::joins_rows).
 bool CostModel::joins_rows(const StrategyModel& model, Movement movement) const {
   const Copies copies = inputs_.config.copies;
   bool is_wanted = inputs_.fabric.within_node_rate < inputs_.fabric.memory_rate;
@@ -112,7 +112,7 @@ OperationCost CostModel::operation(const Strategy& strategy, Movement movement) 
                      flow.most_between() * row_bytes.between_nodes};
   cost.memory_traffic = model.memory_traffic(movement, expected_, job());
   if (is_joined && is_scatter(movement)) {
-    // Rows that arrived and have copies are read once more. Each has one copy or more.
+    // Arrived rows that have copies are read once more. Each has one or more copies.
     const double arrived = expected_.sums_received;
     cost.memory_traffic +=
         bytes_.of(movement) * std::min(arrived, std::max(0.0, expected_.received - arrived));

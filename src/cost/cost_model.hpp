@@ -11,7 +11,7 @@
 
 namespace crossdock {
 
-/// Computes once what depends on the inputs alone, and from it the costs of strategies. REQUIRES
+/// Computes once what depends only on the inputs, and from that the costs of strategies. REQUIRES:
 /// checked inputs (check_cost_inputs).
 class CostModel {
  public:
@@ -23,8 +23,8 @@ class CostModel {
   RoutingEstimate routing() const;
 
   /// Whether the expected memory of any candidate fits the fabric's with this many tokens per rank;
-  /// the model keeps this number of tokens. With a capacity, the share of routes kept remains that
-  /// of the tokens that the model was made for.
+  /// the model keeps this number of tokens. With a capacity, the share of kept routes stays the one
+  /// for the tokens that the model was made with.
   bool fits(int64_t tokens, const StrategyList& candidates);
 
  private:

@@ -16,8 +16,9 @@ namespace {
 constexpr double kPageBytes = 4096;
 constexpr double kHeaderBytes = 72;  // of an agreement
 
-// Models the windows: a request gets the smallest free block that fits, unless more than half of it
-// would be wasted; otherwise a new one, which replaces a free one at least half as large.
+// Models the windows: a request gets the smallest free block that is large enough, unless more than
+// half of it would be wasted; otherwise a new block, which replaces a free one at least half as
+// large.
 class WindowModel {
  public:
   double take(double num_bytes) {
@@ -75,7 +76,7 @@ class PoolModel {
 // The requests of one step, in the order of the code.
 class StepTrace final : public MemoryTrace {
  public:
-  /// kept_in_pool: what a plan keeps in the pool, which is held for the whole step.
+  /// kept_in_pool: bytes that a plan keeps in the pool for the whole step.
   StepTrace(const StrategyModel& model, const StepSizes& sizes, const StrategyJob& job,
             double largest_request, std::vector<double> kept_in_pool = {})
       : model_(model),

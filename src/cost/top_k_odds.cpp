@@ -92,8 +92,8 @@ class UniformDraw {
   std::map<int64_t, std::vector<double>> odds_;  // by the size of a set
 };
 
-// Drawing without replacement is a race: expert e arrives at a time with the rate p_e, and the
-// first K to arrive are drawn. By the time t each has arrived with the probability 1 - exp(-p_e t),
+// Drawing without replacement is a race: expert e arrives after an exponential time with rate p_e,
+// and the first K to arrive are drawn. By time t each has arrived with probability 1 - exp(-p_e t),
 // independently of the others, so the number of arrivals has the generating polynomial
 // prod_e (exp(-p_e t) + (1 - exp(-p_e t)) z). If each expert that is drawn is kept with a
 // probability of its own, independently, a set is hit if its first kept arrival comes while fewer
@@ -234,7 +234,7 @@ std::vector<double> zipf_rates(size_t num_experts, double exponent) {
   return rates;
 }
 
-// Probability that an expert's route is kept, for a token with this many before it.
+// Probability that an expert's route is kept, for a token with this many tokens before it.
 std::vector<double> kept_at(const std::vector<double>& hits, int64_t tokens_before,
                             int64_t capacity) {
   std::vector<double> kept;

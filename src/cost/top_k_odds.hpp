@@ -38,8 +38,8 @@ inline constexpr int64_t kMaxSkewedSlots = int64_t{1} << 18;
 /// integral over one variable, to about 1e-12.
 ///
 /// With drops, only kept routes count, as a mean over a source's tokens. The number of routes is
-/// exact for any policy: a source has a binomial number of them to an expert. For ranks and nodes
-/// the drops of one token's routes are assumed independent of each other, given the token's
+/// exact for any policy: a source has a binomial number of them to an expert. For ranks and nodes,
+/// the drops of one token's routes are assumed to be independent of each other, given the token's
 /// position (kPosition: early tokens keep theirs), which is sampled.
 TokenSpread expected_spread(const Placement& placement, const Topology& topology,
                             const TopKDraw& draw, const std::optional<Drops>& drops = {});

@@ -9,11 +9,10 @@
 
 namespace crossdock::experts {
 
-/// Computes for Experts, with tensors in one memory: the host's or that of a GPU. Thread-safe.
+/// Computes for Experts, with tensors in one memory: the host's or a GPU's. Thread-safe.
 ///
 /// Arguments are checked. forward and backward_dx compute all segments of their arguments, which
-/// may be some of those that begin_forward and begin_backward_dx were given; rows keep their
-/// places.
+/// may be a subset of those passed to begin_forward and begin_backward_dx; rows keep their places.
 class Backend {
  public:
   Backend() = default;
@@ -21,7 +20,7 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
-  /// Does what the first call in a stream would do besides its work.
+  /// Does the one-time work that the first call in a stream would otherwise do.
   virtual void prepare(Stream stream) = 0;
   virtual ExpertsSaved begin_forward(const ExpertsForwardArgs& args) = 0;
   virtual void forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) = 0;

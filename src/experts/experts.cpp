@@ -68,8 +68,8 @@ void check_places(const Segments& segments, int64_t num_rows) {
                   end, ", got ", segments.num_rows());
 }
 
-// Rows that need memory of their own, of the R rows given: all of them if a GPU counts the rows of
-// the segments.
+// How many of the R given rows need their own memory: all of them if a GPU counts the rows of the
+// segments.
 int64_t count_kept_rows(const Segments& segments, int64_t R) {
   return segments.device.is_cpu() ? segments.num_rows() : R;
 }
@@ -88,7 +88,7 @@ void check_segments(const ExpertsConfig& config, const Segments& segments,
       num_rows, " rows of inner width ", config.inner, " are more than can be counted");
 }
 
-// Tensors of one call: all on the device of its rows, with as many rows.
+// Checks the tensors of one call: all must be on the device of its rows, with as many rows.
 class RowChecks {
  public:
   RowChecks(const ExpertsConfig& config, const ConstTensorView& rows)

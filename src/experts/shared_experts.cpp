@@ -12,7 +12,7 @@ ExpertsConfig as_one_expert(ExpertsConfig config) {
   return config;
 }
 
-// All tokens as one segment, where the tokens are.
+// All tokens as one segment, on the device of the tokens.
 class AllRows {
  public:
   AllRows(const ConstTensorView& x, const SharedExperts::OnDevice& device)

@@ -6,8 +6,8 @@
 
 namespace crossdock {
 
-/// A dense MLP beside the routed experts, applied to each rank's own tokens without any exchange.
-/// Bits, thread safety, checks and devices are as in Experts.
+/// A dense MLP in addition to the routed experts, applied to each rank's own tokens without any
+/// exchange. Bits, thread safety, checks and devices are as in Experts.
 class SharedExperts {
  public:
   /// Overrides num_local_experts and weights_in: one expert, no weights.
@@ -18,7 +18,7 @@ class SharedExperts {
   /// What a call on a GPU needs besides its tensors.
   struct OnDevice {
     Stream stream;
-    TensorView segment;  // [3] int64, in use until the stream has done the call
+    TensorView segment;  // [3] int64, in use until the stream has completed the call
     int free_sms = 0;    // as in ExpertsForwardArgs
   };
 

@@ -49,7 +49,7 @@ struct Mesh::State {
   MeshLayout layout;
   MeshCoordinates coordinates;
   std::vector<std::unique_ptr<Group>> made;
-  std::array<Group*, kMeshAxes.size()> by_axis{};  // null: not asked for yet
+  std::array<Group*, kMeshAxes.size()> by_axis{};  // null: not requested yet
 };
 
 Mesh::Mesh(Group& world, const MeshShape& shape) {

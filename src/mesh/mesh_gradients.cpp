@@ -1,4 +1,4 @@
-// What each gradient must still be summed over, and which rank counts it in the norm.
+// The ranks that each gradient must still be summed over, and which rank counts it in the norm.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -34,7 +34,7 @@ constexpr std::array kLists = {
     List{"tensor_parallel", &MeshGradients::tensor_parallel, MeshAxis::kCpDp, MeshAxis::kCpDp},
 };
 
-// One rank's tensors in a list, as it tells the others.
+// A summary of one rank's tensors in a list, for the other ranks.
 struct Digest {
   int64_t num_tensors = 0;
   int64_t num_elements = 0;
@@ -128,7 +128,7 @@ class AllDigests {
   std::vector<Digests> all_;
 };
 
-// Runs what follows an agreement of the mesh. Peers of any group may be waiting for this rank.
+// Runs the work after an agreement of the mesh. Peers in any group may be waiting for this rank.
 template <typename Body>
 void run_agreed_on(Mesh& mesh, const Body& body) {
   try {
@@ -139,7 +139,7 @@ void run_agreed_on(Mesh& mesh, const Body& body) {
   }
 }
 
-// Errors of the group are told to the whole mesh, so they name the rank of the mesh.
+// Errors of the group are reported to the whole mesh, so they name the rank in the mesh.
 void sum_list(Mesh& mesh, MeshAxis axis, std::span<const TensorView> tensors) {
   Group& group = mesh.group(axis);
   try {
@@ -192,7 +192,7 @@ double sum_of_squares(const ConstTensorView& tensor) {
   }
 }
 
-// Of the gradients that this rank counts: it is the lowest of those that hold them.
+// The sum for the gradients that this rank counts: it is the lowest rank that holds them.
 double counted_squares(Mesh& mesh, const MeshGradients& gradients) {
   const int rank = mesh.world().rank();
   double sum = 0;

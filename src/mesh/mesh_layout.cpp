@@ -59,7 +59,7 @@ Numbers place_of(int64_t rank, const Numbers& sizes) {
   return place;
 }
 
-// The lowest rank of the group: its place has 0 where members differ.
+// The lowest rank of the group: its coordinates are 0 where members differ.
 int64_t lowest_member(int64_t rank, const Numbers& sizes, const AxisTraits& traits) {
   const Numbers place = place_of(rank, sizes);
   int64_t stride = 1;

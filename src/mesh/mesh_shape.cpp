@@ -20,7 +20,7 @@ void check_not_negative(const char* name, int64_t size) {
   CROSSDOCK_CHECK(size >= 0, name, " must be at least 1, or 0 to be derived, got ", size);
 }
 
-// 0: 1.
+// A size of 0 becomes 1.
 void set_default(int64_t& size) {
   if (size == 0) size = 1;
 }

@@ -20,7 +20,7 @@ template <typename T>
 void activate(const ActivationSpec& spec, const T* h, T* a);
 
 /// One row: grad_a [F] -> grad_h [2F or F], which may be h itself. Where clamped_swiglu clamps, the
-/// gradient is 0; on the limit itself it passes.
+/// gradient is 0; at the limit itself it passes through.
 template <typename T>
 void activate_backward(const ActivationSpec& spec, const T* h, const T* grad_a, T* grad_h);
 

@@ -18,8 +18,8 @@ struct Slope {
   T derivative;
 };
 
-/// On a GPU with an error of some units in the last place: exact to the last bit, it would take as
-/// many instructions as all the rest of an activation.
+/// On a GPU the error is a few units in the last place: an exact result would take as many
+/// instructions as the rest of an activation.
 template <typename T>
 CROSSDOCK_HOST_DEVICE inline T sigmoid(T x) {
 #if defined(__CUDA_ARCH__)

@@ -39,7 +39,7 @@ struct ActivateBackwardArgs {
 
 void activate_backward_on_device(const ActivateBackwardArgs& args, Stream stream);
 
-/// Before ranks that share a GPU wait for each other.
+/// Call it before ranks that share a GPU wait for each other.
 void load_device_activation(Activation kind, DType dtype, Device device);
 
 }  // namespace crossdock::ops

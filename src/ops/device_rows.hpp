@@ -9,8 +9,8 @@
 
 namespace crossdock::ops {
 
-// Rows in the memory of a GPU. The work is queued in `stream`. Throw Error(kUnsupported) in builds
-// without CUDA.
+// Rows in the memory of a GPU. Work is queued in `stream`. All functions throw Error(kUnsupported)
+// in builds without CUDA.
 
 /// copy_blocks for memory of `device`. The blocks themselves are in host memory and are read during
 /// the call.
@@ -20,7 +20,7 @@ void copy_blocks_on_device(const CopyBlocksArgs& args, Device device, Stream str
 void fill_on_device(std::byte* data, uint8_t value, int64_t num_bytes, Device device,
                     Stream stream);
 
-/// add for fp32, bf16 or fp16 tensors of one GPU, with the same bits.
+/// add for fp32, bf16 or fp16 tensors on one GPU, with the same bits.
 void add_on_device(const AddArgs& args, Stream stream);
 
 /// Fills `memory` [3] int64, on a GPU, with the starts and counts of one segment of num_rows rows.

@@ -40,7 +40,7 @@ struct SumSegmentsArgs {
 };
 void sum_segments_on_device(const SumSegmentsArgs& args, Stream stream);
 
-/// Before ranks that share a GPU wait for each other.
+/// Call it before ranks that share a GPU wait for each other.
 void load_device_segments(DType dtype, Device device);
 
 }  // namespace crossdock::ops

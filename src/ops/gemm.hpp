@@ -41,7 +41,7 @@ struct GemmArgs {
 
 inline constexpr int64_t kGemmBlockK = 256;
 inline constexpr int64_t kGemmColumnMultiple = 32;
-/// Work is cut into tiles of at most this many rows and columns: a tile and its packed operands
+/// Work is split into tiles of at most this many rows and columns: a tile and its packed operands
 /// stay in a core's second-level cache.
 inline constexpr int64_t kGemmTileRows = 256;
 inline constexpr int64_t kGemmTileColumns = 256;

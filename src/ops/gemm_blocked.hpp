@@ -7,7 +7,7 @@
 //   load, store, broadcast, zero, add, fma(a, b, c) = a * b + c
 //   transpose(source, stride, target, target_stride): kLanes x kLanes scalars
 //
-// Everything here has internal linkage, so that no code of one instruction set is shared with
+// Everything here has internal linkage, so that code for one instruction set is never shared with
 // another.
 
 #include <cstdint>

@@ -31,7 +31,7 @@ struct ProductForwardArgs {
   ConstTensorView w = {};     // [E_local, N, K]
   ConstTensorView bias = {};  // [E_local, N], optional
   Segments segments = {};     // on the device
-  TensorView out = {};        // [R, N], or [R, N / 2] with SwiGLU; without SwiGLU also fp32
+  TensorView out = {};        // [R, N], or [R, N / 2] with SwiGLU; without SwiGLU may be fp32
   TensorView hidden = {};     // [R, N] with kSwigluKeepHidden
   ProductEpilogue epilogue = ProductEpilogue::kNone;
   bool interleaved = false;  // SwiGLU: rows of w[e] are gate 0, linear 0, gate 1, ...; else N / 2
@@ -45,7 +45,7 @@ struct ProductDxArgs {
   ConstTensorView grad = {};  // [R, N]
   ConstTensorView w = {};     // [E_local, N, K]
   Segments segments = {};
-  TensorView out = {};           // [R, K], also fp32
+  TensorView out = {};           // [R, K]; may be fp32
   bool zero_unused_rows = true;  // as in ProductForwardArgs
   int free_sms = 0;              // likewise
 };
@@ -56,24 +56,25 @@ struct ProductDwArgs {
   ConstTensorView grad = {};  // [R, N]
   ConstTensorView x = {};     // [R, K]
   Segments segments = {};
-  TensorView out = {};      // [E_local, N, K], also fp32
+  TensorView out = {};      // [E_local, N, K]; may be fp32
   bool accumulate = false;  // adds to `out`, which must be fp32
   int free_sms = 0;         // as in ProductForwardArgs
 };
 
 enum class ProductKernels : uint8_t {
   kFastest,
-  kPlain  // those that run on every GPU from sm_80 on
+  kPlain  // kernels that run on every GPU from sm_80 on
 };
 
 /// Computes the products of one Experts object on one GPU. On sm_90a, bf16 and fp16 products whose
 /// widths are multiples of 8 (16 with SwiGLU) and whose tensors are 16-byte aligned have kernels of
 /// their own; all others are computed by plain kernels. The two may differ in bits.
 ///
-/// A call uses the SMs of its object less `free_sms`, at least one. The bits do not depend on that.
+/// A call uses the object's SMs minus `free_sms`, at least one. The bits do not depend on their
+/// number.
 ///
 /// Calls queue work and never wait for it. They can be captured: a call outside a capture first
-/// allocates what its stream needs, a captured one what its graph needs, some KiB each, which the
+/// allocates what its stream needs, a captured call what its graph needs, a few KiB each, which the
 /// object keeps; replays of one graph must not overlap, and the object must outlive them. A stream
 /// must not be destroyed while its products run. Thread-safe. Invalid arguments throw
 /// Error(kInvalidArgument), dtypes without products (fp8) and builds without CUDA

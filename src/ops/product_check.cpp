@@ -29,7 +29,7 @@ void check_device_tensor(std::string_view name, const ConstTensorView& tensor, D
                   tensor.shape.to_string(), " must have memory, got a null pointer");
 }
 
-// Results may be unrounded sums instead.
+// Results may also be unrounded sums.
 DType result_dtype(const TensorView& out, DType dtype) {
   return out.dtype == DType::kF32 ? DType::kF32 : dtype;
 }

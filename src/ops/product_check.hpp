@@ -14,7 +14,7 @@ struct ProductSizes {
   int64_t K = 0;
 };
 
-// Throw if the arguments are not those of a product on `device`.
+// These throw if the arguments are not valid for a product on `device`.
 
 ProductSizes check_product(const ProductForwardArgs& args, Device device);
 ProductSizes check_product(const ProductDxArgs& args, Device device);

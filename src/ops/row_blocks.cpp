@@ -17,7 +17,7 @@ void for_row_blocks(ThreadPool& pool, int64_t count, int64_t row_bytes,
   const auto run_block = [&](int64_t block) {
     body(block * rows, std::min(count, (block + 1) * rows));
   };
-  // Before the tasks of experts that compute during an exchange: peers wait for these rows.
+  // Runs before the tasks of experts that compute during an exchange: peers wait for these rows.
   pool.parallel_for((count + rows - 1) / rows, run_block, Turn::kNext);
 }
 

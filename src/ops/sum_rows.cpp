@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kTile = 64;
 
 // Lanes of a dot product: lane l sums the values l, l + kLanes, ...; then the lanes are added in
-// halves. The number is part of the result's bits.
+// halves. The bits of the result depend on this number.
 constexpr int kLanes = 32;
 
 template <typename Acc, typename In>

@@ -108,7 +108,7 @@ std::string config_text(const DispatchConfig& config, std::string_view strategy_
   }
   if (config.copies != Copies::kAuto) out << ";copies=" << name_of(config.copies);
   if (!candidates.empty()) out << ";candidates=" << candidates;
-  // Last, because "auto" chooses by all the other settings.
+  // Last, because "auto" depends on all the other settings.
   out << ";strategy=" << strategy_name;
   return out.str();
 }

@@ -80,7 +80,7 @@ bool is_masked(const ConstTensorView& mask, int64_t token) {
   return mask.given() && static_cast<const uint8_t*>(mask.data)[token] != 0;
 }
 
-// Weights are kept in fp32, those of fp64 in fp64.
+// Weights are stored in fp32, fp64 weights in fp64.
 double kept_weight(double weight) {
   return weight;
 }

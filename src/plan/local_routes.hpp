@@ -23,7 +23,7 @@ struct LocalRoutes {
 /// token and slot. Weights of masked tokens and of slots without a route are ignored. Drops
 /// nothing. REQUIRES: a valid configuration.
 LocalRoutes read_routes(const Routing& routing, const DispatchConfig& config, BufferPool& pool);
-/// K is what this rank's map needs.
+/// K is the number of slots that this rank's map needs.
 LocalRoutes read_routes(const DenseRouting& routing, const DispatchConfig& config,
                         BufferPool& pool);
 

@@ -30,7 +30,7 @@ int64_t agreed_slots(const PlanInputs& inputs);
 /// T * K + P * E. Not collective. REQUIRES: routes.K == agreed_slots(inputs).
 PlanData build_plan(const PlanInputs& inputs, LocalRoutes routes);
 
-/// The plan restricted to the routes to the experts of a chunk; all others count as unused. Rows
+/// The plan restricted to routes to the experts of a chunk; all other routes count as unused. Rows
 /// keep their places. Segments are left empty.
 PlanData part_of_plan(const PlanData& plan, const ExpertChunk& chunk);
 

@@ -24,7 +24,7 @@ class Backend {
 std::unique_ptr<Backend> make_host_backend(const RouterConfig& config,
                                            std::shared_ptr<ThreadPool> pool);
 
-// Builds without CUDA throw Error(kUnsupported) in all of these.
+// In builds without CUDA, all of these throw Error(kUnsupported).
 
 /// Throws Error(kUnsupported) if GPUs do not support the configuration.
 std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device device);
@@ -37,7 +37,7 @@ void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream 
 struct SumBatchesArgs {
   ConstTensorView counts;     // [n, B * E + B] int64, laid out as RouterStatistics::device_counts
   int64_t num_sequences = 1;  // B
-  TensorView sum;             // out [E + 1] int64, those of one batch
+  TensorView sum;             // out [E + 1] int64, the counts of one batch
 };
 void sum_batches_on_device(const SumBatchesArgs& args, Stream stream);
 

@@ -7,7 +7,7 @@
 
 namespace crossdock::router {
 
-/// An auxiliary loss: share s_te of a token t in sequence b contributes
+/// An auxiliary loss: share s_te of token t in sequence b contributes
 /// factors[row] * routes[row * E + e], with row = b for the loss per sequence, otherwise 0.
 struct AuxLoss {
   BalanceScope scope = BalanceScope::kBatch;

@@ -27,7 +27,7 @@ int64_t Choice<T>::best_open(int64_t begin, int64_t end) const {
   return best;
 }
 
-// Leaves the group's experts open.
+// Keeps the group's experts open.
 template <typename T>
 T Choice<T>::score_of_group(int64_t group) {
   const int64_t size = config_.num_experts / config_.num_groups;

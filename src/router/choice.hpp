@@ -30,7 +30,7 @@ class Choice {
 
   const RouterConfig& config_;
   std::vector<T> biased_;         // [E]
-  std::vector<uint8_t> is_open_;  // [E] still to be had
+  std::vector<uint8_t> is_open_;  // [E] still available
   std::vector<T> group_scores_;   // [G]
 };
 

@@ -69,7 +69,7 @@ void check_forced_values(const RouterConfig& config, std::span<const Id> ids, co
   }
 }
 
-// Values are checked in host memory only: on a GPU that would take a wait.
+// Values are checked only in host memory: on a GPU this would require a wait.
 void check_host_values(const RouterConfig& config, const RouteArgs& args) {
   if (args.sequence_ids.given()) check_sequence_values(args);
   if (!args.forced_ids.given()) return;

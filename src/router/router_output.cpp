@@ -1,4 +1,4 @@
-// The results of a router, and those of a GPU on the host.
+// The results of a router, and how results on a GPU are copied to the host.
 #include <algorithm>
 #include <array>
 #include <span>

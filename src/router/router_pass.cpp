@@ -239,7 +239,7 @@ RouterLosses RouterPass<T>::losses(const RouterOutput& output, const LossCounts&
   return sums;
 }
 
-// The gradient of all auxiliary losses by the shares of a token, [E].
+// The gradient of all auxiliary losses with respect to a token's shares, [E].
 template <typename T>
 void RouterPass<T>::grad_shares_of(const BalanceLosses& balance, int32_t sequence, T grad_losses,
                                    T* grad_shares) {

@@ -34,7 +34,7 @@ class DensePlaces {
   const SequenceLayout& layout_;
 };
 
-// Packed tokens, which must be asked for in ascending order.
+// Packed tokens, which must be requested in ascending order.
 class PackedPlaces {
  public:
   explicit PackedPlaces(const PackedSequences& packed) : packed_(packed) {}

@@ -55,8 +55,8 @@ void check_args(const Group& group, const SequenceShard& shard, const ConstTenso
   check_no_overlap({{"global", global}}, {{"local", local}});
 }
 
-// The form that the tokens of all ranks have: in the other one, row bytes are -1. Every rank
-// compares the same forms, so all throw or none.
+// The form that the tokens of all ranks share; the row bytes of the other form are -1. Every rank
+// compares the same forms, so either all throw or none does.
 RowForms common_form(const Agreement& agreement, int num_ranks) {
   const auto form_of = [&](int rank) {
     RowForms form;

@@ -8,8 +8,8 @@
 namespace crossdock::sequence {
 
 /// Bytes of a row in a tensor of tokens, for the two ways to read its shape; -1: it cannot be read
-/// so. They differ only for tensors without tokens: [0, 4] may be [L = 0, B = 4] with one value per
-/// token, or [T = 0] with rows of four.
+/// that way. Where both apply, they differ only for tensors without tokens: [0, 4] may be
+/// [L = 0, B = 4] with one value per token, or [T = 0] with rows of four.
 struct RowForms {
   int64_t full = -1;  // all dimensions of the tokens come first: [B, L, ...]
   int64_t flat = -1;  // one dimension has all tokens: [B * L, ...]

@@ -1,7 +1,7 @@
 #ifndef CROSSDOCK_C_DISPATCHER_H
 #define CROSSDOCK_C_DISPATCHER_H
 
-/// Dispatchers: carry tokens to the ranks of their experts, and results back. A part of
+/// Dispatchers: carry tokens to the ranks that own their experts, and the results back. A part of
 /// crossdock.h.
 
 #ifndef CROSSDOCK_CROSSDOCK_H
@@ -27,8 +27,8 @@ enum {                              // partial_sums: what combine and dispatch_b
 };
 enum {                             // copies of a token that dispatch sends between GPUs of one node
   CROSSDOCK_COPIES_AUTO = 0,       // per rank if the ranks are on several GPUs, else per route
-  CROSSDOCK_COPIES_PER_ROUTE = 1,  // to each of its rows
-  CROSSDOCK_COPIES_PER_RANK = 2    // to each rank, which copies it to its other rows there
+  CROSSDOCK_COPIES_PER_ROUTE = 1,  // one per row
+  CROSSDOCK_COPIES_PER_RANK = 2    // one per rank, copied there to the token's other rows
 };
 
 /// Must be identical on every rank of a group.
@@ -49,11 +49,11 @@ typedef struct crossdock_dispatch_config {
   int32_t nonfinite;         // whether weights may be infinite or NaN
   int32_t partial_sums;      // sum per rank before rows are sent back: less traffic, different bits
   int32_t keep_empty_segments;  // 1: each local expert has at least one row (one alignment unit), a
-                                // pad row if it has no routes, for kernels that fail on none
+                                // pad row if it has no routes, for kernels that fail without rows
   int32_t copies;               // in dispatch on GPUs, with direct and hierarchical
   int64_t max_routes_per_token;  // dense maps: the largest number of set bits in a token, from
                                  // top_k to E, and the K of their plans; more are refused. 0: no
-                                 // bound, K comes from the maps, for which a plan waits for a GPU
+                                 // bound; K comes from the maps, and a plan then waits for a GPU
 } crossdock_dispatch_config;
 #define CROSSDOCK_DISPATCH_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_dispatch_config) }
@@ -76,7 +76,8 @@ typedef struct crossdock_device_options {
   void* nccl_comm;  // an ncclComm_t with the group's ranks, for rows between nodes; optional. Must
                     // be set before the first plan and must not change
   int32_t max_sms;  // SM limit of a call; 0: none
-  int32_t max_begun_sms;  // the same for begun calls and for dispatches beside experts; 0: max_sms
+  int32_t max_begun_sms;  // the same for begun calls and dispatches that overlap experts; 0:
+                          // max_sms
 } crossdock_device_options;
 #define CROSSDOCK_DEVICE_OPTIONS_INIT \
   { .struct_size = sizeof(crossdock_device_options) }
@@ -138,9 +139,9 @@ typedef struct crossdock_plan_info {
 /// Never waits for the GPU.
 CROSSDOCK_C_API crossdock_status crossdock_plan_describe(const crossdock_plan* plan,
                                                          crossdock_plan_info* info);
-/// crossdock_plan_create and crossdock_plan_describe in one call. Collective. rows_per_expert,
-/// unless NULL, receives the [E_local] rows of each local expert, pad rows included, of a plan in
-/// host memory.
+/// crossdock_plan_create and crossdock_plan_describe in one call. Collective. For a plan in host
+/// memory, rows_per_expert, unless NULL, receives the number of rows of each local expert
+/// [E_local], pad rows included.
 CROSSDOCK_C_API crossdock_status crossdock_plan_create_described(crossdock_dispatcher* dispatcher,
                                                                  const crossdock_routing* routing,
                                                                  crossdock_plan_info* info,
@@ -149,8 +150,8 @@ CROSSDOCK_C_API crossdock_status crossdock_plan_create_described(crossdock_dispa
 /// Rows in use on this rank, pad rows included. May wait for the GPU.
 CROSSDOCK_C_API crossdock_status crossdock_plan_num_rows(const crossdock_plan* plan,
                                                          int64_t* num_rows);
-/// Copies the [E] numbers of this rank's routes that capacity dropped to host memory. May wait for
-/// the GPU.
+/// Copies to host memory, for each expert [E], the number of this rank's routes that capacity
+/// dropped. May wait for the GPU.
 CROSSDOCK_C_API crossdock_status crossdock_plan_dropped(const crossdock_plan* plan,
                                                         int64_t* dropped);
 
@@ -178,7 +179,7 @@ typedef struct crossdock_dispatch_args {
   int32_t num_chunks;        // at most this many chunks of whole local experts; 0: 1
   /// (optional) Called after each chunk, in expert order: the rows of local experts
   /// [first_expert, last_expert) and all row weights are complete. Set on all ranks or on none. It
-  /// must not use the group. Another status than CROSSDOCK_OK fails the call on all ranks. The
+  /// must not use the group. Any status other than CROSSDOCK_OK fails the call on all ranks. The
   /// owners in `result` are NULL.
   crossdock_status (*on_chunk)(void* context, const crossdock_dispatch_result* result,
                                int64_t first_expert, int64_t last_expert);
@@ -256,8 +257,8 @@ CROSSDOCK_C_API crossdock_status crossdock_begin_dispatch(crossdock_dispatcher* 
                                                           crossdock_pending** pending);
 /// The next chunk of a pending dispatch (num_chunks), in expert order: the rows and row weights of
 /// local experts [*first_expert, *last_expert), both -1 after the last chunk. On a GPU the caller's
-/// stream waits for them, the host does not; rows of later chunks must not be used yet. The owners
-/// in `arrived` are NULL. Not collective.
+/// stream waits for them and the host does not; rows of later chunks must not be used yet. The
+/// owners in `arrived` are NULL. Not collective.
 CROSSDOCK_C_API crossdock_status crossdock_next_chunk(crossdock_dispatcher* dispatcher,
                                                       crossdock_pending* pending,
                                                       crossdock_dispatch_result* arrived,

@@ -36,7 +36,7 @@ typedef struct crossdock_experts_config {
   int32_t activation;
   int32_t interleaved;  // 1: rows of W1 are gate 0, linear 0, gate 1, ...
   int32_t weights_in;   // where the weights of the routes are applied
-  int32_t recompute;    // 1: forward saves nothing, backward recomputes it with the same bits
+  int32_t recompute;    // 1: forward saves nothing; backward recomputes, with the same bits
   int32_t padding;      // 0
 } crossdock_experts_config;
 #define CROSSDOCK_EXPERTS_CONFIG_INIT \
@@ -51,9 +51,9 @@ typedef struct crossdock_expert_weights {
   crossdock_tensor b2;  // [E_local, D], optional
 } crossdock_expert_weights;
 
-/// Outputs for their gradients, in fp32 (fp64 if the experts are fp64), with the same shapes. On a
-/// GPU those of w1 and w2 may have the dtype of the experts instead, but cannot be accumulated
-/// then. All are optional: a gradient that is not given is not computed. Never changes.
+/// Outputs for the gradients of the weights, in fp32 (fp64 if the experts are fp64), with the same
+/// shapes. On a GPU those of w1 and w2 may have the dtype of the experts instead, but then cannot
+/// be accumulated. All are optional: a gradient that is not given is not computed. Never changes.
 typedef crossdock_expert_weights crossdock_expert_gradients;
 
 /// Rows grouped by local expert, as in crossdock_plan_info. The arrays are on the device of the

@@ -16,14 +16,14 @@ typedef struct crossdock_group crossdock_group;
 
 typedef struct crossdock_group_config {
   size_t struct_size;
-  double arrival_deadline_s;   // for a peer to arrive at a call; 0: CROSSDOCK_ARRIVAL_DEADLINE, 600
-  double progress_deadline_s;  // without progress; 0: CROSSDOCK_PROGRESS_DEADLINE, 30
+  double arrival_deadline_s;   // for a peer to arrive; 0: CROSSDOCK_ARRIVAL_DEADLINE, else 600
+  double progress_deadline_s;  // without progress; 0: CROSSDOCK_PROGRESS_DEADLINE, else 30
   double setup_deadline_s;     // MPI: to make the group; 0: as arrival_deadline_s
   int64_t recorded_events;     // recent events to keep; 0: 256, -1: none
   int64_t staging_bytes;       // limit for rows in transit between nodes; 0: 64 MiB. Identical on
                                // every rank
   const char* report_file;     // receives the recent events of a failure; NULL: CROSSDOCK_REPORT
-  int32_t num_threads;         // that move and sum rows; 0: this rank's share of the cores
+  int32_t num_threads;         // threads that move and sum rows; 0: this rank's share of the cores
   int32_t ranks_per_node;      // threads and MPI, for tests: ranks per simulated node; 0: as found
 } crossdock_group_config;
 #define CROSSDOCK_GROUP_CONFIG_INIT \
@@ -42,7 +42,7 @@ CROSSDOCK_C_API crossdock_status crossdock_group_from_mpi(const void* mpi_comm,
                                                           const crossdock_group_config* config,
                                                           crossdock_group** group);
 
-// ---- Processes that are started by anything ----
+// ---- Processes started by any launcher ----
 //
 // Each process opens a bootstrap and gets a blob of bytes. The processes exchange their blobs by
 // any means (an all-gather of another library, files), then all of them join.
@@ -53,13 +53,13 @@ typedef struct crossdock_bootstrap crossdock_bootstrap;
 typedef struct crossdock_bootstrap_config {
   size_t struct_size;
   const char* address;      // numeric, to listen on; NULL: that of the interface that is used
-  double setup_deadline_s;  // to join; 0: CROSSDOCK_ARRIVAL_DEADLINE, 600
+  double setup_deadline_s;  // to join; 0: CROSSDOCK_ARRIVAL_DEADLINE, else 600
   /// (optional) Called at least every 100 ms by a thread that waits for other ranks of the group,
-  /// for example to look for signals (Ctrl-C). Another result than 0 ends the wait with
+  /// for example to look for signals (Ctrl-C). A result other than 0 ends the wait with
   /// CROSSDOCK_COMMUNICATION, on the other ranks too. Must not use the group.
   int32_t (*interrupt)(void* context);
-  void* interrupt_context;  // argument of `interrupt`; must live as long as the group, its
-                            // subgroups and what is made with them
+  void* interrupt_context;  // argument of `interrupt`; must outlive the group, its subgroups and
+                            // the objects made with them
   int32_t ranks_per_node;   // for tests: ranks per simulated node; 0: as found
   int32_t padding;          // 0
 } crossdock_bootstrap_config;
@@ -80,7 +80,7 @@ typedef struct crossdock_join_args {
   size_t struct_size;
   const void* bytes;
   const int64_t* offsets;  // [size + 1]
-  int32_t rank;            // this process; its blob is that of its bootstrap
+  int32_t rank;            // this process, whose blob must be that of `bootstrap`
   int32_t size;            // P
 } crossdock_join_args;
 #define CROSSDOCK_JOIN_ARGS_INIT \

@@ -75,7 +75,7 @@ typedef struct crossdock_layer_config {
   crossdock_group* replicated_over;  // ranks that hold the same tokens: each takes part with a
                                      // slice of them, and gets all results. Must outlive the layer
   int32_t allow_equal_tokens;  // 1: tokens that are bit-identical on several ranks are accepted, as
-                               // tokens of their own
+                               // distinct tokens
   int32_t padding2;            // 0
 } crossdock_layer_config;
 #define CROSSDOCK_LAYER_CONFIG_INIT \
@@ -106,12 +106,12 @@ typedef struct crossdock_layer_weights {
 } crossdock_layer_weights;
 
 /// Outputs for the gradients, in fp32 (fp64 for fp64). On a GPU those of w1 and w2 may have the
-/// dtype of the experts instead, but cannot be accumulated then. All are optional. Never changes.
+/// dtype of the experts instead, but then cannot be accumulated. All are optional. Never changes.
 typedef struct crossdock_layer_gradients {
   crossdock_tensor gate;       // [E, D]; summed over this rank's tokens only
   crossdock_tensor gate_bias;  // [E]; likewise
-  /// Of the tokens of all ranks of the group. With etp > 1, b2 is identical on the etp ranks and
-  /// must not be summed over them.
+  /// Summed over the tokens of all ranks of the group. With etp > 1, b2 is identical on the etp
+  /// ranks and must not be summed over them.
   crossdock_expert_gradients experts;
   crossdock_expert_gradients shared;  // summed over this rank's tokens only
 } crossdock_layer_gradients;
@@ -145,7 +145,7 @@ typedef struct crossdock_layer_forward_result {
   double aux_batch_loss;  // the terms of aux_loss
   double aux_sequence_loss;
   double aux_global_batch_loss;
-  /// Set with x on a GPU if there is `saved`, as long as which it is valid: [5] fp64 on the GPU,
+  /// Set with x on a GPU if `saved` is not NULL, and valid as long as it: [5] fp64 on the GPU,
   /// read-only: aux, z, and the terms of aux: batch, sequence, global batch. Complete once the
   /// stream has reached this call; see crossdock_layer_saved_losses.
   crossdock_tensor device_losses;
@@ -190,10 +190,10 @@ crossdock_layer_backward_dw(const crossdock_layer* layer, const crossdock_layer_
 /// Copies the [5] losses: aux, z, and the terms of aux: batch, sequence, global batch.
 CROSSDOCK_C_API crossdock_status crossdock_layer_saved_losses(const crossdock_layer_saved* saved,
                                                               double* losses);
-/// Copies the [E] numbers of routes to each expert before any drop, summed over the group.
+/// Copies the number of routes to each expert [E] before any drop, summed over the group.
 CROSSDOCK_C_API crossdock_status crossdock_layer_saved_load(const crossdock_layer_saved* saved,
                                                             int64_t* load);
-/// Copies the [E] numbers of this rank's routes that were dropped by capacity.
+/// Copies, for each expert [E], the number of this rank's routes that capacity dropped.
 CROSSDOCK_C_API crossdock_status crossdock_layer_saved_dropped(const crossdock_layer_saved* saved,
                                                                int64_t* dropped);
 CROSSDOCK_C_API void crossdock_layer_saved_destroy(crossdock_layer_saved* saved);

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/// The two grids of a mesh, and the groups that were asked for.
+/// The two grids of a mesh, and the groups requested so far.
 typedef struct crossdock_mesh crossdock_mesh;
 
 /// Sizes of two grids over the same ranks: tp x cp x dp x pp for dense parts and etp x ep x edp x
@@ -33,9 +33,10 @@ typedef struct crossdock_mesh_shape {
 #define CROSSDOCK_MESH_SHAPE_INIT \
   { .struct_size = sizeof(crossdock_mesh_shape) }
 
-/// With a group, whose ranks are the mesh: collective, and the mesh can give groups. With group =
-/// NULL: not collective; coordinates and lists of ranks only, for the groups of another library. An
-/// impossible mesh is CROSSDOCK_INVALID_ARGUMENT; the error text names the rule and the numbers.
+/// With a group, whose ranks form the mesh: collective, and the mesh can make groups. With group =
+/// NULL: not collective; coordinates and lists of ranks only, e.g. to make the groups of another
+/// library. An impossible mesh is CROSSDOCK_INVALID_ARGUMENT; the error text names the rule and the
+/// numbers.
 CROSSDOCK_C_API crossdock_status crossdock_mesh_create(crossdock_group* group,
                                                        const crossdock_mesh_shape* shape,
                                                        crossdock_mesh** mesh);

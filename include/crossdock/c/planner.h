@@ -19,7 +19,7 @@ typedef struct crossdock_job {
 
   // The layer.
   const char* model;    // sizes of a published model, e.g. "deepseek-v3"; NULL: those below. A size
-                        // below that is set takes its place
+                        // that is set below overrides the model's
   int64_t width;        // D
   int64_t inner;        // F, for the size of the experts' weights; 0: not computed
   int64_t num_experts;  // E

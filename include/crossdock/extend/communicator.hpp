@@ -108,8 +108,9 @@ class CROSSDOCK_API Communicator {
   /// its peers; 0: no limit. Identical on every rank.
   virtual int64_t max_bytes_in_flight() const { return 0; }
 
-  /// (optional) What a user should know about how this rank is connected, as one line for logs: at
-  /// most 23 characters that groups record as an event, a colon, and the details. Empty: nothing.
+  /// (optional) What a user should know about this rank's connections, as one line for logs: at
+  /// most 23 characters, which groups record as an event, then a colon and the details. Empty:
+  /// nothing.
   virtual std::string note() const { return {}; }
 
   /// (optional) Traffic so far.

@@ -65,13 +65,13 @@ class CROSSDOCK_API Strategy {
 
   virtual std::string_view name() const = 0;
 
-  /// (optional) Host tensors are copied to this device, and results back; index -1: to the GPU of
-  /// the rank. See on_cuda.
+  /// (optional) Device to which host tensors are copied, and results copied back; index -1: the
+  /// rank's GPU. See on_cuda.
   virtual std::optional<Device> device_for_host_tensors() const { return std::nullopt; }
 
   /// (optional) The path for tensors on a GPU. Only the library can make a Path; other code can
-  /// only return another strategy's, and must then forward prepare to it as well. Default: throws
-  /// Error(kUnsupported).
+  /// only return the path of another strategy, and must then forward prepare to that strategy as
+  /// well. Default: throws Error(kUnsupported).
   virtual std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const;
 
   /// (optional) Exchanges what this strategy needs beyond the counts. The plan keeps the result,
@@ -92,10 +92,10 @@ class CROSSDOCK_API Strategy {
   /// Fetches the rows of each token and sums them at the source in slot order (exact mode).
   virtual void gather_sum(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
-  /// As gather_sum, but the rows of a token that are on one rank, or all that are on one node, are
-  /// summed in slot order and rounded to partial_dtype(config.partial_sums, dtype of rows) before
-  /// they are sent; the source adds these sums in ascending order of the ranks or nodes. Sums that
-  /// are not sent are rounded, too, so that the result depends only on the routes and the mesh.
+  /// As gather_sum, but a token's rows on one rank, or on one node, are summed in slot order and
+  /// rounded to partial_dtype(config.partial_sums, dtype of rows) before they are sent; the source
+  /// adds these sums in ascending order of the ranks or nodes. Sums that are not sent are rounded,
+  /// too, so that the result depends only on the routes and the mesh.
   virtual void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
   /// (optional) One element per route: rows[final row of (t, k)] = routes[t, k].

@@ -101,7 +101,7 @@ struct StrategyJob {
   const Topology& topology;
   double tokens = 0;  // T of every rank
   RowBytes row_bytes{};
-  double staging_bytes = 0;   // limit of rows in flight, if a strategy works in rounds
+  double staging_bytes = 0;   // limit on rows in flight, if a strategy works in rounds
   const TokenSpread& spread;  // expected for one token
   const RouteSums& sums;      // expected for all ranks
 
@@ -147,8 +147,8 @@ class CROSSDOCK_API MemoryTrace {
     const Lease sent = take_scratch(sent_bytes);
     const Lease received = take_scratch(received_bytes);
   }
-  /// Memory that the result of Strategy::prepare keeps, from the group's pool or elsewhere
-  /// (vectors); it is held for the whole step. For trace_plan only.
+  /// Memory that the result of Strategy::prepare keeps for the whole step, from the group's pool or
+  /// elsewhere (vectors). For trace_plan only.
   virtual void keep_in_pool(double num_bytes) = 0;
   virtual void keep_in_plan(double num_bytes) = 0;
 };
@@ -192,7 +192,7 @@ class CROSSDOCK_API StrategyModel {
   virtual void trace_rows(Movement movement, double row_bytes, const StepSizes& sizes,
                           const StrategyJob& job, MemoryTrace& trace) const;
 
-  /// The name of a strategy that is identical to this one on these nodes; empty: none. If that
+  /// The name of a strategy that behaves like this one on this topology; empty: none. If that
   /// strategy is chosen, this one is not named as an alternative.
   virtual std::string_view same_as(const Topology& /*topology*/) const { return {}; }
 };

@@ -26,7 +26,7 @@ struct World {
   bool wide_ids = false;                    // int64 expert ids
   bool dense = false;                       // a dense map; slots must hold ascending experts
   int64_t slots = 0;                        // K of the routes; 0: top_k. More only if dense
-  /// true: values whose sums are exact in any order; false: values whose sums depend on it.
+  /// true: values whose sums are exact in any order; false: values whose sums depend on the order.
   bool exact_sums = false;
 
   int64_t num_slots() const { return slots > 0 ? slots : config.top_k; }

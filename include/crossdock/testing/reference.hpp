@@ -136,7 +136,7 @@ inline std::vector<double> to_values(const OwnedTensor& tensor) {
 struct Comparison {
   int64_t num_different = 0;  // entries whose bits differ
   int64_t first = -1;         // index of the first such entry; -1: none
-  double max_error = 0.0;     // largest |got - wanted|; infinite if that is not finite
+  double max_error = 0.0;     // largest |got - wanted|; infinite if any is not finite
 };
 
 /// REQUIRES: arrays of equal size.

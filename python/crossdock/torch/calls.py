@@ -1,4 +1,4 @@
-"""The library's calls with tensors of PyTorch: no autograd, memory of torch in and out."""
+"""The library's calls with PyTorch tensors: no autograd, torch's memory in and out."""
 import ctypes
 import itertools
 import weakref
@@ -54,9 +54,9 @@ class Core:
     def empty_rows(self, like: torch.Tensor, routes: "Routes") -> Tuple[Optional[torch.Tensor], Memory]:
         """Memory for rows [R, D] and what a call takes for it. None: the library is to provide it.
 
-        On a GPU it is memory of torch, which knows the streams that use it. On the CPU it is memory of the library:
-        other ranks write there directly, combine reads there without a copy, and it is used again. Few rows are not
-        worth it."""
+        On a GPU it is torch's memory, as torch knows the streams that use it. On the CPU it is the library's memory:
+        other ranks write there directly, combine reads there without a copy, and it is reused. Not worth it for few
+        rows."""
         num_rows = routes.capacity_rows
         if like.is_cuda or num_rows * self.width <= _FEW_VALUES:
             return empty(like, (num_rows, self.width))
@@ -167,7 +167,7 @@ def routes_of(plan: "Plan") -> Routes:
 # ---- Calls ----
 
 
-# Whoever has the routes themselves may pass them for `plan`.
+# Callers that have the routes themselves may pass them as `plan`.
 
 Plan = Union[torch.Tensor, Routes]
 

@@ -1,4 +1,4 @@
-"""Dispatcher: carries tokens to the ranks of their experts, and results back, with gradients."""
+"""Dispatcher: carries tokens to the ranks of their experts, and the results back, with gradients."""
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -11,7 +11,7 @@ from .groups import group_of
 
 
 class Handle(NamedTuple):
-    """One routing, agreed by all ranks: what `combine` needs. Keep it as long as you like, pass it on, drop it."""
+    """One routing, agreed by all ranks, which `combine` needs. Keep it as long as you like, pass it on, or drop it."""
 
     plan: torch.Tensor  #: stands for the plan; int64 [1] on the CPU
     routing: torch.Tensor  #: as given to `dispatch`
@@ -19,7 +19,7 @@ class Handle(NamedTuple):
 
 
 class Dispatched(NamedTuple):
-    """What `dispatch` returns. R rows, grouped by local expert in ascending order."""
+    """The result of `dispatch`: R rows, grouped by local expert in ascending order."""
 
     rows: torch.Tensor  #: [R, D] dtype of x
     row_weights: Optional[torch.Tensor]  #: [R] dtype of weights; 0 in pad rows. None with row_weights=False
@@ -38,7 +38,7 @@ class Dispatched(NamedTuple):
 
 
 class Dispatcher:
-    """Moves tokens to the ranks of their experts and back, in the ranks of a process group.
+    """Moves tokens to the ranks of their experts and back, among the ranks of a process group.
 
     Every rank of the group makes a Dispatcher with the same arguments and makes the same calls in the same order, even
     without tokens. T may differ between ranks and calls; nothing is padded or dropped unless you ask for it. Calls work
@@ -58,8 +58,8 @@ class Dispatcher:
         nonfinite: "propagate" infinite and NaN weights (default, for loss scaling), or "reject" them.
         partial_sums: combine sums per rank before sending: less traffic, different bits. The sums are sent in fp32 ("fp32" or True)
             or rounded to the dtype of the rows ("rows").
-        keep_empty_segments: every local expert gets at least one row, for kernels that fail on none.
-        max_routes_per_token: with maps [T, E] on a GPU: the largest number of set bits in a token.
+        keep_empty_segments: every local expert gets at least one row, for kernels that fail without rows.
+        max_routes_per_token: with maps [T, E] on a GPU: the largest number of bits set for a token.
         copies: of a token that dispatch sends between GPUs of one node: "per_route", "per_rank" or "auto" (per rank if the ranks
             are on several GPUs).
     """
@@ -133,7 +133,7 @@ class Dispatcher:
                 whose set bits are the routes.
             weights: like expert_ids: fp32, bf16, fp16 or fp64 (fp64 is rounded to fp32 unless x is fp64).
             row_weights: also send the weights, for experts that apply them themselves. Then use them on every rank,
-                also where R is 0: backward sends their gradients.
+                even where R is 0: backward sends their gradients.
         """
         rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
         return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))

@@ -31,7 +31,7 @@ class GroupedExperts(nn.Module):
             self.w2.uniform_(-1, 1).div_(math.sqrt(self.w2.shape[2]))
 
     def forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-        """rows [R, D], grouped by expert -> y [R, D]. Rows behind those of the last expert become zero."""
+        """rows [R, D], grouped by expert -> y [R, D]. Rows after those of the last expert become zero."""
         dtype = _computing_dtype(rows)
         rows, w1, w2 = rows.to(dtype), self.w1.to(dtype), self.w2.to(dtype)
         if library_computes(rows, w1, w2):

@@ -1,4 +1,4 @@
-"""Groups of Crossdock beside the process groups of PyTorch."""
+"""Crossdock groups for PyTorch's process groups."""
 import threading
 import weakref
 from typing import Any, Dict, List, Optional
@@ -7,14 +7,14 @@ import torch.distributed as dist
 
 import crossdock
 
-# A process group that is destroyed takes its entry along; dispatchers keep their group as long as they live.
+# Destroying a process group removes its entry; dispatchers keep their group as long as they live.
 _groups: "weakref.WeakKeyDictionary[Any, crossdock.Group]" = weakref.WeakKeyDictionary()
 _locks: "weakref.WeakKeyDictionary[crossdock.Group, Any]" = weakref.WeakKeyDictionary()
 _alone: List[crossdock.Group] = []  # the group of one rank, for programs without torch.distributed
 
 
 def group(process_group: Optional[dist.ProcessGroup] = None, **options: Any) -> crossdock.Group:
-    """The Crossdock group with the ranks of `process_group` (default: all ranks), made when first asked for.
+    """The Crossdock group with the ranks of `process_group` (default: all ranks), made when first requested.
 
     The first call for a process group is collective over its ranks: they exchange about 100 bytes each with
     `all_gather_object`. Afterwards Crossdock does not use the process group. `options` are those of

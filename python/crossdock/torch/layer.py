@@ -26,9 +26,9 @@ class MoELayer(nn.Module):
     ranks that have the same experts, or not at all). `router` is replicated.
 
     On a GPU, tokens in bf16 or fp16 go through the library's own layer, as one operator (`torch.ops.crossdock.moe_layer`):
-    it computes logits in fp32 and, with `max_rows`, waits for nothing. Modules that you changed (`route` overridden, hooks
-    or parametrizations on `router` or `experts`, experts of your own), autocast, and `normalise` with top_k=1 take the
-    same steps one by one.
+    it computes logits in fp32 and, with `max_rows`, waits for nothing. With modules that you changed (`route`
+    overridden, hooks or parametrizations on `router` or `experts`, your own experts), autocast, or `normalise` with
+    top_k=1, the same steps run one by one.
 
     Args:
         group: as for `Dispatcher`.
@@ -36,7 +36,7 @@ class MoELayer(nn.Module):
         inner: F, the inner width of an expert.
         score: "softmax" over all experts, or "sigmoid".
         normalise: divide the weights of a token by their sum.
-        scale: factor of the weights.
+        scale: factor on the weights.
         experts: your own experts, called with (rows [R, D], tokens_per_expert [E_local]), instead of GroupedExperts.
         options: of `Dispatcher`, for example `alignment` or `max_rows`.
     """

@@ -12,10 +12,10 @@ from .groups import group
 
 
 class MegatronTokenDispatcher(MoETokenDispatcher):
-    """Takes the place of MoEAlltoAllTokenDispatcher in a MoELayer.
+    """Replaces MoEAlltoAllTokenDispatcher in a MoELayer.
 
     All ranks of the tp_ep group exchange rows directly. With expert tensor parallelism every expert stands for one
-    virtual expert per rank that holds a shard of it: tokens go to all of them, and combine sums what they return, so no
+    virtual expert per rank that holds a shard of it: tokens go to all of them, and combine sums their results, so no
     gather or reduce-scatter remains.
 
     Routes come from the map, never from the probabilities. Between the steps of a forward pass, `self` keeps what the

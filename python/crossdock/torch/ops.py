@@ -79,7 +79,7 @@ def _keep(ctx: Any, plan: torch.Tensor) -> None:
 
 
 def _is_plain(ctx: Any, grad: torch.Tensor) -> bool:
-    """Whether nobody wants to see the operators of backward, nor their gradients, which are refused."""
+    """Whether nothing observes the operators of backward, nor requests their gradients, which are refused."""
     return ctx.routes is not None and not torch.is_grad_enabled() and not (HAS_OPERATORS and is_observed(grad))
 
 

@@ -25,8 +25,8 @@ def define(
     operator_call: Optional[Callable] = None,
     eager: Optional[Callable] = None,
 ) -> Callable:
-    """A function that runs the operator for those who want to see it; else the call itself, which is several times
-    cheaper.
+    """Returns a function that runs the operator if anything observes operators, else the call itself, which is several
+    times cheaper.
 
     Args:
         name: of the operator.
@@ -36,7 +36,7 @@ def define(
         save: keeps in ctx what the gradient needs: save(ctx, inputs, output).
         gradient: gradient(ctx, *gradients of the results) -> gradients of the inputs.
         operator_call: `call` with the results that the schema promises, if these differ.
-        eager: the call with its gradient, for those who do not want to see the operator. Default: made of the above.
+        eager: the call with its gradient, used if nothing observes operators. Default: made from the above.
     """
     eager = eager or eager_function(name, call, save, gradient)
     operator = None
@@ -70,13 +70,13 @@ def save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def is_observed(tensor: torch.Tensor) -> bool:
-    """Whether anyone wants to see operators: a compiler, a mode such as selective checkpointing, a transform of
+    """Whether anything observes operators: a compiler, a mode such as selective checkpointing, a transform of
     torch.func, a tensor subclass."""
     return torch.compiler.is_compiling() or _num_modes() > 0 or _are_transforms_active() or type(tensor) not in _PLAIN
 
 
 def apply_of(function: Type[torch.autograd.Function]) -> Callable:
-    """function.apply without its part in Python, which serves torch.func alone: that sees operators."""
+    """function.apply without its Python part, which only serves torch.func; that observes operators."""
     return super(torch.autograd.Function, function).apply if HAS_OPERATORS else function.apply
 
 

@@ -43,7 +43,7 @@ def view_of(tensor: torch.Tensor) -> Memory:
 def empty(
     like: torch.Tensor, shape: Sequence[int], dtype: Optional[torch.dtype] = None
 ) -> Tuple[Optional[torch.Tensor], Any]:
-    """Memory of torch for a result of a collective call: the tensor, and what the call takes.
+    """Torch's memory for a result of a collective call: the tensor, and what the call takes.
 
     If torch cannot allocate it, the call fails on every rank, and torch's error is the cause on this one.
     """
@@ -61,7 +61,7 @@ def weights_dtype(tokens: torch.dtype) -> torch.dtype:
 
 
 def usable_weights(weights: torch.Tensor, tokens: torch.dtype) -> torch.Tensor:
-    """Weights in a dtype that plans accept beside tokens of this dtype. Only fp64 tokens keep fp64 weights."""
+    """Weights in a dtype that plans accept with tokens of this dtype. Only fp64 tokens keep fp64 weights."""
     if (weights.dtype == torch.float64) != (tokens == torch.float64) and weights.is_floating_point():
         weights = weights.to(weights_dtype(tokens))
     return weights.contiguous()

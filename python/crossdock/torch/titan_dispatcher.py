@@ -18,7 +18,7 @@ _owners: "weakref.WeakValueDictionary[int, TitanTokenDispatcher]" = weakref.Weak
 
 @dataclass(frozen=True)
 class TitanMetadata:
-    """What `combine` needs of `dispatch`."""
+    """What `combine` needs from `dispatch`."""
 
     handle: Handle
 
@@ -56,7 +56,7 @@ class TitanTokenDispatcher:
     ) -> Tuple[torch.Tensor, torch.Tensor, TitanMetadata]:
         """-> rows [R, D] by local expert, rows per local expert [E_local] int64, and metadata for `combine`.
 
-        The counts of the last argument are not needed: the routes have them.
+        The counts in the last argument are not needed: the routes determine them.
         """
         del num_local_tokens_per_expert_E
         key = _key_of(self._number, x_TD.shape[1])
@@ -72,7 +72,7 @@ class TitanTokenDispatcher:
 
 
 def _key_of(number: int, width: int) -> int:
-    """The number by which the operators know the dispatcher, which is made when first needed."""
+    """The number that identifies the dispatcher to the operators; the dispatcher is made when first needed."""
     owner = _owners[number]
     core = owner._cores.get(width)
     if core is None:

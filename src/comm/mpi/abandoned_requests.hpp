@@ -7,7 +7,7 @@
 
 namespace crossdock::comm {
 
-/// Requests that nobody waits for any more, and the memory they refer to.
+/// Requests that are no longer waited for, and the memory they refer to.
 struct AbandonedRequests {
   std::vector<MPI_Request> requests;
   std::vector<std::shared_ptr<const void>> memory;

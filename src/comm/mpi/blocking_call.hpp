@@ -23,7 +23,7 @@ bool mpi_has_threads();
 /// Runs a call that blocks in MPI until every process takes part. If it takes longer than
 /// `deadline`, throws kTimeout and abandons the call on its thread, so `call` must own what it
 /// uses; MPI is then not finalised at exit. Throws kUnsupported if no thread can be started.
-/// Without threads in MPI the call may block for ever.
+/// If MPI does not support threads, the call may block forever.
 template <typename Result>
 Result run_with_deadline(std::function<Result()> call, const std::string& what,
                          std::chrono::nanoseconds deadline) {

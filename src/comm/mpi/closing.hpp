@@ -25,11 +25,12 @@ struct MpiClosing {
 /// Keeps them until free_closed_communicators finds that all ranks have left.
 void free_when_all_have_left(MpiClosing closing);
 
-/// Frees those that all ranks have left. MPI_Comm_free is collective by the standard, but MPI
-/// libraries do not wait in it. Called when communicators are made, where MPI may block anyway.
+/// Frees the communicators that all ranks have left. MPI_Comm_free is collective by the standard,
+/// but MPI libraries do not wait in it. Called when communicators are made, where MPI may block
+/// anyway.
 void free_closed_communicators();
 
-/// Drops the rest without freeing it; called before MPI is finalised.
+/// Drops the others without freeing them; called before MPI is finalised.
 void give_up_closing();
 
 }  // namespace crossdock::comm

@@ -13,7 +13,7 @@
 
 namespace crossdock::comm {
 
-/// Moves bytes by MPI. After set-up it makes no blocking MPI call: transfers are requests that are
+/// Moves bytes with MPI. After setup it makes no blocking MPI call: transfers are requests that are
 /// polled.
 class MpiCommunicator final : public PolledCommunicator {
  public:

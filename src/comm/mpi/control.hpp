@@ -10,7 +10,7 @@
 
 namespace crossdock::comm {
 
-/// The control messages of one communicator, by MPI.
+/// The control messages of one communicator, sent with MPI.
 class MpiControl final : public ControlChannel {
  public:
   /// Uses `communicator`, which nobody else may use.

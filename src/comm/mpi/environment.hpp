@@ -22,7 +22,7 @@ bool mpi_is_running();
 /// ensure_mpi_is_initialized.
 void note_mpi_failure();
 
-/// Notes that a call of MPI was abandoned and is still running: MPI will not be finalised.
+/// Notes that an MPI call was abandoned and is still running: MPI will not be finalised.
 void note_mpi_is_stuck();
 
 }  // namespace crossdock::comm

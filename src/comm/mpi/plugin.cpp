@@ -1,4 +1,4 @@
-// The MPI communicator in a shared library: a plugin beside it.
+// The MPI communicator of a shared library: a plugin next to it.
 #include "comm/mpi/plugin.hpp"
 
 #include <dlfcn.h>

@@ -6,9 +6,9 @@
 
 namespace crossdock::comm {
 
-/// The MPI communicator as a library of its own, libcrossdock_mpi. A shared libcrossdock links no
-/// MPI, because MPI libraries have no common binary interface; it opens the plugin when a program
-/// first asks for an MPI communicator.
+/// The MPI communicator as a separate library, libcrossdock_mpi. A shared libcrossdock does not
+/// link MPI, because MPI libraries have no common binary interface; it opens the plugin when a
+/// program first requests an MPI communicator.
 struct MpiPlugin {
   const char* build = "";  // first in every version: compared before anything else is used
   std::unique_ptr<Communicator> (*make_world)(const MpiOptions& options) = nullptr;

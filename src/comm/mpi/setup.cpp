@@ -69,7 +69,7 @@ std::chrono::nanoseconds setup_deadline_of(const MpiOptions& options) {
   return options.setup_deadline.value_or(default_arrival_deadline());
 }
 
-// The communicator of these ranks of `communicator`. Called by them alone.
+// A communicator of these ranks of `communicator`. Called only by them.
 MPI_Comm communicator_of(MPI_Comm communicator, const std::vector<int>& members) {
   MPI_Group all = MPI_GROUP_NULL;
   MPI_Group chosen = MPI_GROUP_NULL;

@@ -20,7 +20,7 @@ struct MpiSubgroup {
   const Members& of;           // all ranks of the parent
   std::span<const int> ranks;  // those of the subgroup
 };
-/// Called by the ranks of the subgroup alone.
+/// Called only by the ranks of the subgroup.
 std::unique_ptr<Communicator> make_subgroup(const MpiSubgroup& subgroup, const MpiOptions& options);
 
 }  // namespace crossdock::comm

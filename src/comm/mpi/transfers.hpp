@@ -13,9 +13,9 @@
 
 namespace crossdock::comm {
 
-/// The messages of one exchange by MPI, sent and received in chunks with at most max_in_flight
-/// pending requests for any sizes: half of them receives and half sends, so that neither can block
-/// the other.
+/// The messages of one exchange with MPI, sent and received in chunks with at most max_in_flight
+/// pending requests, whatever their sizes: half of them receives and half sends, so that neither
+/// can block the other.
 class MpiTransfers final : public Transfers {
  public:
   struct Args {
@@ -33,7 +33,7 @@ class MpiTransfers final : public Transfers {
   bool is_done() const override {
     return sends_.queue.empty() && receives_.queue.empty() && requests_.empty();
   }
-  /// Posts what the limit allows and takes what has completed.
+  /// Posts as many requests as the limit allows and collects those that have completed.
   bool advance() override;
   bool is_pending(int peer) const override { return num_missing_[static_cast<size_t>(peer)] > 0; }
   bool has_arrived(int peer) const override { return has_arrived_[static_cast<size_t>(peer)]; }

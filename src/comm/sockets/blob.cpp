@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint32_t kMagic = 0x53424443;  // "CDBS": Crossdock blob of sockets
 
-// The bytes of a blob, in the byte order of the machine: the machines of a job have the same. A
-// foreign byte order shows in the magic number.
+// The bytes of a blob, in the byte order of the machine, which must be the same on all machines of
+// a job. A different byte order is visible in the magic number.
 struct PackedBlob {
   uint32_t magic = kMagic;
   uint32_t version = kSocketsVersion;  // these two stay first in every version

@@ -16,7 +16,7 @@ namespace crossdock::comm {
 /// Version of blobs, frames and shared memory: ranks with different ones refuse each other.
 inline constexpr uint32_t kSocketsVersion = 2;
 
-/// Everything that other processes must know of one to connect to it.
+/// Everything that other processes must know about a process to connect to it.
 struct SocketsBlob {
   uint32_t version = kSocketsVersion;
   ProcessIdentity process;
@@ -30,7 +30,8 @@ struct SocketsBlob {
 
 std::vector<std::byte> encode(const SocketsBlob& blob);
 
-/// A blob, or why the bytes are none. A blob of another version is decoded as far as its version.
+/// A blob, or why the bytes are not one. A blob of another version is decoded only up to its
+/// version.
 struct DecodedBlob {
   std::optional<SocketsBlob> blob;
   std::string flaw;  // completes "the blob of rank 3 "; empty if there is a blob

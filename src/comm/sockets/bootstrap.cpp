@@ -88,7 +88,8 @@ std::vector<ProcessIdentity> processes_of(const SocketsWorld& world) {
   return processes;
 }
 
-/// Sends `mine` to rank 0; returns the bytes of all ranks there, [P][size of mine], else nothing.
+/// Sends `mine` to rank 0; returns the bytes of all ranks on rank 0, [P][size of mine], nothing
+/// elsewhere.
 std::vector<uint8_t> gather_at_root(Communicator& star, std::span<const uint8_t> mine,
                                     const WaitContext& wait) {
   const auto p = static_cast<size_t>(star.size());
@@ -128,8 +129,8 @@ void broadcast_from_root(Communicator& star, std::vector<int>& values, const Wai
   values = *recv;
 }
 
-/// All ranks learn which of them share a node. Goes by TCP through rank 0, and so also finds out
-/// whether all ranks have come.
+/// All ranks learn which of them share a node. Uses TCP through rank 0, and so also finds out
+/// whether all ranks have arrived.
 Topology agree_on_nodes(const std::shared_ptr<Endpoint>& endpoint, const ReachablePeers& peers,
                         std::chrono::nanoseconds deadline) {
   const SocketsWorld& world = endpoint->world();

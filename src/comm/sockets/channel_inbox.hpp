@@ -13,8 +13,8 @@
 namespace crossdock::comm {
 
 /// The stream of bytes between this process and one far peer, in one communicator. The sender may
-/// be at most window_bytes ahead of what the receiver has consumed: that is the receiver's memory,
-/// and control frames never wait behind data that nobody reads.
+/// be at most window_bytes ahead of what the receiver has consumed. This bounds the receiver's
+/// memory, and control frames never wait behind data that nobody reads.
 class FarStream {
  public:
   explicit FarStream(int64_t window_bytes) : window_bytes_(static_cast<uint64_t>(window_bytes)) {}
@@ -45,7 +45,7 @@ class FarStream {
   size_t unread_begin_ = 0;
 };
 
-/// Bytes and messages that far peers have sent to one communicator and nobody has taken yet.
+/// Bytes and messages that far peers have sent to one communicator and that nobody has taken yet.
 struct ChannelInbox {
   bool is_open = false;  // false: a peer was faster than this process in making the communicator
   std::map<int, FarStream> streams;  // by rank in the world of the blobs

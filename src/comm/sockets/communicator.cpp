@@ -10,7 +10,8 @@ namespace crossdock {
 namespace comm {
 namespace {
 
-constexpr std::chrono::milliseconds kInterruptInterval{50};  // at most 100 ms are promised
+constexpr std::chrono::milliseconds kInterruptInterval{50};  // the interface promises at most 100
+                                                             // ms
 
 // The ranks of a subgroup find the same number without a message.
 uint64_t channel_of_subgroup(uint64_t parent, std::span<const int> ranks, uint64_t number) {

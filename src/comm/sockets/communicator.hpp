@@ -15,7 +15,7 @@
 
 namespace crossdock::comm {
 
-/// Ranks that are processes, started by anything: shared memory on a node, TCP between nodes.
+/// Ranks that are processes, however they are started: shared memory on a node, TCP between nodes.
 class SocketsCommunicator final : public PolledCommunicator {
  public:
   /// `note`: see sockets_note.

@@ -21,7 +21,7 @@ void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
   bytes.insert(bytes.end(), more.begin(), more.end());
 }
 
-// Whether the machine of the peer says that there is no such connection, or not any more.
+// Whether the peer's machine reports that the connection does not exist, or no longer exists.
 bool is_from_peer(int error) {
   return error == ECONNREFUSED || error == ECONNRESET || error == EPIPE;
 }
@@ -45,7 +45,7 @@ void Connection::fail(const char* what, int error) {
   close(concat(what, ": ", std::strerror(error)));
 }
 
-// The peer reads no more, but it may have sent something before that: read() finds the end.
+// The peer no longer reads, but it may have sent something before that: read() finds the end.
 void Connection::note_write_error(int error) {
   if (!is_from_peer(error)) {
     fail(kFailed, error);
@@ -134,7 +134,7 @@ int Connection::read(
     const std::function<bool(const FrameHeader&, std::span<const std::byte>)>& on_frame) {
   int num_malformed = 0;
   for (int i = 0; i < kMaxReads && !is_closed(); ++i) {
-    // A stranger gets no more space than a hello needs.
+    // An unknown peer gets no more space than a hello needs.
     const size_t space = is_known() ? kReadBytes : sizeof(FrameHeader) + sizeof(Hello);
     if (input_.size() < input_bytes_ + space) input_.resize(input_bytes_ + space);
     const ssize_t got =

@@ -16,8 +16,8 @@ namespace crossdock::comm {
 
 /// One TCP connection that carries frames. Never waits. Used by one thread at a time.
 ///
-/// Control frames overtake data: data is accepted only if nothing is queued, and what is left of a
-/// data frame that the kernel did not take is the only thing that control frames wait for.
+/// Control frames overtake data: data is accepted only if nothing is queued, so control frames wait
+/// only for the part of a data frame that the kernel has not taken yet.
 class Connection {
  public:
   /// `peer`: rank at the other end in the world of the blobs; -1 until it has said hello.
@@ -30,7 +30,7 @@ class Connection {
   int descriptor() const { return socket_.descriptor(); }
   Clock::time_point opened_at() const { return opened_at_; }
 
-  /// Whether the connection can be used no more, and why.
+  /// Whether the connection can no longer be used, and why.
   bool is_closed() const { return !close_reason_.empty(); }
   /// Whether the other end has closed or refused it, and not in the middle of a frame.
   bool was_closed_by_peer() const { return was_closed_by_peer_; }
@@ -45,13 +45,13 @@ class Connection {
   /// Sends a small frame, before data that has not been accepted yet.
   void send(const FrameHeader& header, std::span<const std::byte> payload);
   bool takes_data() const { return !is_closed() && !cannot_write_ && !wants_to_write(); }
-  /// Sends a data frame; a copy of what the kernel does not take is kept. REQUIRES: takes_data().
+  /// Sends a data frame; keeps a copy of what the kernel does not take. REQUIRES: takes_data().
   void send_data(const FrameHeader& header, std::span<const std::byte> payload);
 
   bool wants_to_write() const { return is_connecting_ || !rest_.empty() || !urgent_.empty(); }
   /// Whether the kernel has taken all data that was accepted.
   bool is_flushed() const { return rest_.empty() && !has_lost_data_; }
-  /// Writes what is queued, as far as the kernel takes it. Also completes connecting.
+  /// Writes as much of the queue as the kernel takes. Also completes connecting.
   void flush();
 
   /// Reads what has arrived and calls `on_frame` for each complete frame. A malformed frame closes
@@ -75,8 +75,8 @@ class Connection {
   std::vector<std::byte> rest_;    // of a frame that has been sent in part
   std::vector<std::byte> urgent_;  // whole frames
   std::vector<std::byte> input_;   // space for received bytes
-  size_t input_bytes_ = 0;         // of them in use: the beginning of a frame
-  bool cannot_write_ = false;      // the peer reads no more
+  size_t input_bytes_ = 0;         // bytes in use: the beginning of a frame
+  bool cannot_write_ = false;      // the peer no longer reads
   bool has_lost_data_ = false;
   bool was_closed_by_peer_ = false;
 };

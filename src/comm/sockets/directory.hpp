@@ -17,7 +17,7 @@ namespace crossdock::comm {
 
 /// A page in a process's memory file that says where its mailboxes are: the descriptor of the
 /// memory file of each channel, and why it could not make others. The ranks of a node thus find
-/// each other's mailboxes without a message, also after a failure.
+/// each other's mailboxes without a message, even after a failure.
 struct DirectoryPage {
   static constexpr uint32_t kMagic = 0x44534443;  // "CDSD": Crossdock sockets, directory
   static constexpr size_t kMaxChannels = 1024;

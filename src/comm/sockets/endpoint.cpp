@@ -217,7 +217,7 @@ void Endpoint::accept_all() {
   }
 }
 
-// The oldest stranger; null if there is room for one more.
+// The oldest unknown connection; null if there is room for one more.
 Connection* Endpoint::stranger_in_the_way() const {
   const auto is_stranger = [](const auto& one) { return !one->is_known() && !one->is_closed(); };
   const auto num_strangers = std::count_if(connections_.begin(), connections_.end(), is_stranger);
@@ -225,8 +225,8 @@ Connection* Endpoint::stranger_in_the_way() const {
   return std::find_if(connections_.begin(), connections_.end(), is_stranger)->get();
 }
 
-// A stranger makes room if it has been silent for long: a peer says hello as soon as it is
-// connected.
+// An unknown connection is dropped to make room if it has been silent for long: a peer says hello
+// as soon as it is connected.
 bool Endpoint::may_accept() const {
   const auto now = Clock::now();
   if (now < next_accept_) return false;
@@ -262,7 +262,7 @@ void Endpoint::note_closed(const Connection& connection) {
 void Endpoint::forget_closed_connections() {
   const auto is_closed = [](const auto& connection) { return connection->is_closed(); };
   if (std::none_of(connections_.begin(), connections_.end(), is_closed)) return;
-  accept_all();  // a peer that has ended may have sent its last bytes by another connection
+  accept_all();  // a peer that has ended may have sent its last bytes over another connection
   for (const auto& connection : connections_) {
     if (connection->is_closed()) note_closed(*connection);
   }
@@ -281,7 +281,7 @@ bool Endpoint::handle(Connection& connection, const FrameHeader& header,
     return verdict == PairConnection::Verdict::kSkip;
   }
   ChannelInbox* inbox = inbox_for(header.channel);
-  if (inbox == nullptr) return true;  // of a communicator that is no more
+  if (inbox == nullptr) return true;  // of a communicator that no longer exists
   const int peer = connection.peer();
   switch (header.kind) {
     case Kind::kControl: {

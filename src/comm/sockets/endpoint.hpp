@@ -47,7 +47,7 @@ struct StrangerLimits {
 /// two processes first needs it.
 ///
 /// May be used by several threads at once. Nothing here waits except wait_for_sockets. In a forked
-/// child nothing may be called but the destructor, which then does nothing.
+/// child only the destructor may be called, and it does nothing.
 class Endpoint {
  public:
   Endpoint(Socket listener, std::unique_ptr<Directory> directory, SocketsWorld world,
@@ -61,19 +61,20 @@ class Endpoint {
   Directory& directory() { return *directory_; }
   bool is_in_creator() const { return generation_ == fork_generation(); }
 
-  /// Opens a channel; what peers have already sent to it is there.
+  /// Opens a channel; data that peers have already sent to it can be read.
   void open_channel(uint64_t channel);
   /// Frames for this channel are dropped from now on.
   void close_channel(uint64_t channel);
   /// Closes the listening socket and all connections: every process of the world is near.
   void stop_listening();
 
-  /// Connects to a peer unless that was done before. Also lets this process see the peer's end.
+  /// Connects to a peer unless already connected. Also lets this process detect the peer's end.
   void connect(int peer);
   /// Why a peer cannot be reached any more; nullopt while it can.
   std::optional<std::string> end_of(int peer) const;
 
-  /// Sends the first of these bytes, as many as credit and kernel allow; returns their number.
+  /// Sends as many of these bytes, from the first, as credit and kernel allow; returns their
+  /// number.
   size_t write(uint64_t channel, int peer, std::span<const std::byte> bytes);
   /// Takes bytes that have arrived; returns their number.
   size_t read(uint64_t channel, int peer, std::span<std::byte> bytes);

@@ -6,8 +6,8 @@
 
 namespace crossdock::comm {
 
-/// Sends what the connections could not take yet, on a thread of its own and for a limited time.
-/// For an abort, which must reach the peers although this process may make no further call. Never
+/// Sends what the connections could not take yet, on a separate thread and for a limited time. For
+/// an abort, which must reach the peers although this process may make no further call. Never
 /// waits.
 void flush_in_background(std::shared_ptr<Endpoint> endpoint);
 

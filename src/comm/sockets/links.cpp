@@ -16,8 +16,8 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Longer than it takes to wake all ranks of a node: else ranks that have slept once, because one
-// was late, would sleep in every exchange from then on.
+// Longer than it takes to wake all ranks of a node: otherwise, after sleeping once because one rank
+// was late, ranks would sleep in every exchange from then on.
 constexpr microseconds kSpinTime{200};
 constexpr milliseconds kYieldTime{1};
 constexpr const char* kSetUp = "set-up";  // the operation in errors of the constructor
@@ -119,7 +119,7 @@ void Links::share_memory(const std::vector<int>& near) {
 }
 
 // Throws if a rank of the node cannot do its part, or is late. Does not announce it: the rank may
-// have arrived and left since the last look (NodeMemory::open_members).
+// have arrived and left since the last check (NodeMemory::open_members).
 void Links::check_arrival(int peer, Clock::time_point begin) const {
   for (const auto& directory : args_.directories) {
     const auto refusal = directory ? directory->refusal_of(args_.channel) : std::nullopt;

@@ -21,9 +21,10 @@
 
 namespace crossdock::comm {
 
-/// How one rank reaches every other rank of one communicator: near ranks by mailboxes, far ranks by
-/// the endpoint's connections. Either way a stream of bytes in each direction, and control messages
-/// that overtake it. If all ranks are near, they can also show each other small blocks (Posts).
+/// How one rank reaches every other rank of one communicator: near ranks through mailboxes, far
+/// ranks through the endpoint's connections. Either way there is a stream of bytes in each
+/// direction, and control messages that overtake it. If all ranks are near, they can also show each
+/// other small blocks (Posts).
 class Links final : public ControlChannel {
  public:
   struct Args {
@@ -33,8 +34,8 @@ class Links final : public ControlChannel {
     int rank = 0;                                             // in the communicator
     Topology topology;                                        // of the communicator
     std::vector<std::shared_ptr<PeerDirectory>> directories;  // [P]; set for near ranks
-    std::chrono::nanoseconds deadline{};                      // for the ranks of the node to come
-    bool says_goodbye = true;  // false: no rank waits for another one that has left
+    std::chrono::nanoseconds deadline{};                      // for the ranks of the node to arrive
+    bool says_goodbye = true;  // false: no rank will wait for one that has left
   };
   /// Opens the channel, and waits for the ranks of the node to do the same. Throws kTimeout or
   /// kPeerFailed, with the culprit, if one does not. If a rank cannot do its part, the ranks of its
@@ -49,7 +50,7 @@ class Links final : public ControlChannel {
   const Args& args() const { return args_; }
   Endpoint& endpoint() const { return *args_.endpoint; }
 
-  /// Null unless all ranks are on this node; members are ranks then.
+  /// Null unless all ranks are on this node; member numbers are then ranks.
   Posts* posts() { return posts_.get(); }
   /// Whether every rank of the node can have a core.
   bool may_spin() const { return may_spin_; }
@@ -60,7 +61,7 @@ class Links final : public ControlChannel {
   void await_post_of(int peer);
   /// Prepares for an exchange with this peer: connects to a far one.
   void expect(int peer);
-  /// Sends the first of these bytes, as many as possible now; returns their number.
+  /// Sends as many of these bytes, from the first, as possible now; returns their number.
   size_t write(int peer, std::span<const std::byte> bytes);
   /// Takes bytes that have arrived; returns their number.
   size_t read(int peer, std::span<std::byte> bytes);
@@ -71,7 +72,7 @@ class Links final : public ControlChannel {
   bool is_flushed(int peer) const;
   /// Lets connections proceed.
   void poll() const;
-  /// Why nothing more will come from this peer, once everything that did come has been read.
+  /// Why nothing more will arrive from this peer, once everything that did arrive has been read.
   std::optional<std::string> end_of(int peer) const;
 
   /// Waits a little: nothing has moved for `idle`. Spins first if every rank of the node can have

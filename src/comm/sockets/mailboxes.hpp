@@ -19,7 +19,7 @@ class Mailboxes {
   /// `memory` must outlive this.
   explicit Mailboxes(NodeMemory& memory) : memory_(memory) {}
 
-  /// Sends the first of these bytes, as many as there is room for; returns their number.
+  /// Sends as many of these bytes, from the first, as there is room for; returns their number.
   size_t write(int member, std::span<const std::byte> bytes);
   /// Takes bytes that have arrived; returns their number.
   size_t read(int member, std::span<std::byte> bytes);

@@ -61,7 +61,7 @@ NodeMemory::~NodeMemory() {
 }
 
 void NodeMemory::open_members(const Args& args) {
-  // A member may do its part and leave between a look and the check whether it is still there.
+  // A member may do its part and leave between this check and the check whether it is still there.
   const auto wait_until = [&](int member, const auto& is_ready) {
     while (!is_ready()) {
       try {

@@ -65,7 +65,7 @@ class NodeMemory {
     int self = 0;                             // this rank's number
     std::vector<const SocketsBlob*> blobs;    // of the members
     std::vector<PeerDirectory*> directories;  // of the members; null for this rank
-    /// Called every millisecond while a member is awaited; throws to give up. Gets its number.
+    /// Called every millisecond with the number of an awaited member; throws to give up.
     std::function<void(int missing)> while_waiting;
   };
   /// Makes this rank's file, opens those of the members and waits until every member has opened
@@ -89,9 +89,9 @@ class NodeMemory {
   /// Called after this rank has written a post.
   void wake_for_post() const;
 
-  /// Sleeping takes two steps, so that nothing is missed: prepare_to_sleep, look once more whether
-  /// anything can be done, then sleep until a member wakes this rank, at most for `timeout`.
-  /// `awaited`: NodeFileHead::kForAnything or kForPostOf + member.
+  /// Sleeping takes two steps, so that nothing is missed: call prepare_to_sleep, check once more
+  /// whether anything can be done, then sleep until a member wakes this rank, at most for
+  /// `timeout`. `awaited`: NodeFileHead::kForAnything or kForPostOf + member.
   void prepare_to_sleep(uint32_t awaited);
   void sleep(std::chrono::nanoseconds timeout);
   void stay_awake();

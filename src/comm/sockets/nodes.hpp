@@ -11,7 +11,7 @@
 
 namespace crossdock::comm {
 
-/// Which processes this one shares a node with: those that it sees and whose memory files it can
+/// The processes that share a node with this one: those that it sees and whose memory files it can
 /// open.
 struct ReachablePeers {
   std::vector<std::shared_ptr<PeerDirectory>> directories;  // [P]; null: not reachable, or itself
@@ -20,8 +20,8 @@ struct ReachablePeers {
 };
 ReachablePeers find_reachable_peers(const SocketsWorld& world);
 
-/// Node ids [P] from the rows [P][P] of `reaches` of all ranks: a rank belongs to the node of the
-/// lowest rank with which, and with all whose members, it shares memory in both directions.
+/// Node ids [P] from the rows [P][P] of `reaches` of all ranks: a rank belongs to the first node,
+/// in the order of lowest ranks, with all of whose members it shares memory in both directions.
 std::vector<int> group_into_nodes(std::span<const uint8_t> rows, int size);
 
 }  // namespace crossdock::comm

@@ -67,8 +67,8 @@ PairConnection::Verdict PairConnection::judge_frame(const Connection& connection
   return Verdict::kDeliver;
 }
 
-// A peer that ends in good order, or that no longer listens, may have sent its last bytes by the
-// spare: it has ended when both are closed.
+// A peer that ends in an orderly way, or that no longer listens, may have sent its last bytes over
+// the spare: it has ended when both are closed.
 void PairConnection::note_closed(const Connection& connection) {
   if (&connection == sends_by_) {
     sends_by_ = nullptr;

@@ -13,19 +13,18 @@ namespace crossdock::comm {
 /// The connection between this process and one peer, and whether the peer has ended.
 ///
 /// A pair of processes has one connection, opened by the one that needs it first. The opener says
-/// hello; the other one answers with a welcome, and both send by it. If both open one at the same
+/// hello; the other one answers with a welcome, and both send over it. If both open one at the same
 /// time, the connection of the lower rank is kept:
 ///
 /// - The lower rank uses its own connection at once. It never welcomes the other one, the spare,
-/// but
-///   reads control messages from it until the peer has welcomed the kept one; then it closes the
-///   spare.
+///   but reads control messages from it until the peer has welcomed the kept one; then it closes
+///   the spare.
 /// - The higher rank sends no data before a welcome, and keeps copies of its control messages. If
-///   the peer's connection comes instead, it welcomes that one and sends the copies there, first of
-///   all. The lower rank skips as many as it has read from the spare.
+///   the peer's connection arrives instead, it welcomes that one and sends the copies there first.
+///   The lower rank skips as many as it has read from the spare.
 ///
-/// So every frame arrives once and in order, and control messages, such as the last ones of a
-/// process that exits, wait for nobody.
+/// So every frame arrives once and in order, and control messages, such as the last ones of an
+/// exiting process, never wait.
 class PairConnection {
  public:
   explicit PairConnection(bool has_lower_rank) : has_lower_rank_(has_lower_rank) {}
@@ -34,7 +33,7 @@ class PairConnection {
   const std::optional<std::string>& ended() const { return ended_; }
   /// Whether anything can still be sent. False as soon as the peer has closed a connection.
   bool is_usable() const { return !ended_ && !is_ending_; }
-  /// Whether there is a connection to send by.
+  /// Whether there is a connection to send over.
   bool is_open() const { return sends_by_ != nullptr; }
   /// This process has opened a connection and said hello. REQUIRES: !is_open().
   void open(Connection& connection) { sends_by_ = &connection; }
@@ -49,7 +48,7 @@ class PairConnection {
   /// Whether the kernel has taken all data that was sent.
   bool is_flushed() const;
 
-  /// The peer, rank `peer`, has said hello by a connection that this process accepted. False if the
+  /// The peer, rank `peer`, has said hello on a connection that this process accepted. False if the
   /// connection must be refused.
   bool handle_hello(Connection& connection, int peer);
   /// The peer has said welcome. False if it must not.
@@ -75,7 +74,7 @@ class PairConnection {
   size_t num_from_spare_ = 0;       // frames read there
   size_t num_to_skip_ = 0;          // frames that were read from the spare before
   bool is_ending_ = false;          // the peer has closed one of its connections
-  bool has_lost_data_ = false;      // written for it and not sent
+  bool has_lost_data_ = false;      // written for the peer but not sent
   std::optional<std::string> ended_;
 };
 

@@ -11,7 +11,7 @@
 namespace crossdock::comm {
 
 /// The blocks of an all-gather of small blocks on one node: every rank posts its block, and reads
-/// those of the others. Reused for one exchange after the other, so that these allocate nothing.
+/// those of the others. Reused for every exchange, so that exchanges allocate nothing.
 class PostedTransfers final : public Transfers {
  public:
   /// `links` must outlive this and have posts.

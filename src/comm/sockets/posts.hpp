@@ -10,9 +10,9 @@ namespace crossdock::comm {
 
 /// Small blocks that every rank of a node shows to all others: one write instead of one per rank.
 ///
-/// All members publish equally often. Post n lies in slot n % 2 and may be overwritten by post
-/// n + 2: no member publishes n + 1 before it has read all posts n, and none publishes n + 2 before
-/// it has seen all posts n + 1.
+/// All members publish equally often. Post n is in slot n % 2 and may be overwritten by post n + 2:
+/// no member publishes n + 1 before it has read all posts n, and none publishes n + 2 before it has
+/// seen all posts n + 1.
 class Posts {
  public:
   /// `memory` must outlive this.
@@ -23,7 +23,7 @@ class Posts {
   void publish(uint64_t exchange, std::span<const std::byte> bytes);
   /// The member's post with the number of this rank's last one; null if it is not there yet.
   const Post* find(int member) const;
-  /// The member's post after that, if the member is ahead of this rank; else null.
+  /// The member's next post, if the member is ahead of this rank; else null.
   const Post* find_next(int member) const;
 
  private:

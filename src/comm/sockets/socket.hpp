@@ -41,7 +41,7 @@ class Socket {
   uint64_t generation_ = 0;
 };
 
-/// A numeric address; nullopt if `text` is none.
+/// Parses a numeric address; nullopt if `text` is not one.
 std::optional<SocketAddress> parse_address(const std::string& text, int port);
 /// The first address of a host name or address. Throws kCommunication if there is none.
 SocketAddress resolve(const std::string& host, int port);
@@ -57,7 +57,7 @@ SocketAddress address_of(const Socket& socket);
 /// Starts to connect without waiting; the socket becomes writable when it is connected or has
 /// failed. `error` is the error number if it has failed already, else 0. Does not throw.
 Socket start_connecting(const SocketAddress& target, int& error);
-/// 0 if connected, the error number if that has failed.
+/// 0 if connected, the error number if connecting has failed.
 int connect_error(const Socket& socket);
 /// The next connection, non-blocking; nullopt if there is none, with errno as accept set it.
 std::optional<Socket> accept_from(const Socket& listener);
@@ -65,8 +65,9 @@ std::optional<Socket> accept_from(const Socket& listener);
 /// Whether a call that failed with this error number may be tried again later.
 bool is_temporary(int error);
 
-/// Sends small messages at once, and finds out within a minute that the machine of an idle peer has
-/// vanished. A peer that does not read for a long time is no failure: deadlines are for that.
+/// Makes small messages go out at once, and detects within a minute that the machine of an idle
+/// peer has vanished. A peer that does not read for a long time is not a failure: deadlines handle
+/// that.
 void set_connection_options(const Socket& socket);
 
 }  // namespace crossdock::comm

@@ -139,7 +139,7 @@ class Store {
                        args.port + kNumStorePorts - 1, "; set MASTER_PORT to another"));
   }
 
-  /// "ranks 3, 5 to start"; empty if all have come.
+  /// "ranks 3, 5 to start"; empty if all have arrived.
   std::string missing() const {
     std::string ranks;
     int num_missing = 0;
@@ -221,11 +221,11 @@ class Store {
 
   const StoreArgs& args_;
   const Socket listener_;
-  std::vector<std::vector<std::byte>> blobs_;  // [P]; empty: not there yet
+  std::vector<std::vector<std::byte>> blobs_;  // [P]; empty: not received yet
   std::vector<Peer> peers_;
 };
 
-/// Asks one port. Empty if there is no store of this job, or it went away.
+/// Asks one port. Empty if there is no store for this job, or it went away.
 std::vector<std::vector<std::byte>> ask(const StoreArgs& args, const SocketAddress& address,
                                         const Patience& patience) {
   int error = 0;

@@ -17,7 +17,7 @@ namespace crossdock::comm {
 struct StoreArgs {
   std::string host;  // of rank 0
   int port = 0;
-  uint64_t key = 0;  // identical on every rank of a job, and for each of its communicators another
+  uint64_t key = 0;  // identical on every rank of a job, different for each of its communicators
   int rank = 0;
   int size = 1;
   std::vector<std::byte> blob;
@@ -29,11 +29,11 @@ inline constexpr int kNumStorePorts = 16;
 inline constexpr uint32_t kMaxBlobBytes = 4096;
 
 /// The blobs of all ranks, in order. Throws kTimeout, with the missing ranks in the message, if
-/// they do not come in time; kMismatch if two processes claim one rank.
+/// they do not arrive in time; kMismatch if two processes claim one rank.
 std::vector<std::vector<std::byte>> exchange_blobs(const StoreArgs& args);
 
 // The messages. A client sends StoreRequest and its blob; the store answers at once with kAccepted,
-// and with kBlobs when all have come.
+// and with kBlobs when all have arrived.
 
 struct StoreRequest {
   static constexpr uint32_t kMagic = 0x51534443;  // "CDSQ": Crossdock store, question

@@ -80,7 +80,7 @@ bool SocketsTransfers::send_some(int peer) {
   if (blocks.is_sent) return false;
   const int64_t before = blocks.sent;
   if (blocks.sent < kLabelBytes) {
-    // With the label goes the beginning of the block: a small one needs a single message.
+    // The beginning of the block is sent with the label: a small block needs a single message.
     std::array<std::byte, kLabelBytes + kWithLabelBytes> head;
     const BlockLabel label{.exchange = exchange_, .num_bytes = blocks.lane.send_bytes};
     const auto num_bytes = static_cast<size_t>(std::min(blocks.lane.send_bytes, kWithLabelBytes));

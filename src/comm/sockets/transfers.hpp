@@ -9,19 +9,19 @@
 
 namespace crossdock::comm {
 
-/// Precedes the bytes of a block, so that ranks that disagree find out.
+/// Precedes the bytes of a block, so that a disagreement between ranks is detected.
 struct BlockLabel {
   uint64_t exchange = 0;
   int64_t num_bytes = 0;
 };
 /// Throws kInternal, with `peer` as culprit, unless a block that it has sent is the expected one.
 void check_block(int peer, const BlockLabel& arrived, const BlockLabel& expected);
-/// The same for a block by streams where one by posts was expected, or the reverse.
+/// The same for a block sent over a stream where a post was expected, or the reverse.
 [[noreturn]] void throw_other_exchange(int peer, const BlockLabel& arrived);
 
-/// The blocks of one exchange. A block is a BlockLabel and its bytes, written to the stream of its
-/// receiver as far as that has room, and read from there; blocks without bytes are not sent. Ranks
-/// take turns in the order of their distance, one chunk or ring at a time.
+/// The blocks of one exchange. A block is a BlockLabel and its bytes, written to its receiver's
+/// stream as room allows, and read from there; blocks without bytes are not sent. Ranks take turns
+/// in the order of their distance, one chunk or ring at a time.
 class SocketsTransfers final : public Transfers {
  public:
   /// `links` must outlive this.
@@ -40,7 +40,7 @@ class SocketsTransfers final : public Transfers {
   struct Blocks {  // to and from one peer
     Lane lane;
     int64_t sent = 0;      // bytes of label and block
-    bool is_sent = false;  // all of them, and nothing of it is kept here
+    bool is_sent = false;  // all bytes are sent, and none are kept here
     int64_t received = 0;  // bytes of label and block
     BlockLabel arriving;
 

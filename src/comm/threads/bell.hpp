@@ -10,15 +10,15 @@
 namespace crossdock::comm {
 
 /// Wakes threads that wait for something another thread does. A waiting thread reads the bell,
-/// looks whether it can go on, and if not waits; it misses nothing that was done before a ring
-/// after the reading.
+/// checks whether it can continue, and if not, waits. It misses nothing that was done before a ring
+/// that follows the reading.
 ///
 /// Memory order: what ends a wait must be written and read in sequentially consistent order, or
 /// before a ring().
 class Bell {
  public:
-  /// If threads may spin, they do so for a short time before they sleep. They should not where
-  /// there are more of them than cores.
+  /// If threads may spin, they do so for a short time before they sleep. They should not if there
+  /// are more threads than cores.
   explicit Bell(bool may_spin) : may_spin_(may_spin) {}
 
   bool may_spin() const { return may_spin_; }
@@ -43,8 +43,8 @@ class Bell {
   }
 
  private:
-  // Longer than it takes to wake all ranks: else ranks that have slept once, because one was late,
-  // would sleep in every exchange from then on.
+  // Longer than it takes to wake all ranks: otherwise, after sleeping once because one rank was
+  // late, ranks would sleep in every exchange from then on.
   static constexpr std::chrono::microseconds kSpinTime{200};
   static constexpr int kLooksPerClock = 32;  // reading the clock takes longer than looking
 

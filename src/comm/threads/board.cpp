@@ -89,7 +89,7 @@ bool ThreadBoard::check_exchange(int rank, uint64_t n, const WaitContext& wait, 
              : late_failure({.culprit = peer, .reporter = rank, .waited = wait.arrival}, wait));
   }
   if (!failure_) return false;
-  // An exchange that all have posted succeeds.
+  // An exchange succeeds once all ranks have posted.
   const bool is_complete =
       std::ranges::all_of(seats_, [n](const Seat& seat) { return seat.posted_at_failure >= n; });
   if (!is_complete) throw to_error(*failure_, rank, size());

@@ -75,7 +75,7 @@ class ThreadBoard {
 
   /// Ends all waits for posts with this failure. Only the first failure counts.
   void fail(Failure failure);
-  /// `rank` posts no more. The last rank to leave frees what was kept alive.
+  /// `rank` will not post again. The last rank to leave frees what was kept alive.
   void leave(int rank, std::string_view reason);
   void keep_alive(std::shared_ptr<const void> memory);
 

@@ -44,7 +44,7 @@ void ThreadCommunicator::exchange(const SharedBytes& send, std::span<const int64
                                   const WaitContext& wait) {
   board_->check_open(rank_);
   fill_post(board_->post_of(rank_, num_exchanges_ + 1), send, send_offsets);
-  ++num_exchanges_;  // after what may throw for want of memory
+  ++num_exchanges_;  // after everything that may throw because memory is short
   board_->post(rank_, num_exchanges_);
   board_->await_all_posted(rank_, num_exchanges_, wait);
   read_posts(recv, recv_offsets, wait);

@@ -70,7 +70,7 @@ Plan make_plan(Dispatcher& dispatcher, const Step& step) {
   return dispatcher.plan(routing);
 }
 
-// Runs a whole step; a bad input is an error of the first call that gets it.
+// Runs a whole step; the first call that gets a bad input reports the error.
 void run_step(Dispatcher& dispatcher, const Step& step) {
   const Memory tokens;
   const Memory scales;

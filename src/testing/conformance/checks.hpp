@@ -16,7 +16,7 @@ std::vector<Check> list_partial_sums();
 /// Every output in the caller's memory.
 std::vector<Check> list_given_outputs();
 
-/// Known rows, starts and sums of small cases, written down by hand.
+/// Known rows, starts and sums of small cases, worked out by hand.
 std::vector<Check> list_worked_vectors();
 
 /// Bad inputs on one rank.

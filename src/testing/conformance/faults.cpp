@@ -173,7 +173,7 @@ bool is_between_calls(FaultStep step) {
          step == FaultStep::kBeforeCombine;
 }
 
-// Whether the ranks detect it together, before anything has moved, and keep using the group.
+// Whether the ranks detect the fault together, before anything has moved, and keep using the group.
 bool is_agreed(const FaultCase& fault) {
   return fault.kind == FaultKind::kOtherConfig ||
          (fault.kind == FaultKind::kSkips && is_between_calls(fault.step));

@@ -29,7 +29,7 @@ class Step {
                                 token_values(world_, rank_, seed));
   }
 
-  // Memory like that of an output which the library provided, filled with NaN.
+  // Memory like that of an output that the library provided, filled with NaN.
   static OwnedTensor like(const OwnedTensor& provided) {
     const Buffer buffer(provided.view.num_bytes());
     if (buffer.num_bytes() > 0) {
@@ -38,8 +38,8 @@ class Step {
     return {buffer.view(provided.view.dtype, provided.view.shape), buffer.owner()};
   }
 
-  // The result must be in the memory that was given, with the values that the library put into its
-  // own.
+  // The result must be in the given memory, with the values that the library put into its own
+  // memory.
   void expect(const char* what, const OwnedTensor& result, const OwnedTensor& given,
               const OwnedTensor& provided) {
     if (result.view.data != given.view.data) {
@@ -67,7 +67,7 @@ class Step {
   Findings findings_;
 };
 
-// Twice each call: into the library's memory, whose values other checks judge, then into the
+// Makes each call twice: into the library's memory, whose values other checks judge, then into the
 // caller's.
 Findings given_outputs(Group& group, const StrategyFactory& strategy) {
   std::vector<int64_t> tokens(static_cast<size_t>(group.size()), 6);

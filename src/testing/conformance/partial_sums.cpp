@@ -42,8 +42,8 @@ PerRank magnitudes(PerRank values) {
 }
 
 // Bounds the relative error of a sum of K terms by its roundings: K where rows are added, up to K
-// where partial sums are added, one of a partial sum, one of the result, and K of the reference in
-// fp64. Relative to the sum of magnitudes, which is never so small that denormals matter.
+// where partial sums are added, one for a partial sum, one for the result, and K in the fp64
+// reference. Relative to the sum of magnitudes, which is never so small that denormals matter.
 double tolerance_of(const Scene& scene) {
   const DType dtype = scene.world.dtype;
   const auto K = static_cast<double>(scene.layout.K);

@@ -58,7 +58,7 @@ Findings growth_on_one_rank(Group& group, const StrategyFactory& strategy) {
   return findings;
 }
 
-// Two dispatchers of different width, their steps in turn.
+// Two dispatchers of different widths take turns step by step.
 void run_in_turn(Dispatcher& a, const World& world_a, Dispatcher& b, const World& world_b,
                  Findings& findings) {
   Trial trial_a(a, world_a, 5, findings);
@@ -94,7 +94,7 @@ Findings two_groups(Group& group, const StrategyFactory& strategy) {
   return findings;
 }
 
-// Even and odd ranks as groups of their own, at the same time.
+// Even and odd ranks as two groups, at the same time.
 Findings subgroups(Group& group, const StrategyFactory& strategy) {
   std::vector<int> members;
   for (int r = group.rank() % 2; r < group.size(); r += 2) members.push_back(r);

@@ -18,7 +18,7 @@ using reference::RowSource;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Memory filled with NaN in every dtype, and with ids of no expert.
+// Memory filled with values that are NaN in every dtype, and not a valid expert id.
 OwnedTensor poisoned(DType dtype, Shape shape) {
   const Buffer buffer(shape.num_elements() * size_of(dtype));
   if (buffer.num_bytes() > 0) {
@@ -165,7 +165,7 @@ void Trial::check_plan() {
   expect_bits("plan.weights", plan_.weights(), kept);
 }
 
-// Rows must be the bytes that token_bits makes, pad rows zero.
+// Rows must be the bytes that token_bits makes, and pad rows zero.
 void Trial::expect_rows(const std::string& what, ConstTensorView got, uint64_t seed) {
   const std::vector<RowSource>& sources = layout_.receivers[static_cast<size_t>(rank_)].sources;
   const auto row_bytes = static_cast<size_t>(got.row_bytes());

@@ -19,7 +19,7 @@ class Trial {
   /// Makes the plan. All arguments must outlive this object. `seed` chooses the values.
   Trial(Dispatcher& dispatcher, const World& world, uint64_t seed, Findings& findings);
 
-  /// Rows, row weights and, for fp8, scales: bits of any kind arrive unchanged in their place.
+  /// Rows, row weights and, for fp8, scales: arbitrary bits arrive unchanged in their places.
   void dispatch();
   /// Rows of each chunk are in their place when it is announced.
   void dispatch_in_chunks();

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::array<int64_t, 5> kWidths = {5, 64, 1, 130, 33};
 
-// K different experts of `allowed`, in an order that is not ascending; the larger `skew` is, the
-// likelier are the first ones of `allowed`. If there are fewer than K, the remaining slots are -1.
+// K different experts from `allowed`, not in ascending order; the larger `skew` is, the likelier
+// are the first ones of `allowed`. If there are fewer than K, the remaining slots are -1.
 std::vector<int64_t> draw_experts(const std::vector<int64_t>& allowed, int64_t top_k, int skew,
                                   uint64_t seed) {
   std::vector<int64_t> left = allowed;
@@ -107,7 +107,7 @@ void sort_slots(World& world) {
   }
 }
 
-// Any number of the experts that the world uses, for every token: the map has more bits than top_k.
+// Any number of the world's experts for every token, so the map may have more bits than top_k.
 void draw_bits(World& world) {
   std::vector<int64_t> used;
   uint64_t num_tokens = 0;

@@ -61,7 +61,7 @@ inline constexpr std::array<std::string_view, 13> kVariantNames = {"plain",
                                                                    "bounded_bits",
                                                                    "partial_sums_in_row_type"};
 
-/// A world for `num_ranks` ranks, identical at every call.
+/// A world for `num_ranks` ranks, identical in every call.
 World make_world(RoutingKind routing, Variant variant, DType dtype, int num_ranks);
 
 /// Tokens and routes that do not depend on the number of ranks, divided unevenly among them.

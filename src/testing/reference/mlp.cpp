@@ -8,7 +8,7 @@
 namespace crossdock::reference {
 namespace {
 
-// A value and its derivatives by gate (or the only input) and by linear.
+// A value and its derivatives with respect to gate (or the only input) and linear.
 struct Activated {
   double value = 0.0;
   double by_gate = 0.0;
@@ -43,7 +43,7 @@ Activated times_linear(const Activated& gate, double linear) {
   return {gate.value * linear, gate.by_gate * linear, gate.value};
 }
 
-// A clamped input passes its gradient on at the limit, not beyond it. NaN is not clamped.
+// A clamped input passes its gradient through at the limit, but not beyond it. NaN is not clamped.
 Activated clamped_swiglu(double gate, double linear, double limit) {
   const bool gate_stops = gate > limit;
   const bool linear_stops = linear < -limit || linear > limit;

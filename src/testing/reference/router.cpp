@@ -7,7 +7,7 @@
 namespace crossdock::reference {
 namespace {
 
-// A value and its slope along one direction: running a formula on these differentiates it.
+// A value and its slope along one direction: evaluating a formula on these differentiates it.
 struct Dual {
   double value = 0.0;
   double slope = 0.0;
@@ -73,7 +73,7 @@ Dual score_of(Score kind, Dual logit) {
   const Dual e = exp(logit * -1.0);
   const Dual one{1.0, 0.0};
   if (kind == Score::kSigmoid) return one / (e + 1.0);
-  // log(1 + exp(x)) = x + log(1 + exp(-x)); the form that does not overflow.
+  // log(1 + exp(x)) = x + log(1 + exp(-x)): uses the form that does not overflow.
   return logit.value > 0.0 ? sqrt(logit + log(e + 1.0)) : sqrt(log(exp(logit) + 1.0));
 }
 
