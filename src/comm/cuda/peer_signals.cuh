@@ -99,7 +99,7 @@ struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
   static constexpr int64_t kRecordBytes = 64;     // see peer_calls.cuh
   static constexpr uint32_t kFailedRecord = ~0u;  // of a rank whose channel has ended
-  static constexpr int64_t kWordsBegin = kFlagBytes + 2 * kMaxPeers * kRecordBytes;
+  static constexpr int64_t kWordsBegin = kFlagBytes + int64_t{2} * kMaxPeers * kRecordBytes;
 
   static __host__ __device__ int64_t num_bytes(int P, int64_t max_words) {
     return kWordsBegin + int64_t{2} * P * max_words * static_cast<int64_t>(sizeof(uint64_t));
