@@ -5,16 +5,10 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/hash.hpp"
 
 namespace crossdock::comm {
 namespace {
-
-// FNV-1a, 64 bits.
-uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
 
 template <typename Same>
 std::optional<Disagreement> find_wrong_side(std::span<const RendezvousHeader> headers,
@@ -99,7 +93,7 @@ RendezvousHeader make_header(const Proposal& proposal, uint64_t sequence) {
   RendezvousHeader header;
   header.sequence = sequence;
   header.subject = proposal.subject;
-  header.config_hash = hash_of(proposal.config);
+  header.config_hash = hash_bytes(proposal.config);
   header.config_bytes = std::ssize(proposal.config);
   header.body_bytes = std::ssize(proposal.body);
   if (const Error* refusal = proposal.refusal) {

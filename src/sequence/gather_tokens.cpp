@@ -7,6 +7,7 @@
 #include "comm/agreed_failure.hpp"
 #include "comm/shared_bytes.hpp"
 #include "core/check.hpp"
+#include "core/hash.hpp"
 #include "core/stream_copy.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/sequence.hpp"
@@ -17,15 +18,6 @@ namespace crossdock {
 namespace {
 
 using sequence::RowForms;
-
-// FNV-1a: compares many numbers as one.
-uint64_t hash_of(std::span<const int64_t> values) {
-  uint64_t hash = 0xcbf29ce484222325U;
-  for (const std::byte byte : std::as_bytes(values)) {
-    hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3U;
-  }
-  return hash;
-}
 
 // Must be identical on every rank.
 std::string text_of(const SequenceLayout& layout, DType dtype) {
@@ -38,7 +30,7 @@ std::string text_of(const SequenceLayout& layout, DType dtype) {
   if (layout.packed) {
     text += concat(";num_sequences=", layout.packed->num_sequences(),
                    ";num_tokens=", layout.packed->num_tokens(),
-                   ";hash of starts=", hash_of(layout.packed->starts()));
+                   ";hash of starts=", hash_bytes(std::as_bytes(layout.packed->starts())));
   }
   return text;
 }

@@ -319,12 +319,17 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
       const bool is_over = patience.is_over();
       word = load_acquire(flag);
       if (!is_before(word, epoch)) break;
-      if (patience.should_look_around() && halts_instead(signals, p, operation, epoch)) return;
-      if (!is_over) continue;
-      give_up(signals, p, operation, epoch);
-      break;
+      if (patience.should_look_around()) [[unlikely]] {
+        if (halts_instead(signals, p, operation, epoch)) return;
+      }
+      if (is_over) [[unlikely]] {
+        give_up(signals, p, operation, epoch);
+        break;
+      }
     }
-    if (word >> 32 != 0) poison(signals, FaultCode::kPeerFailed, p, operation, epoch);
+    if (word >> 32 != 0) [[unlikely]] {
+      poison(signals, FaultCode::kPeerFailed, p, operation, epoch);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/check.hpp"
+#include "core/hash.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -49,12 +50,6 @@ std::string flaw_in(const PackedBlob& packed) {
 }
 
 }  // namespace
-
-uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed) {
-  uint64_t hash = seed;  // FNV-1a
-  for (const std::byte one : bytes) hash = (hash ^ static_cast<uint64_t>(one)) * 0x100000001b3u;
-  return hash;
-}
 
 std::vector<std::byte> encode(const SocketsBlob& blob) {
   PackedBlob packed;

@@ -39,7 +39,4 @@ struct DecodedBlob {
 };
 DecodedBlob decode_blob(std::span<const std::byte> bytes);
 
-/// A hash that is the same in every process.
-uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed = 0xcbf29ce484222325u);
-
 }  // namespace crossdock::comm

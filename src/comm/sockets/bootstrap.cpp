@@ -11,6 +11,7 @@
 #include "comm/sockets/endpoint.hpp"
 #include "comm/sockets/nodes.hpp"
 #include "core/check.hpp"
+#include "core/hash.hpp"
 #include "crossdock/sockets.hpp"
 
 namespace crossdock {
@@ -29,7 +30,7 @@ void check_options(const SocketsOptions& options) {
 }
 
 SocketsWorld decode_world(std::span<const std::vector<std::byte>> blobs, int rank) {
-  SocketsWorld world{.rank = rank, .blobs = {}, .id = hash_bytes({})};
+  SocketsWorld world{.rank = rank, .blobs = {}, .id = kHashStart};
   std::map<std::string, size_t> rank_of_blob;
   for (size_t i = 0; i < blobs.size(); ++i) {
     const std::string bytes(reinterpret_cast<const char*>(blobs[i].data()), blobs[i].size());

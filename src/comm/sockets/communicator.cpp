@@ -5,6 +5,7 @@
 #include "comm/exchange_arguments.hpp"
 #include "comm/sockets/transfers.hpp"
 #include "core/check.hpp"
+#include "core/hash.hpp"
 
 namespace crossdock {
 namespace comm {

@@ -12,6 +12,7 @@
 #include "comm/sockets/blob.hpp"
 #include "comm/sockets/store.hpp"
 #include "core/check.hpp"
+#include "core/hash.hpp"
 #include "crossdock/sockets.hpp"
 
 namespace crossdock {

@@ -1,22 +1,11 @@
 #include "dispatch/cuda/call_log.hpp"
 
+#include <span>
+
 #include "comm/cuda/peer_calls.cuh"
+#include "core/hash.hpp"
 
 namespace crossdock::cuda {
-namespace {
-
-// FNV-1a, 64 bits.
-struct Hash {
-  uint64_t value = 0xcbf29ce484222325;
-
-  void add(uint64_t item) { value = (value ^ item) * 0x100000001b3; }
-  void add(std::string_view text) {
-    for (const char c : text) add(uint64_t{static_cast<unsigned char>(c)});
-    add(text.size());
-  }
-};
-
-}  // namespace
 
 uint32_t CallLog::add(const char* operation, uint64_t subject, std::string_view config) {
   const uint32_t number = ++last_;
@@ -35,11 +24,11 @@ const CallText* CallLog::find(uint32_t number) const {
 }
 
 uint32_t hash_of_call(const char* operation, uint64_t subject, std::string_view config) {
-  Hash hash;
-  hash.add(std::string_view(operation));
-  hash.add(subject);
-  hash.add(config);
-  const uint64_t mixed = hash.value ^ hash.value >> 32;
+  const std::span<const uint64_t> plan(&subject, 1);
+  uint64_t hash = hash_bytes(std::string_view(operation));
+  hash = hash_bytes(std::as_bytes(plan), hash);
+  hash = hash_bytes(config, hash);
+  const uint64_t mixed = hash ^ hash >> 32;
   constexpr uint64_t kNumHashes = QueuedCall::kFailed - QueuedCall::kFirstHash;
   return QueuedCall::kFirstHash + static_cast<uint32_t>(mixed % kNumHashes);
 }

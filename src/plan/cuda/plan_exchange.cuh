@@ -175,7 +175,9 @@ __device__ inline bool receive_counts(const PlanArgs& args, uint32_t epoch,
     segments.used[i - kHeaderWords] = static_cast<int32_t>(min(used, PlanShape::kMostRows));
     segments.base[i - kHeaderWords] = static_cast<int32_t>(min(before, PlanShape::kMostRows));
   }
-  if (__syncthreads_and(is_complete)) return true;
+  if (__syncthreads_and(is_complete)) [[likely]] {
+    return true;
+  }
   if (threadIdx.x == 0) record_refusal<kQueued>(args, epoch, segments.headers);
   __syncthreads();
   return false;
@@ -263,7 +265,9 @@ __device__ inline bool check_rows(const PlanArgs& args, uint32_t epoch,
     args.plan.rows_per_rank[p] = rows;
     fits = fits && rows <= args.shape.max_rows;
   }
-  if (__syncthreads_and(fits)) return true;
+  if (__syncthreads_and(fits)) [[likely]] {
+    return true;
+  }
   if (threadIdx.x == 0) record_rows<kQueued>(args, epoch, segments);
   return false;
 }
@@ -344,7 +348,7 @@ __device__ inline void finish_exchange(const PlanArgs& args, const SignalStart& 
     sum_segments(args, segments);
     agreed = check_rows<kQueued>(args, epoch, segments);
   }
-  if (agreed) {
+  if (agreed) [[likely]] {
     write_segments(args, segments);
   } else {
     write_empty_plan(args, segments);

@@ -49,14 +49,13 @@ __device__ inline bool receive_words(const PlanArgs& args, uint32_t epoch, int f
       if (is_awaited && static_cast<uint32_t>(words[i]) != epoch) missing = first + i;
     }
     if (missing < 0) break;
-    if (patience.is_over()) {
+    if (patience.is_over()) [[unlikely]] {
       give_up(signals, missing, Operation::kPlan, epoch);
       break;
     }
     // If this plan was queued, all ranks are making it.
-    if (!kQueued && patience.should_look_around() &&
-        halts_instead(signals, missing, Operation::kPlan, epoch)) {
-      break;
+    if (!kQueued && patience.should_look_around()) [[unlikely]] {
+      if (halts_instead(signals, missing, Operation::kPlan, epoch)) break;
     }
   }
 #pragma unroll
