@@ -1,0 +1,45 @@
+// What tests of ranks that run ahead share.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dispatch/cuda/rank_agreement.hpp"
+#include "dispatch/cuda/step.hpp"
+
+namespace crossdock {
+
+class CudaRunAhead : public CudaTest {
+ private:
+  cuda::ThreadsRunAhead threads_;
+};
+
+inline constexpr int64_t kWidth = 24;
+
+inline DispatchCase case_of(std::vector<int64_t> tokens, unsigned seed) {
+  const DispatchConfig config{.num_experts = 11, .top_k = 3, .width = kWidth, .max_rows = 900};
+  return random_case(config, tokens, seed);
+}
+
+/// The error that a rank gets for a call: in it, or later.
+inline std::string late_message(GpuRank& rank, const std::function<void()>& call) {
+  return message_of([&] {
+    call();
+    rank.stream.synchronize();
+    rank.dispatcher.check();
+    throw Error(ErrorCode::kInternal, "there was no error");
+  });
+}
+
+inline void expect_steps_work(GpuRank& rank, const StepBytes& wanted) {
+  for (int step = 0; step < 2; ++step) {
+    const QueuedStep queued(rank.dispatcher, rank.tensors);
+    expect_same(queued.wait(rank.stream), wanted);
+  }
+  rank.dispatcher.check();
+}
+
+}  // namespace crossdock
