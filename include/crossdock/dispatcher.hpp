@@ -155,7 +155,8 @@ class CROSSDOCK_API Dispatcher {
   /// the previous stream, which must still exist.
   void set_device_options(const DeviceOptions& options);
   /// Throws the error that poisoned the group, or an error that a GPU has reported since the last
-  /// call, if any. Does not wait for the GPU.
+  /// call, if any. Does not wait for the GPU. If ranks that have run ahead find that a call was
+  /// refused or differs, waits until all of them have found out.
   void check();
 
   /// Agrees with the other ranks on a larger operation that contains calls of this dispatcher, such
