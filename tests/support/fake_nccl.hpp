@@ -9,6 +9,8 @@ namespace crossdock::test {
 class FakeNccl {
  public:
   FakeNccl();
+  /// Communicators end in the background: the next test must not count those of this one.
+  ~FakeNccl() { await_ends(); }
   FakeNccl(const FakeNccl&) = delete;
   FakeNccl& operator=(const FakeNccl&) = delete;
 
