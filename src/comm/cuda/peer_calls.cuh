@@ -36,12 +36,12 @@ struct alignas(Mailbox::kRecordBytes) CallRecord {
 };
 static_assert(sizeof(CallRecord) == Mailbox::kRecordBytes);
 
-/// Where the kernels of this rank find the memory that each rank shows in the current call.
+/// Addresses, for kernels of this rank, of the memory that each rank shows in the current call.
 struct ShownMemory {
   std::byte* rows[kMostShown][kMaxPeers];
 };
 
-/// What kernels of this rank add to the offsets of each rank.
+/// Where each rank's memory begins for kernels of this rank, which add the rank's offsets to it.
 struct PeerBases {
   std::byte* base[kMaxPeers];
 };
@@ -52,8 +52,8 @@ __device__ inline CallRecord* record_at(std::byte* mailbox, uint32_t epoch, int 
   return reinterpret_cast<CallRecord*>(mailbox + Mailbox::record_offset(epoch, source));
 }
 
-/// Tells all ranks of this rank's call, or that its channel has ended. Called by all threads of a
-/// block.
+/// Sends this rank's call to all ranks, or tells them that its channel has ended. Called by all
+/// threads of a block.
 __device__ inline void send_call(const PeerSignals& signals, const QueuedCall& call, uint32_t epoch,
                                  bool has_failed) {
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
@@ -107,7 +107,7 @@ __device__ inline uint32_t await_call(const PeerSignals& signals, int peer, Oper
   return hash;
 }
 
-/// Notes where rank `peer` has what it shows.
+/// Records the addresses of the memory that rank `peer` shows.
 __device__ inline void note_shown(const PeerSignals& signals, const QueuedCall& call, int peer,
                                   std::byte* base, uint32_t epoch) {
   const CallRecord* record = record_at(signals.mailbox[signals.rank], epoch, peer);

@@ -40,8 +40,8 @@ struct SignalState {
 };
 
 /// Layout of the memory that peers write: one flag per rank; two records of queued calls per rank;
-/// two inboxes of words per rank. Of two, even and odd epochs use one each: a rank at epoch n + 2
-/// has seen every rank at n + 1, so all have read n.
+/// two inboxes of words per rank. Even and odd epochs use one of the two each: a rank at epoch n +
+/// 2 has seen every rank at n + 1, so all have read n.
 struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
   static constexpr int64_t kRecordBytes = 64;     // see peer_calls.cuh
@@ -122,7 +122,7 @@ class Patience {
     return *static_cast<volatile uint32_t*>(&signals_.faults->abandon) != 0;
   }
 
-  /// From time to time, once the wait is long: the peer may be waiting for something else.
+  /// True every so often once the wait is long: the peer may be waiting for something else.
   __device__ bool should_look_around() const { return tries_ >= kManyTries && (tries_ & 63u) == 0; }
 
  private:
@@ -222,8 +222,9 @@ __device__ inline bool is_before(uint64_t word, uint32_t epoch) {
   return static_cast<int32_t>(static_cast<uint32_t>(word) - epoch) < 0;
 }
 
-/// If rank `peer`, whose flag or words of this epoch do not come, is at a queued call instead (see
-/// peer_calls.cuh) or has stopped: halts the channel, as that rank does. Returns whether it is so.
+/// For a wait whose flag or words do not arrive: if rank `peer` is at a queued call of this epoch
+/// instead (see peer_calls.cuh) or has stopped, halts the channel, as that rank does, and returns
+/// true.
 __device__ inline bool halts_instead(const PeerSignals& signals, int peer, Operation operation,
                                      uint32_t epoch) {
   const std::byte* record = signals.mailbox[signals.rank] + Mailbox::record_offset(epoch, peer);

@@ -13,7 +13,7 @@ namespace crossdock::cuda {
 /// meet would not notice. Thread-safe.
 class LostPeers {
  public:
-  /// Also watches over this channel.
+  /// Adds a channel whose waits must end.
   void add(std::shared_ptr<PeerChannel> channel) {
     const std::lock_guard lock(mutex_);
     if (lost_) channel->abandon(lost_);
@@ -27,7 +27,7 @@ class LostPeers {
     for (const std::shared_ptr<PeerChannel>& channel : channels_) channel->abandon(lost_);
   }
 
-  /// What calls note; see PeerMemory::watch_owners.
+  /// Keeps the registration that calls note; see PeerMemory::watch_owners.
   void set_watch(std::shared_ptr<const void> watch) { watch_ = std::move(watch); }
 
  private:

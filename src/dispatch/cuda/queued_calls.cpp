@@ -16,10 +16,10 @@ std::shared_ptr<QueuedCalls> QueuedCalls::of(Group& group) {
   return shared;
 }
 
-// First all ranks stop queueing, and tell the others' kernels. Once their hosts have met, nothing
-// that a kernel waits for is still to come: the streams of all ranks end. Then the hosts explain,
-// by what their devices have found, and go on. Memory that the calls use is not reused before the
-// devices of all ranks have finished with it.
+// Each rank stops queueing and tells its peers' kernels so. Once all hosts have met, no kernel
+// waits for anything that is still to come, and the streams of all ranks drain. The hosts then
+// compare what their devices have found, and resume. Memory that the calls use is not reused before
+// the devices of all ranks have finished with it.
 void QueuedCalls::recover(CallQueue& queue, const std::optional<CallAccount>& own) {
   const uint32_t number = own ? queue.note_refused(own->call) : 0;
   const Operation operation = own ? operation_of(own->call.operation) : Operation::kPlan;

@@ -26,29 +26,30 @@ class CallQueue {
   /// of the call with this number.
   virtual std::optional<CallAccount> account(const std::optional<CallAccount>& own,
                                              uint32_t own_number) const = 0;
-  /// Goes on. REQUIRES: await_stop has returned on all ranks. sequence: of the meeting.
+  /// Lets calls be queued again. REQUIRES: await_stop has returned on all ranks. sequence: of the
+  /// meeting.
   virtual void resume(uint64_t sequence) = 0;
 };
 
-/// The dispatchers of one rank in a group whose calls only queue. If the devices are halted in a
-/// call of one of them, all stop until the hosts have met: kernels of several dispatchers may wait
-/// in one stream, and a rank that has found an error makes no calls of any.
+/// One rank's dispatchers in a group whose calls only queue. If a call of one of them halts the
+/// devices, all of them stop until the hosts have met: kernels of several dispatchers may wait in
+/// one stream, and a rank that has found an error calls none of them.
 class QueuedCalls {
  public:
   explicit QueuedCalls(Group& group) : group_(group) {}
   QueuedCalls(const QueuedCalls&) = delete;
   QueuedCalls& operator=(const QueuedCalls&) = delete;
 
-  /// The one of a group.
+  /// The group's instance, made when first asked for.
   static std::shared_ptr<QueuedCalls> of(Group& group);
 
-  /// In the same order on all ranks.
+  /// Queues must be added in the same order on all ranks.
   void add(CallQueue& queue) { queues_.push_back(&queue); }
   void remove(CallQueue& queue) { std::erase(queues_, &queue); }
 
-  /// The devices are halted, or this rank refuses a call (`own`) of `queue`. All ranks come here,
-  /// in whatever call they find out. Meets the other hosts, goes on and throws the same error on
-  /// all ranks.
+  /// For a rank whose devices are halted, or that refuses a call (`own`) of `queue`. All ranks come
+  /// here, each from the call in which it finds out. Meets the other hosts, resumes, and throws the
+  /// same error on all ranks.
   [[noreturn]] void recover(CallQueue& queue, const std::optional<CallAccount>& own);
 
  private:

@@ -56,14 +56,14 @@ struct AgreedCall {
 /// rank on the same GPU, many calls of that rank to CUDA would wait for those kernels.
 class RankAgreement : private CallQueue {
  public:
-  /// What it uses of its rank; must outlive it.
+  /// The parts of its rank that it uses; they must outlive it.
   struct Parts {
     const PathContext& context;
     int device;
     RankStreams& streams;
     PeerMemory& peers;
     const ChannelRanks& channel_ranks;
-    bool may_run_ahead;  // as the strategy uses its channel
+    bool may_run_ahead;  // see ChannelUse
   };
   explicit RankAgreement(const Parts& parts);
   ~RankAgreement() override;
