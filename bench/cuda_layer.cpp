@@ -1,5 +1,7 @@
-#include <algorithm>
 #include <functional>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/cuda_bench.hpp"
@@ -82,12 +84,25 @@ class WholeLayer {
   MoeForwardResult result_;
 };
 
-/// The same layer from its parts, each of which can run alone.
+OwnedTensor copy_of(const OwnedTensor& tensor, cudaStream_t stream) {
+  OwnedTensor copy = device_tensor(tensor.view.dtype, tensor.view.shape, stream);
+  check_cuda(cudaMemcpyAsync(copy.view.data, tensor.view.data,
+                             static_cast<size_t>(tensor.view.num_bytes()), cudaMemcpyDeviceToDevice,
+                             stream),
+             "cudaMemcpyAsync");
+  return copy;
+}
+
+/// The same layer from its parts, each of which can run alone. Tokens and rows are its own.
 class LayerParts {
  public:
   LayerParts(const Scenario& s, const MoeLayerConfig& config, Group& group,
              const CudaLayerTensors& tensors, cudaStream_t stream)
       : tensors_(tensors),
+        x_(copy_of(tensors.x, stream)),
+        grad_out_(copy_of(tensors.grad_out, stream)),
+        out_(copy_of(tensors.out, stream)),
+        grad_x_(copy_of(tensors.grad_x, stream)),
         stream_{stream},
         router_(config.router),
         experts_(config.experts),
@@ -162,26 +177,25 @@ class LayerParts {
 
  private:
   RouterOutput route() {
-    return router_.route(
-        {.x = tensors_.x.view, .gate = tensors_.weights().gate, .stream = stream_});
+    return router_.route({.x = x_.view, .gate = tensors_.weights().gate, .stream = stream_});
   }
   Plan plan() { return dispatcher_.plan(routes_.routing()); }
-  void dispatch() { dispatcher_.dispatch(plan_, {.x = tensors_.x.view, .rows = rows_.view}); }
+  void dispatch() { dispatcher_.dispatch(plan_, {.x = x_.view, .rows = rows_.view}); }
   void dispatch_grad() {
-    dispatcher_.dispatch(plan_, {.x = tensors_.grad_out.view,
+    dispatcher_.dispatch(plan_, {.x = grad_out_.view,
                                  .rows = grad_y_.view,
                                  .row_weights = row_weights_.view,
                                  .with_row_weights = true});
   }
-  void combine() { dispatcher_.combine(plan_, y_.view, tensors_.out.view); }
-  void gather() { dispatcher_.dispatch_backward(plan_, grad_rows_.view, tensors_.grad_x.view); }
+  void combine() { dispatcher_.combine(plan_, y_.view, out_.view); }
+  void gather() { dispatcher_.dispatch_backward(plan_, grad_rows_.view, grad_x_.view); }
   void collect() { dispatcher_.collect_routes(plan_, grad_row_weights_.view, grad_weights_.view); }
   void route_backward() {
-    router_.backward({.x = tensors_.x.view,
+    router_.backward({.x = x_.view,
                       .gate = tensors_.weights().gate,
                       .output = &routes_,
                       .grad_weights = grad_weights_.view,
-                      .grad_x = tensors_.grad_x.view,
+                      .grad_x = grad_x_.view,
                       .accumulate_x = true,
                       .grad_gate = tensors_.grad_gate.view,
                       .stream = stream_});
@@ -215,7 +229,8 @@ class LayerParts {
                           .stream = stream_});
   }
 
-  const CudaLayerTensors& tensors_;
+  const CudaLayerTensors& tensors_;          // of which it uses the parameters
+  OwnedTensor x_, grad_out_, out_, grad_x_;  // [T, D]
   Stream stream_;
   Router router_;
   Experts experts_;
@@ -229,16 +244,33 @@ class LayerParts {
   std::function<void()> activation_backward_;  // null: not in this build
 };
 
-// One graph of all steps outside the products; its floor is the sum of theirs.
-StepResult time_together(CudaStepTimer& timer, Group& group, const std::vector<Step>& steps,
-                         const std::vector<StepResult>& alone) {
+// Layers that run one after the other, so that what a launch costs is hidden as it is in a model.
+constexpr int kLayersInARow = 8;
+
+// A step of several layers in one graph. No layer finds tokens or rows of another in the cache.
+Step in_a_row(const std::vector<Step>& layers) {
+  Step all = layers[0];
+  all.name += " x" + std::to_string(layers.size());
+  all.run = [layers] {
+    for (const Step& layer : layers) layer.run();
+  };
+  all.settle = [layers] {
+    for (const Step& layer : layers) {
+      if (layer.settle) layer.settle();
+    }
+  };
+  return all;
+}
+
+// All steps of a layer in one graph.
+Step together(const std::vector<Step>& steps) {
   Step all{.name = "all but products",
            .run =
-               [&] {
+               [steps] {
                  for (const Step& step : steps) step.run();
                },
            .settle =
-               [&] {
+               [steps] {
                  for (const Step& step : steps) {
                    if (step.settle) step.settle();
                  }
@@ -247,11 +279,49 @@ StepResult time_together(CudaStepTimer& timer, Group& group, const std::vector<S
     all.bytes += step.bytes;
     all.flops += step.flops;
   }
-  StepResult result = timer.time(group, all);
-  result.floor_us = 0.0;
-  for (const StepResult& one : alone) result.floor_us += one.floor_us;
-  return result;
+  return all;
 }
+
+/// Times the steps of layers outside the products.
+class StepsOutsideProducts {
+ public:
+  StepsOutsideProducts(CudaStepTimer& timer, Group& group, std::vector<std::vector<Step>> layers)
+      : timer_(timer), group_(group), layers_(std::move(layers)) {}
+
+  /// Each of one layer by itself, and all together.
+  std::vector<StepResult> time_alone() const {
+    std::vector<StepResult> results;
+    for (const Step& step : layers_[0]) results.push_back(timer_.time(group_, step));
+    results.push_back(with_sum_of_floors(timer_.time(group_, together(layers_[0])), results));
+    return results;
+  }
+
+  /// The same for layers in a row; the times are those of one layer.
+  std::vector<StepResult> time_in_a_row() const {
+    const auto num_layers = static_cast<int>(layers_.size());
+    std::vector<StepResult> results;
+    for (size_t i = 0; i < layers_[0].size(); ++i) {
+      std::vector<Step> steps;
+      for (const std::vector<Step>& layer : layers_) steps.push_back(layer[i]);
+      results.push_back(timer_.time(group_, in_a_row(steps), num_layers));
+    }
+    std::vector<Step> all;
+    for (const std::vector<Step>& layer : layers_) all.push_back(together(layer));
+    results.push_back(with_sum_of_floors(timer_.time(group_, in_a_row(all), num_layers), results));
+    return results;
+  }
+
+ private:
+  static StepResult with_sum_of_floors(StepResult all, const std::vector<StepResult>& steps) {
+    all.floor_us = 0.0;
+    for (const StepResult& step : steps) all.floor_us += step.floor_us;
+    return all;
+  }
+
+  CudaStepTimer& timer_;
+  Group& group_;
+  std::vector<std::vector<Step>> layers_;  // [layer][step]
+};
 
 }  // namespace
 
@@ -263,22 +333,27 @@ std::vector<StepResult> run_cuda_layer(const Scenario& scenario, const Repeats& 
   const LayerSizes sizes(scenario);
   std::vector<StepResult> results;
   run_ranks(1, [&](Group& group) {
+    const auto add = [&](const std::vector<StepResult>& more) {
+      results.insert(results.end(), more.begin(), more.end());
+    };
     const auto time_each = [&](const std::vector<Step>& steps) {
-      std::vector<StepResult> times(steps.size());
-      std::ranges::transform(steps, times.begin(),
-                             [&](const Step& step) { return timer.time(group, step); });
-      results.insert(results.end(), times.begin(), times.end());
-      return times;
+      for (const Step& step : steps) results.push_back(timer.time(group, step));
     };
     time_each({{.name = "nothing", .run = [] {}}});  // the clock alone
     WholeLayer layer(scenario, group, tensors, timer.stream());
-    LayerParts parts(scenario, layer.config(), group, tensors, timer.stream());
+    std::vector<std::unique_ptr<LayerParts>> parts;
+    std::vector<std::vector<Step>> steps;
+    for (int i = 0; i < kLayersInARow; ++i) {
+      parts.push_back(
+          std::make_unique<LayerParts>(scenario, layer.config(), group, tensors, timer.stream()));
+      steps.push_back(parts.back()->steps(sizes));
+    }
     time_each(layer.steps(sizes));
-    if (check) check_layer(scenario, tensors, parts.routes(), timer.stream());
-    const std::vector<Step> steps = parts.steps(sizes);
-    const std::vector<StepResult> alone = time_each(steps);
-    results.push_back(time_together(timer, group, steps, alone));
-    time_each(parts.expert_steps(sizes));
+    if (check) check_layer(scenario, tensors, parts[0]->routes(), timer.stream());
+    const StepsOutsideProducts outside(timer, group, std::move(steps));
+    add(outside.time_alone());
+    add(outside.time_in_a_row());
+    time_each(parts[0]->expert_steps(sizes));
   });
   return results;
 }

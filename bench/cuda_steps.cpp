@@ -35,7 +35,7 @@ double GpuRates::floor_us(double bytes, double flops) const {
 CudaStepTimer::CudaStepTimer(const Repeats& repeats)
     : repeats_(repeats), streams_(1), rates_(measure_rates(stream())), flush_({stream()}) {}
 
-StepResult CudaStepTimer::time(Group& group, const Step& step) {
+StepResult CudaStepTimer::time(Group& group, const Step& step, int runs) {
   const auto settle = [&] {
     check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize, " + step.name);
     if (step.settle) step.settle();
@@ -43,7 +43,8 @@ StepResult CudaStepTimer::time(Group& group, const Step& step) {
   step.run();  // allocates memory and fails early, before the capture
   settle();
   const cudaGraphExec_t graph = streams_.capture(group, step.run);
-  const std::vector<double> times = time_replays(streams_, graph, flush_, repeats_);
+  std::vector<double> times = time_replays(streams_, graph, flush_, repeats_);
+  for (double& time : times) time /= runs;
   check_cuda(cudaGraphExecDestroy(graph), "cudaGraphExecDestroy");
   settle();
   const auto bytes = static_cast<double>(step.bytes);

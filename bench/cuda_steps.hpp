@@ -35,8 +35,9 @@ class CudaStepTimer {
   cudaStream_t stream() const { return streams_.of(0); }
 
   /// Runs the step once by itself, then replays it. `settle` is called after both, when its
-  /// results are complete and nothing uses them any more.
-  StepResult time(Group& group, const Step& step);
+  /// results are complete and nothing uses them any more. `runs`: how often step.run executes the
+  /// step; the times are those of one.
+  StepResult time(Group& group, const Step& step, int runs = 1);
 
  private:
   Repeats repeats_;

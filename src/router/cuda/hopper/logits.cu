@@ -42,10 +42,7 @@ struct LogitsTile {
   static constexpr int kExperts = kGroups * kBlocks * kBlock;
   static constexpr int kMathThreads = kGroups * 128;
   static constexpr int kThreads = kMathThreads + 32;
-  static constexpr int kXBytes = kTokens * kLineBytes;  // of a chunk
-  // Floats from token to token of the results in shared memory, such that lanes use different
-  // banks.
-  static constexpr int kPitch = kExperts + 4;
+  static constexpr int kXBytes = kTokens * kLineBytes;      // of a chunk
   static_assert(kExperts <= kMostBoxRows || kChunks == 1);  // else a chunk would be in two boxes
   static_assert(ops::kGemmBlockK % (kChunks * kDepth) == 0);
 };
@@ -70,13 +67,12 @@ struct LogitsLayout {
     const int64_t read_past = (Tile::kExperts - layout.gate_rows) * kLineBytes;
     const int64_t room = std::min(most_bytes, kWantedSharedBytes) - kSlotAlignment - read_past;
     layout.num_slots = static_cast<int>(std::min<int64_t>(room / slot_bytes, kMostSlots));
-    const int64_t used = std::max<int64_t>(layout.num_slots * slot_bytes + read_past,
-                                           Tile::kTokens * Tile::kPitch * 4);
-    layout.shared_bytes = static_cast<int>(used + kSlotAlignment);
+    layout.shared_bytes =
+        static_cast<int>(kSlotAlignment + layout.num_slots * slot_bytes + read_past);
     return layout;
   }
 
-  /// Whether slots and results fit.
+  /// Whether enough slots fit.
   bool fits(int64_t most_bytes) const { return num_slots >= 2 && shared_bytes <= most_bytes; }
 
   template <typename Tile>
@@ -197,32 +193,30 @@ __device__ void multiply_slots(LogitSums<Element, Tile>& own, const LogitsLayout
   }
 }
 
-/// Stores the totals, arranged by token in shared memory.
+/// Stores the totals, straight from the registers: eight lanes have neighbours in memory.
 template <typename Element, typename Tile>
-__device__ void store_logits(const LogitsArgs& args, const LogitSums<Element, Tile>& own,
-                             float* tile) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32;
-  const int lane = thread % 32;
-  sync_math<Tile::kMathThreads>();  // all slots have been read
+__device__ void store_logits(const LogitsArgs& args, const LogitSums<Element, Tile>& own) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto E = static_cast<int>(args.E);
+  const int64_t first_token = int64_t{blockIdx.x} * Tile::kTokens;
+  const auto num_tokens = static_cast<int>(min(int64_t{Tile::kTokens}, args.T - first_token));
+  float* const tile = args.logits + first_token * E;
 #pragma unroll
   for (int i = 0; i < Tile::kBlocks; ++i) {
-    const int expert = (warp / 4 * Tile::kBlocks + i) * kBlock + warp % 4 * 16 + lane / 4;
-    const float bias[2] = {expert < args.E ? bias_of(args, expert) : 0.0f,
-                           expert + 8 < args.E ? bias_of(args, expert + 8) : 0.0f};
+    const int first = (warp / 4 * Tile::kBlocks + i) * kBlock + warp % 4 * 16 + lane / 4;
 #pragma unroll
-    for (int n = 0; n < Tile::kTokens / 2; ++n) {
-      const int token = n / 4 * 8 + lane % 4 * 2 + n % 2;
-      const int half = n / 2 % 2;
-      tile[token * Tile::kPitch + expert + half * 8] = own.totals[i][n] + bias[half];
+    for (int half = 0; half < 2; ++half) {
+      const int expert = first + half * 8;
+      if (expert >= E) break;
+      const float bias = bias_of(args, expert);
+#pragma unroll
+      for (int n = 0; n < Tile::kTokens / 4; ++n) {
+        const int token = n / 2 * 8 + lane % 4 * 2 + n % 2;
+        const float logit = own.totals[i][n / 2 * 4 + half * 2 + n % 2] + bias;
+        if (token < num_tokens) tile[token * E + expert] = logit;
+      }
     }
-  }
-  sync_math<Tile::kMathThreads>();
-  const int64_t first_token = int64_t{blockIdx.x} * Tile::kTokens;
-  for (int row = warp; row < Tile::kTokens; row += Tile::kMathThreads / 32) {
-    if (first_token + row >= args.T) break;
-    float* const to = args.logits + (first_token + row) * args.E;
-    for (int e = lane; e < args.E; e += 32) to[e] = tile[row * Tile::kPitch + e];
   }
 }
 
@@ -236,8 +230,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ std::byte logits_memory[];
   __shared__ SlotBarriers barriers;
-  std::byte* const slots = first_slot(logits_memory);
-  const SharedAddress slot_address = ops::hopper::shared_address(slots);
+  const SharedAddress slots = ops::hopper::shared_address(first_slot(logits_memory));
   const auto thread = static_cast<int>(threadIdx.x);
   constexpr int kColumns = Tile::kChunks * kDepth;
   const auto num_steps = static_cast<int>((args.D + kColumns - 1) / kColumns);
@@ -251,10 +244,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   cuda::wait_for_previous_kernel();
   if (thread < Tile::kMathThreads) {
     LogitSums<Element, Tile> own;
-    multiply_slots<Element, Tile>(own, layout, barriers, slot_address, num_steps);
-    store_logits<Element, Tile>(args, own, reinterpret_cast<float*>(slots));
+    multiply_slots<Element, Tile>(own, layout, barriers, slots, num_steps);
+    store_logits<Element, Tile>(args, own);
   } else if (thread == Tile::kMathThreads) {
-    load_slots<Tile>(maps, layout, barriers, slot_address, num_steps);
+    load_slots<Tile>(maps, layout, barriers, slots, num_steps);
   } else if (blockIdx.x == 0) {
     for (int64_t i = thread - Tile::kMathThreads - 1; i < args.num_counts; i += 31) {
       args.counts[i] = 0;
