@@ -103,7 +103,7 @@ function(crossdock_add_test name)
   endif()
   if(arg_PROCESSES)
     list(APPEND arg_SOURCES ${PROJECT_SOURCE_DIR}/tests/support/sockets_main.cpp
-         ${PROJECT_SOURCE_DIR}/cli/processes/free_port.cpp)
+         ${PROJECT_SOURCE_DIR}/tests/support/rank_processes.cpp ${PROJECT_SOURCE_DIR}/cli/processes/free_port.cpp)
   endif()
   add_executable(${name} ${arg_SOURCES} ${arg_ALONE})
   set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

@@ -140,7 +140,8 @@ class CROSSDOCK_API Group {
 
   /// Poisons the group and tells the peers. For failures after an agreement, when peers may already
   /// be waiting for this rank's data. If the context of `cause` names no operation, the operation
-  /// of the last agreement is used. Does nothing if the group is already poisoned.
+  /// of the last agreement is used, and this rank if there is no culprit either. Does nothing if
+  /// the group is already poisoned.
   void fail(const Error& cause) noexcept;
 
   /// Tells the peers that this rank makes no further calls, and why. The destructor does so if

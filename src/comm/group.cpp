@@ -350,11 +350,14 @@ void Group::fail(const Error& cause) noexcept {
   try {
     const uint64_t sequence = state_->next_sequence - 1;
     const char* operation = state_->last_operation;
+    const int culprit = cause.context().culprit;
     poison = *cause.context().operation != '\0'
                  ? cause
                  : Error(cause.code(),
                          concat(cause.what(), " (in ", operation, ", call ", sequence, ")"),
-                         {.culprit = rank(), .sequence = sequence, .operation = operation});
+                         {.culprit = culprit < 0 ? rank() : culprit,
+                          .sequence = sequence,
+                          .operation = operation});
     communicator().abort(*poison);
     comm::write_flight_report(*this, poison->what(), poison->context());
   } catch (const std::exception&) {

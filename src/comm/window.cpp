@@ -201,9 +201,14 @@ std::byte* WindowPool::reach(int peer, const WindowHandle& handle) {
         concat("/proc/", handle.owner_process, "/fd/", handle.owner_descriptor);
     const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (descriptor < 0) {
-      throw_errno(concat("cannot open the window of rank ", peer, " (", path, ")"),
-                  "ranks on a node must run as one user and see each other's processes; "
-                  "otherwise use strategy alltoall");
+      const int error = errno;
+      const bool lacks_resources = error == EMFILE || error == ENFILE || error == ENOMEM;
+      throw Error(ErrorCode::kCommunication,
+                  concat("cannot open the window of rank ", peer, " (", path, "): ",
+                         std::strerror(error), "; has that rank ended? Ranks on a node must ",
+                         "run as one user and see each other's processes; otherwise use strategy ",
+                         "alltoall"),
+                  {.culprit = lacks_resources ? -1 : peer});
     }
     mapping = std::make_unique<Mapping>(descriptor, handle.block_bytes);
   }

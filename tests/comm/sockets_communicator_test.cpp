@@ -8,12 +8,18 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
+#include <span>
 #include <thread>
+#include <vector>
 
+#include "comm/agreed_failure.hpp"
+#include "comm/process_watch.hpp"
 #include "comm/sockets/blob.hpp"
 #include "comm/sockets/communicator.hpp"
 #include "comm/sockets/nodes.hpp"
 #include "comm/sockets_ranks.hpp"
+#include "comm/window.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -192,6 +198,40 @@ TEST(Sockets, AKilledRankIsNamedLongBeforeADeadline) {
       ample_deadlines());
   for (int rank = 0; rank < size; ++rank) {
     if (rank == 2) continue;
+    EXPECT_FALSE(outcomes[static_cast<size_t>(rank)].threw)
+        << outcomes[static_cast<size_t>(rank)].message;
+  }
+}
+
+// The ranks have agreed on where its memory is, and it dies before they open it.
+TEST(Sockets, AKilledRankIsNamedByRanksThatOpenItsMemory) {
+  struct Shown {
+    comm::ProcessIdentity process;
+    comm::WindowHandle handle;
+  };
+  const int size = 3;
+  const auto outcomes = run_group(
+      size,
+      [](Group& group) {
+        comm::WindowPool& windows = comm::windows_of(group);
+        const Buffer memory = windows.take(64);
+        const std::vector own{
+            Shown{comm::identify_this_process(), *windows.find(memory.data(), 64)}};
+        const Agreement agreement =
+            group.agree({.operation = "dispatch", .body = std::as_bytes(std::span(own))});
+        if (group.rank() == 1) raise(SIGKILL);
+        Shown lost{};
+        std::memcpy(&lost, agreement.body(1).data(), sizeof lost);
+        while (!comm::has_ended(lost.process))
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const Outcome outcome = outcome_of(
+            [&] { run_agreed(group, [&] { static_cast<void>(windows.reach(1, lost.handle)); }); });
+        EXPECT_EQ(outcome.culprit, 1) << outcome.message;
+        EXPECT_EQ(outcome.operation, "dispatch");
+        EXPECT_THAT(outcome.message, HasSubstr("cannot open the window of rank 1"));
+      },
+      ample_deadlines());
+  for (const int rank : {0, 2}) {
     EXPECT_FALSE(outcomes[static_cast<size_t>(rank)].threw)
         << outcomes[static_cast<size_t>(rank)].message;
   }

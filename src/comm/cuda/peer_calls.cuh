@@ -22,10 +22,10 @@ struct QueuedCall {
   int32_t num_shown = 0;
   int64_t offsets[kMostShown] = {};  // of the memory that it shows, see PeerMemory; or kNoMemory
 
-  static constexpr uint32_t kRefuses = 0;                      // this rank refuses the call
-  static constexpr uint32_t kStops = 1;                        // this rank queues no further calls
-  static constexpr uint32_t kFailed = Mailbox::kFailedRecord;  // its channel has ended
+  static constexpr uint32_t kRefuses = 0;    // this rank refuses the call
+  static constexpr uint32_t kStops = 1;      // this rank queues no further calls
   static constexpr uint32_t kFirstHash = 2;  // hashes are in [kFirstHash, kFailed)
+  static constexpr uint32_t kFailed = Mailbox::kFailedRecord + 1;  // or above: see failure_of
   static constexpr int64_t kNoMemory = INT64_MIN;
 };
 
@@ -52,17 +52,18 @@ __device__ inline CallRecord* record_at(std::byte* mailbox, uint32_t epoch, int 
   return reinterpret_cast<CallRecord*>(mailbox + Mailbox::record_offset(epoch, source));
 }
 
-/// Sends this rank's call to all ranks, or tells them that its channel has ended. Called by all
+/// Sends this rank's call to all ranks, or its failure if its channel has ended. Called by all
 /// threads of a block.
 __device__ inline void send_call(const PeerSignals& signals, const QueuedCall& call, uint32_t epoch,
-                                 bool has_failed) {
+                                 uint32_t failure) {
+  const uint32_t hash = failure == 0 ? call.hash : Mailbox::kFailedRecord + failure;
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
     CallRecord* record = record_at(signals.mailbox[p], epoch, signals.rank);
     for (int i = 0; i < call.num_shown; ++i) {
       store_relaxed(reinterpret_cast<uint64_t*>(&record->offsets[i]),
                     static_cast<uint64_t>(call.offsets[i]));
     }
-    store_release(&record->flag, pack_word(epoch, has_failed ? QueuedCall::kFailed : call.hash));
+    store_release(&record->flag, pack_word(epoch, hash));
   }
 }
 
@@ -100,8 +101,10 @@ __device__ inline uint32_t await_call(const PeerSignals& signals, int peer, Oper
     return QueuedCall::kFailed;
   }
   const auto hash = static_cast<uint32_t>(word >> 32);
-  if (hash == QueuedCall::kFailed || static_cast<uint32_t>(word) != epoch) {
-    poison(signals, FaultCode::kPeerFailed, peer, operation, epoch);
+  const bool has_failed = hash >= QueuedCall::kFailed;
+  if (has_failed || static_cast<uint32_t>(word) != epoch) {
+    const uint32_t failure = has_failed ? hash - Mailbox::kFailedRecord : ChannelFailure::kFailed;
+    follow_failure(signals, peer, failure, operation, epoch);
     return QueuedCall::kFailed;
   }
   return hash;

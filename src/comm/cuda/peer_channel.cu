@@ -27,7 +27,7 @@ __global__ void exchange_kernel(const __grid_constant__ PeerSignals signals,
   if (!start.is_halted) {
     const uint32_t epoch = start.epoch + 1;
     __syncthreads();
-    send_call(signals, call, epoch, start.is_poisoned);
+    send_call(signals, call, epoch, start.failure);
     if (!start.is_poisoned) await_calls(signals, call, operation, epoch, &bases);
     if (threadIdx.x == 0) signals.state->epoch = epoch;
   }
@@ -39,15 +39,12 @@ __global__ void farewell_kernel(const __grid_constant__ PeerSignals signals, uin
   const SignalStart start = read_start(signals);
   if (start.is_halted) return;
   const QueuedCall call{.number = 0, .hash = hash, .num_shown = 0};
-  send_call(signals, call, start.epoch + 1, start.is_poisoned);
+  send_call(signals, call, start.epoch + 1, start.failure);
 }
 
 // One thread.
 __global__ void resume_kernel(SignalState* state) {
-  const uint32_t code = state->poison;
-  const bool has_ended = code == static_cast<uint32_t>(FaultCode::kTimeout) ||
-                         code == static_cast<uint32_t>(FaultCode::kPeerFailed);
-  if (!has_ended) state->poison = 0;
+  if (failure_of(state->poison) == 0) state->poison = 0;
 }
 
 constexpr int kThreads = 96;

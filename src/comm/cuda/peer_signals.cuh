@@ -31,12 +31,15 @@ struct SignalState {
   uint32_t epoch = 0;         // of the last barrier or exchange
   uint32_t blocks_done = 0;   // of the running kernel
   uint32_t tokens_taken = 0;  // of the running scatter, by persistent blocks
-  /// FaultCode that ended or halted this channel, or 0. Either way its kernels use no memory of
-  /// peers. A rank whose channel has ended goes on telling its peers so. A halted channel is halted
-  /// on all ranks, at the same epoch: no rank signals or waits until the hosts have met and resume.
+  /// FaultCode that ended or halted this channel, or 0; if it has ended, the culprit's rank is
+  /// above the code. Either way its kernels use no memory of peers. A rank whose channel has ended
+  /// goes on telling its peers so (failure_of). A halted channel is halted on all ranks, at the
+  /// same epoch: no rank signals or waits until the hosts have met and resume.
   uint32_t poison = 0;
   uint32_t fault_lock = 0;            // held while writing a fault for the host
   uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the current plan; ~0: none
+
+  static constexpr uint32_t kCodeBits = 8;  // of poison
 };
 
 /// Layout of the memory that peers write: one flag per rank; two records of queued calls per rank;
@@ -44,8 +47,9 @@ struct SignalState {
 /// 2 has seen every rank at n + 1, so all have read n.
 struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
-  static constexpr int64_t kRecordBytes = 64;     // see peer_calls.cuh
-  static constexpr uint32_t kFailedRecord = ~0u;  // of a rank whose channel has ended
+  static constexpr int64_t kRecordBytes = 64;  // see peer_calls.cuh
+  /// In a record: this plus the failure (failure_of) of a rank whose channel has ended.
+  static constexpr uint32_t kFailedRecord = ~0u - kMaxPeers - 1;
   static constexpr int64_t kWordsBegin = kFlagBytes + int64_t{2} * kMaxPeers * kRecordBytes;
 
   static __host__ __device__ int64_t num_bytes(int P, int64_t max_words) {
@@ -162,7 +166,31 @@ __device__ inline void poison(const PeerSignals& signals, FaultCode code, int cu
                 .epoch = epoch,
                 .route = -1,
                 .value = 0});
-  atomicCAS(&signals.state->poison, 0u, static_cast<uint32_t>(code));
+  const auto named = static_cast<uint32_t>(culprit) << SignalState::kCodeBits;
+  atomicCAS(&signals.state->poison, 0u, named | static_cast<uint32_t>(code));
+}
+
+/// What a rank whose channel has ended tells its peers: whom to name. Otherwise ranks that give up
+/// would be named by those that learn of it from them.
+struct ChannelFailure {
+  static constexpr uint32_t kFailed = 1;      // this rank
+  static constexpr uint32_t kPeerFailed = 2;  // this plus the rank that had failed before
+};
+/// The failure of a channel with this SignalState::poison; 0 if it has not ended.
+__device__ inline uint32_t failure_of(uint32_t poison) {
+  const uint32_t code = poison & ((1u << SignalState::kCodeBits) - 1);
+  if (code == static_cast<uint32_t>(FaultCode::kPeerFailed)) {
+    return ChannelFailure::kPeerFailed + (poison >> SignalState::kCodeBits);
+  }
+  return code == static_cast<uint32_t>(FaultCode::kTimeout) ? ChannelFailure::kFailed : 0;
+}
+
+/// Ends the channel because rank `peer` has sent a failure.
+__device__ inline void follow_failure(const PeerSignals& signals, int peer, uint32_t failure,
+                                      Operation operation, uint32_t epoch) {
+  const bool is_its_own = failure < ChannelFailure::kPeerFailed;
+  const int culprit = is_its_own ? peer : static_cast<int>(failure - ChannelFailure::kPeerFailed);
+  poison(signals, FaultCode::kPeerFailed, culprit, operation, epoch);
 }
 
 /// Halts the channel at fault.epoch, as all ranks do, and tells the host why.
@@ -197,6 +225,7 @@ __device__ inline bool is_poisoned(const PeerSignals& signals) {
 /// A channel as a kernel finds it.
 struct SignalStart {
   uint32_t epoch;    // of the last barrier or exchange
+  uint32_t failure;  // of a channel that has ended; else 0
   bool is_poisoned;  // the channel has ended or is halted
   bool is_halted;    // kernels neither signal nor wait
 };
@@ -206,10 +235,12 @@ struct SignalStart {
 __device__ inline SignalStart read_start(const PeerSignals& signals) {
   const auto* state = static_cast<const volatile SignalState*>(signals.state);
   const uint32_t epoch = state->epoch;
-  const uint32_t code = state->poison;
-  const bool has_ended = code == static_cast<uint32_t>(FaultCode::kTimeout) ||
-                         code == static_cast<uint32_t>(FaultCode::kPeerFailed);
-  return {.epoch = epoch, .is_poisoned = code != 0, .is_halted = code != 0 && !has_ended};
+  const uint32_t poison = state->poison;
+  const uint32_t failure = failure_of(poison);
+  return {.epoch = epoch,
+          .failure = failure,
+          .is_poisoned = poison != 0,
+          .is_halted = poison != 0 && failure == 0};
 }
 
 /// A word with its epoch in the low half.
@@ -230,8 +261,9 @@ __device__ inline bool halts_instead(const PeerSignals& signals, int peer, Opera
   const std::byte* record = signals.mailbox[signals.rank] + Mailbox::record_offset(epoch, peer);
   const uint64_t word = load_acquire(reinterpret_cast<const uint64_t*>(record));
   if (static_cast<uint32_t>(word) != epoch) return false;
-  if (static_cast<uint32_t>(word >> 32) == Mailbox::kFailedRecord) {
-    poison(signals, FaultCode::kPeerFailed, peer, operation, epoch);
+  const auto value = static_cast<uint32_t>(word >> 32);
+  if (value > Mailbox::kFailedRecord) {
+    follow_failure(signals, peer, value - Mailbox::kFailedRecord, operation, epoch);
   } else {
     halt(signals, {.code = static_cast<uint32_t>(FaultCode::kStopped),
                    .culprit = peer,
@@ -243,14 +275,14 @@ __device__ inline bool halts_instead(const PeerSignals& signals, int peer, Opera
   return true;
 }
 
-/// Tells all ranks with a mailbox that this rank is at `epoch`, or has failed. Called by all
-/// threads of a block.
-__device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch, bool dead) {
+/// Tells all ranks with a mailbox that this rank is at `epoch`, and its failure if its channel has
+/// ended. Called by all threads of a block.
+__device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch, uint32_t failure) {
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
     if (signals.mailbox[p] == nullptr) continue;
     auto* flag =
         reinterpret_cast<uint64_t*>(signals.mailbox[p] + Mailbox::flag_offset(signals.rank));
-    store_release(flag, pack_word(epoch, dead ? 1 : 0));
+    store_release(flag, pack_word(epoch, failure));
   }
 }
 
@@ -275,8 +307,8 @@ __device__ inline void await_flags(const PeerSignals& signals, Operation operati
         break;
       }
     }
-    if (word >> 32 != 0) [[unlikely]] {
-      poison(signals, FaultCode::kPeerFailed, p, operation, epoch);
+    if (const auto failure = static_cast<uint32_t>(word >> 32); failure != 0) [[unlikely]] {
+      follow_failure(signals, p, failure, operation, epoch);
     }
   }
 }
@@ -295,7 +327,7 @@ __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operat
   const uint32_t epoch = start.epoch + (after_arrival ? 2 : 1);
   const bool dead = start.is_poisoned;
   __syncthreads();
-  send_flags(signals, epoch, dead);
+  send_flags(signals, epoch, start.failure);
   if (!dead) await_flags(signals, operation, epoch);
   __syncthreads();
   if (threadIdx.x == 0) signals.state->epoch = epoch;
@@ -311,7 +343,7 @@ __device__ inline void peer_arrival(const PeerSignals& signals, Operation operat
   if (start.is_halted) return;
   const uint32_t epoch = start.epoch + 1;
   const bool dead = start.is_poisoned;
-  if (blockIdx.x == 0) send_flags(signals, epoch, dead);
+  if (blockIdx.x == 0) send_flags(signals, epoch, start.failure);
   if (!dead) await_flags(signals, operation, epoch);
   __syncthreads();
 }

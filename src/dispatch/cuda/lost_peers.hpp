@@ -9,8 +9,8 @@
 
 namespace crossdock::cuda {
 
-/// Ends the waits of this rank's kernels when the process of a peer has ended: hosts that do not
-/// meet would not notice. Thread-safe.
+/// Ends the waits of this rank's kernels when the process of a peer has ended: a host that has
+/// queued them may be waiting for its stream. Thread-safe.
 class LostPeers {
  public:
   /// Adds a channel whose waits must end.

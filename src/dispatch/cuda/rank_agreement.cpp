@@ -183,7 +183,6 @@ void RankAgreement::connect(const char* operation, uint64_t subject, const Agree
     }
     lane.channel->connect(mailboxes);
     parts_.peers.set_peer_devices(std::move(devices));
-    if (!may_run_ahead_ || !parts_.peers.grows_alone()) return;
     lost_peers_.add(lane.channel);
     lost_peers_.set_watch(parts_.peers.watch_owners(
         [this](int peer) { lost_peers_.note(parts_.channel_ranks.slot_of(peer)); }));

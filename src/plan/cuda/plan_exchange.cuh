@@ -70,7 +70,7 @@ __device__ inline void send_counts(const PlanArgs& args, const SignalStart& star
                                    const SegmentMemory& segments, const TotalOf& total_of) {
   const uint32_t epoch = start.epoch + 1;
   if (kQueued && !start.is_halted) {
-    send_call(args.signals, args.call, epoch, start.is_poisoned);
+    send_call(args.signals, args.call, epoch, start.failure);
   }
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kHeaderWords + args.shape.E;
@@ -111,7 +111,7 @@ __device__ inline void record_refusal(const PlanArgs& args, uint32_t epoch,
   if (refusing == signals.P) return;
   const uint32_t* header = headers[refusing];
   if (header[kStatus] == static_cast<uint32_t>(FaultCode::kPeerFailed)) {
-    poison(signals, FaultCode::kPeerFailed, refusing, Operation::kPlan, epoch);
+    follow_failure(signals, refusing, header[kValueLow], Operation::kPlan, epoch);
     return;
   }
   const auto join = [&](int low, int high) {

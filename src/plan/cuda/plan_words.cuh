@@ -90,7 +90,7 @@ struct Refusal {
 
 __device__ inline Refusal find_refusal(const PlanArgs& args) {
   const uint64_t bad_route = *static_cast<const volatile uint64_t*>(&args.signals.state->bad_route);
-  const bool dead = is_poisoned(args.signals);
+  const uint32_t poison = *static_cast<const volatile uint32_t*>(&args.signals.state->poison);
   Refusal refusal{};
   if (bad_route != ~uint64_t{0}) {
     const auto route = static_cast<int64_t>(bad_route >> 8);
@@ -107,7 +107,10 @@ __device__ inline Refusal find_refusal(const PlanArgs& args) {
         pack_route(route / args.shape.K,
                    is_crowded ? args.shape.K : static_cast<int32_t>(route % args.shape.K));
   }
-  if (dead) refusal.status = static_cast<uint32_t>(FaultCode::kPeerFailed);
+  if (poison != 0) {
+    refusal.status = static_cast<uint32_t>(FaultCode::kPeerFailed);
+    refusal.value = failure_of(poison);
+  }
   return refusal;
 }
 
