@@ -4,6 +4,7 @@ from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Optional, Tupl
 from ._abi import DispatchArgs, DispatchResult, OnChunk, maker
 from ._errors import ErrorCode, fail
 from ._library import lib
+from ._owner import Owner
 from ._plan import Plan
 from ._tensor import Array, ArrayLike, Marshal, fields_at, is_numpy, result
 
@@ -16,7 +17,7 @@ class Dispatched(NamedTuple):
     row_scales: Any = None  #: [R, ...] with fp8 only
 
 
-class Pending:
+class Pending(Owner):
     """A call that has begun. Keeps its arrays alive. Every begun call must be finished before its dispatcher is closed."""
 
     def __init__(self, handle: Optional[int], finish: Callable[[int], Any]):

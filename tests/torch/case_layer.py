@@ -1,7 +1,10 @@
 """GroupedExperts and MoELayer against dense ones."""
+import copy
+import pickle
+
 import torch
 import torch.distributed as dist
-from cases import case, random_of, tokens_of
+from cases import case, raises, random_of, tokens_of
 
 from crossdock.torch import GroupedExperts, MoELayer
 from crossdock.torch.library_experts import swiglu_experts
@@ -63,6 +66,17 @@ def the_layer_equals_a_dense_one(rank, world):
         inputs = (x, layer.router.weight)
         for a, b in zip(torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(want.sum(), inputs)):
             torch.testing.assert_close(a, b, **close)
+
+
+@case(1)
+def copies_of_a_layer_share_its_dispatcher(rank, world):
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F)
+    x = torch.randn(3, D)
+    twin = copy.deepcopy(layer)
+    assert twin.dispatcher is layer.dispatcher and torch.equal(twin(x), layer(x))
+    twin.load_state_dict(layer.state_dict())
+    with raises(TypeError, "Dispatcher belongs to its process", "state_dict"):
+        pickle.dumps(layer)
 
 
 # ---- The operators that GPUs use ----

@@ -9,6 +9,7 @@ import torch
 import crossdock
 from crossdock._direct_calls import NOT_GIVEN, DirectCalls
 from crossdock._library import lib
+from crossdock._owner import Shared
 from crossdock._tensor import Memory
 
 from . import groups, native
@@ -17,7 +18,7 @@ from .tensors import empty, rows_on_device, tensor_of, usable_weights, view_of, 
 _FEW_VALUES = 16384
 
 
-class Core:
+class Core(Shared):
     """A dispatcher of the library with its group, known to the operators by a number."""
 
     def __init__(self, group: crossdock.Group, config: dict):
@@ -34,9 +35,6 @@ class Core:
         self.captured: List["Routes"] = []  # replays of CUDA graphs use these plans
         self.key = key = next(_keys)
         _cores[key] = weakref.ref(self, lambda _: _cores.pop(key, None))
-
-    def __deepcopy__(self, memo: dict) -> "Core":
-        return self  # copies of a model share it
 
     def use_stream_of(self, tensor: torch.Tensor) -> None:
         """Queues the next calls in torch's current stream."""
