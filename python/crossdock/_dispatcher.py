@@ -87,6 +87,8 @@ def dispatch_config(
     max_routes_per_token: Optional[int] = None,
     copies: str = "auto",
 ) -> DispatchConfig:
+    if capacity_factor == 0:  # the library's value for none
+        raise ValueError("capacity_factor must be positive, got 0; None: no capacity")
     places = None
     if placement is not None:
         ranks = list(placement)

@@ -364,6 +364,8 @@ def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, cen
     marshal = Marshal()
     tensor = CTensor()
     marshal.put_output(tensor, 0, bias)
+    if marshal.refusal is None and len(load) != tensor.shape[0]:
+        raise ValueError(f"load must have one entry per value of bias ({tensor.shape[0]}), got {len(load)}")
     counts = (ctypes.c_int64 * max(len(load), 1))(*load)
     if lib.update_expert_bias(byref(tensor), counts, rate, centred):
         fail(cause=marshal.refusal)

@@ -197,6 +197,8 @@ def test_dropped_routes_are_counted():
         dispatcher = crossdock.Dispatcher(group, num_experts=2, top_k=1, width=D, capacity_factor=1.0)
         plan = dispatcher.plan(np.zeros((4, 1), np.int32), np.ones((4, 1), np.float32))
         assert plan.dropped() == [2, 0]
+        with pytest.raises(ValueError, match="capacity_factor must be positive, got 0; None: no capacity"):
+            crossdock.Dispatcher(group, num_experts=2, top_k=1, width=D, capacity_factor=0.0)
 
     run_threads(2, body)
 

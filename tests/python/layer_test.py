@@ -204,6 +204,9 @@ def test_the_bias_moves_towards_the_mean_load():
     bias = np.zeros(4, np.float32)
     crossdock.update_expert_bias(bias, [4, 0, 2, 2], 0.5)
     np.testing.assert_array_equal(bias, [-0.5, 0.5, 0, 0])
+    for load in ([4, 0, 2], [4, 0, 2, 2, 0]):
+        with pytest.raises(ValueError, match=f"one entry per value of bias \\(4\\), got {len(load)}"):
+            crossdock.update_expert_bias(bias, load, 0.5)
 
 
 def test_values_of_a_forward_are_not_copied():
