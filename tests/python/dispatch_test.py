@@ -224,6 +224,24 @@ def test_two_halves_give_the_results_of_one_call():
     run_threads(3, body)
 
 
+def test_arrays_of_chunks_keep_their_memory():
+    def body(group):
+        case, dispatcher, plan = planned(group)
+        expected = np.array(dispatcher.dispatch(plan, case.x).rows)
+        kept = []
+        dispatcher.dispatch(plan, case.x, num_chunks=2, on_chunk=lambda arrived, *_: kept.append(arrived.rows))
+        pending = dispatcher.begin_dispatch(plan, case.x)
+        kept += [arrived.rows for arrived, *_ in pending.chunks()]
+        pending.finish()
+        del pending
+        for _ in range(4):
+            dispatcher.dispatch(plan, case.x + 1)
+        for rows in kept:
+            np.testing.assert_array_equal(rows, expected)
+
+    run_threads(3, body)
+
+
 def test_chunks_are_complete_when_they_are_announced():
     def body(group):
         case, dispatcher, plan = planned(group)
