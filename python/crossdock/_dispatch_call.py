@@ -4,6 +4,7 @@ from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Optional, Tupl
 from ._abi import DispatchArgs, DispatchResult, OnChunk, maker
 from ._errors import ErrorCode, fail
 from ._library import lib
+from ._owner import Owner
 from ._plan import Plan
 from ._tensor import Array, ArrayLike, Marshal, fields_at, is_numpy, result
 
@@ -16,7 +17,7 @@ class Dispatched(NamedTuple):
     row_scales: Any = None  #: [R, ...] with fp8 only
 
 
-class Pending:
+class Pending(Owner):
     """A call that has begun. Keeps its arrays alive. Every begun call must be finished before its dispatcher is closed."""
 
     def __init__(self, handle: Optional[int], finish: Callable[[int], Any]):
@@ -66,7 +67,7 @@ _new_results = maker(DispatchResult)
 class DispatchCall:
     """The arguments and results of one dispatch."""
 
-    __slots__ = ("args", "exception", "given", "marshal", "rank", "results")
+    __slots__ = ("args", "exception", "given", "has_chunks", "kept", "marshal", "rank", "results")
 
     def __init__(
         self,
@@ -87,6 +88,8 @@ class DispatchCall:
         self.results = results = _new_results()
         self.given = (x, rows, None if isinstance(row_weights, bool) else row_weights, row_scales, scales, plan)
         self.exception: Optional[BaseException] = None
+        self.has_chunks = False
+        self.kept: Optional[Dispatched] = None
         marshal.put(args, _X, x)
         if scales is not None:
             marshal.put(args, _SCALES, scales)
@@ -106,11 +109,14 @@ class DispatchCall:
         x, rows, row_weights, row_scales, scales, _ = self.given
         with_row_weights = self.args.with_row_weights
         self.args = None  # its callback refers to this object
-        return Dispatched(
+        dispatched = Dispatched(
             result(self.results, _ROWS, rows, x, stream),
             result(self.results, _ROW_WEIGHTS, row_weights, x, stream) if with_row_weights else None,
             result(self.results, _ROW_SCALES, row_scales, x, stream) if scales is not None else None,
         )
+        if self.has_chunks:  # arrays of chunks share this memory and keep this object
+            self.kept = dispatched
+        return dispatched
 
     def fail(self) -> NoReturn:
         self.args = None
@@ -120,6 +126,7 @@ class DispatchCall:
 
     def arrived(self, results: DispatchResult) -> Dispatched:
         """Rows that the library owns, as arrays."""
+        self.has_chunks = True
 
         def array_at(offset: int) -> Any:
             fields = fields_at(results, offset)

@@ -20,6 +20,7 @@ from ._dtype import to_dtype
 from ._errors import check, fail
 from ._group import Group
 from ._library import lib
+from ._owner import Shared
 from ._plan import Plan
 from ._tensor import Array, ArrayLike, Marshal, result
 
@@ -86,6 +87,8 @@ def dispatch_config(
     max_routes_per_token: Optional[int] = None,
     copies: str = "auto",
 ) -> DispatchConfig:
+    if capacity_factor == 0:  # the library's value for none
+        raise ValueError("capacity_factor must be positive, got 0; None: no capacity")
     places = None
     if placement is not None:
         ranks = list(placement)
@@ -112,7 +115,7 @@ def dispatch_config(
     )
 
 
-class Dispatcher:
+class Dispatcher(Shared):
     """Carries tokens to the ranks of their experts, and results back.
 
     All calls are collective, except set_stream, check, allocate_rows and close. They release the GIL. An invalid

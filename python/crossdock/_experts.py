@@ -9,6 +9,7 @@ from ._dispatcher import choice
 from ._dtype import DType, to_dtype
 from ._errors import check, fail
 from ._library import lib
+from ._owner import Owner, Shared
 from ._plan import Plan
 from ._tensor import ArrayLike, Marshal
 
@@ -29,7 +30,7 @@ class ExpertWeights(NamedTuple):
     b2: Any = None  #: [E_local, D]
 
 
-class ExpertsSaved:
+class ExpertsSaved(Owner):
     """Values of one forward that its backward needs. After a capture in a CUDA graph, keep it as long as the graph."""
 
     def __init__(self, handle: Optional[int]):
@@ -72,7 +73,7 @@ def put_expert_weights(marshal: Marshal, struct: ctypes.Structure, offset: int, 
         put(struct, offset + getattr(CExpertWeights, name).offset, value)
 
 
-class Experts:
+class Experts(Shared):
     """A grouped MLP. Not collective.
 
     Methods take the plan whose rows they compute, and the parameters as an ExpertWeights. All arrays are in host memory

@@ -8,6 +8,7 @@ from ._abi import BootstrapConfig, CTensor, GroupConfig, GroupInfo, JoinArgs
 from ._errors import check, fail
 from ._interrupt import INTERRUPT
 from ._library import lib
+from ._owner import Owner, Shared
 from ._tensor import Marshal
 
 
@@ -55,7 +56,7 @@ def _bootstrap_config(
     )
 
 
-class Bootstrap:
+class Bootstrap(Owner):
     """A process that has not joined its group yet.
 
     Each process opens a bootstrap and gives its `blob` to all others by any means (an all-gather of another library,
@@ -106,7 +107,7 @@ class Bootstrap:
         self._handle = None
 
 
-class Group:
+class Group(Shared):
     """One rank's view of the ranks that exchange rows.
 
     Made by one of the from_ functions or by Bootstrap.join. Their options are arrival_deadline, progress_deadline and

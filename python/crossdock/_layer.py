@@ -19,6 +19,7 @@ from ._errors import check, fail
 from ._experts import ExpertWeights, experts_config, put_expert_weights
 from ._group import Group
 from ._library import lib
+from ._owner import Owner, Shared
 from ._tensor import ArrayLike, Marshal, fields_at, result, view
 
 SCORES = {"softmax": 0, "softmax_after_top_k": 1, "sigmoid": 2, "sqrt_softplus": 3}
@@ -49,7 +50,7 @@ class LayerGradients(NamedTuple):
     gate_bias: Any = None  #: [E]; likewise
 
 
-class LayerSaved:
+class LayerSaved(Owner):
     """The routing, plan and values of one forward that its backward needs.
 
     For tokens on a GPU the methods wait for the stream of the forward, which must still exist. After a capture in a CUDA
@@ -153,7 +154,7 @@ def _handle_of(group: Optional[Group]) -> Optional[int]:
     return None if group is None else group._handle
 
 
-class Layer:
+class Layer(Shared):
     """Router, dispatch, experts and combine. forward and backward are collective.
 
     Arrays are taken and returned as by Dispatcher. If x is on a GPU, so are all arrays of the call; it is queued in the
@@ -363,6 +364,8 @@ def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, cen
     marshal = Marshal()
     tensor = CTensor()
     marshal.put_output(tensor, 0, bias)
+    if marshal.refusal is None and len(load) != tensor.shape[0]:
+        raise ValueError(f"load must have one entry per value of bias ({tensor.shape[0]}), got {len(load)}")
     counts = (ctypes.c_int64 * max(len(load), 1))(*load)
     if lib.update_expert_bias(byref(tensor), counts, rate, centred):
         fail(cause=marshal.refusal)

@@ -8,11 +8,12 @@ from ._abi import PlanInfo, maker
 from ._dtype import DType
 from ._errors import check
 from ._library import lib
+from ._owner import Owner
 
 _new_info = maker(PlanInfo)
 
 
-class Plan:
+class Plan(Owner):
     """One routing, agreed by all ranks: the final row of every route. Made by Dispatcher.plan; read-only.
 
     Arrays of a plan are views of its memory, on its device, and keep it alive.

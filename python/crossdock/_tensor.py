@@ -9,6 +9,7 @@ from ._abi import COutput, CTensor
 from ._dtype import BY_NAME, TYPESTRS, DType
 from ._errors import fail
 from ._library import lib
+from ._owner import Owner
 
 # A crossdock_tensor: address, four sizes, num_dims, dtype, device_kind, device_index.
 TENSOR_FORMAT = "Qqqqqiiii"
@@ -76,7 +77,7 @@ class Refused(tuple):
         return self
 
 
-class Array:
+class Array(Owner):
     """Memory of the library as an array: of one call's result (owned), or of a plan (a view that keeps the plan).
 
     Other libraries use it without a copy through DLPack (results only), numpy's array interface (host) and the CUDA array

@@ -197,6 +197,8 @@ def test_dropped_routes_are_counted():
         dispatcher = crossdock.Dispatcher(group, num_experts=2, top_k=1, width=D, capacity_factor=1.0)
         plan = dispatcher.plan(np.zeros((4, 1), np.int32), np.ones((4, 1), np.float32))
         assert plan.dropped() == [2, 0]
+        with pytest.raises(ValueError, match="capacity_factor must be positive, got 0; None: no capacity"):
+            crossdock.Dispatcher(group, num_experts=2, top_k=1, width=D, capacity_factor=0.0)
 
     run_threads(2, body)
 
@@ -218,6 +220,24 @@ def test_two_halves_give_the_results_of_one_call():
         out = np.empty_like(case.x)
         assert dispatcher.begin_combine(plan, sent.rows, out=out).finish() is out
         np.testing.assert_array_equal(out, dispatcher.combine(plan, expected.rows))
+
+    run_threads(3, body)
+
+
+def test_arrays_of_chunks_keep_their_memory():
+    def body(group):
+        case, dispatcher, plan = planned(group)
+        expected = np.array(dispatcher.dispatch(plan, case.x).rows)
+        kept = []
+        dispatcher.dispatch(plan, case.x, num_chunks=2, on_chunk=lambda arrived, *_: kept.append(arrived.rows))
+        pending = dispatcher.begin_dispatch(plan, case.x)
+        kept += [arrived.rows for arrived, *_ in pending.chunks()]
+        pending.finish()
+        del pending
+        for _ in range(4):
+            dispatcher.dispatch(plan, case.x + 1)
+        for rows in kept:
+            np.testing.assert_array_equal(rows, expected)
 
     run_threads(3, body)
 

@@ -1,4 +1,5 @@
 """Groups, errors and what importing the package needs."""
+import copy
 import os
 import pathlib
 import pickle
@@ -90,10 +91,19 @@ def test_unknown_options_are_refused():
         crossdock.Group.from_threads(1, deadline=3)
 
 
+def test_a_group_is_shared_by_copies_and_stays_in_its_process():
+    (group,) = crossdock.Group.from_threads(1)
+    dispatcher = crossdock.Dispatcher(group, num_experts=1, top_k=1, width=1)
+    for shared in (group, dispatcher):
+        assert copy.copy(shared) is copy.deepcopy([shared])[0] is shared
+        with pytest.raises(TypeError, match="belongs to its process and cannot be copied or pickled"):
+            pickle.dumps(shared)
+
+
 def test_errors_can_be_sent_between_processes():
     error = crossdock.Error("rank 3 left", crossdock.ErrorCode.PEER_FAILED, 3, "dispatch", 7)
-    copy = pickle.loads(pickle.dumps(error))
-    assert (str(copy), copy.code, copy.culprit, copy.operation, copy.sequence) == ("rank 3 left", 5, 3, "dispatch", 7)
+    sent = pickle.loads(pickle.dumps(error))
+    assert (str(sent), sent.code, sent.culprit, sent.operation, sent.sequence) == ("rank 3 left", 5, 3, "dispatch", 7)
     assert crossdock.ErrorCode.CUDA_FAILURE.text.startswith("cuda")
 
 

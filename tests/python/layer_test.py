@@ -1,4 +1,7 @@
 """Experts and layers with numpy arrays."""
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from conftest import run_threads
@@ -201,6 +204,21 @@ def test_the_bias_moves_towards_the_mean_load():
     bias = np.zeros(4, np.float32)
     crossdock.update_expert_bias(bias, [4, 0, 2, 2], 0.5)
     np.testing.assert_array_equal(bias, [-0.5, 0.5, 0, 0])
+    for load in ([4, 0, 2], [4, 0, 2, 2, 0]):
+        with pytest.raises(ValueError, match=f"one entry per value of bias \\(4\\), got {len(load)}"):
+            crossdock.update_expert_bias(bias, load, 0.5)
+
+
+def test_values_of_a_forward_are_not_copied():
+    """A copy would free them again."""
+    (group,) = crossdock.Group.from_threads(1)
+    layer, weights, x = layer_of(group), parameters(), tokens(0)
+    out, _, _, saved, _ = layer.forward(x, weights)
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="LayerSaved belongs to its process and cannot be copied or pickled"):
+            make(saved)
+    assert copy.deepcopy(layer) is layer
+    assert layer.backward(x, weights, np.ones_like(out), saved, gradients(weights)).shape == x.shape
 
 
 def test_an_unknown_word_lists_the_known_ones():

@@ -184,6 +184,7 @@ def an_unusable_tensor_is_the_same_error_on_every_rank(rank, world):
         (x.reshape(3, 1, 1, 1, D), ids, weights),
         (x.to(torch.complex64), ids, weights),
         (x.to("meta"), ids, weights),
+        (x.to_sparse(), ids, weights),
         (x, ids.to(torch.int16), weights),
         (x, ids, torch.tensor(0.5)),
     ]

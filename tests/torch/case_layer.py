@@ -1,7 +1,10 @@
 """GroupedExperts and MoELayer against dense ones."""
+import copy
+import pickle
+
 import torch
 import torch.distributed as dist
-from cases import case, random_of, tokens_of
+from cases import case, raises, random_of, tokens_of
 
 from crossdock.torch import GroupedExperts, MoELayer
 from crossdock.torch.library_experts import swiglu_experts
@@ -50,19 +53,45 @@ def the_layer_equals_a_dense_one(rank, world):
         dist.all_gather_object(everyone, (layer.experts.w1.tolist(), layer.experts.w2.tolist()))
         w1, w2 = (torch.cat([torch.tensor(ranks[i], dtype=torch.float64) for ranks in everyone]) for i in (0, 1))
         x = torch.randn((1, tokens_of(rank, world), D), generator=random_of(rank), dtype=torch.float64).requires_grad_()
-        logits = layer.router(x[0]).float()
+        logits = layer.router(x[0])
         scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
         weights, ids = scores.topk(K)
-        weights = (weights / weights.sum(1, keepdim=True)).double() * 1.5
+        weights = weights / weights.sum(1, keepdim=True) * 1.5
         dense = torch.stack([expert(x[0], w1[e], w2[e]) for e in range(E)], dim=1)  # [T, E, D]
         want = (dense.gather(1, ids[:, :, None].expand(-1, -1, D)) * weights[:, :, None]).sum(1)[None]
         got = layer(x)
         assert got.shape == x.shape
-        close = dict(rtol=1e-5, atol=1e-6)  # weights are fp32
-        torch.testing.assert_close(got, want, **close)
+        torch.testing.assert_close(got, want)
         inputs = (x, layer.router.weight)
         for a, b in zip(torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(want.sum(), inputs)):
-            torch.testing.assert_close(a, b, **close)
+            torch.testing.assert_close(a, b)
+
+
+@case(1)
+def the_layer_passes_a_gradient_check(rank, world):
+    torch.manual_seed(0)
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, dtype=torch.float64)
+    x = torch.randn((4, D), dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, _: layer(x), (x, layer.router.weight))
+
+
+@case(1)
+def equal_scores_go_to_the_lower_expert(rank, world):
+    layer = MoELayer(num_experts=64, top_k=8, width=D, inner=F)
+    expert_ids, weights = layer.route(torch.zeros(2, D))  # e.g. padding
+    assert expert_ids.tolist() == [list(range(8))] * 2 and expert_ids.is_contiguous()
+    assert torch.equal(weights, torch.full((2, 8), 1 / 8))
+
+
+@case(1)
+def copies_of_a_layer_share_its_dispatcher(rank, world):
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F)
+    x = torch.randn(3, D)
+    twin = copy.deepcopy(layer)
+    assert twin.dispatcher is layer.dispatcher and torch.equal(twin(x), layer(x))
+    twin.load_state_dict(layer.state_dict())
+    with raises(TypeError, "Dispatcher belongs to its process", "state_dict"):
+        pickle.dumps(layer)
 
 
 # ---- The operators that GPUs use ----
@@ -104,9 +133,8 @@ def the_librarys_layer_equals_the_steps(rank, world):
         inputs = (x, layer.router.weight, layer.experts.w1, layer.experts.w2)
         router = (layer.dispatcher._key, score, normalise, 1.5)
         out, want = moe_layer(*inputs, *router, True)[0], layer(x)
-        close = dict(rtol=1e-5, atol=1e-6)  # the steps have weights in fp32
-        torch.testing.assert_close(out, want, **close)
+        torch.testing.assert_close(out, want)
         for a, b in zip(gradients_twice(out, inputs), gradients_twice(want, inputs)):
-            torch.testing.assert_close(a, b, **close)
+            torch.testing.assert_close(a, b)
         with torch.no_grad():
             assert torch.equal(moe_layer(*inputs, *router, False)[0], out)

@@ -9,15 +9,16 @@ import torch
 import crossdock
 from crossdock._direct_calls import NOT_GIVEN, DirectCalls
 from crossdock._library import lib
+from crossdock._owner import Shared
 from crossdock._tensor import Memory
 
 from . import groups, native
-from .tensors import empty, rows_on_device, tensor_of, usable_weights, view_of, weights_dtype
+from .tensors import contiguous, empty, rows_on_device, tensor_of, usable_weights, view_of, weights_dtype
 
 _FEW_VALUES = 16384
 
 
-class Core:
+class Core(Shared):
     """A dispatcher of the library with its group, known to the operators by a number."""
 
     def __init__(self, group: crossdock.Group, config: dict):
@@ -34,9 +35,6 @@ class Core:
         self.captured: List["Routes"] = []  # replays of CUDA graphs use these plans
         self.key = key = next(_keys)
         _cores[key] = weakref.ref(self, lambda _: _cores.pop(key, None))
-
-    def __deepcopy__(self, memo: dict) -> "Core":
-        return self  # copies of a model share it
 
     def use_stream_of(self, tensor: torch.Tensor) -> None:
         """Queues the next calls in torch's current stream."""
@@ -76,7 +74,7 @@ class Core:
             target = native_call(self.dispatcher._handle, self.rank, routes._handle, source, routes.num_tokens, width)
             if target is not None:
                 return target
-            source = source.contiguous()
+            source = contiguous(source)
             self.use_stream_of(source)
             target, memory = empty(source, (routes.num_tokens, width))
             self.calls.move(function, routes, view_of(source), memory)
@@ -186,9 +184,9 @@ def send(
             rows, row_weights, per_expert, *plan = sent
             routes = Routes(core, *plan)
         else:
-            x = x.contiguous()
+            x = contiguous(x)
             core.use_stream_of(x)
-            routes, per_expert = core.plan(routing.contiguous(), usable_weights(weights, x.dtype))
+            routes, per_expert = core.plan(contiguous(routing), usable_weights(weights, x.dtype))
         if rows is None:
             if with_row_weights:
                 row_weights, memory = empty(x, (routes.capacity_rows,), weights_dtype(x.dtype))
@@ -237,7 +235,7 @@ def combine_backward(
         )
         if quick is not None:
             return quick[0], _like_routing(quick[1], routing)
-        grad_out, y = grad_out.contiguous(), y.contiguous()
+        grad_out, y = contiguous(grad_out), contiguous(y)
         core.use_stream_of(y)
         grad_y, memory = core.empty_rows(y, routes)
         by_slot, slot_memory = empty(y, (routes.num_tokens, routes.top_k), weights_dtype(y.dtype))
@@ -250,7 +248,7 @@ def combine_backward(
 def combine_unweighted_backward(grad_out: torch.Tensor, plan: Plan, num_rows: int) -> torch.Tensor:
     """grad_out [T, D] -> the gradient of y [R, D]: every row gets the gradient of its token."""
     routes = routes_of(plan)
-    core, grad_out = routes.core, grad_out.contiguous()
+    core, grad_out = routes.core, contiguous(grad_out)
     with core.lock:
         core.use_stream_of(grad_out)
         return core.send(routes, grad_out)

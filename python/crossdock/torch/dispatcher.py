@@ -4,6 +4,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Union
 import torch
 
 import crossdock
+from crossdock._owner import Shared
 
 from . import ops
 from .calls import Core
@@ -37,7 +38,7 @@ class Dispatched(NamedTuple):
         return self.tokens_per_expert.cumsum(0, dtype=torch.int32)
 
 
-class Dispatcher:
+class Dispatcher(Shared):
     """Moves tokens to the ranks of their experts and back, among the ranks of a process group.
 
     Every rank of the group makes a Dispatcher with the same arguments and makes the same calls in the same order, even
@@ -154,9 +155,6 @@ class Dispatcher:
         if core is not None:
             with core.lock:
                 core.dispatcher.close()
-
-    def __deepcopy__(self, memo: dict) -> "Dispatcher":
-        return self  # copies of a model share it
 
     def __enter__(self) -> "Dispatcher":
         return self

@@ -8,6 +8,7 @@ from .dispatcher import Dispatcher
 from .experts import GroupedExperts, library_computes
 from .library_layer import moe_layer
 from .registration import HAS_OPERATORS
+from .tensors import weights_dtype
 
 
 MOST_EXPERTS, MOST_ROUTES = 1024, 32  # of the library's router on a GPU
@@ -94,10 +95,14 @@ class MoELayer(nn.Module):
         return same and library_computes(tokens, self.router.weight, w1, w2)
 
     def route(self, x: torch.Tensor) -> tuple:
-        """x [T, D] -> expert_ids [T, K] and weights [T, K], fp32."""
-        logits = self.router(x).float()
+        """x [T, D] -> expert_ids [T, K] and weights [T, K], fp32 (fp64 for fp64 tokens). Equal scores go to the lower
+        expert id."""
+        logits = self.router(x)
+        logits = logits.to(weights_dtype(logits.dtype))
         scores = logits.softmax(dim=-1) if self.score == "softmax" else logits.sigmoid()
-        weights, expert_ids = scores.topk(self.top_k, dim=-1)
+        best_first = scores.detach().sort(dim=-1, descending=True, stable=True).indices
+        expert_ids = best_first[:, : self.top_k].contiguous()
+        weights = scores.gather(-1, expert_ids)
         if self.normalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return expert_ids, weights * self.scale

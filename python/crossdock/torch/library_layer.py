@@ -10,7 +10,7 @@ from . import kept
 from .calls import Core, core_of
 from .library_experts import gradient_memory, is_captured, stream_of
 from .registration import define, refuse_gradient, save_nothing
-from .tensors import empty, view_of, weights_dtype
+from .tensors import contiguous, empty, view_of, weights_dtype
 
 _layers: "weakref.WeakKeyDictionary[Core, Dict[Tuple, crossdock.Layer]]" = weakref.WeakKeyDictionary()
 
@@ -45,7 +45,7 @@ class _Call:
 
     def __init__(self, core: Core, router: Router, x, gate, w1, w2):
         self.core = core
-        self.tensors = x, gate, w1, w2 = [tensor.contiguous() for tensor in (x, gate, w1, w2)]
+        self.tensors = x, gate, w1, w2 = [contiguous(tensor) for tensor in (x, gate, w1, w2)]
         self.x = view_of(x)
         self.weights = crossdock.LayerWeights(view_of(gate), crossdock.ExpertWeights(view_of(w1), view_of(w2)))
         self.layer = _layer_of(core, router, w2.shape[2], x.dtype)
@@ -94,7 +94,7 @@ def _layer_backward(
     wanted: List[bool],
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """grad_out [T, D] -> the gradients of x, gate, w1 and w2; those of parameters that are not wanted are empty."""
-    core, grad_out = core_of(dispatcher), grad_out.contiguous()
+    core, grad_out = core_of(dispatcher), contiguous(grad_out)
     with core.lock:
         call = _Call(core, Router(score, normalise, scale), x, gate, w1, w2)
         values = kept.take(saved)

@@ -27,6 +27,8 @@ def view_of(tensor: torch.Tensor) -> Memory:
     """
     try:
         code, shape = _CODES[tensor.dtype], tensor.shape
+        if not tensor.is_contiguous():
+            return Refused(RuntimeError(f"torch cannot make the tensor contiguous: shape {tuple(shape)} of {tensor.dtype}"))
         if tensor.is_cpu:
             if len(shape) == 2:
                 return Memory((tensor.data_ptr(), shape[0], shape[1], 0, 0, 2, code, 0, 0))
@@ -38,6 +40,14 @@ def view_of(tensor: torch.Tensor) -> Memory:
     except (RuntimeError, ValueError) as error:  # without memory of its own, or without dimensions
         return Refused(error)
     return Refused(TypeError(f"tensors of {tensor.dtype} on {tensor.device.type} are not supported"))
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, contiguous; or as it is if torch cannot make it so (too little memory, sparse), and view_of refuses it."""
+    try:
+        return tensor.contiguous()
+    except (RuntimeError, MemoryError):
+        return tensor
 
 
 def empty(
@@ -64,7 +74,7 @@ def usable_weights(weights: torch.Tensor, tokens: torch.dtype) -> torch.Tensor:
     """Weights in a dtype that plans accept with tokens of this dtype. Only fp64 tokens keep fp64 weights."""
     if (weights.dtype == torch.float64) != (tokens == torch.float64) and weights.is_floating_point():
         weights = weights.to(weights_dtype(tokens))
-    return weights.contiguous()
+    return contiguous(weights)
 
 
 def tensor_of(values: ctypes.Array) -> torch.Tensor:

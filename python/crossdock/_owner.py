@@ -1,0 +1,26 @@
+"""Objects that own something in the library, by its address."""
+from typing import Any, NoReturn
+
+
+class Owner:
+    """Refuses copies and pickles: a copy would free the same object again, and other processes do not have it."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"a crossdock {type(self).__name__} belongs to its process and cannot be copied or pickled: make one where it "
+            "is needed; of a model, save the state_dict"
+        )
+
+
+class Shared(Owner):
+    """Copies of a model that has such an object share it. Refuses pickles."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> "Shared":
+        return self
+
+    def __deepcopy__(self, memo: dict) -> "Shared":
+        return self
