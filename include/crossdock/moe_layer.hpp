@@ -78,10 +78,12 @@ struct CROSSDOCK_API MoeDecision {
   /// BalanceScope::kGlobalBatch, those of `MoeForwardArgs::earlier`. With several losses, the
   /// counts of the widest scope: the global batch, else the batch.
   RouterStatistics statistics;
-  int64_t total_sequences = 0;  // in the counting group, or the sequence_group if stated
-  int64_t total_tokens = 0;     // of this forward in the counting group, without padding
-  std::vector<int64_t> load;    // [E] routes before any drop, summed over the group
-  RouterLosses losses;  // this rank's share; the shares of the counting group sum to its loss
+  /// In the counting group, or the sequence_group if stated. Sequences that are partly replicated
+  /// in other groups count in parts.
+  double total_sequences = 0.0;
+  int64_t total_tokens = 0;   // of this forward in the counting group, without padding
+  std::vector<int64_t> load;  // [E] routes before any drop, summed over the group
+  RouterLosses losses;        // this rank's share; the shares of the counting group sum to its loss
   /// With etp > 1 a plan of virtual experts, see expert_shards.hpp.
   Plan plan;
   std::vector<int64_t> dropped;  // [E] routes of this rank dropped by capacity, each counted once

@@ -186,8 +186,8 @@ struct LossCounts {
   /// BalanceScope::kGlobalBatch, include the step's earlier micro-batches and set `total_tokens`.
   const RouterStatistics* statistics = nullptr;
   /// Sequences in the group, for the mean of the per-sequence loss; 0: the number of sequences with
-  /// tokens in `statistics`.
-  int64_t total_sequences = 0;
+  /// tokens in `statistics`. Not a whole number if ranks of other groups have parts of a sequence.
+  double total_sequences = 0.0;
   /// Tokens of this micro-batch in the group, for the mean of the z-loss; 0: the number of tokens
   /// in `statistics`.
   int64_t total_tokens = 0;

@@ -159,7 +159,7 @@ void DeviceCounts::set_counts(const MoeForwardArgs& args, const RouterStatistics
                               MoeDecision& decision) const {
   decision.device_load = batch;
   decision.batch_statistics = batch;
-  decision.total_sequences = args.total_sequences;
+  decision.total_sequences = static_cast<double>(args.total_sequences);
   const RouterStatistics& own = decision.router->statistics;
   if (counts(BalanceScope::kGlobalBatch)) {
     const bool adds = args.earlier != nullptr;

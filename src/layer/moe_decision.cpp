@@ -20,10 +20,11 @@ MoeDecision MoeDecision::on_host(Stream stream) const {
   const RouterStatistics group = device_load.on_host(stream);
   copy.load = group.routes_per_expert;
   copy.total_tokens = group.num_tokens.front();
-  if (copy.total_sequences == 0) {
+  if (copy.total_sequences == 0.0) {
     const std::vector<int64_t>& tokens =
         (copy.sequence_statistics ? *copy.sequence_statistics : group).num_tokens;
-    copy.total_sequences = std::ssize(tokens) - std::count(tokens.begin(), tokens.end(), 0);
+    copy.total_sequences =
+        static_cast<double>(std::ssize(tokens) - std::count(tokens.begin(), tokens.end(), 0));
   }
   const std::span<const int64_t> counts = plan.dropped();
   copy.dropped.assign(counts.begin(), counts.end());

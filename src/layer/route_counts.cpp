@@ -1,7 +1,6 @@
 #include "layer/route_counts.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <span>
@@ -37,9 +36,10 @@ int64_t num_tokens(const RouterStatistics& statistics) {
   return std::accumulate(statistics.num_tokens.begin(), statistics.num_tokens.end(), int64_t{0});
 }
 
-int64_t num_sequences_with_tokens(const RouterStatistics& statistics) {
-  return std::count_if(statistics.num_tokens.begin(), statistics.num_tokens.end(),
-                       [](int64_t tokens) { return tokens > 0; });
+double num_sequences_with_tokens(const RouterStatistics& statistics) {
+  return static_cast<double>(std::count_if(statistics.num_tokens.begin(),
+                                           statistics.num_tokens.end(),
+                                           [](int64_t tokens) { return tokens > 0; }));
 }
 
 // All sequences as one.
@@ -160,8 +160,7 @@ std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
     const std::optional<Error> failed = refusal_of([&] {
       RankCounts counts = exchange(*other, call, decision, refusal);
       if (other == sequence_group()) {
-        const int64_t num_sequences = num_sequences_with_tokens(sum(counts.statistics));
-        share = static_cast<double>(num_sequences) / other->size();
+        share = num_sequences_with_tokens(sum(counts.statistics)) / other->size();
       }
       of_group[other] = std::move(counts);
     });
@@ -175,7 +174,7 @@ std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
   if (sequences_are_replicated() && sequence_group() != &group_) {
     double total = 0.0;
     for (int rank = 0; rank < group_.size(); ++rank) total += read_double(agreement.body(rank));
-    decision.total_sequences = std::llround(total);
+    decision.total_sequences = total;
   }
   return of_group;
 }
@@ -206,7 +205,9 @@ void RouteCounts::set_counts(const ForwardCall& call, const std::map<Group*, Ran
   const bool by_global_batch = counts(BalanceScope::kGlobalBatch);
   if (!by_sequence) decision.total_sequences = num_sequences_with_tokens(batch);
   if (by_sequence) decision.sequence_statistics = count_sequences(of_group, decision);
-  if (call.args.total_sequences > 0) decision.total_sequences = call.args.total_sequences;
+  if (call.args.total_sequences > 0) {
+    decision.total_sequences = static_cast<double>(call.args.total_sequences);
+  }
   if (by_global_batch) {
     if (by_batch) decision.batch_statistics = batch;
     if (call.args.earlier != nullptr) batch.add(*call.args.earlier);

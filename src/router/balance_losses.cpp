@@ -17,16 +17,16 @@ int64_t sum(const std::vector<int64_t>& values) {
 }
 
 AuxLoss aux_loss(const RouterConfig& config, BalanceScope scope, const RouterStatistics& statistics,
-                 int64_t total_sequences) {
+                 double total_sequences) {
   const bool by_sequence = scope == BalanceScope::kSequence;
   AuxLoss loss{.scope = scope, .factors = {}, .routes = {}};
   std::vector<int64_t> num_tokens = statistics.num_tokens;
   loss.routes = statistics.routes_per_expert;
-  int64_t num_sequences = 1;
+  double num_sequences = 1.0;
   if (by_sequence) {
-    num_sequences = std::count_if(num_tokens.begin(), num_tokens.end(),
-                                  [](int64_t count) { return count > 0; });
-    if (total_sequences > 0) num_sequences = total_sequences;
+    num_sequences = static_cast<double>(std::count_if(num_tokens.begin(), num_tokens.end(),
+                                                      [](int64_t count) { return count > 0; }));
+    if (total_sequences > 0.0) num_sequences = total_sequences;
   } else if (statistics.num_sequences > 1) {
     num_tokens = {sum(num_tokens)};
     loss.routes = statistics.load();
@@ -35,10 +35,8 @@ AuxLoss aux_loss(const RouterConfig& config, BalanceScope scope, const RouterSta
   const auto K = static_cast<double>(config.top_k);
   for (const int64_t count : num_tokens) {
     const auto tokens = static_cast<double>(count);
-    loss.factors.push_back(count > 0
-                               ? config.aux_coeff(scope) * E /
-                                     (K * tokens * tokens * static_cast<double>(num_sequences))
-                               : 0.0);
+    loss.factors.push_back(
+        count > 0 ? config.aux_coeff(scope) * E / (K * tokens * tokens * num_sequences) : 0.0);
   }
   return loss;
 }

@@ -156,7 +156,8 @@ TEST(ReplicatedTokens, WorkWithAllArguments) {
   }
 }
 
-// Two sequences of the first pair, one of the second: as on two ranks that hold them alone.
+// Two sequences of the first pair, one of the second: as on two ranks that hold them alone. A layer
+// whose group has one rank of each pair has half of every sequence.
 TEST(ReplicatedTokens, CountEachSequenceOnce) {
   LayerCase layer_case = sliced_case(0);
   layer_case.config.router.aux_loss_coeff = 0.7;
@@ -165,29 +166,38 @@ TEST(ReplicatedTokens, CountEachSequenceOnce) {
   double wanted = 0.0;
   double got = 0.0;
   std::mutex mutex;
+  double got_of_halves = 0.0;
   const auto add_loss = [&](LayerOnRank& rank, const std::vector<int32_t>& sequence_ids,
-                            double& sum) {
+                            double total_sequences, double& sum) {
     MoeForwardArgs args = rank.forward_args();
     args.sequence_ids = ConstTensorView(sequence_ids.data(), {std::ssize(sequence_ids)});
     args.num_sequences = 2;
     const MoeDecision decision = rank.layer.forward(args).saved.decision;
-    EXPECT_EQ(decision.total_sequences, 3);
+    EXPECT_EQ(decision.total_sequences, total_sequences);
     const std::lock_guard lock(mutex);
     sum += decision.losses.aux;
   };
   const LayerCase alone = spread(layer_case, {5, 1});
   run_ranks(2, [&](Group& group) {
     LayerOnRank rank(group, alone);
-    add_loss(rank, ids[group.rank()], wanted);
+    add_loss(rank, ids[group.rank()], 3.0, wanted);
   });
   const LayerCase replicated = replicated_case(layer_case);
   run_ranks(kRanks, [&](Group& group) {
     const std::unique_ptr<Group> pair = pair_of(group);
     LayerOnRank rank(group, replicated, {.replicated_over = pair.get()});
-    add_loss(rank, ids[group.rank() / 2], got);
+    add_loss(rank, ids[group.rank() / 2], 3.0, got);
+  });
+  run_ranks(kRanks, [&](Group& world) {
+    const std::unique_ptr<Group> pair = pair_of(world);
+    const int first = world.rank() % 2;
+    const std::unique_ptr<Group> group = world.subgroup(std::vector<int>{first, first + 2});
+    LayerOnRank rank(*group, alone, {.replicated_over = pair.get()});
+    add_loss(rank, ids[group->rank()], 1.5, got_of_halves);
   });
   EXPECT_GT(wanted, 0.0);
   EXPECT_NEAR(got, wanted, 1e-13);
+  EXPECT_NEAR(got_of_halves, 2 * wanted, 1e-13);  // the losses of two groups
 }
 
 TEST(ReplicatedTokens, MustBeIdentical) {

@@ -26,7 +26,7 @@ struct RouterInput {
 struct RouterCounts {
   std::vector<int64_t> routes_per_expert = {};  // [B, E]
   std::vector<int64_t> num_tokens = {};         // [B]
-  int64_t total_sequences = 0;                  // 0: the number of sequences with tokens
+  double total_sequences = 0.0;                 // 0: the number of sequences with tokens
   int64_t total_tokens = 0;                     // 0: the sum of num_tokens
 };
 

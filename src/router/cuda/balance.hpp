@@ -18,7 +18,7 @@ struct BalanceArgs {
   ScopeCounts sequence{};
   ScopeCounts global_batch{};
   double z_coeff = 0.0;
-  int64_t total_sequences = 0;  // see LossCounts
+  double total_sequences = 0.0;  // see LossCounts
   int64_t total_tokens = 0;
 
   constexpr bool has_aux() const {

@@ -72,7 +72,7 @@ __device__ inline void fill_balance_table(const BalanceArgs& args, const ScoreRu
       table.z_factor =
           z_tokens > 0 ? static_cast<float>(args.z_coeff / static_cast<double>(z_tokens)) : 0.0f;
       table.num_sequences =
-          static_cast<double>(args.total_sequences > 0 ? args.total_sequences : sequences);
+          args.total_sequences > 0.0 ? args.total_sequences : static_cast<double>(sequences);
     }
   }
   __syncthreads();

@@ -206,13 +206,13 @@ TokenLoss loss_of_token(const RouterInput& input, const RouterCounts& counts, in
   const auto b = static_cast<size_t>(sequence_of(input, t));
   const auto E = static_cast<double>(config.num_experts);
   const auto tokens = static_cast<double>(counts.num_tokens[b]);
-  int64_t sequences = counts.total_sequences;
+  double sequences = counts.total_sequences;
   int64_t all_tokens = counts.total_tokens;
-  if (sequences == 0) {
-    sequences = std::count_if(counts.num_tokens.begin(), counts.num_tokens.end(),
-                              [](int64_t n) { return n > 0; });
+  if (sequences == 0.0) {
+    sequences = static_cast<double>(std::count_if(
+        counts.num_tokens.begin(), counts.num_tokens.end(), [](int64_t n) { return n > 0; }));
   }
-  if (config.aux_loss_scope != BalanceScope::kSequence) sequences = 1;
+  if (config.aux_loss_scope != BalanceScope::kSequence) sequences = 1.0;
   if (all_tokens == 0) {
     all_tokens = std::accumulate(counts.num_tokens.begin(), counts.num_tokens.end(), int64_t{0});
   }
