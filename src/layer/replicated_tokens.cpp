@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
 #include "layer/token_identity.hpp"
@@ -85,14 +86,11 @@ std::optional<Error> ReplicatedTokens::agree(const char* operation, const ConstT
   return refusal_of([&] {
     const Agreement agreement = over_.agree({.operation = operation,
                                              .config = {},
-                                             .body = std::as_bytes(std::span(&own, 1)),
+                                             .body = body_of(own),
                                              .refusal = refusal ? &*refusal : nullptr});
-    Identity first{};
-    for (int rank = 0; rank < over_.size(); ++rank) {
-      Identity of_rank{};
-      CROSSDOCK_ASSERT(agreement.body(rank).size() == sizeof of_rank);
-      std::memcpy(&of_rank, agreement.body(rank).data(), sizeof of_rank);
-      if (rank == 0) first = of_rank;
+    const auto first = item_of<Identity>(agreement, 0);
+    for (int rank = 1; rank < over_.size(); ++rank) {
+      const auto of_rank = item_of<Identity>(agreement, rank);
       CROSSDOCK_CHECK(of_rank.num_tokens == first.num_tokens,
                       "tokens must be identical on the ranks of replicated_over, but rank ", rank,
                       " of that group has ", of_rank.num_tokens, " of them and rank 0 ",

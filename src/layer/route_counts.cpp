@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 
 namespace crossdock {
@@ -54,13 +55,6 @@ RouterStatistics sum_batches(const std::vector<RouterStatistics>& ranks) {
   batches.reserve(ranks.size());
   for (const RouterStatistics& rank : ranks) batches.push_back(of_batch(rank));
   return sum(batches);
-}
-
-double read_double(std::span<const std::byte> body) {
-  double value = 0.0;
-  CROSSDOCK_ASSERT(body.size() == sizeof value);
-  std::memcpy(&value, body.data(), sizeof value);
-  return value;
 }
 
 }  // namespace
@@ -170,11 +164,11 @@ std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
   if (other_groups().empty()) return of_group;
   const Agreement agreement = group_.agree({.operation = "counted",
                                             .config = {},
-                                            .body = std::as_bytes(std::span(&share, 1)),
+                                            .body = body_of(share),
                                             .refusal = refusal ? &*refusal : nullptr});
   if (sequences_are_replicated() && sequence_group() != &group_) {
     double total = 0.0;
-    for (int rank = 0; rank < group_.size(); ++rank) total += read_double(agreement.body(rank));
+    for (int rank = 0; rank < group_.size(); ++rank) total += item_of<double>(agreement, rank);
     decision.total_sequences = std::llround(total);
   }
   return of_group;

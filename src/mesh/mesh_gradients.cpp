@@ -2,12 +2,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/mesh.hpp"
@@ -85,12 +86,8 @@ std::string text_of(const Digest& digest) {
 // The lists of all ranks, [P]. All ranks see the same and find the same error.
 class AllDigests {
  public:
-  AllDigests(const MeshLayout& layout, const Agreement& agreement) : layout_(layout) {
-    all_.resize(static_cast<size_t>(layout.num_ranks()));
-    for (int rank = 0; rank < layout.num_ranks(); ++rank) {
-      std::memcpy(&all_[static_cast<size_t>(rank)], agreement.body(rank).data(), sizeof(Digests));
-    }
-  }
+  AllDigests(const MeshLayout& layout, const Agreement& agreement)
+      : layout_(layout), all_(items_of<Digests>(agreement)) {}
 
   const Digest& of(int rank, size_t list) const { return all_[static_cast<size_t>(rank)][list]; }
 
@@ -213,7 +210,7 @@ void sum_gradients(Mesh& mesh, const MeshGradients& gradients) {
   });
   const Agreement agreement = mesh.world().agree({.operation = kSum,
                                                   .config = {},
-                                                  .body = std::as_bytes(std::span(own)),
+                                                  .body = body_of(own),
                                                   .refusal = refusal ? &*refusal : nullptr});
   std::optional<AllDigests> all;
   std::optional<Error> mismatch;
@@ -238,14 +235,10 @@ double global_grad_norm(Mesh& mesh, const MeshGradients& gradients) {
   });
   const Agreement agreement = mesh.world().agree({.operation = kNorm,
                                                   .config = {},
-                                                  .body = std::as_bytes(std::span(&own, 1)),
+                                                  .body = body_of(own),
                                                   .refusal = refusal ? &*refusal : nullptr});
   double sum = 0;
-  for (int rank = 0; rank < mesh.world().size(); ++rank) {
-    double squares = 0;
-    std::memcpy(&squares, agreement.body(rank).data(), sizeof squares);
-    sum += squares;
-  }
+  for (int rank = 0; rank < mesh.world().size(); ++rank) sum += item_of<double>(agreement, rank);
   return std::sqrt(sum);
 }
 

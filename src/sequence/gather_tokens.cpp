@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "comm/shared_bytes.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
@@ -50,15 +50,10 @@ void check_args(const Group& group, const SequenceShard& shard, const ConstTenso
 // The form that the tokens of all ranks share; the row bytes of the other form are -1. Every rank
 // compares the same forms, so either all throw or none does.
 RowForms common_form(const Agreement& agreement, int num_ranks) {
-  const auto form_of = [&](int rank) {
-    RowForms form;
-    std::memcpy(&form, agreement.body(rank).data(), sizeof form);
-    return form;
-  };
-  RowForms common = form_of(0);
+  auto common = item_of<RowForms>(agreement, 0);
   for (int rank = 1; rank < num_ranks; ++rank) {
     const RowForms before = common;
-    const RowForms form = form_of(rank);
+    const auto form = item_of<RowForms>(agreement, rank);
     if (form.full != common.full) common.full = -1;
     if (form.flat != common.flat) common.flat = -1;
     CROSSDOCK_CHECK(common != RowForms{}, "gather_tokens: local must have the same number of ",
@@ -125,16 +120,16 @@ void place_all(const std::vector<SequenceShard>& shards, const Gathered& all, in
 
 OwnedTensor gather_tokens(Group& group, const SequenceShard& shard, const ConstTensorView& local,
                           const TensorView& global) {
-  std::array<RowForms, 1> own;
+  RowForms own;
   std::vector<SequenceShard> shards;
   const std::optional<Error> refusal = refusal_of([&] {
-    own[0] = sequence::row_forms("local", local, shard.shape());
+    own = sequence::row_forms("local", local, shard.shape());
     check_args(group, shard, local, global);
     for (int rank = 0; rank < group.size(); ++rank) shards.emplace_back(shard.layout(), rank);
   });
   const Agreement agreement = group.agree({.operation = "gather_tokens",
                                            .config = text_of(shard.layout(), local.dtype),
-                                           .body = std::as_bytes(std::span(own)),
+                                           .body = body_of(own),
                                            .refusal = refusal ? &*refusal : nullptr});
   const RowForms form = common_form(agreement, group.size());
   const int64_t row_bytes = std::max(form.full, form.flat);

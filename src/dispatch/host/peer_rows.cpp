@@ -1,7 +1,6 @@
 #include "dispatch/host/peer_rows.hpp"
 
-#include <cstring>
-
+#include "core/packed_items.hpp"
 #include "core/stream_copy.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "ops/copy_rows.hpp"
@@ -60,8 +59,8 @@ PeerRows::PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown)
                                                     .under_way = true,
                                                     .refusal = nullptr});
   for (int rank = 0; rank < exchange.group.size(); ++rank) {
-    std::memcpy(handles.data(), agreement.body(rank).data(), agreement.body(rank).size());
-    for (const comm::WindowHandle& handle : handles) {
+    std::span<const std::byte> body = agreement.body(rank);
+    for (const auto& handle : split_items<comm::WindowHandle>(body, std::ssize(handles))) {
       addresses_.push_back(is_reachable(exchange, rank)
                                ? comm::windows_of(exchange.group).reach(rank, handle)
                                : nullptr);
