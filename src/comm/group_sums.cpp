@@ -118,11 +118,9 @@ void Group::all_reduce(std::span<const TensorView> tensors) {
     config = text_of(*this, tensors);
     if (size() > 1) joined = join_by_dtype(*this, tensors);
   });
-  const uint64_t sequence = agree({.operation = kOperation,
-                                   .config = std::move(config),
-                                   .body = {},
-                                   .refusal = refusal ? &*refusal : nullptr})
-                                .sequence;
+  const uint64_t sequence =
+      agree({.operation = kOperation, .config = std::move(config), .refusal = as_refusal(refusal)})
+          .sequence;
   run_agreed(*this, [&] {
     const WaitContext wait = wait_context(kOperation, sequence);
     for (auto& [dtype, same] : joined) {
@@ -151,7 +149,7 @@ void Group::reduce_scatter(const ConstTensorView& input, const TensorView& out) 
   const Agreement agreement = agree({.operation = kOperation,
                                      .config = std::move(config),
                                      .body = body_of(own_elements),
-                                     .refusal = refusal ? &*refusal : nullptr});
+                                     .refusal = as_refusal(refusal)});
   std::vector<int64_t> sizes;  // [P] of all ranks' outputs
   std::vector<int64_t> parts;
   run_agreed(*this, [&] {

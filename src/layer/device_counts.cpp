@@ -79,8 +79,7 @@ void DeviceCounts::agree(Dispatcher& dispatcher, const MoeForwardArgs& args,
   // The counts of earlier forwards are on the GPU, where they are not compared.
   std::string text = concat(config_text, ";earlier=", args.earlier != nullptr);
   if (counts(BalanceScope::kSequence)) text += concat(";total_sequences=", args.total_sequences);
-  Proposal proposal{
-      .operation = "route", .config = std::move(text), .refusal = failed ? &*failed : nullptr};
+  Proposal proposal{.operation = "route", .config = std::move(text), .refusal = as_refusal(failed)};
   if (!compares) return dispatcher.agree(proposal, args.x.device);
   proposal.body = body_of(sample);
   const std::vector<uint64_t> samples = items_of<uint64_t>(group_.agree(proposal));

@@ -138,7 +138,7 @@ OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& 
   }
   OwnedTensor all;
   const Refusal failed = refusal_of([&] { all = replicated_->gather(operation, slice.view, out); });
-  group_.agree({.operation = "gathered", .refusal = failed ? &*failed : nullptr});
+  group_.agree({.operation = "gathered", .refusal = as_refusal(failed)});
   return all;
 }
 
@@ -190,7 +190,7 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
     agree({.operation = "route",
            .subject = id_of(args.decision->plan),
            .config = config_text_for(args.x.device) + ";decision=1",
-           .refusal = refusal ? &*refusal : nullptr},
+           .refusal = as_refusal(refusal)},
           args.x.device);
     return decision;
   }
@@ -312,7 +312,7 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
   agree({.operation = "layer_backward",
          .subject = args.saved != nullptr ? id_of(args.saved->decision.plan) : 0,
          .config = config_text_for(args.x.device),
-         .refusal = refusal ? &*refusal : nullptr},
+         .refusal = as_refusal(refusal)},
         args.x.device);
 }
 

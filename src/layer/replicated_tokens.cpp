@@ -84,10 +84,8 @@ std::optional<Error> ReplicatedTokens::agree(const char* operation, const ConstT
         [&] { own = {.num_tokens = tokens.num_rows(), .sample = sample_tokens({.x = tokens})}; });
   }
   return refusal_of([&] {
-    const Agreement agreement = over_.agree({.operation = operation,
-                                             .config = {},
-                                             .body = body_of(own),
-                                             .refusal = refusal ? &*refusal : nullptr});
+    const Agreement agreement =
+        over_.agree({.operation = operation, .body = body_of(own), .refusal = as_refusal(refusal)});
     const auto first = item_of<Identity>(agreement, 0);
     for (int rank = 1; rank < over_.size(); ++rank) {
       const auto of_rank = item_of<Identity>(agreement, rank);
@@ -109,8 +107,7 @@ OwnedTensor ReplicatedTokens::gather(const char* operation, const TensorView& sl
                                      TensorView out) {
   const std::span body(static_cast<const std::byte*>(slice.data),
                        static_cast<size_t>(slice.num_bytes()));
-  const Agreement agreement =
-      over_.agree({.operation = operation, .config = {}, .body = body, .refusal = nullptr});
+  const Agreement agreement = over_.agree({.operation = operation, .body = body});
   OwnedTensor result{.view = out, .owner = nullptr};
   run_agreed(over_, [&] {  // slices are contiguous and in the order of the ranks
     const int64_t num_bytes = agreement.offsets.back();
@@ -129,8 +126,7 @@ OwnedTensor ReplicatedTokens::gather(const char* operation, const TensorView& sl
 void ReplicatedTokens::refuse(const char* operation, const Group& group, const Error& error) {
   if (group.is_poisoned()) return over_.fail(error);
   if (error.code() == ErrorCode::kMismatch) return;
-  refusal_of(
-      [&] { over_.agree({.operation = operation, .config = {}, .body = {}, .refusal = &error}); });
+  refusal_of([&] { over_.agree({.operation = operation, .refusal = &error}); });
 }
 
 }  // namespace crossdock

@@ -115,7 +115,7 @@ RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& c
       {.operation = is_layer ? "route" : "count",
        .config = concat(is_layer ? call.config_text : "", counts_text(group, call.args)),
        .body = std::as_bytes(std::span(packed)),
-       .refusal = failed ? &*failed : nullptr});
+       .refusal = as_refusal(failed)});
   RankCounts counts;
   run_agreed(group, [&] {
     for (int rank = 0; rank < group.size(); ++rank) {
@@ -134,10 +134,8 @@ void RouteCounts::refuse_in_other_groups(const ForwardCall& call, const Error& r
   if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
   for (Group* other : other_groups()) {
     refusal_of([&] {
-      other->agree({.operation = "count",
-                    .config = counts_text(*other, call.args),
-                    .body = {},
-                    .refusal = &refusal});
+      other->agree(
+          {.operation = "count", .config = counts_text(*other, call.args), .refusal = &refusal});
     });
   }
 }
@@ -162,10 +160,8 @@ std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
     if (!refusal) refusal = failed;
   }
   if (other_groups().empty()) return of_group;
-  const Agreement agreement = group_.agree({.operation = "counted",
-                                            .config = {},
-                                            .body = body_of(share),
-                                            .refusal = refusal ? &*refusal : nullptr});
+  const Agreement agreement = group_.agree(
+      {.operation = "counted", .body = body_of(share), .refusal = as_refusal(refusal)});
   if (sequences_are_replicated() && sequence_group() != &group_) {
     double total = 0.0;
     for (int rank = 0; rank < group_.size(); ++rank) total += item_of<double>(agreement, rank);

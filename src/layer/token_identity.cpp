@@ -115,10 +115,8 @@ void refuse_equal_tokens(Group& group, std::span<const uint64_t> samples,
   const std::optional<Error> refusal = refusal_of([&] {
     if (samples[static_cast<size_t>(group.rank())] != 0) own = hash_tokens(tokens);
   });
-  const Agreement agreement = group.agree({.operation = "compare_tokens",
-                                           .config = {},
-                                           .body = body_of(own),
-                                           .refusal = refusal ? &*refusal : nullptr});
+  const Agreement agreement = group.agree(
+      {.operation = "compare_tokens", .body = body_of(own), .refusal = as_refusal(refusal)});
   const auto equal = find_equal(items_of<uint64_t>(agreement));
   CROSSDOCK_CHECK(!equal, "tokens must be different on every rank, but those of ranks ",
                   equal->first, " and ", equal->second,

@@ -208,10 +208,8 @@ void sum_gradients(Mesh& mesh, const MeshGradients& gradients) {
     check_gradients(gradients);
     own = digests_of(gradients);
   });
-  const Agreement agreement = mesh.world().agree({.operation = kSum,
-                                                  .config = {},
-                                                  .body = body_of(own),
-                                                  .refusal = refusal ? &*refusal : nullptr});
+  const Agreement agreement =
+      mesh.world().agree({.operation = kSum, .body = body_of(own), .refusal = as_refusal(refusal)});
   std::optional<AllDigests> all;
   std::optional<Error> mismatch;
   run_agreed_on(mesh, [&] {
@@ -233,10 +231,8 @@ double global_grad_norm(Mesh& mesh, const MeshGradients& gradients) {
     check_gradients(gradients);
     own = counted_squares(mesh, gradients);
   });
-  const Agreement agreement = mesh.world().agree({.operation = kNorm,
-                                                  .config = {},
-                                                  .body = body_of(own),
-                                                  .refusal = refusal ? &*refusal : nullptr});
+  const Agreement agreement = mesh.world().agree(
+      {.operation = kNorm, .body = body_of(own), .refusal = as_refusal(refusal)});
   double sum = 0;
   for (int rank = 0; rank < mesh.world().size(); ++rank) sum += item_of<double>(agreement, rank);
   return std::sqrt(sum);

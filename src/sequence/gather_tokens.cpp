@@ -130,7 +130,7 @@ OwnedTensor gather_tokens(Group& group, const SequenceShard& shard, const ConstT
   const Agreement agreement = group.agree({.operation = "gather_tokens",
                                            .config = text_of(shard.layout(), local.dtype),
                                            .body = body_of(own),
-                                           .refusal = refusal ? &*refusal : nullptr});
+                                           .refusal = as_refusal(refusal)});
   const RowForms form = common_form(agreement, group.size());
   const int64_t row_bytes = std::max(form.full, form.flat);
   const Gathered all = exchange(group, shards, local, row_bytes, agreement.sequence);

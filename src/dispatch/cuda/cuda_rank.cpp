@@ -66,13 +66,11 @@ void CudaRank::meet() {
   peers_.meet(group(), {.reaches_peers = waits_ != Waits::kNone,
                         .prefers_ipc = group().topology().num_nodes > 1,
                         .config = config,
-                        .refusal = unusable ? &*unusable : nullptr});
+                        .refusal = as_refusal(unusable)});
   const std::optional<Error> refusal = refusal_of([&] { open(); });
   try {
-    group().agree({.operation = "plan",
-                   .config = config,
-                   .under_way = true,
-                   .refusal = refusal ? &*refusal : nullptr});
+    group().agree(
+        {.operation = "plan", .config = config, .under_way = true, .refusal = as_refusal(refusal)});
   } catch (...) {
     pool_.reset();
     throw;

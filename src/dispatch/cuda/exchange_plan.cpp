@@ -71,10 +71,8 @@ RowTraffic agree_on_traffic(Group& group, const Plan& plan,
                             const std::vector<int64_t>& recv_offsets) {
   const Agreement all = group.agree({.operation = "plan",
                                      .subject = plan.id(),
-                                     .config = {},
                                      .body = std::as_bytes(std::span(send_offsets)),
-                                     .under_way = true,
-                                     .refusal = nullptr});
+                                     .under_way = true});
   std::vector<int64_t> begins(index(group.size()));
   for (int p = 0; p < group.size(); ++p) {
     const std::byte* offset = all.body(p).data() + index(group.rank()) * sizeof(int64_t);

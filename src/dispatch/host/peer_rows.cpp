@@ -54,10 +54,8 @@ PeerRows::PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown)
   for (const ExposedRows& rows : shown) handles.push_back(rows.handle());
   const Agreement agreement = exchange.group.agree({.operation = exchange.operation,
                                                     .subject = exchange.plan.id(),
-                                                    .config = {},
                                                     .body = std::as_bytes(std::span(handles)),
-                                                    .under_way = true,
-                                                    .refusal = nullptr});
+                                                    .under_way = true});
   for (int rank = 0; rank < exchange.group.size(); ++rank) {
     std::span<const std::byte> body = agreement.body(rank);
     for (const auto& handle : split_items<comm::WindowHandle>(body, std::ssize(handles))) {
@@ -70,12 +68,8 @@ PeerRows::PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown)
 
 void end_exchange(const Exchange& exchange) {
   finish_stores();
-  exchange.group.agree({.operation = exchange.operation,
-                        .subject = exchange.plan.id(),
-                        .config = {},
-                        .body = {},
-                        .under_way = true,
-                        .refusal = nullptr});
+  exchange.group.agree(
+      {.operation = exchange.operation, .subject = exchange.plan.id(), .under_way = true});
 }
 
 bool is_reachable(const Exchange& exchange, int rank) {

@@ -68,9 +68,7 @@ std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
   group.agree({.operation = exchange.operation,
                .subject = exchange.plan.id(),
                .config = concat("staging_bytes=", group.options().staging_bytes),
-               .body = {},
-               .under_way = true,
-               .refusal = nullptr});
+               .under_way = true});
   std::vector<int64_t> offsets(sizes.size() + 1);
   std::iota(offsets.begin(), offsets.end(), 0);
   const auto num_bytes = sizes.size() * sizeof(ManifestSize);
