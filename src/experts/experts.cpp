@@ -17,10 +17,6 @@ DType sum_dtype(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
-std::string describe(Device device) {
-  return device.is_cpu() ? "in host memory" : concat("on GPU ", device.index);
-}
-
 ExpertsConfig checked(const ExpertsConfig& config) {
   CROSSDOCK_CHECK(config.num_local_experts >= 0, "num_local_experts must not be negative, got ",
                   config.num_local_experts);

@@ -10,6 +10,7 @@
 #include "comm/agreed_failure.hpp"
 #include "comm/agreed_items.hpp"
 #include "core/check.hpp"
+#include "core/tensor_check.hpp"
 
 namespace crossdock {
 namespace {
@@ -230,8 +231,7 @@ void check_earlier(const RouterConfig& config, const RouterStatistics* earlier, 
                   "earlier is for BalanceScope::kGlobalBatch; leave it out with other scopes");
   const bool is_there =
       earlier->is_on_device() ? earlier->device_counts.view.device == device : device.is_cpu();
-  CROSSDOCK_CHECK(is_there, "earlier must be where the tokens are, ",
-                  device.is_cpu() ? "in host memory" : concat("on GPU ", device.index));
+  CROSSDOCK_CHECK(is_there, "earlier must be where the tokens are, ", describe(device));
   const int64_t num_routes = earlier->is_on_device()
                                  ? earlier->device_counts.view.num_elements() - 1
                                  : std::ssize(earlier->routes_per_expert);

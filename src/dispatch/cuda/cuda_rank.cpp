@@ -194,9 +194,7 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T, int64_t K) const {
 
 void CudaRank::check_device(const char* name, const ConstTensorView& tensor) const {
   CROSSDOCK_CHECK(tensor.device == where(), name, " must be on GPU ", device_,
-                  ", as the first routing was; it is ",
-                  tensor.device.is_cpu() ? std::string("in host memory")
-                                         : concat("on GPU ", tensor.device.index));
+                  ", as the first routing was; it is ", describe(tensor.device));
 }
 
 void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
@@ -204,8 +202,7 @@ void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
   CROSSDOCK_CHECK(tensor.shape == shape, name, " must be ", shape.to_string(), ", got ",
                   describe(tensor));
   check_device(name, tensor);
-  CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
-                  shape.to_string(), " must have memory, got a null pointer");
+  check_not_null(name, tensor);
 }
 
 OwnedTensor CudaRank::take(DType dtype, const Shape& shape) {
