@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/owned_tensor.hpp"
 #include "core/pointer.hpp"
 #include "core/tensor_check.hpp"
 
@@ -87,14 +88,9 @@ void copy(const Cut& cut, Direction direction, DType dtype, const void* from, vo
   }
 }
 
-OwnedTensor new_tensor(DType dtype, const Shape& shape) {
-  const Buffer buffer(shape.num_elements() * size_of(dtype));
-  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
-}
-
 // Repeats each value of [T, K] etp times.
 OwnedTensor repeat(const ConstTensorView& values, int64_t etp) {
-  OwnedTensor repeated = new_tensor(values.dtype, {values.shape[0], values.shape[1] * etp});
+  OwnedTensor repeated = new_host_tensor(values.dtype, {values.shape[0], values.shape[1] * etp});
   const auto bytes = static_cast<size_t>(size_of(values.dtype));
   const auto* from = static_cast<const std::byte*>(values.data);
   auto* to = static_cast<std::byte*>(repeated.view.data);
@@ -149,7 +145,7 @@ OwnedExperts cut_expert_shard(const ExpertsConfig& whole, const ExpertShard& sha
   for (size_t i = 0; i < cuts.size(); ++i) {
     if (!given[i].given()) continue;
     check_tensor(cuts[i].name, given[i], cuts[i].whole_shape);
-    *results[i] = new_tensor(given[i].dtype, cuts[i].part_shape);
+    *results[i] = new_host_tensor(given[i].dtype, cuts[i].part_shape);
     copy(cuts[i], Direction::kCut, given[i].dtype, given[i].data, results[i]->view.data);
   }
   return part;

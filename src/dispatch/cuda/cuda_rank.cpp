@@ -10,6 +10,7 @@
 #include "core/cuda/stream.hpp"
 #include "core/cuda/waiting_room.hpp"
 #include "core/leak.hpp"
+#include "core/owned_tensor.hpp"
 #include "core/packed_items.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
@@ -206,8 +207,7 @@ void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
 }
 
 OwnedTensor CudaRank::take(DType dtype, const Shape& shape) {
-  const Buffer buffer = pool_->take(shape.num_elements() * size_of(dtype), stream());
-  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
+  return owned_tensor(pool_->take(shape.num_elements() * size_of(dtype), stream()), dtype, shape);
 }
 
 OwnedTensor CudaRank::output_or_new(const char* name, const TensorView& given, DType dtype,
