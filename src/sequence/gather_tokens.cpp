@@ -84,8 +84,8 @@ Gathered exchange(Group& group, const std::vector<SequenceShard>& shards,
                   const ConstTensorView& local, int64_t row_bytes, uint64_t sequence) {
   Gathered all;
   Buffer own;
-  const int64_t own_bytes = local.num_bytes();
   run_agreed(group, [&] {
+    const int64_t own_bytes = local.num_bytes();
     for (const SequenceShard& shard : shards) {
       all.offsets.push_back(all.offsets.back() + shard.num_tokens() * row_bytes);
     }
@@ -95,9 +95,7 @@ Gathered exchange(Group& group, const std::vector<SequenceShard>& shards,
     finish_stores();
     all.bytes = group.pool().take_scratch(all.offsets.back());
   });
-  SharedBytes send = shared_bytes(own);
-  send.num_bytes = own_bytes;  // the buffer may be larger
-  group.all_gather_v(send, shared_bytes(all.bytes), all.offsets,
+  group.all_gather_v(shared_bytes(own), shared_bytes(all.bytes), all.offsets,
                      group.wait_context("gather_tokens", sequence));
   return all;
 }
