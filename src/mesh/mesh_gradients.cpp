@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "comm/agreed_failure.hpp"
 #include "comm/agreed_items.hpp"
 #include "core/check.hpp"
+#include "core/hash.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/mesh.hpp"
 
@@ -73,7 +73,7 @@ Digests digests_of(const MeshGradients& gradients) {
       digests[l].num_elements += tensor.num_elements();
       text += describe(tensor) + ";";
     }
-    digests[l].hash = std::hash<std::string>()(text);
+    digests[l].hash = hash_bytes(text);
   }
   return digests;
 }
