@@ -2,15 +2,12 @@
 
 #include <cstring>
 
+#include "core/sizes.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
 
 namespace crossdock::cuda {
 namespace {
-
-size_t index(int64_t i) {
-  return static_cast<size_t>(i);
-}
 
 // Offset of this rank's rows in the send buffer of every other rank: rows_to(p, rank) rows go from
 // p to rank.

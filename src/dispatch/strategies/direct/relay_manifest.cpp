@@ -3,6 +3,7 @@
 
 #include "core/check.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/host/row_tensors.hpp"
 #include "dispatch/host/wire.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 
@@ -32,12 +33,6 @@ struct ManifestSize {
   int64_t num_copies = 0;
   int64_t num_bytes = 0;
 };
-
-double weight_at(const PlanData& plan, size_t slot) {
-  const ConstTensorView weights(plan.weights.data(), plan.weight_dtype, {plan.T, plan.K});
-  return plan.weight_dtype == DType::kF64 ? weights.as<double>()[slot]
-                                          : static_cast<double>(weights.as<float>()[slot]);
-}
 
 // Token by token, slot by slot: the first target of a token at a gateway starts a copy.
 std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& gateway) {
