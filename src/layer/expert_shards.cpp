@@ -72,6 +72,17 @@ std::array<Cut, 4> cuts_of(const ExpertsConfig& whole, const ExpertShard& shard)
            {"b2", {E_local, D}, {E_local, D}, E_local, D, D, 1, {{0, 0, D}}}}};
 }
 
+// [E] the ep rank of each expert.
+std::vector<int32_t> ep_ranks_of(const DispatchConfig& config, int ep) {
+  if (!config.placement.empty()) return config.placement;
+  std::vector<int32_t> ranks;
+  for (int rank = 0; rank < ep; ++rank) {
+    const int64_t end = first_expert(config.num_experts, ep, rank + 1);
+    ranks.resize(static_cast<size_t>(end), rank);
+  }
+  return ranks;
+}
+
 enum class Direction { kCut, kJoin };
 
 void copy(const Cut& cut, Direction direction, DType dtype, const void* from, void* to) {
@@ -170,7 +181,7 @@ DispatchConfig shard_experts(const DispatchConfig& config, int64_t etp, int num_
                   ") must be at least 1 and divide the number of ranks of the group (", num_ranks,
                   ")");
   if (etp == 1) return config;
-  const int64_t ep = num_ranks / etp;
+  const auto ep = static_cast<int>(num_ranks / etp);
   const int64_t E = config.num_experts;
   CROSSDOCK_CHECK(E >= 1 && E <= kMostExperts, "num_experts must be in [1, ", kMostExperts,
                   "], got ", E);
@@ -185,15 +196,9 @@ DispatchConfig shard_experts(const DispatchConfig& config, int64_t etp, int num_
   sharded.top_k = config.top_k * etp;
   sharded.max_routes_per_token = config.max_routes_per_token * etp;
   sharded.placement.clear();
-  for (int64_t rank = 0; rank < ep && config.placement.empty(); ++rank) {
-    const int64_t count = first_expert(E, static_cast<int>(ep), static_cast<int>(rank) + 1) -
-                          first_expert(E, static_cast<int>(ep), static_cast<int>(rank));
-    for (int64_t i = 0; i < count * etp; ++i) {
-      sharded.placement.push_back(static_cast<int32_t>(rank * etp + i % etp));
-    }
-  }
-  for (size_t e = 0; e < config.placement.size(); ++e) {
-    const int32_t rank = config.placement[e];
+  const std::vector<int32_t> ep_ranks = ep_ranks_of(config, ep);
+  for (size_t e = 0; e < ep_ranks.size(); ++e) {
+    const int32_t rank = ep_ranks[e];
     CROSSDOCK_CHECK(rank >= 0 && rank < ep, "placement of expert ", e,
                     " must be an ep rank in [0, ", ep, "), got ", rank);
     for (int64_t j = 0; j < etp; ++j) {
