@@ -9,7 +9,7 @@ void request_a_queue_per_stream();
 
 /// GPUs that this many ranks use: as many as there are, at most one per rank.
 int num_gpus_of(int num_ranks);
-/// Of a rank that is a thread: its number mod that of the GPUs.
+/// The GPU of a rank that is a thread: its rank modulo the number of GPUs.
 int gpu_of_rank(int rank);
 /// Whether each of the first `num_gpus` GPUs can use the memory of the others.
 bool gpus_reach_each_other(int num_gpus);

@@ -28,7 +28,7 @@ struct StepResult {
 
   double ratio() const { return copy_us > 0.0 ? median_us / copy_us : 0.0; }
   double traffic_ratio() const { return traffic_us > 0.0 ? median_us / traffic_us : 0.0; }
-  /// Of one GPU and direction, in GB/s.
+  /// Rate at which one GPU sends or receives, in GB/s.
   double link_rate() const { return static_cast<double>(link_bytes) / median_us * 1e-3; }
   double floor_ratio() const { return floor_us > 0.0 ? median_us / floor_us : 0.0; }
 };
@@ -45,8 +45,8 @@ struct Result {
   int max_sms = 0;              // per rank on a GPU; 0: no limit
   std::string copies = "auto";  // DispatchConfig::copies
   int gpus = 0;                 // that the ranks share, rank r on GPU r mod gpus; 0: none
-  /// What one GPU can send to the others, and receive from them at the same time, in GB/s: measured
-  /// in the same run. 0 for one GPU.
+  /// Rate at which one GPU can send to the others while it receives as much, in GB/s, measured in
+  /// the same run. 0 for one GPU.
   double link_rate = 0.0;
   std::string dtype;
   int repeat = 0;

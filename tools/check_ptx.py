@@ -9,6 +9,7 @@ code.
 """
 import struct
 import sys
+from typing import NamedTuple
 
 # What nvcc puts into .nv_fatbin: a header, then entries of PTX or machine code, each with a header of its own.
 MAGIC = struct.pack("<I", 0xBA55ED50)
@@ -18,8 +19,18 @@ PTX, MACHINE_CODE = 1, 2
 ONE_ARCHITECTURE = 0x300000  # flags: PTX of sm_XXa or sm_XXf
 
 
+class Entry(NamedTuple):
+    """PTX or machine code of a group of kernels."""
+
+    kind: int
+    architecture: int
+    is_portable: bool  # not specific to one architecture
+    at: int  # of its content in the library
+    content: bytes
+
+
 def read_entries(data, begin):
-    """Yields (kind, architecture, is_portable) of the group of kernels at `begin`."""
+    """Yields the entries of the group of kernels at `begin`."""
     _, _, header_bytes, content_bytes = HEADER.unpack_from(data, begin)
     at = begin + header_bytes
     end = at + content_bytes
@@ -27,24 +38,30 @@ def read_entries(data, begin):
         kind, _, header_bytes, content_bytes, architecture, flags = ENTRY.unpack_from(data, at)
         if header_bytes < ENTRY.size:
             raise ValueError(f"byte {at}: unknown layout of kernels")
-        yield kind, architecture, flags & ONE_ARCHITECTURE == 0
-        at += header_bytes + content_bytes
+        at += header_bytes
+        yield Entry(kind, architecture, flags & ONE_ARCHITECTURE == 0, at, data[at:at + content_bytes])
+        at += content_bytes
+
+
+def read_groups(data):
+    """Yields (place, entries) of every group of kernels in a library."""
+    begin = data.find(MAGIC)
+    while begin >= 0:
+        yield begin, list(read_entries(data, begin))
+        begin = data.find(MAGIC, begin + 1)
 
 
 def flaws(data):
     found = []
     groups = 0
-    begin = data.find(MAGIC)
-    while begin >= 0:
-        entries = list(read_entries(data, begin))
-        code = max((arch for kind, arch, _ in entries if kind == MACHINE_CODE), default=0)
-        ptx = max((arch for kind, arch, is_portable in entries if kind == PTX and is_portable), default=0)
+    for begin, entries in read_groups(data):
+        code = max((entry.architecture for entry in entries if entry.kind == MACHINE_CODE), default=0)
+        ptx = max((entry.architecture for entry in entries if entry.kind == PTX and entry.is_portable), default=0)
         groups += 1
         if ptx == 0:
             found.append(f"kernels at byte {begin}: machine code for sm_{code}, no portable PTX")
         elif ptx < code:
             found.append(f"kernels at byte {begin}: machine code for sm_{code}, portable PTX only of compute_{ptx}")
-        begin = data.find(MAGIC, begin + 1)
     if groups == 0:
         found.append("no kernels")
     return found, groups

@@ -8,7 +8,7 @@ Fails if a kernel whose mangled name contains one of the words has a stack: spil
 import struct
 import sys
 
-from check_ptx import ENTRY, HEADER, MACHINE_CODE, MAGIC
+from check_ptx import MACHINE_CODE, read_groups
 
 # Machine code is an ELF file. Its section .nv.info has attributes: a format, a kind and, in the format used here, the
 # number of bytes that follow: the index of a symbol, the kernel, and the value.
@@ -22,20 +22,13 @@ FRAME_SIZE, REGISTERS = 0x11, 0x2F  # kinds
 
 def machine_codes(data):
     """Yields (architecture, ELF file) of all kernels in a library."""
-    begin = data.find(MAGIC)
-    while begin >= 0:
-        _, _, header_bytes, content_bytes = HEADER.unpack_from(data, begin)
-        at = begin + header_bytes
-        end = at + content_bytes
-        while at < end:
-            kind, _, header_bytes, content_bytes, architecture, _ = ENTRY.unpack_from(data, at)
-            content = data[at + header_bytes:at + header_bytes + content_bytes]
-            if kind == MACHINE_CODE:
-                if not content.startswith(ELF_MAGIC):
-                    raise ValueError(f"byte {at}: machine code is compressed or has an unknown layout")
-                yield architecture, content
-            at += header_bytes + content_bytes
-        begin = data.find(MAGIC, begin + 1)
+    for _, entries in read_groups(data):
+        for entry in entries:
+            if entry.kind != MACHINE_CODE:
+                continue
+            if not entry.content.startswith(ELF_MAGIC):
+                raise ValueError(f"byte {entry.at}: machine code is compressed or has an unknown layout")
+            yield entry.architecture, entry.content
 
 
 def text_at(data, offset):

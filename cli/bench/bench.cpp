@@ -6,6 +6,7 @@
 #include "bench/runner.hpp"
 #include "cli/bench/printer.hpp"
 #include "cli/bench/report.hpp"
+#include "cli/bench/results_json.hpp"
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
 #include "cli/processes/launch.hpp"

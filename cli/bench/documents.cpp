@@ -6,6 +6,7 @@
 
 #include "cli/bench/grid.hpp"
 #include "cli/bench/report.hpp"
+#include "cli/bench/results_json.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/text/table.hpp"

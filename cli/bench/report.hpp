@@ -10,10 +10,7 @@
 
 namespace crossdock::cli {
 
-class JsonWriter;
-
 std::string scenarios_text(const std::vector<bench::Scenario>& scenarios, const TextStyle& style);
-std::string to_json(const std::vector<bench::Scenario>& scenarios);
 
 /// The line above the results of a scenario.
 std::string head_text(const bench::Scenario& scenario, const TextStyle& style);
@@ -28,10 +25,5 @@ std::string wire_text(const bench::Result& result);
 
 /// "12.3", "4567".
 std::string microseconds(double us);
-
-std::string to_json(const std::vector<bench::Result>& results);
-void write_json(JsonWriter& writer, const std::vector<bench::Result>& results);
-/// The inverse of to_json. Throws Error(kInternal).
-std::vector<bench::Result> parse_results(const std::string& json);
 
 }  // namespace crossdock::cli

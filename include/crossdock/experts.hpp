@@ -3,7 +3,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <string_view>
 
 #include "crossdock/error.hpp"
@@ -39,15 +38,7 @@ constexpr std::string_view name_of(Activation activation) {
 }
 
 /// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
-inline Activation parse_activation(std::string_view name) {
-  std::string known;
-  for (size_t i = 0; i < kActivationNames.size(); ++i) {
-    if (kActivationNames[i] == name) return static_cast<Activation>(i);
-    known.append(i == 0 ? "" : ", ").append(kActivationNames[i]);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "activation must be one of " + known + "; got \"" + std::string(name) + "\"");
-}
+CROSSDOCK_API Activation parse_activation(std::string_view name);
 
 /// Where the weights of the routes are applied.
 enum class WeightsIn : uint8_t {

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -49,15 +48,7 @@ constexpr std::string_view name_of(PartialSums sums) {
 }
 
 /// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
-inline PartialSums parse_partial_sums(std::string_view name) {
-  std::string known;
-  for (size_t i = 0; i < kPartialSumsNames.size(); ++i) {
-    if (kPartialSumsNames[i] == name) return static_cast<PartialSums>(i);
-    known.append(i == 0 ? "" : ", ").append(kPartialSumsNames[i]);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "partial_sums must be one of " + known + "; got \"" + std::string(name) + "\"");
-}
+CROSSDOCK_API PartialSums parse_partial_sums(std::string_view name);
 
 /// Dtype in which sums of rows of dtype `rows` are sent. kNone, which sends none, gives the same
 /// result as kF32.
@@ -80,15 +71,7 @@ constexpr std::string_view name_of(Copies copies) {
 }
 
 /// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
-inline Copies parse_copies(std::string_view name) {
-  std::string known;
-  for (size_t i = 0; i < kCopiesNames.size(); ++i) {
-    if (kCopiesNames[i] == name) return static_cast<Copies>(i);
-    known.append(i == 0 ? "" : ", ").append(kCopiesNames[i]);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "copies must be one of " + known + "; got \"" + std::string(name) + "\"");
-}
+CROSSDOCK_API Copies parse_copies(std::string_view name);
 
 /// Must be identical on every rank of a group.
 struct DispatchConfig {

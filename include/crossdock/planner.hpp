@@ -41,15 +41,7 @@ inline constexpr std::array kFabricPresets = {
 };
 
 /// Throws Error(kInvalidArgument) that lists the valid names if there is no such preset.
-inline const Fabric& find_fabric(std::string_view name) {
-  std::string known;
-  for (const Fabric& preset : kFabricPresets) {
-    if (preset.name == name) return preset;
-    known.append(known.empty() ? "" : ", ").append(preset.name);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "fabric must be one of " + known + "; got \"" + std::string(name) + "\"");
-}
+CROSSDOCK_API const Fabric& find_fabric(std::string_view name);
 
 /// The sizes of one MoE layer of a published model.
 struct ModelPreset {
@@ -70,15 +62,7 @@ inline constexpr std::array kModelPresets = {
 };
 
 /// Throws Error(kInvalidArgument) that lists the valid names if there is no such preset.
-inline const ModelPreset& find_model(std::string_view name) {
-  std::string known;
-  for (const ModelPreset& preset : kModelPresets) {
-    if (preset.name == name) return preset;
-    known.append(known.empty() ? "" : ", ").append(preset.name);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "model must be one of " + known + "; got \"" + std::string(name) + "\"");
-}
+CROSSDOCK_API const ModelPreset& find_model(std::string_view name);
 
 /// Input of the cost model: one layer, its tokens and the machine.
 struct CostInputs {

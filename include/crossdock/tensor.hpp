@@ -215,7 +215,7 @@ class CROSSDOCK_API BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// A buffer of at least num_bytes, contents unspecified; returns to the pool when released.
+  /// A buffer of num_bytes, contents unspecified; its memory returns to the pool when released.
   [[nodiscard]] Buffer take(int64_t num_bytes);
   /// As take, for memory that is released before the operation ends; may use a far larger block.
   [[nodiscard]] Buffer take_scratch(int64_t num_bytes);

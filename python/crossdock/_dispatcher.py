@@ -70,6 +70,7 @@ def partial_sums_value(value: Union[bool, str]) -> int:
 
 
 def dispatch_config(
+    *,
     num_experts: int,
     top_k: int,
     width: int,
@@ -168,22 +169,22 @@ class Dispatcher(Shared):
             rank, copied there to the token's other rows; "auto": per rank if the ranks are on several GPUs
         """
         config = dispatch_config(
-            num_experts,
-            top_k,
-            width,
-            alignment,
-            max_rows,
-            placement,
-            strategy,
-            capacity_factor,
-            capacity_tokens,
-            pad_to_capacity,
-            drop_policy,
-            nonfinite,
-            partial_sums,
-            keep_empty_segments,
-            max_routes_per_token,
-            copies,
+            num_experts=num_experts,
+            top_k=top_k,
+            width=width,
+            alignment=alignment,
+            max_rows=max_rows,
+            placement=placement,
+            strategy=strategy,
+            capacity_factor=capacity_factor,
+            capacity_tokens=capacity_tokens,
+            pad_to_capacity=pad_to_capacity,
+            drop_policy=drop_policy,
+            nonfinite=nonfinite,
+            partial_sums=partial_sums,
+            keep_empty_segments=keep_empty_segments,
+            max_routes_per_token=max_routes_per_token,
+            copies=copies,
         )
         handle = ctypes.c_void_p()
         check(lib.dispatcher_create(group._handle, byref(config), byref(handle)))
@@ -212,7 +213,8 @@ class Dispatcher(Shared):
         """Queues later calls with tensors on a GPU in `stream`, a cudaStream_t (None or 0: the default stream).
 
         A new stream waits for the dispatcher's work in the previous one, which must still exist. max_sms limits the SMs of
-        a call, max_begun_sms those of a begun call (0: max_sms); nccl_comm is an ncclComm_t with the group's ranks, for rows between nodes, set before the first plan.
+        a call, max_begun_sms those of a begun call (0: max_sms). nccl_comm is an ncclComm_t with the group's ranks, for
+        rows between nodes; set it before the first plan.
         """
         options = (stream or 0, max_sms, max_begun_sms, nccl_comm)
         if options == self._options:

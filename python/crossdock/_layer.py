@@ -204,7 +204,9 @@ class Layer(Shared):
         config = LayerConfig(
             router=ctypes.pointer(_router_config(num_experts, top_k, width, **(router or {}))),
             experts=ctypes.pointer(experts_config(0, 0, inner, dtype, **(experts or {}))),
-            dispatch=ctypes.pointer(dispatch_config(num_experts, top_k, width, **(dispatch or {}))),
+            dispatch=ctypes.pointer(
+                dispatch_config(num_experts=num_experts, top_k=top_k, width=width, **(dispatch or {}))
+            ),
             counting_group=_handle_of(counting_group),
             shared_inner=shared_inner,
             overlap_chunks=overlap_chunks,

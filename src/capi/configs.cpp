@@ -36,11 +36,6 @@ static_assert(static_cast<int>(BalanceScope::kBatch) == CROSSDOCK_BALANCE_BATCH)
 static_assert(static_cast<int>(BalanceScope::kSequence) == CROSSDOCK_BALANCE_SEQUENCE);
 static_assert(static_cast<int>(BalanceScope::kGlobalBatch) == CROSSDOCK_BALANCE_GLOBAL_BATCH);
 
-template <typename Number>
-Number or_default(Number value, Number if_zero) {
-  return value == 0 ? if_zero : value;
-}
-
 }  // namespace
 
 int checked_enum(const char* name, int32_t value, int num_values) {

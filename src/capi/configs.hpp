@@ -17,6 +17,12 @@ ExpertGradients to_gradients(const char* name, const crossdock_expert_gradients&
 
 PartialSums to_partial_sums(int32_t value);
 
+/// A number whose 0 means the default.
+template <typename Number>
+Number or_default(Number value, Number if_zero) {
+  return value == 0 ? if_zero : value;
+}
+
 /// A field of an enumeration with `num_values` values, numbered from 0 as in C++.
 int checked_enum(const char* name, int32_t value, int num_values);
 

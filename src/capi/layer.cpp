@@ -27,8 +27,8 @@ MoeLayerConfig to_layer_config(const crossdock_layer_config& given) {
   if (dispatch.strategy != nullptr) config.strategy = dispatch.strategy;
   config.shared_inner = given.shared_inner;
   config.overlap_shared = given.serial_shared == 0;
-  config.overlap_chunks = given.overlap_chunks == 0 ? 1 : given.overlap_chunks;
-  config.etp = given.etp == 0 ? 1 : given.etp;
+  config.overlap_chunks = or_default<int64_t>(given.overlap_chunks, 1);
+  config.etp = or_default<int64_t>(given.etp, 1);
   config.allow_equal_tokens = given.allow_equal_tokens != 0;
   return config;
 }
@@ -55,7 +55,7 @@ MoeForwardArgs to_args(const crossdock_layer_forward_args& given, const crossdoc
   args.out = given_output("out", out);
   args.mask = to_view("mask", given.mask);
   args.sequence_ids = to_view("sequence_ids", given.sequence_ids);
-  args.num_sequences = given.num_sequences == 0 ? 1 : given.num_sequences;
+  args.num_sequences = or_default<int64_t>(given.num_sequences, 1);
   args.total_sequences = given.total_sequences;
   args.forced_ids = to_view("forced_ids", given.forced_ids);
   args.token_ids = to_view("token_ids", given.token_ids);

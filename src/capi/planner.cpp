@@ -10,28 +10,24 @@
 namespace crossdock::capi {
 namespace {
 
-int64_t or_else(int64_t value, int64_t if_zero) {
-  return value == 0 ? if_zero : value;
-}
-
 JobDescription to_job(const crossdock_job& given) {
   const ModelPreset model = given.model != nullptr ? find_model(given.model) : ModelPreset{};
   JobDescription job;
-  job.width = or_else(given.width, model.width);
-  job.inner = or_else(given.inner, model.inner);
-  job.num_experts = or_else(given.num_experts, model.num_experts);
-  job.top_k = or_else(given.top_k, model.top_k);
+  job.width = or_default(given.width, model.width);
+  job.inner = or_default(given.inner, model.inner);
+  job.num_experts = or_default(given.num_experts, model.num_experts);
+  job.top_k = or_default(given.top_k, model.top_k);
   if (given.dtype != 0) job.dtype = to_dtype("crossdock_job", given.dtype);
   job.sequence = given.sequence;
-  job.micro_batch = or_else(given.micro_batch, 1);
+  job.micro_batch = or_default<int64_t>(given.micro_batch, 1);
   if (given.tokens != 0) job.tokens = given.tokens;
-  job.nodes = or_else(given.nodes, 1);
-  job.ranks_per_node = or_else(given.ranks_per_node, 1);
-  job.tp = or_else(given.tp, 1);
-  job.cp = or_else(given.cp, 1);
-  job.pp = or_else(given.pp, 1);
+  job.nodes = or_default<int64_t>(given.nodes, 1);
+  job.ranks_per_node = or_default<int64_t>(given.ranks_per_node, 1);
+  job.tp = or_default<int64_t>(given.tp, 1);
+  job.cp = or_default<int64_t>(given.cp, 1);
+  job.pp = or_default<int64_t>(given.pp, 1);
   if (given.ep != 0) job.ep = given.ep;
-  job.alignment = or_else(given.alignment, 1);
+  job.alignment = or_default<int64_t>(given.alignment, 1);
   if (given.capacity_factor != 0) job.capacity = given.capacity_factor;
   job.partial_sums = to_partial_sums(given.partial_sums);
   job.zipf = given.zipf;

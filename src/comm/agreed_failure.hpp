@@ -11,7 +11,7 @@ namespace crossdock {
 Error current_error();
 
 /// Runs the checks and allocations that a rank makes before the ranks agree. Returns the error if
-/// they fail, for Proposal::refusal.
+/// they fail, for as_refusal.
 template <typename Body>
 std::optional<Error> refusal_of(const Body& body) {
   try {
@@ -21,6 +21,12 @@ std::optional<Error> refusal_of(const Body& body) {
     return current_error();
   }
 }
+
+/// The error for Proposal::refusal: null if there is none. Valid as long as `error`.
+inline const Error* as_refusal(const std::optional<Error>& error) {
+  return error ? &*error : nullptr;
+}
+const Error* as_refusal(const std::optional<Error>&& error) = delete;
 
 /// Runs the work after an agreement. Peers may already be waiting for this rank's data, so a
 /// failure poisons the group and is thrown as the group's error.

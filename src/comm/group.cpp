@@ -102,9 +102,7 @@ Buffer gather(Group& group, std::span<const std::byte> bytes, std::span<const in
   guard(group, wait, [&] {
     const Buffer send = copy_into_pool(group, bytes);
     all = group.pool().take_scratch(offsets.back());
-    SharedBytes from = shared_bytes(send);
-    from.num_bytes = std::ssize(bytes);  // the buffer may be larger
-    group.communicator().all_gather_v(from, shared_bytes(all), offsets, wait);
+    group.communicator().all_gather_v(shared_bytes(send), shared_bytes(all), offsets, wait);
   });
   return all;
 }

@@ -1,6 +1,5 @@
 // The sums of a group: all_reduce and reduce_scatter.
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "comm/joined_bytes.hpp"
 #include "comm/sum_blocks.hpp"
 #include "comm/sum_rounds.hpp"
@@ -83,15 +83,6 @@ std::string text_of(const Group& group, std::span<const TensorView> tensors) {
   return text;
 }
 
-// The sizes [P] of all ranks' outputs.
-std::vector<int64_t> read_sizes(const Agreement& agreement, int num_ranks) {
-  std::vector<int64_t> sizes(static_cast<size_t>(num_ranks));
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    std::memcpy(&sizes[static_cast<size_t>(rank)], agreement.body(rank).data(), sizeof(int64_t));
-  }
-  return sizes;
-}
-
 // The sizes as parts [P + 1] of the input; fewer entries if they exceed it.
 std::vector<int64_t> to_parts(const std::vector<int64_t>& sizes, int64_t num_elements) {
   std::vector<int64_t> parts = {0};
@@ -127,11 +118,9 @@ void Group::all_reduce(std::span<const TensorView> tensors) {
     config = text_of(*this, tensors);
     if (size() > 1) joined = join_by_dtype(*this, tensors);
   });
-  const uint64_t sequence = agree({.operation = kOperation,
-                                   .config = std::move(config),
-                                   .body = {},
-                                   .refusal = refusal ? &*refusal : nullptr})
-                                .sequence;
+  const uint64_t sequence =
+      agree({.operation = kOperation, .config = std::move(config), .refusal = as_refusal(refusal)})
+          .sequence;
   run_agreed(*this, [&] {
     const WaitContext wait = wait_context(kOperation, sequence);
     for (auto& [dtype, same] : joined) {
@@ -159,12 +148,12 @@ void Group::reduce_scatter(const ConstTensorView& input, const TensorView& out) 
   });
   const Agreement agreement = agree({.operation = kOperation,
                                      .config = std::move(config),
-                                     .body = std::as_bytes(std::span(&own_elements, 1)),
-                                     .refusal = refusal ? &*refusal : nullptr});
-  std::vector<int64_t> sizes;
+                                     .body = body_of(own_elements),
+                                     .refusal = as_refusal(refusal)});
+  std::vector<int64_t> sizes;  // [P] of all ranks' outputs
   std::vector<int64_t> parts;
   run_agreed(*this, [&] {
-    sizes = read_sizes(agreement, size());
+    sizes = items_of<int64_t>(agreement);
     parts = to_parts(sizes, input.num_elements());
   });
   const bool is_covered = parts.size() == sizes.size() + 1 && parts.back() == input.num_elements();

@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <functional>
 #include <sstream>
 #include <string>
 
 #include "core/check.hpp"
+#include "core/hash.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -52,13 +52,13 @@ std::string pid_namespace() {
 
 uint64_t identify_this_machine() {
   const std::string boot_id = read_boot_id();
-  return boot_id.empty() ? 0 : std::hash<std::string>{}(boot_id);
+  return boot_id.empty() ? 0 : hash_bytes(boot_id);
 }
 
 ProcessIdentity identify_this_process() {
   const std::string boot_id = read_boot_id();
   const int32_t pid = getpid();
-  return {.pid_space = boot_id.empty() ? 0 : std::hash<std::string>{}(boot_id + pid_namespace()),
+  return {.pid_space = boot_id.empty() ? 0 : hash_bytes(boot_id + pid_namespace()),
           .start_ticks = read_stat(pid).start_ticks,
           .pid = pid,
           .reserved = 0};

@@ -12,7 +12,7 @@ namespace {
 // A larger size does not make a round faster.
 constexpr int64_t kMostRoundBytes = int64_t{8} << 20;
 
-// The first bytes of a buffer, which may be larger.
+// The part of a staging buffer that this round uses.
 SharedBytes first_bytes(const Buffer& buffer, int64_t num_bytes) {
   SharedBytes bytes = shared_bytes(buffer);
   bytes.num_bytes = num_bytes;

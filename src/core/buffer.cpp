@@ -9,6 +9,7 @@
 
 #include "core/block_ledger.hpp"
 #include "core/check.hpp"
+#include "core/owned_tensor.hpp"
 #include "core/sizes.hpp"
 #include "crossdock/tensor.hpp"
 
@@ -110,8 +111,7 @@ Buffer BufferPool::take_scratch(int64_t num_bytes) {
 }
 
 OwnedTensor BufferPool::take(DType dtype, Shape shape) {
-  const Buffer buffer = take(TensorView(nullptr, dtype, shape).num_bytes());
-  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
+  return owned_tensor(take(TensorView(nullptr, dtype, shape).num_bytes()), dtype, shape);
 }
 
 int64_t BufferPool::bytes_in_use() const {

@@ -1,15 +1,15 @@
 #include "crossdock/dtype.hpp"
 
 #include <array>
-#include <string>
 #include <utility>
 
-#include "core/check.hpp"
+#include "core/index_of_name.hpp"
 
 namespace crossdock {
 namespace {
 
-constexpr std::array<std::pair<DType, std::string_view>, 10> kNames = {{
+using NamedDType = std::pair<DType, std::string_view>;
+constexpr std::array<NamedDType, 10> kNames = {{
     {DType::kF64, "fp64"},
     {DType::kF32, "fp32"},
     {DType::kBF16, "bf16"},
@@ -32,14 +32,7 @@ std::string_view name_of(DType dtype) noexcept {
 }
 
 DType parse_dtype(std::string_view name) {
-  std::string known_names;
-  for (const auto& [dtype, known] : kNames) {
-    if (known == name) return dtype;
-    known_names += known_names.empty() ? "" : ", ";
-    known_names += known;
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              concat("dtype must be one of ", known_names, "; got \"", name, "\""));
+  return kNames[index_of_name("dtype", name, kNames, &NamedDType::second)].first;
 }
 
 F8E4M3 to_f8e4m3(float value) {

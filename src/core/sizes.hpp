@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -19,6 +20,11 @@ inline constexpr int64_t kPageBytes = 4096;
 /// The smallest multiple of `multiple` that is at least `value`. REQUIRES: value >= 0.
 constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
+}
+
+/// A position as containers take it. REQUIRES: i >= 0.
+constexpr size_t index(int64_t i) {
+  return static_cast<size_t>(i);
 }
 
 /// The product, if it is at most `limit`. REQUIRES: no factor is negative.

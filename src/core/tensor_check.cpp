@@ -25,20 +25,24 @@ std::string describe(const ConstTensorView& tensor) {
   return concat(tensor.shape.to_string(), " ", name_of(tensor.dtype));
 }
 
+std::string describe(Device device) {
+  return device.is_cpu() ? "in host memory" : concat("on GPU ", device.index);
+}
+
+void check_not_null(std::string_view name, const ConstTensorView& tensor) {
+  CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
+                  tensor.shape.to_string(), " must have memory, got a null pointer");
+}
+
 void check_memory(std::string_view name, const ConstTensorView& tensor) {
   check_memory(name, tensor, Device{});
 }
 
 void check_memory(std::string_view name, const ConstTensorView& tensor, Device device) {
-  if (device.is_cpu()) {
-    CROSSDOCK_CHECK(tensor.device.is_cpu(), name, " must be in host memory");
-  } else {
-    CROSSDOCK_CHECK(tensor.device == device, name, " must be on GPU ", device.index, ", it is ",
-                    tensor.device.is_cpu() ? std::string("in host memory")
-                                           : concat("on GPU ", tensor.device.index));
-  }
-  CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
-                  tensor.shape.to_string(), " must have memory, got a null pointer");
+  const bool is_there = device.is_cpu() ? tensor.device.is_cpu() : tensor.device == device;
+  CROSSDOCK_CHECK(is_there, name, " must be ", describe(device), ", it is ",
+                  describe(tensor.device));
+  check_not_null(name, tensor);
 }
 
 void check_tensor(std::string_view name, const ConstTensorView& tensor, const Shape& shape) {

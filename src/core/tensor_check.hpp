@@ -14,6 +14,12 @@ namespace crossdock {
 /// "[3, 4] fp32", or "nothing".
 std::string describe(const ConstTensorView& tensor);
 
+/// "in host memory", or "on GPU 1".
+std::string describe(Device device);
+
+/// The tensor must not be null, unless it is empty.
+void check_not_null(std::string_view name, const ConstTensorView& tensor);
+
 /// The tensor must be in host memory and, unless empty, not null.
 void check_memory(std::string_view name, const ConstTensorView& tensor);
 

@@ -4,14 +4,11 @@
 #include <map>
 #include <numeric>
 
+#include "core/sizes.hpp"
 #include "plan/gateway.hpp"
 
 namespace crossdock {
 namespace {
-
-size_t index(int64_t i) {
-  return static_cast<size_t>(i);
-}
 
 // sum - part, or 0 if rounding makes it negative.
 double difference(double sum, double part) {

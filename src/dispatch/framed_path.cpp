@@ -52,8 +52,7 @@ uint64_t FramedPath::agree(const Call& call, const std::optional<Error>& refusal
       .agree({.operation = call.operation,
               .subject = call.subject_id(),
               .config = call.text,
-              .body = {},
-              .refusal = refusal ? &*refusal : nullptr})
+              .refusal = as_refusal(refusal)})
       .sequence;
 }
 

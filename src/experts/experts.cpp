@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/index_of_name.hpp"
 #include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
 #include "experts/backend.hpp"
@@ -14,10 +15,6 @@ namespace {
 
 DType sum_dtype(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-}
-
-std::string describe(Device device) {
-  return device.is_cpu() ? "in host memory" : concat("on GPU ", device.index);
 }
 
 ExpertsConfig checked(const ExpertsConfig& config) {
@@ -179,6 +176,10 @@ Args part_of(const Args& args, SegmentRange range) {
 }
 
 }  // namespace
+
+Activation parse_activation(std::string_view name) {
+  return static_cast<Activation>(index_of_name("activation", name, kActivationNames));
+}
 
 Experts::Experts(ExpertsConfig config, std::shared_ptr<ThreadPool> pool)
     : config_(checked(config)),

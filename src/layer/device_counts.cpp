@@ -1,12 +1,11 @@
 #include "layer/device_counts.hpp"
 
 #include <cstddef>
-#include <cstring>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 #include "layer/token_identity.hpp"
 #include "router/backend.hpp"
@@ -80,17 +79,10 @@ void DeviceCounts::agree(Dispatcher& dispatcher, const MoeForwardArgs& args,
   // The counts of earlier forwards are on the GPU, where they are not compared.
   std::string text = concat(config_text, ";earlier=", args.earlier != nullptr);
   if (counts(BalanceScope::kSequence)) text += concat(";total_sequences=", args.total_sequences);
-  Proposal proposal{
-      .operation = "route", .config = std::move(text), .refusal = failed ? &*failed : nullptr};
+  Proposal proposal{.operation = "route", .config = std::move(text), .refusal = as_refusal(failed)};
   if (!compares) return dispatcher.agree(proposal, args.x.device);
-  proposal.body = std::as_bytes(std::span(&sample, 1));
-  const Agreement agreement = group_.agree(proposal);
-  std::vector<uint64_t> samples(static_cast<size_t>(group_.size()));
-  for (size_t rank = 0; rank < samples.size(); ++rank) {
-    const std::span<const std::byte> body = agreement.body(static_cast<int>(rank));
-    CROSSDOCK_ASSERT(body.size() == sizeof(uint64_t));
-    std::memcpy(&samples[rank], body.data(), sizeof(uint64_t));
-  }
+  proposal.body = body_of(sample);
+  const std::vector<uint64_t> samples = items_of<uint64_t>(group_.agree(proposal));
   refuse_equal_tokens(group_, samples, tokens ? tokens->tokens() : LocalTokens());
   has_compared_ = true;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/owned_tensor.hpp"
 #include "core/pointer.hpp"
 #include "core/tensor_check.hpp"
 
@@ -71,6 +72,17 @@ std::array<Cut, 4> cuts_of(const ExpertsConfig& whole, const ExpertShard& shard)
            {"b2", {E_local, D}, {E_local, D}, E_local, D, D, 1, {{0, 0, D}}}}};
 }
 
+// [E] the ep rank of each expert.
+std::vector<int32_t> ep_ranks_of(const DispatchConfig& config, int ep) {
+  if (!config.placement.empty()) return config.placement;
+  std::vector<int32_t> ranks;
+  for (int rank = 0; rank < ep; ++rank) {
+    const int64_t end = first_expert(config.num_experts, ep, rank + 1);
+    ranks.resize(static_cast<size_t>(end), rank);
+  }
+  return ranks;
+}
+
 enum class Direction { kCut, kJoin };
 
 void copy(const Cut& cut, Direction direction, DType dtype, const void* from, void* to) {
@@ -87,14 +99,9 @@ void copy(const Cut& cut, Direction direction, DType dtype, const void* from, vo
   }
 }
 
-OwnedTensor new_tensor(DType dtype, const Shape& shape) {
-  const Buffer buffer(shape.num_elements() * size_of(dtype));
-  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
-}
-
 // Repeats each value of [T, K] etp times.
 OwnedTensor repeat(const ConstTensorView& values, int64_t etp) {
-  OwnedTensor repeated = new_tensor(values.dtype, {values.shape[0], values.shape[1] * etp});
+  OwnedTensor repeated = new_host_tensor(values.dtype, {values.shape[0], values.shape[1] * etp});
   const auto bytes = static_cast<size_t>(size_of(values.dtype));
   const auto* from = static_cast<const std::byte*>(values.data);
   auto* to = static_cast<std::byte*>(repeated.view.data);
@@ -149,7 +156,7 @@ OwnedExperts cut_expert_shard(const ExpertsConfig& whole, const ExpertShard& sha
   for (size_t i = 0; i < cuts.size(); ++i) {
     if (!given[i].given()) continue;
     check_tensor(cuts[i].name, given[i], cuts[i].whole_shape);
-    *results[i] = new_tensor(given[i].dtype, cuts[i].part_shape);
+    *results[i] = new_host_tensor(given[i].dtype, cuts[i].part_shape);
     copy(cuts[i], Direction::kCut, given[i].dtype, given[i].data, results[i]->view.data);
   }
   return part;
@@ -174,7 +181,7 @@ DispatchConfig shard_experts(const DispatchConfig& config, int64_t etp, int num_
                   ") must be at least 1 and divide the number of ranks of the group (", num_ranks,
                   ")");
   if (etp == 1) return config;
-  const int64_t ep = num_ranks / etp;
+  const auto ep = static_cast<int>(num_ranks / etp);
   const int64_t E = config.num_experts;
   CROSSDOCK_CHECK(E >= 1 && E <= kMostExperts, "num_experts must be in [1, ", kMostExperts,
                   "], got ", E);
@@ -189,15 +196,9 @@ DispatchConfig shard_experts(const DispatchConfig& config, int64_t etp, int num_
   sharded.top_k = config.top_k * etp;
   sharded.max_routes_per_token = config.max_routes_per_token * etp;
   sharded.placement.clear();
-  for (int64_t rank = 0; rank < ep && config.placement.empty(); ++rank) {
-    const int64_t count = first_expert(E, static_cast<int>(ep), static_cast<int>(rank) + 1) -
-                          first_expert(E, static_cast<int>(ep), static_cast<int>(rank));
-    for (int64_t i = 0; i < count * etp; ++i) {
-      sharded.placement.push_back(static_cast<int32_t>(rank * etp + i % etp));
-    }
-  }
-  for (size_t e = 0; e < config.placement.size(); ++e) {
-    const int32_t rank = config.placement[e];
+  const std::vector<int32_t> ep_ranks = ep_ranks_of(config, ep);
+  for (size_t e = 0; e < ep_ranks.size(); ++e) {
+    const int32_t rank = ep_ranks[e];
     CROSSDOCK_CHECK(rank >= 0 && rank < ep, "placement of expert ", e,
                     " must be an ep rank in [0, ", ep, "), got ", rank);
     for (int64_t j = 0; j < etp; ++j) {

@@ -94,7 +94,7 @@ struct LayerParts {
   Dispatcher dispatcher;
 
  private:
-  // What a call of the shared experts needs on a GPU; `segment` is to be kept during the call.
+  // The arguments of a call of the shared experts on a GPU; keep `segment` until it returns.
   SharedExperts::OnDevice on_device(const ConstTensorView& x, OwnedTensor& segment);
 
   // Dtype of the experts' results: with etp > 1 that of the sums, as they are partial.
@@ -107,8 +107,8 @@ struct LayerParts {
 
   bool has_other_groups_;
   bool are_experts_prepared_ = false;            // for the stream
-  std::unique_ptr<DeviceMemory> device_memory_;  // from the first call on a GPU on
-  Device gpu_;                                   // which has it
+  std::unique_ptr<DeviceMemory> device_memory_;  // made by the first call on a GPU
+  Device gpu_;                                   // of that call
 };
 
 /// Whether any gradient was requested.

@@ -31,7 +31,7 @@ class MoeLayer::Impl {
   const MoeLayerConfig& config() const { return config_; }
   std::vector<Group*> counting_groups() const { return counts_.other_groups(); }
   void set_device_options(const DeviceOptions& options);
-  /// Runs a call; what was planned in one that fails may be empty, and is forgotten.
+  /// Runs a call. If it fails, plans that it made may be empty and must not be used again.
   template <typename Work>
   auto attempt(const Work& work) {
     try {
@@ -138,7 +138,7 @@ OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& 
   }
   OwnedTensor all;
   const Refusal failed = refusal_of([&] { all = replicated_->gather(operation, slice.view, out); });
-  group_.agree({.operation = "gathered", .refusal = failed ? &*failed : nullptr});
+  group_.agree({.operation = "gathered", .refusal = as_refusal(failed)});
   return all;
 }
 
@@ -190,7 +190,7 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
     agree({.operation = "route",
            .subject = id_of(args.decision->plan),
            .config = config_text_for(args.x.device) + ";decision=1",
-           .refusal = refusal ? &*refusal : nullptr},
+           .refusal = as_refusal(refusal)},
           args.x.device);
     return decision;
   }
@@ -206,7 +206,7 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
   return decision;
 }
 
-// The ranks agree on a forward; then the counts of the decision are set.
+// Agrees on the forward with the other ranks and sets the counts of the decision.
 void MoeLayer::Impl::count(const MoeForwardArgs& args, int64_t first, const Refusal& refusal,
                            MoeDecision& decision) {
   const bool is_on_gpu = !args.x.device.is_cpu();
@@ -312,7 +312,7 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
   agree({.operation = "layer_backward",
          .subject = args.saved != nullptr ? id_of(args.saved->decision.plan) : 0,
          .config = config_text_for(args.x.device),
-         .refusal = refusal ? &*refusal : nullptr},
+         .refusal = as_refusal(refusal)},
         args.x.device);
 }
 
@@ -331,7 +331,7 @@ std::string MoeLayer::Impl::config_text_for(Device device) const {
   return concat(config_text_, ";device=gpu;overlap_shared=", config_.overlap_shared);
 }
 
-// Before the ranks agree on a call: a rank that cannot start a thread or use the GPU refuses it.
+// Called before the ranks agree: a rank that cannot start a thread or use the GPU refuses the call.
 void MoeLayer::Impl::prepare_for(Device device) {
   if (device.is_cpu()) {
     if (!overlap_ && Overlap::is_requested(config_)) overlap_.emplace(*parts_);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
 #include "layer/token_identity.hpp"
@@ -83,16 +84,11 @@ std::optional<Error> ReplicatedTokens::agree(const char* operation, const ConstT
         [&] { own = {.num_tokens = tokens.num_rows(), .sample = sample_tokens({.x = tokens})}; });
   }
   return refusal_of([&] {
-    const Agreement agreement = over_.agree({.operation = operation,
-                                             .config = {},
-                                             .body = std::as_bytes(std::span(&own, 1)),
-                                             .refusal = refusal ? &*refusal : nullptr});
-    Identity first{};
-    for (int rank = 0; rank < over_.size(); ++rank) {
-      Identity of_rank{};
-      CROSSDOCK_ASSERT(agreement.body(rank).size() == sizeof of_rank);
-      std::memcpy(&of_rank, agreement.body(rank).data(), sizeof of_rank);
-      if (rank == 0) first = of_rank;
+    const Agreement agreement =
+        over_.agree({.operation = operation, .body = body_of(own), .refusal = as_refusal(refusal)});
+    const auto first = item_of<Identity>(agreement, 0);
+    for (int rank = 1; rank < over_.size(); ++rank) {
+      const auto of_rank = item_of<Identity>(agreement, rank);
       CROSSDOCK_CHECK(of_rank.num_tokens == first.num_tokens,
                       "tokens must be identical on the ranks of replicated_over, but rank ", rank,
                       " of that group has ", of_rank.num_tokens, " of them and rank 0 ",
@@ -111,8 +107,7 @@ OwnedTensor ReplicatedTokens::gather(const char* operation, const TensorView& sl
                                      TensorView out) {
   const std::span body(static_cast<const std::byte*>(slice.data),
                        static_cast<size_t>(slice.num_bytes()));
-  const Agreement agreement =
-      over_.agree({.operation = operation, .config = {}, .body = body, .refusal = nullptr});
+  const Agreement agreement = over_.agree({.operation = operation, .body = body});
   OwnedTensor result{.view = out, .owner = nullptr};
   run_agreed(over_, [&] {  // slices are contiguous and in the order of the ranks
     const int64_t num_bytes = agreement.offsets.back();
@@ -131,8 +126,7 @@ OwnedTensor ReplicatedTokens::gather(const char* operation, const TensorView& sl
 void ReplicatedTokens::refuse(const char* operation, const Group& group, const Error& error) {
   if (group.is_poisoned()) return over_.fail(error);
   if (error.code() == ErrorCode::kMismatch) return;
-  refusal_of(
-      [&] { over_.agree({.operation = operation, .config = {}, .body = {}, .refusal = &error}); });
+  refusal_of([&] { over_.agree({.operation = operation, .refusal = &error}); });
 }
 
 }  // namespace crossdock

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
+#include "core/tensor_check.hpp"
 
 namespace crossdock {
 namespace {
@@ -54,13 +56,6 @@ RouterStatistics sum_batches(const std::vector<RouterStatistics>& ranks) {
   batches.reserve(ranks.size());
   for (const RouterStatistics& rank : ranks) batches.push_back(of_batch(rank));
   return sum(batches);
-}
-
-double read_double(std::span<const std::byte> body) {
-  double value = 0.0;
-  CROSSDOCK_ASSERT(body.size() == sizeof value);
-  std::memcpy(&value, body.data(), sizeof value);
-  return value;
 }
 
 }  // namespace
@@ -121,7 +116,7 @@ RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& c
       {.operation = is_layer ? "route" : "count",
        .config = concat(is_layer ? call.config_text : "", counts_text(group, call.args)),
        .body = std::as_bytes(std::span(packed)),
-       .refusal = failed ? &*failed : nullptr});
+       .refusal = as_refusal(failed)});
   RankCounts counts;
   run_agreed(group, [&] {
     for (int rank = 0; rank < group.size(); ++rank) {
@@ -140,10 +135,8 @@ void RouteCounts::refuse_in_other_groups(const ForwardCall& call, const Error& r
   if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
   for (Group* other : other_groups()) {
     refusal_of([&] {
-      other->agree({.operation = "count",
-                    .config = counts_text(*other, call.args),
-                    .body = {},
-                    .refusal = &refusal});
+      other->agree(
+          {.operation = "count", .config = counts_text(*other, call.args), .refusal = &refusal});
     });
   }
 }
@@ -167,13 +160,11 @@ std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
     if (!refusal) refusal = failed;
   }
   if (other_groups().empty()) return of_group;
-  const Agreement agreement = group_.agree({.operation = "counted",
-                                            .config = {},
-                                            .body = std::as_bytes(std::span(&share, 1)),
-                                            .refusal = refusal ? &*refusal : nullptr});
+  const Agreement agreement = group_.agree(
+      {.operation = "counted", .body = body_of(share), .refusal = as_refusal(refusal)});
   if (sequences_are_replicated() && sequence_group() != &group_) {
     double total = 0.0;
-    for (int rank = 0; rank < group_.size(); ++rank) total += read_double(agreement.body(rank));
+    for (int rank = 0; rank < group_.size(); ++rank) total += item_of<double>(agreement, rank);
     decision.total_sequences = total;
   }
   return of_group;
@@ -241,8 +232,7 @@ void check_earlier(const RouterConfig& config, const RouterStatistics* earlier, 
                   "earlier is for BalanceScope::kGlobalBatch; leave it out with other scopes");
   const bool is_there =
       earlier->is_on_device() ? earlier->device_counts.view.device == device : device.is_cpu();
-  CROSSDOCK_CHECK(is_there, "earlier must be where the tokens are, ",
-                  device.is_cpu() ? "in host memory" : concat("on GPU ", device.index));
+  CROSSDOCK_CHECK(is_there, "earlier must be where the tokens are, ", describe(device));
   const int64_t num_routes = earlier->is_on_device()
                                  ? earlier->device_counts.view.num_elements() - 1
                                  : std::ssize(earlier->routes_per_expert);

@@ -53,7 +53,7 @@ class RouteCounts {
   bool counts(BalanceScope scope) const { return config_.router.counts(scope); }
   // The group that shares sequences; null: each rank has its own, or they are not counted.
   Group* sequence_group() const;
-  // Whether that group is the one that holds the same tokens, for want of another.
+  // Whether the ranks that hold the same tokens are that group, because no other was given.
   bool sequences_are_replicated() const;
   Group* batch_group() const { return groups_.counting != nullptr ? groups_.counting : &group_; }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 #include "core/pointer.hpp"
 #include "router/jitter.hpp"
@@ -114,17 +115,9 @@ void refuse_equal_tokens(Group& group, std::span<const uint64_t> samples,
   const std::optional<Error> refusal = refusal_of([&] {
     if (samples[static_cast<size_t>(group.rank())] != 0) own = hash_tokens(tokens);
   });
-  const Agreement agreement = group.agree({.operation = "compare_tokens",
-                                           .config = {},
-                                           .body = std::as_bytes(std::span(&own, 1)),
-                                           .refusal = refusal ? &*refusal : nullptr});
-  std::vector<uint64_t> hashes(samples.size());
-  for (size_t rank = 0; rank < hashes.size(); ++rank) {
-    const std::span<const std::byte> body = agreement.body(static_cast<int>(rank));
-    CROSSDOCK_ASSERT(body.size() == sizeof(uint64_t));
-    std::memcpy(&hashes[rank], body.data(), sizeof(uint64_t));
-  }
-  const auto equal = find_equal(hashes);
+  const Agreement agreement = group.agree(
+      {.operation = "compare_tokens", .body = body_of(own), .refusal = as_refusal(refusal)});
+  const auto equal = find_equal(items_of<uint64_t>(agreement));
   CROSSDOCK_CHECK(!equal, "tokens must be different on every rank, but those of ranks ",
                   equal->first, " and ", equal->second,
                   " are bit-identical and would count twice in the gradients; set "

@@ -58,10 +58,7 @@ Mesh::Mesh(Group& world, const MeshShape& shape) {
     state_ = std::make_unique<State>(world, shape);
     config = text_of(state_->layout.shape());
   });
-  world.agree({.operation = "mesh",
-               .config = std::move(config),
-               .body = {},
-               .refusal = refusal ? &*refusal : nullptr});
+  world.agree({.operation = "mesh", .config = std::move(config), .refusal = as_refusal(refusal)});
 }
 
 Mesh::~Mesh() = default;
@@ -91,10 +88,8 @@ Group& Mesh::group(MeshAxis axis) {
     config = concat("group=", name_of(axis));
     state_->made.reserve(kMeshAxes.size());
   });
-  world().agree({.operation = "mesh_group",
-                 .config = std::move(config),
-                 .body = {},
-                 .refusal = refusal ? &*refusal : nullptr});
+  world().agree(
+      {.operation = "mesh_group", .config = std::move(config), .refusal = as_refusal(refusal)});
   if (equal == nullptr) {
     run_agreed(world(), [&] { state_->made.push_back(world().subgroup(members)); });
     equal = state_->made.back().get();

@@ -2,13 +2,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
-#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
+#include "core/hash.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/mesh.hpp"
 
@@ -72,7 +73,7 @@ Digests digests_of(const MeshGradients& gradients) {
       digests[l].num_elements += tensor.num_elements();
       text += describe(tensor) + ";";
     }
-    digests[l].hash = std::hash<std::string>()(text);
+    digests[l].hash = hash_bytes(text);
   }
   return digests;
 }
@@ -85,12 +86,8 @@ std::string text_of(const Digest& digest) {
 // The lists of all ranks, [P]. All ranks see the same and find the same error.
 class AllDigests {
  public:
-  AllDigests(const MeshLayout& layout, const Agreement& agreement) : layout_(layout) {
-    all_.resize(static_cast<size_t>(layout.num_ranks()));
-    for (int rank = 0; rank < layout.num_ranks(); ++rank) {
-      std::memcpy(&all_[static_cast<size_t>(rank)], agreement.body(rank).data(), sizeof(Digests));
-    }
-  }
+  AllDigests(const MeshLayout& layout, const Agreement& agreement)
+      : layout_(layout), all_(items_of<Digests>(agreement)) {}
 
   const Digest& of(int rank, size_t list) const { return all_[static_cast<size_t>(rank)][list]; }
 
@@ -211,10 +208,8 @@ void sum_gradients(Mesh& mesh, const MeshGradients& gradients) {
     check_gradients(gradients);
     own = digests_of(gradients);
   });
-  const Agreement agreement = mesh.world().agree({.operation = kSum,
-                                                  .config = {},
-                                                  .body = std::as_bytes(std::span(own)),
-                                                  .refusal = refusal ? &*refusal : nullptr});
+  const Agreement agreement =
+      mesh.world().agree({.operation = kSum, .body = body_of(own), .refusal = as_refusal(refusal)});
   std::optional<AllDigests> all;
   std::optional<Error> mismatch;
   run_agreed_on(mesh, [&] {
@@ -236,16 +231,10 @@ double global_grad_norm(Mesh& mesh, const MeshGradients& gradients) {
     check_gradients(gradients);
     own = counted_squares(mesh, gradients);
   });
-  const Agreement agreement = mesh.world().agree({.operation = kNorm,
-                                                  .config = {},
-                                                  .body = std::as_bytes(std::span(&own, 1)),
-                                                  .refusal = refusal ? &*refusal : nullptr});
+  const Agreement agreement = mesh.world().agree(
+      {.operation = kNorm, .body = body_of(own), .refusal = as_refusal(refusal)});
   double sum = 0;
-  for (int rank = 0; rank < mesh.world().size(); ++rank) {
-    double squares = 0;
-    std::memcpy(&squares, agreement.body(rank).data(), sizeof squares);
-    sum += squares;
-  }
+  for (int rank = 0; rank < mesh.world().size(); ++rank) sum += item_of<double>(agreement, rank);
   return std::sqrt(sum);
 }
 

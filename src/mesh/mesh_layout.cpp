@@ -1,8 +1,8 @@
 // Coordinates and members: how the two grids number the ranks.
 #include <array>
-#include <string>
 
 #include "core/check.hpp"
+#include "core/index_of_name.hpp"
 #include "crossdock/mesh.hpp"
 
 namespace crossdock {
@@ -98,13 +98,7 @@ std::string_view name_of(MeshAxis axis) noexcept {
 }
 
 MeshAxis parse_mesh_axis(std::string_view name) {
-  std::string known;
-  for (const AxisTraits& traits : kTraits) {
-    if (traits.name == name) return traits.axis;
-    known.append(known.empty() ? "" : ", ").append(traits.name);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              concat("a group of a mesh must be one of ", known, "; got \"", name, "\""));
+  return kTraits[index_of_name("a group of a mesh", name, kTraits, &AxisTraits::name)].axis;
 }
 
 MeshLayout::MeshLayout(const MeshShape& shape) : shape_(resolve_mesh(shape)) {}

@@ -19,16 +19,6 @@ void check_product_dtype(DType dtype) {
                      dtype == DType::kF8E4M3 ? "; convert rows with fp8_to_bf16" : ""));
 }
 
-// The tensor must be on the device, have this dtype and shape and, unless empty, memory.
-void check_device_tensor(std::string_view name, const ConstTensorView& tensor, DType dtype,
-                         const Shape& shape, Device device) {
-  CROSSDOCK_CHECK(tensor.given() && tensor.dtype == dtype && tensor.shape == shape, name,
-                  " must be ", shape.to_string(), " ", name_of(dtype), ", got ", describe(tensor));
-  CROSSDOCK_CHECK(tensor.device == device, name, " must be on GPU ", device.index);
-  CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
-                  tensor.shape.to_string(), " must have memory, got a null pointer");
-}
-
 // Results may also be unrounded sums.
 DType result_dtype(const TensorView& out, DType dtype) {
   return out.dtype == DType::kF32 ? DType::kF32 : dtype;
@@ -72,14 +62,14 @@ ProductSizes check_product(const ProductForwardArgs& args, Device device) {
   check_sizes(sizes);
   CROSSDOCK_CHECK(!is_gated || N % 2 == 0, "SwiGLU needs an even number of rows in w, got ", N);
   CROSSDOCK_CHECK(is_gated || !args.interleaved, "interleaved rows need SwiGLU");
-  check_device_tensor("x", args.x, dtype, Shape{R, K}, device);
-  check_device_tensor("w", args.w, dtype, Shape{E_local, N, K}, device);
-  if (args.bias.given()) check_device_tensor("bias", args.bias, dtype, Shape{E_local, N}, device);
-  check_device_tensor("out", args.out, is_gated ? dtype : result_dtype(args.out, dtype),
-                      Shape{R, is_gated ? N / 2 : N}, device);
+  check_tensor("x", args.x, device, dtype, Shape{R, K});
+  check_tensor("w", args.w, device, dtype, Shape{E_local, N, K});
+  if (args.bias.given()) check_tensor("bias", args.bias, device, dtype, Shape{E_local, N});
+  check_tensor("out", args.out, device, is_gated ? dtype : result_dtype(args.out, dtype),
+               Shape{R, is_gated ? N / 2 : N});
   const bool keeps = args.epilogue == ProductEpilogue::kSwigluKeepHidden;
   CROSSDOCK_CHECK(keeps == args.hidden.given(), "hidden must be given with kSwigluKeepHidden only");
-  if (keeps) check_device_tensor("hidden", args.hidden, dtype, Shape{R, N}, device);
+  if (keeps) check_tensor("hidden", args.hidden, device, dtype, Shape{R, N});
   check_device_segments(args.segments, E_local, device);
   check_no_overlap({{"out", args.out}, {"hidden", args.hidden}},
                    {{"x", args.x}, {"w", args.w}, {"bias", args.bias}});
@@ -95,9 +85,9 @@ ProductSizes check_product(const ProductDxArgs& args, Device device) {
   const DType dtype = args.w.dtype;
   check_product_dtype(dtype);
   check_sizes(sizes);
-  check_device_tensor("grad", args.grad, dtype, Shape{R, N}, device);
-  check_device_tensor("w", args.w, dtype, Shape{E_local, N, K}, device);
-  check_device_tensor("out", args.out, result_dtype(args.out, dtype), Shape{R, K}, device);
+  check_tensor("grad", args.grad, device, dtype, Shape{R, N});
+  check_tensor("w", args.w, device, dtype, Shape{E_local, N, K});
+  check_tensor("out", args.out, device, result_dtype(args.out, dtype), Shape{R, K});
   check_device_segments(args.segments, E_local, device);
   check_no_overlap({{"out", args.out}}, {{"grad", args.grad}, {"w", args.w}});
   return sizes;
@@ -112,9 +102,9 @@ ProductSizes check_product(const ProductDwArgs& args, Device device) {
   const DType dtype = args.x.dtype;
   check_product_dtype(dtype);
   check_sizes(sizes);
-  check_device_tensor("grad", args.grad, dtype, Shape{R, N}, device);
-  check_device_tensor("x", args.x, dtype, Shape{R, K}, device);
-  check_device_tensor("out", args.out, result_dtype(args.out, dtype), Shape{E_local, N, K}, device);
+  check_tensor("grad", args.grad, device, dtype, Shape{R, N});
+  check_tensor("x", args.x, device, dtype, Shape{R, K});
+  check_tensor("out", args.out, device, result_dtype(args.out, dtype), Shape{E_local, N, K});
   CROSSDOCK_CHECK(!args.accumulate || args.out.dtype == DType::kF32,
                   "accumulate needs an fp32 out, got ", name_of(args.out.dtype));
   check_device_segments(args.segments, E_local, device);

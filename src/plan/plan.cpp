@@ -2,9 +2,18 @@
 
 #include <utility>
 
+#include "core/index_of_name.hpp"
 #include "crossdock/extend/plan_data.hpp"
 
 namespace crossdock {
+
+PartialSums parse_partial_sums(std::string_view name) {
+  return static_cast<PartialSums>(index_of_name("partial_sums", name, kPartialSumsNames));
+}
+
+Copies parse_copies(std::string_view name) {
+  return static_cast<Copies>(index_of_name("copies", name, kCopiesNames));
+}
 
 Plan::Plan(std::shared_ptr<const PlanData> data, std::shared_ptr<const void> strategy_state,
            std::shared_ptr<const DevicePlanData> device_data)

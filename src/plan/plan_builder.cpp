@@ -13,10 +13,6 @@
 namespace crossdock {
 namespace {
 
-size_t index(int64_t i) {
-  return static_cast<size_t>(i);
-}
-
 std::span<const int32_t> experts_of(const PlanData& plan, int rank) {
   const int64_t first = plan.owner_offsets[index(rank)];
   const int64_t last = plan.owner_offsets[index(rank) + 1];

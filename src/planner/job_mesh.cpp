@@ -16,7 +16,7 @@ void check_positive(const char* name, int64_t value) {
 
 }  // namespace
 
-MeshLayout check_mesh(const JobDescription& job) {
+MeshLayout make_mesh(const JobDescription& job) {
   check_positive("nodes", job.nodes);
   check_positive("ranks_per_node", job.ranks_per_node);
   check_positive("tp", job.tp);
@@ -34,21 +34,23 @@ MeshLayout check_mesh(const JobDescription& job) {
                      .pp = job.pp,
                      .ep = std::max<int64_t>(0, job.ep.value_or(0))});
   if (job.ep) check_positive("ep", *job.ep);
+  return layout;
+}
+
+void check_tokens(const JobDescription& job) {
   if (job.tokens) {
     CROSSDOCK_CHECK(*job.tokens >= 0 && *job.tokens <= kMaxTokens, "tokens must be from 0 to ",
                     kMaxTokens, ", got ", *job.tokens);
-  } else {
-    check_positive("sequence", job.sequence);
-    check_positive("micro_batch", job.micro_batch);
-    CROSSDOCK_CHECK(job.sequence <= kMaxTokens, "sequence must be at most ", kMaxTokens, ", got ",
-                    job.sequence);
-    CROSSDOCK_CHECK(job.micro_batch <= kMaxTokens / job.sequence, "sequence (", job.sequence,
-                    ") times micro_batch (", job.micro_batch, ") must be at most ", kMaxTokens,
-                    " tokens; with this sequence the largest "
-                    "micro_batch is ",
-                    kMaxTokens / job.sequence);
+    return;
   }
-  return layout;
+  check_positive("sequence", job.sequence);
+  check_positive("micro_batch", job.micro_batch);
+  CROSSDOCK_CHECK(job.sequence <= kMaxTokens, "sequence must be at most ", kMaxTokens, ", got ",
+                  job.sequence);
+  CROSSDOCK_CHECK(job.micro_batch <= kMaxTokens / job.sequence, "sequence (", job.sequence,
+                  ") times micro_batch (", job.micro_batch, ") must be at most ", kMaxTokens,
+                  " tokens; with this sequence the largest micro_batch is ",
+                  kMaxTokens / job.sequence);
 }
 
 int64_t tokens_of_rank(const JobDescription& job) {

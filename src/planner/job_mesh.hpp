@@ -6,9 +6,11 @@
 
 namespace crossdock {
 
-/// The mesh of the job. Throws Error(kInvalidArgument) that names the rule the job's ranks or
-/// tokens break.
-MeshLayout check_mesh(const JobDescription& job);
+/// The mesh of the job's ranks. Throws Error(kInvalidArgument) that names the rule they break.
+MeshLayout make_mesh(const JobDescription& job);
+
+/// Throws Error(kInvalidArgument) that names the rule that the job's tokens break.
+void check_tokens(const JobDescription& job);
 
 /// The number of tokens per rank; if it differs, the largest.
 int64_t tokens_of_rank(const JobDescription& job);

@@ -99,7 +99,8 @@ void check_memory(const JobPlan& plan, const StrategyList& candidates) {
 }  // namespace
 
 JobPlan plan_job(const JobDescription& job, const StrategyList& candidates) {
-  const MeshLayout mesh = check_mesh(job);
+  const MeshLayout mesh = make_mesh(job);
+  check_tokens(job);
   check_fabric(job);
   check_layer(job);
   JobPlan plan;

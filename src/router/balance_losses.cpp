@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/check.hpp"
+#include "core/tensor_check.hpp"
 
 namespace crossdock::router {
 namespace {
@@ -53,8 +54,7 @@ bool has_sizes(const RouterStatistics& statistics, int64_t E) {
 }
 
 std::string place_of(const RouterStatistics& statistics) {
-  if (!statistics.is_on_device()) return "in host memory";
-  return concat("on GPU ", statistics.device_counts.view.device.index);
+  return describe(statistics.device_counts.view.device);
 }
 
 bool is_same_place(const RouterStatistics& a, const RouterStatistics& b) {

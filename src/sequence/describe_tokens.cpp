@@ -2,15 +2,11 @@
 #include <limits>
 
 #include "core/check.hpp"
+#include "core/owned_tensor.hpp"
 #include "crossdock/sequence.hpp"
 
 namespace crossdock {
 namespace {
-
-OwnedTensor allocate(DType dtype, int64_t num_elements) {
-  const Buffer buffer(num_elements * size_of(dtype));
-  return {buffer.view(dtype, {num_elements}), buffer.owner()};
-}
 
 struct TokenPlace {
   int64_t sequence = 0;
@@ -80,9 +76,9 @@ TokenDescription describe_tokens(const SequenceShard& shard) {
   const int64_t N = layout.packed ? layout.packed->num_sequences() : layout.batch;
   CROSSDOCK_CHECK(N <= std::numeric_limits<int32_t>::max(),
                   "sequences are numbered in int32: batch must be at most 2^31 - 1, got ", N);
-  TokenDescription tokens{.sequence_ids = allocate(DType::kI32, T),
-                          .positions = allocate(DType::kI64, T),
-                          .mask = allocate(DType::kBool, T),
+  TokenDescription tokens{.sequence_ids = new_host_tensor(DType::kI32, {T}),
+                          .positions = new_host_tensor(DType::kI64, {T}),
+                          .mask = new_host_tensor(DType::kBool, {T}),
                           .num_sequences = std::max<int64_t>(N, 1)};
   if (layout.packed) {
     fill(shard, PackedPlaces(*layout.packed), tokens);

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/agreed_items.hpp"
 #include "comm/shared_bytes.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
@@ -50,15 +50,10 @@ void check_args(const Group& group, const SequenceShard& shard, const ConstTenso
 // The form that the tokens of all ranks share; the row bytes of the other form are -1. Every rank
 // compares the same forms, so either all throw or none does.
 RowForms common_form(const Agreement& agreement, int num_ranks) {
-  const auto form_of = [&](int rank) {
-    RowForms form;
-    std::memcpy(&form, agreement.body(rank).data(), sizeof form);
-    return form;
-  };
-  RowForms common = form_of(0);
+  auto common = item_of<RowForms>(agreement, 0);
   for (int rank = 1; rank < num_ranks; ++rank) {
     const RowForms before = common;
-    const RowForms form = form_of(rank);
+    const auto form = item_of<RowForms>(agreement, rank);
     if (form.full != common.full) common.full = -1;
     if (form.flat != common.flat) common.flat = -1;
     CROSSDOCK_CHECK(common != RowForms{}, "gather_tokens: local must have the same number of ",
@@ -89,8 +84,8 @@ Gathered exchange(Group& group, const std::vector<SequenceShard>& shards,
                   const ConstTensorView& local, int64_t row_bytes, uint64_t sequence) {
   Gathered all;
   Buffer own;
-  const int64_t own_bytes = local.num_bytes();
   run_agreed(group, [&] {
+    const int64_t own_bytes = local.num_bytes();
     for (const SequenceShard& shard : shards) {
       all.offsets.push_back(all.offsets.back() + shard.num_tokens() * row_bytes);
     }
@@ -100,9 +95,7 @@ Gathered exchange(Group& group, const std::vector<SequenceShard>& shards,
     finish_stores();
     all.bytes = group.pool().take_scratch(all.offsets.back());
   });
-  SharedBytes send = shared_bytes(own);
-  send.num_bytes = own_bytes;  // the buffer may be larger
-  group.all_gather_v(send, shared_bytes(all.bytes), all.offsets,
+  group.all_gather_v(shared_bytes(own), shared_bytes(all.bytes), all.offsets,
                      group.wait_context("gather_tokens", sequence));
   return all;
 }
@@ -125,17 +118,17 @@ void place_all(const std::vector<SequenceShard>& shards, const Gathered& all, in
 
 OwnedTensor gather_tokens(Group& group, const SequenceShard& shard, const ConstTensorView& local,
                           const TensorView& global) {
-  std::array<RowForms, 1> own;
+  RowForms own;
   std::vector<SequenceShard> shards;
   const std::optional<Error> refusal = refusal_of([&] {
-    own[0] = sequence::row_forms("local", local, shard.shape());
+    own = sequence::row_forms("local", local, shard.shape());
     check_args(group, shard, local, global);
     for (int rank = 0; rank < group.size(); ++rank) shards.emplace_back(shard.layout(), rank);
   });
   const Agreement agreement = group.agree({.operation = "gather_tokens",
                                            .config = text_of(shard.layout(), local.dtype),
-                                           .body = std::as_bytes(std::span(own)),
-                                           .refusal = refusal ? &*refusal : nullptr});
+                                           .body = body_of(own),
+                                           .refusal = as_refusal(refusal)});
   const RowForms form = common_form(agreement, group.size());
   const int64_t row_bytes = std::max(form.full, form.flat);
   const Gathered all = exchange(group, shards, local, row_bytes, agreement.sequence);

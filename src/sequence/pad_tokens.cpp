@@ -25,9 +25,8 @@ void check_pair(const ConstTensorView& x, const ConstTensorView& padded) {
                   "padded must have the dtype and rows of x and at least as many of them; x is ",
                   describe(x), ", padded is ", describe(padded));
   CROSSDOCK_CHECK(x.device == padded.device, "x and padded must be on the same device");
-  CROSSDOCK_CHECK((x.data != nullptr || x.num_elements() == 0) &&
-                      (padded.data != nullptr || padded.num_elements() == 0),
-                  "x and padded must have memory, got a null pointer");
+  check_not_null("x", x);
+  check_not_null("padded", padded);
 }
 
 // Copies the first num_rows rows.
@@ -88,8 +87,7 @@ void pad_mask(int64_t num_tokens, const ConstTensorView& mask, const TensorView&
     check_no_overlap({{"padded", padded}}, {{"mask", mask}});
     copy(mask, padded, num_tokens, stream);
   } else {
-    CROSSDOCK_CHECK(padded.data != nullptr || padded.num_elements() == 0,
-                    "padded must have memory, got a null pointer");
+    check_not_null("padded", padded);
     fill(padded, 0, num_tokens, 0, stream);
   }
   fill(padded, num_tokens, padded.num_rows(), 1, stream);

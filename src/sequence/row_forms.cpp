@@ -31,11 +31,6 @@ bool have_common_form(const RowForms& a, const RowForms& b) {
   return has(a.full) || has(a.flat);
 }
 
-void check_pointer(std::string_view name, const ConstTensorView& tensor) {
-  CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
-                  tensor.shape.to_string(), " must have memory, got a null pointer");
-}
-
 }  // namespace
 
 RowForms row_forms(std::string_view name, const ConstTensorView& tensor, const Shape& tokens) {
@@ -59,8 +54,8 @@ void check_tokens(const SequenceShard& shard, std::string_view local_name,
                   describe(global), ") must have the same dtype and width");
   CROSSDOCK_CHECK(local.device == global.device, local_name,
                   " and global must be on the same device");
-  check_pointer(local_name, local);
-  check_pointer("global", global);
+  check_not_null(local_name, local);
+  check_not_null("global", global);
 }
 
 }  // namespace crossdock::sequence

@@ -1,35 +1,13 @@
 // After fork, the child's copies of handles do nothing, and the parent's peers notice nothing.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdlib>
-#include <functional>
 
 #include "capi/socket_ranks.hpp"
+#include "support/forked_child.hpp"
 
 namespace crossdock::capi_test {
 namespace {
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-// A rank that allocates during the fork leaves the child a locked allocator; glibc's has no such
-// flaw.
-#define SKIP_IF_SANITIZED() GTEST_SKIP() << "sanitizers do not follow forks of several threads"
-#else
-#define SKIP_IF_SANITIZED()
-#endif
-
-// The exit status of a child that runs `body`; -1 if it does not end within a minute.
-int status_of_child(const std::function<int()>& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    _exit(body());
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
 
 // A plan and a dispatch on this rank of a group; returns whether they work.
 bool can_dispatch(crossdock_group* group, const Case& input) {
@@ -76,7 +54,7 @@ void fork_and_go_on(crossdock_group* group, int rank) {
   ASSERT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent));
   if (rank == 0) {
     crossdock_output copy = sent.rows;
-    EXPECT_EQ(status_of_child([&] { return use_copies(group, planned, &copy); }), 0);
+    EXPECT_EQ(exit_status_of_child([&] { return use_copies(group, planned, &copy); }), 0);
   }
   EXPECT_TRUE(can_dispatch(group, input)) << crossdock_last_error();
   EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
@@ -98,7 +76,7 @@ TEST(Fork, AChildCanExit) {
   crossdock_group* group = nullptr;
   ASSERT_OK(crossdock_group_from_threads(1, nullptr, &group));
   EXPECT_TRUE(can_dispatch(group, Case(0)));
-  EXPECT_EQ(status_of_child([&]() -> int {
+  EXPECT_EQ(exit_status_of_child([&]() -> int {
               crossdock_group_destroy(group);
               std::exit(0);
             }),

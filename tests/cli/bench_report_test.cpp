@@ -7,6 +7,7 @@
 #include "cli/bench/documents.hpp"
 #include "cli/bench/grid.hpp"
 #include "cli/bench/report.hpp"
+#include "cli/bench/results_json.hpp"
 
 namespace crossdock::cli {
 namespace {

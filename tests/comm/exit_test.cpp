@@ -2,14 +2,11 @@
 // thread of the parent holds at that moment must not stop it.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <mutex>
 #include <semaphore>
 #include <thread>
@@ -19,31 +16,10 @@
 #include "comm/exit_notice.hpp"
 #include "comm/sockets/linger.hpp"
 #include "core/per_process.hpp"
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define SKIP_IF_SANITIZED() GTEST_SKIP() << "sanitizers do not follow forks of several threads"
-#else
-#define SKIP_IF_SANITIZED()
-#endif
+#include "support/forked_child.hpp"
 
 namespace crossdock::comm {
 namespace {
-
-constexpr unsigned kHangSeconds = 30;
-
-/// Runs `body` in a forked process; returns its wait status. A process that hangs is killed.
-int status_of_child(const std::function<void()>& body) {
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(kHangSeconds);
-    body();
-    _exit(0);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  return status;
-}
 
 struct Locked {
   std::mutex mutex;
@@ -56,11 +32,11 @@ TEST(PerProcess, IsNewInAForkedChild) {
   Locked& own = locked.get();
   own.value = 6;
   const std::lock_guard lock(own.mutex);
-  EXPECT_EQ(status_of_child([] {
+  EXPECT_EQ(exit_status_of_child([] {
               const std::lock_guard lock_in_child(locked.get().mutex);
-              if (locked.get().value != 5) _exit(1);
+              if (locked.get().value != 5) return 1;
               locked.get().value = 7;
-              if (locked.get().value != 7) _exit(2);
+              return locked.get().value == 7 ? 0 : 2;
             }),
             0);
   EXPECT_EQ(&locked.get(), &own);
@@ -69,11 +45,14 @@ TEST(PerProcess, IsNewInAForkedChild) {
 
 TEST(ExitNotice, DoesNotStopAChildThatIsForkedWhileNoticesAreGiven) {
   SKIP_IF_SANITIZED();
-  const int status = status_of_child([] {
+  const int status = exit_status_of_child([]() -> int {
     std::binary_semaphore is_exiting{0};
     std::thread([&] {
       is_exiting.acquire();
-      const int child_status = status_of_child([] { const ExitNotice notice([] {}); });
+      const int child_status = exit_status_of_child([] {
+        const ExitNotice notice([] {});
+        return 0;
+      });
       _exit(child_status == 0 ? 0 : 1);
     }).detach();
     const ExitNotice notice([&] {
@@ -88,21 +67,24 @@ TEST(ExitNotice, DoesNotStopAChildThatIsForkedWhileNoticesAreGiven) {
 TEST(ExitNotice, IsNotGivenByAForkedChild) {
   SKIP_IF_SANITIZED();
   const ExitNotice notice([] { _exit(1); });
-  EXPECT_EQ(status_of_child([] { std::exit(0); }), 0);
+  EXPECT_EQ(exit_status_of_child([]() -> int { std::exit(0); }), 0);
 }
 
 TEST(Linger, DoesNotStopAChildThatIsForkedWhileTheParentWaitsForItsPeers) {
   SKIP_IF_SANITIZED();
-  const int status = status_of_child([] {
+  const int status = exit_status_of_child([]() -> int {
     std::array<int, 2> ends{};
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) _exit(4);
-    if (send(ends[0], "unread", 6, MSG_NOSIGNAL) != 6) _exit(5);
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) return 4;
+    if (send(ends[0], "unread", 6, MSG_NOSIGNAL) != 6) return 5;
     std::vector<Socket> sockets;
     sockets.emplace_back(ends[0]);
     close_gently(std::move(sockets));
     std::thread([] {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));  // most likely it exits by then
-      const int child_status = status_of_child([] { close_gently({}); });
+      const int child_status = exit_status_of_child([] {
+        close_gently({});
+        return 0;
+      });
       _exit(child_status == 0 ? 0 : 1);
     }).detach();
     std::exit(0);  // waits until the peer has read everything, for at most two seconds

@@ -20,12 +20,7 @@
 #include <vector>
 
 #include "crossdock/error.hpp"
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define SKIP_IF_SANITIZED() GTEST_SKIP() << "sanitizers do not follow forks of several threads"
-#else
-#define SKIP_IF_SANITIZED()
-#endif
+#include "support/forked_child.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -33,8 +28,6 @@ namespace {
 using namespace std::chrono_literals;
 using Received = DescriptorConnection::Received;
 using Sending = DescriptorConnection::Sending;
-
-constexpr unsigned kHangSeconds = 30;
 
 bool becomes_true(const std::function<bool()>& holds) {
   for (int round = 0; round < 10'000; ++round) {
@@ -206,19 +199,6 @@ TEST(ServedConnection, BlocksSignalsInItsThread) {
   EXPECT_EQ(sigismember(&own, SIGINT), 0);  // of the thread that started it
 }
 
-int status_of_child(const std::function<void()>& body) {
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(kHangSeconds);
-    body();
-    _exit(9);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  return status;
-}
-
 TEST(ServedConnection, NoticesThatTheSendersProcessHasEnded) {
   SKIP_IF_SANITIZED();
   std::optional<DescriptorListener> listener(std::in_place);
@@ -250,15 +230,15 @@ TEST(ServedConnection, NoticesThatTheSendersProcessHasEnded) {
 TEST(ServedConnection, DoesNotKeepTheProcessFromExiting) {
   SKIP_IF_SANITIZED();
   const Served of_parent;
-  EXPECT_EQ(status_of_child([] { std::exit(0); }), 0);
-  EXPECT_EQ(status_of_child([] {
+  EXPECT_EQ(exit_status_of_child([]() -> int { std::exit(0); }), 0);
+  EXPECT_EQ(exit_status_of_child([]() -> int {
               auto* served = new Served;  // still there at the end
-              if (served->here->send(some_file(), {}) != Sending::kDone) _exit(1);
-              if (!receipt_soon(*served->here)) _exit(2);
+              if (served->here->send(some_file(), {}) != Sending::kDone) return 1;
+              if (!receipt_soon(*served->here)) return 2;
               std::exit(0);
             }),
             0);
-  EXPECT_EQ(status_of_child([] {
+  EXPECT_EQ(exit_status_of_child([]() -> int {
               auto* listener = new DescriptorListener;
               auto* has_begun = new std::binary_semaphore(0);
               new ServedConnection(DescriptorConnection(listener->address()),
@@ -269,7 +249,7 @@ TEST(ServedConnection, DoesNotKeepTheProcessFromExiting) {
                                         },
                                     .closed = [] {}});
               const DescriptorConnection here = std::move(listener->accept().at(0));
-              if (here.send(some_file(), {}) != Sending::kDone) _exit(1);
+              if (here.send(some_file(), {}) != Sending::kDone) return 1;
               has_begun->acquire();
               std::exit(0);
             }),

@@ -1,8 +1,6 @@
 #include "crossdock/thread_pool.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "crossdock/error.hpp"
+#include "support/forked_child.hpp"
 
 namespace crossdock {
 namespace {
@@ -112,18 +111,13 @@ TEST(ThreadPool, OfAParentRunsOnTheCallingThreadOfAForkedChild) {
 #endif
   auto pool = std::make_unique<ThreadPool>(2);
   pool->parallel_for(4, [](int64_t) {});
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    int runs = 0;
-    pool->parallel_for(4, [&](int64_t) { ++runs; });
-    pool.reset();
-    _exit(runs);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 4);
+  EXPECT_EQ(exit_status_of_child([&] {
+              int runs = 0;
+              pool->parallel_for(4, [&](int64_t) { ++runs; });
+              pool.reset();
+              return runs;
+            }),
+            4);
 }
 
 TEST(ThreadPool, RefusesANegativeSize) {

@@ -117,7 +117,7 @@ TEST(Routes, WrongShapesAndTypesSayWhatIsWanted) {
   EXPECT_EQ(message({nullptr, DType::kI32, {3, 2}}, {weights.data(), {3, 2}}),
             "expert_ids of shape [3, 2] must have memory, got a null pointer");
   EXPECT_EQ(message({ids.data(), DType::kI32, {3, 2}, {DeviceKind::kCuda, 0}}, {}),
-            "expert_ids must be in host memory");
+            "expert_ids must be in host memory, it is on GPU 0");
   EXPECT_EQ(message({nullptr, DType::kI32, {0, 2}}, {nullptr, DType::kF32, {0, 2}}),
             "nothing was thrown");
 }

@@ -140,7 +140,7 @@ TEST(Planner, TakesTheExpertGroupThatLiesOnMostNodes) {
   job.ranks_per_node = 6;
   job.ep = 4;
   job.tokens = 1;
-  const Topology topology = widest_row_group(check_mesh(job), job.ranks_per_node);
+  const Topology topology = widest_row_group(make_mesh(job), job.ranks_per_node);
   EXPECT_EQ(topology.num_nodes, 2);
   EXPECT_EQ(topology.node_of_rank, (std::vector<int>{0, 0, 1, 1}));
 }

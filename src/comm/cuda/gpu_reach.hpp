@@ -23,7 +23,7 @@ struct GpuReach {
   static GpuReach from_bytes(std::span<const std::byte> bytes);
 };
 
-/// Of a GPU of this process.
+/// What a GPU of this process can reach.
 GpuReach reach_of(int device);
 
 /// Whether on every node each rank's GPU can use the memory of the other ranks' GPUs. Both

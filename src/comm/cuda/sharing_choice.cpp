@@ -127,7 +127,7 @@ SharingChoice choose_sharing(Group& group, const SharingArgs& args) {
   const Agreement agreed =
       group.agree({.operation = "plan",
                    .config = concat(args.config, ";device=cuda;peer_memory=", setting.name),
-                   .refusal = refusal ? &*refusal : nullptr});
+                   .refusal = as_refusal(refusal)});
   if (!args.reaches_peers) return {};
   std::string failure;
   for (const MemorySharing sharing : setting.candidates) {

@@ -30,7 +30,7 @@ Agreement agree(Group& group, const Report& report) {
   return group.agree({.operation = "plan",
                       .body = report.body,
                       .under_way = true,
-                      .refusal = report.refusal ? &*report.refusal : nullptr});
+                      .refusal = as_refusal(report.refusal)});
 }
 
 // Whether every rank has sent a byte other than 0.

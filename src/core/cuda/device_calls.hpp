@@ -7,6 +7,7 @@
 #include "core/cuda/callers_stream.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/device_pool.hpp"
+#include "core/owned_tensor.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock::cuda {
@@ -50,8 +51,7 @@ class DeviceCall {
 
   Buffer take(int64_t num_bytes) const { return pool_.take(num_bytes, handle()); }
   OwnedTensor take(DType dtype, const Shape& shape) const {
-    const Buffer memory = take(shape.num_elements() * size_of(dtype));
-    return {.view = memory.view(dtype, shape), .owner = memory.owner()};
+    return owned_tensor(take(shape.num_elements() * size_of(dtype)), dtype, shape);
   }
 
  private:

@@ -31,8 +31,9 @@ class RangeArena final : public DeviceArena {
   int64_t num_bytes() const { return filled_bytes_; }
   /// The sizes of its chunks, at least one.
   std::vector<int64_t> chunks() const;
-  /// What another process opens a chunk with. REQUIRES: sharing is kDescriptors, kFabric.
+  /// A descriptor of a chunk for other processes. REQUIRES: sharing is kDescriptors.
   Descriptor export_descriptor(size_t chunk) const;
+  /// A handle of a chunk for other processes. REQUIRES: sharing is kFabric.
   CUmemFabricHandle export_fabric(size_t chunk) const;
 
  private:

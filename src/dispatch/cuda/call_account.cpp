@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/agreed_failure.hpp"
 #include "comm/rendezvous.hpp"
 #include "core/check.hpp"
 #include "core/packed_items.hpp"
@@ -28,7 +29,7 @@ std::vector<std::byte> pack(const std::optional<CallAccount>& account) {
   append_item(bytes, comm::make_header({.operation = account->call.operation,
                                         .subject = account->call.subject,
                                         .config = account->call.config,
-                                        .refusal = account->refusal ? &*account->refusal : nullptr},
+                                        .refusal = as_refusal(account->refusal)},
                                        /*sequence=*/0));
   append_items(bytes, std::vector(account->call.config.begin(), account->call.config.end()));
   append_items(bytes, std::vector(refusal.begin(), refusal.end()));

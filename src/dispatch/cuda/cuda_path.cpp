@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "comm/agreed_failure.hpp"
 #include "core/cuda/device.hpp"
 #include "dispatch/cuda/fault_error.hpp"
 #include "dispatch/cuda/host_routing.hpp"
@@ -72,7 +73,7 @@ uint64_t CudaPath::agree(const Call& call, const std::optional<Error>& refusal) 
                          .handles = std::move(call_.handles),
                          .needs_barrier = call_.needs_barrier,
                          .must_meet = call.must_meet,
-                         .refusal = refusal ? &*refusal : nullptr});
+                         .refusal = as_refusal(refusal)});
   return agreed_.sequence;
 }
 

@@ -10,6 +10,7 @@
 #include "core/cuda/stream.hpp"
 #include "core/cuda/waiting_room.hpp"
 #include "core/leak.hpp"
+#include "core/owned_tensor.hpp"
 #include "core/packed_items.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
@@ -66,13 +67,11 @@ void CudaRank::meet() {
   peers_.meet(group(), {.reaches_peers = waits_ != Waits::kNone,
                         .prefers_ipc = group().topology().num_nodes > 1,
                         .config = config,
-                        .refusal = unusable ? &*unusable : nullptr});
+                        .refusal = as_refusal(unusable)});
   const std::optional<Error> refusal = refusal_of([&] { open(); });
   try {
-    group().agree({.operation = "plan",
-                   .config = config,
-                   .under_way = true,
-                   .refusal = refusal ? &*refusal : nullptr});
+    group().agree(
+        {.operation = "plan", .config = config, .under_way = true, .refusal = as_refusal(refusal)});
   } catch (...) {
     pool_.reset();
     throw;
@@ -196,9 +195,7 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T, int64_t K) const {
 
 void CudaRank::check_device(const char* name, const ConstTensorView& tensor) const {
   CROSSDOCK_CHECK(tensor.device == where(), name, " must be on GPU ", device_,
-                  ", as the first routing was; it is ",
-                  tensor.device.is_cpu() ? std::string("in host memory")
-                                         : concat("on GPU ", tensor.device.index));
+                  ", as the first routing was; it is ", describe(tensor.device));
 }
 
 void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
@@ -206,13 +203,11 @@ void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
   CROSSDOCK_CHECK(tensor.shape == shape, name, " must be ", shape.to_string(), ", got ",
                   describe(tensor));
   check_device(name, tensor);
-  CROSSDOCK_CHECK(tensor.data != nullptr || tensor.num_elements() == 0, name, " of shape ",
-                  shape.to_string(), " must have memory, got a null pointer");
+  check_not_null(name, tensor);
 }
 
 OwnedTensor CudaRank::take(DType dtype, const Shape& shape) {
-  const Buffer buffer = pool_->take(shape.num_elements() * size_of(dtype), stream());
-  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
+  return owned_tensor(pool_->take(shape.num_elements() * size_of(dtype), stream()), dtype, shape);
 }
 
 OwnedTensor CudaRank::output_or_new(const char* name, const TensorView& given, DType dtype,

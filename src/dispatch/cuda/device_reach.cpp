@@ -26,7 +26,7 @@ GpuRelation agree_on_gpus(const PathContext& context, Device device) {
       group.agree({.operation = "plan",
                    .config = concat(context.config_text, ";weights=fp32;device=cuda"),
                    .body = own,
-                   .refusal = refusal ? &*refusal : nullptr});
+                   .refusal = as_refusal(refusal)});
   std::vector<cuda::GpuReach> ranks;
   ranks.reserve(static_cast<size_t>(group.size()));
   for (int p = 0; p < group.size(); ++p) {

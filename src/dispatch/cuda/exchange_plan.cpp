@@ -2,15 +2,12 @@
 
 #include <cstring>
 
+#include "core/sizes.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
 
 namespace crossdock::cuda {
 namespace {
-
-size_t index(int64_t i) {
-  return static_cast<size_t>(i);
-}
 
 // Offset of this rank's rows in the send buffer of every other rank: rows_to(p, rank) rows go from
 // p to rank.
@@ -71,10 +68,8 @@ RowTraffic agree_on_traffic(Group& group, const Plan& plan,
                             const std::vector<int64_t>& recv_offsets) {
   const Agreement all = group.agree({.operation = "plan",
                                      .subject = plan.id(),
-                                     .config = {},
                                      .body = std::as_bytes(std::span(send_offsets)),
-                                     .under_way = true,
-                                     .refusal = nullptr});
+                                     .under_way = true});
   std::vector<int64_t> begins(index(group.size()));
   for (int p = 0; p < group.size(); ++p) {
     const std::byte* offset = all.body(p).data() + index(group.rank()) * sizeof(int64_t);

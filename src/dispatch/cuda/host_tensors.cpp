@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/owned_tensor.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/dispatch_args.hpp"
@@ -108,7 +109,7 @@ OwnedTensor HostTensors::upload_rows(const Plan& plan, const ConstTensorView& ro
 OwnedTensor HostTensors::upload_as(const Shape& shape, const ConstTensorView& tensor) {
   const RelaxedCapture relaxed;
   const Buffer buffer = pool_.take(shape.num_elements() * size_of(tensor.dtype), stream_->get());
-  OwnedTensor copy{.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
+  OwnedTensor copy = owned_tensor(buffer, tensor.dtype, shape);
   if (tensor.data == nullptr) {
     copy.view.data = nullptr;
   } else if (tensor.num_bytes() > 0) {
@@ -124,10 +125,7 @@ OwnedTensor HostTensors::download(const ConstTensorView& tensor, int64_t num_row
   const RelaxedCapture relaxed;
   OwnedTensor copy{.view = given, .owner = nullptr};
   const Shape shape = with_rows(tensor.shape, num_rows);
-  if (!given.given()) {
-    const Buffer buffer = group_.pool().take(shape.num_elements() * size_of(tensor.dtype));
-    copy = {.view = buffer.view(tensor.dtype, shape), .owner = buffer.owner()};
-  }
+  if (!given.given()) copy = group_.pool().take(tensor.dtype, shape);
   // A copy queued behind kernels that wait for other ranks could keep those from launching.
   path_->await();
   if (copy.view.num_bytes() > 0) {
@@ -282,9 +280,7 @@ OwnedTensor HostTensors::collect_routes(const Plan& plan, ConstTensorView rows, 
 }
 
 OwnedTensor HostTensors::allocate_rows(const Plan& plan, DType dtype) {
-  const Shape shape{plan.num_rows(), plan.data().config->width};
-  const Buffer buffer = group_.pool().take(shape.num_elements() * size_of(dtype));
-  return {.view = buffer.view(dtype, shape), .owner = buffer.owner()};
+  return group_.pool().take(dtype, {plan.num_rows(), plan.data().config->width});
 }
 
 }  // namespace crossdock::cuda

@@ -88,11 +88,10 @@ void NcclTransport::connect() {
     rank_.check_usable();
     check_not_captured(rank_);
   });
-  communicator_ =
-      share_nccl_communicator(rank_.group(), {.library = library_,
-                                              .device = rank_.device(),
-                                              .config = rank_.context().config_text,
-                                              .refusal = refusal ? &*refusal : nullptr});
+  communicator_ = share_nccl_communicator(rank_.group(), {.library = library_,
+                                                          .device = rank_.device(),
+                                                          .config = rank_.context().config_text,
+                                                          .refusal = as_refusal(refusal)});
   watch_exchanges();
 }
 

@@ -131,7 +131,7 @@ AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
                                .subject = proposal.subject,
                                .config = std::move(proposal.call_text),
                                .body = body,
-                               .refusal = refusal ? &*refusal : nullptr});
+                               .refusal = as_refusal(refusal)});
   } catch (const Error& error) {
     if (group().is_poisoned() || is_capturing(parts_.streams.stream())) throw;
     const bool peers_are_halted = comm::is_halt(error);
@@ -190,7 +190,7 @@ void RankAgreement::connect(const char* operation, uint64_t subject, const Agree
   group().agree({.operation = operation,
                  .subject = subject,
                  .under_way = true,
-                 .refusal = refusal ? &*refusal : nullptr});
+                 .refusal = as_refusal(refusal)});
   lane.is_connected = true;
 }
 

@@ -110,7 +110,7 @@ class RankAgreement : private CallQueue {
   Error error_of(const RankStreams::Lane& lane, Fault fault) const;
   bool is_halted() const;
 
-  // Of a halt; see CallQueue.
+  // How a halt ends; see CallQueue.
   uint32_t note_refused(const CallText& call) override;
   void stop(uint32_t refused, Operation operation) override;
   void await_stop() override;

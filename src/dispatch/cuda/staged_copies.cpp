@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
+#include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
@@ -64,14 +64,10 @@ class StagedCopies final : public RowTransport {
     const int64_t own = most_rows(transfer.traffic);
     const Agreement all = rank_.group().agree({.operation = agreed.operation,
                                                .config = concat("staging_bytes=", staging_bytes),
-                                               .body = std::as_bytes(std::span(&own, 1)),
+                                               .body = body_of(own),
                                                .under_way = true});
     int64_t most = 0;
-    for (int p = 0; p < rank_.group().size(); ++p) {
-      int64_t rows = 0;
-      std::memcpy(&rows, all.body(p).data(), sizeof(rows));
-      most = std::max(most, rows);
-    }
+    for (int p = 0; p < rank_.group().size(); ++p) most = std::max(most, item_of<int64_t>(all, p));
     for (int64_t first = 0; first < most; first += rows_per_part) {
       run_round(transfer, first, rows_per_part,
                 rank_.group().wait_context(agreed.operation, all.sequence));

@@ -30,7 +30,7 @@ Plan make_plan(const PathContext& context, const AnyRouting& routing) {
       group.agree({.operation = "plan",
                    .config = concat(context.config_text, ";weights=", name_of(routes.weight_dtype)),
                    .body = std::as_bytes(std::span(packed)),
-                   .refusal = refusal ? &*refusal : nullptr});
+                   .refusal = as_refusal(refusal)});
 
   const EventRecorder::Scope scope(group.recorder(), "plan", agreement.sequence);
   auto data = std::make_shared<PlanData>();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/host/row_tensors.hpp"
 #include "dispatch/host/wire.hpp"
 #include "ops/sum_rows.hpp"
 
@@ -16,12 +17,6 @@ struct RowOrigin {
   double weight;
 };
 
-double weight_of(const PlanData& plan, size_t slot) {
-  return plan.weight_dtype == DType::kF64
-             ? reinterpret_cast<const double*>(plan.weights.data())[slot]
-             : static_cast<double>(reinterpret_cast<const float*>(plan.weights.data())[slot]);
-}
-
 // The origins of all rows this rank sends, by (owner, token, slot).
 Buffer pack_origins(const Exchange& exchange) {
   const PlanData& plan = exchange.plan.data();
@@ -34,7 +29,7 @@ Buffer pack_origins(const Exchange& exchange) {
     const auto owner = static_cast<size_t>(plan.owner[static_cast<size_t>(plan.expert_ids[slot])]);
     origins[next[owner]++] = {.token = static_cast<int64_t>(slot) / plan.K,
                               .row = plan.final_rows[slot],
-                              .weight = weight_of(plan, slot)};
+                              .weight = weight_at(plan, slot)};
   }
   return packed;
 }

@@ -1,7 +1,6 @@
 #include "dispatch/host/peer_rows.hpp"
 
-#include <cstring>
-
+#include "core/packed_items.hpp"
 #include "core/stream_copy.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "ops/copy_rows.hpp"
@@ -55,13 +54,11 @@ PeerRows::PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown)
   for (const ExposedRows& rows : shown) handles.push_back(rows.handle());
   const Agreement agreement = exchange.group.agree({.operation = exchange.operation,
                                                     .subject = exchange.plan.id(),
-                                                    .config = {},
                                                     .body = std::as_bytes(std::span(handles)),
-                                                    .under_way = true,
-                                                    .refusal = nullptr});
+                                                    .under_way = true});
   for (int rank = 0; rank < exchange.group.size(); ++rank) {
-    std::memcpy(handles.data(), agreement.body(rank).data(), agreement.body(rank).size());
-    for (const comm::WindowHandle& handle : handles) {
+    std::span<const std::byte> body = agreement.body(rank);
+    for (const auto& handle : split_items<comm::WindowHandle>(body, std::ssize(handles))) {
       addresses_.push_back(is_reachable(exchange, rank)
                                ? comm::windows_of(exchange.group).reach(rank, handle)
                                : nullptr);
@@ -71,12 +68,8 @@ PeerRows::PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown)
 
 void end_exchange(const Exchange& exchange) {
   finish_stores();
-  exchange.group.agree({.operation = exchange.operation,
-                        .subject = exchange.plan.id(),
-                        .config = {},
-                        .body = {},
-                        .under_way = true,
-                        .refusal = nullptr});
+  exchange.group.agree(
+      {.operation = exchange.operation, .subject = exchange.plan.id(), .under_way = true});
 }
 
 bool is_reachable(const Exchange& exchange, int rank) {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/pointer.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "plan/plan_builder.hpp"
 
@@ -11,6 +12,11 @@ RowPart row_part(const ConstTensorView& tokens, const TensorView& rows) {
   return {.tokens = static_cast<const std::byte*>(tokens.data),
           .rows = static_cast<std::byte*>(rows.data),
           .row_bytes = rows.row_bytes()};
+}
+
+double weight_at(const PlanData& plan, size_t slot) {
+  return plan.weight_dtype == DType::kF64 ? pointer<double>(plan.weights)[slot]
+                                          : static_cast<double>(pointer<float>(plan.weights)[slot]);
 }
 
 void zero_pad_rows(const PlanData& plan, const TensorView& rows) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/plan.hpp"
@@ -11,6 +13,9 @@ namespace crossdock {
 
 /// tokens [T, ...] and the rows [R, ...] they go to, as bits.
 RowPart row_part(const ConstTensorView& tokens, const TensorView& rows);
+
+/// The weight of the route in a slot, t * K + k.
+double weight_at(const PlanData& plan, size_t slot);
 
 /// Zeroes the rows that belong to no route.
 void zero_pad_rows(const PlanData& plan, const TensorView& rows);

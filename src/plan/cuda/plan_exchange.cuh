@@ -91,7 +91,7 @@ __device__ inline void send_counts(const PlanArgs& args, const SignalStart& star
   }
 }
 
-// Records why the plan is refused, on all ranks alike.
+// Records why the plan is refused: the same fault on all ranks.
 template <bool kQueued>
 __device__ inline void refuse_plan(const PlanArgs& args, const Fault& fault) {
   if (kQueued) {

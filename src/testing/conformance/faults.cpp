@@ -283,7 +283,7 @@ FaultOutcome run_fault(Group& base, const FaultCase& fault, std::chrono::nanosec
     }
   }
   if (fault.kind == FaultKind::kKilled) return outcome;
-  base.agree({.operation = "end of fault", .config = {}, .body = {}});
+  base.agree({.operation = "end of fault"});
   return outcome;
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/check.hpp"
+#include "core/owned_tensor.hpp"
 #include "testing/conformance/values.hpp"
 
 namespace crossdock::conformance {
@@ -20,11 +21,10 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // Memory filled with values that are NaN in every dtype, and not a valid expert id.
 OwnedTensor poisoned(DType dtype, Shape shape) {
-  const Buffer buffer(shape.num_elements() * size_of(dtype));
-  if (buffer.num_bytes() > 0) {
-    std::memset(buffer.data(), 0xff, static_cast<size_t>(buffer.num_bytes()));
-  }
-  return {buffer.view(dtype, shape), buffer.owner()};
+  OwnedTensor tensor = new_host_tensor(dtype, shape);
+  const auto num_bytes = static_cast<size_t>(tensor.view.num_bytes());
+  if (num_bytes > 0) std::memset(tensor.view.data, 0xff, num_bytes);
+  return tensor;
 }
 
 // Makes the library take used memory from its pool, not fresh zeros.

@@ -132,16 +132,10 @@ TEST_F(CudaNccl, ACommunicatorOfTheLibrarysOwnIsAbortedAfterAFailure) {
   run_ranks(
       2,
       [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
-        const RankStream stream(group);
-        const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
-                                    stream);
-        const auto path = make_packed_path(group, setting);
-        path->set_options({.stream = stream.view()});
-        const Plan plan = path->plan(tensors.routing());
-        EXPECT_THAT(
-            message_of([&] { static_cast<void>(path->dispatch(plan, {.x = tensors.x.view})); }),
-            HasSubstr("ncclGroupEnd: an error of the stand-in"));
+        const PackedRank rank(group, setting);
+        const Plan plan = rank.path->plan(rank.tensors.routing());
+        EXPECT_THAT(message_of([&] { rank.path->dispatch(plan, {.x = rank.tensors.x.view}); }),
+                    HasSubstr("ncclGroupEnd: an error of the stand-in"));
         EXPECT_TRUE(group.is_poisoned());
       },
       setting.options);
@@ -156,19 +150,14 @@ TEST_F(CudaNccl, RanksThatCannotBeConnectedRefuseThePlan) {
   run_ranks(
       2,
       [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
-        const RankStream stream(group);
-        const DeviceTensors tensors(tensors_of(the_case.config, the_case.ranks[r], DType::kF32),
-                                    stream);
-        const auto path = make_packed_path(group, setting);
-        path->set_options({.stream = stream.view()});
-        EXPECT_THAT(message_of([&] { path->plan(tensors.routing()); }),
+        const PackedRank rank(group, setting);
+        EXPECT_THAT(message_of([&] { rank.path->plan(rank.tensors.routing()); }),
                     HasSubstr("rank 1: NCCL cannot connect the ranks"));
         group.check();
         group.agree({.operation = "meet"});
         if (group.rank() == 0) nccl.set_faults({});
         group.agree({.operation = "meet"});
-        const Plan plan = path->plan(tensors.routing());  // tries again
+        const Plan plan = rank.path->plan(rank.tensors.routing());  // tries again
         EXPECT_TRUE(plan.valid());
       },
       setting.options);

@@ -35,6 +35,23 @@ inline std::unique_ptr<cuda::CudaPacked> make_packed_path(Group& group,
       cuda_device_of(group), packing_of(setting.strategy), setting.make_transport);
 }
 
+/// One rank: its tensors on the GPU and its path.
+struct PackedRank {
+  PackedRank(Group& group, const PackedSetting& setting)
+      : stream(group),
+        tensors(tensors_of(setting.the_case.config,
+                           setting.the_case.ranks[static_cast<size_t>(group.rank())], DType::kF32),
+                stream),
+        path(make_packed_path(group, setting)) {
+    stream.synchronize();
+    path->set_options({.stream = stream.view()});
+  }
+
+  const RankStream stream;
+  const DeviceTensors tensors;
+  const std::unique_ptr<cuda::CudaPacked> path;
+};
+
 /// One step has the bits of the CPU.
 inline void expect_bits_of_the_cpu(const PackedSetting& setting) {
   SCOPED_TRACE(setting.strategy);
@@ -42,27 +59,21 @@ inline void expect_bits_of_the_cpu(const PackedSetting& setting) {
   run_ranks(
       static_cast<int>(the_case.ranks.size()),
       [&](Group& group) {
-        const auto r = static_cast<size_t>(group.rank());
         const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
-        const RankTensors host = tensors_of(the_case.config, the_case.ranks[r], DType::kF32);
-        const RankStream stream(group);
-        const DeviceTensors tensors(host, stream);
-        stream.synchronize();
-        const std::unique_ptr<cuda::CudaPacked> path = make_packed_path(group, setting);
-        path->set_options({.stream = stream.view()});
-        const Plan plan = path->plan(tensors.routing());
+        const PackedRank rank(group, setting);
+        const Plan plan = rank.path->plan(rank.tensors.routing());
         const DispatchResult moved =
-            path->dispatch(plan, {.x = tensors.x.view, .with_row_weights = true});
-        const OwnedTensor out = path->gather_sum(
+            rank.path->dispatch(plan, {.x = rank.tensors.x.view, .with_row_weights = true});
+        const OwnedTensor out = rank.path->gather_sum(
             "combine", plan, {.rows = moved.rows.view, .weights = plan.weights(), .out = {}});
-        const CombineBackwardResult backward =
-            path->combine_backward(plan, {.grad_out = tensors.grad_out.view, .y = moved.rows.view});
-        EXPECT_EQ(to_host(moved.rows.view, stream), wanted.rows);
-        EXPECT_EQ(to_host(moved.row_weights.view, stream), wanted.row_weights);
-        EXPECT_EQ(to_host(out.view, stream), wanted.out);
-        EXPECT_EQ(to_host(backward.grad_rows.view, stream), wanted.grad_rows);
-        EXPECT_EQ(to_host(backward.grad_weights.view, stream), wanted.grad_weights);
-        path->check();
+        const CombineBackwardResult backward = rank.path->combine_backward(
+            plan, {.grad_out = rank.tensors.grad_out.view, .y = moved.rows.view});
+        EXPECT_EQ(to_host(moved.rows.view, rank.stream), wanted.rows);
+        EXPECT_EQ(to_host(moved.row_weights.view, rank.stream), wanted.row_weights);
+        EXPECT_EQ(to_host(out.view, rank.stream), wanted.out);
+        EXPECT_EQ(to_host(backward.grad_rows.view, rank.stream), wanted.grad_rows);
+        EXPECT_EQ(to_host(backward.grad_weights.view, rank.stream), wanted.grad_weights);
+        rank.path->check();
       },
       setting.options);
 }

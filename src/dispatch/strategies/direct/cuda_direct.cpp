@@ -6,6 +6,7 @@
 
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/owned_tensor.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/kernels/gather_routes.hpp"
 #include "dispatch/cuda/kernels/gather_sum_backward.hpp"
@@ -186,7 +187,7 @@ OwnedTensor CudaDirect::take_dispatch_rows(const Plan& plan, DType dtype) {
   const Buffer landing = arrays.take_reserved_rows();
   // Replaying a graph without the plan does not exchange it again before writing the rows again.
   rows_are_free_ = arrays.inputs().capture_id == capture_id(rank_.stream());
-  return {.view = landing.view(dtype, shape), .owner = landing.owner()};
+  return owned_tensor(landing, dtype, shape);
 }
 
 ReadyCall CudaDirect::ready_dispatch(const Plan& plan, const DispatchArgs& args,

@@ -13,8 +13,8 @@
 namespace crossdock::cuda {
 
 /// `direct` within a node (and `hierarchical`, which is the same there): plan, scatter, gather_sum.
-/// Ranks agree on the host in every call and tell each other where their rows are; the kernels they
-/// then queue wait for each other on the GPU.
+/// The ranks agree on a call and tell each other where their rows are, on the host or, if hosts run
+/// ahead, in kernels (RankAgreement). The kernels of a call wait for each other on the GPU.
 class CudaDirect final : public CudaPath {
  public:
   /// sums_per_rank: partial sums are made per rank, otherwise for all ranks together.

@@ -139,7 +139,7 @@ int64_t agree_num_slots(CudaRank& rank, const DenseRouting& routing) {
               .needs_barrier = false,
               .num_slots = slots,
               .must_meet = true,
-              .refusal = refusal ? &*refusal : nullptr})
+              .refusal = as_refusal(refusal)})
       .num_slots;
 }
 

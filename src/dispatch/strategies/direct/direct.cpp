@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/window.hpp"
+#include "core/owned_tensor.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/host/partial_sums.hpp"
@@ -186,9 +187,8 @@ class Direct final : public Strategy {
   }
 
   OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
-    const Buffer lease =
-        comm::windows_of(exchange.group).take(TensorView(nullptr, dtype, shape).num_bytes());
-    return {.view = lease.view(dtype, shape), .owner = lease.owner()};
+    const int64_t num_bytes = TensorView(nullptr, dtype, shape).num_bytes();
+    return owned_tensor(comm::windows_of(exchange.group).take(num_bytes), dtype, shape);
   }
 
   const StrategyModel& model() const override { return variant_.model; }

@@ -1,14 +1,11 @@
 #include <algorithm>
 
+#include "core/sizes.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 
 namespace crossdock {
 namespace {
-
-size_t index(int64_t i) {
-  return static_cast<size_t>(i);
-}
 
 // The chunk that a row of a rank is in.
 size_t chunk_of(std::span<const ExpertChunk> chunks, int rank, int64_t row) {

@@ -3,6 +3,7 @@
 
 #include "core/check.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/host/row_tensors.hpp"
 #include "dispatch/host/wire.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 
@@ -33,12 +34,6 @@ struct ManifestSize {
   int64_t num_bytes = 0;
 };
 
-double weight_at(const PlanData& plan, size_t slot) {
-  const ConstTensorView weights(plan.weights.data(), plan.weight_dtype, {plan.T, plan.K});
-  return plan.weight_dtype == DType::kF64 ? weights.as<double>()[slot]
-                                          : static_cast<double>(weights.as<float>()[slot]);
-}
-
 // Token by token, slot by slot: the first target of a token at a gateway starts a copy.
 std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& gateway) {
   const PlanData& plan = exchange.plan.data();
@@ -68,9 +63,7 @@ std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
   group.agree({.operation = exchange.operation,
                .subject = exchange.plan.id(),
                .config = concat("staging_bytes=", group.options().staging_bytes),
-               .body = {},
-               .under_way = true,
-               .refusal = nullptr});
+               .under_way = true});
   std::vector<int64_t> offsets(sizes.size() + 1);
   std::iota(offsets.begin(), offsets.end(), 0);
   const auto num_bytes = sizes.size() * sizeof(ManifestSize);

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "core/sizes.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
 #include "dispatch/strategies/direct/direct.hpp"
@@ -9,10 +10,6 @@
 
 namespace crossdock::cuda {
 namespace {
-
-size_t index(int64_t i) {
-  return static_cast<size_t>(i);
-}
 
 // Rows that return to sources on other nodes: in the order of arrivals here, and of send_positions
 // at the source, both without the rows that stay in a node.

@@ -95,8 +95,7 @@ void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
   }
   const Buffer own = group.pool().take_scratch(own_size * kBytes);
   if (own_size > 0) std::memcpy(own.data(), largest.data(), static_cast<size_t>(own_size * kBytes));
-  group.all_gather_v({.data = own.data(), .num_bytes = own_size * kBytes, .owner = own.owner()},
-                     shared_bytes(all), byte_offsets(share_offsets, kBytes),
+  group.all_gather_v(shared_bytes(own), shared_bytes(all), byte_offsets(share_offsets, kBytes),
                      group.wait_context(exchange.operation, exchange.sequence));
   std::memcpy(loads.data(), all.data(), static_cast<size_t>(n * kBytes));
 }

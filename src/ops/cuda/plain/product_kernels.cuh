@@ -87,9 +87,8 @@ struct SegmentTiles {
   const int64_t* counts;
   int num_experts;
   int column_tiles;
-  // Of the expert that the last call found, and of the tiles before it.
-  int expert = 0;
-  int64_t before = 0;
+  int expert = 0;      // that the last call found
+  int64_t before = 0;  // tiles of the experts before it
 
   /// Finds tile `number`, not less than in earlier calls. False: there is none.
   __device__ bool find(int64_t number) {

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "core/check.hpp"
+#include "crossdock/group.hpp"
+
+namespace crossdock {
+
+/// Plain data as the body of a Proposal. Valid as long as the item.
+template <typename Item>
+std::span<const std::byte> body_of(const Item& item) {
+  static_assert(std::is_trivially_copyable_v<Item>);
+  return std::as_bytes(std::span(&item, 1));
+}
+template <typename Item>
+std::span<const std::byte> body_of(const Item&& item) = delete;
+
+/// The item of one rank. Does not allocate. REQUIRES: the rank's body was one Item.
+template <typename Item>
+Item item_of(const Agreement& agreement, int rank) {
+  static_assert(std::is_trivially_copyable_v<Item>);
+  const std::span<const std::byte> body = agreement.body(rank);
+  CROSSDOCK_ASSERT(body.size() == sizeof(Item));
+  Item item{};
+  std::memcpy(&item, body.data(), sizeof(Item));
+  return item;
+}
+
+/// The items of all ranks, [P]. REQUIRES: as for item_of.
+template <typename Item>
+std::vector<Item> items_of(const Agreement& agreement) {
+  std::vector<Item> items;
+  for (int rank = 0; rank + 1 < std::ssize(agreement.offsets); ++rank) {
+    items.push_back(item_of<Item>(agreement, rank));
+  }
+  return items;
+}
+
+}  // namespace crossdock
