@@ -32,6 +32,14 @@ void check_gate(const RouterConfig& config, const GateWeights& gate, Device devi
                  Shape{config.num_experts});
 }
 
+void check_forced_ids(const ConstTensorView& ids, Device device, const Shape& shape) {
+  if (!ids.given()) return;
+  const bool are_ids = ids.dtype == DType::kI32 || ids.dtype == DType::kI64;
+  CROSSDOCK_CHECK(are_ids && ids.shape == shape, "forced_ids must be ", shape.to_string(),
+                  " int32 or int64, got ", describe(ids));
+  check_memory("forced_ids", ids, device);
+}
+
 void check_sequences(const RouterConfig& config, const RouteArgs& args, int64_t T) {
   CROSSDOCK_CHECK(args.num_sequences >= 1, "num_sequences must be at least 1, got ",
                   args.num_sequences);
@@ -119,9 +127,7 @@ void check_route_args(const RouterConfig& config, const RouteArgs& args) {
   check_if_given("mask", args.mask, device, DType::kBool, Shape{T});
   check_if_given("token_ids", args.token_ids, device, DType::kI64, Shape{T});
   check_sequences(config, args, T);
-  const bool is_wide = args.forced_ids.dtype == DType::kI64;
-  check_if_given("forced_ids", args.forced_ids, device, is_wide ? DType::kI64 : DType::kI32,
-                 Shape{T, config.top_k});
+  check_forced_ids(args.forced_ids, device, Shape{T, config.top_k});
   if (device.is_cpu()) check_host_values(config, args);
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "crossdock/cuda.hpp"
 #include "crossdock/error.hpp"
@@ -343,6 +344,18 @@ TEST(Router, SaysWhatIsWrongWithAConfiguration) {
   config.group_top_k = 1;
   EXPECT_THAT(message(config),
               HasSubstr("groups of 2 experts must have at least top_k (4) experts"));
+}
+
+TEST(Router, NamesTheTypesThatForcedRoutesMayHave) {
+  RouterRun run(make_router_input(small_config(), 3));
+  const std::vector<float> floats(3 * 2);
+  run.args.forced_ids = {floats.data(), {3, 2}};
+  EXPECT_THAT(message_of([&] { (void)run.route(); }),
+              HasSubstr("forced_ids must be [3, 2] int32 or int64, got [3, 2] fp32"));
+  const std::vector<int64_t> too_many(3 * 3);
+  run.args.forced_ids = {too_many.data(), {3, 3}};
+  EXPECT_THAT(message_of([&] { (void)run.route(); }),
+              HasSubstr("forced_ids must be [3, 2] int32 or int64, got [3, 3] int64"));
 }
 
 TEST(Router, NamesTokenAndSlotOfABadForcedRoute) {
