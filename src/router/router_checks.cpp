@@ -1,5 +1,6 @@
 #include "router/router_checks.hpp"
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -19,6 +20,10 @@ DType sum_dtype(DType dtype) {
 void check_if_given(const char* name, const ConstTensorView& tensor, Device device, DType dtype,
                     const Shape& shape) {
   if (tensor.given()) check_tensor(name, tensor, device, dtype, shape);
+}
+
+void check_finite(const char* name, double value) {
+  CROSSDOCK_CHECK(std::isfinite(value), name, " must be finite, got ", value);
 }
 
 void check_gate(const RouterConfig& config, const GateWeights& gate, Device device) {
@@ -113,6 +118,12 @@ void check_config(const RouterConfig& config) {
                     ") groups of ", E / num_groups, " experts must have at least top_k (", K,
                     ") experts");
   }
+  check_finite("scaling", config.scaling);
+  check_finite("aux_loss_coeff", config.aux_loss_coeff);
+  check_finite("aux_loss_coeffs.batch", config.aux_loss_coeffs.batch);
+  check_finite("aux_loss_coeffs.sequence", config.aux_loss_coeffs.sequence);
+  check_finite("aux_loss_coeffs.global_batch", config.aux_loss_coeffs.global_batch);
+  check_finite("z_loss_coeff", config.z_loss_coeff);
   CROSSDOCK_CHECK(config.jitter >= 0.0 && config.jitter < 1.0, "jitter must be in [0, 1), got ",
                   config.jitter);
 }

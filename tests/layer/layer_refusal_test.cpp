@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <new>
 
 #include "crossdock/extend/forwarding_strategy.hpp"
@@ -108,6 +109,30 @@ TEST(MoeLayerRefusal, AConfigurationThatCannotBe) {
     if (group.rank() == kCulprit) other.config.strategy = "teleport";
     run_layer(group, other);
   });
+}
+
+TEST(MoeLayerRefusal, CoefficientsThatAreNotFinite) {
+  expect_refusal("aux_loss_coeff must be finite, got nan",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerCase other = layer_case;
+                   if (group.rank() == kCulprit) other.config.router.aux_loss_coeff = std::nan("");
+                   run_layer(group, other);
+                 });
+  expect_refusal("scaling must be finite, got inf", [](Group& group, const LayerCase& layer_case) {
+    LayerCase other = layer_case;
+    other.config.router.scaling = HUGE_VAL;
+    run_layer(group, other);
+  });
+}
+
+TEST(MoeLayerRefusal, ANegativeNumberOfSequences) {
+  expect_refusal("total_sequences must not be negative, got -1",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerOnRank rank(group, layer_case);
+                   MoeForwardArgs args = rank.forward_args();
+                   if (group.rank() == kCulprit) args.total_sequences = -1;
+                   (void)rank.layer.forward(args);
+                 });
 }
 
 TEST(MoeLayerRefusal, InnerWidthsThatCannotBeCounted) {

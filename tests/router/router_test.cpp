@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -344,6 +346,33 @@ TEST(Router, SaysWhatIsWrongWithAConfiguration) {
   config.group_top_k = 1;
   EXPECT_THAT(message(config),
               HasSubstr("groups of 2 experts must have at least top_k (4) experts"));
+}
+
+TEST(Router, RefusesSettingsThatAreNotFinite) {
+  struct Setting {
+    std::string words;
+    std::function<void(RouterConfig&, double)> set;
+  };
+  const std::vector<Setting> settings = {
+      {"scaling must be finite", [](RouterConfig& c, double value) { c.scaling = value; }},
+      {"aux_loss_coeff must be finite",
+       [](RouterConfig& c, double value) { c.aux_loss_coeff = value; }},
+      {"aux_loss_coeffs.batch must be finite",
+       [](RouterConfig& c, double value) { c.aux_loss_coeffs.batch = value; }},
+      {"aux_loss_coeffs.sequence must be finite",
+       [](RouterConfig& c, double value) { c.aux_loss_coeffs.sequence = value; }},
+      {"aux_loss_coeffs.global_batch must be finite",
+       [](RouterConfig& c, double value) { c.aux_loss_coeffs.global_batch = value; }},
+      {"z_loss_coeff must be finite",
+       [](RouterConfig& c, double value) { c.z_loss_coeff = value; }},
+      {"jitter must be in [0, 1)", [](RouterConfig& c, double value) { c.jitter = value; }}};
+  for (const Setting& setting : settings) {
+    for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+      RouterConfig config = small_config();
+      setting.set(config, value);
+      EXPECT_THAT(message_of([&] { const Router router(config); }), HasSubstr(setting.words));
+    }
+  }
 }
 
 TEST(Router, NamesTheTypesThatForcedRoutesMayHave) {
