@@ -147,8 +147,10 @@ void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
   const bool accumulate = args.accumulate && !args.delay_dw;
   parts.experts.check(args.weights.experts, device);
   parts.experts.check(args.grads.experts, device, accumulate);
+  parts.experts.check(args.saved->experts);
   check_outputs(args);
   if (!parts.shared) return;
+  parts.shared->experts().check(args.saved->shared);
   parts.shared->experts().check(args.weights.shared, device);
   parts.shared->experts().check(args.grads.shared, device, accumulate);
 }

@@ -176,6 +176,18 @@ TEST(MoeLayerRefusal, ASecondBackwardOfOneForward) {
                  });
 }
 
+TEST(MoeLayerRefusal, ValuesSavedByALayerWithOtherExperts) {
+  expect_refusal("saved must come from experts with",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerCase other_case = layer_case;
+                   other_case.config.experts.activation = Activation::kGeglu;
+                   LayerOnRank rank(group, layer_case);
+                   LayerOnRank other(group, other_case);
+                   MoeForwardResult forward = other.forward();
+                   rank.backward(forward.saved);
+                 });
+}
+
 TEST(MoeLayerRefusal, ASecondBackwardAfterOneThatDelaysGradients) {
   expect_refusal("saved must come from a forward that has had no backward yet",
                  [](Group& group, const LayerCase& layer_case) {
