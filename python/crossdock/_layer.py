@@ -4,7 +4,7 @@ import weakref
 from ctypes import byref
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ._abi import COutput, CTensor, DeviceOptions
+from ._abi import COutput, CTensor, DeviceOptions, int_array
 from ._abi_layer import (
     CLayerGradients,
     CLayerWeights,
@@ -278,12 +278,12 @@ class Layer(Shared):
         """
         marshal = Marshal(self._stream)
         args = LayerForwardArgs(
-            num_sequences=num_sequences,
-            total_sequences=total_sequences or 0,
             jitter_seed=jitter_seed,
             decision=decision._handle if decision is not None else None,
             earlier=earlier._handle if earlier is not None else None,
         )
+        marshal.put_count(args, "num_sequences", num_sequences)
+        marshal.put_count(args, "total_sequences", total_sequences or 0)
         _put_weights(marshal, args, LayerForwardArgs.weights.offset, weights)
         for name, value in (
             ("x", x),
@@ -366,7 +366,7 @@ def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, cen
     marshal.put_output(tensor, 0, bias)
     if marshal.refusal is None and len(load) != tensor.shape[0]:
         raise ValueError(f"load must have one entry per value of bias ({tensor.shape[0]}), got {len(load)}")
-    counts = (ctypes.c_int64 * max(len(load), 1))(*load)
+    counts = int_array("load", load, ctypes.c_int64)
     if lib.update_expert_bias(byref(tensor), counts, rate, centred):
         fail(cause=marshal.refusal)
 

@@ -324,6 +324,14 @@ class Marshal:
             fields = _REFUSED
         _LAYOUT.pack_into(struct_, offset, *fields)
 
+    def put_count(self, struct_: ctypes.Structure, name: str, value: int) -> None:
+        """Sets a number of things. One that cannot be used becomes -1, which the library refuses likewise."""
+        try:
+            setattr(struct_, name, value)
+        except Exception as error:
+            self.refusal = self.refusal or error
+            setattr(struct_, name, -1)
+
     def keep_values(self, *values: Any) -> None:
         self.keep.extend(values)
 

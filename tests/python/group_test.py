@@ -91,6 +91,16 @@ def test_unknown_options_are_refused():
         crossdock.Group.from_threads(1, deadline=3)
 
 
+def test_integers_that_a_field_cannot_hold_are_refused():
+    with pytest.raises(ValueError, match=r"size must be in \[-2147483648, 2147483647\], got 4294967297"):
+        crossdock.Group.from_threads(2**32 + 1)
+    with pytest.raises(ValueError, match="num_threads must be in .*, got 4294967297"):
+        crossdock.Group.from_threads(1, num_threads=2**32 + 1)
+    (group,) = crossdock.Group.from_threads(1)
+    with pytest.raises(ValueError, match=r"members\[0\] must be in .*, got 4294967296"):
+        group.subgroup([2**32])
+
+
 def test_a_group_is_shared_by_copies_and_stays_in_its_process():
     (group,) = crossdock.Group.from_threads(1)
     dispatcher = crossdock.Dispatcher(group, num_experts=1, top_k=1, width=1)
