@@ -15,7 +15,7 @@ from ._abi_layer import (
     RouterConfig,
 )
 from ._dispatcher import choice, dispatch_config
-from ._errors import check, fail
+from ._errors import Error, ErrorCode, check, fail
 from ._experts import ExpertWeights, experts_config, put_expert_weights
 from ._group import Group
 from ._library import lib
@@ -150,8 +150,12 @@ def _router_config(
     )
 
 
-def _handle_of(group: Optional[Group]) -> Optional[int]:
-    return None if group is None else group._handle
+def _handle_of(name: str, group: Optional[Group]) -> Optional[int]:
+    if group is None:
+        return None
+    if group.closed:  # the library would take it as not given
+        raise Error(f"the {name} has been closed", ErrorCode.INVALID_ARGUMENT)
+    return group._handle
 
 
 class Layer(Shared):
@@ -205,13 +209,13 @@ class Layer(Shared):
             router=ctypes.pointer(_router_config(num_experts, top_k, width, **(router or {}))),
             experts=ctypes.pointer(experts_config(0, 0, inner, dtype, **(experts or {}))),
             dispatch=ctypes.pointer(dispatch_config(num_experts, top_k, width, **(dispatch or {}))),
-            counting_group=_handle_of(counting_group),
+            counting_group=_handle_of("counting_group", counting_group),
             shared_inner=shared_inner,
             overlap_chunks=overlap_chunks,
             serial_shared=serial_shared,
             etp=etp,
-            sequence_group=_handle_of(sequence_group),
-            replicated_over=_handle_of(replicated_over),
+            sequence_group=_handle_of("sequence_group", sequence_group),
+            replicated_over=_handle_of("replicated_over", replicated_over),
             allow_equal_tokens=allow_equal_tokens,
         )
         handle = ctypes.c_void_p()

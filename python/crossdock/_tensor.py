@@ -103,6 +103,8 @@ class Array(Owner):
 
     @property
     def dtype(self) -> DType:
+        if self.fields[6] == 0:
+            raise ValueError("the array has been released")
         return _DTYPES[self.fields[6]]
 
     @property
@@ -209,6 +211,12 @@ def _tensor_in(value: Any, keep: List[Any], stream: int) -> Fields:
     return value.fields
 
 
+def _array_in(value: Any, keep: List[Any], stream: int) -> Fields:
+    if value.fields[6] == 0:
+        raise ValueError("the array has been released")
+    return value.fields
+
+
 def _memory_in(value: Any, keep: List[Any], stream: int) -> Fields:
     return value
 
@@ -259,7 +267,7 @@ def _dlpack_in(value: Any, keep: List[Any], stream: int) -> Fields:
 _Reader = Callable[[Any, List[Any], int], Fields]
 _readers: Dict[type, _Reader] = {
     Tensor: _tensor_in,
-    Array: _tensor_in,
+    Array: _array_in,
     Memory: _memory_in,
     Refused: _refused_in,
 }

@@ -281,10 +281,43 @@ def test_a_closed_dispatcher_is_an_error():
         assert dispatcher.strategy in STRATEGIES
         dispatcher.close()
         dispatcher.close()
-        with pytest.raises(crossdock.Error, match="dispatcher must not be NULL"):
+        calls = (
+            lambda: dispatcher.plan(case.expert_ids, case.weights),
+            lambda: dispatcher.dispatch(plan, case.x),
+            lambda: dispatcher.strategy,
+            lambda: dispatcher.set_stream(1),
+        )
+        for call in calls:
+            with pytest.raises(crossdock.Error, match="^the dispatcher has been closed$"):
+                call()
+
+    run_threads(1, body)
+
+
+def test_a_closed_plan_is_an_error():
+    def body(group):
+        case, dispatcher, plan = planned(group)
+        plan.close()
+        plan.close()
+        for call in (lambda: plan.num_tokens, plan.num_rows, plan.dropped):
+            with pytest.raises(crossdock.Error, match="^the plan has been closed$"):
+                call()
+        with pytest.raises(crossdock.Error, match="the plan is empty or closed"):
             dispatcher.dispatch(plan, case.x)
-        plan.close()
-        plan.close()
+
+    run_threads(1, body)
+
+
+def test_a_released_array_is_an_error():
+    def body(group):
+        _, dispatcher, plan = planned(group)
+        rows = dispatcher.allocate_rows(plan, "fp32")
+        rows.release()
+        with pytest.raises(ValueError, match="the array has been released"):
+            rows.dtype
+        with pytest.raises(crossdock.Error) as raised:
+            dispatcher.combine(plan, rows)
+        assert str(raised.value.__cause__) == "the array has been released"
 
     run_threads(1, body)
 

@@ -21,8 +21,10 @@ def test_threads_are_ranks():
         group.close()
         group.close()
         assert group.closed
-    with pytest.raises(crossdock.Error, match="group must not be NULL"):
+    with pytest.raises(crossdock.Error, match="^the group has been closed$"):
         groups[0].check()
+    with pytest.raises(crossdock.Error, match="^the group has been closed$"):
+        crossdock.Dispatcher(groups[0], num_experts=1, top_k=1, width=1)
 
 
 def test_simulated_nodes():
@@ -81,7 +83,7 @@ def test_a_bootstrap_joins_once():
     bootstrap = crossdock.Bootstrap("127.0.0.1")
     blob = bootstrap.blob
     bootstrap.join([blob], 0).close()
-    with pytest.raises(crossdock.Error):
+    with pytest.raises(crossdock.Error, match="^the bootstrap has been closed$"):
         bootstrap.join([blob], 0)
     bootstrap.close()
 

@@ -242,6 +242,19 @@ def test_values_of_a_forward_are_not_copied():
     assert layer.backward(x, weights, np.ones_like(out), saved, gradients(weights)).shape == x.shape
 
 
+def test_closed_objects_are_an_error():
+    (group,) = crossdock.Group.from_threads(1)
+    layer, weights, x = layer_of(group), parameters(), tokens(0)
+    layer.close()
+    with pytest.raises(crossdock.Error, match="^the layer has been closed$"):
+        layer.forward(x, weights)
+    (other,) = crossdock.Group.from_threads(1)
+    other.close()
+    for name in ("counting_group", "sequence_group", "replicated_over"):
+        with pytest.raises(crossdock.Error, match=f"^the {name} has been closed$"):
+            layer_of(group, **{name: other})
+
+
 def test_an_unknown_word_lists_the_known_ones():
     with pytest.raises(ValueError, match="swiglu"):
         crossdock.Experts(num_local_experts=1, width=1, inner=1, activation="relu")
