@@ -61,6 +61,8 @@ struct ExpertsConfig {
 
   /// Rows of W1: 2F or F.
   int64_t hidden_width() const { return is_gated(activation) ? 2 * inner : inner; }
+
+  bool operator==(const ExpertsConfig&) const = default;
 };
 
 /// Parameters of all local experts.
@@ -94,6 +96,7 @@ struct ExpertsSaved {
   Buffer hidden;               // [R, 2F or F]
   Buffer grad_hidden;          // [R, 2F or F]
   Buffer weighted_activation;  // [R, F], activation times the row's weight
+  ExpertsConfig config = {};   // of the experts that filled them; backward refuses any other
 
   int64_t num_bytes() const {
     return hidden.num_bytes() + grad_hidden.num_bytes() + weighted_activation.num_bytes();
@@ -179,6 +182,8 @@ class CROSSDOCK_API Experts {
   /// check in advance.
   void check(const ExpertWeights& weights, Device device = {}) const;
   void check(const ExpertGradients& grads, Device device = {}, bool accumulate = false) const;
+  /// Likewise for values saved by experts with a different configuration.
+  void check(const ExpertsSaved& saved) const;
 
   /// Loads the kernels for calls on a GPU, which may wait for the GPU; otherwise the first call
   /// does. Ranks that are threads of one process must call it before they queue a dispatch: during

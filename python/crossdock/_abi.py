@@ -3,6 +3,50 @@ import ctypes
 import functools
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
+# ---- Integers ----
+#
+# ctypes keeps the low bits of an integer that is too large, so everything that fills structs and arrays checks it first.
+
+
+def _range_of(kind):
+    lowest = -(1 << 8 * ctypes.sizeof(kind) - 1) if kind(-1).value == -1 else 0
+    return lowest, lowest + (1 << 8 * ctypes.sizeof(kind)) - 1
+
+
+_RANGES = {kind: _range_of(kind) for kind in (c_int32, c_int64, c_size_t, c_uint64, c_void_p)}
+
+
+def check_range(name, value, kind):
+    """Returns `value`. If it is an integer that `kind` cannot hold, raises an error about the argument `name`."""
+    if isinstance(value, int) and kind in _RANGES:
+        lowest, highest = _RANGES[kind]
+        if not lowest <= value <= highest:
+            raise ValueError(f"{name} must be in [{lowest}, {highest}], got {value}")
+    return value
+
+
+def int_array(name, values, kind):
+    """An array for the library; not empty, as that would have no address."""
+    checked = (check_range(f"{name}[{index}]", value, kind) for index, value in enumerate(values))
+    return (kind * max(len(values), 1))(*checked)
+
+
+class Struct(ctypes.Structure):
+    """Refuses integers that a field cannot hold, also in its constructor."""
+
+    def __setattr__(self, name, value):
+        if isinstance(value, int):
+            check_range(name, value, _fields_of(type(self)).get(name))
+        super().__setattr__(name, value)
+
+
+@functools.lru_cache(maxsize=None)
+def _fields_of(kind):
+    return {name: declared for name, declared in kind._fields_}
+
+
+# ---- Tensors ----
+
 # Handles and strings that are only passed through are c_void_p; strings that Python provides or reads are c_char_p.
 
 
@@ -21,7 +65,7 @@ class COutput(ctypes.Structure):
     _fields_ = [("tensor", CTensor), ("owner", c_void_p)]
 
 
-class Sized(ctypes.Structure):
+class Sized(Struct):
     """A struct that begins with struct_size, which is set here."""
 
     def __init__(self, **fields):

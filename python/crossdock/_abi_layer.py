@@ -2,7 +2,7 @@
 import ctypes
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
-from ._abi import COutput, CTensor, DispatchConfig, Sized
+from ._abi import COutput, CTensor, DispatchConfig, Sized, Struct
 
 # ---- Experts ----
 
@@ -27,7 +27,7 @@ class CExpertWeights(ctypes.Structure):
     _fields_ = [("w1", CTensor), ("w2", CTensor), ("b1", CTensor), ("b2", CTensor)]
 
 
-class Segments(ctypes.Structure):
+class Segments(Struct):
     _fields_ = [("starts", c_void_p), ("counts", c_void_p), ("num_segments", c_int64)]
 
 

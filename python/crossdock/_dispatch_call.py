@@ -101,7 +101,7 @@ class DispatchCall:
         if row_scales is not None:
             marshal.put_output(results, _ROW_SCALES, row_scales)
         if num_chunks != 1:
-            args.num_chunks = num_chunks
+            marshal.put_count(args, "num_chunks", num_chunks)
         if on_chunk is not None:
             args.on_chunk = self._callback(on_chunk)
 

@@ -13,6 +13,7 @@ from ._abi import (
     DispatchConfig,
     DispatchResult,
     Routing,
+    int_array,
     maker,
 )
 from ._dispatch_call import Dispatched, DispatchCall, Pending, PendingDispatch
@@ -95,7 +96,7 @@ def dispatch_config(
         ranks = list(placement)
         if len(ranks) != num_experts:
             raise ValueError(f"placement must have num_experts ({num_experts}) entries, got {len(ranks)}")
-        places = (ctypes.c_int32 * max(len(ranks), 1))(*ranks)
+        places = int_array("placement", ranks, ctypes.c_int32)
     return DispatchConfig(
         num_experts=num_experts,
         top_k=top_k,

@@ -1,6 +1,7 @@
 """Failures of the library as exceptions."""
 import ctypes
 import enum
+import re
 from typing import NoReturn, Optional
 
 from . import _interrupt
@@ -54,12 +55,15 @@ class Error(RuntimeError):
         return type(self), (str(self), self.code, self.culprit, self.operation, self.sequence)
 
 
+_NO_HANDLE = re.compile("(bootstrap|group|dispatcher|plan|layer) must not be NULL")  # only closed objects have none
+
+
 def last_error() -> Error:
     """The calling thread's last failure."""
     info = ErrorInfo()
     lib.last_error_info(ctypes.byref(info))
     return Error(
-        lib.last_error().decode(errors="replace"),
+        _NO_HANDLE.sub(r"the \1 has been closed", lib.last_error().decode(errors="replace")),
         ErrorCode(info.status),
         None if info.culprit < 0 else info.culprit,
         info.operation.decode(),

@@ -4,7 +4,7 @@ import os
 import weakref
 from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
 
-from ._abi import BootstrapConfig, CTensor, GroupConfig, GroupInfo, JoinArgs
+from ._abi import BootstrapConfig, CTensor, GroupConfig, GroupInfo, JoinArgs, check_range, int_array
 from ._errors import check, fail
 from ._interrupt import INTERRUPT
 from ._library import lib
@@ -170,6 +170,7 @@ class Group(Shared):
     @staticmethod
     def from_threads(size: int, **options: Any) -> "List[Group]":
         """`size` ranks that are threads of this process, for tests: the r-th is rank r's, to be used by one thread."""
+        check_range("size", size, ctypes.c_int32)
         handles = (ctypes.c_void_p * max(size, 1))()
         config = _group_config(**options)
         check(lib.group_from_threads(size, ctypes.byref(config), handles))
@@ -180,7 +181,7 @@ class Group(Shared):
         poisoned group too, so that the survivors of a failure can continue."""
         ranks = list(members)
         handle = ctypes.c_void_p()
-        array = (ctypes.c_int32 * max(len(ranks), 1))(*ranks)
+        array = int_array("members", ranks, ctypes.c_int32)
         check(lib.group_subgroup(self._handle, array, len(ranks), ctypes.byref(handle)), self.rank)
         return Group(handle.value)
 

@@ -4,7 +4,7 @@ import weakref
 from ctypes import byref
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ._abi import COutput, CTensor, DeviceOptions
+from ._abi import COutput, CTensor, DeviceOptions, int_array
 from ._abi_layer import (
     CLayerGradients,
     CLayerWeights,
@@ -15,7 +15,7 @@ from ._abi_layer import (
     RouterConfig,
 )
 from ._dispatcher import choice, dispatch_config
-from ._errors import check, fail
+from ._errors import Error, ErrorCode, check, fail
 from ._experts import ExpertWeights, experts_config, put_expert_weights
 from ._group import Group
 from ._library import lib
@@ -150,8 +150,12 @@ def _router_config(
     )
 
 
-def _handle_of(group: Optional[Group]) -> Optional[int]:
-    return None if group is None else group._handle
+def _handle_of(name: str, group: Optional[Group]) -> Optional[int]:
+    if group is None:
+        return None
+    if group.closed:  # the library would take it as not given
+        raise Error(f"the {name} has been closed", ErrorCode.INVALID_ARGUMENT)
+    return group._handle
 
 
 class Layer(Shared):
@@ -207,13 +211,13 @@ class Layer(Shared):
             dispatch=ctypes.pointer(
                 dispatch_config(num_experts=num_experts, top_k=top_k, width=width, **(dispatch or {}))
             ),
-            counting_group=_handle_of(counting_group),
+            counting_group=_handle_of("counting_group", counting_group),
             shared_inner=shared_inner,
             overlap_chunks=overlap_chunks,
             serial_shared=serial_shared,
             etp=etp,
-            sequence_group=_handle_of(sequence_group),
-            replicated_over=_handle_of(replicated_over),
+            sequence_group=_handle_of("sequence_group", sequence_group),
+            replicated_over=_handle_of("replicated_over", replicated_over),
             allow_equal_tokens=allow_equal_tokens,
         )
         handle = ctypes.c_void_p()
@@ -280,12 +284,12 @@ class Layer(Shared):
         """
         marshal = Marshal(self._stream)
         args = LayerForwardArgs(
-            num_sequences=num_sequences,
-            total_sequences=total_sequences or 0,
             jitter_seed=jitter_seed,
             decision=decision._handle if decision is not None else None,
             earlier=earlier._handle if earlier is not None else None,
         )
+        marshal.put_count(args, "num_sequences", num_sequences)
+        marshal.put_count(args, "total_sequences", total_sequences or 0)
         _put_weights(marshal, args, LayerForwardArgs.weights.offset, weights)
         for name, value in (
             ("x", x),
@@ -368,7 +372,7 @@ def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, cen
     marshal.put_output(tensor, 0, bias)
     if marshal.refusal is None and len(load) != tensor.shape[0]:
         raise ValueError(f"load must have one entry per value of bias ({tensor.shape[0]}), got {len(load)}")
-    counts = (ctypes.c_int64 * max(len(load), 1))(*load)
+    counts = int_array("load", load, ctypes.c_int64)
     if lib.update_expert_bias(byref(tensor), counts, rate, centred):
         fail(cause=marshal.refusal)
 

@@ -103,6 +103,8 @@ class Array(Owner):
 
     @property
     def dtype(self) -> DType:
+        if self.fields[6] == 0:
+            raise ValueError("the array has been released")
         return _DTYPES[self.fields[6]]
 
     @property
@@ -209,6 +211,12 @@ def _tensor_in(value: Any, keep: List[Any], stream: int) -> Fields:
     return value.fields
 
 
+def _array_in(value: Any, keep: List[Any], stream: int) -> Fields:
+    if value.fields[6] == 0:
+        raise ValueError("the array has been released")
+    return value.fields
+
+
 def _memory_in(value: Any, keep: List[Any], stream: int) -> Fields:
     return value
 
@@ -259,7 +267,7 @@ def _dlpack_in(value: Any, keep: List[Any], stream: int) -> Fields:
 _Reader = Callable[[Any, List[Any], int], Fields]
 _readers: Dict[type, _Reader] = {
     Tensor: _tensor_in,
-    Array: _tensor_in,
+    Array: _array_in,
     Memory: _memory_in,
     Refused: _refused_in,
 }
@@ -323,6 +331,14 @@ class Marshal:
             self.refusal = self.refusal or error
             fields = _REFUSED
         _LAYOUT.pack_into(struct_, offset, *fields)
+
+    def put_count(self, struct_: ctypes.Structure, name: str, value: int) -> None:
+        """Sets a number of things. One that cannot be used becomes -1, which the library refuses likewise."""
+        try:
+            setattr(struct_, name, value)
+        except Exception as error:
+            self.refusal = self.refusal or error
+            setattr(struct_, name, -1)
 
     def keep_values(self, *values: Any) -> None:
         self.keep.extend(values)

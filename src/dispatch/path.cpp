@@ -9,7 +9,7 @@
 namespace crossdock {
 
 void check_plan(const PathContext& context, const Plan& plan) {
-  CROSSDOCK_CHECK(plan.valid(), "the plan is empty; make one with Dispatcher::plan");
+  CROSSDOCK_CHECK(plan.valid(), "the plan is empty or closed; make one with Dispatcher::plan");
   CROSSDOCK_CHECK(plan.data().config == context.config,
                   "the plan was made by another dispatcher; use the one that made it");
 }

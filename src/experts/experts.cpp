@@ -17,6 +17,14 @@ DType sum_dtype(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
+std::string describe(const ExpertsConfig& config) {
+  return concat("num_local_experts=", config.num_local_experts, ";width=", config.width,
+                ";inner=", config.inner, ";activation=", name_of(config.activation),
+                ";interleaved=", config.interleaved, ";limit=", config.limit,
+                ";weights_in=", static_cast<int>(config.weights_in),
+                ";dtype=", name_of(config.dtype));
+}
+
 ExpertsConfig checked(const ExpertsConfig& config) {
   CROSSDOCK_CHECK(config.num_local_experts >= 0, "num_local_experts must not be negative, got ",
                   config.num_local_experts);
@@ -111,7 +119,7 @@ class RowChecks {
                    const Segments& segments, int64_t width) const {
     const int64_t wanted = count_kept_rows(segments, R_) * width * size_of(config_.dtype);
     const bool is_there = wanted == 0 || saved.device() == device_;
-    CROSSDOCK_CHECK(saved.num_bytes() >= wanted && is_there, "saved must be ", source,
+    CROSSDOCK_CHECK(saved.num_bytes() == wanted && is_there, "saved must be ", source,
                     " for these segments: ", wanted, " bytes of ", name, " ", describe(device_),
                     ", got ", saved.num_bytes(), " ", describe(saved.device()));
   }
@@ -203,6 +211,13 @@ void Experts::check(const ExpertGradients& grads, Device device, bool accumulate
   }
 }
 
+void Experts::check(const ExpertsSaved& saved) const {
+  ExpertsConfig other = saved.config;
+  other.recompute = config_.recompute;  // same bits either way
+  CROSSDOCK_CHECK(other == config_, "saved must come from experts with ", describe(config_),
+                  ", got it from experts with ", describe(other));
+}
+
 void Experts::prepare(Device device, Stream stream) const {
   check_supported(config_.dtype, device);
   backends_->on(device).prepare(stream);
@@ -225,7 +240,9 @@ void Experts::check(const ExpertsForwardArgs& args) const {
 
 ExpertsSaved Experts::begin_forward(const ExpertsForwardArgs& args) const {
   check(args);
-  return backends_->on(args.rows.device).begin_forward(args);
+  ExpertsSaved saved = backends_->on(args.rows.device).begin_forward(args);
+  saved.config = config_;
+  return saved;
 }
 
 void Experts::forward_part(const ExpertsForwardArgs& args, ExpertsSaved& saved,
@@ -257,6 +274,7 @@ void Experts::check(const ExpertsBackwardDxArgs& args) const {
   } else {
     tensors.check_saved("the unused result of forward", "hidden rows", args.saved->hidden,
                         args.segments, config_.hidden_width());
+    if (args.saved->num_bytes() > 0) check(*args.saved);
   }
   check_no_overlap(
       {{"grad_rows", args.grad_rows}, {"grad_row_weights", args.grad_row_weights}},
@@ -267,6 +285,7 @@ void Experts::check(const ExpertsBackwardDxArgs& args) const {
 void Experts::begin_backward_dx(const ExpertsBackwardDxArgs& args) const {
   check(args);
   backends_->on(args.grad_y.device).begin_backward_dx(args);
+  args.saved->config = config_;  // with recompute, `saved` may come from other experts
 }
 
 void Experts::backward_dx_part(const ExpertsBackwardDxArgs& args, SegmentRange part) const {
@@ -295,6 +314,7 @@ void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from backward_dx, got none");
   tensors.check_saved("that of backward_dx with keep_for_dw", "activations",
                       args.saved->weighted_activation, args.segments, config_.inner);
+  if (args.saved->num_bytes() > 0) check(*args.saved);
   check_no_overlap(
       {{"grad of w1", args.grads.w1},
        {"grad of w2", args.grads.w2},

@@ -111,6 +111,8 @@ void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
   const Device device = args.x.device;
   if (!device.is_cpu()) parts.check_on_gpu(args);
   check_tensor("x", args.x, device, config.experts.dtype, tokens);
+  CROSSDOCK_CHECK(args.total_sequences >= 0, "total_sequences must not be negative, got ",
+                  args.total_sequences);
   if (args.out.given()) check_tensor("out", args.out, device, config.experts.dtype, tokens);
   parts.experts.check(args.weights.experts, device);
   if (parts.shared) parts.shared->experts().check(args.weights.shared, device);
@@ -145,8 +147,10 @@ void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
   const bool accumulate = args.accumulate && !args.delay_dw;
   parts.experts.check(args.weights.experts, device);
   parts.experts.check(args.grads.experts, device, accumulate);
+  parts.experts.check(args.saved->experts);
   check_outputs(args);
   if (!parts.shared) return;
+  parts.shared->experts().check(args.saved->shared);
   parts.shared->experts().check(args.weights.shared, device);
   parts.shared->experts().check(args.grads.shared, device, accumulate);
 }

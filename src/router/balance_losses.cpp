@@ -1,6 +1,7 @@
 #include "router/balance_losses.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 
@@ -87,6 +88,10 @@ BalanceLosses balance_losses(const RouterConfig& config, const RouterOutput& out
 
 void check_counts(const RouterConfig& config, const RouterOutput& output,
                   const LossCounts& counts) {
+  CROSSDOCK_CHECK(counts.total_sequences >= 0.0 && std::isfinite(counts.total_sequences),
+                  "total_sequences must be finite and not negative, got ", counts.total_sequences);
+  CROSSDOCK_CHECK(counts.total_tokens >= 0, "total_tokens must not be negative, got ",
+                  counts.total_tokens);
   const int64_t own = output.statistics.num_sequences;
   for (const BalanceScope scope : kScopes) {
     const RouterStatistics* given = counts.of(scope);

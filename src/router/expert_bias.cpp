@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -9,6 +10,11 @@
 
 namespace crossdock {
 namespace {
+
+void check_update(const BiasUpdate& update) {
+  CROSSDOCK_CHECK(std::isfinite(update.rate), "the rate of an update of the expert bias must be ",
+                  "finite, got ", update.rate);
+}
 
 template <typename T>
 void add_steps(TensorView bias, const std::vector<double>& steps) {
@@ -23,6 +29,7 @@ void add_steps(TensorView bias, const std::vector<double>& steps) {
 void update_expert_bias(TensorView bias, const RouterStatistics& statistics,
                         const BiasUpdate& update, Stream stream) {
   if (!statistics.is_on_device()) return update_expert_bias(bias, statistics.load(), update);
+  check_update(update);
   const ConstTensorView counts = statistics.device_counts.view;
   const int64_t E = counts.num_elements() / std::max<int64_t>(statistics.num_sequences, 1) - 1;
   check_tensor("bias", bias, counts.device, DType::kF32, Shape{E});
@@ -30,6 +37,7 @@ void update_expert_bias(TensorView bias, const RouterStatistics& statistics,
 }
 
 void update_expert_bias(TensorView bias, std::span<const int64_t> load, const BiasUpdate& update) {
+  check_update(update);
   const auto E = static_cast<int64_t>(load.size());
   const bool is_f64 = bias.dtype == DType::kF64;
   check_tensor("bias", bias, is_f64 ? DType::kF64 : DType::kF32, Shape{E});

@@ -1,5 +1,6 @@
 #include "router/router_checks.hpp"
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -21,6 +22,10 @@ void check_if_given(const char* name, const ConstTensorView& tensor, Device devi
   if (tensor.given()) check_tensor(name, tensor, device, dtype, shape);
 }
 
+void check_finite(const char* name, double value) {
+  CROSSDOCK_CHECK(std::isfinite(value), name, " must be finite, got ", value);
+}
+
 void check_gate(const RouterConfig& config, const GateWeights& gate, Device device) {
   const bool is_f64 = config.dtype == DType::kF64;
   CROSSDOCK_CHECK(is_summable(gate.weight.dtype) && (gate.weight.dtype == DType::kF64) == is_f64,
@@ -30,6 +35,14 @@ void check_gate(const RouterConfig& config, const GateWeights& gate, Device devi
                Shape{config.num_experts, config.width});
   check_if_given("the gate's bias", gate.bias, device, gate.weight.dtype,
                  Shape{config.num_experts});
+}
+
+void check_forced_ids(const ConstTensorView& ids, Device device, const Shape& shape) {
+  if (!ids.given()) return;
+  const bool are_ids = ids.dtype == DType::kI32 || ids.dtype == DType::kI64;
+  CROSSDOCK_CHECK(are_ids && ids.shape == shape, "forced_ids must be ", shape.to_string(),
+                  " int32 or int64, got ", describe(ids));
+  check_memory("forced_ids", ids, device);
 }
 
 void check_sequences(const RouterConfig& config, const RouteArgs& args, int64_t T) {
@@ -105,6 +118,12 @@ void check_config(const RouterConfig& config) {
                     ") groups of ", E / num_groups, " experts must have at least top_k (", K,
                     ") experts");
   }
+  check_finite("scaling", config.scaling);
+  check_finite("aux_loss_coeff", config.aux_loss_coeff);
+  check_finite("aux_loss_coeffs.batch", config.aux_loss_coeffs.batch);
+  check_finite("aux_loss_coeffs.sequence", config.aux_loss_coeffs.sequence);
+  check_finite("aux_loss_coeffs.global_batch", config.aux_loss_coeffs.global_batch);
+  check_finite("z_loss_coeff", config.z_loss_coeff);
   CROSSDOCK_CHECK(config.jitter >= 0.0 && config.jitter < 1.0, "jitter must be in [0, 1), got ",
                   config.jitter);
 }
@@ -119,9 +138,7 @@ void check_route_args(const RouterConfig& config, const RouteArgs& args) {
   check_if_given("mask", args.mask, device, DType::kBool, Shape{T});
   check_if_given("token_ids", args.token_ids, device, DType::kI64, Shape{T});
   check_sequences(config, args, T);
-  const bool is_wide = args.forced_ids.dtype == DType::kI64;
-  check_if_given("forced_ids", args.forced_ids, device, is_wide ? DType::kI64 : DType::kI32,
-                 Shape{T, config.top_k});
+  check_forced_ids(args.forced_ids, device, Shape{T, config.top_k});
   if (device.is_cpu()) check_host_values(config, args);
 }
 

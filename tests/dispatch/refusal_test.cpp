@@ -254,7 +254,7 @@ TEST(Refusal, APlanBelongsToItsDispatcher) {
     Dispatcher dispatcher(group, kConfig, "alltoall");
     static_cast<void>(dispatcher.combine(Plan(), Tokens().view()));
   });
-  EXPECT_EQ(message, "rank 0: the plan is empty; make one with Dispatcher::plan");
+  EXPECT_EQ(message, "rank 0: the plan is empty or closed; make one with Dispatcher::plan");
 }
 
 TEST(Refusal, RanksAtDifferentPlansAreAMismatch) {

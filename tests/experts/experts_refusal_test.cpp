@@ -101,6 +101,73 @@ TEST(Experts, RefuseOutputsThatOverlapInputs) {
   EXPECT_THAT([&] { experts.backward_dw(dw); }, refusal("grad of b2 overlaps grad_y"));
 }
 
+TEST(Experts, RefuseValuesSavedByOtherExperts) {
+  SmallExperts small;
+  std::vector<float> grad_y(2 * 4);
+  std::vector<float> grad_rows(2 * 4);
+  const auto backward_dx = [&](const ExpertsConfig& config, ExpertsSaved saved) {
+    const ExpertsForwardArgs forward = small.forward_args();
+    Experts(config).backward_dx({.weights = forward.weights,
+                                 .rows = forward.rows,
+                                 .segments = forward.segments,
+                                 .row_weights = {},
+                                 .grad_y = {grad_y.data(), {2, 4}},
+                                 .saved = &saved,
+                                 .grad_rows = {grad_rows.data(), {2, 4}}});
+  };
+  const auto saved = [&] { return small.experts.forward(small.forward_args()); };
+  const ExpertsConfig config = small.experts.config();
+  EXPECT_NO_THROW(backward_dx(config, saved()));
+  ExpertsConfig other = config;
+  other.recompute = true;
+  EXPECT_NO_THROW(backward_dx(other, saved()));
+  other = config;
+  other.activation = Activation::kGeglu;
+  EXPECT_THAT([&] { backward_dx(other, saved()); },
+              refusal("saved must come from experts with "
+                      "num_local_experts=1;width=4;inner=3;activation=geglu;"));
+  other = config;
+  other.interleaved = true;
+  EXPECT_THAT([&] { backward_dx(other, saved()); }, refusal("interleaved=1;"));
+
+  // More rows than the backward has.
+  std::vector<float> x(3 * 4);
+  std::vector<float> y(3 * 4);
+  const OneSegment three(3);
+  ExpertsForwardArgs longer = small.forward_args();
+  longer.rows = {x.data(), {3, 4}};
+  longer.y = {y.data(), {3, 4}};
+  longer.segments = three.view();
+  EXPECT_THAT([&] { backward_dx(config, small.experts.forward(longer)); },
+              refusal("48 bytes of hidden rows in host memory, got 72 in host memory"));
+}
+
+TEST(Experts, RefuseGradientsOfValuesSavedByOtherExperts) {
+  SmallExperts small;
+  const ExpertsForwardArgs forward = small.forward_args();
+  ExpertsSaved saved = small.experts.forward(forward);
+  const std::vector<float> grad_y(2 * 4);
+  std::vector<float> grad_rows(2 * 4);
+  small.experts.backward_dx({.weights = forward.weights,
+                             .rows = forward.rows,
+                             .segments = forward.segments,
+                             .row_weights = {},
+                             .grad_y = {grad_y.data(), {2, 4}},
+                             .saved = &saved,
+                             .grad_rows = {grad_rows.data(), {2, 4}}});
+  ExpertsConfig other = small.experts.config();
+  const auto backward_dw = [&] {
+    Experts(other).backward_dw({.rows = forward.rows,
+                                .segments = forward.segments,
+                                .row_weights = {},
+                                .grad_y = {grad_y.data(), {2, 4}},
+                                .saved = &saved});
+  };
+  EXPECT_NO_THROW(backward_dw());
+  other.activation = Activation::kGeglu;
+  EXPECT_THAT(backward_dw, refusal("saved must come from experts with"));
+}
+
 TEST(Experts, RefuseSizesThatCannotBeCounted) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   EXPECT_THAT([&] { Experts({.width = kMost + 1, .inner = 3}); },

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <new>
 
 #include "crossdock/extend/forwarding_strategy.hpp"
@@ -110,6 +111,30 @@ TEST(MoeLayerRefusal, AConfigurationThatCannotBe) {
   });
 }
 
+TEST(MoeLayerRefusal, CoefficientsThatAreNotFinite) {
+  expect_refusal("aux_loss_coeff must be finite, got nan",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerCase other = layer_case;
+                   if (group.rank() == kCulprit) other.config.router.aux_loss_coeff = std::nan("");
+                   run_layer(group, other);
+                 });
+  expect_refusal("scaling must be finite, got inf", [](Group& group, const LayerCase& layer_case) {
+    LayerCase other = layer_case;
+    other.config.router.scaling = HUGE_VAL;
+    run_layer(group, other);
+  });
+}
+
+TEST(MoeLayerRefusal, ANegativeNumberOfSequences) {
+  expect_refusal("total_sequences must not be negative, got -1",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerOnRank rank(group, layer_case);
+                   MoeForwardArgs args = rank.forward_args();
+                   if (group.rank() == kCulprit) args.total_sequences = -1;
+                   (void)rank.layer.forward(args);
+                 });
+}
+
 TEST(MoeLayerRefusal, InnerWidthsThatCannotBeCounted) {
   const auto expect_refused = [](const std::string& words,
                                  const std::function<void(MoeLayerConfig&)>& change) {
@@ -147,6 +172,18 @@ TEST(MoeLayerRefusal, ASecondBackwardOfOneForward) {
                    LayerOnRank rank(group, layer_case);
                    MoeForwardResult forward = rank.forward();
                    rank.backward(forward.saved);
+                   rank.backward(forward.saved);
+                 });
+}
+
+TEST(MoeLayerRefusal, ValuesSavedByALayerWithOtherExperts) {
+  expect_refusal("saved must come from experts with",
+                 [](Group& group, const LayerCase& layer_case) {
+                   LayerCase other_case = layer_case;
+                   other_case.config.experts.activation = Activation::kGeglu;
+                   LayerOnRank rank(group, layer_case);
+                   LayerOnRank other(group, other_case);
+                   MoeForwardResult forward = other.forward();
                    rank.backward(forward.saved);
                  });
 }

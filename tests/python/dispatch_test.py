@@ -281,12 +281,78 @@ def test_a_closed_dispatcher_is_an_error():
         assert dispatcher.strategy in STRATEGIES
         dispatcher.close()
         dispatcher.close()
-        with pytest.raises(crossdock.Error, match="dispatcher must not be NULL"):
-            dispatcher.dispatch(plan, case.x)
-        plan.close()
-        plan.close()
+        calls = (
+            lambda: dispatcher.plan(case.expert_ids, case.weights),
+            lambda: dispatcher.dispatch(plan, case.x),
+            lambda: dispatcher.strategy,
+            lambda: dispatcher.set_stream(1),
+        )
+        for call in calls:
+            with pytest.raises(crossdock.Error, match="^the dispatcher has been closed$"):
+                call()
 
     run_threads(1, body)
+
+
+def test_a_closed_plan_is_an_error():
+    def body(group):
+        case, dispatcher, plan = planned(group)
+        plan.close()
+        plan.close()
+        for call in (lambda: plan.num_tokens, plan.num_rows, plan.dropped):
+            with pytest.raises(crossdock.Error, match="^the plan has been closed$"):
+                call()
+        with pytest.raises(crossdock.Error, match="the plan is empty or closed"):
+            dispatcher.dispatch(plan, case.x)
+
+    run_threads(1, body)
+
+
+def test_a_released_array_is_an_error():
+    def body(group):
+        _, dispatcher, plan = planned(group)
+        rows = dispatcher.allocate_rows(plan, "fp32")
+        rows.release()
+        with pytest.raises(ValueError, match="the array has been released"):
+            rows.dtype
+        with pytest.raises(crossdock.Error) as raised:
+            dispatcher.combine(plan, rows)
+        assert str(raised.value.__cause__) == "the array has been released"
+
+    run_threads(1, body)
+
+
+INT32 = r"\[-2147483648, 2147483647\]"
+INT64 = r"\[-9223372036854775808, 9223372036854775807\]"
+
+
+@pytest.mark.parametrize(
+    "option, words",
+    (
+        ({"num_experts": 2**64 + E}, f"num_experts must be in {INT64}, got 18446744073709551621"),
+        ({"width": -(2**63) - 1}, f"width must be in {INT64}, got -9223372036854775809"),
+        ({"placement": [0, 0, 0, 0, 2**32]}, rf"placement\[4\] must be in {INT32}, got 4294967296"),
+    ),
+)
+def test_integers_that_a_field_cannot_hold_are_refused(option, words):
+    def body(group):
+        with pytest.raises(ValueError, match=words):
+            crossdock.Dispatcher(group, **{**CONFIG, **option})
+
+    run_threads(1, body)
+
+
+def test_a_count_that_its_field_cannot_hold_is_the_same_error_on_every_rank():
+    def body(group):
+        case, dispatcher, plan = planned(group)
+        with pytest.raises(crossdock.Error, match="num_chunks must be") as raised:
+            dispatcher.dispatch(plan, case.x, num_chunks=2**32 + 1 if group.rank == 1 else 1)
+        assert raised.value.culprit == 1
+        if group.rank == 1:
+            assert str(raised.value.__cause__) == "num_chunks must be in [-2147483648, 2147483647], got 4294967297"
+        dispatcher.dispatch(plan, case.x)  # the group stays usable
+
+    run_threads(2, body)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,10 @@ def test_threads_are_ranks():
         group.close()
         group.close()
         assert group.closed
-    with pytest.raises(crossdock.Error, match="group must not be NULL"):
+    with pytest.raises(crossdock.Error, match="^the group has been closed$"):
         groups[0].check()
+    with pytest.raises(crossdock.Error, match="^the group has been closed$"):
+        crossdock.Dispatcher(groups[0], num_experts=1, top_k=1, width=1)
 
 
 def test_simulated_nodes():
@@ -81,7 +83,7 @@ def test_a_bootstrap_joins_once():
     bootstrap = crossdock.Bootstrap("127.0.0.1")
     blob = bootstrap.blob
     bootstrap.join([blob], 0).close()
-    with pytest.raises(crossdock.Error):
+    with pytest.raises(crossdock.Error, match="^the bootstrap has been closed$"):
         bootstrap.join([blob], 0)
     bootstrap.close()
 
@@ -89,6 +91,16 @@ def test_a_bootstrap_joins_once():
 def test_unknown_options_are_refused():
     with pytest.raises(TypeError):
         crossdock.Group.from_threads(1, deadline=3)
+
+
+def test_integers_that_a_field_cannot_hold_are_refused():
+    with pytest.raises(ValueError, match=r"size must be in \[-2147483648, 2147483647\], got 4294967297"):
+        crossdock.Group.from_threads(2**32 + 1)
+    with pytest.raises(ValueError, match="num_threads must be in .*, got 4294967297"):
+        crossdock.Group.from_threads(1, num_threads=2**32 + 1)
+    (group,) = crossdock.Group.from_threads(1)
+    with pytest.raises(ValueError, match=r"members\[0\] must be in .*, got 4294967296"):
+        group.subgroup([2**32])
 
 
 def test_a_group_is_shared_by_copies_and_stays_in_its_process():

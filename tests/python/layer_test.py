@@ -209,6 +209,27 @@ def test_the_bias_moves_towards_the_mean_load():
             crossdock.update_expert_bias(bias, load, 0.5)
 
 
+@pytest.mark.parametrize("value", (float("nan"), float("inf"), -float("inf")))
+def test_a_rate_that_is_not_finite_is_refused(value):
+    with pytest.raises(crossdock.Error, match="must be finite, got"):
+        crossdock.update_expert_bias(np.zeros(2, np.float32), [1, 0], value)
+
+
+def test_integers_that_a_field_cannot_hold_are_refused():
+    with pytest.raises(ValueError, match=r"load\[1\] must be in .*, got 9223372036854775808"):
+        crossdock.update_expert_bias(np.zeros(2, np.float32), [0, 2**63], 0.5)
+    with pytest.raises(ValueError, match="inner must be in .*, got 18446744073709551617"):
+        crossdock.Experts(num_local_experts=1, width=1, inner=2**64 + 1)
+    (group,) = crossdock.Group.from_threads(1)
+    layer, weights, x = layer_of(group), parameters(), tokens(0)
+    with pytest.raises(ValueError, match=r"jitter_seed must be in \[0, 18446744073709551615\], got -1"):
+        layer.forward(x, weights, jitter_seed=-1)
+    for name in ("num_sequences", "total_sequences"):
+        with pytest.raises(crossdock.Error, match=f"{name} must .*, got -1") as raised:
+            layer.forward(x, weights, **{name: 2**64 + 1})
+        assert str(raised.value.__cause__).endswith("got 18446744073709551617")
+
+
 def test_values_of_a_forward_are_not_copied():
     """A copy would free them again."""
     (group,) = crossdock.Group.from_threads(1)
@@ -219,6 +240,19 @@ def test_values_of_a_forward_are_not_copied():
             make(saved)
     assert copy.deepcopy(layer) is layer
     assert layer.backward(x, weights, np.ones_like(out), saved, gradients(weights)).shape == x.shape
+
+
+def test_closed_objects_are_an_error():
+    (group,) = crossdock.Group.from_threads(1)
+    layer, weights, x = layer_of(group), parameters(), tokens(0)
+    layer.close()
+    with pytest.raises(crossdock.Error, match="^the layer has been closed$"):
+        layer.forward(x, weights)
+    (other,) = crossdock.Group.from_threads(1)
+    other.close()
+    for name in ("counting_group", "sequence_group", "replicated_over"):
+        with pytest.raises(crossdock.Error, match=f"^the {name} has been closed$"):
+            layer_of(group, **{name: other})
 
 
 def test_an_unknown_word_lists_the_known_ones():

@@ -139,6 +139,20 @@ TEST(RouterLosses, PerSequenceIsTheMeanOfEachSequencesOwn) {
   EXPECT_NEAR(spread.z, run.router().losses(run.route()).z / 4, 1e-15);
 }
 
+TEST(RouterLosses, RefuseCountsThatCannotBe) {
+  const RouterRun run(make_router_input(loss_config(), 4));
+  const RouterOutput output = run.route();
+  const auto losses = [&](double total_sequences, int64_t total_tokens) {
+    (void)run.router().losses(
+        output,
+        {.statistics = nullptr, .total_sequences = total_sequences, .total_tokens = total_tokens});
+  };
+  EXPECT_NO_THROW(losses(0.0, 0));
+  EXPECT_THROW(losses(-1.0, 0), Error);
+  EXPECT_THROW(losses(std::nan(""), 0), Error);
+  EXPECT_THROW(losses(0.0, -1), Error);
+}
+
 // The objective whose gradient backward gives.
 double objective(const reference::RouterInput& input, double jitter) {
   auto with_jitter = input;
@@ -278,6 +292,15 @@ TEST(ExpertBias, TakesTheLoadOfStatistics) {
       .num_sequences = 2, .routes_per_expert = {4, 1, 2, 3}, .num_tokens = {5, 5}};
   update_expert_bias({bias.data(), {2}}, statistics, {.rate = 0.25});
   EXPECT_THAT(bias, ElementsAre(0.75F, 1.25F));
+}
+
+TEST(ExpertBias, RefusesARateThatIsNotFinite) {
+  std::vector<float> bias = {1, 1};
+  const std::vector<int64_t> load = {3, 1};
+  for (const double rate : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    EXPECT_THROW(update_expert_bias({bias.data(), {2}}, load, {.rate = rate}), Error);
+  }
+  EXPECT_THAT(bias, ElementsAre(1.0F, 1.0F));
 }
 
 TEST(ExpertBias, KeepsItsMeanWhereCentred) {

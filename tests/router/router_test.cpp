@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "crossdock/cuda.hpp"
 #include "crossdock/error.hpp"
@@ -343,6 +346,45 @@ TEST(Router, SaysWhatIsWrongWithAConfiguration) {
   config.group_top_k = 1;
   EXPECT_THAT(message(config),
               HasSubstr("groups of 2 experts must have at least top_k (4) experts"));
+}
+
+TEST(Router, RefusesSettingsThatAreNotFinite) {
+  struct Setting {
+    std::string words;
+    std::function<void(RouterConfig&, double)> set;
+  };
+  const std::vector<Setting> settings = {
+      {"scaling must be finite", [](RouterConfig& c, double value) { c.scaling = value; }},
+      {"aux_loss_coeff must be finite",
+       [](RouterConfig& c, double value) { c.aux_loss_coeff = value; }},
+      {"aux_loss_coeffs.batch must be finite",
+       [](RouterConfig& c, double value) { c.aux_loss_coeffs.batch = value; }},
+      {"aux_loss_coeffs.sequence must be finite",
+       [](RouterConfig& c, double value) { c.aux_loss_coeffs.sequence = value; }},
+      {"aux_loss_coeffs.global_batch must be finite",
+       [](RouterConfig& c, double value) { c.aux_loss_coeffs.global_batch = value; }},
+      {"z_loss_coeff must be finite",
+       [](RouterConfig& c, double value) { c.z_loss_coeff = value; }},
+      {"jitter must be in [0, 1)", [](RouterConfig& c, double value) { c.jitter = value; }}};
+  for (const Setting& setting : settings) {
+    for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+      RouterConfig config = small_config();
+      setting.set(config, value);
+      EXPECT_THAT(message_of([&] { const Router router(config); }), HasSubstr(setting.words));
+    }
+  }
+}
+
+TEST(Router, NamesTheTypesThatForcedRoutesMayHave) {
+  RouterRun run(make_router_input(small_config(), 3));
+  const std::vector<float> floats(3 * 2);
+  run.args.forced_ids = {floats.data(), {3, 2}};
+  EXPECT_THAT(message_of([&] { (void)run.route(); }),
+              HasSubstr("forced_ids must be [3, 2] int32 or int64, got [3, 2] fp32"));
+  const std::vector<int64_t> too_many(3 * 3);
+  run.args.forced_ids = {too_many.data(), {3, 3}};
+  EXPECT_THAT(message_of([&] { (void)run.route(); }),
+              HasSubstr("forced_ids must be [3, 2] int32 or int64, got [3, 3] int64"));
 }
 
 TEST(Router, NamesTokenAndSlotOfABadForcedRoute) {
