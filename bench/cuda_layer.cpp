@@ -247,34 +247,33 @@ class LayerParts {
 // Layers that run one after the other, so that what a launch costs is hidden as it is in a model.
 constexpr int kLayersInARow = 8;
 
+Step one_after_the_other(const std::vector<Step>& steps) {
+  return {.name = {},
+          .run =
+              [steps] {
+                for (const Step& step : steps) step.run();
+              },
+          .settle =
+              [steps] {
+                for (const Step& step : steps) {
+                  if (step.settle) step.settle();
+                }
+              }};
+}
+
 // A step of several layers in one graph. No layer finds tokens or rows of another in the cache.
 Step in_a_row(const std::vector<Step>& layers) {
-  Step all = layers[0];
-  all.name += " x" + std::to_string(layers.size());
-  all.run = [layers] {
-    for (const Step& layer : layers) layer.run();
-  };
-  all.settle = [layers] {
-    for (const Step& layer : layers) {
-      if (layer.settle) layer.settle();
-    }
-  };
+  Step all = one_after_the_other(layers);
+  all.name = layers[0].name + " x" + std::to_string(layers.size());
+  all.bytes = layers[0].bytes;
+  all.flops = layers[0].flops;
   return all;
 }
 
 // All steps of a layer in one graph.
 Step together(const std::vector<Step>& steps) {
-  Step all{.name = "all but products",
-           .run =
-               [steps] {
-                 for (const Step& step : steps) step.run();
-               },
-           .settle =
-               [steps] {
-                 for (const Step& step : steps) {
-                   if (step.settle) step.settle();
-                 }
-               }};
+  Step all = one_after_the_other(steps);
+  all.name = "all but products";
   for (const Step& step : steps) {
     all.bytes += step.bytes;
     all.flops += step.flops;
