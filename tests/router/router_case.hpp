@@ -10,6 +10,10 @@
 
 namespace crossdock {
 
+inline RouterConfig small_config(Score score = Score::kSoftmax) {
+  return {.num_experts = 4, .top_k = 2, .width = 4, .dtype = DType::kF64, .score = score};
+}
+
 /// Random tokens and gate for a configuration, rounded to its dtype.
 inline reference::RouterInput make_router_input(const RouterConfig& config, int64_t T,
                                                 uint64_t seed = 5) {
