@@ -244,7 +244,7 @@ class LayerParts {
   std::function<void()> activation_backward_;  // null: not in this build
 };
 
-// Layers that run one after the other, so that what a launch costs is hidden as it is in a model.
+// Layers that run one after the other, which hides the cost of launches as a model does.
 constexpr int kLayersInARow = 8;
 
 Step one_after_the_other(const std::vector<Step>& steps) {
