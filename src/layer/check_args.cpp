@@ -48,14 +48,14 @@ Tensors list_saved(const MoeSaved& saved) {
           {"grad_y's row weights of saved", saved.grad_y.row_weights.view}};
 }
 
-// Backward computes with the numbers of a decision where the tokens are.
+// Backward uses the decision's numbers, so they must be where the tokens are.
 void check_place(const MoeDecision& decision, Device device) {
   CROSSDOCK_CHECK(decision.plan.device() == device,
                   "x must be on the device of the forward that decision comes from");
   CROSSDOCK_CHECK(decision.statistics.is_on_device() == !device.is_cpu(),
                   "decision must have its numbers where the tokens are, ",
                   device.is_cpu() ? "in host memory"
-                                  : "on the GPU; pass the one of the forward, "
+                                  : "on the GPU; pass the decision of the forward, "
                                     "not a copy by on_host");
 }
 

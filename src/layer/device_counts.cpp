@@ -13,7 +13,7 @@
 namespace crossdock {
 namespace {
 
-// Counts are int64; rows of the dispatcher are fp32, whose bits it does not change.
+// Counts are int64 and travel as fp32 rows: the dispatcher does not change their bits.
 constexpr int64_t kValuesPerCount = 2;
 
 DispatchConfig to_all_config(const Group& group, const MoeLayerConfig& config) {
@@ -25,7 +25,7 @@ DispatchConfig to_all_config(const Group& group, const MoeLayerConfig& config) {
           .max_routes_per_token = P};
 }
 
-// Tokens of a GPU in host memory.
+// Copies of GPU tokens in host memory.
 class HostTokens {
  public:
   HostTokens(const MoeForwardArgs& args, Stream stream)
@@ -63,8 +63,8 @@ void DeviceCounts::set_device_options(const DeviceOptions& options, Stream strea
   to_all_.set_device_options({.stream = options.stream, .max_sms = options.max_sms});
 }
 
-// Only the first forward compares tokens, as that waits for the GPU: the mistake it finds is one of
-// the program, which every step makes.
+// Only the first forward compares tokens, because comparing waits for the GPU. That suffices: a
+// program that passes equal tokens does so in every step.
 void DeviceCounts::agree(Dispatcher& dispatcher, const MoeForwardArgs& args,
                          const std::string& config_text, const std::optional<Error>& refusal) {
   std::optional<HostTokens> tokens;
@@ -76,7 +76,7 @@ void DeviceCounts::agree(Dispatcher& dispatcher, const MoeForwardArgs& args,
     tokens.emplace(args, stream_);
     sample = sample_to_compare(tokens->tokens());
   });
-  // The counts of earlier forwards are on the GPU, where they are not compared.
+  // The counts of earlier forwards are on the GPU and are not compared.
   std::string text = concat(config_text, ";earlier=", args.earlier != nullptr);
   if (counts(BalanceScope::kSequence)) text += concat(";total_sequences=", args.total_sequences);
   Proposal proposal{.operation = "route", .config = std::move(text), .refusal = as_refusal(failed)};
@@ -87,7 +87,7 @@ void DeviceCounts::agree(Dispatcher& dispatcher, const MoeForwardArgs& args,
   has_compared_ = true;
 }
 
-// Counts [n, B * E + B] added up, [E + 1].
+// Sums counts [n, B * E + B] to [E + 1].
 OwnedTensor DeviceCounts::sum(const ConstTensorView& counts, int64_t num_sequences) {
   OwnedTensor sum = memory_.take(DType::kI64, {config_.router.num_experts + 1}, stream_);
   router::sum_batches_on_device({.counts = counts, .num_sequences = num_sequences, .sum = sum.view},
@@ -95,8 +95,8 @@ OwnedTensor DeviceCounts::sum(const ConstTensorView& counts, int64_t num_sequenc
   return sum;
 }
 
-// A plan of to_all_. Replays of a graph fill the plans that were made during its capture, and
-// nothing else does: calls outside that capture make one of their own.
+// A plan of to_all_. A plan made during a capture is filled only by replays of that graph, so calls
+// outside the capture make their own.
 Plan DeviceCounts::plan_to_all(Device device) {
   if (plan_.valid()) return plan_;
   const int64_t P = group_.size();
@@ -119,7 +119,7 @@ Plan DeviceCounts::plan_to_all(Device device) {
   return plan;
 }
 
-// The counts [E + 1] of every rank, [P, E + 1].
+// Gathers the counts [E + 1] of all ranks: [P, E + 1].
 OwnedTensor DeviceCounts::gather(const ConstTensorView& own) {
   const int64_t P = group_.size();
   const int64_t count = own.num_elements();
@@ -146,7 +146,7 @@ void DeviceCounts::count(const MoeForwardArgs& args, MoeDecision& decision) {
   run_agreed(group_, [&] { set_counts(args, batch, decision); });
 }
 
-// Losses find the tokens of this forward in batch_statistics: the host does not know their number.
+// The host does not know the number of tokens: the losses take it from batch_statistics.
 void DeviceCounts::set_counts(const MoeForwardArgs& args, const RouterStatistics& batch,
                               MoeDecision& decision) const {
   decision.device_load = batch;

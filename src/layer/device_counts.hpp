@@ -10,11 +10,10 @@
 
 namespace crossdock {
 
-/// Counts routes and tokens of a layer whose tokens are on GPUs, and refuses tokens that several
-/// ranks hold: RouteCounts without a wait.
+/// Counts the routes and tokens of a layer whose tokens are on GPUs, and refuses tokens that
+/// several ranks hold: RouteCounts without waiting.
 ///
-/// The counts of all ranks travel as rows of a small dispatcher, in which every rank sends its only
-/// token to all ranks.
+/// The counts travel as rows of a small dispatcher: each rank sends its only token to all ranks.
 class DeviceCounts {
  public:
   /// All must outlive this object.
@@ -23,15 +22,15 @@ class DeviceCounts {
 
   void set_device_options(const DeviceOptions& options, Stream stream);
 
-  /// The ranks agree on a forward; `refusal` of any rank is thrown on all, at the latest in a call
-  /// of the dispatcher. Collective.
+  /// Agrees on a forward with the other ranks. The refusal of any rank is thrown on all of them, at
+  /// the latest by a call of the dispatcher. Collective.
   void agree(Dispatcher& dispatcher, const MoeForwardArgs& args, const std::string& config_text,
              const std::optional<Error>& refusal);
 
-  /// After a call of the layer that failed: a plan made in it may be empty.
+  /// Call this after a call of the layer has failed: a plan made in it may be empty.
   void forget_plan() { plan_ = {}; }
 
-  /// Sets the counts of a decision, from those of its router on all ranks. Collective.
+  /// Sets the counts of a decision from its router's counts on all ranks. Collective.
   void count(const MoeForwardArgs& args, MoeDecision& decision);
 
  private:
@@ -48,8 +47,8 @@ class DeviceCounts {
   DeviceMemory& memory_;
   Stream stream_;
   Dispatcher to_all_;
-  Plan plan_;                         // of to_all_, from the first count outside a capture on
-  std::vector<Plan> captured_plans_;  // of to_all_; graphs use them
+  Plan plan_;                         // of to_all_; set by the first count outside a capture
+  std::vector<Plan> captured_plans_;  // of to_all_; used by graphs
   bool has_compared_ = false;
 };
 

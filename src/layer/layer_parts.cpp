@@ -67,7 +67,7 @@ void LayerParts::check_on_gpu(const MoeForwardArgs& args) const {
             "set total_sequences to the number of sequences in the group: with tokens on GPUs of "
             "several ranks, the layer does not count them");
   CROSSDOCK_CHECK(!device_memory_ || args.x.device == gpu_, "x must be on GPU ", gpu_.index,
-                  ", as that of the first forward was; it is on GPU ", args.x.device.index);
+                  ", as in the first forward; it is on GPU ", args.x.device.index);
 }
 
 DeviceMemory& LayerParts::memory_of(Device gpu) {
@@ -86,7 +86,7 @@ OwnedTensor LayerParts::take(Device device, DType dtype, const Shape& shape) {
 SharedExperts::OnDevice LayerParts::on_device(const ConstTensorView& x, OwnedTensor& segment) {
   if (x.device.is_cpu()) return {};
   segment = take(x.device, DType::kI64, {3});
-  // With a single chunk the dispatch has its SMs already when the shared experts begin.
+  // With a single chunk, the dispatch already has its SMs when the shared experts start.
   const bool leaves_sms = overlaps_shared() && overlaps_chunks();
   return {.stream = stream, .segment = segment.view, .free_sms = leaves_sms ? dispatch_sms() : 0};
 }

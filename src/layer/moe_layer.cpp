@@ -46,7 +46,7 @@ class MoeLayer::Impl {
   void backward_dw(const MoeBackwardDwArgs& args);
 
  private:
-  using Refusal = std::optional<Error>;  // of this rank, found before the call
+  using Refusal = std::optional<Error>;  // of this rank, known before the call
 
   MoeForwardResult forward_tokens(const MoeForwardArgs& args, int64_t first, Refusal refusal);
   OwnedTensor backward_tokens(const MoeBackwardArgs& args, const Refusal& refusal);
@@ -71,9 +71,9 @@ class MoeLayer::Impl {
   std::optional<Error> config_error_;
   RouteCounts counts_;
   std::optional<ReplicatedTokens> replicated_;
-  std::optional<LayerParts> parts_;            // not used with a config_error_
-  std::optional<Overlap> overlap_;             // if requested, from the first call on
-  std::optional<DeviceCounts> device_counts_;  // from the first forward of tokens on a GPU on
+  std::optional<LayerParts> parts_;            // unused if config_error_ is set
+  std::optional<Overlap> overlap_;             // made by the first call, if requested
+  std::optional<DeviceCounts> device_counts_;  // made by the first forward on a GPU
 };
 
 MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions options)
@@ -85,7 +85,7 @@ MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions option
                .replicated = options.replicated_over},
               config_) {
   if (options.replicated_over != nullptr) replicated_.emplace(*options.replicated_over);
-  // An exception here would leave the other ranks waiting: the first call refuses instead, on all.
+  // An exception here would leave the other ranks waiting; instead, the first call refuses on all.
   config_error_ = refusal_of([&] {
     config_ = fill_in(config_, group_);
     config_text_ = config_text(config_);
@@ -124,8 +124,8 @@ OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
                        [&] { return backward_tokens(slice, refusal); });
 }
 
-// Runs a call on this rank's slice of the tokens and gathers its result on all ranks that hold
-// them. Those ranks may belong to different layers' groups: one that fails tells both.
+// Runs a call on this rank's slice of the tokens and gathers the result on all ranks that hold
+// them. These ranks may be in different layers' groups: a rank that fails tells both groups.
 template <typename Work>
 OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& refusal,
                                           const TensorView& out, const Work& work) {
@@ -133,7 +133,7 @@ OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& 
   try {
     slice = work();
   } catch (const Error& error) {
-    if (!refusal) replicated_->refuse(operation, group_, error);  // else they all know
+    if (!refusal) replicated_->refuse(operation, group_, error);  // otherwise all know already
     throw;
   }
   OwnedTensor all;
@@ -172,7 +172,7 @@ MoeForwardResult MoeLayer::Impl::forward_tokens(const MoeForwardArgs& args, int6
 }
 
 // The router chooses experts for this rank's tokens; the ranks agree, count routes and make a plan.
-// `first` is the number of the first token, if these are a slice of replicated tokens.
+// `first` is the index of the first token if these are a slice of replicated tokens.
 MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Refusal refusal) {
   MoeDecision decision;
   const auto prepare = [&] {
@@ -318,14 +318,14 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
 
 void MoeLayer::Impl::agree(const Proposal& proposal, Device device) {
   if (config_error_) {
-    group_.agree(proposal);  // throws: the configuration is this rank's refusal
+    group_.agree(proposal);  // throws: config_error_ is this rank's refusal
   } else {
     parts_->dispatcher.agree(proposal, device);
   }
 }
 
-// On GPUs a dispatch beside the shared experts has signals of its own: it waits for dispatches of
-// the same kind on the other ranks.
+// On GPUs, a dispatch concurrent with the shared experts has its own signals: it waits for
+// dispatches of the same kind on the other ranks.
 std::string MoeLayer::Impl::config_text_for(Device device) const {
   if (device.is_cpu()) return config_text_ + ";device=cpu";
   return concat(config_text_, ";device=gpu;overlap_shared=", config_.overlap_shared);
@@ -350,7 +350,8 @@ void MoeLayer::Impl::set_device_options(const DeviceOptions& options) {
   if (device_counts_) device_counts_->set_device_options(options, parts_->stream);
 }
 
-// Local work, recorded. A failure is reported to the other ranks, which wait in the next call.
+// Runs and records local work. A failure is reported to the other ranks, which wait in the next
+// call.
 template <typename Work>
 void MoeLayer::Impl::compute(const char* operation, const Work& work) {
   run_agreed(group_, [&] {

@@ -13,7 +13,7 @@
 namespace crossdock {
 namespace {
 
-// What the ranks of the group compare.
+// Compared by the ranks of the group.
 struct Identity {
   int64_t num_tokens;
   uint64_t sample;
@@ -122,7 +122,7 @@ OwnedTensor ReplicatedTokens::gather(const char* operation, const TensorView& sl
   return result;
 }
 
-// After a mismatch not all ranks of the layer's group would join.
+// After a mismatch, not all ranks of the layer's group would join an agreement.
 void ReplicatedTokens::refuse(const char* operation, const Group& group, const Error& error) {
   if (group.is_poisoned()) return over_.fail(error);
   if (error.code() == ErrorCode::kMismatch) return;

@@ -14,25 +14,25 @@ class ReplicatedTokens {
   /// The group must outlive this object.
   explicit ReplicatedTokens(Group& over) : over_(over) {}
 
-  /// First of all tokens in this rank's slice.
+  /// Index of the first token in this rank's slice.
   int64_t first_of(int64_t num_tokens) const;
 
-  /// The arguments for this rank's slice, without the output. Throw Error(kInvalidArgument) if a
+  /// The arguments for this rank's slice, without the output. Throws Error(kInvalidArgument) if a
   /// tensor does not have as many rows as x. Views of a forward are valid until the next slice.
   MoeForwardArgs slice(const MoeForwardArgs& args);
   MoeBackwardArgs slice(const MoeBackwardArgs& args) const;
   MoeBackwardDwArgs slice(const MoeBackwardDwArgs& args) const;
 
-  /// Compares number and sample of the tokens (or gradients) of all ranks. Returns the refusal of
-  /// any rank, or a difference, on all ranks of the group. Collective.
+  /// Compares the number of tokens (or gradients) and a sample of them on all ranks. Returns the
+  /// refusal of any rank, or a difference, on all ranks of the group. Collective.
   std::optional<Error> agree(const char* operation, const ConstTensorView& tokens,
                              std::optional<Error> refusal);
 
-  /// The slices of all ranks, [T, D], in `out` if given. Collective.
+  /// Gathers the slices of all ranks, [T, D], in `out` if given. Collective.
   OwnedTensor gather(const char* operation, const TensorView& slice, TensorView out);
 
-  /// Tells the ranks that wait in `gather` that this rank does not come: `error` is that of
-  /// `group`, the layer's. Collective.
+  /// Tells the ranks that wait in `gather` that this rank will not arrive. `error` is the error of
+  /// `group`, the layer's group. Collective.
   void refuse(const char* operation, const Group& group, const Error& error);
 
  private:

@@ -14,7 +14,7 @@
 namespace crossdock {
 namespace {
 
-// The body of a rank: [B | routes B x E | tokens B | sample].
+// A rank's body: [B | routes B x E | tokens B | sample].
 std::pair<RouterStatistics, uint64_t> unpack(std::span<const std::byte> body) {
   std::vector<int64_t> packed(body.size() / sizeof(int64_t));
   CROSSDOCK_ASSERT(packed.size() >= 2);
@@ -44,7 +44,7 @@ double num_sequences_with_tokens(const RouterStatistics& statistics) {
                                            [](int64_t tokens) { return tokens > 0; }));
 }
 
-// All sequences as one.
+// Sums over all sequences.
 RouterStatistics of_batch(const RouterStatistics& statistics) {
   return {.num_sequences = 1,
           .routes_per_expert = statistics.load(),
@@ -102,7 +102,7 @@ std::vector<int64_t> RouteCounts::pack(const ForwardCall& call, const MoeDecisio
   return packed;
 }
 
-// In the layer's group or another one. Throws the refusal of any rank on all of them.
+// In the layer's group or another one. Throws the refusal of any rank on all ranks.
 RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& call,
                                               const MoeDecision& decision,
                                               const std::optional<Error>& refusal) const {
@@ -130,7 +130,7 @@ RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& c
 }
 
 // Ranks of the other groups are waiting in exchange: a refusal in the layer's group ends their call
-// too. After a mismatch or a failure not all ranks of the layer's group would join.
+// too. After a mismatch or a failure, not all ranks of the layer's group would join.
 void RouteCounts::refuse_in_other_groups(const ForwardCall& call, const Error& refusal) const {
   if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
   for (Group* other : other_groups()) {
@@ -141,9 +141,9 @@ void RouteCounts::refuse_in_other_groups(const ForwardCall& call, const Error& r
   }
 }
 
-// The ranks of the layer's group may belong to different other groups: one that fails to count
-// tells all of them. If the sequences are replicated, their number in the layer's group is the sum
-// of the ranks' shares.
+// The ranks of the layer's group may be in different other groups: a rank that fails to count tells
+// all of them. If the sequences are replicated, their number in the layer's group is the sum of the
+// ranks' shares.
 std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
     const ForwardCall& call, MoeDecision& decision) const {
   std::map<Group*, RankCounts> of_group;
@@ -210,7 +210,7 @@ void RouteCounts::set_counts(const ForwardCall& call, const std::map<Group*, Ran
   }
 }
 
-// The counts of each sequence; sets total_sequences, unless it is known already.
+// The counts of each sequence. Sets total_sequences unless it is already known.
 RouterStatistics RouteCounts::count_sequences(const std::map<Group*, RankCounts>& of_group,
                                               MoeDecision& decision) const {
   Group* shared = sequence_group();

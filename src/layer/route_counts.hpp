@@ -13,12 +13,12 @@ namespace crossdock {
 
 /// The groups over which a layer counts. Null: see MoeLayerOptions. All must outlive the layer.
 struct CountingGroups {
-  Group* counting = nullptr;    // as stated
-  Group* sequences = nullptr;   // as stated
-  Group* replicated = nullptr;  // the tokens are replicated over it
+  Group* counting = nullptr;    // MoeLayerOptions::counting_group
+  Group* sequences = nullptr;   // MoeLayerOptions::sequence_group
+  Group* replicated = nullptr;  // MoeLayerOptions::replicated_over
 };
 
-/// A forward as the ranks agree on it.
+/// A forward for the ranks to agree on.
 struct ForwardCall {
   const MoeForwardArgs& args;  // of this rank's tokens
   LocalTokens tokens;          // to compare with those of the other ranks
@@ -28,23 +28,23 @@ struct ForwardCall {
 /// Sums routes, tokens and sequences over the ranks, for the losses and the load of a layer, and
 /// refuses tokens that several ranks hold.
 ///
-/// The losses may count over other groups than the layer's: then some of their ranks belong to
-/// other layers' groups, and each forward agrees in all of these groups.
+/// The losses may count over groups other than the layer's. Some ranks of these groups then belong
+/// to other layers' groups, and each forward agrees in all of them.
 class RouteCounts {
  public:
   /// `config` must outlive this object.
   RouteCounts(Group& group, const CountingGroups& groups, const MoeLayerConfig& config)
       : group_(group), groups_(groups), config_(config) {}
 
-  /// The ranks agree on a forward, exchange `decision.router->statistics`, and each sets
-  /// the counts of the decision. Collective; throws the refusal of any rank on all.
+  /// Agrees on a forward with the other ranks, exchanges `decision.router->statistics` and sets the
+  /// counts of the decision. Collective; throws the refusal of any rank on all.
   void agree(const ForwardCall& call, const std::optional<Error>& refusal, MoeDecision& decision);
 
-  /// Groups of the losses other than the layer's, in the order in which ranks agree in them.
+  /// The losses' groups other than the layer's, in the order in which ranks agree in them.
   std::vector<Group*> other_groups() const;
 
  private:
-  // Counts of every rank of a group, and the samples of their tokens.
+  // Counts of every rank of a group, and samples of their tokens.
   struct RankCounts {
     std::vector<RouterStatistics> statistics;  // [P]
     std::vector<uint64_t> samples;             // [P]
@@ -53,7 +53,7 @@ class RouteCounts {
   bool counts(BalanceScope scope) const { return config_.router.counts(scope); }
   // The group that shares sequences; null: each rank has its own, or they are not counted.
   Group* sequence_group() const;
-  // Whether the ranks that hold the same tokens are that group, because no other was given.
+  // Whether that group is `replicated`, because no other was given.
   bool sequences_are_replicated() const;
   Group* batch_group() const { return groups_.counting != nullptr ? groups_.counting : &group_; }
 
