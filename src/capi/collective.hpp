@@ -15,7 +15,7 @@ struct Call {
 };
 
 /// Converts the arguments of a collective call. If they cannot be converted, this rank refuses the
-/// call, so that all ranks return the same error instead of waiting for this one.
+/// call, so all ranks return the same error instead of waiting for this one.
 template <typename Convert>
 void convert(const Call& call, const Convert& body) {
   const std::optional<Error> refusal = refusal_of(body);
