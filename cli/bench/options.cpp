@@ -37,12 +37,12 @@ Examples:
 void add_options(Options& options, BenchArgs& args) {
   options.flag("--list", args.list, "List the scenarios");
   options.list("--scenario", args.scenarios,
-               "Names, or beginnings followed by * (default: those that --list marks with *)");
+               "Names, or prefixes followed by * (default: those that --list marks with *)");
   options.list("--strategy", args.strategies, "Strategies, or anchor-mpi-pack (default: all)");
   options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
                   "Communicators", "threads, and on the CPU mpi if it works here");
   options.choice("--device", args.device, {"cpu", "cuda"},
-                 "Where your own sizes run; without any, which scenarios run: the CPU's or h200-*");
+                 "Device for your own sizes; without any, its scenarios run: the CPU's or h200-*");
   options.list("--tokens", args.tokens,
                "Tokens per rank. This and the sizes below replace those of --scenario; without it "
                "they make a scenario of their own");
@@ -66,7 +66,7 @@ void add_options(Options& options, BenchArgs& args) {
   options.flag_off("--no-check", args.check, "Do not compare results with the expected bits");
   options.choice("--format", args.format, {"table", "csv", "markdown", "json"},
                  "Format of the results, after a description of the run", "table");
-  options.flag("--json", args.json, "Print the results alone as JSON");
+  options.flag("--json", args.json, "Print only the results, as JSON");
   options.notes(kBenchNotes);
 }
 
