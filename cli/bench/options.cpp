@@ -7,15 +7,15 @@ namespace crossdock::cli {
 namespace {
 
 constexpr const char* kBenchNotes =
-    R"(For each step: median, minimum and maximum time of the slowest rank; GB/s of the
-bytes that the step must read and write at least; and the median relative to
+    R"(For each step: median, minimum and maximum time of the slowest rank; GB/s,
+counting only bytes that the step must read or write; and the median relative to
   copy     a parallel memcpy that reads and writes as many bytes,
   traffic  a parallel loop that reads as much and writes as much as the step,
-  floor    on a GPU: what memory needs for the bytes or tensor cores for the
-           flops of layer-* and grouped-*, whichever takes longer.
+  floor    on a GPU: the time that memory needs for the bytes, or tensor cores
+           for the flops of layer-* and grouped-*, whichever is longer.
 Ranks share the available GPUs: rank r uses GPU r modulo their number. With
-several GPUs also: GB/s over the link of the busiest one, in one direction, and
-the share of what copies between all GPUs at once reach.
+several GPUs also: GB/s over the link of the busiest GPU, in one direction, and
+its share of the rate that copies between all GPUs at once reach.
 A size takes a number, a range or a list of both: 128:1024:x2 is 128, 256, 512
 and 1024, 64:200:+64 is 64, 128 and 192. Several sizes run in all combinations,
 at most 1000, and tables then have a line per size and a column per step.
