@@ -137,7 +137,7 @@ class TextReport {
                    "; each line shows the slowest rank",
                kIndent);
     if (job_.is_on_gpus()) {
-      write_line("  steps are queued, and their times include only the queueing", kIndent);
+      write_line("  steps are queued, and their times are those of queueing", kIndent);
     }
     const Traffic& traffic = result_.traffic;
     std::string messages =
