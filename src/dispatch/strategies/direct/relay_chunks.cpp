@@ -7,7 +7,7 @@
 namespace crossdock {
 namespace {
 
-// The chunk that a row of a rank is in.
+// The chunk that contains a row of a rank.
 size_t chunk_of(std::span<const ExpertChunk> chunks, int rank, int64_t row) {
   const auto is_before = [&](const ExpertChunk& chunk) {
     return row >= chunk.last_row[index(rank)];
