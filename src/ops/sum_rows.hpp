@@ -20,7 +20,7 @@ struct SumRowsArgs {
   int64_t N = 0;
   int64_t D = 0;
   DType row_dtype = DType::kF32;  // fp64, fp32, bf16 or fp16
-  DType out_dtype = DType::kF32;  // equal; or one of the two fp32 and the other bf16 or fp16
+  DType out_dtype = DType::kF32;  // row_dtype; or one of them is fp32, the other bf16 or fp16
 };
 void sum_rows(const SumRowsArgs& args, ThreadPool& pool);
 
@@ -31,7 +31,7 @@ struct SumRowsBackwardArgs {
   const std::byte* y = nullptr;   // [R, D]
   std::byte* grad = nullptr;      // [R, D], replaced
   const void* weights = nullptr;  // [R] in the type of the sums
-  void* grad_weights = nullptr;   // [R] likewise
+  void* grad_weights = nullptr;   // [R] in the same type
   int64_t R = 0;
   int64_t D = 0;
   DType dtype = DType::kF32;  // of y and grad: fp64, fp32, bf16 or fp16
