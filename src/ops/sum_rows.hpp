@@ -13,7 +13,7 @@ namespace crossdock::ops {
 /// every machine.
 struct SumRowsArgs {
   const std::byte* const* rows = nullptr;  // address of each row of D values; null: no row
-  const int64_t* offsets = nullptr;  // [N + 1]: rows offsets[n] to offsets[n + 1] are those of n;
+  const int64_t* offsets = nullptr;  // [N + 1]: rows offsets[n] to offsets[n + 1] belong to n;
   int64_t K = 0;                     // without offsets: rows n * K to n * K + K
   const void* weights = nullptr;     // one per row, in the type of acc; null: all 1
   std::byte* out = nullptr;          // [N, D]

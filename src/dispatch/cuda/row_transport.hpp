@@ -45,7 +45,7 @@ std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank);
 std::unique_ptr<RowTransport> make_staged_copies(CudaRank& rank);
 
 /// Grouped ncclSend and ncclRecv on `nccl_comm`, an ncclComm_t whose ranks are the group's; null:
-/// on a communicator of the library's own. Throws Error(kUnsupported) if built without NCCL, or if
+/// on the library's own communicator. Throws Error(kUnsupported) if built without NCCL, or if
 /// libnccl cannot be opened.
 std::unique_ptr<RowTransport> make_nccl_transport(CudaRank& rank, void* nccl_comm);
 

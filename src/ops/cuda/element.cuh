@@ -7,7 +7,7 @@
 
 #include "crossdock/dtype.hpp"
 
-// Pairs of neighbouring 16-bit values in one register, the first one in the low half.
+// Pairs of adjacent 16-bit values in one register, the first one in the low half.
 
 namespace crossdock::ops {
 

@@ -42,7 +42,7 @@ std::vector<Relay> split_relay(const Relay& relay, const PlanData& plan,
   std::vector<Relay> parts(chunks.size());
   for (Relay& part : parts) {
     part.copy_offsets = part.arrival_offsets = part.target_offsets = {0};
-    part.ranges = relay.ranges;  // a part has at most as many rows
+    part.ranges = relay.ranges;  // upper bounds: a part has at most as many rows
   }
   for_each_copy(
       relay.copy_offsets, relay.slot_offsets,

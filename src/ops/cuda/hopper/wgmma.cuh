@@ -22,7 +22,7 @@ struct WgmmaOperand {
   static __device__ uint64_t descriptor(SharedAddress first, uint64_t block_bytes = kBlockBytes) {
     constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
     constexpr uint64_t kGroupBytes = 8 * 128;                        // 8 lines
-    const uint64_t across_bytes = is_transposed ? block_bytes : 16;  // 16 has no meaning
+    const uint64_t across_bytes = is_transposed ? block_bytes : 16;  // ignored if not transposed
     return (uint64_t{first} & 0x3ffff) >> 4 | (across_bytes >> 4) << 16 | (kGroupBytes >> 4) << 32 |
            kSwizzle128;
   }
