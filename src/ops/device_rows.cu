@@ -13,10 +13,10 @@ namespace crossdock::ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kWordsPerThread = 4;  // at least, if a block of rows has so many
+constexpr int64_t kWordsPerThread = 4;  // at least, if a block of rows has that many
 constexpr int64_t kMaxPieces = 1024;    // of a block of rows
 
-// Blocks travel as a kernel argument, which is limited to 4 KiB: no memory to allocate, copy or
+// Blocks are passed as a kernel argument, which is limited to 4 KiB: no memory to allocate, copy or
 // keep, and a graph can capture the launch.
 struct BlockTable {
   static constexpr size_t kCapacity = 128;

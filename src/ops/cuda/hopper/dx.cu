@@ -4,8 +4,7 @@
 namespace crossdock::ops::hopper {
 namespace {
 
-// Measured on an H200 against torch._grouped_mm, 12 cases: 1.06 on the geometric mean, 1.01 at
-// least.
+// Speed relative to torch._grouped_mm on an H200, 12 cases: geometric mean 1.06, minimum 1.01.
 using DxShape = TileShape<2, 256, false>;
 
 template <typename Element>

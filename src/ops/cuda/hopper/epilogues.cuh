@@ -13,7 +13,7 @@
 
 namespace crossdock::ops::hopper {
 
-/// 16 rows of a tile, which one warp holds.
+/// 16 rows of a tile, held by one warp.
 struct WarpRows {
   int64_t row;   // the first one, in the output
   int num_rows;  // inside the output; may exceed 16, or be 0 or less
@@ -21,9 +21,9 @@ struct WarpRows {
   int expert;
 };
 
-/// A warp's buffer of 16 rows x 128 bytes. Against bank conflicts, piece p (16 bytes) of row r is
-/// at the place of piece p ^ swizzle(r), where swizzle(r) is the same for rows r and r + 8 and
-/// differs by two between neighbouring rows. Addresses are written so that few registers hold all
+/// A warp's buffer of 16 rows x 128 bytes. To avoid bank conflicts, piece p (16 bytes) of row r is
+/// stored at the place of piece p ^ swizzle(r), where swizzle(r) is the same for rows r and r + 8
+/// and differs by two between adjacent rows. Addresses are written so that few registers hold all
 /// of them.
 template <int kBuffers>
 class WarpStage {
@@ -99,16 +99,16 @@ class WarpStage {
 
  private:
   // The buffer must not be written while a lane reads it. With two buffers, the __syncwarp()
-  // between writing and reading the other one has made sure of that.
+  // between writing and reading the other one ensures that.
   __device__ void begin() {
     if constexpr (kBuffers == 1) __syncwarp();
     ++num_uses_;
   }
-  // The compiler knows which one.
+  // Known at compile time: calls are inlined and loops unrolled.
   __device__ SharedAddress buffer() const {
     return memory_ + num_uses_ % kBuffers * kStageBytes;
   }
-  // For piece(): of row 4i + r it is that of row r, plus i % 2.
+  // piece() relies on this: swizzle(4i + r) is swizzle(r) + i % 2, for r < 4.
   static __device__ int swizzle(int row) {
     return (row & 3) << 1 | (row >> 2 & 1);
   }
@@ -118,7 +118,7 @@ class WarpStage {
   int num_uses_ = 0;
 };
 
-/// Keeps the compiler from reading global memory in advance, which takes registers.
+/// Keeps the compiler from reading global memory in advance, which would take registers.
 __device__ inline void read_no_further() {
   asm volatile("" ::: "memory");
 }
