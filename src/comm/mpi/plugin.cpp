@@ -14,7 +14,8 @@
 namespace crossdock {
 namespace {
 
-/// Where the plugin is expected: in the folder of the shared library that contains this function.
+/// Where the plugin is expected: in the directory of the shared library that contains this
+/// function.
 std::filesystem::path plugin_beside_this_library() {
   static const char kHere = 0;
   Dl_info info{};

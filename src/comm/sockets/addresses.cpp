@@ -7,7 +7,7 @@
 namespace crossdock::comm {
 namespace {
 
-// For documentation only (RFC 5737): reached by the default route, and never sent to.
+// A documentation address (RFC 5737): reached by the default route; nothing is sent to it.
 constexpr const char* kSomewhereElse = "192.0.2.1";
 
 SocketAddress default_interface() {

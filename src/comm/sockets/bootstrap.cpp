@@ -109,7 +109,7 @@ std::vector<uint8_t> gather_at_root(Communicator& star, std::span<const uint8_t>
   return *recv;
 }
 
-/// Sends the values of rank 0 to all ranks; the others give a vector of the same size.
+/// Sends the values of rank 0 to all ranks; the others pass a vector of the same size.
 void broadcast_from_root(Communicator& star, std::vector<int>& values, const WaitContext& wait) {
   const auto p = static_cast<size_t>(star.size());
   const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(int));
@@ -130,14 +130,14 @@ void broadcast_from_root(Communicator& star, std::vector<int>& values, const Wai
   values = *recv;
 }
 
-/// All ranks learn which of them share a node. Uses TCP through rank 0, and so also finds out
+/// All ranks learn which of them share a node. Uses TCP through rank 0, and thus also finds out
 /// whether all ranks have arrived.
 Topology agree_on_nodes(const std::shared_ptr<Endpoint>& endpoint, const ReachablePeers& peers,
                         std::chrono::nanoseconds deadline) {
   const SocketsWorld& world = endpoint->world();
   const Topology apart = Topology::uniform(world.size(), 1);
   Links::Args args = links_of_world(endpoint, "join", apart, deadline);
-  args.says_goodbye = false;  // it would connect all ranks with each other
+  args.says_goodbye = false;  // it would connect all ranks to each other
   SocketsCommunicator star({.topology = apart, .processes = processes_of(world)},
                            std::make_unique<Links>(std::move(args)), /*note=*/"");
   const WaitContext wait{

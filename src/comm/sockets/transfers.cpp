@@ -63,7 +63,7 @@ bool SocketsTransfers::advance() {
   return moved;
 }
 
-// A peer that posts its block of this exchange waits for posts.
+// Throws if a peer posts its block of this exchange: it will never use a stream.
 void SocketsTransfers::check_for_posts() const {
   const Posts* posts = links_.posts();
   for (int peer = 0; posts != nullptr && peer < size(); ++peer) {
