@@ -50,9 +50,10 @@ const comm::MpiPlugin* open_plugin() {
   library.find(comm::kGetMpiPlugin, get);
   const comm::MpiPlugin* plugin = get();
   if (std::strcmp(plugin->build, build_info::kBuild) != 0) {
-    throw Error(ErrorCode::kUnsupported,
-                concat(library.file(), " is of Crossdock ", plugin->build, ", but libcrossdock is ",
-                       build_info::kBuild, "; install both from the same build"));
+    throw Error(
+        ErrorCode::kUnsupported,
+        concat(library.file(), " is from Crossdock ", plugin->build, ", but libcrossdock is ",
+               build_info::kBuild, "; install both from the same build"));
   }
   return plugin;
 }

@@ -26,7 +26,7 @@ void check_options(const SocketsOptions& options) {
   CROSSDOCK_CHECK(options.window_bytes > 0 && options.window_bytes <= kMaxWindow,
                   "window_bytes must be from 1 to ", kMaxWindow, ", got ", options.window_bytes);
   CROSSDOCK_CHECK(options.ranks_per_node >= 0,
-                  "ranks_per_node must be 0 (as found) or positive, got ", options.ranks_per_node);
+                  "ranks_per_node must be 0 (detected) or positive, got ", options.ranks_per_node);
 }
 
 SocketsWorld decode_world(std::span<const std::vector<std::byte>> blobs, int rank) {
@@ -187,7 +187,7 @@ SocketsBootstrap::SocketsBootstrap(SocketsOptions options) : state_(std::make_un
   comm::check_options(options);
   const comm::Secret secret = comm::make_secret();
   auto listener = comm::listen_at(comm::address_to_listen_at(options.address));
-  if (!listener) throw Error(ErrorCode::kCommunication, "there is no free port to listen at");
+  if (!listener) throw Error(ErrorCode::kCommunication, "there is no free port to listen on");
   state_->directory = std::make_unique<comm::Directory>(secret);
   comm::SocketsBlob blob;
   blob.process = comm::identify_this_process();
@@ -214,7 +214,7 @@ std::unique_ptr<Communicator> SocketsBootstrap::join(std::span<const std::vector
   CROSSDOCK_CHECK(rank >= 0 && rank < std::ssize(blobs), "rank must be from 0 to ",
                   std::ssize(blobs) - 1, " for ", blobs.size(), " blobs, got ", rank);
   CROSSDOCK_CHECK(blobs[static_cast<size_t>(rank)] == state_->blob, "blob ", rank,
-                  " must be the one of this process; are the blobs in the order of the ranks?");
+                  " must be this process's own; are the blobs in rank order?");
   comm::SocketsWorld world = comm::decode_world(blobs, rank);
   return comm::join_world(std::make_shared<comm::Endpoint>(std::move(state_->listener),
                                                            std::move(state_->directory),

@@ -21,7 +21,7 @@ void check_block(int peer, const BlockLabel& arrived, const BlockLabel& expected
 void throw_other_exchange(int peer, const BlockLabel& arrived) {
   throw Error(ErrorCode::kInternal,
               concat("rank ", peer, " sent a message of ", arrived.num_bytes,
-                     " bytes in another exchange than this rank's, number ", arrived.exchange),
+                     " bytes in a different exchange from this rank's, number ", arrived.exchange),
               {.culprit = peer});
 }
 
