@@ -32,8 +32,9 @@ struct MoeLayerConfig {
   int64_t overlap_chunks = 1;
   /// Expert tensor parallelism: the number of ranks that share each expert. The group has etp * ep
   /// ranks, etp fastest: the experts of ep rank r live on ranks r * etp to r * etp + etp - 1, each
-  /// of which holds one shard of them (see expert_shards.hpp). `dispatch.placement` names ep ranks.
-  /// Router, capacity, drops and loads see whole experts. At least 1; F must be at least etp.
+  /// of which holds one shard of them (see expert_shards.hpp). `dispatch.placement` refers to ep
+  /// ranks. Router, capacity, drops and loads see whole experts. At least 1; F must be at least
+  /// etp.
   int64_t etp = 1;
   /// A forward refuses tokens that are bit-identical on several ranks of the group or of
   /// MoeLayerOptions::counting_group: replicated tokens would count several times in the experts'
@@ -58,7 +59,7 @@ struct MoeLayerWeights {
 /// "this rank's tokens" means its slice of them.
 struct MoeLayerGradients {
   TensorView gate{};       // [E, D]; summed over this rank's tokens only
-  TensorView gate_bias{};  // [E]; likewise
+  TensorView gate_bias{};  // [E]; summed over this rank's tokens only
   /// Summed over the tokens of all ranks of the group: complete for this group. With etp > 1, the
   /// gradients of this rank's shard; b2 is identical on the etp ranks and must not be summed over
   /// them.
