@@ -128,7 +128,7 @@ TEST(Sockets, RanksThatMakeDifferentExchangesFindOutAtOnce) {
                                   {recv.data(), recv.num_bytes(), recv.owner()}, offsets, wait);
       });
       EXPECT_TRUE(outcome.threw);
-      EXPECT_THAT(outcome.message, HasSubstr("in another exchange than this rank's"));
+      EXPECT_THAT(outcome.message, HasSubstr("in a different exchange from this rank's"));
     });
   }
 }
@@ -244,7 +244,7 @@ TEST(Join, RefusesBlobsThatCannotBeRight) {
     return outcome_of([&] { bootstrap.join(blobs, rank); }).message;
   };
   EXPECT_THAT(message_of({own}, 1), HasSubstr("rank must be from 0 to 0 for 1 blobs, got 1"));
-  EXPECT_THAT(message_of({{}, own}, 0), HasSubstr("blob 0 must be the one of this process"));
+  EXPECT_THAT(message_of({{}, own}, 0), HasSubstr("blob 0 must be this process's own"));
   EXPECT_THAT(message_of({own, {}}, 0), HasSubstr("the blob of rank 1 has 0 bytes"));
   auto foreign = own;
   foreign[4] ^= std::byte{1};

@@ -23,6 +23,6 @@ expect_refusal("cannot open libcrossdock_mpi.so.*and install it beside libcrossd
 file(WRITE ${WORK_DIR}/other_plugin.cpp
      "extern \"C\" const void* crossdock_mpi_plugin() { static const char* const build = \"0.0.9\"; return &build; }\n")
 run(${CXX} -shared -fPIC ${WORK_DIR}/other_plugin.cpp -o ${plugin})
-expect_refusal("is of Crossdock 0.0.9, but libcrossdock is .*install both from the same build")
+expect_refusal("is from Crossdock 0.0.9, but libcrossdock is .*install both from the same build")
 file(RENAME ${plugin}.away ${plugin})
 run(${mpirun} -n 2 ${WORK_DIR}/by_cmake/mpi_consumer)
