@@ -73,7 +73,7 @@ def path_of_a_token(source):
 
 
 def wrong_layers(source):
-    page = (source / "docs/architecture.md").read_text().split("| room | may include |")[1].split("\n\n")[0]
+    page = (source / "docs/architecture.md").read_text().split("| folder | may include |")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `([\w/]+)` \|(.*)\|$", page, re.MULTILINE)
     shown = {room: set(re.findall(r"`([\w/]+)`", others)) for room, others in rows}
     sys.path.insert(0, str(source / "tools"))
