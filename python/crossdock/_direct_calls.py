@@ -51,8 +51,8 @@ class _Move(ctypes.Structure):
 
 
 class DirectCalls:
-    """The calls of one dispatcher, one at a time: the caller must hold a lock. A tensor is a `Memory`, which the caller keeps alive, or
-    `Refused`. Outputs are contiguous and have the exact shape."""
+    """The calls of one dispatcher, one at a time: the caller must hold a lock. A tensor is a `Memory`, which the caller
+    keeps alive, or `Refused`. Outputs are contiguous and have the exact shape."""
 
     def __init__(self, dispatcher: Any):
         self._dispatcher = dispatcher

@@ -189,7 +189,7 @@ TEST(Experts, GiveTheSameBitsForEveryNumberOfThreads) {
   }
 }
 
-// The same rows of one expert, in one segment or split between two.
+// Ten rows of an expert, among its 280 rows and in a segment of their own.
 TEST(Experts, ARowsResultDoesNotDependOnItsPlaceOrItsNeighbours) {
   const ExpertsConfig config{.width = 40, .inner = 24};
   const ExpertCase all(config, {280, 5}, true, 1, 0);
