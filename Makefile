@@ -49,7 +49,7 @@ wheel:  ## build a wheel in build/wheel, with pip and what it downloads
 	tools/setup.sh build python
 	CXX=$${CXX:-c++} $(PIP) wheel . --no-deps --wheel-dir build/wheel $(WHEEL_OPTIONS)
 
-# Flags and compiler as in make python, so that the objects come from the compiler cache.
+# Same flags and compiler as make python, to get the objects from the compiler cache.
 test-wheel: WHEEL_OPTIONS = --config-settings=cmake.define.CROSSDOCK_WERROR=ON
 test-wheel: wheel  ## install the wheel in a new virtual environment and run the tests of the Python package there
 	rm -rf build/wheel/venv && python3 -m venv build/wheel/venv

@@ -1,4 +1,4 @@
-// What only the sockets communicator has: blobs, simulated nodes, interrupts, forks.
+// Features of the sockets communicator only: blobs, simulated nodes, interrupts, forks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -43,7 +43,7 @@ TEST(Sockets, MoveBytesOnANodeAndBetweenNodes) {
 }
 
 /// Waits until all ranks have one connection with each far rank, and with rank 0, through which
-/// they have joined. `num_settled`: ranks that have; 0 at first.
+/// they have joined. `num_settled`: number of such ranks; 0 at first.
 void expect_one_connection_per_pair(const Communicator& communicator,
                                     std::atomic<int>& num_settled) {
   const auto& sockets = dynamic_cast<const comm::SocketsCommunicator&>(communicator);
@@ -203,7 +203,7 @@ TEST(Sockets, AKilledRankIsNamedLongBeforeADeadline) {
   }
 }
 
-// The ranks have agreed on where its memory is, and it dies before they open it.
+// The ranks have agreed on where the culprit's memory is, and it dies before they open it.
 TEST(Sockets, AKilledRankIsNamedByRanksThatOpenItsMemory) {
   struct Shown {
     comm::ProcessIdentity process;

@@ -10,7 +10,7 @@ CLOSE = 2e-2  # relative norm of a difference, from rounding to bf16
 
 
 class Problem:
-    """The layer of all ranks, and the tokens of each, the same wherever they are made."""
+    """The layer of all ranks, and the tokens of each; identical on every rank."""
 
     def __init__(self, world, dtype, score="softmax", normalise=True, scale=1.0):
         self.world, self.dtype = world, dtype
@@ -116,7 +116,7 @@ def a_changed_layer_takes_steps_with_the_references_values(rank, world):
 
 
 def route_in_fp32(layer):
-    """Logits that are rounded to bf16 choose other experts than the reference's."""
+    """Logits rounded to bf16 would choose different experts than the reference."""
 
     def route(x):
         weights, ids = (x.float() @ layer.router.weight.float().t()).softmax(-1).topk(K)

@@ -1,4 +1,4 @@
-"""Values: where rows arrive, what returns."""
+"""Values: where rows arrive, and what combine returns."""
 import torch
 import torch.distributed as dist
 from cases import case, error_of, first_expert, random_of, random_routes, same_everywhere, scale_by_expert, tokens_of

@@ -20,7 +20,7 @@ def case(*worlds: int) -> Callable:
 
 
 def cases_of(module: str, world: int, patterns: List[str]) -> List[str]:
-    """The names of a module's cases for this world size, those that have a pattern if there are any."""
+    """The names of a module's cases for this world size; if there are patterns, only those that match one."""
 
     def wanted(name: str) -> bool:
         return name.startswith(module + ".") and (not patterns or any(pattern in name for pattern in patterns))

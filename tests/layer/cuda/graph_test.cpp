@@ -24,11 +24,11 @@ LayerCase with_other_tokens(const LayerCase& layer_case, int64_t step) {
   return other;
 }
 
-// A step of one rank as a graph. Its memory and results live as long as it.
+// A step of one rank as a graph, which owns its memory and results.
 class StepGraph {
  public:
   explicit StepGraph(LayerOnGpu& gpu, Group& group) : gpu_(gpu) {
-    gpu.run();  // connects the ranks and takes memory that a capture cannot
+    gpu.run();  // connects the ranks and takes memory, which a capture cannot
     gpu.stream.synchronize();
     group.agree({.operation = "capture"});
     const cudaStream_t stream = gpu.stream.get();
@@ -63,7 +63,7 @@ class StepGraph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-// Every replay has the bits of a step without a graph and without overlap of chunks.
+// Every replay is bit-identical to a step without a graph and without overlapping chunks.
 void expect_replays(const LayerCase& layer_case, int num_replays, int max_begun_sms = 0) {
   LayerCase in_one_piece = layer_case;
   in_one_piece.config.overlap_chunks = 1;

@@ -39,7 +39,7 @@ struct LayerOnGpu {
     stream.synchronize();
   }
 
-  /// Copies the tokens of another case, with as many of them, into the memory of these.
+  /// Copies the tokens of another case, with the same number of tokens, into this memory.
   void copy_tokens(const LayerCase& other, int rank_index) const {
     const RankTokens from(other, rank_index);
     copy(from.x.view, rank.tokens.x.view);
@@ -67,7 +67,7 @@ struct LayerOnGpu {
     return result(forward, grad_x);
   }
 
-  /// The backward of a forward, with the gradients of the weights in a call of their own.
+  /// The backward of a forward, with the gradients of the weights in a separate call.
   RankResult backward_with_delayed_dw(MoeForwardResult& forward) {
     MoeBackwardArgs args = rank.backward_args(forward.saved);
     args.delay_dw = true;
@@ -91,7 +91,7 @@ struct LayerOnGpu {
   }
 };
 
-/// One forward and one backward on thread ranks, on all GPUs there are.
+/// One forward and one backward on thread ranks, on all available GPUs.
 inline std::vector<RankResult> run_layer_on_gpu(const LayerCase& layer_case,
                                                 const DeviceOptions& device = {}) {
   std::vector<RankResult> results(layer_case.tokens_per_rank.size());

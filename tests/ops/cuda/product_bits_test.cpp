@@ -1,4 +1,4 @@
-// What the bits of a grouped product depend on, and in which order kernels run.
+// What the bits of a grouped product depend on, and the order in which kernels run.
 
 #include <gtest/gtest.h>
 
@@ -97,7 +97,7 @@ TEST_P(CudaProductBits, OfARowDoNotDependOnItsPosition) {
   expect_equal_rows("dX", gpu.dx(DType::kBF16), K);
 }
 
-// A graph of all products, in memory that stays.
+// A graph of all products, in fixed memory.
 class ProductGraph {
  public:
   ProductGraph(DeviceProducts& gpu, const ProductCase& test)

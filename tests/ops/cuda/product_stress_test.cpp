@@ -1,6 +1,6 @@
-// Many launches with changing segments. Persistent kernels whose warps wait for each other can hang
-// or mix up tiles rarely, so rarely that only thousands of launches show it. Every kernel runs over
-// segments with tiles that one or both warpgroups have no rows in, and long inner dimensions.
+// Many launches with changing segments. Persistent kernels whose warps wait for each other may hang
+// or mix up tiles so rarely that only thousands of launches show it. Every kernel runs over
+// segments with tiles in which one or both warpgroups have no rows, and with long inner dimensions.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ constexpr int kSegmentSets = 40;
 constexpr int64_t kCapacity = 2048;
 constexpr int64_t kExperts = 24;
 
-// Ragged, with empty experts and with few rows in the last tile of most.
+// Ragged, with empty experts; the last tile of most experts has few rows.
 std::vector<int64_t> stress_counts(unsigned seed) {
   std::mt19937 generator(seed);
   std::vector<int64_t> counts(kExperts, 0);
@@ -39,7 +39,7 @@ struct SegmentSet {
 class CudaProductStress : public CudaTest {
  protected:
   // Calls launch(products, segments), which writes `out`, with the segment sets in turn. The first
-  // result of each set is compared with the plain kernels, later ones now and then with the first.
+  // result of each set is compared with the plain kernels, some later ones with the first.
   template <typename Launch>
   static void stress(const OwnedTensor& out, const Launch& launch, DeviceProducts& gpu,
                      GroupedProducts& plain) {
@@ -79,7 +79,7 @@ class CudaProductStress : public CudaTest {
   }
 };
 
-// Whole numbers, without unused rows: the segments of the sets decide what counts.
+// Whole numbers, without unused rows: the segment sets determine which rows count.
 ProductCase stress_case() {
   std::vector<int64_t> counts(kExperts, 0);
   counts[0] = kCapacity;
@@ -106,7 +106,7 @@ TEST_F(CudaProductStress, SwigluNeitherHangsNorChanges) {
   GroupedProducts plain(kGpu, 0, ProductKernels::kPlain);
   const OwnedTensor out = gpu.make(DType::kBF16, {kCapacity, 264});
   const OwnedTensor hidden = gpu.make(DType::kBF16, {kCapacity, 528});
-  // The exponentials of the two kernels may differ in the last bit, hidden rows not.
+  // The exponentials of the two kernels may differ in the last bit, but not the hidden rows.
   stress(
       hidden,
       [&](GroupedProducts& products, const Segments& segments) {
