@@ -17,6 +17,8 @@ class DeviceMemory {
   virtual OwnedTensor take(DType dtype, const Shape& shape, Stream stream) = 0;
   /// Sets all bytes of a tensor that was taken here.
   virtual void fill(const TensorView& tensor, uint8_t value, Stream stream) = 0;
+  /// Copies between tensors of the same size on this GPU.
+  virtual void copy(const ConstTensorView& from, const TensorView& to, Stream stream) = 0;
 };
 
 /// The stream in which a dispatcher of this group queues work when given `stream`.

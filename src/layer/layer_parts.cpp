@@ -33,9 +33,7 @@ LayerParts::LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLaye
       router(config.router, pool),
       experts(shard_of(config.experts, shard), pool),
       shared(make_shared_experts(config, pool)),
-      dispatcher(make_dispatcher(group, config, options)),
-      has_other_groups_(options.counting_group != nullptr || options.sequence_group != nullptr ||
-                        options.replicated_over != nullptr) {
+      dispatcher(make_dispatcher(group, config, options)) {
   set_device_options(options.device);
 }
 
@@ -59,13 +57,6 @@ void LayerParts::check_on_gpu(const MoeForwardArgs& args) const {
   };
   refuse_if(config.etp > 1,
             "a layer with etp > 1 takes tokens in host memory only, got tokens on a GPU");
-  refuse_if(has_other_groups_,
-            "a layer with a counting_group, a sequence_group or replicated_over takes tokens in "
-            "host memory only, got tokens on a GPU");
-  refuse_if(group.size() > 1 && config.router.counts(BalanceScope::kSequence) &&
-                args.total_sequences == 0,
-            "set total_sequences to the number of sequences in the group: with tokens on GPUs of "
-            "several ranks, the layer does not count them");
   CROSSDOCK_CHECK(!device_memory_ || args.x.device == gpu_, "x must be on GPU ", gpu_.index,
                   ", as in the first forward; it is on GPU ", args.x.device.index);
 }

@@ -105,7 +105,6 @@ struct LayerParts {
   TensorView sum_output(const TensorView& out) const;
   OwnedTensor round(OwnedTensor sums, const TensorView& out);
 
-  bool has_other_groups_;
   bool are_experts_prepared_ = false;            // for the stream
   std::unique_ptr<DeviceMemory> device_memory_;  // made by the first call on a GPU
   Device gpu_;                                   // of that call

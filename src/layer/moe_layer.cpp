@@ -37,7 +37,7 @@ class MoeLayer::Impl {
     try {
       return work();
     } catch (const Error&) {
-      if (device_counts_) device_counts_->forget_plan();
+      if (device_counts_) device_counts_->forget_plans();
       throw;
     }
   }
@@ -51,7 +51,7 @@ class MoeLayer::Impl {
   MoeForwardResult forward_tokens(const MoeForwardArgs& args, int64_t first, Refusal refusal);
   OwnedTensor backward_tokens(const MoeBackwardArgs& args, const Refusal& refusal);
   template <typename Work>
-  OwnedTensor gather_slices(const char* operation, const Refusal& refusal, const TensorView& out,
+  OwnedTensor gather_slices(const char* operation, const Refusal& refusal, const AllTokens& all,
                             const Work& work);
   MoeDecision decide(const MoeForwardArgs& args, int64_t first, Refusal refusal);
   std::shared_ptr<const RouterOutput> route(const MoeForwardArgs& args);
@@ -59,8 +59,9 @@ class MoeLayer::Impl {
              MoeDecision& decision);
   void write_dw(const MoeBackwardDwArgs& args);
   void agree_on_backward(const MoeBackwardArgs& args, Refusal refusal);
-  void agree(const Proposal& proposal, Device device);
+  void agree(Proposal proposal, Device device);
   std::string config_text_for(Device device) const;
+  Stream stream() const { return parts_ ? parts_->stream : Stream(); }
   void prepare_for(Device device);
   template <typename Work>
   void compute(const char* operation, const Work& work);
@@ -100,11 +101,12 @@ MoeForwardResult MoeLayer::Impl::forward(const MoeForwardArgs& args) {
   Refusal refusal = refusal_of([&] {
     if (config_error_) throw *config_error_;
     check_outputs(*parts_, args);
+    check_replicated(config_.router, args);
     slice = replicated_->slice(args);
   });
-  refusal = replicated_->agree("replicate", args.x, std::move(refusal));
+  refusal = replicated_->agree("replicate", args.x, std::move(refusal), stream());
   MoeForwardResult result;
-  result.out = gather_slices("gather_out", refusal, args.out, [&] {
+  result.out = gather_slices("gather_out", refusal, {args.x.num_rows(), args.out}, [&] {
     result = forward_tokens(slice, replicated_->first_of(args.x.num_rows()), refusal);
     return result.out;
   });
@@ -119,8 +121,8 @@ OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
     check_outputs(*parts_, args);
     slice = replicated_->slice(args);
   });
-  refusal = replicated_->agree("replicate_grad", args.grad_out, std::move(refusal));
-  return gather_slices("gather_grad_x", refusal, args.grad_x,
+  refusal = replicated_->agree("replicate_grad", args.grad_out, std::move(refusal), stream());
+  return gather_slices("gather_grad_x", refusal, {args.x.num_rows(), args.grad_x},
                        [&] { return backward_tokens(slice, refusal); });
 }
 
@@ -128,7 +130,7 @@ OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
 // them. These ranks may be in different layers' groups: a rank that fails tells both groups.
 template <typename Work>
 OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& refusal,
-                                          const TensorView& out, const Work& work) {
+                                          const AllTokens& all, const Work& work) {
   OwnedTensor slice;
   try {
     slice = work();
@@ -136,10 +138,11 @@ OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& 
     if (!refusal) replicated_->refuse(operation, group_, error);  // otherwise all know already
     throw;
   }
-  OwnedTensor all;
-  const Refusal failed = refusal_of([&] { all = replicated_->gather(operation, slice.view, out); });
+  OwnedTensor result;
+  const Refusal failed =
+      refusal_of([&] { result = replicated_->gather(operation, slice.view, all, *parts_); });
   group_.agree({.operation = "gathered", .refusal = as_refusal(failed)});
-  return all;
+  return result;
 }
 
 MoeForwardResult MoeLayer::Impl::forward_tokens(const MoeForwardArgs& args, int64_t first,
@@ -178,6 +181,7 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
   const auto prepare = [&] {
     if (config_error_) throw *config_error_;
     check_args(*parts_, args);
+    if (!args.x.device.is_cpu()) counts_.check_on_gpu(args);
     prepare_for(args.x.device);
     if (args.decision != nullptr) {
       decision = *args.decision;
@@ -209,16 +213,12 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
 // Agrees on the forward with the other ranks and sets the counts of the decision.
 void MoeLayer::Impl::count(const MoeForwardArgs& args, int64_t first, const Refusal& refusal,
                            MoeDecision& decision) {
-  const bool is_on_gpu = !args.x.device.is_cpu();
-  const std::string text = config_text_for(args.x.device) + ";decision=0";
-  if (is_on_gpu && device_counts_) {
-    device_counts_->agree(parts_->dispatcher, args, text, refusal);
-    return device_counts_->count(args, decision);
-  }
-  counts_.agree({.args = args,
-                 .tokens = {.x = args.x, .mask = args.mask, .first = first},
-                 .config_text = text},
-                refusal, decision);
+  const ForwardCall call{.args = args,
+                         .tokens = {.x = args.x, .mask = args.mask, .first = first},
+                         .config_text = config_text_for(args.x.device) + ";decision=0"};
+  if (args.x.device.is_cpu() || !device_counts_) return counts_.agree(call, refusal, decision);
+  device_counts_->agree(parts_->dispatcher, call, refusal);
+  device_counts_->count(args, decision);
 }
 
 std::shared_ptr<const RouterOutput> MoeLayer::Impl::route(const MoeForwardArgs& args) {
@@ -316,12 +316,16 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
         args.x.device);
 }
 
-void MoeLayer::Impl::agree(const Proposal& proposal, Device device) {
-  if (config_error_) {
-    group_.agree(proposal);  // throws: config_error_ is this rank's refusal
-  } else {
-    parts_->dispatcher.agree(proposal, device);
+void MoeLayer::Impl::agree(Proposal proposal, Device device) {
+  if (!config_error_ && !counts_.meets_elsewhere()) {
+    return parts_->dispatcher.agree(proposal, device);
   }
+  Refusal fault;
+  if (proposal.refusal == nullptr) {
+    fault = refusal_of([&] { parts_->dispatcher.check(); });  // what a GPU has reported
+    proposal.refusal = as_refusal(fault);
+  }
+  group_.agree(proposal);
 }
 
 // On GPUs, a dispatch concurrent with the shared experts has its own signals: it waits for
@@ -339,7 +343,7 @@ void MoeLayer::Impl::prepare_for(Device device) {
   }
   parts_->prepare_experts(device);
   if (!device_counts_) {
-    device_counts_.emplace(group_, config_, parts_->router, parts_->memory_of(device));
+    device_counts_.emplace(group_, config_, counts_, parts_->router, parts_->memory_of(device));
     device_counts_->set_device_options(parts_->device_options, parts_->stream);
   }
 }

@@ -1,11 +1,22 @@
 #pragma once
 
+#include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "crossdock/moe_layer.hpp"
+#include "layer/device_gather.hpp"
+#include "layer/layer_parts.hpp"
 
 namespace crossdock {
+
+/// What ReplicatedTokens gathers.
+struct AllTokens {
+  int64_t num_tokens;  // T
+  TensorView out;      // [T, D], optional
+};
 
 /// Tokens that all ranks of a group hold (MoeLayerOptions::replicated_over): each rank takes part
 /// in the layer with a slice of them, and the results of all slices are gathered.
@@ -23,13 +34,15 @@ class ReplicatedTokens {
   MoeBackwardArgs slice(const MoeBackwardArgs& args) const;
   MoeBackwardDwArgs slice(const MoeBackwardDwArgs& args) const;
 
-  /// Compares the number of tokens (or gradients) and a sample of them on all ranks. Returns the
-  /// refusal of any rank, or a difference, on all ranks of the group. Collective.
+  /// Compares the number of tokens (or gradients) and a sample of them on all ranks; on a GPU, the
+  /// sample in the first call of an operation only, which waits for `stream`. Returns the refusal
+  /// of any rank, or a difference, on all ranks of the group. Collective.
   std::optional<Error> agree(const char* operation, const ConstTensorView& tokens,
-                             std::optional<Error> refusal);
+                             std::optional<Error> refusal, Stream stream);
 
-  /// Gathers the slices of all ranks, [T, D], in `out` if given. Collective.
-  OwnedTensor gather(const char* operation, const TensorView& slice, TensorView out);
+  /// Gathers the slices of all ranks. `parts` are the layer's. Collective.
+  OwnedTensor gather(const char* operation, const TensorView& slice, const AllTokens& all,
+                     LayerParts& parts);
 
   /// Tells the ranks that wait in `gather` that this rank will not arrive. `error` is the error of
   /// `group`, the layer's group. Collective.
@@ -38,9 +51,19 @@ class ReplicatedTokens {
  private:
   ConstTensorView slice_of(const char* name, const ConstTensorView& tensor,
                            int64_t num_tokens) const;
+  uint64_t sample(const char* operation, const ConstTensorView& tokens, Stream stream) const;
+  OwnedTensor gather_on_host(const char* operation, const TensorView& slice, const AllTokens& all);
+  OwnedTensor gather_on_gpu(const char* operation, const TensorView& slice, const AllTokens& all,
+                            LayerParts& parts);
+  DeviceGather& gather_of(int64_t width, int64_t num_tokens, DeviceMemory& memory);
 
   Group& over_;
-  std::vector<int64_t> token_ids_;  // of the slice, if the caller gave none
+  std::vector<int64_t> token_ids_;  // of the slice in host memory, if the caller gave none
+  std::set<std::string> compared_;  // operations with tensors on a GPU
+  std::vector<std::unique_ptr<DeviceGather>> gathers_;  // the last one is used; graphs use others
 };
+
+/// Throws Error(kUnsupported) for replicated tokens on a GPU that need ids of their own.
+void check_replicated(const RouterConfig& config, const MoeForwardArgs& args);
 
 }  // namespace crossdock

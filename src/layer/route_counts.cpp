@@ -79,7 +79,6 @@ std::vector<Group*> RouteCounts::other_groups() const {
   return others;
 }
 
-// Must be identical on the ranks that count together.
 std::string RouteCounts::counts_text(const Group& group, const MoeForwardArgs& args) const {
   const bool by_sequence = counts(BalanceScope::kSequence);
   const bool each_rank = by_sequence && sequence_group() == nullptr && &group == &group_;
@@ -88,6 +87,8 @@ std::string RouteCounts::counts_text(const Group& group, const MoeForwardArgs& a
   if (shares_sequences) text += concat(";num_sequences=", args.num_sequences);
   if (shares_sequences || each_rank) text += concat(";total_sequences=", args.total_sequences);
   if (&group != batch_group()) return text;
+  // Counts on a GPU are not compared.
+  if (!args.x.device.is_cpu()) return text + concat(";earlier=", args.earlier != nullptr);
   const int64_t earlier = args.earlier != nullptr ? num_tokens(*args.earlier) : 0;
   return text + concat(";earlier_tokens=", earlier);
 }
@@ -129,14 +130,13 @@ RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& c
   return counts;
 }
 
-// Ranks of the other groups are waiting in exchange: a refusal in the layer's group ends their call
-// too. After a mismatch or a failure, not all ranks of the layer's group would join.
-void RouteCounts::refuse_in_other_groups(const ForwardCall& call, const Error& refusal) const {
+// After a mismatch or a failure, not all ranks of the layer's group would join.
+void RouteCounts::refuse_in_other_groups(const MoeForwardArgs& args, const Error& refusal) const {
   if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
   for (Group* other : other_groups()) {
     refusal_of([&] {
       other->agree(
-          {.operation = "count", .config = counts_text(*other, call.args), .refusal = &refusal});
+          {.operation = "count", .config = counts_text(*other, args), .refusal = &refusal});
     });
   }
 }
@@ -176,7 +176,7 @@ void RouteCounts::agree(const ForwardCall& call, const std::optional<Error>& ref
   try {
     own_group = exchange(group_, call, decision, refusal);
   } catch (const Error& error) {
-    refuse_in_other_groups(call, error);
+    refuse_in_other_groups(call.args, error);
     throw;
   }
   std::map<Group*, RankCounts> of_group = exchange_in_other_groups(call, decision);
@@ -224,6 +224,18 @@ RouterStatistics RouteCounts::count_sequences(const std::map<Group*, RankCounts>
   const bool is_known = sequences_are_replicated() && shared != &group_;
   if (!is_known) decision.total_sequences = num_sequences_with_tokens(statistics);
   return statistics;
+}
+
+// The GPU counts the sequences that it has the counts of: those of the sequence group, or of a
+// rank.
+void RouteCounts::check_on_gpu(const MoeForwardArgs& args) const {
+  const Group* shared = sequence_group();
+  const bool has_all =
+      shared == nullptr ? group_.size() == 1 : shared == &group_ || !sequences_are_replicated();
+  if (!counts(BalanceScope::kSequence) || has_all || args.total_sequences > 0) return;
+  throw Error(ErrorCode::kUnsupported,
+              "set total_sequences to the number of sequences in the group: with tokens on GPUs of "
+              "several ranks, the layer does not count them");
 }
 
 void check_earlier(const RouterConfig& config, const RouterStatistics* earlier, Device device) {

@@ -42,6 +42,23 @@ class RouteCounts {
 
   /// The losses' groups other than the layer's, in the order in which ranks agree in them.
   std::vector<Group*> other_groups() const;
+  /// Whether ranks wait for each other in other groups than the layer's during its calls. They must
+  /// not run ahead then: a rank might wait in one group for a rank that refused its call in
+  /// another.
+  bool meets_elsewhere() const { return groups_.replicated != nullptr || !other_groups().empty(); }
+  /// The group over which routes and tokens are counted.
+  Group* batch_group() const { return groups_.counting != nullptr ? groups_.counting : &group_; }
+  /// The group that shares sequences; null: each rank has its own, or they are not counted.
+  Group* sequence_group() const;
+
+  /// Must be identical on the ranks of a group that count together.
+  std::string counts_text(const Group& group, const MoeForwardArgs& args) const;
+  /// Passes a refusal of the layer's group to the ranks of the other groups, which wait for this
+  /// rank's counts.
+  void refuse_in_other_groups(const MoeForwardArgs& args, const Error& refusal) const;
+  /// Throws Error(kUnsupported) for tokens on GPUs whose losses need a number of sequences that
+  /// only hosts count.
+  void check_on_gpu(const MoeForwardArgs& args) const;
 
  private:
   // Counts of every rank of a group, and samples of their tokens.
@@ -51,17 +68,12 @@ class RouteCounts {
   };
 
   bool counts(BalanceScope scope) const { return config_.router.counts(scope); }
-  // The group that shares sequences; null: each rank has its own, or they are not counted.
-  Group* sequence_group() const;
   // Whether that group is `replicated`, because no other was given.
   bool sequences_are_replicated() const;
-  Group* batch_group() const { return groups_.counting != nullptr ? groups_.counting : &group_; }
 
-  std::string counts_text(const Group& group, const MoeForwardArgs& args) const;
   std::vector<int64_t> pack(const ForwardCall& call, const MoeDecision& decision) const;
   RankCounts exchange(Group& group, const ForwardCall& call, const MoeDecision& decision,
                       const std::optional<Error>& refusal) const;
-  void refuse_in_other_groups(const ForwardCall& call, const Error& refusal) const;
   std::map<Group*, RankCounts> exchange_in_other_groups(const ForwardCall& call,
                                                         MoeDecision& decision) const;
   void set_counts(const ForwardCall& call, const std::map<Group*, RankCounts>& of_group,

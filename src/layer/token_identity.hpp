@@ -10,7 +10,7 @@ namespace crossdock {
 
 /// The tokens with which a rank takes part in a forward.
 struct LocalTokens {
-  ConstTensorView x{};     // [T, D] in host memory
+  ConstTensorView x{};     // [T, D], in host memory to be sampled or hashed
   ConstTensorView mask{};  // [T] bool, optional: true = padding, which is ignored
   int64_t first = 0;       // of a slice of replicated tokens: slices differ by their place
 };

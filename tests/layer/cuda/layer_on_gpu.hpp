@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,9 @@ struct LayerOnGpu {
   LayerOnRank rank;
 
   LayerOnGpu(Group& group, const LayerCase& layer_case, double initial_gradient = kPoison,
-             MoeLayerOptions options = {})
-      : stream(group), rank(group, layer_case, with_stream(std::move(options)), initial_gradient) {
+             MoeLayerOptions options = {}, std::optional<int> token_rank = std::nullopt)
+      : stream(group),
+        rank(group, layer_case, with_stream(std::move(options)), initial_gradient, token_rank) {
     const MoveTensor move = [&](const OwnedTensor& host) {
       return to_device(ConstTensorView(host.view), stream);
     };

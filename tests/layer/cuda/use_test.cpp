@@ -152,8 +152,6 @@ TEST_F(CudaLayerUse, RefusalsAreClearOnAllRanks) {
     LayerOnGpu sharded(group, etp);
     expect_refused(group, "etp > 1 takes tokens in host memory",
                    [&] { (void)sharded.rank.forward(); });
-    LayerOnGpu counting(group, layer_case, 0.0, {.counting_group = &group});
-    expect_refused(group, "counting_group", [&] { (void)counting.rank.forward(); });
     LayerCase sequences = layer_case;
     sequences.config.router.aux_loss_scope = BalanceScope::kSequence;
     LayerOnGpu by_sequence(group, sequences);
