@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "crossdock/expert_shards.hpp"
 #include "crossdock/moe_layer.hpp"
@@ -51,8 +52,6 @@ struct LayerParts {
 
   /// Routes to the virtual experts of the dispatcher. Collective.
   Plan plan(const RouterOutput& routes);
-  /// Whole experts: the drops of a plan.
-  std::vector<int64_t> dropped(const Plan& plan) const;
 
   /// The experts' results, summed for each token and rounded once, to `out` if given. Collective.
   OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out);
@@ -104,12 +103,16 @@ struct LayerParts {
   // Where the dispatcher stores sums of results.
   TensorView sum_output(const TensorView& out) const;
   OwnedTensor round(OwnedTensor sums, const TensorView& out);
+  ShardedRoutes shard_on_gpu(const Routing& routing);
 
   bool has_other_groups_;
   bool are_experts_prepared_ = false;            // for the stream
   std::unique_ptr<DeviceMemory> device_memory_;  // made by the first call on a GPU
   Device gpu_;                                   // of that call
 };
+
+/// [E] The routes to whole experts that a plan of virtual experts dropped. May wait for a GPU.
+std::vector<int64_t> drops_of_experts(const Plan& plan, int64_t num_experts);
 
 /// Whether any gradient was requested.
 bool any_given(const ExpertGradients& grads);
