@@ -225,8 +225,8 @@ struct MoeLayerOptions {
 ///   [R, 2F or F] unless `experts.recompute` is set, with R = max_rows.
 /// - overlap_shared and overlap_chunks work as in host memory, on streams; see docs/gpu.md.
 /// - Gradients of w1 and w2 may be in the dtype of the experts (see ExpertGradients).
-/// - fp64, etp > 1, counting_group, sequence_group and replicated_over are refused. Per-sequence
-///   losses over several ranks need MoeForwardArgs::total_sequences.
+/// - fp64, counting_group, sequence_group and replicated_over are refused. Per-sequence losses over
+///   several ranks need MoeForwardArgs::total_sequences.
 ///
 /// The bits of out, grad_x and the experts' gradients do not depend on strategy, communicator or
 /// threads, nor on the number of ranks if they hold the same tokens in the same order. They do

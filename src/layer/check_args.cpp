@@ -109,7 +109,7 @@ void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
   const MoeLayerConfig& config = parts.config;
   const Shape tokens{args.x.num_rows(), config.router.width};
   const Device device = args.x.device;
-  if (!device.is_cpu()) parts.check_on_gpu(args);
+  if (!device.is_cpu()) parts.check_gpu(device);
   check_tensor("x", args.x, device, config.experts.dtype, tokens);
   CROSSDOCK_CHECK(args.total_sequences >= 0, "total_sequences must not be negative, got ",
                   args.total_sequences);

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "crossdock/expert_shards.hpp"
 #include "crossdock/moe_layer.hpp"
@@ -30,9 +31,8 @@ struct LayerParts {
   /// configuration.
   LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLayerOptions& options);
 
-  /// Throws Error(kUnsupported) for features not supported with tokens on a GPU, and
-  /// Error(kInvalidArgument) for tokens on a different GPU than before.
-  void check_on_gpu(const MoeForwardArgs& args) const;
+  /// Throws Error(kInvalidArgument) for tokens on a different GPU than before.
+  void check_gpu(Device gpu) const;
   void set_device_options(const DeviceOptions& options);
   /// Call this before a dispatch is queued (see Experts::prepare).
   void prepare_experts(Device gpu);
@@ -51,8 +51,6 @@ struct LayerParts {
 
   /// Plans the routes in terms of the dispatcher's virtual experts. Collective.
   Plan plan(const RouterOutput& routes);
-  /// The drops of a plan, per whole expert.
-  std::vector<int64_t> dropped(const Plan& plan) const;
 
   /// Sums the experts' results for each token and rounds once, to `out` if given. Collective.
   OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out);
@@ -104,11 +102,15 @@ struct LayerParts {
   // Where the dispatcher writes sums of results.
   TensorView sum_output(const TensorView& out) const;
   OwnedTensor round(OwnedTensor sums, const TensorView& out);
+  ShardedRoutes shard_on_gpu(const Routing& routing);
 
   bool are_experts_prepared_ = false;            // for the stream
   std::unique_ptr<DeviceMemory> device_memory_;  // made by the first call on a GPU
   Device gpu_;                                   // of that call
 };
+
+/// [E] The routes to whole experts that a plan of virtual experts dropped. May wait for a GPU.
+std::vector<int64_t> drops_of_experts(const Plan& plan, int64_t num_experts);
 
 /// Whether any gradient was requested.
 bool any_given(const ExpertGradients& grads);

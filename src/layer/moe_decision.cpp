@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "crossdock/moe_layer.hpp"
+#include "layer/layer_parts.hpp"
 
 namespace crossdock {
 
@@ -27,8 +27,7 @@ MoeDecision MoeDecision::on_host(Stream stream) const {
     copy.total_sequences =
         static_cast<double>(std::ssize(tokens) - std::count(tokens.begin(), tokens.end(), 0));
   }
-  const std::span<const int64_t> counts = plan.dropped();
-  copy.dropped.assign(counts.begin(), counts.end());
+  copy.dropped = drops_of_experts(plan, std::ssize(copy.load));
   return copy;
 }
 

@@ -205,7 +205,9 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
   });
   decision.plan = parts_->plan(*decision.router);
   if (decision.plan.device().is_cpu()) {
-    run_agreed(group_, [&] { decision.dropped = parts_->dropped(decision.plan); });
+    run_agreed(group_, [&] {
+      decision.dropped = drops_of_experts(decision.plan, config_.router.num_experts);
+    });
   }
   return decision;
 }

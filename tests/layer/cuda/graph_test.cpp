@@ -103,6 +103,15 @@ TEST_F(CudaLayerGraph, ReplaysDispatchesInChunks) {
   expect_replays(spread(layer_case, {0, 60, 150, 1}), 20);
 }
 
+TEST_F(CudaLayerGraph, ReplaysShardedExperts) {
+  expect_replays(sharded_case(DType::kBF16, 2, {100, 111}), 50);
+  LayerCase layer_case = sharded_case(DType::kBF16, 2, {0, 60, 150, 1});
+  expect_replays(layer_case, 20);
+  layer_case.config.overlap_chunks = 4;
+  expect_replays(layer_case, 20);
+  expect_replays(sharded_case(DType::kF32, 4, {0, 60, 150, 1}), 20);
+}
+
 TEST_F(CudaLayerGraph, NumbersCannotBeReadDuringACapture) {
   run_ranks(1, [&](Group& group) {
     const LayerCase layer_case = medium_case(DType::kBF16);

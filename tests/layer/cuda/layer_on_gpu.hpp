@@ -115,19 +115,28 @@ inline int64_t most_rows(const LayerCase& layer_case) {
 }
 
 /// A layer with all parts, large enough for several tiles of the kernels.
-inline LayerCase medium_case(DType dtype) {
+inline LayerCase medium_case(DType dtype, int64_t inner = 40) {
   MoeLayerConfig config;
   config.router.num_experts = 12;
   config.router.top_k = 3;
   config.router.width = 72;
   config.router.score = Score::kSigmoid;
   config.router.aux_loss_coeff = 0.1;
-  config.experts.inner = 40;
+  config.experts.inner = inner;
   config.experts.dtype = dtype;
   config.shared_inner = 24;
   LayerCase made =
       make_case({.config = config, .tokens_per_rank = {211}, .biases = true, .mask = true});
   made.config.dispatch.max_rows = most_rows(made);
+  return made;
+}
+
+/// The same with sharded experts. `inner` is that of a shard: with multiples of 8, the fastest
+/// kernels compute 16-bit products.
+inline LayerCase sharded_case(DType dtype, int64_t etp, std::vector<int64_t> tokens_per_rank,
+                              int64_t inner = 16) {
+  LayerCase made = spread(medium_case(dtype, etp * inner), std::move(tokens_per_rank));
+  made.config.etp = etp;
   return made;
 }
 

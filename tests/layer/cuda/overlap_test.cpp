@@ -69,6 +69,14 @@ TEST_F(CudaOverlap, HasTheBitsOfALayerWithoutItWithEveryStrategy) {
   }
 }
 
+TEST_F(CudaOverlap, HasTheBitsOfALayerWithoutItWithShardedExperts) {
+  for (const bool recompute : {false, true}) {
+    LayerCase layer_case = sharded_case(DType::kBF16, 2, {0, 60, 150, 1});
+    layer_case.config.experts.recompute = recompute;
+    expect_same_bits(layer_case, recompute ? "recomputed" : "kept");
+  }
+}
+
 TEST_F(CudaOverlap, WorksWithoutAnyToken) {
   expect_same_bits(spread(medium_case(DType::kBF16), {211}), "all tokens");
   NamedCase named = list_overlap_cases(3).back();

@@ -59,17 +59,19 @@ ProductCase in_batch(const ProductCase& test, int64_t batch) {
 TEST_P(CudaProductBits, OfARowDoNotDependOnTheRowsBesideIt) {
   const ProductCase alone = real_case({1});
   DeviceProducts gpu(alone, GetParam());
-  const std::vector<float> forward = gpu.forward(DType::kBF16);
-  const std::vector<float> dx = gpu.dx(DType::kBF16);
-  for (const int64_t batch : {17, 300, 4096}) {
-    const ProductCase test = in_batch(alone, batch);
-    DeviceProducts larger(test, GetParam());
-    std::vector<float> got = larger.forward(DType::kBF16);
-    got.resize(forward.size());
-    expect_same("forward", got, forward);
-    got = larger.dx(DType::kBF16);
-    got.resize(dx.size());
-    expect_same("dX", got, dx);
+  for (const DType result : {DType::kBF16, DType::kF32}) {
+    const std::vector<float> forward = gpu.forward(result);
+    const std::vector<float> dx = gpu.dx(result);
+    for (const int64_t batch : {17, 300, 4096}) {
+      const ProductCase test = in_batch(alone, batch);
+      DeviceProducts larger(test, GetParam());
+      std::vector<float> got = larger.forward(result);
+      got.resize(forward.size());
+      expect_same("forward", got, forward);
+      got = larger.dx(result);
+      got.resize(dx.size());
+      expect_same("dX", got, dx);
+    }
   }
 }
 

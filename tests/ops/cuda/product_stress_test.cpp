@@ -86,11 +86,17 @@ ProductCase stress_case() {
   return ProductCase({.counts = counts, .N = 528, .K = 1032});
 }
 
-TEST_F(CudaProductStress, ForwardNeitherHangsNorChanges) {
+// Products whose results are rounded, or sums in fp32.
+class ResultStress : public CudaProductStress, public ::testing::WithParamInterface<DType> {};
+
+INSTANTIATE_TEST_SUITE_P(All, ResultStress, ::testing::Values(DType::kBF16, DType::kF32),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(ResultStress, ForwardNeitherHangsNorChanges) {
   const ProductCase test = stress_case();
   DeviceProducts gpu(test, ProductKernels::kFastest);
   GroupedProducts plain(kGpu, 0, ProductKernels::kPlain);
-  const OwnedTensor out = gpu.make(DType::kBF16, {kCapacity, 528});
+  const OwnedTensor out = gpu.make(GetParam(), {kCapacity, 528});
   stress(
       out,
       [&](GroupedProducts& products, const Segments& segments) {
@@ -123,11 +129,11 @@ TEST_F(CudaProductStress, SwigluNeitherHangsNorChanges) {
       gpu, plain);
 }
 
-TEST_F(CudaProductStress, DxNeitherHangsNorChanges) {
+TEST_P(ResultStress, DxNeitherHangsNorChanges) {
   const ProductCase test = stress_case();
   DeviceProducts gpu(test, ProductKernels::kFastest);
   GroupedProducts plain(kGpu, 0, ProductKernels::kPlain);
-  const OwnedTensor out = gpu.make(DType::kBF16, {kCapacity, 1032});
+  const OwnedTensor out = gpu.make(GetParam(), {kCapacity, 1032});
   stress(
       out,
       [&](GroupedProducts& products, const Segments& segments) {
@@ -137,12 +143,7 @@ TEST_F(CudaProductStress, DxNeitherHangsNorChanges) {
       gpu, plain);
 }
 
-class DwStress : public CudaProductStress, public ::testing::WithParamInterface<DType> {};
-
-INSTANTIATE_TEST_SUITE_P(All, DwStress, ::testing::Values(DType::kBF16, DType::kF32),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
-
-TEST_P(DwStress, NeitherHangsNorChanges) {
+TEST_P(ResultStress, DwNeitherHangsNorChanges) {
   const ProductCase test = stress_case();
   DeviceProducts gpu(test, ProductKernels::kFastest);
   GroupedProducts plain(kGpu, 0, ProductKernels::kPlain);

@@ -123,6 +123,25 @@ __device__ inline void read_no_further() {
   asm volatile("" ::: "memory");
 }
 
+/// Adds the bias of the rows' expert, if there is one.
+template <typename Element, int kColumns>
+__device__ __forceinline__ void add_bias(float (&sums)[kColumns / 2], const WarpRows& rows,
+                                         const ProductParams& params, int out_columns, int lane) {
+  if (params.bias == nullptr) return;
+  const auto* bias = static_cast<const Element*>(params.bias) + int64_t{rows.expert} * params.N;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int column = rows.column_tile * kColumns + 8 * j + 2 * (lane % 4);
+    if (column >= out_columns) break;
+    const float2 b = unpack<Element>(*reinterpret_cast<const uint32_t*>(bias + column));
+    sums[4 * j] += b.x;
+    sums[4 * j + 1] += b.y;
+    sums[4 * j + 2] += b.x;
+    sums[4 * j + 3] += b.y;
+    if (j % 4 == 3) read_no_further();
+  }
+}
+
 /// Rows of the product, rounded; kWithBias: plus the bias, if there is one.
 template <typename Element, int kColumns, bool kWithBias>
 struct RowsEpilogue {
@@ -135,10 +154,7 @@ struct RowsEpilogue {
                                                Stage& stage, const ProductParams& params,
                                                int out_columns, int lane) {
     const int first = rows.column_tile * kColumns;
-    if (kWithBias && params.bias != nullptr) {
-      const auto* bias = static_cast<const Element*>(params.bias) + int64_t{rows.expert} * params.N;
-      add_bias(sums, bias, first, out_columns, lane);
-    }
+    if (kWithBias) add_bias<Element, kColumns>(sums, rows, params, out_columns, lane);
     auto* const out = static_cast<Element*>(params.out) + rows.row * out_columns + first;
 #pragma unroll
     for (int c = 0; c < kColumns / 64; ++c) {
@@ -152,22 +168,6 @@ struct RowsEpilogue {
       stage.put_pairs(values);
       stage.copy_out(reinterpret_cast<std::byte*>(out + 64 * c), int64_t{out_columns} * kOutBytes,
                      rows.num_rows, (out_columns - first - 64 * c) * kOutBytes);
-    }
-  }
-
- private:
-  static __device__ __forceinline__ void add_bias(float (&sums)[kColumns / 2], const Element* bias,
-                                                  int first, int out_columns, int lane) {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      const int column = first + 8 * j + 2 * (lane % 4);
-      if (column >= out_columns) break;
-      const float2 b = unpack<Element>(*reinterpret_cast<const uint32_t*>(bias + column));
-      sums[4 * j] += b.x;
-      sums[4 * j + 1] += b.y;
-      sums[4 * j + 2] += b.x;
-      sums[4 * j + 3] += b.y;
-      if (j % 4 == 3) read_no_further();
     }
   }
 };
@@ -358,6 +358,18 @@ struct SumsEpilogue {
           make_float4(old[i].x + __uint_as_float(sum.x), old[i].y + __uint_as_float(sum.y),
                       old[i].z + __uint_as_float(sum.z), old[i].w + __uint_as_float(sum.w));
     }
+  }
+};
+
+/// Sums in fp32, plus the bias, if there is one.
+template <typename Element, int kColumns>
+struct BiasedSumsEpilogue : SumsEpilogue<kColumns, false> {
+  template <typename Stage>
+  static __device__ __forceinline__ void store(float (&sums)[kColumns / 2], const WarpRows& rows,
+                                               Stage& stage, const ProductParams& params,
+                                               int out_columns, int lane) {
+    add_bias<Element, kColumns>(sums, rows, params, out_columns, lane);
+    SumsEpilogue<kColumns, false>::store(sums, rows, stage, params, out_columns, lane);
   }
 };
 
