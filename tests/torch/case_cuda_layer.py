@@ -1,6 +1,6 @@
 """GroupedExperts and MoELayer on GPUs, in bf16 and fp16, against a plain layer in fp32. The ranks may share a GPU."""
 import torch
-from cases import case, first_expert, random_of
+from cases import case, first_expert, random_of, use_own_gpu
 
 from crossdock.torch import MoELayer
 
@@ -81,10 +81,6 @@ class Problem:
 def close(name, got, wanted):
     difference = ((got.float() - wanted).norm() / wanted.norm()).item()
     assert difference < CLOSE, f"{name}: differs by {difference:.1e}"  # also if it is NaN
-
-
-def use_own_gpu(rank):
-    torch.cuda.set_device(rank % torch.cuda.device_count())
 
 
 @case(1, 2)

@@ -55,6 +55,21 @@ def scale_by_expert(rows: torch.Tensor, counts: torch.Tensor, first: int) -> tor
     return rows * scale[:, None]
 
 
+def use_own_gpu(rank: int) -> None:
+    """Ranks share GPUs if there are more ranks than GPUs."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
+def rows_are_close(name: str, got: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
+    """No row differs by more than `limit` times the norm of an average row: a single wrong row cannot pass."""
+    assert got.shape == wanted.shape, f"{name}: the shape is {tuple(got.shape)}, not {tuple(wanted.shape)}"
+    got, wanted = (tensor.detach().double().reshape(-1, tensor.shape[-1]) for tensor in (got, wanted))
+    if wanted.numel() > 0:
+        difference = (got - wanted).norm(dim=1).max().item()
+        size = wanted.square().sum(1).mean().sqrt().item()
+        assert difference <= limit * size, f"{name}: a row differs by {difference:.1e}, rows have a norm of {size:.1e}"
+
+
 @contextlib.contextmanager
 def raises(kind, *words: str):
     try:

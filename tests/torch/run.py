@@ -20,6 +20,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "titan": (["case_titan"], [4]),
     "megatron": (["case_megatron"], [4]),  # last: it changes torch, to run on the CPU
     "cuda": (["case_cuda", "case_cuda_layer"], [1, 2]),
+    "cuda-frameworks": (["case_cuda_megatron", "case_cuda_titan"], [1, 2]),
 }
 
 
