@@ -29,9 +29,10 @@ int64_t ReplicatedTokens::first_of(int64_t num_tokens) const {
 }
 
 ConstTensorView ReplicatedTokens::slice_of(const char* name, const ConstTensorView& tensor,
-                                           int64_t num_tokens) const {
+                                           const ConstTensorView& x) const {
   if (!tensor.given()) return {};
-  check_memory(name, tensor);
+  const int64_t num_tokens = x.num_rows();
+  check_memory(name, tensor, x.device);
   CROSSDOCK_CHECK(tensor.num_rows() == num_tokens && tensor.shape.rank() <= 2, name,
                   " must have a row for each of the ", num_tokens, " tokens, got ",
                   describe(tensor));
@@ -47,17 +48,16 @@ ConstTensorView ReplicatedTokens::slice_of(const char* name, const ConstTensorVi
 }
 
 MoeForwardArgs ReplicatedTokens::slice(const MoeForwardArgs& args) {
-  const int64_t T = args.x.num_rows();
   MoeForwardArgs part = args;
-  part.x = slice_of("x", args.x, T);
+  part.x = slice_of("x", args.x, args.x);
   part.out = {};
-  part.mask = slice_of("mask", args.mask, T);
-  part.sequence_ids = slice_of("sequence_ids", args.sequence_ids, T);
-  part.forced_ids = slice_of("forced_ids", args.forced_ids, T);
-  part.token_ids = slice_of("token_ids", args.token_ids, T);
+  part.mask = slice_of("mask", args.mask, args.x);
+  part.sequence_ids = slice_of("sequence_ids", args.sequence_ids, args.x);
+  part.forced_ids = slice_of("forced_ids", args.forced_ids, args.x);
+  part.token_ids = slice_of("token_ids", args.token_ids, args.x);
   if (!args.token_ids.given() && args.x.device.is_cpu()) {
     token_ids_.resize(static_cast<size_t>(part.x.num_rows()));
-    std::iota(token_ids_.begin(), token_ids_.end(), first_of(T));
+    std::iota(token_ids_.begin(), token_ids_.end(), first_of(args.x.num_rows()));
     part.token_ids = ConstTensorView(token_ids_.data(), {part.x.num_rows()});
   }
   return part;
@@ -65,16 +65,16 @@ MoeForwardArgs ReplicatedTokens::slice(const MoeForwardArgs& args) {
 
 MoeBackwardArgs ReplicatedTokens::slice(const MoeBackwardArgs& args) const {
   MoeBackwardArgs part = args;
-  part.x = slice_of("x", args.x, args.x.num_rows());
-  part.grad_out = slice_of("grad_out", args.grad_out, args.x.num_rows());
+  part.x = slice_of("x", args.x, args.x);
+  part.grad_out = slice_of("grad_out", args.grad_out, args.x);
   part.grad_x = {};
   return part;
 }
 
 MoeBackwardDwArgs ReplicatedTokens::slice(const MoeBackwardDwArgs& args) const {
   MoeBackwardDwArgs part = args;
-  part.x = slice_of("x", args.x, args.x.num_rows());
-  part.grad_out = slice_of("grad_out", args.grad_out, args.x.num_rows());
+  part.x = slice_of("x", args.x, args.x);
+  part.grad_out = slice_of("grad_out", args.grad_out, args.x);
   return part;
 }
 

@@ -49,8 +49,9 @@ class ReplicatedTokens {
   void refuse(const char* operation, const Group& group, const Error& error);
 
  private:
+  // The slice of a tensor with a row for each token of x.
   ConstTensorView slice_of(const char* name, const ConstTensorView& tensor,
-                           int64_t num_tokens) const;
+                           const ConstTensorView& x) const;
   uint64_t sample(const char* operation, const ConstTensorView& tokens, Stream stream) const;
   OwnedTensor gather_on_host(const char* operation, const TensorView& slice, const AllTokens& all);
   OwnedTensor gather_on_gpu(const char* operation, const TensorView& slice, const AllTokens& all,
