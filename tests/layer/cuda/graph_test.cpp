@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 
 #include "layer/cuda/layer_on_gpu.hpp"
 
@@ -63,26 +65,45 @@ class StepGraph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+struct ReplayOptions {
+  int max_begun_sms = 0;
+  /// Sets groups of the layers, given the rank's neighbours: ranks 0 and 1, or 2 and 3.
+  std::function<void(Group& pair, MoeLayerOptions& options)> set_groups = nullptr;
+  bool same_tokens = false;  // all ranks have those of rank 0
+};
+
 // Every replay is bit-identical to a step without a graph and without overlapping chunks.
-void expect_replays(const LayerCase& layer_case, int num_replays, int max_begun_sms = 0) {
+void expect_replays(const LayerCase& layer_case, int num_replays, const ReplayOptions& replays) {
   LayerCase in_one_piece = layer_case;
   in_one_piece.config.overlap_chunks = 1;
   run_ranks(layer_case.num_ranks(), [&](Group& group) {
-    MoeLayerOptions options;
-    options.device.max_begun_sms = max_begun_sms;
-    LayerOnGpu captured(group, layer_case, kPoison, std::move(options));
-    LayerOnGpu plain(group, in_one_piece);
-    StepGraph graph(captured, group);
+    const int first = group.rank() / 2 * 2;
+    const std::unique_ptr<Group> pair =
+        replays.set_groups ? group.subgroup(std::vector<int>{first, first + 1}) : nullptr;
+    const int token_rank = replays.same_tokens ? 0 : group.rank();
+    const auto make = [&](const LayerCase& made, int max_begun_sms) {
+      MoeLayerOptions options;
+      options.device.max_begun_sms = max_begun_sms;
+      if (replays.set_groups) replays.set_groups(*pair, options);
+      return std::make_unique<LayerOnGpu>(group, made, kPoison, std::move(options), token_rank);
+    };
+    const std::unique_ptr<LayerOnGpu> captured = make(layer_case, replays.max_begun_sms);
+    const std::unique_ptr<LayerOnGpu> plain = make(in_one_piece, 0);
+    StepGraph graph(*captured, group);
     for (int i = 0; i < num_replays; ++i) {
       const LayerCase other = with_other_tokens(layer_case, i);
-      captured.copy_tokens(other, group.rank());
-      plain.copy_tokens(other, group.rank());
+      captured->copy_tokens(other, token_rank);
+      plain->copy_tokens(other, token_rank);
       const RankResult got = graph.replay();
-      const RankResult wanted = plain.run();
+      const RankResult wanted = plain->run();
       ASSERT_EQ(find_difference(got, wanted, 0.0), "")
           << "replay " << i << ", rank " << group.rank();
     }
   });
+}
+
+void expect_replays(const LayerCase& layer_case, int num_replays, int max_begun_sms = 0) {
+  expect_replays(layer_case, num_replays, ReplayOptions{.max_begun_sms = max_begun_sms});
 }
 
 TEST_F(CudaLayerGraph, ReplaysAThousandStepsWithOtherTokens) {
@@ -110,6 +131,21 @@ TEST_F(CudaLayerGraph, ReplaysShardedExperts) {
   layer_case.config.overlap_chunks = 4;
   expect_replays(layer_case, 20);
   expect_replays(sharded_case(DType::kF32, 4, {0, 60, 150, 1}), 20);
+}
+
+TEST_F(CudaLayerGraph, ReplaysCountsOverOtherGroups) {
+  expect_replays(spread(medium_case(DType::kF32), {0, 60, 150, 1}), 20,
+                 ReplayOptions{.set_groups = [](Group& pair, MoeLayerOptions& options) {
+                   options.counting_group = &pair;
+                 }});
+}
+
+TEST_F(CudaLayerGraph, ReplaysReplicatedTokens) {
+  expect_replays(
+      spread(medium_case(DType::kBF16), {100, 111}), 20,
+      ReplayOptions{.set_groups = [](Group& pair,
+                                     MoeLayerOptions& options) { options.replicated_over = &pair; },
+                    .same_tokens = true});
 }
 
 TEST_F(CudaLayerGraph, NumbersCannotBeReadDuringACapture) {
