@@ -69,6 +69,9 @@ test-torch-quick: python  ## run some of them with Debian's torch
 test-training: python build/torch/installed  ## train a small transformer on meshes, against one rank
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/training/run.py
 
+# Some virtual machines announce AMX but refuse its instructions, which torch's products in bf16 would use.
+test-torch test-torch-quick test-training: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+
 # PyPI's torch and the frameworks: 2.7 GB to download, 4.7 GB on the disk.
 TORCH_PYTHON = build/torch/bin/python
 MEGATRON = megatron-core==0.16.1
