@@ -226,9 +226,10 @@ struct MoeLayerOptions {
 /// - overlap_shared and overlap_chunks work as in host memory, on streams; see docs/gpu.md.
 /// - Gradients of w1 and w2 may be in the dtype of the experts (see ExpertGradients).
 /// - With counting_group, sequence_group or replicated_over, the hosts of the ranks meet in every
-///   call: ranks do not run ahead. Replicated tokens and gradients are compared in the first forward
-///   and backward only, and need token_ids if the router has jitter.
-/// - Per-sequence losses need MoeForwardArgs::total_sequences if the ranks of a group have sequences
+///   call: ranks do not run ahead. Replicated tokens and gradients are compared in the first
+///   forward and backward only, and need token_ids if the router has jitter.
+/// - Per-sequence losses need MoeForwardArgs::total_sequences if the ranks of a group have
+/// sequences
 ///   of their own, or replicated_over crosses groups and no sequence_group is given.
 /// - fp64 is refused.
 ///

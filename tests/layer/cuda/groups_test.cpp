@@ -184,7 +184,7 @@ TEST_F(CudaLayerGroups, ReplicatedTokensHaveTheBitsOfTokensThatAreSliced) {
   const std::vector<RankResult> slices = run_layer_on_gpu(sliced);
   const LayerCase replicated = replicated_case(sliced);
   run_ranks(kRanks, [&](Group& world) {
-    const auto first = static_cast<size_t>(world.rank() / 2 * 2);
+    const size_t first = static_cast<size_t>(world.rank()) / 2 * 2;
     const std::unique_ptr<Group> pair = pair_of(world);
     LayerOnGpu gpu(world, replicated, kPoison, {.replicated_over = pair.get()});
     const RankResult got = gpu.run();
