@@ -5,12 +5,12 @@
 
 namespace crossdock {
 
-// The arguments of a layer's calls: shapes, dtypes, and no output that overlaps an input or another
-// output. Each throws Error(kInvalidArgument).
+// The arguments of a layer's calls: shapes, dtypes, values saved by this layer, and no output that
+// overlaps an input or another output. Each throws Error(kInvalidArgument).
 
 void check_args(const LayerParts& parts, const MoeForwardArgs& args);
 void check_args(const LayerParts& parts, const MoeBackwardArgs& args);
-void check_args(const MoeBackwardDwArgs& args);
+void check_args(const LayerParts& parts, const MoeBackwardDwArgs& args);
 
 /// The outputs alone, for all tokens of a call of which a rank computes a slice.
 void check_outputs(const LayerParts& parts, const MoeForwardArgs& args);
