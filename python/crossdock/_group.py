@@ -5,7 +5,7 @@ import weakref
 from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
 
 from ._abi import BootstrapConfig, CTensor, GroupConfig, GroupInfo, JoinArgs, check_range, int_array
-from ._errors import check, fail
+from ._errors import check
 from ._interrupt import INTERRUPT
 from ._library import lib
 from ._owner import Owner, Shared
@@ -192,8 +192,7 @@ class Group(Shared):
         tensors = (CTensor * max(len(arrays), 1))()
         for index, array in enumerate(arrays):
             marshal.put_output(tensors, index * ctypes.sizeof(CTensor), array)
-        if lib.group_all_reduce(self._handle, tensors, len(arrays)):
-            fail(self.rank, marshal.refusal)
+        marshal.call(self.rank, lib.group_all_reduce, self._handle, tensors, len(arrays))
 
     def reduce_scatter(self, source: Any, out: Any) -> None:
         """Sums `source`, which has the same shape on every rank, and writes this rank's part of the sum to `out`. The
@@ -202,8 +201,8 @@ class Group(Shared):
         tensors = (CTensor * 2)()
         marshal.put(tensors, 0, source)
         marshal.put_output(tensors, ctypes.sizeof(CTensor), out)
-        if lib.group_reduce_scatter(self._handle, tensors, ctypes.byref(tensors, ctypes.sizeof(CTensor))):
-            fail(self.rank, marshal.refusal)
+        output = ctypes.byref(tensors, ctypes.sizeof(CTensor))
+        marshal.call(self.rank, lib.group_reduce_scatter, self._handle, tensors, output)
 
     def check(self) -> None:
         """Raises the failure that poisoned the group, if any."""
