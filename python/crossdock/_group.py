@@ -12,7 +12,7 @@ from ._owner import Owner, Shared
 from ._tensor import Marshal
 
 
-def _group_config(
+def group_config(
     arrival_deadline: Optional[float] = None,
     progress_deadline: Optional[float] = None,
     setup_deadline: Optional[float] = None,
@@ -93,7 +93,7 @@ class Bootstrap(Owner):
         for index, blob in enumerate(blobs):
             offsets[index + 1] = offsets[index] + len(blob)
         args = JoinArgs(bytes=b"".join(blobs), offsets=offsets, rank=rank, size=len(blobs))
-        config = _group_config(**options)
+        config = group_config(**options)
         handle = ctypes.c_void_p()
         try:
             check(lib.group_join(self._handle, ctypes.byref(args), ctypes.byref(config), ctypes.byref(handle)), rank)
@@ -148,7 +148,7 @@ class Group(Shared):
         """A group of processes that meet at MASTER_ADDR and MASTER_PORT, with RANK and WORLD_SIZE (torchrun) or Slurm's
         variables. Collective."""
         bootstrap = _bootstrap_config(address, options.get("setup_deadline"), options.pop("ranks_per_node", None))
-        config = _group_config(**options)
+        config = group_config(**options)
         handle = ctypes.c_void_p()
         check(lib.group_from_environment(ctypes.byref(bootstrap), ctypes.byref(config), ctypes.byref(handle)))
         return Group(handle.value)
@@ -162,7 +162,7 @@ class Group(Shared):
             from mpi4py import MPI  # its object holds an MPI_Comm
 
             address = MPI._addressof(comm)
-        config = _group_config(**options)
+        config = group_config(**options)
         handle = ctypes.c_void_p()
         check(lib.group_from_mpi(address, ctypes.byref(config), ctypes.byref(handle)))
         return Group(handle.value)
@@ -172,7 +172,7 @@ class Group(Shared):
         """`size` ranks that are threads of this process, for tests: the r-th is rank r's, to be used by one thread."""
         check_range("size", size, ctypes.c_int32)
         handles = (ctypes.c_void_p * max(size, 1))()
-        config = _group_config(**options)
+        config = group_config(**options)
         check(lib.group_from_threads(size, ctypes.byref(config), handles))
         return [Group(handle) for handle in handles]
 

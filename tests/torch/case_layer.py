@@ -4,7 +4,7 @@ import pickle
 
 import torch
 import torch.distributed as dist
-from cases import case, raises, random_of, tokens_of
+from cases import case, error_of, raises, random_of, same_everywhere, tokens_of
 
 from crossdock.torch import GroupedExperts, MoELayer
 from crossdock.torch.library_experts import swiglu_experts
@@ -81,6 +81,17 @@ def equal_scores_go_to_the_lower_expert(rank, world):
     expert_ids, weights = layer.route(torch.zeros(2, D))  # e.g. padding
     assert expert_ids.tolist() == [list(range(8))] * 2 and expert_ids.is_contiguous()
     assert torch.equal(weights, torch.full((2, 8), 1 / 8))
+
+
+@case(2)
+def tokens_of_another_shape_are_the_same_error_on_every_rank(rank, world):
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F)
+    x = torch.randn(3, D, generator=random_of(rank))
+    for wrong in (torch.randn(3, D + 1), torch.randn(D - 1), torch.tensor(1.0), [1.0] * D, None):
+        error = error_of(lambda wrong=wrong: layer(wrong if rank == 1 else x))
+        same_everywhere(str(error))
+        assert error.culprit == 1 and f"x must be a tensor [..., {D}], got" in str(error), error
+    assert layer(x[0]).shape == (D,)
 
 
 @case(1)

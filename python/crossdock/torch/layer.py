@@ -64,6 +64,7 @@ class MoELayer(nn.Module):
         if (experts is None) == (inner is None):
             raise ValueError("pass either inner, the inner width of the experts, or experts of your own")
         self.top_k = top_k
+        self.width = width
         self.score = score
         self.normalise = normalise
         self.scale = scale
@@ -108,6 +109,9 @@ class MoELayer(nn.Module):
         return expert_ids, weights * self.scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor) or x.shape[-1:] != (self.width,):
+            found = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            self.dispatcher._open().refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"))
         tokens = x.reshape(-1, x.shape[-1])
         if self._is_one_operator(tokens):
             parameters = (self.router.weight, self.experts.w1, self.experts.w2)
