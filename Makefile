@@ -10,7 +10,7 @@ BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_B
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel test-torch test-torch-quick test-training cuda cuda-release test-cuda install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel test-torch test-torch-quick test-training frameworks cuda cuda-release test-cuda install clean help
 
 all:  ## build everything; installs missing packages first
 	tools/setup.sh build mpi test
@@ -49,7 +49,7 @@ wheel:  ## build a wheel in build/wheel, with pip and what it downloads
 	tools/setup.sh build python
 	CXX=$${CXX:-c++} $(PIP) wheel . --no-deps --wheel-dir build/wheel $(WHEEL_OPTIONS)
 
-# Flags and compiler as in make python, so that the objects come from the compiler cache.
+# Same flags and compiler as make python, to get the objects from the compiler cache.
 test-wheel: WHEEL_OPTIONS = --config-settings=cmake.define.CROSSDOCK_WERROR=ON
 test-wheel: wheel  ## install the wheel in a new virtual environment and run the tests of the Python package there
 	rm -rf build/wheel/venv && python3 -m venv build/wheel/venv
@@ -71,12 +71,20 @@ test-training: python build/torch/installed  ## train a small transformer on mes
 
 # PyPI's torch and the frameworks: 2.7 GB to download, 4.7 GB on the disk.
 TORCH_PYTHON = build/torch/bin/python
+MEGATRON = megatron-core==0.16.1
+TITAN = torchtitan==0.3.0 spmd_types==0.2.3
 build/torch/installed: tests/torch/requirements.txt
 	tools/setup.sh python
 	python3 -m venv build/torch
-	$(TORCH_PYTHON) -m pip install -q -r $< megatron-core==0.16.1
-	$(TORCH_PYTHON) -m pip install -q --no-deps torchtitan==0.3.0 spmd_types==0.2.3
+	$(TORCH_PYTHON) -m pip install -q -r $< $(MEGATRON)
+	$(TORCH_PYTHON) -m pip install -q --no-deps $(TITAN)
 	touch $@
+
+FRAMEWORKS_PYTHON ?= 3.12
+frameworks:  ## unpack the frameworks in build/frameworks, for a GPU machine that has torch and no network
+	rm -rf build/frameworks
+	$(PIP) install -q --no-deps --no-compile --only-binary=:all: --python-version $(FRAMEWORKS_PYTHON) --target build/frameworks \
+	  $(MEGATRON) $(TITAN) einops tyro docstring-parser typeguard packaging
 
 lint:  ## check format and layers, run clang-tidy
 	tools/setup.sh build mpi test lint

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kCallsPerRepetition = 2000;
 
-// Each call ends when all ranks have come to it, so the next one begins on all of them together.
+// Each call ends when all ranks have arrived, so the next one starts on all of them together.
 double median_call_us(Group& group) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> times;

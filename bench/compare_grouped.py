@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Grouped products beside torch._grouped_mm on one GPU, in one process, by turns.
+"""Compares grouped products with torch._grouped_mm on one GPU, in one process, taking turns.
 
     cmake --preset cuda && cmake --build build/cuda --target product_library
     python3 bench/compare_grouped.py [--library build/cuda/bench/kernels/libproduct_library.so] [--json FILE]
 
-Every candidate is a graph of a few launches; graphs are replayed by turns and medians compared. dW in fp32 stands beside
-torch's dW in bf16, SwiGLU beside torch's product followed by silu(gate) * linear. Results are checked against torch's.
+Every candidate is a graph of a few launches; graphs are replayed in turn and medians compared. dW in fp32 is compared with
+torch's dW in bf16, SwiGLU with torch's product followed by silu(gate) * linear. Results are checked against torch's.
 """
 import argparse
 import ctypes
@@ -50,7 +50,7 @@ class Products:
 
 
 def skewed(rows, experts):
-    """As skewed_counts in bench/kernels/product_counts.hpp."""
+    """Same as skewed_counts in bench/kernels/product_counts.hpp."""
     shares = [0.0 if e in (1, experts // 2) else 1.0 / (e + 2) for e in range(experts)]
     counts = [int(share / sum(shares) * rows) for share in shares]
     counts[0] += rows - sum(counts)
@@ -129,7 +129,7 @@ def capture(function):
 
 
 def time_by_turns(functions, rounds):
-    """Median milliseconds of a launch of each."""
+    """Median milliseconds per launch of each."""
     graphs = [capture(function) for function in functions]
     times = [[] for _ in graphs]
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

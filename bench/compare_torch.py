@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A whole layer beside PyTorch's on one GPU, in one process, by turns.
+"""Compares a whole layer with PyTorch's on one GPU, in one process, taking turns.
 
     cmake --preset python-cuda && cmake --build --preset python-cuda
     PYTHONPATH=python python3 bench/compare_torch.py [--shapes layer-qwen3 ...] [--json FILE]
 
 The layer: softmax router with normalised top-k weights, SwiGLU experts, weighted sum; bf16, one rank. PyTorch runs it with
-torch._grouped_mm in two variants, eager and compiled; the better one counts. Crossdock runs its layer as a CUDA graph, as calls
+torch._grouped_mm in two variants, eager and compiled; the faster one counts. Crossdock runs its layer as a CUDA graph, as calls
 of the Python package, and as crossdock.torch.MoELayer. Outputs and the gradients of x, gate, w1 and w2 (bf16 on both sides,
 except the library's gate gradient in fp32) are checked against each other before anything is timed.
 """
@@ -36,7 +36,7 @@ class Problem:
     """The tensors of a shape.
 
     The gate reads off the first E values of a token, a permutation of E numbers that bf16 represents: logits are exact and
-    distinct, so every implementation chooses the same experts. That it is sparse changes no time.
+    distinct, so every implementation chooses the same experts. Its zeros do not change any time.
     """
 
     def __init__(self, T, D, F, K, E, device="cuda"):
@@ -210,7 +210,7 @@ def difference(got, wanted):
 
 
 def check(shape, found):
-    """Every candidate has the results of the first."""
+    """Checks that every candidate has the results of the first."""
     (first, calls), *others = found.items()
     wanted = [tensor.detach().clone() for tensor in calls[1]()]
     for name, (forward, step) in [(first, calls), *others]:
@@ -223,7 +223,7 @@ def check(shape, found):
 
 
 def time_by_turns(calls, rounds, pause):
-    """Median milliseconds of a call of each. The GPU rests before a turn, since sustained products lower its clock, and
+    """Median milliseconds per call of each. The GPU rests before a turn, since sustained products lower its clock, and
     the first calls of a turn, which raise the clock again, are not timed."""
     times = [[] for _ in calls]
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -139,7 +139,7 @@ class CudaMover final : public Mover {
   OwnedTensor host_rows_, host_out_, host_grad_rows_, host_grad_x_;
 };
 
-/// How steps are timed, and with what they are compared.
+/// How steps are timed, and what they are compared with.
 struct CudaTimes {
   Repeats repeats{};
   int num_gpus = 1;
@@ -163,7 +163,7 @@ class OwnStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// there: rows of a dispatch; back: those of a combine.
+// there: rows of a dispatch; back: rows of a combine.
 std::vector<Step> steps_of(const Scenario& s, CudaMover& mover, const LinkRows& there,
                            const LinkRows& back) {
   const int64_t once = s.token_bytes() + s.row_bytes();

@@ -14,8 +14,8 @@
 namespace crossdock::bench {
 namespace {
 
-// The driver's own version, which the CUDA runtime does not tell. The library (NVML) comes with the
-// driver and is loaded on demand.
+// The driver's own version, which the CUDA runtime does not report. The library (NVML) comes with
+// the driver and is loaded on demand.
 std::string driver_version() {
   void* nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
   if (nvml == nullptr) return "";

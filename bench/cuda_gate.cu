@@ -8,7 +8,7 @@ namespace crossdock::bench {
 namespace {
 
 // Entry 0 counts how often the gate was opened, entry r how often rank r has arrived. Each is
-// written by one rank only: atomic operations need not reach beyond a GPU.
+// written by one rank only, because atomic operations may not work across GPUs.
 
 constexpr unsigned long long kMostNs = 5'000'000'000;  // limit of every wait
 
@@ -31,15 +31,15 @@ __device__ void wait_for(const volatile unsigned* word, unsigned value) {
   }
 }
 
-// Returns the new value. Without a fence, which would delay what is timed: no data go through the
-// gate.
+// Returns the new value. There is no fence, which would delay what is timed: no data passes through
+// the gate.
 __device__ unsigned count_up(volatile unsigned* word) {
   const unsigned value = *word + 1;
   *word = value;
   return value;
 }
 
-// A thread awaits one rank.
+// Each thread waits for one rank.
 __global__ void await_others_kernel(const unsigned* words, int num_ranks) {
   const volatile unsigned* shared = words;
   const unsigned replay = shared[0] + 1;
@@ -59,7 +59,7 @@ __global__ void pass_kernel(unsigned* words, int rank) {
   wait_for(words, replay);
 }
 
-// On one GPU in its memory, otherwise in host memory, which all GPUs reach.
+// In GPU memory if all ranks share one GPU, otherwise in host memory, which all GPUs reach.
 std::shared_ptr<unsigned> make_words(int num_ranks, cudaStream_t stream) {
   const size_t num_bytes = static_cast<size_t>(num_ranks) * sizeof(unsigned);
   if (num_gpus_of(num_ranks) == 1) {

@@ -27,7 +27,7 @@ class RankStreams {
   RankStreams& operator=(const RankStreams&) = delete;
 
   cudaStream_t of(int rank) const { return streams_[static_cast<size_t>(rank)]; }
-  /// One stream of each GPU; that of rank 0 comes first.
+  /// One stream of each GPU, rank 0's first.
   std::vector<cudaStream_t> one_per_gpu() const;
 
   /// Captures the work that all ranks enqueue on their streams in `body` as one graph. Collective.

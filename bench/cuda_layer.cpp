@@ -93,7 +93,7 @@ OwnedTensor copy_of(const OwnedTensor& tensor, cudaStream_t stream) {
   return copy;
 }
 
-/// The same layer from its parts, each of which can run alone. Tokens and rows are its own.
+/// The same layer from its parts, each of which can run alone. Has its own tokens and rows.
 class LayerParts {
  public:
   LayerParts(const Scenario& s, const MoeLayerConfig& config, Group& group,
@@ -153,7 +153,7 @@ class LayerParts {
     steps.push_back({.name = "collect",
                      .bytes = 2 * sizes.routes * int64_t{sizeof(float)},
                      .run = [this] { collect(); }});
-    // Exact products of fp32 with bf16 are three of bf16 (docs/router.md).
+    // An exact product of fp32 with bf16 takes three bf16 products (docs/router.md).
     steps.push_back({.name = "router_backward",
                      .bytes = 3 * sizes.tokens + 3 * sizes.gate + sizes.logits + of_routes,
                      .flops = 6 * sizes.router_flops,
@@ -229,13 +229,13 @@ class LayerParts {
                           .stream = stream_});
   }
 
-  const CudaLayerTensors& tensors_;          // of which it uses the parameters
+  const CudaLayerTensors& tensors_;          // only parameters and their gradients
   OwnedTensor x_, grad_out_, out_, grad_x_;  // [T, D]
   Stream stream_;
   Router router_;
   Experts experts_;
   Dispatcher dispatcher_;
-  RouterOutput routes_, other_routes_;  // of all steps; results of a step
+  RouterOutput routes_, other_routes_;  // inputs of all steps; results of a step
   Plan plan_, other_plan_;
   OwnedTensor rows_, y_, grad_y_, grad_rows_;   // [R, D]
   OwnedTensor row_weights_, grad_row_weights_;  // [R]
@@ -244,7 +244,7 @@ class LayerParts {
   std::function<void()> activation_backward_;  // null: not in this build
 };
 
-// Layers that run one after the other, which hides the cost of launches as a model does.
+// Layers that run back to back, which hides the cost of launches as a model does.
 constexpr int kLayersInARow = 8;
 
 Step one_after_the_other(const std::vector<Step>& steps) {
@@ -287,7 +287,7 @@ class StepsOutsideProducts {
   StepsOutsideProducts(CudaStepTimer& timer, Group& group, std::vector<std::vector<Step>> layers)
       : timer_(timer), group_(group), layers_(std::move(layers)) {}
 
-  /// Each of one layer by itself, and all together.
+  /// Each step of one layer by itself, and all together.
   std::vector<StepResult> time_alone() const {
     std::vector<StepResult> results;
     for (const Step& step : layers_[0]) results.push_back(timer_.time(group_, step));
@@ -295,7 +295,7 @@ class StepsOutsideProducts {
     return results;
   }
 
-  /// The same for layers in a row; the times are those of one layer.
+  /// The same for layers in a row; the times are per layer.
   std::vector<StepResult> time_in_a_row() const {
     const auto num_layers = static_cast<int>(layers_.size());
     std::vector<StepResult> results;

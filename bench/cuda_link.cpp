@@ -30,7 +30,7 @@ class LinkCopy {
     int can_access = 0;
     check_cuda(cudaDeviceCanAccessPeer(&can_access, from, to), "cudaDeviceCanAccessPeer");
     if (can_access != 0 && cudaDeviceEnablePeerAccess(to, 0) != cudaSuccess) {
-      cudaGetLastError();  // it was on already
+      cudaGetLastError();  // it was already enabled
     }
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     source_ = allocate(num_bytes);

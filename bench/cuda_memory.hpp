@@ -14,7 +14,7 @@ namespace crossdock::bench {
 /// Throws Error(kCuda) with the message of a failed call.
 void check_cuda(cudaError_t status, const std::string& call);
 
-/// Makes a GPU that of the calling thread, until the end of the scope.
+/// Makes a GPU current for the calling thread until the end of the scope.
 class OnGpu {
  public:
   explicit OnGpu(int device);

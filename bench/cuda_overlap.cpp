@@ -14,11 +14,11 @@
 namespace crossdock::bench {
 namespace {
 
-// The SMs of a begun dispatch, and the chunks in which its rows arrive.
+// Numbers of SMs for a begun dispatch, and of chunks in which its rows arrive.
 constexpr int kSmCounts[] = {8, 16, 32};
 constexpr int64_t kChunkCounts[] = {1, 2, 4, 8};
 
-/// Dispatch and experts of a layer, apart and together.
+/// Dispatch and experts of a layer, separately and overlapped.
 class OverlapParts {
  public:
   OverlapParts(const MoeLayerConfig& config, Group& group, const CudaLayerTensors& tensors,
@@ -57,14 +57,14 @@ class OverlapParts {
     return steps;
   }
 
-  /// Throws Error(kInternal) unless the results have the bits of those without overlap.
+  /// Throws Error(kInternal) unless the results are bit-identical to those without overlap.
   void check() {
     dispatch();
     compute(0);
     const std::vector<std::byte> wanted = results();
     overlap(kSmCounts[0], 4);
     if (results() == wanted) return;
-    throw Error(ErrorCode::kInternal, "experts beside a dispatch give other bits than after it");
+    throw Error(ErrorCode::kInternal, "experts beside and after a dispatch give different bits");
   }
 
  private:
@@ -99,7 +99,7 @@ class OverlapParts {
     dispatcher_.finish(dispatcher_.begin_dispatch(plan_, dispatch_args()));
   }
 
-  // As a layer does it.
+  // As in a layer.
   void overlap(int sms, int64_t chunks) {
     set_sms(sms);
     Pending<DispatchResult> pending = dispatcher_.begin_dispatch(plan_, dispatch_args(chunks));

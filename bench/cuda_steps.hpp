@@ -18,7 +18,7 @@ namespace crossdock::bench {
 /// Throws Error(kUnsupported) without a GPU.
 void require_gpu(const Scenario& scenario);
 
-/// How fast a GPU can be at most.
+/// Upper bounds of a GPU's speed.
 struct GpuRates {
   double bytes_per_us = 0.0;  // of a large copy, measured
   double flops_per_us = 0.0;  // of large bf16 products on tensor cores: 780 TFLOP/s on an H200
@@ -26,17 +26,16 @@ struct GpuRates {
   double floor_us(double bytes, double flops) const;
 };
 
-/// Times steps of one rank, each captured in a graph that is replayed with a cold L2
-/// cache.
+/// Times steps of one rank, each captured in a graph that is replayed with a cold L2 cache.
 class CudaStepTimer {
  public:
   explicit CudaStepTimer(const Repeats& repeats);
 
   cudaStream_t stream() const { return streams_.of(0); }
 
-  /// Runs the step once by itself, then replays it. `settle` is called after both, when its
-  /// results are complete and nothing uses them any more. `runs`: how often step.run executes the
-  /// step; the times are those of one.
+  /// Runs the step once by itself, then replays it. `settle` is called after both, when its results
+  /// are complete and no longer in use. `runs`: how often step.run executes the step; times are per
+  /// execution.
   StepResult time(Group& group, const Step& step, int runs = 1);
 
  private:

@@ -19,7 +19,7 @@ inline std::vector<float> layer_values(int64_t count, uint32_t place, double sca
   return result;
 }
 
-/// The tokens and parameters of a layer; every tensor and expert has other values.
+/// The tokens and parameters of a layer; every tensor and expert has different values.
 inline std::vector<float> values_of_gate(const Scenario& s) {
   return layer_values(s.experts * s.width, 1, 1.0 / std::sqrt(static_cast<double>(s.width)));
 }

@@ -26,16 +26,16 @@ struct Repeats {
   int timed = 7;
 };
 
-/// Called before a step, which follows when all ranks have returned from it. is_timed: not a
+/// Called before a step, which starts when all ranks have returned from this call. is_timed: not a
 /// warm-up.
 using PrepareStep = std::function<void(size_t step, bool is_timed)>;
 
 /// Runs all steps repeatedly, warm-up rounds first. Returns microseconds from the first rank's
-/// begin to the last rank's end, [step][repetition]. Collective.
+/// start to the last rank's end, [step][repetition]. Collective.
 std::vector<std::vector<double>> time_steps(Group& group, const std::vector<Step>& steps,
                                             const Repeats& repeats, const PrepareStep& prepare);
 
-/// Runs all steps repeatedly, warm-up rounds first. Before each step rank 0 times a copy of the
+/// Runs all steps repeatedly, warm-up rounds first. Before each step, rank 0 times a copy of the
 /// step's bytes and a loop with its traffic while the others sleep, so that disturbances affect
 /// both measurements; then all ranks pass a barrier. Collective; the result is complete on rank 0
 /// only.

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What a call from Python costs above the same call of the C API: PYTHONPATH=python python3 bench/python_overhead.py
+"""What a call from Python adds to the same call of the C API: PYTHONPATH=python python3 bench/python_overhead.py
 
-One rank and one token, so that the work itself is small. The C call is made with arguments that were prepared once; the
-time of a call through ctypes that does nothing is subtracted from it, so that it stands for a call from C.
+One rank and one token keep the work itself small. The C call is made with arguments that were prepared once, and the time of
+an empty call through ctypes is subtracted from it, which leaves the time of a call from C.
 """
 import argparse
 import ctypes
@@ -18,7 +18,7 @@ from crossdock._tensor import Marshal
 
 
 def microseconds(call, repeats):
-    """Of the fastest of many short runs."""
+    """Time per call, in the fastest of many short runs."""
     best = float("inf")
     for _ in range(100):
         begin = time.perf_counter()

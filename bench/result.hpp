@@ -6,7 +6,7 @@
 
 namespace crossdock::bench {
 
-/// Times of one step over all repetitions. A repetition lasts from the first rank's begin to the
+/// Times of one step over all repetitions. A repetition lasts from the first rank's start to the
 /// last rank's end.
 struct StepResult {
   std::string name;
@@ -15,14 +15,15 @@ struct StepResult {
   double max_us = 0.0;
   double p10_us = 0.0;  // percentiles, interpolated
   double p90_us = 0.0;
-  int64_t bytes = 0;     // that the step must at least read and write, over all ranks
+  int64_t bytes = 0;     // least that the step must read and write, over all ranks
   double copy_us = 0.0;  // parallel memcpy that reads and writes as many bytes; median
   /// Parallel loop that reads as much and writes as much as the step must; median. 0: unknown for
   /// this step.
   double traffic_us = 0.0;
   double gflops = 0.0;  // per second; 0 except for steps that are matrix products
-  double flops = 0.0;   // that the step must at least compute; on a GPU only
-  /// The larger of what memory needs for the bytes and tensor cores for the flops; on a GPU only.
+  double flops = 0.0;   // least that the step must compute; on a GPU only
+  /// The longer of the times that memory needs for the bytes and tensor cores for the flops; on a
+  /// GPU only.
   double floor_us = 0.0;
   int64_t link_bytes = 0;  // the most that a GPU sends to others, or receives from them
 

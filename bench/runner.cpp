@@ -57,7 +57,7 @@ std::vector<std::string> strategies_of(const Scenario& scenario, const Selection
   return selection.strategies.empty() ? all_strategies() : selection.strategies;
 }
 
-// The communicator is "cuda" for thread ranks on GPUs and "none" where there is one rank.
+// The communicator is "cuda" for thread ranks on GPUs and "none" for a single rank.
 std::vector<std::string> communicators_of(const Scenario& scenario,
                                           const std::vector<std::string>& wanted, bool has_chosen) {
   if (scenario.runs_on_gpu() && (scenario.has_one_rank() || !has_chosen)) return {"cuda"};

@@ -63,8 +63,8 @@ inline constexpr std::string_view kAnchorName = "anchor-mpi-pack";
 
 const std::vector<Scenario>& scenarios();
 
-/// The scenarios with these names; a name that ends in * stands for all that begin like it. No
-/// names: the default scenarios. Throws Error(kInvalidArgument) for a name that matches none.
+/// The scenarios with these names; a name that ends in * stands for all with this prefix. No names:
+/// the default scenarios. Throws Error(kInvalidArgument) for a name that matches none.
 std::vector<Scenario> find_scenarios(const std::vector<std::string>& names);
 
 /// Throws Error(kInvalidArgument): "<what> must be one of <known>; got <name>".

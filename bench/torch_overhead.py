@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What an operator of crossdock.torch costs above the same calls of the C API: PYTHONPATH=python python3 bench/torch_overhead.py
+"""What an operator of crossdock.torch adds to its calls of the C API: PYTHONPATH=python python3 bench/torch_overhead.py
 
-One rank and one token, so that the work itself is small. Forward runs as an autograd function that records its backward. A
-step is forward and backward, with all that autograd does in between, divided by its four operators; the last line is what
-torch alone takes for it, with autograd functions that return memory and do nothing else. The calls of the C API are made with
-arguments that were prepared once; the time of a call through ctypes that does nothing is subtracted.
+One rank and one token keep the work itself small. Forward runs as an autograd function that records its backward. A step is
+forward and backward, with everything that autograd does in between, divided by its four operators; the last line is the time
+of torch alone, with autograd functions that only return memory. The calls of the C API are made with arguments that were
+prepared once, and the time of an empty call through ctypes is subtracted.
 
 CROSSDOCK_TORCH_NATIVE=0 makes all calls in Python, as with versions of torch before 2.10.
 """
@@ -24,7 +24,7 @@ from crossdock.torch.tensors import view_of
 
 
 def microseconds(call, calls=4, runs=5000):
-    """Of the fastest run. A run is short, so that other programs leave some of them alone."""
+    """Time per call in the fastest run. Runs are short, so some are not disturbed by other programs."""
     best = float("inf")
     for _ in range(runs):
         begin = time.perf_counter()
@@ -43,7 +43,7 @@ def filled(kind, **tensors):
 
 
 def c_calls(dispatcher, plan, t):
-    """The calls of the C API that each operator makes, their number, and that of the operators."""
+    """The calls of the C API that each operator makes, the number of these calls, and the number of operators."""
     handle, of_plan, made = dispatcher._handle, plan._handle, ctypes.c_void_p()
     info, rows_per_expert = PlanInfo(), (ctypes.c_int64 * dispatcher.num_experts)()
     routing = filled(Routing, expert_ids=t["expert_ids"], weights=t["weights"])

@@ -39,7 +39,7 @@ int run_eval(const EvalArgs& args);
 
 struct BenchArgs {
   bool list = false;
-  bool json = false;   // results alone, without the description of --format json
+  bool json = false;   // only the results, without the description of --format json
   std::string format;  // "table", "csv", "markdown" or "json"; empty: table
   bool check = true;
   std::vector<std::string> scenarios{};      // empty: the default ones
@@ -67,7 +67,7 @@ struct RunArgs {
   std::optional<int64_t> tokens_total;  // spread over the ranks
   std::optional<int64_t> width, inner, shared_inner, experts, top_k;
   std::string strategy = "auto";
-  std::string communicator;    // empty: that of this process's job, else threads
+  std::string communicator;    // empty: the job's, or threads if there is no job
   std::optional<int> ranks;    // not given: 4, or the number of processes in the job
   int ranks_per_node = 0;      // 0: as the communicator reports
   int max_in_flight = 0;       // requests, with mpi; 0: the communicator's default

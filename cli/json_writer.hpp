@@ -8,9 +8,9 @@
 
 namespace crossdock::cli {
 
-/// Writes JSON text from front to back. Numbers have the fewest digits that identify the double;
-/// values that JSON cannot represent become "NaN", "Infinity" or "-Infinity". Bytes that are not
-/// UTF-8 become U+FFFD. In the outer `indented_depth` levels every entry has its own line.
+/// Writes JSON text sequentially. Numbers have the fewest digits that identify the double; values
+/// that JSON cannot represent become "NaN", "Infinity" or "-Infinity". Bytes that are not UTF-8
+/// become U+FFFD. In the outermost `indented_depth` levels, every entry is on its own line.
 class JsonWriter {
  public:
   explicit JsonWriter(int indented_depth = 2) : indented_depth_(indented_depth) {}

@@ -76,8 +76,9 @@ int write_all(int descriptor, const std::string& text) {
 
 // A pipe without a reader is an error, not a signal.
 int write_in_place(const Target& target, const std::string& text) {
-  // A second descriptor of a regular file would have its own position, so an output that is one
-  // would overwrite the text. O_CREAT only for new files: it fails for a pipe of another user.
+  // If this process's output is a regular file, a second descriptor would have its own position,
+  // and later output would overwrite the text. O_CREAT only for new files: it fails for a pipe of
+  // another user.
   const int flags = O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC | (target.exists ? 0 : O_CREAT);
   const bool is_output = target.output >= 0;
   const int descriptor = is_output ? target.output : open(target.path.c_str(), flags, kNewFileMode);

@@ -1,12 +1,12 @@
-# What the library links, and what is said about it in build_info.hpp. An optional library that is missing is not
-# an error: CROSSDOCK_HAS_<X> is 0 and CROSSDOCK_<X>_NOTE says why.
+# Libraries to link, and their description in build_info.hpp. A missing optional library is not an error:
+# CROSSDOCK_HAS_<X> is 0 and CROSSDOCK_<X>_NOTE says why.
 find_package(Threads REQUIRED)
 
-# A shared library links no MPI: it opens this plugin, which does.
+# A shared library does not link MPI: it loads this plugin, which does.
 set(CROSSDOCK_MPI_PLUGIN libcrossdock_mpi.so.${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 set(CROSSDOCK_HAS_MPI 0)
 if(CROSSDOCK_WITH_MPI)
-  set(MPI_CXX_SKIP_MPICXX ON)  # the C interface is all we use
+  set(MPI_CXX_SKIP_MPICXX ON)  # only the C interface is used
   find_package(MPI QUIET COMPONENTS CXX)
   if(MPI_CXX_FOUND)
     set(CROSSDOCK_HAS_MPI 1)

@@ -1,4 +1,4 @@
-# Languages and flags. What every source must be compiled with stands in crossdock_flags.
+# Languages and flags. crossdock_flags has the flags that every source must be compiled with.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -36,7 +36,7 @@ if(CROSSDOCK_WITH_CUDA)
   set(CROSSDOCK_NO_SPILLS -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error)
 endif()
 
-# Same bits everywhere: no product and sum are fused unless the source says fma.
+# Same bits everywhere: a product and a sum are fused only where the source says fma.
 add_library(crossdock_flags INTERFACE)
 target_compile_options(
   crossdock_flags
@@ -44,15 +44,15 @@ target_compile_options(
             $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --expt-relaxed-constexpr
             -Xcompiler=-ffp-contract=off,-fno-math-errno,-Wall,-Wextra>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # Takes a source that is compiled in a batch for a header.
+  # GCC mistakes a source that is compiled in a batch for a header.
   target_compile_options(crossdock_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-  # Takes every function that is given a temporary and returns a reference for a mistake.
+  # Warns about every function that takes a temporary and returns a reference.
   target_compile_options(crossdock_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-dangling-reference>)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # GCC 12 misjudges sums and copies of strings; from a precompiled header that counts as a warning of ours.
+  # GCC 12 gives false warnings about string concatenation and copies; from a precompiled header these count as ours.
   target_compile_options(
     crossdock_flags
     INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread>)
@@ -65,10 +65,10 @@ endif()
 
 if(CROSSDOCK_SANITIZE)
   if(CROSSDOCK_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # ThreadSanitizer does not know fences; those of the sources order words that other processes read.
+    # ThreadSanitizer does not support fences; here they only order words that other processes read.
     add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-tsan>)
   endif()
-  # Checks of pointers that AddressSanitizer makes as well take a quarter of the time to compile.
+  # These pointer checks, which AddressSanitizer also makes, take a quarter of the compile time.
   add_compile_options(-fsanitize=${CROSSDOCK_SANITIZE} -fno-sanitize-recover=all
                       -fno-sanitize=null,object-size,vptr,nonnull-attribute,returns-nonnull-attribute)
   add_link_options(-fsanitize=${CROSSDOCK_SANITIZE})

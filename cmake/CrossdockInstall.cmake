@@ -1,4 +1,4 @@
-# `cmake --install`: headers, libraries, command, and what find_package(crossdock) and pkg-config need.
+# `cmake --install`: headers, libraries, command, and the files for find_package(crossdock) and pkg-config.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/crossdock)
@@ -10,7 +10,7 @@ install(TARGETS crossdock_library crossdock_testing EXPORT crossdockTargets
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/crossdock DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
-if(TARGET crossdock_mpi)  # nothing links it, so it needs no name without a version
+if(TARGET crossdock_mpi)  # nothing links it, so it needs no unversioned name
   install(TARGETS crossdock_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
 endif()
 if(TARGET crossdock_cli)
@@ -18,7 +18,7 @@ if(TARGET crossdock_cli)
 endif()
 
 install(EXPORT crossdockTargets NAMESPACE crossdock:: DESTINATION ${package_dir})
-# Whoever links the static library links what its modules link; a shared one brings that itself.
+# Programs that link the static library must also link its dependencies; a shared library has its own.
 get_property(links GLOBAL PROPERTY CROSSDOCK_LINKS)
 list(REMOVE_DUPLICATES links)
 set(package_links "${links}")
@@ -33,7 +33,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/crossdockConfigVersion.cm
 install(FILES ${PROJECT_BINARY_DIR}/crossdockConfig.cmake ${PROJECT_BINARY_DIR}/crossdockConfigVersion.cmake
         DESTINATION ${package_dir})
 
-# pkg-config: a static library is of no use without what it links, so that goes into Libs.
+# pkg-config: a static library cannot be used without its dependencies, so these go into Libs.
 set(pc_links -pthread)
 foreach(link ${links})
   if(link STREQUAL "MPI::MPI_CXX")

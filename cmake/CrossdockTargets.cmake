@@ -3,9 +3,9 @@
 # crossdock_add_module(<folder> SOURCES <file>... [CUDA_SOURCES <file>...] [SEES <module>...] [LINKS <library>...])
 #
 # One folder of src/ is one object library, crossdock_<folder>. SEES names the modules it uses (tools/check_layers.py
-# holds the table of what it may use), LINKS what it needs from outside, e.g. MPI::MPI_CXX. CUDA_SOURCES are left out
-# without CROSSDOCK_WITH_CUDA. Every source sees CROSSDOCK_HAS_MPI, CROSSDOCK_HAS_CUDA as 0 or 1. Symbols are hidden
-# unless they are marked with CROSSDOCK_API (crossdock/error.hpp).
+# has the table of those it may use), LINKS external libraries, e.g. MPI::MPI_CXX. CUDA_SOURCES are left out without
+# CROSSDOCK_WITH_CUDA. CROSSDOCK_HAS_MPI and CROSSDOCK_HAS_CUDA are defined as 0 or 1. Symbols are hidden unless they
+# are marked with CROSSDOCK_API (crossdock/error.hpp).
 function(crossdock_add_module name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;CUDA_SOURCES;SEES;LINKS")
   crossdock_no_leftovers(crossdock_add_module ${name})
@@ -29,8 +29,8 @@ function(crossdock_add_module name)
   set_property(GLOBAL APPEND PROPERTY CROSSDOCK_LINKS ${arg_LINKS})
 endfunction()
 
-# crossdock_compile_kernels_alone(<file>...): files of kernels among these are never compiled together with others. CMake
-# joins them since 3.31, but their private names are their own.
+# crossdock_compile_kernels_alone(<file>...): compiles each .cu file by itself. CMake 3.31 and later would join them in
+# batches, where their private names clash.
 function(crossdock_compile_kernels_alone)
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "[.]cu$")
@@ -51,8 +51,8 @@ endfunction()
 
 # crossdock_add_mpi_plugin(SOURCES <file>...)
 #
-# The plugin of a shared library, CROSSDOCK_MPI_PLUGIN. It exports one function (src/comm/mpi/plugin.hpp). What it uses
-# of the library beyond the public headers is compiled into it, because the library hides that.
+# The plugin of a shared library, CROSSDOCK_MPI_PLUGIN. It exports one function (src/comm/mpi/plugin.hpp). Internal
+# parts of the library that it uses are compiled into it, because the library does not export them.
 function(crossdock_add_mpi_plugin)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "SOURCES")
   crossdock_no_leftovers(crossdock_add_mpi_plugin "")
@@ -68,7 +68,7 @@ endfunction()
 # crossdock_add_testing_library(SOURCES <file>...)
 #
 # crossdock::testing: reference, conformance and faults (include/crossdock/testing/). It uses the public headers and
-# header-only parts of src/core, so that it works with a shared crossdock::crossdock too.
+# header-only parts of src/core, so it works with a shared crossdock::crossdock too.
 function(crossdock_add_testing_library)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "SOURCES")
   crossdock_no_leftovers(crossdock_add_testing_library "")
@@ -84,12 +84,12 @@ endfunction()
 #                    [RANKS <n>... | PROCESSES <n>...] [NEEDS rapidcheck|mpi|cuda ...] [LINKS <library>...]
 #                    [ARGS <argument>...] [TIMEOUT <seconds>])
 #
-# A GoogleTest program; it may have a main() of its own, and sees src/ and tests/. It is one test; with RANKS it is one
-# test <name>_np<n> for each n, under mpirun, labelled mpi; with PROCESSES one for each n, whose main() starts n
-# processes (tests/support/sockets_main.cpp). What NEEDS names is linked; if it is missing the test is not built and is
-# reported as skipped. ALONE names sources that are not compiled in a batch with others (CROSSDOCK_JOIN_SOURCES), because
-# private names of theirs would clash. TIMEOUT is for a test that hangs: at least ten times what it needs on an idle machine. Those with
-# the longest start first.
+# A GoogleTest program; it may have its own main(), and may include headers of src/ and tests/. It is one test; with
+# RANKS it is one test <name>_np<n> for each n, under mpirun, labelled mpi; with PROCESSES one for each n, whose main()
+# starts n processes (tests/support/sockets_main.cpp). Libraries in NEEDS are linked; if one is missing, the test is not
+# built and is reported as skipped. ALONE names sources that are not compiled in a batch with others
+# (CROSSDOCK_JOIN_SOURCES), because their private names would clash. TIMEOUT, for a test that hangs, should be at least
+# ten times the test's time on an idle machine. Tests with the longest TIMEOUT start first.
 function(crossdock_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;ALONE;LABELS;RANKS;PROCESSES;NEEDS;LINKS;ARGS")
   crossdock_no_leftovers(crossdock_add_test ${name})
@@ -115,10 +115,10 @@ endfunction()
 
 # crossdock_add_test_objects(<name> <file>...)
 #
-# Sources that several tests have in common, compiled once: the tests name them in LINKS.
+# Sources that several tests share, compiled once: the tests name them in LINKS.
 function(crossdock_add_test_objects name)
   add_library(${name} OBJECT EXCLUDE_FROM_ALL ${ARGN})
-  # As executables, or they could not use the precompiled headers of tests.
+  # Compiled like executables; otherwise they could not use the precompiled headers of tests.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(${name} PRIVATE -fPIE)
   crossdock_compile_as_test(${name})
@@ -137,7 +137,7 @@ endfunction()
 # crossdock_add_example(<NN_name> [SOURCES <file>...] [NEEDS ...] [LINKS <library>...] [RANKS <n>...] [ARGS <argument>...]
 #                       [LABELS ...] [TIMEOUT <seconds>])
 #
-# Builds examples/<NN_name>.cpp against the public headers alone and runs it as the test example_<NN_name>.
+# Builds examples/<NN_name>.cpp with only the public headers and runs it as the test example_<NN_name>.
 function(crossdock_add_example name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;RANKS;NEEDS;LINKS;ARGS")
   crossdock_no_leftovers(crossdock_add_example ${name})
@@ -164,7 +164,7 @@ endfunction()
 
 # crossdock_add_example_run(<NN_name> <run> [COMMAND <program>...] [ARGS <argument>...] [LABELS ...] [NEEDS ...])
 #
-# Runs an example once more, as the test example_<NN_name>_<run>, with other arguments or by a program that starts it.
+# Runs an example once more, as the test example_<NN_name>_<run>, with other arguments or under a launcher.
 # Exit status 77: skipped.
 function(crossdock_add_example_run name run)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "COMMAND;ARGS;LABELS;NEEDS")
@@ -194,7 +194,7 @@ else()
   target_compile_options(crossdock_test_flags INTERFACE $<$<CONFIG:Release>:-O1>)
 endif()
 
-# Build what `ctest -L unit` and `ctest -L cuda` run.
+# Targets that build the tests of `ctest -L unit` and `ctest -L cuda`.
 add_custom_target(quick_tests)
 add_custom_target(cuda_tests)
 
@@ -211,8 +211,8 @@ function(crossdock_hide_symbols target)
                                              VISIBILITY_INLINES_HIDDEN ON DEFINE_SYMBOL "")
 endfunction()
 
-# crossdock_place_library(<target> [<property> <value>...]): at the top of the build folder, with the project's version.
-# A shared library exports the symbols that cmake/exported_symbols.map names.
+# crossdock_place_library(<target> [<property> <value>...]): puts a library at the top of the build folder, with the
+# project's version. A shared library exports the symbols in cmake/exported_symbols.map.
 function(crossdock_place_library target)
   set_target_properties(
     ${target}
@@ -247,8 +247,8 @@ function(crossdock_define_features target)
   endif()
 endfunction()
 
-# Headers of the standard library that most sources include are compiled once, with the flags of the modules. Sources
-# still name what they use: clang-tidy reads them without this.
+# Compiles the standard headers that most sources include once, with the flags of the modules. Sources still include the
+# headers they use: clang-tidy reads them without precompiled headers.
 function(crossdock_precompile_std target)
   if(NOT TARGET crossdock_std_headers)
     file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/std_headers.cpp CONTENT "")
@@ -264,9 +264,9 @@ function(crossdock_precompile_std target)
   target_precompile_headers(${target} REUSE_FROM crossdock_std_headers)
 endfunction()
 
-# crossdock_precompile_gtest(<target> [<library>...]): the headers of GoogleTest, and those of JSON if the target links it,
-# take longer to compile than most tests. They are compiled once, for an executable that does nothing else, because a
-# library would have other flags. Where a test's flags differ, the compiler reads the headers.
+# crossdock_precompile_gtest(<target> [<library>...]): the headers of GoogleTest, and of JSON if the target links it, take
+# longer to compile than most tests. They are compiled once, for an otherwise empty executable, because a library would
+# have other flags. If a test's flags differ, the compiler falls back to the plain headers.
 function(crossdock_precompile_gtest target)
   set(headers gtest_headers)
   set(libraries GTest::gmock GTest::gtest)
@@ -327,7 +327,7 @@ function(crossdock_add_skipped_test name missing labels)
 endfunction()
 
 macro(crossdock_register_test target)
-  # Several ranks on one GPU need a hardware queue each.
+  # Each of several ranks on one GPU needs a hardware queue.
   set(environment UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 CUDA_DEVICE_MAX_CONNECTIONS=32)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 900)

@@ -1,5 +1,5 @@
-# The files of the Python package that are compiled: the library and the command. A wheel has no symbolic links, so a
-# library has one name, that of its SONAME.
+# The compiled files of the Python package: the library and the command. A wheel cannot contain symbolic links, so a
+# library has only one name, its SONAME.
 if(NOT BUILD_SHARED_LIBS)
   message(FATAL_ERROR "CROSSDOCK_WHEEL needs BUILD_SHARED_LIBS=ON; `pip install .` sets both.")
 endif()

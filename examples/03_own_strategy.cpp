@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t kRows = 8;  // to each rank in a round
 
-// What "auto" and the planner know about it. It sends what alltoall sends (the default), but in
-// rounds, and holds the rows of one round at a time.
+// The cost model for "auto" and the planner. The strategy sends what alltoall sends (the default),
+// but in rounds, and holds the rows of one round at a time.
 class RoundsModel : public StrategyModel {
  public:
   MessageModel messages(Movement movement, double row_bytes,
@@ -83,7 +83,7 @@ class Rounds : public Strategy {
     return *std::max_element(rows.begin(), rows.end());
   }
 
-  // The rows of a round, for each rank [first, end) of `offsets`, as offsets of their own in bytes.
+  // Byte offsets by rank of the round's rows: up to kRows of each rank's rows, from row `begin` on.
   static std::vector<int64_t> round_offsets(std::span<const int64_t> offsets, int64_t begin,
                                             int64_t row_bytes) {
     std::vector<int64_t> result = {0};
@@ -117,7 +117,7 @@ class Rounds : public Strategy {
                                 exchange.group.wait_context(exchange.operation, exchange.sequence));
     for (const RowBlock& block : plan.recv_blocks) {
       const auto r = static_cast<size_t>(block.source);
-      const int64_t first = plan.recv_offsets[r] + begin;  // arrival that the round starts with
+      const int64_t first = plan.recv_offsets[r] + begin;  // first arrival of the round
       for (int64_t i = 0; i < size(recv_offsets, r); ++i) {
         const int64_t within = first + i - block.arrival;
         if (within < 0 || within >= block.count) continue;

@@ -204,7 +204,7 @@ class SocketCommunicator final : public Communicator {
       const bool is_idle = Clock::now() - last_progress > wait.progress;
       const bool has_arrived = lanes[static_cast<size_t>(pending)].has_arrived;
       if (is_idle && (has_arrived || Clock::now() - begin > wait.arrival)) {
-        fail(ErrorCode::kTimeout, pending, "did not arrive or go on in time", wait);
+        fail(ErrorCode::kTimeout, pending, "did not arrive or make progress in time", wait);
       }
       sockets_->wait_for_packets(blocked);
     }

@@ -77,7 +77,7 @@ static int is_wrong(const Values* values) {
   return 0;
 }
 
-/* The same where the library reads and writes them. */
+/* The same values where the library reads and writes them. */
 typedef struct {
   const Place* place;
   crossdock_dispatcher* dispatcher;

@@ -2,7 +2,7 @@
 """Makes tables and plots from the raw files of tools/bench_run.py.
 
     tools/bench_page.py            # writes them
-    tools/bench_page.py --check    # fails if one of them is not what the raw files say
+    tools/bench_page.py --check    # fails if one of them does not match the raw files
 
 bench/results/NAME.json -> bench/results/NAME.md    every figure
                         -> docs/plots/NAME.svg      the plot of the page
@@ -103,7 +103,7 @@ def time_and_ratio(step, text):
 
 
 def cpu_small(results):
-    """direct compared with the code that one would write in an hour, each with its ratio to a copy in the same run."""
+    """direct compared with straightforward code, each with its ratio to a copy in the same run."""
     rows = []
     for scenario in ("cpu-large", "cpu-medium", "cpu-many-ranks", "decode"):
         for strategy, communicator in (("direct", "threads"), ("direct", "mpi"), ("anchor-mpi-pack", "mpi")):
@@ -183,7 +183,7 @@ MAKERS = {"cpu": (cpu_raw, cpu_small, cpu_plot), "h200": (gpu_raw, gpu_small, gp
 
 
 def render():
-    """(path, text) of every file that is made from the raw ones."""
+    """Yields (path, text) of every file that is made from the raw files."""
     page = PAGE.read_text()
     for name, (raw, small, plot) in MAKERS.items():
         results = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())

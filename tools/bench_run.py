@@ -43,7 +43,7 @@ def machine(name):
 
 
 def run(command, options, scenarios, repeat):
-    """One run of the command: what was typed, the load before it, and its results."""
+    """Runs the command once. Returns the command line, the load before it, and its results."""
     words = ["bench", *options, *(word for name in scenarios for word in ("--scenario", name)), "--repeat", str(repeat)]
     load = os.getloadavg()[0]
     done = subprocess.run([command, *words, "--json"], stdout=subprocess.PIPE, text=True, check=True)
@@ -52,7 +52,7 @@ def run(command, options, scenarios, repeat):
 
 
 def text_of(results):
-    """JSON with one line per entry, so that a change can be read."""
+    """JSON with one line per entry, for readable diffs."""
     lines = [f'{{"machine": {json.dumps(results["machine"])},', f' "date": {json.dumps(results["date"])},', ' "runs": [']
     for run_of in results["runs"]:
         entries = ",\n".join("    " + json.dumps(entry) for entry in run_of["entries"])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if a folder includes a folder it may not see. The table is the architecture (docs/architecture.md)."""
+"""Fails if a folder includes a folder it may not include. docs/architecture.md shows the same table."""
 import pathlib
 import re
 import sys
@@ -28,7 +28,7 @@ MAY_SEE = {
     "layer": {"core", "comm", "router", "experts"},
     "layer/cuda": {"core", "core/cuda", "comm", "comm/cuda", "layer"},
     "planner": {"core", "plan", "cost"},
-    "capi": {"core", "comm"},  # C to C++ and back; all else through the public headers
+    "capi": {"core", "comm"},  # C to C++ and back; everything else through the public headers
     "testing": {"core"},  # and the public headers
 }
 MAY_SEE["dispatch/cuda"] = {"core", "core/cuda", "comm", "comm/cuda", "comm/nccl", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
@@ -37,8 +37,8 @@ MAY_SEE["dispatch/strategies"] = {"core", "core/cuda", "comm", "ops", "plan", "p
                                   "dispatch/cuda", "dispatch/cuda/kernels"}
 MAY_SEE["dispatch"] = {"core", "ops", "comm", "plan", "cost", "dispatch/host", "dispatch/strategies"}
 MODULES = {room.split("/")[0] for room in MAY_SEE}
-USERS = ("cli", "bench", "examples")  # see include/crossdock and headers of their own
-KERNEL_BENCHMARKS = "bench/kernels/"  # see ops too: kernels without a public interface
+USERS = ("cli", "bench", "examples")  # may include include/crossdock and their own headers
+KERNEL_BENCHMARKS = "bench/kernels/"  # may also include ops: kernels without a public interface
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 SEES = re.compile(r"\bSEES\s+((?:[a-z]+\s*)+)")
@@ -47,7 +47,7 @@ SUFFIXES = {".hpp", ".h", ".cpp", ".c", ".cuh", ".cu"}
 
 
 def room_of(path):
-    """The room in the table that a path belongs to, e.g. "dispatch/host" for dispatch/host/wire.hpp; None if there is
+    """The folder of the table that a path belongs to, e.g. "dispatch/host" for dispatch/host/wire.hpp; None if there is
     none."""
     parts = path.split("/")[:-1]
     for size in range(len(parts), 0, -1):
@@ -71,7 +71,7 @@ def forbidden(top, room, header):
 
 
 def modules_seen(module):
-    """The modules that a module's rooms see."""
+    """The modules that a module's folders may include."""
     return {target.split("/")[0] for room in MAY_SEE if room.split("/")[0] == module for target in MAY_SEE[room]}
 
 

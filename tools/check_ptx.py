@@ -11,7 +11,7 @@ import struct
 import sys
 from typing import NamedTuple
 
-# What nvcc puts into .nv_fatbin: a header, then entries of PTX or machine code, each with a header of its own.
+# Contents of .nv_fatbin: a header, then entries of PTX or machine code, each with its own header.
 MAGIC = struct.pack("<I", 0xBA55ED50)
 HEADER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of the entries
 ENTRY = struct.Struct("<HHIQ12xI8xQ")  # kind, version, bytes of this header, bytes of the content, architecture, flags
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     kind: int
     architecture: int
     is_portable: bool  # not specific to one architecture
-    at: int  # of its content in the library
+    at: int  # offset of its content in the library
     content: bytes
 
 
@@ -44,7 +44,7 @@ def read_entries(data, begin):
 
 
 def read_groups(data):
-    """Yields (place, entries) of every group of kernels in a library."""
+    """Yields (offset, entries) of every group of kernels in a library."""
     begin = data.find(MAGIC)
     while begin >= 0:
         yield begin, list(read_entries(data, begin))

@@ -11,12 +11,12 @@ import sys
 from check_ptx import MACHINE_CODE, read_groups
 
 # Machine code is an ELF file. Its section .nv.info has attributes: a format, a kind and, in the format used here, the
-# number of bytes that follow: the index of a symbol, the kernel, and the value.
+# number of bytes that follow: the symbol index of the kernel, and the value.
 ELF_MAGIC = b"\x7fELF"
 SECTION = struct.Struct("<IIQQQQIIQQ")  # name, kind, flags, address, offset, bytes, link, info, alignment, entry bytes
 SYMBOL = struct.Struct("<IBBHQQ")
 SYMBOL_TABLE = 2
-WITH_SIZE = 4  # a format; in the others the value is in place of the number of bytes
+WITH_SIZE = 4  # a format; in other formats the value replaces the number of bytes
 FRAME_SIZE, REGISTERS = 0x11, 0x2F  # kinds
 
 

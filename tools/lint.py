@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Format, clang-tidy and layer checks over the sources.
 
-clang-tidy reads every .cpp that a build compiles: the release build, and the CUDA build where it is configured, whose
-host sources are plain C++ with the headers of CUDA (what nvcc compiles, .cu, it cannot read). Tests get fewer checks, see
+clang-tidy reads every .cpp that a build compiles: the release build and, if it is configured, the CUDA build, whose host
+sources are plain C++ with the headers of CUDA (clang-tidy cannot read .cu files). Tests get fewer checks, see
 NOT_FOR_TESTS; the static analyzer and checks that cost more than they find are for --full.
 
 Most of the 3 to 10 s that a file takes is spent on the headers that it includes. So files of a module are read
@@ -30,7 +30,7 @@ CACHE = ROOT / "build" / "lint" / "passed"
 FOLDERS = ("include", "src", "cli", "tests", "examples", "bench", "python")
 SUFFIXES = (".hpp", ".h", ".cpp", ".c", ".cuh", ".cu")
 ANALYZER = "clang-analyzer-*"
-# The analyzer, and checks that take a third of the time of all others, most of it for headers of the system.
+# The analyzer, and checks that take a third of the time of all others, mostly on system headers.
 SLOW = (
     ANALYZER,
     "bugprone-assert-side-effect",
@@ -122,7 +122,7 @@ def split_flags(entry):
 
 
 def batch_of(entries):
-    """One entry that stands for all."""
+    """One entry for a source that includes all of them."""
     if len(entries) == 1:
         return {**entries[0], "members": entries}
     first = entries[0]
@@ -141,7 +141,7 @@ def own_names(entry):
 
 
 def batches_of(entries):
-    """The entries, which are compiled alike, in batches without a name that two of them declare."""
+    """Divides entries with the same flags into batches in which no two declare the same name."""
     batches = []  # of (members, names)
     for entry in entries:
         names = own_names(entry)
@@ -162,7 +162,7 @@ def module_of(name):
 
 
 def groups_of(entries):
-    """Entries that may share a batch: in one module, compiled alike, with the same checks and without the analyzer."""
+    """Entries that may share a batch: in one module, with the same flags and checks, and without the analyzer."""
     groups = {}
     for entry in entries:
         alone = entry["name"] if f"-{ANALYZER}" not in entry["checks"].split(",") else ""
@@ -180,7 +180,7 @@ def run_tidy(entry):
 
 
 def tidy_entries(builds):
-    """Every source once, as the first target of the first build that has it compiles it."""
+    """Every source once, with the command of the first target of the first build that compiles it."""
     names = {str(ROOT / name): name for name in sources() if name.endswith(".cpp")}
     by_name = {}
     for build in builds:

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the given purposes, with apt, as root or with sudo.
 #   tools/setup.sh [build] [mpi] [test] [lint] [bench] [python] [torch]      (default: all)
-# Without root and sudo it prints the command to run and fails. CROSSDOCK_SKIP_SETUP=1 turns it off, for machines whose
-# tools do not come from apt; CMake then names what is missing.
+# Without root or sudo it prints the command to run and fails. CROSSDOCK_SKIP_SETUP=1 disables it, for machines whose
+# tools do not come from apt; CMake then reports what is missing.
 set -euo pipefail
 
 build="g++ cmake ninja-build libcli11-dev nlohmann-json3-dev"  # the library and the command
 mpi="libopenmpi-dev openmpi-bin"
 test="ccache libgmock-dev librapidcheck-dev libopenblas-dev iproute2 python3"
 lint="clang-format clang-tidy python3"
-bench="libopenblas-dev"  # to compare with
+bench="libopenblas-dev"  # for comparison
 python="python3 python3-dev python3-numpy python3-pytest python3-pip python3-venv"  # venv: for wheels and PyPI's torch
-torch="python3-torch"  # its 1.13; the tests of other versions take them from PyPI
+torch="python3-torch"  # Debian's 1.13; tests of other versions install them from PyPI
 
 [[ "${CROSSDOCK_SKIP_SETUP:-0}" == 1 ]] && exit 0
 

@@ -1,4 +1,4 @@
-// For a shared library, whose kernels other programs do not see.
+// For a shared library, which hides its kernels from other programs.
 #include "bench/cuda_bench.hpp"
 #include "bench/kernels/activation_step.hpp"
 #include "crossdock/error.hpp"

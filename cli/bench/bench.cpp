@@ -29,7 +29,7 @@ bench::RunOptions run_options(const BenchArgs& args) {
           .ranks_per_node = args.ranks_per_node};
 }
 
-// Rethrows the library's errors about bad arguments as the command's.
+// Rethrows the library's errors about bad arguments as ArgumentError.
 template <typename Call>
 auto as_arguments(const Call& call) {
   try {
@@ -41,7 +41,7 @@ auto as_arguments(const Call& call) {
 }
 
 bench::Sizes sizes_in(const BenchArgs& args) {
-  // Larger sizes fit on no machine.
+  // No machine fits larger sizes.
   constexpr int64_t kMost = int64_t{1} << 30;
   return as_arguments([&] {
     bench::Sizes sizes{
@@ -199,7 +199,7 @@ void run_all(const BenchArgs& args, const std::vector<Case>& cases, BenchPrinter
 
 int run_bench(const BenchArgs& args) {
   if (args.list) return print_list(args);
-  format_of(args);  // refuses contradictions
+  format_of(args);  // throws if options contradict each other
   if (const std::string job = launched_communicator(args.communicators); !job.empty()) {
     return run_as_rank(args, job);
   }
@@ -207,7 +207,7 @@ int run_bench(const BenchArgs& args) {
   if (communicators.empty() && find_program("mpirun").empty()) communicators = {"threads"};
   const std::vector<Case> cases =
       as_arguments([&] { return select_cases(selection_of(args, sizes_in(args), communicators)); });
-  // Do not begin a sweep that the machine cannot finish.
+  // Do not start a sweep that the machine cannot finish.
   for (const Case& one : cases) {
     if (!one.scenario.runs_on_gpu()) bench::check_memory(one.scenario);
   }

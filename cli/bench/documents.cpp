@@ -22,7 +22,7 @@ double gigabytes_per_second(const StepResult& step) {
   return static_cast<double>(step.bytes) / step.median_us * 1e-3;
 }
 
-// Empty for a value that is not known.
+// Empty if the value is unknown.
 std::string known(double value, int digits) {
   return value > 0 ? fixed(value, digits) : "";
 }

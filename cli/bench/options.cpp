@@ -7,15 +7,15 @@ namespace crossdock::cli {
 namespace {
 
 constexpr const char* kBenchNotes =
-    R"(For each step: median, minimum and maximum time of the slowest rank; GB/s of the
-bytes that the step must read and write at least; and the median relative to
+    R"(For each step: median, minimum and maximum time of the slowest rank; GB/s,
+counting only bytes that the step must read or write; and the median relative to
   copy     a parallel memcpy that reads and writes as many bytes,
   traffic  a parallel loop that reads as much and writes as much as the step,
-  floor    on a GPU: what memory needs for the bytes or tensor cores for the
-           flops of layer-* and grouped-*, whichever takes longer.
+  floor    on a GPU: the time that memory needs for the bytes, or tensor cores
+           for the flops of layer-* and grouped-*, whichever is longer.
 Ranks share the available GPUs: rank r uses GPU r modulo their number. With
-several GPUs also: GB/s over the link of the busiest one, in one direction, and
-the share of what copies between all GPUs at once reach.
+several GPUs also: GB/s over the link of the busiest GPU, in one direction, and
+its share of the rate that copies between all GPUs at once reach.
 A size takes a number, a range or a list of both: 128:1024:x2 is 128, 256, 512
 and 1024, 64:200:+64 is 64, 128 and 192. Several sizes run in all combinations,
 at most 1000, and tables then have a line per size and a column per step.
@@ -37,12 +37,12 @@ Examples:
 void add_options(Options& options, BenchArgs& args) {
   options.flag("--list", args.list, "List the scenarios");
   options.list("--scenario", args.scenarios,
-               "Names, or beginnings followed by * (default: those that --list marks with *)");
+               "Names, or prefixes followed by * (default: those that --list marks with *)");
   options.list("--strategy", args.strategies, "Strategies, or anchor-mpi-pack (default: all)");
   options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
                   "Communicators", "threads, and on the CPU mpi if it works here");
   options.choice("--device", args.device, {"cpu", "cuda"},
-                 "Where your own sizes run; without any, which scenarios run: the CPU's or h200-*");
+                 "Device for your own sizes; without any, its scenarios run: the CPU's or h200-*");
   options.list("--tokens", args.tokens,
                "Tokens per rank. This and the sizes below replace those of --scenario; without it "
                "they make a scenario of their own");
@@ -66,7 +66,7 @@ void add_options(Options& options, BenchArgs& args) {
   options.flag_off("--no-check", args.check, "Do not compare results with the expected bits");
   options.choice("--format", args.format, {"table", "csv", "markdown", "json"},
                  "Format of the results, after a description of the run", "table");
-  options.flag("--json", args.json, "Print the results alone as JSON");
+  options.flag("--json", args.json, "Print only the results, as JSON");
   options.notes(kBenchNotes);
 }
 

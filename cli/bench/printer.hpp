@@ -15,7 +15,7 @@ enum class BenchFormat {
   kCsv,
   kMarkdown,
   kJson,     // with the description of the run
-  kResults,  // JSON, the results alone
+  kResults,  // JSON, only the results
 };
 
 /// Prints results: lines of CSV and tables as soon as they are complete, other documents at the
@@ -26,9 +26,9 @@ class BenchPrinter {
   BenchPrinter(BenchFormat format, RunDescription run, bool is_sweep);
 
   void add(const bench::Scenario& scenario, const bench::Result& result);
-  /// After the last result.
+  /// Call this after the last result.
   void finish();
-  /// Instead of finish, if the run failed: prints the results so far, except as JSON.
+  /// Call this instead of finish if the run failed: prints the results so far, except as JSON.
   void abandon();
 
  private:

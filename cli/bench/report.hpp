@@ -19,8 +19,8 @@ std::string case_text(const bench::Case& one);
 /// A table with one line per step.
 std::string result_text(const bench::Result& result, const TextStyle& style);
 
-/// What rows cross between the ranks of a GPU run: "1 GPU, whose memory is the wire", "8 GPUs, link
-/// 391.5 GB/s per GPU and direction".
+/// How the ranks of a GPU run are connected: "1 GPU, whose memory is the wire", "8 GPUs, link 391.5
+/// GB/s per GPU and direction".
 std::string wire_text(const bench::Result& result);
 
 /// "12.3", "4567".

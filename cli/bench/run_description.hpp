@@ -30,7 +30,7 @@ struct RunDescription {
 /// Describes a run that begins now.
 RunDescription describe_run(const BenchArgs& args, bool uses_gpu);
 
-/// Names and values to print, without those that are unknown.
+/// Names and values to print, without unknown ones.
 std::vector<std::pair<std::string, std::string>> facts_of(const RunDescription& run);
 
 void write_json(JsonWriter& writer, const RunDescription& run);

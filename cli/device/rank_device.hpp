@@ -27,8 +27,8 @@ std::vector<GpuInfo> list_gpus();
 /// Which ranks use which GPU: "8 GPUs here; rank r of a node uses GPU r mod 8".
 std::string gpu_rule();
 
-/// Where a rank keeps its tensors: in host memory, or on a GPU with a stream of its own, in which
-/// the rank's work is queued.
+/// Where a rank keeps its tensors: in host memory, or on a GPU with its own stream, in which the
+/// rank's work is queued.
 class RankDevice {
  public:
   virtual ~RankDevice() = default;
@@ -51,7 +51,7 @@ class RankDevice {
 };
 
 std::unique_ptr<RankDevice> make_host_device();
-/// Uses the GPU of the group's rank, cuda_device_of. REQUIRES: prepare_gpus.
+/// Uses the GPU of the group's rank (see cuda_device_of). REQUIRES: prepare_gpus was called.
 std::unique_ptr<RankDevice> make_gpu_device(Group& group);
 
 /// "cpu" or "cuda".

@@ -108,7 +108,7 @@ class Checker {
   double largest_error_ = 0.0;
 };
 
-// The case without its dropped routes and without a capacity: other weights then drop no other
+// The case without its dropped routes and without a capacity, so changed weights drop no other
 // routes.
 LayerInput with_kept_routes(LayerInput layer, const reference::Layout& layout) {
   layer.config.capacity.reset();

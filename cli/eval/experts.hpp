@@ -17,7 +17,7 @@ class LocalExperts {
   LocalExperts(const EvalCase& eval_case, const Plan& plan, const DispatchResult& sent);
   ~LocalExperts();
 
-  /// Whether forward applies the weights, so that combine must not.
+  /// Whether forward applies the weights; then combine must not.
   bool apply_weights() const { return case_.layer.weights_in_experts; }
 
   /// y [R, D]

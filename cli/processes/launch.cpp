@@ -87,8 +87,8 @@ void restore_signals() {
 
 volatile sig_atomic_t caught_signal = 0;
 
-// While this object exists, signals that ask this process to end are only recorded, so that it can
-// end its child first.
+// While this object exists, signals to terminate this process are only recorded, so that it can end
+// its child first.
 class SignalCatcher {
  public:
   SignalCatcher() {
@@ -259,7 +259,7 @@ Launcher launcher_of(const ProcessJob& job, bool has_a_death) {
   return {.name = "mpirun", .command = std::move(command), .environment = std::move(environment)};
 }
 
-// A signal that arrives meanwhile is left in caught_signal.
+// A signal that arrives in the meantime is left in caught_signal.
 JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
   Launcher launcher = launcher_of(job, has_a_death);
   const SignalCatcher catcher;

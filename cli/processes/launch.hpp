@@ -17,7 +17,7 @@ struct ProcessJob {
 /// Runs the job and returns the standard output of its processes; standard error passes through.
 /// The mpi communicator needs mpirun, sockets needs nothing. Throws Error(kUnsupported) without
 /// mpirun, Error(kTimeout) after the limit (the processes are then ended), Error(kCommunication) if
-/// they fail. A signal that asks this process to end first ends the processes of the job; if this
+/// they fail. A signal to terminate this process ends the processes of the job first; if this
 /// process is killed, they end by themselves.
 std::string run_processes(const ProcessJob& job);
 

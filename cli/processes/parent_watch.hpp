@@ -6,8 +6,8 @@ namespace crossdock::cli {
 constexpr const char* kEndsWithParent = "CROSSDOCK_ENDS_WITH_PARENT";
 
 /// If that variable is set, this process ends when its parent (mpirun, its daemon or the launcher
-/// of ranks) has ended; a killed launcher would leave its ranks running. Call it at the start,
-/// before MPI is initialised.
+/// of ranks) has ended; otherwise a killed launcher would leave its ranks running. Call this at the
+/// start, before MPI is initialised.
 void watch_parent();
 
 }  // namespace crossdock::cli

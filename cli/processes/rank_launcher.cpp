@@ -27,7 +27,7 @@ constexpr std::chrono::seconds kSignalTime{5};  // to end after SIGTERM
 constexpr long kLookNanoseconds = 100'000'000;
 constexpr auto kNever = std::chrono::steady_clock::time_point::max();
 
-// Signals that this program waits for instead of being interrupted by them.
+// Signals that this program waits for, instead of being interrupted by them.
 sigset_t awaited_signals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -99,7 +99,7 @@ class RankProcesses {
     }
   }
 
-  // Ends ranks whose time is over.
+  // Ends ranks whose time is up.
   void hurry() {
     if (Clock::now() < end_at_) return;
     send_all(has_been_asked_ ? SIGKILL : SIGTERM);

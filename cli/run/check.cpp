@@ -21,7 +21,7 @@ constexpr int64_t kMaxSampledTokens = 64;  // in the sample
 constexpr int64_t kMaxSlice = 4;           // inner positions whose weight gradients are compared
 
 // Sums are computed in fp32 (fp64 for fp64); results and hidden rows are rounded to the dtype. The
-// longest sum may be that of a softmax over many experts.
+// longest sum may be a softmax over many experts.
 double tolerance_of(const RunJob& job) {
   const RouterConfig& router = job.layer.router;
   const auto terms =

@@ -186,7 +186,7 @@ std::shared_ptr<const RouterOutput> routes_on_host(const RouterOutput& routes, R
   return copy;
 }
 
-// Copies what is compared and printed from a GPU.
+// Copies the results to be compared and printed from a GPU to the host.
 void read_outcome(RankDevice& device, RunOutcome& outcome) {
   outcome.out = device.to_host(outcome.out.view);
   if (outcome.grad_x.view.given()) outcome.grad_x = device.to_host(outcome.grad_x.view);

@@ -33,8 +33,8 @@ struct RunTensors {
   void read_gradients(const RunTensors& other, RankDevice& device) const;
 
  private:
-  std::vector<Buffer> buffers_;      // memory of all tensors of the host
-  std::vector<OwnedTensor> copies_;  // likewise of a device
+  std::vector<Buffer> buffers_;      // memory of tensors on the host
+  std::vector<OwnedTensor> copies_;  // memory of tensors on a device
 };
 
 /// Results of one rank, from the last step.

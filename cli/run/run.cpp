@@ -49,7 +49,7 @@ std::unique_ptr<Group> join_processes(const RunArgs& args) {
       {.communicator = job.communicator, .ranks = job.num_ranks, .args = args.words});
 }
 
-// Memory that all ranks need at least: parameters and gradients; x, grad_out, out and scores of
+// Minimum memory of all ranks together: parameters and gradients; x, grad_out, out and scores of
 // every token; dispatched and hidden values of every row. In doubles, which cannot overflow.
 double least_bytes(const RunJob& job) {
   const MoeLayerConfig& layer = job.layer;

@@ -17,8 +17,8 @@ constexpr const char* kTrace = "the trace";  // in messages about its file
 /// many events.
 class TraceLog {
  public:
-  /// Call it after every step with the events of the recorder; events of earlier steps are ignored.
-  /// is_whole: the recorder still has all events of this step.
+  /// Call this after every step with the events of the recorder; events of earlier steps are
+  /// ignored. is_whole: the recorder still has all events of this step.
   void add_step(std::span<const Event> recorded, bool is_whole);
 
   std::vector<Event> events() const;

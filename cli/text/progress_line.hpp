@@ -4,8 +4,8 @@
 
 namespace crossdock::cli {
 
-/// One line on standard error that is overwritten, if a terminal can show that. Cut to the
-/// terminal's width; erased with this object.
+/// One line on standard error that is overwritten, if the terminal can show that. Cut to the
+/// terminal's width; erased by the destructor.
 class ProgressLine {
  public:
   ProgressLine();

@@ -15,7 +15,7 @@ struct Column {
   std::string title;
   Align align = Align::kRight;
   int min_width = 0;
-  bool is_optional = false;  // left out where the table would be too wide
+  bool is_optional = false;  // dropped if the table would be too wide
 };
 
 struct Cell {

@@ -14,7 +14,7 @@ namespace crossdock::cli {
 namespace {
 
 constexpr int kDefaultWidth = 80;
-constexpr int kLeastWidth = 40;  // below this, lines are left to the terminal
+constexpr int kLeastWidth = 40;  // below this, the terminal wraps lines
 
 // Empty if it is not set.
 std::string_view variable(const char* name) {

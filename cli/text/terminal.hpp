@@ -11,16 +11,16 @@ struct TextStyle {
   bool colour = false;
 };
 
-/// The style for standard output. Width: COLUMNS, else that of the terminal, else 80. Colour: where
-/// a terminal shows the output, unless NO_COLOR is set or TERM is "dumb"; CLICOLOR_FORCE turns it
-/// on without a terminal. Processes that mpirun started cannot see the terminal; those this program
-/// starts inherit its style through COLUMNS and CLICOLOR_FORCE.
+/// The style for standard output. Width: COLUMNS, else the terminal's, else 80. Colour: if the
+/// output is a terminal, unless NO_COLOR is set or TERM is "dumb"; CLICOLOR_FORCE turns it on
+/// without a terminal. Processes started by mpirun cannot see the terminal; those started by this
+/// program inherit its style through COLUMNS and CLICOLOR_FORCE.
 TextStyle output_style();
 
-/// Width for messages on standard error: COLUMNS, else that of the terminal, else unlimited.
+/// Width for messages on standard error: COLUMNS, else the terminal's, else unlimited.
 int message_width();
 
-/// Whether a line on standard error can be written over: a terminal, NO_COLOR not set, TERM not
+/// Whether a line on standard error can be overwritten: a terminal, NO_COLOR not set, TERM not
 /// "dumb".
 bool can_show_progress();
 

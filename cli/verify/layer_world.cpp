@@ -53,8 +53,8 @@ int64_t tokens_of(LayerRouting routing, int rank, int num_ranks) {
   }
 }
 
-// K different experts in [0, E) except [skip_first, skip_end); the larger `skew` is, the likelier
-// are the first ones. Slots for which no expert is left are -1.
+// K different experts in [0, E) except [skip_first, skip_end); a larger `skew` favours the first
+// ones. Slots for which no expert is left are -1.
 std::vector<int64_t> draw_experts(Draw& draw, const LayerWorld& world, int skew, int64_t skip_first,
                                   int64_t skip_end) {
   std::vector<int64_t> left;

@@ -24,7 +24,7 @@ enum class LayerRouting : uint8_t {
   kRankWithoutExperts,
   kPadding,
   kChosen,  // by the router; all others are forced
-  kLosses   // likewise, with losses
+  kLosses   // the same, with losses
 };
 
 inline constexpr std::array<std::string_view, 12> kLayerRoutingNames = {"balanced",
@@ -65,7 +65,7 @@ LayerWorld make_layer_world(LayerRouting routing, DType dtype, int num_ranks);
 struct LayerResults {
   std::vector<double> out, grad_x;                // [T, D]
   std::vector<double> grad_gate, grad_gate_bias;  // of its tokens
-  reference::MlpWeights grad_experts;             // of its experts, one after the other
+  reference::MlpWeights grad_experts;             // of its experts, concatenated
   reference::MlpWeights grad_shared;              // of its tokens
   std::vector<double> load;                       // [E], of all ranks
   std::vector<double> losses;                     // aux and z

@@ -81,7 +81,7 @@ std::vector<Option> list_options(CommandOptions& options) {
        whole_number(mesh.world, 1)},
       {"--tp", "N", "tensor parallel: ranks that share the tokens of a sequence (default 1)",
        whole_number(mesh.tp, 1)},
-      {"--cp", "N", "context parallel: likewise, cut zigzag (default 1)", whole_number(mesh.cp, 1)},
+      {"--cp", "N", "context parallel: the same, cut zigzag (default 1)", whole_number(mesh.cp, 1)},
       {"--ep", "N", "expert parallel: ranks among which the experts are divided (default all)",
        whole_number(mesh.ep, 1)},
       {"--etp", "N", "ranks that share each expert (default 1)", whole_number(mesh.etp, 1)},

@@ -14,9 +14,9 @@ namespace train {
 
 /// How the sequences of a batch are arranged in one tensor of tokens.
 enum class Layout : uint8_t {
-  kPacked,        // one after the other
+  kPacked,        // concatenated
   kBatchFirst,    // [B, L], padded to the longest
-  kSequenceFirst  // [L, B], likewise
+  kSequenceFirst  // [L, B], padded to the longest
 };
 inline constexpr std::array<std::string_view, 3> kLayoutNames = {"packed", "batch_first",
                                                                  "sequence_first"};

@@ -81,8 +81,8 @@ StepReport Trainer<Real>::step(int64_t number) {
   const double imbalance = model_.imbalance();
   model_.backward(tokens);
 
-  // Sums each gradient over the ranks that hold the parameter and have other tokens. The loss is a
-  // mean over all tokens of the batch, so gradients are summed, not averaged.
+  // Sums each gradient over the ranks that hold the parameter and have different tokens. The loss
+  // is a mean over all tokens of the batch, so gradients are summed, not averaged.
   const GradientLists<Real> gradients(model_.parameters());
   crossdock::sum_gradients(mesh_, gradients.lists());
   if (config_.mistake == Mistake::kAveragedGradients) average_gradients();

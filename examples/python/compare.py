@@ -71,13 +71,13 @@ def judge(case: Case, got: Result, want: Result) -> Verdict:
     problems += [f"loss of step {step}: {value:.1e}" for step, value in enumerate(by_step, 1) if not value <= case.later]
     first, last = got.losses[0][0], got.losses[-1][0]
     if case.must_fall and not last <= first * 2 / 3:
-        problems.append(f"the loss falls from {first:.3f} to {last:.3f} only")
+        problems.append(f"the loss falls only from {first:.3f} to {last:.3f}")
     text = f"step 1: loss {by_step[0]:.0e}, gradients {max(by_name.values()):.0e}; "
     return Verdict(problems, text + f"{len(by_step)} steps: {max(by_step):.0e}; loss {first:.2f} to {last:.2f}")
 
 
 class Comparison:
-    """Runs cases on the processes of torch.distributed, one after the other. Every process calls everything."""
+    """Runs cases on the processes of torch.distributed, one at a time. Every process calls everything."""
 
     def __init__(self) -> None:
         self._references: Dict[Settings, Result] = {}

@@ -34,7 +34,7 @@ COPIES: Dict[str, Dict[str, str]] = {
 
 
 class DataParallel:
-    """A stage whose gradients are summed by mode "sum", after the step; "ddp"; or "fsdp", which also shards."""
+    """A stage and the mode that sums its gradients: "sum", after the step; "ddp"; or "fsdp", which also shards."""
 
     def __init__(self, stage: Stage, mesh: Mesh, mode: str = "sum"):
         if mode not in REMAINING:

@@ -93,7 +93,7 @@ class Experts(Parts):
         return torch.cat([self._expert(index, segment) for index, segment in enumerate(rows.split(counts))])
 
     def _expert(self, index: int, rows: torch.Tensor) -> torch.Tensor:
-        """Without rows too: an expert that nobody chose has a gradient of zeros."""
+        """Also runs without rows: an expert that nobody chose has a gradient of zeros."""
         bias: Dict[str, Optional[torch.Tensor]] = {
             name: getattr(self, name)[index] if name in self.parts else None
             for name in ("gate_bias", "linear_bias", "out_bias")

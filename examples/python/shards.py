@@ -33,7 +33,7 @@ def zigzag(length: int, cp: int, index: int) -> List[int]:
 
 
 def shard_of_rows(row_lengths: Sequence[int], parts: int, index: int) -> List[int]:
-    """Every row is cut by itself. Returns positions in the tensor of all rows, one after the other."""
+    """Cuts every row separately. Returns positions in the tensor of all rows, concatenated."""
     found, start = [], 0
     for length in row_lengths:
         found += [start + position for position in part(length, parts, index)]
@@ -42,7 +42,7 @@ def shard_of_rows(row_lengths: Sequence[int], parts: int, index: int) -> List[in
 
 
 def places_of_gathered(row_lengths: Sequence[int], parts: int) -> List[int]:
-    """Place of each token of the shards, one shard after the other, in the tensor of all rows."""
+    """Place in the tensor of all rows of each token of the concatenated shards."""
     return [place for index in range(parts) for place in shard_of_rows(row_lengths, parts, index)]
 
 

@@ -28,7 +28,7 @@ from training import Metrics, Settings, Trainer
 
 
 def start_processes(patience_s: float = 300) -> None:
-    """Joins the other processes, which may be late by `patience_s`; without torchrun's variables this process is
+    """Joins the other processes, which may be up to `patience_s` late; without torchrun's variables this process is
     alone."""
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=patience_s)

@@ -30,14 +30,14 @@
 ///  - A function returns a status, CROSSDOCK_OK if it succeeded. crossdock_last_error() has the
 ///    text of the calling thread's last failure. No exception leaves the library; it never prints,
 ///    aborts or exits. A failed call leaves its output arguments unchanged, except the contents of
-///    memory that the caller gave.
+///    memory that the caller provided.
 ///  - Calls marked "collective" are made by all ranks of the group, in the same order, even by
-///    ranks without tokens or experts. An invalid argument on one rank is the same error on every
-///    rank, and the group stays usable. (An invalid dispatcher, layer or group handle is an error
-///    on this rank alone: without it the rank cannot tell the others.)
+///    ranks without tokens or experts. An invalid argument on one rank becomes the same error on
+///    every rank, and the group stays usable. (An invalid dispatcher, layer or group handle is an
+///    error on this rank alone: without it the rank cannot tell the others.)
 ///  - Every wait for other ranks has a deadline (crossdock_group_config).
 ///  - Structs begin with struct_size: initialise them with their _INIT macro, which sets all other
-///    fields to 0. 0 is the default of every field. Later versions append fields only, so a program
+///    fields to 0, the default of every field. Later versions only append fields, so a program
 ///    compiled against an older header runs with a newer library. Structs without struct_size never
 ///    change.
 ///  - Arguments are read during the call; nothing is kept except where stated.
@@ -67,7 +67,7 @@ typedef int32_t crossdock_status;
 enum {
   CROSSDOCK_OK = 0,
   CROSSDOCK_INVALID_ARGUMENT = 1,  // the same error on every rank; the group stays usable
-  CROSSDOCK_MISMATCH = 2,          // ranks differ in configuration or call; likewise
+  CROSSDOCK_MISMATCH = 2,          // ranks differ in configuration or call; the group stays usable
   CROSSDOCK_UNSUPPORTED = 3,       // not built in, or not possible on this machine
   CROSSDOCK_CAPACITY = 4,          // more rows than max_rows; the message gives the size needed
   CROSSDOCK_PEER_FAILED = 5,    // a rank left, failed or died; the group is poisoned: later calls
@@ -140,7 +140,7 @@ typedef struct crossdock_memory crossdock_memory;
 /// releases it with crossdock_output_release. Start with all zeros: crossdock_output out = {0};
 typedef struct crossdock_output {
   crossdock_tensor tensor;
-  crossdock_memory* owner;  // must be NULL before the call; stays NULL if the caller gave `tensor`
+  crossdock_memory* owner;  // must be NULL before the call; stays NULL if the caller set `tensor`
 } crossdock_output;
 
 /// Releases memory of a crossdock_output. `stream` is the cudaStream_t in which the memory was last

@@ -1,10 +1,10 @@
 #pragma once
 
-/// Crossdock's C++ API. Includes every header for users.
+/// Crossdock's C++ API. Includes all user headers.
 ///
 ///   Group       the ranks that exchange rows: threads (threads.hpp), MPI processes (mpi.hpp)
-///               or processes started by anything (sockets.hpp)
-///   Mesh        tensor, context, data, pipeline and expert parallelism: gives the groups
+///               or processes started by any launcher (sockets.hpp)
+///   Mesh        tensor, context, data, pipeline and expert parallelism: provides the groups
 ///   MoeLayer    a whole layer: router, dispatch, experts and combine, forward and backward
 ///   Dispatcher  plan -> dispatch -> your experts -> combine, and backward
 ///   Plan        one routing, agreed by all ranks: where every row goes
@@ -15,8 +15,8 @@
 ///
 /// Start with examples/01_single_process.cpp. Not included here:
 ///
-///   crossdock/extend/   to write a strategy or a communicator: examples/03_own_strategy.cpp
-///   crossdock/testing/  to test one: reference results, conformance suite, fault injection. A
+///   crossdock/extend/   for writing a strategy or a communicator: examples/03_own_strategy.cpp
+///   crossdock/testing/  for testing one: reference results, conformance suite, fault injection. A
 ///                       separate library: link crossdock::testing
 
 #include <string_view>

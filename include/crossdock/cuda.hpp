@@ -12,7 +12,7 @@ namespace crossdock {
 /// Whether this build has the CUDA sources.
 CROSSDOCK_API bool cuda_is_built();
 
-/// Number of usable GPUs; 0 without CUDA, without a driver or without a GPU. Never throws.
+/// Number of usable GPUs; 0 without CUDA, a driver or a GPU. Never throws.
 CROSSDOCK_API int cuda_device_count() noexcept;
 
 /// Why cuda_device_count() is 0; empty if it is not.

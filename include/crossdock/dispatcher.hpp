@@ -24,9 +24,10 @@ struct DeviceOptions {
   /// SM limit (0: none). If the SMs of all ranks of this process fit on their GPU together (on
   /// three quarters of it if a rank uses several streams), calls need no separate barrier kernel.
   int max_sms = 0;
-  /// The same for begun calls, which share the GPU with other kernels; 0: max_sms.
+  /// The same for begin_dispatch and begin_combine, which share the GPU with other kernels; 0:
+  /// max_sms.
   int max_begun_sms = 0;
-  /// An ncclComm_t with the group's ranks, made by the libnccl.so.2 of this process. alltoall and
+  /// An ncclComm_t with the group's ranks, made by this process's libnccl.so.2. alltoall and
   /// allgather exchange all rows through it, direct and hierarchical only rows between nodes. Null:
   /// ranks copy from each other's memory; processes on several nodes make an NCCL communicator of
   /// their own at the first plan. Must be set before the first plan, and must not change
@@ -45,19 +46,18 @@ struct DispatchChunk {
 /// Inputs and optional outputs of a dispatch. The library allocates the outputs that the caller
 /// leaves unset; the `DispatchResult` owns them.
 struct DispatchArgs {
-  ConstTensorView x{};       // [T, D]; fp64, fp32, bf16, fp16 or fp8 e4m3
-  ConstTensorView scales{};  // [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0, with fp8 only
-  TensorView rows{};         // out, optional: [R, D]
-  TensorView row_scales{};   // out, optional
-  TensorView
-      row_weights{};  // out, optional, with with_row_weights: [R] dtype of the plan's weights
-  bool with_row_weights = false;
+  ConstTensorView x{};            // [T, D]; fp64, fp32, bf16, fp16 or fp8 e4m3
+  ConstTensorView scales{};       // [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0, with fp8 only
+  TensorView rows{};              // out, optional: [R, D]
+  TensorView row_scales{};        // out, optional
+  TensorView row_weights{};       // out, optional: [R] dtype of the plan's weights
+  bool with_row_weights = false;  // also dispatch the weights; required for row_weights
 
   /// Maximum number of chunks, each of whole local experts, in which rows arrive, so that a rank
   /// can compute on one chunk while later ones are in transit. At least 1, identical on every rank;
-  /// never more chunks than the largest number of local experts of any rank. On a GPU, rows arrive
-  /// in chunks after begin_dispatch (see next_chunk) with `direct` and `hierarchical` inside a
-  /// node; otherwise in one.
+  /// never more chunks than the largest number of local experts on any rank. On a GPU, there is
+  /// more than one chunk only after begin_dispatch (see next_chunk), with `direct` and
+  /// `hierarchical` inside a node.
   int64_t num_chunks = 1;
   /// Called on the calling thread after each chunk, in expert order and equally often on every
   /// rank: set it on all ranks or on none. Receives the result that dispatch will return; all row
@@ -98,8 +98,8 @@ class [[nodiscard]] Pending {
  public:
   Pending() = default;
 
-  /// What finish will return. Until then only the rows and row weights of the chunks that
-  /// next_chunk has returned may be used.
+  /// The result that finish will return. Until then, only the rows and row weights of the chunks
+  /// that next_chunk has returned may be used.
   const Result& result() const { return result_; }
 
  private:
@@ -131,9 +131,9 @@ class [[nodiscard]] Pending {
 /// allgather). If plan() does not wait and the GPU finds the routing invalid, the plan is empty,
 /// outputs are zero, and the next call or check() throws, on all ranks. With max_rows, ranks that
 /// are processes may run ahead: outside graphs their hosts synchronize only in the first calls. If
-/// one rank then has an invalid input or makes another call, a later call or check() on the others
-/// throws the same error. Release results before destroying their stream. Calls may be captured
-/// into a CUDA graph; the plan and all results must then live as long as the graph.
+/// one rank then has an invalid input or makes a different call, a later call or check() on the
+/// others throws the same error. Release results before destroying their stream. Calls may be
+/// captured into a CUDA graph; the plan and all results must then live as long as the graph.
 class CROSSDOCK_API Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);
@@ -156,11 +156,11 @@ class CROSSDOCK_API Dispatcher {
   void set_device_options(const DeviceOptions& options);
   /// Throws the error that poisoned the group, or an error that a GPU has reported since the last
   /// call, if any. Does not wait for the GPU. If ranks that have run ahead find that a call was
-  /// refused or differs, waits until all of them have found out.
+  /// refused or differs, waits until all of them know.
   void check();
 
   /// Agrees with the other ranks on a larger operation that contains calls of this dispatcher, such
-  /// as a layer's forward: a difference or a refusal is the same error on all ranks, as with
+  /// as a layer's forward: a difference or a refusal becomes the same error on all ranks, as with
   /// Group::agree. The proposal has no body. `device` holds the tensors of the operation; on a GPU
   /// ranks may run ahead, and then get the error in a later call. Collective.
   void agree(const Proposal& proposal, Device device);
@@ -194,7 +194,7 @@ class CROSSDOCK_API Dispatcher {
   DispatchResult finish(Pending<DispatchResult> pending);
   OwnedTensor finish(Pending<OwnedTensor> pending);
 
-  /// As combine with all weights 1 (for experts that applied the weights themselves).
+  /// Like combine with all weights 1 (for experts that applied the weights themselves).
   [[nodiscard]] OwnedTensor combine_unweighted(const Plan& plan, ConstTensorView y);
   OwnedTensor combine_unweighted(const Plan& plan, ConstTensorView y, TensorView out);
 
@@ -209,8 +209,8 @@ class CROSSDOCK_API Dispatcher {
   CombineBackwardResult combine_backward(const Plan& plan, const CombineBackwardArgs& args);
 
   /// Returns one value per row to its route: rows [R] -> routes [T, K]; 0 in slots without a kept
-  /// route. For example, the gradients of weights that the experts applied.
-  /// The second form writes to `routes` and returns it.
+  /// route. For example, the gradients of weights that the experts applied. The second form writes
+  /// to `routes` and returns it.
   [[nodiscard]] OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows);
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes);
 

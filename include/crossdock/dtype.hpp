@@ -35,7 +35,7 @@ constexpr int64_t size_of(DType dtype) {
 /// "fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "e8m0", "int64", "int32", "uint8", "bool".
 CROSSDOCK_API std::string_view name_of(DType dtype) noexcept;
 
-/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
+/// The inverse of name_of. Throws Error(kInvalidArgument), listing the valid names.
 CROSSDOCK_API DType parse_dtype(std::string_view name);
 
 /// Whether rows of this type can be summed (combine); fp8 rows can only be moved.
@@ -45,7 +45,7 @@ constexpr bool is_summable(DType dtype) {
 }
 
 // Storage types for small floats: bits only. All conversions round to nearest even, keep denormals
-// and use integer arithmetic, so that every machine and device gives the same bits.
+// and use integer arithmetic, so every machine and device gives the same bits.
 struct BF16 {
   uint16_t bits;
 };
@@ -67,8 +67,8 @@ CROSSDOCK_HOST_DEVICE constexpr float to_float(BF16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
 }
 
-// Branch-free, so that loops over it vectorise: the multiplication puts normals and denormals in
-// place exactly; infinity and NaN are patched afterwards.
+// Branch-free, so loops over it vectorise: the multiplication puts normals and denormals in place
+// exactly; infinity and NaN are patched afterwards.
 CROSSDOCK_HOST_DEVICE constexpr float to_float(F16 value) {
   const uint32_t sign = (static_cast<uint32_t>(value.bits) & 0x8000u) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(value.bits) & 0x7fffu;
@@ -105,7 +105,7 @@ CROSSDOCK_HOST_DEVICE constexpr F16 to_f16(float value) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   // Normal results: rebias the exponent and round the 13 bits that fall off.
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Denormal results: adding 0.5 makes the float unit round to the last bit of the half's grid.
+  // Denormal results: adding 0.5 makes the FPU round to the last bit of the fp16 grid.
   const uint32_t denormal =
       std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude < 0x38800000u ? magnitude : 0u) +
                               0.5f) -

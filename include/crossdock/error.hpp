@@ -16,7 +16,7 @@ namespace crossdock {
 
 enum class ErrorCode {
   kInvalidArgument,  // an invalid input; the same error on every rank, the group stays usable
-  kMismatch,         // ranks differ in configuration or call; likewise
+  kMismatch,         // ranks differ in configuration or call; the group stays usable
   kUnsupported,      // not built in, or not possible on this machine
   kCapacity,         // more rows than there is room for; the message gives the size needed
   kPeerFailed,       // a rank left, threw or died; the group is poisoned

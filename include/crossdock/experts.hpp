@@ -11,7 +11,7 @@
 
 namespace crossdock {
 
-class ExpertsBackends;  // computes, on the CPU and on GPUs
+class ExpertsBackends;  // internal: the CPU and GPU implementations
 
 /// Function between the two matrices of an expert.
 enum class Activation : uint8_t {
@@ -37,10 +37,10 @@ constexpr std::string_view name_of(Activation activation) {
   return kActivationNames[static_cast<size_t>(activation)];
 }
 
-/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
+/// The inverse of name_of. Throws Error(kInvalidArgument), listing the valid names.
 CROSSDOCK_API Activation parse_activation(std::string_view name);
 
-/// Where the weights of the routes are applied.
+/// Where route weights are applied.
 enum class WeightsIn : uint8_t {
   kCombine,  // y = W2 a + b2; combine multiplies by the weight
   kExperts   // y = W2 (p a) + p b2 with p the row's weight; combine is unweighted
@@ -108,10 +108,9 @@ struct ExpertsForwardArgs {
   ConstTensorView rows = {};         // [R, D]; R may exceed the rows of the segments
   Segments segments = {};            // E_local segments
   ConstTensorView row_weights = {};  // [R] fp32 (fp64 for fp64); with WeightsIn::kExperts only
-  TensorView y = {};                 // out [R, D]; with bf16 or fp16 rows it may be fp32: not
-                                     // rounded
+  TensorView y = {};                 // out [R, D]; may be fp32, unrounded, for bf16 or fp16 rows
   Stream stream = {};                // for tensors on a GPU
-  int free_sms = 0;  // SMs that products leave to other streams, if the GPU has more
+  int free_sms = 0;  // SMs that matrix products leave to other streams, if the GPU has more
 };
 
 /// The segments [first, last).
@@ -165,12 +164,11 @@ struct ExpertsBackwardDwArgs {
 ///   steady state, allocate memory, and can be captured in a graph and replayed with other segments
 ///   in the same memory. Experts whose calls were captured must outlive the graph.
 /// - R is a capacity: the rows of the segments are counted on the GPU, and the segments themselves
-///   are not checked. Rows past the last segment are zeroed too, which takes the time to write
-///   them.
-/// - Products use all SMs but `free_sms`. Each block of their kernels needs a whole SM, so kernels
-///   in other streams can start only on the SMs left free. Same bits for any number of SMs.
-/// - Products take inputs in the dtype of the experts, so activations and the gradients W2^T g are
-///   rounded to it. Results differ from the CPU's by the rounding of the dtype.
+///   are not checked. Rows past the last segment are zeroed too, at the cost of writing them.
+/// - Matrix products use all SMs but `free_sms`. Each block of their kernels needs a whole SM, so
+///   kernels in other streams can start only on the SMs left free. Same bits for any number of SMs.
+/// - Matrix products take inputs in the dtype of the experts, so activations and W2^T g are rounded
+///   to it. Results differ from the CPU's by the rounding of the dtype.
 class CROSSDOCK_API Experts {
  public:
   /// Default pool, for tensors in host memory: ThreadPool::process_wide().
@@ -182,12 +180,12 @@ class CROSSDOCK_API Experts {
   /// check in advance.
   void check(const ExpertWeights& weights, Device device = {}) const;
   void check(const ExpertGradients& grads, Device device = {}, bool accumulate = false) const;
-  /// Likewise for values saved by experts with a different configuration.
+  /// Throws if the values were saved by experts with a different configuration.
   void check(const ExpertsSaved& saved) const;
 
   /// Loads the kernels for calls on a GPU, which may wait for the GPU; otherwise the first call
-  /// does. Ranks that are threads of one process must call it before they queue a dispatch: during
-  /// that wait a peer could not launch its kernel. Does nothing for host memory.
+  /// does. Ranks that are threads of one process must call it before they queue a dispatch: a peer
+  /// could not launch its kernel during that wait. Does nothing for host memory.
   void prepare(Device device, Stream stream = {}) const;
 
   ExpertsSaved forward(const ExpertsForwardArgs& args) const;

@@ -22,11 +22,11 @@ struct GroupInternals;
 }  // namespace comm
 
 struct GroupOptions {
-  /// Time for a peer to arrive at an operation. Default: CROSSDOCK_ARRIVAL_DEADLINE (seconds), else
-  /// 600 s.
+  /// Maximum time for a peer to arrive at an operation. Default: CROSSDOCK_ARRIVAL_DEADLINE
+  /// (seconds), else 600 s.
   std::optional<std::chrono::nanoseconds> arrival_deadline{};
-  /// Time without progress once data moves. Default: CROSSDOCK_PROGRESS_DEADLINE (seconds), else
-  /// 30 s.
+  /// Maximum time without progress once data is moving. Default: CROSSDOCK_PROGRESS_DEADLINE
+  /// (seconds), else 30 s.
   std::optional<std::chrono::nanoseconds> progress_deadline{};
   /// Number of recent events to keep (see EventRecorder); 0 turns the recorder off.
   int64_t recorded_events = 256;
@@ -34,12 +34,12 @@ struct GroupOptions {
   /// A failed rank's line is written by another rank on its node if it cannot write it itself.
   /// Default: CROSSDOCK_REPORT, else no report.
   std::string report_file{};
-  /// Limit on the memory for rows in transit between nodes, once for sending and once for
-  /// receiving. Independent of the number of tokens, but at least one token of every rank. Also
+  /// Limit on the memory for rows in transit between nodes, separately for sending and receiving.
+  /// Independent of the number of tokens, but always enough for one token of every rank. Also
   /// limited by Communicator::max_bytes_in_flight. Must be identical on every rank.
   int64_t staging_bytes = int64_t{64} << 20;
-  /// Thread pool that moves and sums rows. Default: the process's pool, which ranks that are
-  /// threads share; if ranks are processes, a pool with this rank's share of the node's cores.
+  /// Thread pool that moves and sums rows. Default: the process-wide pool if ranks are threads,
+  /// which share it; a pool with this rank's share of the node's cores if they are processes.
   std::shared_ptr<ThreadPool> threads{};
 };
 
@@ -61,7 +61,7 @@ struct Proposal {
 
 /// The result of Group::agree: the bodies of all ranks.
 struct CROSSDOCK_API Agreement {
-  uint64_t sequence = 0;         // number of this call of agree; identical on every rank
+  uint64_t sequence = 0;         // number of this call to agree; identical on every rank
   Buffer bytes;                  // the bodies, by rank, contiguous
   std::vector<int64_t> offsets;  // [P + 1]
 
@@ -78,10 +78,10 @@ struct GroupMemory {
 /// handling.
 ///
 /// Every collective call begins with agree(). If an input is invalid, configurations differ or a
-/// rank makes another call, all ranks throw the same error before anything has moved, and the group
-/// stays usable. If a rank fails, leaves or does not arrive, the others throw an error that names
-/// it, and the group is poisoned: every later call throws that error. The survivors can continue
-/// with subgroup().
+/// rank makes a different call, all ranks throw the same error before anything has moved, and the
+/// group stays usable. If a rank fails, leaves or does not arrive, the others throw an error that
+/// names it, and the group is poisoned: every later call throws that error. The survivors can
+/// continue with subgroup().
 ///
 /// May be used by any thread, but by only one at a time. The destructor is not collective: it tells
 /// the peers that this rank has left and does not wait for them.
@@ -109,7 +109,7 @@ class CROSSDOCK_API Group {
 
   /// Compares the proposals of all ranks and exchanges their bodies. Collective. Throws the same
   /// Error on every rank if a rank refuses (with its error), has a different configuration or makes
-  /// another call (kMismatch); the group stays usable.
+  /// a different call (kMismatch); the group stays usable.
   Agreement agree(const Proposal& proposal);
 
   /// The wait context for an exchange that belongs to the agreement `sequence`.
@@ -125,22 +125,22 @@ class CROSSDOCK_API Group {
   /// Sums `tensors` over the ranks, in place: afterwards every rank has the sums. Each element is
   /// added in rank order, in fp32 for fp32, bf16 and fp16 tensors (rounded once at the end), else
   /// in the tensor's own dtype, fp64 or int64. The bits are identical on every rank and do not
-  /// depend on the communicator. Host memory; empty tensors are valid. Memory for staging is
-  /// bounded by GroupOptions::staging_bytes. Collective: tensors that are refused on one rank, or
-  /// whose number, dtype or shape is not identical on every rank, are the same error on every rank,
-  /// and the tensors are unchanged.
+  /// depend on the communicator. Host memory only; empty tensors are valid. Staging memory is
+  /// bounded by GroupOptions::staging_bytes. Collective: if a tensor is refused on one rank, or the
+  /// number, dtypes or shapes differ between ranks, every rank throws the same error and the
+  /// tensors are unchanged.
   void all_reduce(std::span<const TensorView> tensors);
   void all_reduce(const TensorView& tensor) { all_reduce(std::span(&tensor, 1)); }
 
   /// Sums `input`, which has the same shape on every rank, and gives each rank its part of the sum.
-  /// The parts are contiguous, follow each other in rank order and have the sizes of the ranks'
-  /// `out`, which may differ and be 0; they must cover the input. `out` must not overlap the input.
+  /// The parts are contiguous and in rank order. Their sizes are those of the ranks' `out`, which
+  /// may differ or be 0; together they must cover the input. `out` must not overlap the input.
   /// Otherwise as all_reduce.
   void reduce_scatter(const ConstTensorView& input, const TensorView& out);
 
   /// Poisons the group and tells the peers. For failures after an agreement, when peers may already
-  /// be waiting for this rank's data. If the context of `cause` names no operation, the operation
-  /// of the last agreement is used, and this rank if there is no culprit either. Does nothing if
+  /// be waiting for this rank's data. If `cause` names no operation, the operation of the last
+  /// agreement is used; if it names no culprit either, the culprit is this rank. Does nothing if
   /// the group is already poisoned.
   void fail(const Error& cause) noexcept;
 

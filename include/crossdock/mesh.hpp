@@ -34,8 +34,8 @@ struct MeshShape {
 
 /// The shape with all sizes filled in. tp, cp, pp and etp default to 1; dp and edp to the ranks
 /// that remain; ep to all ranks of a pipeline stage divided by etp and, if given, edp; world to the
-/// product of the grid whose sizes are given. Throws Error(kInvalidArgument) that names the rule
-/// and the numbers if no such mesh exists: tp * cp * dp * pp = etp * ep * edp * pp = world.
+/// product of the grid whose sizes are given. Throws Error(kInvalidArgument), naming the rule and
+/// the numbers, unless tp * cp * dp * pp = etp * ep * edp * pp = world.
 [[nodiscard]] CROSSDOCK_API MeshShape resolve_mesh(const MeshShape& shape);
 
 /// A rank's place in both grids.
@@ -76,7 +76,7 @@ inline constexpr std::array kMeshAxes = {MeshAxis::kTp,     MeshAxis::kCp,    Me
 /// "tp", "tp_cp_dp", "etp_ep", ...
 CROSSDOCK_API std::string_view name_of(MeshAxis axis) noexcept;
 
-/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
+/// The inverse of name_of. Throws Error(kInvalidArgument), listing the valid names.
 CROSSDOCK_API MeshAxis parse_mesh_axis(std::string_view name);
 
 /// The coordinates and groups of all ranks of a mesh, as numbers, e.g. to make the groups of
@@ -109,8 +109,8 @@ class CROSSDOCK_API MeshLayout {
 /// a mesh from one thread at a time. `world` must outlive the mesh.
 class CROSSDOCK_API Mesh {
  public:
-  /// `shape.world` may be 0; otherwise it must be the size of the group. Collective: an invalid
-  /// shape, or one that is not identical on every rank, is the same error on every rank.
+  /// `shape.world` may be 0; otherwise it must be the size of the group. Collective: if the shape
+  /// is invalid or differs between ranks, every rank throws the same error.
   Mesh(Group& world, const MeshShape& shape);
   ~Mesh();
   Mesh(const Mesh&) = delete;
@@ -128,8 +128,8 @@ class CROSSDOCK_API Mesh {
   /// Makes several groups at once, in this order.
   void make_groups(std::span<const MeshAxis> axes);
 
-  /// Poisons `world` and all groups made so far, so that no peer waits for this rank
-  /// (see Group::fail).
+  /// Poisons `world` and all groups made so far, so that no peer waits for this rank (see
+  /// Group::fail).
   void fail(const Error& cause) noexcept;
 
  private:
@@ -138,13 +138,14 @@ class CROSSDOCK_API Mesh {
 };
 
 /// Gradients of this rank's parameters, by how the mesh holds them. In host memory, fp64, fp32,
-/// bf16 or fp16. The ranks of a group that sums a list must have equal lists: as many tensors with
-/// the same dtypes and shapes. Lists of other groups, and so of other pipeline stages, may differ.
+/// bf16 or fp16. The ranks of a group that sums a list must have matching lists: the same number of
+/// tensors, with the same dtypes and shapes. Lists may differ between groups, and so between
+/// pipeline stages.
 struct MeshGradients {
   /// Split over etp and ep: W1, b1 and W2 of this rank's experts. Summed over edp.
   std::span<const TensorView> experts{};
   /// Parameters of experts that are not split over etp, with identical gradients on the ranks of an
-  /// etp group: b2. Summed over edp. With etp = 1 they may as well be in `experts`.
+  /// etp group: b2. Summed over edp. With etp = 1 they may also be in `experts`.
   std::span<const TensorView> experts_replicated{};
   /// Not split, and applied to this rank's tokens only: the gate, shared experts and, with sequence
   /// shards, norms. Summed over tp, cp and dp.
@@ -156,16 +157,16 @@ struct MeshGradients {
   std::span<const TensorView> tensor_parallel{};
 };
 
-/// Sums each gradient, in place, over the group that must still sum it. Collective over the mesh.
+/// Sums each gradient, in place, over the group stated in MeshGradients. Collective over the mesh.
 /// If a tensor is refused on one rank, or lists differ within a group, every rank of the mesh
 /// throws the same error before anything is summed. The order of each sum is that of
 /// Group::all_reduce.
 CROSSDOCK_API void sum_gradients(Mesh& mesh, const MeshGradients& gradients);
 
-/// The Euclidean norm of the gradients of all parameters of the mesh, each counted once wherever it
-/// is held. Call it after sum_gradients. Squares are summed in fp64; the result is identical on
-/// every rank. A parameter that several pipeline stages hold (tied embeddings) must be in the lists
-/// of one of them only. Collective over the mesh, errors as sum_gradients.
+/// The Euclidean norm of the gradients of all parameters of the mesh, each counted once, however
+/// many ranks hold it. Call it after sum_gradients. Squares are summed in fp64; the result is
+/// identical on every rank. A parameter that several pipeline stages hold (tied embeddings) must be
+/// in the lists of only one of them. Collective over the mesh; throws like sum_gradients.
 [[nodiscard]] CROSSDOCK_API double global_grad_norm(Mesh& mesh, const MeshGradients& gradients);
 
 }  // namespace crossdock

@@ -20,20 +20,21 @@ namespace crossdock {
 /// with tokens in host memory, `overlap_shared`.
 struct MoeLayerConfig {
   RouterConfig router{};
-  ExpertsConfig experts{};        // inner is F of a whole expert, also with etp > 1
+  ExpertsConfig experts{};        // inner is F of a whole expert, even with etp > 1
   DispatchConfig dispatch{};      // alignment, capacity, placement, ...
   std::string strategy = "auto";  // or the name of one of MoeLayerOptions::candidates
   int64_t shared_inner = 0;       // F of the shared experts, one dense MLP; 0: none
   /// The shared experts compute while the dispatch moves rows. Same bits either way.
   bool overlap_shared = true;
-  /// Above 1, dispatch moves rows in at most this many chunks of whole local experts (see
+  /// If above 1, dispatch moves rows in at most this many chunks of whole local experts (see
   /// DispatchArgs::num_chunks), and the experts compute on rows that have arrived while others are
   /// in transit, in forward and backward. At least 1. Same bits either way.
   int64_t overlap_chunks = 1;
   /// Expert tensor parallelism: the number of ranks that share each expert. The group has etp * ep
   /// ranks, etp fastest: the experts of ep rank r live on ranks r * etp to r * etp + etp - 1, each
-  /// of which holds one shard of them (see expert_shards.hpp). `dispatch.placement` names ep ranks.
-  /// Router, capacity, drops and loads see whole experts. At least 1; F must be at least etp.
+  /// of which holds one shard of them (see expert_shards.hpp). `dispatch.placement` refers to ep
+  /// ranks. Router, capacity, drops and loads see whole experts. At least 1; F must be at least
+  /// etp.
   int64_t etp = 1;
   /// A forward refuses tokens that are bit-identical on several ranks of the group or of
   /// MoeLayerOptions::counting_group: replicated tokens would count several times in the experts'
@@ -58,7 +59,7 @@ struct MoeLayerWeights {
 /// "this rank's tokens" means its slice of them.
 struct MoeLayerGradients {
   TensorView gate{};       // [E, D]; summed over this rank's tokens only
-  TensorView gate_bias{};  // [E]; likewise
+  TensorView gate_bias{};  // [E]; summed over this rank's tokens only
   /// Summed over the tokens of all ranks of the group: complete for this group. With etp > 1, the
   /// gradients of this rank's shard; b2 is identical on the etp ranks and must not be summed over
   /// them.
@@ -70,16 +71,16 @@ struct MoeLayerGradients {
 /// forward of the same tokens (recomputation), which then skips router and plan.
 ///
 /// For tokens on a GPU the numbers stay there: `statistics` and `losses` have device values,
-/// `device_load` takes the place of `load`, and the other numbers are 0 or empty. `on_host` reads
-/// them.
+/// `device_load` replaces `load`, and the other numbers are 0 or empty. `on_host` copies them to
+/// the host.
 struct CROSSDOCK_API MoeDecision {
   std::shared_ptr<const RouterOutput> router;
   /// Routes and tokens that the auxiliary loss counts: those of the counting group and, with
   /// BalanceScope::kGlobalBatch, those of `MoeForwardArgs::earlier`. With several losses, the
   /// counts of the widest scope: the global batch, else the batch.
   RouterStatistics statistics;
-  /// In the counting group, or the sequence_group if stated. Sequences that are partly replicated
-  /// in other groups count in parts.
+  /// In the counting group, or in the sequence_group if set. Fractional if sequences are partly
+  /// replicated in other groups.
   double total_sequences = 0.0;
   int64_t total_tokens = 0;   // of this forward in the counting group, without padding
   std::vector<int64_t> load;  // [E] routes before any drop, summed over the group
@@ -93,7 +94,7 @@ struct CROSSDOCK_API MoeDecision {
   RouterStatistics device_load;  // on a GPU: routes and tokens of the group, as one sequence
 
   /// A copy with all numbers in host memory. Waits for `stream`, the layer's, if the tokens are on
-  /// a GPU. Not possible while a graph is captured.
+  /// a GPU. Not possible during graph capture.
   [[nodiscard]] MoeDecision on_host(Stream stream = {}) const;
 
   LossCounts loss_counts() const {
@@ -225,12 +226,12 @@ struct MoeLayerOptions {
 ///   [R, 2F or F] unless `experts.recompute` is set, with R = max_rows.
 /// - overlap_shared and overlap_chunks work as in host memory, on streams; see docs/gpu.md.
 /// - Gradients of w1 and w2 may be in the dtype of the experts (see ExpertGradients).
-/// - fp64, etp > 1, counting_group, sequence_group and replicated_over are refused. Per-sequence
-///   losses over several ranks need MoeForwardArgs::total_sequences.
+/// - fp64, counting_group, sequence_group and replicated_over are refused. Per-sequence losses over
+///   several ranks need MoeForwardArgs::total_sequences.
 ///
 /// The bits of out, grad_x and the experts' gradients do not depend on strategy, communicator or
-/// threads, nor on the number of ranks if they hold the same tokens in the same order. They depend
-/// on etp, which decides how sums over F are cut.
+/// threads, nor on the number of ranks if they hold the same tokens in the same order. They do
+/// depend on etp, which determines how sums over F are split.
 class CROSSDOCK_API MoeLayer {
  public:
   MoeLayer(Group& group, MoeLayerConfig config, MoeLayerOptions options = {});

@@ -19,7 +19,7 @@ struct MpiOptions {
 };
 
 /// Whether this build has MPI. A shared libcrossdock does not link MPI itself; it has MPI if the
-/// plugin libcrossdock_mpi is in its folder.
+/// plugin libcrossdock_mpi is in the same directory.
 CROSSDOCK_API bool mpi_is_built();
 
 /// Whether this process was started by mpirun or a similar launcher, judging by its environment.
@@ -34,14 +34,14 @@ CROSSDOCK_API bool mpi_is_launched();
 /// has failed. If a process is missing by then, MPI is not finalised; this process keeps its exit
 /// code, and mpirun reports it unless started with --enable-recovery.
 ///
-/// The MPI resources of a communicator that all its ranks have left without a failure are released
-/// when the next communicator is made.
+/// Once all ranks have left a communicator without a failure, its MPI resources are released when
+/// the next communicator is made.
 ///
 /// MPI itself has no deadlines. Making a communicator or a subgroup blocks in MPI on a separate
 /// thread; after setup_deadline the thread is abandoned and the call throws Error(kTimeout).
 /// MPI_Init, and an MPI without MPI_THREAD_MULTIPLE, block without a deadline. The death of a
-/// process on the same machine is detected within a fraction of a second, any other by the
-/// deadlines.
+/// process is detected within a fraction of a second on the same machine, by the deadlines
+/// elsewhere.
 CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
 
 /// A communicator over a duplicate of the caller's MPI_Comm. `mpi_comm` points to an MPI_Comm (a

@@ -14,15 +14,15 @@
 namespace crossdock {
 
 struct PlanData;       // see extend/plan_data.hpp
-class DevicePlanData;  // likewise
+class DevicePlanData;  // see extend/plan_data.hpp
 
 enum class DropPolicy : uint8_t {
   kPosition,  // keeps the lowest (token, slot)
   kWeight     // keeps the largest weights, ties to the lower (token, slot)
 };
 
-/// Limits each expert to C rows per source rank, C = ceil((T * K / E) * factor) in double, where K
-/// is top_k.
+/// Limits each expert to C rows per source rank, C = ceil((T * K / E) * factor), computed in double
+/// with K = top_k.
 struct Capacity {
   double factor = 1.0;
   DropPolicy policy = DropPolicy::kPosition;
@@ -38,7 +38,7 @@ enum class NonFinite : uint8_t { kReject, kPropagate };
 enum class PartialSums : uint8_t {
   kNone,    // every row is sent: the same bits for every strategy and number of ranks
   kF32,     // fp32; fp64 for fp64 rows
-  kRowType  // dtype of the rows: each sum is made in fp32 and rounded once
+  kRowType  // dtype of the rows: each sum is computed in fp32 and rounded once
 };
 
 inline constexpr std::array<std::string_view, 3> kPartialSumsNames = {"none", "fp32", "rows"};
@@ -47,7 +47,7 @@ constexpr std::string_view name_of(PartialSums sums) {
   return kPartialSumsNames[static_cast<size_t>(sums)];
 }
 
-/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
+/// The inverse of name_of. Throws Error(kInvalidArgument), listing the valid names.
 CROSSDOCK_API PartialSums parse_partial_sums(std::string_view name);
 
 /// Dtype in which sums of rows of dtype `rows` are sent. kNone, which sends none, gives the same
@@ -70,7 +70,7 @@ constexpr std::string_view name_of(Copies copies) {
   return kCopiesNames[static_cast<size_t>(copies)];
 }
 
-/// The inverse of name_of. Throws Error(kInvalidArgument) that lists the valid names.
+/// The inverse of name_of. Throws Error(kInvalidArgument), listing the valid names.
 CROSSDOCK_API Copies parse_copies(std::string_view name);
 
 /// Must be identical on every rank of a group.
@@ -88,8 +88,8 @@ struct DispatchConfig {
   /// for kernels that cannot handle an empty expert. Its count stays 0.
   bool keep_empty_segments = false;
   /// Upper bound on the set bits of a token in a dense map, from top_k to E; a token with more is
-  /// refused. Plans of dense maps then have this many slots per token. 0: no bound; the slots come
-  /// from the map (see DenseRouting), for which plan() waits for the GPU.
+  /// refused. Plans of dense maps then have this many slots per token. 0: no bound; the number of
+  /// slots comes from the map (see DenseRouting), and plan() waits for the GPU.
   int64_t max_routes_per_token = 0;
   Copies copies = Copies::kAuto;  // in dispatch on GPUs; ignored on the CPU and between nodes
 };
@@ -111,7 +111,7 @@ struct Routing {
 /// token of any rank, but at least top_k. Plan::weights() has this K as its second dimension.
 struct DenseRouting {
   ConstTensorView map{};      // [T, E] bool
-  ConstTensorView weights{};  // [T, E] likewise; ignored where no bit is set
+  ConstTensorView weights{};  // [T, E], dtype as in Routing; ignored where no bit is set
   ConstTensorView mask{};     // [T] bool, optional
 };
 
@@ -136,15 +136,15 @@ class CROSSDOCK_API Plan {
   /// unspecified in its results, and Experts sets them to 0 in its outputs.
   int64_t capacity_rows() const;
   int64_t num_local_experts() const;
-  /// On the plan's device. The results of these three members are valid as long as the plan.
+  /// On the plan's device. Valid as long as the plan, like the results of dropped() and weights().
   Segments segments() const&;
   Segments segments() const&& = delete;
   /// [E] routes of this rank dropped by capacity, in host memory. May wait for the GPU.
   std::span<const int64_t> dropped() const&;
   std::span<const int64_t> dropped() const&& = delete;
   /// [T, K] weights of kept routes, 0 elsewhere. On the plan's device. Stored in fp32; fp64 weights
-  /// are stored in fp64 on the CPU, where they are for fp64 tokens only, and rounded to fp32 on a
-  /// GPU. Gradients of weights have the same dtype.
+  /// are stored in fp64 on the CPU, where they require fp64 tokens, and rounded to fp32 on a GPU.
+  /// Gradients of weights have the same dtype.
   ConstTensorView weights() const&;
   ConstTensorView weights() const&& = delete;
 

@@ -40,7 +40,7 @@ inline constexpr std::array kFabricPresets = {
     Fabric{"ethernet", 25e9, 3.125e9, 2e12, 48 * kGigabyte},  // PCIe and 25 Gbit/s per rank
 };
 
-/// Throws Error(kInvalidArgument) that lists the valid names if there is no such preset.
+/// Throws Error(kInvalidArgument), listing the valid names, if there is no such preset.
 CROSSDOCK_API const Fabric& find_fabric(std::string_view name);
 
 /// The sizes of one MoE layer of a published model.
@@ -61,7 +61,7 @@ inline constexpr std::array kModelPresets = {
     ModelPreset{"mixtral-8x7b", 4096, 14336, 8, 2, Activation::kSwiglu, 0},
 };
 
-/// Throws Error(kInvalidArgument) that lists the valid names if there is no such preset.
+/// Throws Error(kInvalidArgument), listing the valid names, if there is no such preset.
 CROSSDOCK_API const ModelPreset& find_model(std::string_view name);
 
 /// Input of the cost model: one layer, its tokens and the machine.
@@ -90,8 +90,8 @@ struct OperationCost {
   double memory_traffic = 0;  // the most bytes that any rank reads and writes in its memory
   double requests = 0;        // a rank's sends and receives through the communicator, mean
   double rounds = 0;          // exchanges that make these requests
-  double lower_bound_s = 0;   // links and memory at full rate, all concurrently
-  double serial_s = 0;        // links first, then memory, as the strategies work
+  double lower_bound_s = 0;   // links and memory at full rate, concurrently
+  double serial_s = 0;        // links first, then memory, as the strategies do
 };
 
 /// Memory of one rank, in bytes.
@@ -144,7 +144,7 @@ struct CostEstimate {
 };
 
 /// Estimates the costs of all candidates. Throws Error(kInvalidArgument) if the configuration is
-/// invalid or there are no candidates. Takes time and memory that grow with P and E * K, not T.
+/// invalid or there are no candidates. Time and memory grow with P and E * K, not with T.
 CROSSDOCK_API CostEstimate estimate_costs(const CostInputs& inputs,
                                           const StrategyList& candidates = built_in_strategies());
 

@@ -108,7 +108,7 @@ struct RouterConfig {
   bool operator==(const RouterConfig&) const = default;
 };
 
-/// Numbers of routes and tokens, from which the auxiliary loss and the expert bias are computed.
+/// Counts of routes and tokens, from which the auxiliary loss and the expert bias are computed.
 /// Additive: for a loss over several ranks or micro-batches, add up their statistics.
 ///
 /// For tokens on a GPU the counts stay there: `device_counts` is set and the vectors are empty.
@@ -122,7 +122,7 @@ struct CROSSDOCK_API RouterStatistics {
 
   bool is_on_device() const { return device_counts.view.given(); }
   /// The counts in host memory. Counts on a GPU are copied, after waiting for `stream`, in which
-  /// they are computed. Not possible while a graph is captured.
+  /// they are computed. Not possible during graph capture.
   [[nodiscard]] RouterStatistics on_host(Stream stream = {}) const;
 
   /// [E] routes to each expert, over all sequences. REQUIRES: counts in host memory.
@@ -139,8 +139,8 @@ struct GateWeights {
 };
 
 /// All tensors must be on the device of x. On a GPU, values are not checked: a token whose sequence
-/// is not in [0, num_sequences) is padding, and a forced id that is neither -1 nor in [0, E) gets
-/// weight 0 and is left for the plan to refuse.
+/// is not in [0, num_sequences) is treated as padding, and a forced id that is neither -1 nor in
+/// [0, E) gets weight 0 and is left for the plan to refuse.
 struct RouteArgs {
   ConstTensorView x = {};  // [T, D]
   GateWeights gate = {};
@@ -191,7 +191,7 @@ struct LossCounts {
   /// BalanceScope::kGlobalBatch, include the step's earlier micro-batches and set `total_tokens`.
   const RouterStatistics* statistics = nullptr;
   /// Sequences in the group, for the mean of the per-sequence loss; 0: the number of sequences with
-  /// tokens in `statistics`. Not a whole number if ranks of other groups have parts of a sequence.
+  /// tokens in `statistics`. Fractional if ranks of other groups hold parts of a sequence.
   double total_sequences = 0.0;
   /// Tokens of this micro-batch in the group, for the mean of the z-loss; 0: the number of tokens
   /// in `statistics`.
@@ -221,7 +221,7 @@ struct CROSSDOCK_API RouterLosses {
 
   bool is_on_device() const { return device_values.view.given(); }
   /// The losses as numbers. Losses on a GPU are copied, after waiting for `stream`, in which they
-  /// are computed. Not possible while a graph is captured.
+  /// are computed. Not possible during graph capture.
   [[nodiscard]] RouterLosses on_host(Stream stream = {}) const;
 };
 
@@ -236,7 +236,7 @@ struct RouterBackwardArgs {
   TensorView grad_x = {};  // out [T, D] dtype of x, optional
   bool accumulate_x = false;
   TensorView grad_gate = {};  // out [E, D] fp32 (fp64 for fp64), optional
-  TensorView grad_bias = {};  // out [E], likewise
+  TensorView grad_bias = {};  // out [E], same dtype, optional
   bool accumulate_gate = false;
   TensorView grad_logits = {};  // out [T, E] fp32 (fp64 for fp64), optional
   Stream stream = {};           // for tensors on a GPU
@@ -295,7 +295,7 @@ CROSSDOCK_API void update_expert_bias(TensorView bias, std::span<const int64_t> 
                                       const BiasUpdate& update);
 
 /// The same with the load from `statistics`, which must be on the device of the bias. Does not wait
-/// for a GPU, on which the bias must be fp32.
+/// for the GPU. On a GPU the bias must be fp32.
 CROSSDOCK_API void update_expert_bias(TensorView bias, const RouterStatistics& statistics,
                                       const BiasUpdate& update, Stream stream = {});
 

@@ -11,11 +11,11 @@
 
 namespace crossdock {
 
-// Sequences that are cut among ranks, sequences packed one after the other, and sequences that are
-// divided among data-parallel ranks. docs/sequences.md has pictures. Invalid arguments throw
-// Error(kInvalidArgument). Only gather_tokens of a group is collective. All functions are
-// thread-safe. Tensors may be on a GPU where a function takes a stream: the work is queued there,
-// and the memory must live until it has run. Outputs must not overlap inputs.
+// Sequences cut among ranks, packed sequences, and sequences divided among data-parallel ranks.
+// docs/sequences.md has pictures. Invalid arguments throw Error(kInvalidArgument). Only
+// gather_tokens is collective. All functions are thread-safe. Tensors may be on a GPU where a
+// function takes a stream: the work is queued there, and the memory must live until it has run.
+// Outputs must not overlap inputs.
 
 /// Order of the tokens of [B, L] in memory.
 enum class TokenOrder : uint8_t {
@@ -42,9 +42,9 @@ struct PackedSequencesArgs {
   std::optional<int64_t> num_tokens{};
 };
 
-/// N sequences of different lengths, one after the other in a tensor [T, ...] ("THD"). Sequence s
-/// occupies tokens [starts[s], starts[s + 1]), of which the first lengths[s] are real and the
-/// others are padding. Tokens from starts[N] on are padding. Sequences may be empty.
+/// N sequences of different lengths, back to back in a tensor [T, ...] ("THD"). Sequence s occupies
+/// tokens [starts[s], starts[s + 1]), of which the first lengths[s] are real and the others are
+/// padding. Tokens from starts[N] on are padding. Sequences may be empty.
 class CROSSDOCK_API PackedSequences {
  public:
   PackedSequences() = default;  // no sequences, no tokens
@@ -95,12 +95,11 @@ class CROSSDOCK_API SequenceShard {
 
   /// The runs in local order, as long as possible, none empty.
   std::span<const TokenRun> runs() const { return runs_; }
-  /// The global index of local token i, in [0, num_tokens()). Takes logarithmic time in the number
-  /// of runs.
+  /// The global index of local token i, in [0, num_tokens()). Logarithmic in the number of runs.
   int64_t global_index(int64_t i) const;
 
   /// With packed sequences: the part of every sequence that is on this rank, as packed sequences of
-  /// their own. They keep their numbers, and real tokens come before padding here, too.
+  /// their own. They keep their numbers, and real tokens still come before padding.
   [[nodiscard]] PackedSequences local_sequences() const;
 
  private:
@@ -131,9 +130,9 @@ CROSSDOCK_API void gather_shards(const SequenceLayout& layout,
                                  std::span<const ConstTensorView> locals, const TensorView& global,
                                  Stream stream = {});
 
-/// Gathers the tokens of all ranks of `group`, on every rank. Collective; an invalid argument or a
-/// different layout on any rank is the same error on every rank. `shard` must be that of
-/// group.rank() among group.size() ranks. Host memory only: on GPUs, gather with NCCL or your
+/// Gathers the tokens of all ranks of `group`, on every rank. Collective: if an argument is invalid
+/// or the layout differs on any rank, every rank throws the same error. `shard` must be the shard
+/// of group.rank() among group.size() ranks. Host memory only: on GPUs, gather with NCCL or your
 /// framework and call gather_shards. The result is `global` if the caller set it; otherwise it
 /// comes from the group's pool, with the dimensions of global_shape() where `local` has those of
 /// shape().
@@ -141,10 +140,10 @@ CROSSDOCK_API void gather_shards(const SequenceLayout& layout,
                                                       const ConstTensorView& local,
                                                       const TensorView& global = {});
 
-/// The tokens of a shard, as RouteArgs and MoeForwardArgs take them. Pass a shard of one rank for
-/// all tokens.
+/// The tokens of a shard, in the form that RouteArgs and MoeForwardArgs take. To describe all
+/// tokens, pass the shard of a layout with one rank.
 struct TokenDescription {
-  OwnedTensor sequence_ids;   // [T] int32, the same numbers on every rank; set for padding, too
+  OwnedTensor sequence_ids;   // [T] int32, the same numbers on every rank; set for padding too
   OwnedTensor positions;      // [T] int64: index within the sequence
   OwnedTensor mask;           // [T] bool: true = padding
   int64_t num_sequences = 1;  // of all ranks, including empty ones; at least 1
@@ -192,7 +191,7 @@ struct CROSSDOCK_API SequenceBalance {
   std::vector<int64_t> offsets;          // [num_ranks + 1] into `sequences`
   std::vector<int64_t> tokens_per_rank;  // [num_ranks]
   std::vector<double> cost_per_rank;     // [num_ranks]
-  double imbalance = 1.0;                // largest / mean cost of a rank; 1 if nothing has a cost
+  double imbalance = 1.0;                // largest / mean cost of a rank; 1 if all costs are 0
 
   std::span<const int64_t> of_rank(int rank) const;
 };

@@ -18,7 +18,7 @@ struct SocketsOptions {
   int64_t chunk_bytes = int64_t{256} << 10;  // largest data frame between nodes; at most 1 MiB
   /// Bytes that a rank buffers for each rank on another node. Must be identical on every rank.
   int64_t window_bytes = int64_t{1} << 20;
-  int ranks_per_node = 0;  // > 0: ranks per simulated node, for tests; 0: as found
+  int ranks_per_node = 0;  // > 0: ranks per simulated node, for tests; 0: detected
   /// Numeric address on which to listen. Default: CROSSDOCK_SOCKETS_ADDRESS; else the address of
   /// the interface that leads to MASTER_ADDR; else that of the default route; else the loopback
   /// address.
@@ -34,7 +34,7 @@ struct SocketsOptions {
 /// Connections that have been refused since the communicator's world was joined. A world of one
 /// node stops listening once it is joined.
 struct SocketsCounters {
-  int64_t refused_connections = 0;  // without the secret, of another version or job, or silent
+  int64_t refused_connections = 0;  // no valid secret, another version or job, or silent
   int64_t malformed_frames = 0;     // not a frame of this protocol, or oversized
 };
 
@@ -56,9 +56,10 @@ class CROSSDOCK_API SocketsBootstrap {
   /// About 100 bytes: process, address, secret, version.
   std::span<const std::byte> blob() const;
 
-  /// Makes the communicator; blobs [P] are those of all ranks in order, blobs[rank] is this
-  /// process's own. Collective, with a deadline. May be called once. Throws kInvalidArgument if a
-  /// blob is damaged, kMismatch if it is from another version, kTimeout if a rank does not arrive.
+  /// Makes the communicator. `blobs` [P] holds the blobs of all ranks in rank order; blobs[rank] is
+  /// this process's own. Collective, with a deadline. May be called once. Throws kInvalidArgument
+  /// if a blob is damaged, kMismatch if it is from another version, kTimeout if a rank does not
+  /// arrive.
   std::unique_ptr<Communicator> join(std::span<const std::vector<std::byte>> blobs, int rank);
 
  private:
@@ -66,7 +67,7 @@ class CROSSDOCK_API SocketsBootstrap {
   std::unique_ptr<State> state_;
 };
 
-/// Which process of which job this is, and where the processes find each other.
+/// This process's place in its job, and where the processes meet.
 struct SocketsLaunch {
   int rank = 0;
   int size = 1;
@@ -83,12 +84,12 @@ struct SocketsLaunch {
 CROSSDOCK_API std::optional<SocketsLaunch> sockets_launch_from_environment();
 
 /// A communicator of the processes of `launch`, which exchange their blobs through a small store in
-/// the process of rank 0. The store listens on the first free port among the 16 from master_port on
-/// (torchrun occupies master_port itself), until all processes have joined. Collective.
+/// the process of rank 0. The store listens on the first free port of the 16 starting at
+/// master_port (torchrun occupies master_port itself) until all processes have joined. Collective.
 CROSSDOCK_API std::unique_ptr<Communicator> make_sockets_communicator(const SocketsLaunch& launch,
                                                                       SocketsOptions options = {});
 
-/// The same for the launch that the environment describes. Throws kUnsupported if there is none.
+/// As above, for the launch that the environment describes. Throws kUnsupported if there is none.
 CROSSDOCK_API std::unique_ptr<Communicator> make_sockets_communicator(SocketsOptions options = {});
 
 /// The counters of a sockets communicator or of a subgroup of one; throws kInvalidArgument for any

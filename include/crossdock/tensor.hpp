@@ -14,7 +14,7 @@
 
 #include "crossdock/dtype.hpp"
 
-// Letters for dimensions, used in all shapes of this library:
+// Letters for dimensions, used in all shapes:
 //   T tokens here · K routes per token · E experts in all · E_local here · P ranks · D token width
 //   F expert inner width · S rows sent · R rows received · B batch · L sequence length
 
@@ -57,7 +57,7 @@ class CROSSDOCK_API Shape {
 
 class OwnedView;
 
-/// Borrowed memory with a dtype, a shape and a device; not an owner. `Void` is void or const void.
+/// A non-owning view of memory with a dtype, a shape and a device. `Void` is void or const void.
 /// The pointer may be null if num_elements() is 0. A default-constructed view is unset: given() is
 /// false.
 template <typename Void>
@@ -101,7 +101,7 @@ struct CROSSDOCK_API BasicTensorView {
   /// Bytes per index of the first dimension, even if there are no rows.
   int64_t row_bytes() const;
 
-  /// The elements as T. Throws Error(kInvalidArgument) for another dtype. REQUIRES: host memory.
+  /// The elements as T. Throws Error(kInvalidArgument) if the dtype differs. REQUIRES: host memory.
   template <typename T>
   std::span<std::conditional_t<std::is_const_v<Void>, const T, T>> as() const {
     require_dtype(DTypeOf<T>::value);
@@ -200,14 +200,14 @@ class OwnedView : public TensorView {
 };
 
 /// A tensor and the owner of its memory: a pool buffer, a lease of a peer window, or null if the
-/// caller provided the memory. Keep it as long as its view is used.
+/// caller provided the memory. Keep it alive as long as its view is in use.
 struct OwnedTensor {
   OwnedView view{};
   std::shared_ptr<const void> owner{};
 };
 
-/// Reuses host memory instead of returning it to the system, so that a step does not pay for fresh
-/// pages. Holds little more memory than the peak in use. Thread-safe. Buffers may outlive the pool.
+/// Reuses host memory instead of returning it to the system, so steps do not pay for fresh pages.
+/// Holds little more memory than the peak use. Thread-safe. Buffers may outlive the pool.
 class CROSSDOCK_API BufferPool {
  public:
   BufferPool();

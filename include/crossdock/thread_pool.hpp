@@ -21,12 +21,12 @@ enum class Turn : uint8_t {
 /// A pool of compute threads. Ranks that are threads of one process share a pool, so that at most
 /// num_threads threads compute at a time, however many ranks there are; a rank that waits for the
 /// pool sleeps. Results never depend on the size of the pool. Thread-safe. In a forked child, a
-/// pool inherited from the parent has no threads and runs on the calling one.
+/// pool inherited from the parent has no threads and runs all work on the calling thread.
 class CROSSDOCK_API ThreadPool {
  public:
-  /// 0: one thread per core that this process may run on. A pool of size 1 starts no thread and
-  /// runs on the calling one: the right choice if there are as many ranks as cores. Throws
-  /// Error(kUnsupported) if the threads cannot be started.
+  /// 0: one thread per core that this process may run on. A pool of size 1 starts no threads and
+  /// runs all work on the calling thread: the right choice if there are as many ranks as cores.
+  /// Throws Error(kUnsupported) if the threads cannot be started.
   explicit ThreadPool(int num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

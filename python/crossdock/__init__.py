@@ -6,8 +6,8 @@
     rows = dispatcher.dispatch(plan, x).rows         # x [T, D] -> rows [R, D], grouped by local expert
     out = dispatcher.combine(plan, experts(rows))    # y [R, D] -> out [T, D]
 
-Arrays are numpy's or anything with DLPack, without copies. Letters: T tokens here, K routes per token, E experts in all,
-E_local here, D token width, F expert inner width, R rows received. docs/python.md is the guide.
+Takes numpy arrays and anything with DLPack, without copies. Letters: T tokens here, K routes per token, E experts in
+total, E_local here, D token width, F expert inner width, R rows received. docs/python.md is the guide.
 """
 from ._dispatch_call import Dispatched, Pending, PendingDispatch
 from ._dispatcher import CombineGradients, Dispatcher

@@ -26,13 +26,13 @@ def check_range(name, value, kind):
 
 
 def int_array(name, values, kind):
-    """An array for the library; not empty, as that would have no address."""
+    """An array for the library; never empty, because an empty array has no address."""
     checked = (check_range(f"{name}[{index}]", value, kind) for index, value in enumerate(values))
     return (kind * max(len(values), 1))(*checked)
 
 
 class Struct(ctypes.Structure):
-    """Refuses integers that a field cannot hold, also in its constructor. Errors name the field."""
+    """Refuses integers that do not fit in a field, also in its constructor. Errors name the field."""
 
     def __setattr__(self, name, value):
         if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""The calls of a dispatcher with memory by address, for other parts of the package: faster for tensors that are already
+"""The calls of a dispatcher with memory given by address, for other parts of the package: faster if tensors are already
 described. Their structs are made once; every call overwrites everything that an earlier one left in them."""
 import ctypes
 import struct
@@ -21,7 +21,7 @@ from ._library import lib
 from ._plan import Plan
 from ._tensor import TENSOR_FORMAT, Array, Memory, Refused, result
 
-# Consecutive tensors. Bytes for x are set to 0.
+# Consecutive tensors. Format character x: a byte set to 0.
 _NO_TENSOR = f"{ctypes.sizeof(CTensor)}x"
 _NO_OUTPUT = f"{ctypes.sizeof(COutput)}x"
 _OUTPUT = TENSOR_FORMAT + "8x"  # a tensor and its owner
@@ -42,7 +42,7 @@ _new_info = maker(PlanInfo)
 _create_plan = lib.plan_create_described
 _dispatch = lib.dispatch
 
-#: An output that the library is to provide, or none at all.
+#: An output that the library provides, or none at all.
 NOT_GIVEN = Memory((0,) * 9)
 
 
@@ -51,8 +51,8 @@ class _Move(ctypes.Structure):
 
 
 class DirectCalls:
-    """The calls of one dispatcher, one at a time: hold a lock. A tensor is a `Memory`, which the caller keeps alive, or
-    `Refused`. Outputs are contiguous and have the exact shape."""
+    """The calls of one dispatcher, one at a time: the caller must hold a lock. A tensor is a `Memory`, which the caller
+    keeps alive, or `Refused`. Outputs are contiguous and have the exact shape."""
 
     def __init__(self, dispatcher: Any):
         self._dispatcher = dispatcher
@@ -81,7 +81,7 @@ class DirectCalls:
         return self._plan.value, info
 
     def dispatch(self, plan: Plan, x: Memory, rows: Memory, row_weights: Optional[Memory] = None) -> Optional[Array]:
-        """x [T, D] -> rows [R, D], row_weights [R] unless None. Returns rows that were NOT_GIVEN."""
+        """x [T, D] -> rows [R, D], row_weights [R] unless None. Returns the rows if they were NOT_GIVEN."""
         _put_x(self._args, _X, *x, row_weights is not None)
         _put_rows(self._results, _ROWS, *rows, *(row_weights or NOT_GIVEN))
         if _dispatch(self._dispatcher._handle, plan._handle, self._args_ref, self._results_ref):
@@ -97,7 +97,7 @@ class DirectCalls:
     def combine_backward(
         self, plan: Plan, grad_out: Memory, y: Memory, grad_rows: Memory, grad_weights: Memory
     ) -> Optional[Array]:
-        """grad_out [T, D], y [R, D] -> grad_rows [R, D], grad_weights [T, K]. Returns grad_rows that were NOT_GIVEN."""
+        """grad_out [T, D], y [R, D] -> grad_rows [R, D], grad_weights [T, K]. Returns grad_rows if they were NOT_GIVEN."""
         _put_inputs(self._inputs, _GRAD_OUT, *grad_out, *y)
         _put_outputs(self._grads, _GRAD_ROWS, *grad_rows, *grad_weights)
         if lib.combine_backward(self._dispatcher._handle, plan._handle, self._inputs_ref, self._grads_ref):

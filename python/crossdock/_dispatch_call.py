@@ -1,4 +1,4 @@
-"""One dispatch: its arguments, its results, and the half of it that is pending."""
+"""One dispatch: its arguments, its results, and a call that is pending."""
 from ctypes import byref
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
@@ -47,7 +47,7 @@ class PendingDispatch(Pending):
 
     def chunks(self) -> Iterator[Tuple[Dispatched, int, int]]:
         """Yields (arrived, first_expert, last_expert) for every chunk, in expert order. On a GPU, the dispatcher's stream
-        waits for the rows and weights of these local experts; the host does not. Those of later chunks must not be used
+        waits for the rows and weights of these local experts; the host does not. Rows of later chunks must not be used
         yet. On the CPU there is one chunk."""
         while self._handle is not None:
             chunk = self._next_chunk(self._handle)

@@ -39,7 +39,7 @@ class CombineGradients(NamedTuple):
 
 
 class _Move(ctypes.Structure):
-    """The tensors of a call with one in and one out."""
+    """The tensors of a call with one input and one output."""
 
     _fields_ = [("source", CTensor), ("target", COutput)]
 
@@ -89,7 +89,7 @@ def dispatch_config(
     max_routes_per_token: Optional[int] = None,
     copies: str = "auto",
 ) -> DispatchConfig:
-    if capacity_factor == 0:  # the library's value for none
+    if capacity_factor == 0:  # to the library, 0 means no capacity
         raise ValueError("capacity_factor must be positive, got 0; None: no capacity")
     places = None
     if placement is not None:
@@ -124,7 +124,7 @@ class Dispatcher(Shared):
     argument on one rank is the same Error on every rank, and the group stays usable.
 
     Inputs are numpy arrays, objects with __dlpack__ (torch, jax, cupy), crossdock.Array or crossdock.Tensor. They are not
-    copied, except numpy arrays that are not contiguous. An output may be given, with the exact shape and dtype, and is
+    copied, except numpy arrays that are not contiguous. An output may be passed, with the exact shape and dtype, and is
     then returned; otherwise it is in the library's memory, without a copy: a numpy array if the input is one, else a
     crossdock.Array. An output must not overlap an input or another output.
     """
@@ -166,8 +166,8 @@ class Dispatcher(Shared):
             or rounded to the dtype of the rows ("rows")
         keep_empty_segments: each local expert has at least one row, for kernels that fail without rows
         max_routes_per_token: dense maps: the largest number of bits set for a token; None: no bound
-        copies: of a token that dispatch sends between GPUs of one node: "per_route", one per row; "per_rank", one per
-            rank, copied there to the token's other rows; "auto": per rank if the ranks are on several GPUs
+        copies: copies of a token that dispatch sends between GPUs of one node: "per_route", one per row; "per_rank", one
+            per rank, copied there to the token's other rows; "auto": per rank if the ranks are on several GPUs
         """
         config = dispatch_config(
             num_experts=num_experts,
@@ -196,14 +196,14 @@ class Dispatcher(Shared):
         self._handle: Optional[int] = handle.value
         self._rank = group.rank
         self._stream = 0
-        self._options: Any = None  # of the last set_stream
+        self._options: Any = None  # passed to the last set_stream
         self._destroy = weakref.finalize(self, lib.dispatcher_destroy, self._handle)
 
     # ---- Not collective ----
 
     @property
     def strategy(self) -> str:
-        """The strategy that "auto" stands for."""
+        """The strategy in use; if "auto" was requested, the one it chose."""
         name = ctypes.c_char_p()
         check(lib.dispatcher_strategy(self._handle, byref(name)))
         return (name.value or b"").decode()
@@ -293,11 +293,11 @@ class Dispatcher(Shared):
         x: fp64 (CPU only), fp32, bf16, fp16 or fp8 e4m3
         scales: with fp8: [T, ceil(D/128)] fp32 or [T, ceil(D/32)] e8m0
         row_weights: True: dispatch the weights too; or an array [R] that receives them
-        rows, row_scales: outputs that the caller gives
+        rows, row_scales: outputs to write to
         num_chunks: at most this many chunks of whole local experts
         on_chunk: called as on_chunk(arrived, first_expert, last_expert) after each chunk, in expert order: the rows of
-            these local experts and all row weights are complete. Given on all ranks or on none. It must not use the
-            group. An exception in it fails the call on all ranks and is raised here.
+            these local experts and all row weights are complete. Must be passed on all ranks or on none, and must not
+            use the group. If it raises, the call fails on all ranks; this rank raises its exception.
         """
         call = DispatchCall(self, plan, x, scales, row_weights, rows, row_scales, num_chunks, on_chunk)
         call.call(lib.dispatch, self._handle)

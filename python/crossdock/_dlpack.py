@@ -44,7 +44,7 @@ _DTYPES = {  # (DLDataTypeCode, bits)
     (6, 8): DType.BOOL,
 }
 
-# The capsule's destructor gets an object without references, so it is a plain pointer here.
+# The capsule's destructor receives an object whose reference count is 0, so it is a plain pointer here.
 _Destructor = ctypes.PYFUNCTYPE(None, c_void_p)
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 _pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
@@ -53,7 +53,7 @@ _dying_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_char_p)(("PyCapsul
 
 
 def _destroy(capsule: int) -> None:
-    if _dying_is_valid(capsule, _NAME):  # nobody took the tensor
+    if _dying_is_valid(capsule, _NAME):  # the tensor was never consumed
         managed = _dying_pointer(capsule, _NAME)
         _DLManagedTensor.from_address(managed).deleter(managed)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class DType(enum.IntEnum):
-    """Types of the values of tensors. F8E4M3 and E8M0 are for fp8 rows and their scales."""
+    """Element types of tensors. F8E4M3 and E8M0 are for fp8 rows and their scales."""
 
     F64 = 1
     F32 = 2

@@ -13,7 +13,7 @@ class ErrorCode(enum.IntEnum):
     """Why a call failed."""
 
     INVALID_ARGUMENT = 1  #: the same error on every rank; the group stays usable
-    MISMATCH = 2  #: ranks differ in configuration or call; likewise
+    MISMATCH = 2  #: ranks differ in configuration or call; the group stays usable
     UNSUPPORTED = 3  #: not built in, or not possible on this machine
     CAPACITY = 4  #: more rows than max_rows; the text gives the size needed
     PEER_FAILED = 5  #: a rank left, failed or died; the group is poisoned: later calls fail too
@@ -25,7 +25,7 @@ class ErrorCode(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """As the library writes it: "invalid argument", ..."""
+        """The library's text for it: "invalid argument", ..."""
         return self.name.lower().replace("_", " ")
 
 
@@ -55,7 +55,7 @@ class Error(RuntimeError):
         return type(self), (str(self), self.code, self.culprit, self.operation, self.sequence)
 
 
-_NO_HANDLE = re.compile("(bootstrap|group|dispatcher|plan|layer) must not be NULL")  # only closed objects have none
+_NO_HANDLE = re.compile("(bootstrap|group|dispatcher|plan|layer) must not be NULL")  # only closed objects have no handle
 
 
 def last_error() -> Error:
@@ -72,7 +72,7 @@ def last_error() -> Error:
 
 
 def fail(rank: Optional[int] = None, cause: Optional[BaseException] = None) -> NoReturn:
-    """Raises the calling thread's last failure, of a call by `rank`. `cause` is the reason why Python refused an
+    """Raises the calling thread's last failure, in a call by `rank`. `cause` is the reason why Python refused an
     argument."""
     error = last_error()
     if error.code == ErrorCode.COMMUNICATION:

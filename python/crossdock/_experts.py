@@ -65,7 +65,7 @@ def experts_config(
 
 
 def put_expert_weights(marshal: Marshal, struct: ctypes.Structure, offset: int, given: Any, are_outputs: bool) -> None:
-    """Writes an ExpertWeights at this offset; None: nothing is given."""
+    """Writes an ExpertWeights at this offset; None: no tensors."""
     if given is None:
         return
     put = marshal.put_output if are_outputs else marshal.put
@@ -77,10 +77,10 @@ class Experts(Shared):
     """A grouped MLP. Not collective.
 
     Methods take the plan whose rows they compute, and the parameters as an ExpertWeights. All arrays are in host memory
-    or, like the plan, on a GPU. Outputs may be given; otherwise they are numpy arrays, or on a GPU a crossdock.Array.
+    or, like the plan, on a GPU. Outputs may be passed; otherwise they are numpy arrays, or on a GPU a crossdock.Array.
     On a GPU calls queue their work in `stream`, a cudaStream_t, and do not wait; None: the stream of the plan's
     dispatcher. Backward must use the stream of its forward. A plan of your own needs the attributes segment_starts_ptr,
-    segment_counts_ptr and num_local_experts, with all outputs and the stream given.
+    segment_counts_ptr and num_local_experts; all outputs and the stream must then be passed.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Experts(Shared):
         save: bool = True,
         stream: Optional[int] = None,
     ) -> Tuple[Any, Optional[ExpertsSaved]]:
-        """rows [R, D] -> (y [R, D], what backward needs). row_weights [R]: with weights_in="experts"."""
+        """rows [R, D] -> (y [R, D], values for backward). row_weights [R]: with weights_in="experts"."""
         y = self._rows(plan, rows, y)
         stream = _stream(plan, stream)
         marshal = Marshal(stream)
@@ -197,7 +197,7 @@ class Experts(Shared):
         return args
 
     def _rows(self, plan: Plan, rows: Any, given: Any) -> Any:
-        """The given output [R, D], or a new one like `rows`."""
+        """The output [R, D] that was passed, or a new one like `rows`."""
         if given is not None:
             return given
         if plan.device is not None:

@@ -69,7 +69,7 @@ class Bootstrap(Owner):
         setup_deadline: Optional[float] = None,
         ranks_per_node: Optional[int] = None,
     ):
-        """Listens on `address` (numeric; None: that of the interface in use). Not collective."""
+        """Listens on `address` (numeric; None: the address of the interface in use). Not collective."""
         config = _bootstrap_config(address, setup_deadline, ranks_per_node)
         handle = ctypes.c_void_p()
         check(lib.bootstrap_open(ctypes.byref(config), ctypes.byref(handle)))
@@ -127,7 +127,7 @@ class Group(Shared):
         self.node: int = info.node  #: of this rank
         self.num_nodes: int = info.num_nodes  #: machines, as far as the communicator knows
         self.communicator: str = info.communicator.decode()  #: "sockets", "threads", ...
-        self.note: str = info.note.decode()  #: how the ranks are connected, for logs; "" if there is nothing to say
+        self.note: str = info.note.decode()  #: how the ranks are connected, for logs; "" if nothing is unusual
 
     @staticmethod
     def from_all_gather(
@@ -169,7 +169,7 @@ class Group(Shared):
 
     @staticmethod
     def from_threads(size: int, **options: Any) -> "List[Group]":
-        """`size` ranks that are threads of this process, for tests: the r-th is rank r's, to be used by one thread."""
+        """Groups of `size` ranks that are threads of this process, for tests: the r-th is for rank r's thread."""
         check_range("size", size, ctypes.c_int32)
         handles = (ctypes.c_void_p * max(size, 1))()
         config = group_config(**options)
@@ -178,7 +178,7 @@ class Group(Shared):
 
     def subgroup(self, members: Iterable[int]) -> "Group":
         """A group of `members`, ascending ranks of this group including this one. Called by the members only. Works on a
-        poisoned group too, so that the survivors of a failure can continue."""
+        poisoned group too, so the survivors of a failure can continue."""
         ranks = list(members)
         handle = ctypes.c_void_p()
         array = int_array("members", ranks, ctypes.c_int32)
@@ -196,7 +196,7 @@ class Group(Shared):
 
     def reduce_scatter(self, source: Any, out: Any) -> None:
         """Sums `source`, which has the same shape on every rank, and writes this rank's part of the sum to `out`. The
-        parts follow each other in rank order and may differ in size. Otherwise as all_reduce."""
+        parts are contiguous, in rank order, and may differ in size. Otherwise as all_reduce."""
         marshal = Marshal()
         tensors = (CTensor * 2)()
         marshal.put(tensors, 0, source)
@@ -220,7 +220,7 @@ class Group(Shared):
 
     @property
     def window_bytes(self) -> int:
-        """Memory held that the ranks of this node can reach."""
+        """Memory held that is reachable by the ranks of this node."""
         return self._describe().window_bytes
 
     def leave(self, reason: Optional[str] = None) -> None:

@@ -1,8 +1,8 @@
 """Ends waits for other ranks: on Ctrl-C, and when the interpreter ends.
 
 The library asks at least every 100 ms whether a wait should end. The callback must not run Python code: that would run
-the signal handler, whose exception cannot leave a callback. So it is made of C functions. PyOS_InterruptOccurred
-detects SIGINT on the main thread; once the call has failed, the signal is given back to Python.
+the signal handler, whose exception cannot leave a callback. So it is composed of C functions. PyOS_InterruptOccurred
+detects SIGINT on the main thread; once the call has failed, the signal is returned to Python.
 """
 import _thread
 import atexit
@@ -34,13 +34,13 @@ def give_back_signal(text: str, is_culprit: bool) -> None:
     unless the program has set another one."""
     if threading.current_thread() is not threading.main_thread():
         return
-    in_set_up = "interrupted while waiting for" in text  # only the rank itself says so
+    in_set_up = "interrupted while waiting for" in text  # only the interrupted rank's text says this
     if in_set_up or (is_culprit and "interrupted in " in text):
         _thread.interrupt_main()
 
 
-# A daemon thread that still waits when the interpreter is gone could not even ask: Python then ends a thread that wants
-# the GIL, which the library's code does not survive. So these waits end before that.
+# Waits of daemon threads must end before the interpreter is gone: Python then ends any thread that requests the GIL, and
+# the library's code does not survive that.
 
 
 def _is_in_a_call(frame: Any) -> bool:

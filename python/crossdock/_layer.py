@@ -41,13 +41,13 @@ class LayerWeights(NamedTuple):
 class LayerGradients(NamedTuple):
     """Arrays for the gradients, in fp32 (fp64 for fp64); None: not computed.
 
-    On a GPU those of w1 and w2 may have the dtype of the experts instead, but then cannot be accumulated.
+    On a GPU the gradients of w1 and w2 may have the dtype of the experts instead, but then cannot be accumulated.
     """
 
     gate: Any = None  #: [E, D]; summed over this rank's tokens only
     experts: Optional[ExpertWeights] = None
     shared: Optional[ExpertWeights] = None  #: summed over this rank's tokens only
-    gate_bias: Any = None  #: [E]; likewise
+    gate_bias: Any = None  #: [E]; summed over this rank's tokens only
 
 
 class LayerSaved(Owner):
@@ -104,7 +104,7 @@ class LayerForward(NamedTuple):
 
     out: Any  #: [T, D]
     aux_loss: float  #: this rank's share; the shares of the counting group sum to its loss
-    z_loss: float  #: likewise
+    z_loss: float  #: as aux_loss
     saved: Optional[LayerSaved]  #: for the backward
     aux_losses: Tuple[float, float, float] = (0.0, 0.0, 0.0)  #: terms of aux_loss: batch, sequence, global batch
 
@@ -153,7 +153,7 @@ def _router_config(
 def _handle_of(name: str, group: Optional[Group]) -> Optional[int]:
     if group is None:
         return None
-    if group.closed:  # the library would take it as not given
+    if group.closed:  # to the library, its null handle would mean no group
         raise Error(f"the {name} has been closed", ErrorCode.INVALID_ARGUMENT)
     return group._handle
 
@@ -162,7 +162,7 @@ class Layer(Shared):
     """Router, dispatch, experts and combine. forward and backward are collective.
 
     Arrays are taken and returned as by Dispatcher. If x is on a GPU, so are all arrays of the call; it is queued in the
-    stream of set_stream and does not wait if dispatch["max_rows"] is given.
+    stream of set_stream and does not wait if dispatch["max_rows"] is set.
     """
 
     def __init__(
@@ -197,12 +197,12 @@ class Layer(Shared):
         experts: activation, limit, interleaved, weights_in, recompute; see Experts
         dispatch: alignment, placement, strategy, capacity_factor, ...; see Dispatcher
         shared_inner: F of the shared experts, one dense MLP; 0: none
-        overlap_chunks: above 1: experts compute on the chunks that have arrived
+        overlap_chunks: above 1: experts compute on chunks that have arrived while others are in transit
         serial_shared: the shared experts do not compute during the dispatch
-        counting_group: ranks over which the losses count; None: `group`
-        etp: expert tensor parallelism: ranks that share each expert, fastest in the group; `inner` is F of a whole expert
-        sequence_group: ranks that share sequences, if they are not those of counting_group
-        replicated_over: ranks that hold the same tokens: each takes part with a slice and gets all results
+        counting_group: ranks over which the losses are counted; None: `group`
+        etp: expert tensor parallelism: ranks that share each expert, consecutive in the group; `inner` is F of a whole expert
+        sequence_group: ranks that share sequences, if they differ from those of counting_group
+        replicated_over: ranks that hold the same tokens: each dispatches a slice and gets all results
         allow_equal_tokens: accept tokens that are bit-identical on several ranks, as distinct tokens
         """
         config = LayerConfig(
@@ -226,7 +226,7 @@ class Layer(Shared):
         self._other_groups = (counting_group, sequence_group, replicated_over)  # must outlive the layer
         self.num_experts = num_experts
         self._stream = 0
-        self._options: Any = None  # of the last set_stream
+        self._options: Any = None  # passed to the last set_stream
         self._handle: Optional[int] = handle.value
         self._destroy = weakref.finalize(self, lib.layer_destroy, self._handle)
 

@@ -15,7 +15,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 def _build_trees() -> Iterator[pathlib.Path]:
-    """Shared libraries in the folders of build/, next to python/: those of `make python` first, then the newest."""
+    """Shared libraries in the folders of build/, next to python/: those for Python (`make python`) first, newest first."""
     found = (_PACKAGE.parents[1] / "build").glob("*/" + _SONAME)
 
     def order(path: pathlib.Path) -> Tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""Objects that own something in the library, by its address."""
+"""Python objects that own an object of the library."""
 from typing import Any, NoReturn
 
 
@@ -15,7 +15,7 @@ class Owner:
 
 
 class Shared(Owner):
-    """Copies of a model that has such an object share it. Refuses pickles."""
+    """Copies share the object, as when a model that holds it is copied. Refuses pickles."""
 
     __slots__ = ()
 

@@ -93,7 +93,7 @@ class Plan(Owner):
 
     @property
     def weights(self) -> Any:
-        """[T, K] fp32 (fp64 if given in fp64 on the CPU): of kept routes, 0 elsewhere."""
+        """[T, K] fp32 (fp64 if they were fp64 on the CPU): weights of kept routes, 0 elsewhere."""
         return _tensor.view(_tensor.fields_at(self._describe(), PlanInfo.weights.offset), self)
 
     @property

@@ -17,7 +17,7 @@ _LAYOUT = struct.Struct("=" + TENSOR_FORMAT)
 assert _LAYOUT.size == ctypes.sizeof(CTensor)
 
 Fields = Tuple[int, int, int, int, int, int, int, int, int]
-_REFUSED: Fields = (0, 0, 0, 0, 0, 1, 0, 0, 0)  # has no dtype: the library refuses it on all ranks
+_REFUSED: Fields = (0, 0, 0, 0, 0, 1, 0, 0, 0)  # no dtype: the library refuses it on all ranks
 
 Shape = Tuple[int, ...]
 _nothing = ctypes.c_double()
@@ -40,7 +40,7 @@ def fields_of(ptr: int, dtype: int, shape: Sequence[int], device: Optional[int])
 
 
 class Tensor:
-    """Memory of the caller, contiguous, by its address. Does not own it: keep it alive during the calls.
+    """Contiguous memory of the caller, given by its address. Does not own it: keep it alive during the calls.
 
     `device` is the index of the GPU, or None for host memory.
     """
@@ -78,7 +78,7 @@ class Refused(tuple):
 
 
 class Array(Owner):
-    """Memory of the library as an array: of one call's result (owned), or of a plan (a view that keeps the plan).
+    """Memory of the library as an array: the result of a call (owned), or part of a plan (a view that keeps the plan alive).
 
     Other libraries use it without a copy through DLPack (results only), numpy's array interface (host) and the CUDA array
     interface. Results are released when the last reference is gone.
@@ -88,7 +88,7 @@ class Array(Owner):
 
     def __init__(self, fields: Fields, output: Optional[COutput] = None, keeper: Any = None, stream: int = 0):
         self.fields = fields
-        self.stream = stream  #: of the last use on a GPU; if that is another one, set it before the release
+        self.stream = stream  #: stream of the last use on a GPU; if you used another one, set it before the release
         self._keeper = keeper
         self._output = output
 
@@ -160,7 +160,7 @@ class Array(Owner):
             "version": 3,
             "shape": fields[1 : 1 + fields[5]],
             "typestr": TYPESTRS[fields[6]],
-            # numpy 1 takes no NULL, not even for an empty array.
+            # numpy 1 does not accept NULL, not even for an empty array.
             "data": (fields[0] or _NOWHERE, self._keeper is not None),
         }
 
@@ -172,7 +172,7 @@ class Array(Owner):
             "version": 3,
             "shape": self.shape,
             "typestr": TYPESTRS[self.dtype],
-            "data": (self.ptr, False),  # torch takes no read-only memory
+            "data": (self.ptr, False),  # torch does not accept read-only memory
             "stream": self.stream or 1,  # 1: the default stream
         }
 
@@ -201,7 +201,7 @@ class Array(Owner):
         return _dlpack.capsule_of(managed.value)
 
 
-#: What calls take: an array of numpy, anything with __dlpack__, memory of the library, or an address.
+#: Array arguments of calls: an array of numpy, anything with __dlpack__, memory of the library, or an address.
 ArrayLike = Union[Tensor, Array, Any]
 
 # ---- In ----
@@ -232,7 +232,7 @@ def _numpy_in(value: Any, keep: List[Any], stream: int) -> Fields:
     return _numpy_fields(value)
 
 
-# The address of a numpy array from its C struct: the dict of __array_interface__ takes ten times as long.
+# Reads the address of a numpy array from its C struct: the dict of __array_interface__ takes ten times as long.
 _array_struct = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -338,7 +338,7 @@ class Marshal:
             fail(rank, self.refusal)
 
     def put(self, struct_: ctypes.Structure, offset: int, value: Any) -> None:
-        """Sets the input at this offset; None: not given."""
+        """Sets the input at this offset; None: no input."""
         if value is None:
             return
         try:
@@ -374,7 +374,7 @@ class Marshal:
 
 
 def result(struct_: ctypes.Structure, offset: int, given: Any, like: Any, stream: int) -> Any:
-    """The output at this offset after a call: what the caller gave, or an array of the library's memory.
+    """The output at this offset after a call: the one that the caller passed, or an array of the library's memory.
 
     The latter is a numpy array if `like`, an input of the call, is one. None if the call has no such output.
     """

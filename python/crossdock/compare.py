@@ -3,7 +3,7 @@
 Runs the same random layer through both on that many processes of this machine, checks outputs and gradients, and prints
 both times. Under torchrun it uses torchrun's processes.
 
-The path of PyTorch is torchtitan's unmodified dispatcher where torchtitan is installed, else the same steps in plain
+PyTorch's path is torchtitan's unmodified dispatcher if torchtitan is installed, else the same steps in plain
 torch: sort by expert, exchange counts, exchange rows with all_to_all_single, sort by local expert, and back.
 """
 import argparse
@@ -27,7 +27,7 @@ PRESETS = {  # of layers: D, F, E, K
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows to other ranks, by the numbers of rows per rank, and their gradients back."""
+    """Sends rows to other ranks, by numbers of rows per rank, and returns their gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, received: List[int], sent: List[int]) -> torch.Tensor:
@@ -129,7 +129,7 @@ def _inputs(options: argparse.Namespace, device: torch.device) -> Dict[str, torc
 
 
 def _make_experts(options: argparse.Namespace, device: torch.device) -> Callable:
-    """SwiGLU networks of inner width F, or without it a factor for each expert of each rank."""
+    """SwiGLU networks of inner width F, or, if F is not given, one factor per expert and rank."""
     num_local = options.experts // dist.get_world_size()
     first = dist.get_rank() * num_local + 1
     if options.inner:
@@ -145,7 +145,7 @@ def _make_experts(options: argparse.Namespace, device: torch.device) -> Callable
 
 
 def _run(dispatcher: Any, experts: Callable, inputs: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    """Forward and backward once: outputs and gradients."""
+    """Runs forward and backward once. Returns outputs and gradients."""
     x = inputs["x"].detach().requires_grad_()
     weights = inputs["weights"].detach().requires_grad_()
     rows, counts, metadata = dispatcher.dispatch(x, weights, inputs["expert_ids"], inputs["counts"])
@@ -167,7 +167,7 @@ def _forward(dispatcher: Any, inputs: Dict[str, torch.Tensor]) -> None:
 
 
 def _seconds(work: Callable[[], Any], options: argparse.Namespace) -> float:
-    """The median of `repeat` runs, each as long as its slowest rank."""
+    """The median of `repeat` runs, each timed by its slowest rank."""
     times = []
     for _ in range(options.warmup + options.repeat):
         _wait(options)
@@ -209,7 +209,7 @@ SHAPE = ("tokens", "width", "top_k", "experts", "inner", "dtype", "device")
 
 
 def compare(options: argparse.Namespace) -> Dict[str, Any]:
-    """On every rank of the default process group. The result is identical on every rank."""
+    """Runs on every rank of the default process group. The result is identical on every rank."""
     if options.experts % dist.get_world_size():
         raise ValueError(f"--experts ({options.experts}) must be a multiple of the ranks ({dist.get_world_size()})")
     device = torch.device("cuda", torch.cuda.current_device()) if options.device == "cuda" else torch.device("cpu")

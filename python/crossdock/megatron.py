@@ -45,7 +45,7 @@ def replace(model: Union[Any, Iterable[Any]]) -> int:
 
 
 def guard_empty_router() -> None:
-    """Lets Megatron's router accept 0 tokens, on which it otherwise fails while the other ranks wait for this one."""
+    """Makes Megatron's router accept 0 tokens. It otherwise fails on them while the other ranks wait for this one."""
     router.router_gating_linear = _gating_of_any_size
 
 
@@ -57,7 +57,7 @@ def _gating_of_any_size(inp: torch.Tensor, weight: torch.Tensor, bias: Any, rout
 
 
 class _Groups:
-    """The groups of a dispatcher as it was given them."""
+    """The process groups that a dispatcher was made with."""
 
     def __init__(self, dispatcher: Any):
         self.ep = dispatcher.ep_group

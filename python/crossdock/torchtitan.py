@@ -6,7 +6,7 @@ With CUDA graphs, torchtitan's default, for models configured for HybridEP:
 
     --override.imports 'crossdock.torchtitan.graph_dispatcher={"capacity_factor": 1.0}'
 
-With selective activation checkpointing, so that backward does not communicate twice, also:
+With selective activation checkpointing, also this, so that backward does not communicate twice:
 
     crossdock.torchtitan.selective_checkpointing
 """
@@ -89,7 +89,7 @@ class GraphTokenDispatcher(TokenDispatcher):
         rows = math.ceil(routes * config.non_blocking_capacity_factor)
         alignment = config.pad_multiple or 1
         if alignment > 1:
-            rows += num_local_experts * (alignment - 1)  # every segment may need as many pad rows
+            rows += num_local_experts * (alignment - 1)  # every segment may need alignment - 1 pad rows
         return rows
 
 

@@ -40,14 +40,14 @@ struct DLPackExchangeHeader {
   DLPackExchangeHeader* older;
 };
 
-/// What `Tensor.__dlpack_c_exchange_api__` of a framework points to.
+/// The target of a framework's `Tensor.__dlpack_c_exchange_api__`.
 struct DLPackExchangeAPI {
   DLPackExchangeHeader header;
   void (*managed_tensor_allocator)();
   void (*managed_tensor_from_py_object_no_sync)();
   void (*managed_tensor_to_py_object_no_sync)();
-  /// Describes a tensor of Python without owning it. May be null. Not 0: failed, Python's error is
-  /// set.
+  /// Describes a Python tensor without owning it. May be null. Returns nonzero on failure, with a
+  /// Python error set.
   int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out);
   void (*current_work_stream)();
 };

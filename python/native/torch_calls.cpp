@@ -1,9 +1,9 @@
-// The calls of crossdock.torch for the plain case, in one step from tensors to tensors: what
-// _direct_calls.py and torch/calls.py do in Python. Anything but plain tensors in host memory is
-// left to them: a function then returns None, and nothing has happened.
+// The calls of crossdock.torch for plain tensors in host memory, in one step from tensors to
+// tensors. For any other tensors a function returns None without side effects, and
+// _direct_calls.py and torch/calls.py make the same call in Python.
 //
 // Tensors are read through torch's DLPack exchange functions, so neither torch's headers nor its
-// version matter, and Python's stable ABI is all that is used of Python.
+// version matter. Of Python, only the stable ABI is used.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
@@ -129,7 +129,7 @@ Owned new_tensor(PyObject* like, std::initializer_list<int64_t> shape, PyObject*
   return nullptr;
 }
 
-/// Raises what the library reports.
+/// Raises the library's last error.
 PyObject* fail(PyObject* rank) {
   Py_XDECREF(PyObject_CallFunctionObjArgs(torch.fail, rank, nullptr));
   return nullptr;

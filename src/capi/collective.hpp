@@ -25,7 +25,7 @@ std::optional<Error> conversion_refusal(const Convert& body) {
 }
 
 /// Converts the arguments of a collective call. If they cannot be converted, this rank refuses the
-/// call, so that all ranks return the same error instead of waiting for this one.
+/// call, so all ranks return the same error instead of waiting for this one.
 template <typename Convert>
 void convert(const Call& call, const Convert& body) {
   const std::optional<Error> refusal = conversion_refusal(body);

@@ -70,7 +70,7 @@ DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_exp
   } else {
     CROSSDOCK_CHECK(given.pad_to_capacity == 0, "pad_to_capacity needs a capacity_factor");
   }
-  constexpr int64_t kMostExperts = int64_t{1} << 20;  // more are refused with the first plan
+  constexpr int64_t kMostExperts = int64_t{1} << 20;  // more are refused by the first plan
   if (given.placement != nullptr && num_experts > 0 && num_experts <= kMostExperts) {
     config.placement.assign(given.placement, given.placement + num_experts);
   }

@@ -5,8 +5,8 @@
 
 namespace crossdock::capi {
 
-// Converts the caller's configurations to those of the C++ API. Throws Error(kInvalidArgument) if a
-// field has no meaning; whether the values are consistent is checked where they are used.
+// Convert the caller's configurations to the C++ API's. Throw Error(kInvalidArgument) if a field
+// has an undefined value; consistency is checked where the values are used.
 
 DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_experts);
 ExpertsConfig to_config(const crossdock_experts_config& given);
@@ -17,13 +17,13 @@ ExpertGradients to_gradients(const char* name, const crossdock_expert_gradients&
 
 PartialSums to_partial_sums(int32_t value);
 
-/// A number whose 0 means the default.
+/// `value`, or the default if it is 0.
 template <typename Number>
 Number or_default(Number value, Number if_zero) {
   return value == 0 ? if_zero : value;
 }
 
-/// A field of an enumeration with `num_values` values, numbered from 0 as in C++.
+/// An enumeration's field, checked to be one of `num_values` values, numbered from 0 as in C++.
 int checked_enum(const char* name, int32_t value, int num_values);
 
 }  // namespace crossdock::capi

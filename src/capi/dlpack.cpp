@@ -1,4 +1,4 @@
-// Memory of the library for other libraries, through DLPack (https://dmlc.github.io/dlpack).
+// Shares the library's memory with other libraries through DLPack (https://dmlc.github.io/dlpack).
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,7 @@
 namespace crossdock::capi {
 namespace {
 
-// DLPack's structs, as of its version 0: later versions keep them.
+// DLPack's structs as of version 0; later versions keep them.
 struct DLDataType {
   uint8_t code;
   uint8_t bits;

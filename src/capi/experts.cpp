@@ -13,7 +13,7 @@ using capi::to_view;
 
 namespace {
 
-// Segments are where the rows are.
+// Segments are on the device of the rows.
 Segments to_segments(const crossdock_segments& given, const TensorView& rows) {
   CROSSDOCK_CHECK(given.num_segments <= 0 || (given.starts != nullptr && given.counts != nullptr),
                   "segments: starts and counts must not be NULL");

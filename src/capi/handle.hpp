@@ -11,7 +11,7 @@ namespace crossdock::capi {
 
 /// Base of the objects behind the C API's handles. Recognises pointers to other objects and objects
 /// of a parent process: callers in untyped languages confuse handles, and forked children destroy
-/// handles that they inherited.
+/// handles they inherited.
 template <typename Object>
 class Handle {
  public:
@@ -26,7 +26,7 @@ class Handle {
   ~Handle() { kind_ = nullptr; }
 
  private:
-  inline static char kind_of_object = 0;  // its address tells the types apart
+  inline static char kind_of_object = 0;  // its address identifies the type
 
   const void* volatile kind_ = &kind_of_object;  // volatile: the destructor's store is not removed
   const uint64_t generation_ = fork_generation();

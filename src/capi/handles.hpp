@@ -15,8 +15,8 @@
 
 namespace crossdock::capi {
 
-/// A group and the objects made with it share ownership of the group, so that handles may be
-/// destroyed in any order.
+/// A group and the objects made with it share ownership of the group, so handles may be destroyed
+/// in any order.
 struct SharedGroup {
   explicit SharedGroup(std::shared_ptr<Group> group_in)
       : group(std::move(group_in)),
@@ -36,7 +36,7 @@ struct SharedGroup {
 };
 using GroupPtr = std::shared_ptr<SharedGroup>;
 
-/// A mesh, shared by its handle and the groups that it gave.
+/// A mesh, shared by its handle and the groups obtained from it.
 struct SharedMesh {
   SharedMesh(GroupPtr world_in, const MeshShape& shape)
       : world(std::move(world_in)), mesh(world->open(), shape) {}
@@ -51,7 +51,7 @@ struct crossdock_group : crossdock::capi::Handle<crossdock_group> {
   explicit crossdock_group(crossdock::capi::GroupPtr shared_in) : shared(std::move(shared_in)) {}
 
   crossdock::capi::GroupPtr shared;
-  bool belongs_to_mesh = false;  // which destroys it
+  bool belongs_to_mesh = false;  // the mesh destroys it
 };
 
 struct crossdock_mesh : crossdock::capi::Handle<crossdock_mesh> {
@@ -87,7 +87,7 @@ struct crossdock_pending : crossdock::capi::Handle<crossdock_pending> {
       : group(begun_by.group), dispatcher(&begun_by) {}
 
   crossdock::capi::GroupPtr group;
-  const crossdock_dispatcher* dispatcher;  // which must finish the call
+  const crossdock_dispatcher* dispatcher;  // only it may finish the call
   std::variant<crossdock::Pending<crossdock::DispatchResult>,
                crossdock::Pending<crossdock::OwnedTensor>>
       call;
@@ -105,7 +105,7 @@ struct crossdock_experts_saved : crossdock::capi::Handle<crossdock_experts_saved
 
 namespace crossdock::capi {
 
-/// The groups of a layer besides its own; null where none was given.
+/// The groups of a layer other than its own; null if not given.
 struct LayerGroups {
   GroupPtr counting;
   GroupPtr sequences;
@@ -138,7 +138,7 @@ struct crossdock_layer_saved : crossdock::capi::Handle<crossdock_layer_saved> {
   explicit crossdock_layer_saved(const crossdock_layer& layer)
       : group(layer.group), stream(layer.stream) {}
 
-  /// The decision with its numbers in host memory. Waits for a GPU that has them.
+  /// The decision with its numbers in host memory. Waits for the GPU if they are there.
   crossdock::MoeDecision decision_on_host() const { return saved.decision.on_host(stream); }
 
   crossdock::capi::GroupPtr group;
@@ -152,7 +152,7 @@ struct crossdock_job_plan : crossdock::capi::Handle<crossdock_job_plan> {
   crossdock::JobPlan plan;
 };
 
-/// Memory that a call gave to the caller.
+/// Memory that a call returned to the caller.
 struct crossdock_memory : crossdock::capi::Handle<crossdock_memory> {
   crossdock_memory(crossdock::capi::GroupPtr group_in, std::shared_ptr<const void> owner_in)
       : group(std::move(group_in)), owner(std::move(owner_in)) {}

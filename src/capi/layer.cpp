@@ -21,7 +21,7 @@ MoeLayerConfig to_layer_config(const crossdock_layer_config& given) {
   MoeLayerConfig config;
   config.router = to_config(read_struct("crossdock_router_config", given.router));
   config.experts = to_config(read_struct("crossdock_experts_config", given.experts));
-  config.experts.num_local_experts = 0;  // the layer counts them
+  config.experts.num_local_experts = 0;  // the layer sets it
   const auto dispatch = read_optional("crossdock_dispatch_config", given.dispatch);
   config.dispatch = to_config(dispatch, config.router.num_experts);
   if (dispatch.strategy != nullptr) config.strategy = dispatch.strategy;
@@ -69,7 +69,7 @@ MoeForwardArgs to_args(const crossdock_layer_forward_args& given, const crossdoc
   return args;
 }
 
-// The plan that a call is about, for the other ranks; 0 if there is none.
+// Id of the plan that a call uses, for comparison with the other ranks; 0 if there is none.
 uint64_t plan_id(const crossdock_layer_saved* saved) {
   const bool has_plan = is_usable(saved) && saved->saved.decision.plan.valid();
   return has_plan ? saved->saved.decision.plan.id() : 0;
@@ -95,7 +95,7 @@ void set_losses(const RouterLosses& losses, crossdock_layer_forward_result& resu
   set(&Outputs::aux_global_batch_loss, losses.aux_terms.global_batch);
 }
 
-// Sets where the losses are on a GPU. `kept` is null if the caller does not keep them alive.
+// Sets the tensor of losses on a GPU. `kept` is null if the caller does not keep them alive.
 void set_device_losses(const crossdock_layer_saved* kept, crossdock_layer_forward_result& result) {
   crossdock_tensor* const out = find_field(&result, &crossdock_layer_forward_result::device_losses);
   if (out == nullptr) return;
@@ -112,7 +112,7 @@ void refuse(Group& group, const char* operation, const Error& error) {
 }
 
 // Like convert. Ranks that hold the same tokens compare them before they agree in the layer's
-// group: a rank that cannot convert its arguments refuses there first.
+// group, so a rank that cannot convert its arguments refuses there first.
 template <typename Convert>
 void convert_replicated(const crossdock_layer& layer, const char* operation, const Call& call,
                         const Convert& body) {
@@ -122,8 +122,8 @@ void convert_replicated(const crossdock_layer& layer, const char* operation, con
   convert(call, [&] { throw *refusal; });
 }
 
-// If the ranks of the layer's group refuse a forward, the ranks of the groups in which it counts
-// wait for them, so they must refuse there too.
+// If a forward is refused in the layer's group, ranks of its counting groups are still waiting, so
+// it must be refused there too.
 template <typename Convert>
 void convert_forward(const crossdock_layer& layer, const Call& call, const Convert& body) {
   try {

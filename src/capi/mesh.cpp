@@ -43,7 +43,7 @@ MeshShape to_shape(const crossdock_mesh_shape* given) {
           .edp = shape.edp};
 }
 
-// Throws if the mesh has only lists, or if its group has been destroyed.
+// Throws if the mesh has only lists of ranks, or if its group has been destroyed.
 Mesh& open(crossdock_mesh& mesh) {
   CROSSDOCK_CHECK(mesh.shared, "the mesh was created without a group; it has lists of ranks only");
   mesh.shared->world->open();
@@ -76,7 +76,7 @@ struct Gradients {
   std::vector<TensorView> experts, experts_replicated, dense, replicated, tensor_parallel;
 };
 
-// A handle of the mesh for one of its groups; kinds that share a group share the handle.
+// A handle of the mesh for one of its groups; axes that share a group share the handle.
 crossdock_group& handle_of(crossdock_mesh& mesh, Group& group) {
   for (const auto& made : mesh.groups) {
     if (made->shared->group.get() == &group) return *made;

@@ -137,7 +137,7 @@ void move_tensor(const Target& target, const OneTensor& tensors, const Move& mov
   set_result(tensors.output, move(from, to), target.memory());
 }
 
-// A pending call, which is not consumed before all arguments of finish are checked.
+// A pending call. It is not consumed until all arguments of finish have been checked.
 template <typename Made>
 Pending<Made>& pending_call(const crossdock_dispatcher* dispatcher, crossdock_pending* pending,
                             const char* wanted) {

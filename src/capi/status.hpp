@@ -26,7 +26,7 @@ crossdock_status guarded(const Body& body) noexcept {
 /// after which a group stays usable become kCommunication.
 ErrorCode code_of(crossdock_status status);
 
-/// The reason that a failed callback gave with crossdock_set_callback_error; empties it.
+/// The reason that a failed callback gave with crossdock_set_callback_error; clears it.
 std::string take_callback_error();
 
 /// Throws Error(kInvalidArgument) if the caller refused this call with crossdock_refuse_next_call.

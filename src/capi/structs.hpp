@@ -33,8 +33,8 @@ void check_struct(const char* name, const Struct* given, size_t least_bytes = si
                   "; initialise the struct with its _INIT macro");
 }
 
-/// A copy of the caller's struct. A longer one, of a later version, is accepted if the fields that
-/// this library does not know are 0.
+/// A copy of the caller's struct. A longer struct, of a later version, is accepted if all fields
+/// unknown to this library are 0.
 template <typename Struct>
 Struct read_struct(const char* name, const Struct* given, size_t least_bytes = sizeof(size_t)) {
   check_struct(name, given, least_bytes);

@@ -21,7 +21,7 @@ std::vector<TensorView> to_views(const char* name, const crossdock_tensor* tenso
 
 crossdock_tensor from_view(const ConstTensorView& view);
 
-/// Throws if an output still has the memory of an earlier call.
+/// Throws if an output still owns the memory of an earlier call.
 void check_no_owner(const char* name, const crossdock_output& output);
 /// The tensor that the caller gave for an output; unset if there is none.
 TensorView given_output(const char* name, const crossdock_output& output);
@@ -29,7 +29,7 @@ TensorView given_output(const char* name, const crossdock_output* output);
 
 /// One output of a call.
 struct Result {
-  crossdock_output* output;  // null: the caller has no place for it
+  crossdock_output* output;  // null: the caller does not take it
   OwnedTensor* tensor;       // unset: the call has no such result
 };
 /// Where the memory of results comes from.

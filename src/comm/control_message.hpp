@@ -10,8 +10,8 @@
 
 namespace crossdock::comm {
 
-/// A message between ranks, in addition to the data. Sent as it is in memory, so all ranks must run
-/// the same build; small enough for MPI to send it before the receiver asks for it.
+/// A message between ranks, in addition to the data. Sent as laid out in memory, so all ranks must
+/// run the same build; small enough for MPI to send it eagerly.
 struct ControlMessage {
   enum class Kind : int32_t {
     kAbort,     // the sender gave up: code, culprit, reporter, sequence, operation, text
@@ -53,7 +53,8 @@ class ControlChannel {
 
   virtual void send(int peer, const ControlMessage& message) = 0;
   virtual void send_to_all_others(const ControlMessage& message) = 0;
-  /// Like send_to_all_others, for the last message; also while another thread is in a call.
+  /// Like send_to_all_others, for the last message; may be called while another thread is in a
+  /// call.
   virtual void say_goodbye(const ControlMessage& message) const = 0;
 
   /// Passes every message that has arrived to `handle`, which may send.

@@ -11,7 +11,7 @@ using Clock = std::chrono::steady_clock;
 /// Throws kInvalidArgument if the variable is set but is not a positive number.
 std::chrono::nanoseconds default_arrival_deadline();
 
-/// Deadline without progress: CROSSDOCK_PROGRESS_DEADLINE in seconds, else 30 s. Throws likewise.
+/// Deadline without progress: CROSSDOCK_PROGRESS_DEADLINE in seconds, else 30 s. Throws as above.
 std::chrono::nanoseconds default_progress_deadline();
 
 /// `duration` after `start`, without overflow.

@@ -178,7 +178,7 @@ DescriptorListener::DescriptorListener()
   const UnixAddress native = to_unix_address(address_.name);
   if (!socket_.is_open() || ::bind(socket_.number(), native.get(), native.length) != 0 ||
       ::listen(socket_.number(), SOMAXCONN) != 0) {
-    throw_last_error(ErrorCode::kUnsupported, "cannot listen at a Unix domain socket");
+    throw_last_error(ErrorCode::kUnsupported, "cannot listen on a Unix domain socket");
   }
 }
 

@@ -12,10 +12,10 @@
 namespace crossdock::comm {
 
 /// Where a process accepts connections to pass file descriptors through: plain data for the other
-/// processes of its machine.
+/// processes on its machine.
 struct DescriptorAddress {
   Secret name{};    // of its socket
-  Secret secret{};  // whoever connects must know this; others can see the name
+  Secret secret{};  // needed to connect; the name is visible to others
 };
 
 /// Says what a descriptor is: plain data, sent with it.
@@ -38,8 +38,8 @@ struct DescriptorReceipt {
 /// the other. No call waits.
 class DescriptorConnection {
  public:
-  /// Throws Error(kCommunication) if nobody listens at the address, as from within another network
-  /// namespace.
+  /// Throws Error(kCommunication) if nobody listens at the address, e.g. from within another
+  /// network namespace.
   explicit DescriptorConnection(const DescriptorAddress& address);
   explicit DescriptorConnection(Descriptor connected) : socket_(std::move(connected)) {}
 
@@ -59,7 +59,7 @@ class DescriptorConnection {
     const Descriptor& descriptor() const;
   };
   /// The next descriptor, if one has arrived. Throws Error(kCommunication) once the sender has
-  /// closed the connection and everything that it had sent has been received.
+  /// closed the connection and everything it sent has been received.
   std::optional<Received> receive() const;
   /// The next receipt, if one has arrived.
   std::optional<DescriptorReceipt> receive_receipt() const;
@@ -75,7 +75,7 @@ class DescriptorConnection {
   Descriptor socket_;
 };
 
-/// Accepts connections on a socket without a file, so that nothing is left behind.
+/// Accepts connections on a socket without a file, so nothing is left behind.
 class DescriptorListener {
  public:
   /// Throws Error(kUnsupported) if the system does not allow it.

@@ -7,12 +7,12 @@
 
 namespace crossdock::comm {
 
-/// Throws unless `offsets` has P + 1 entries, not negative, ascending and within `bytes`.
+/// Throws unless `offsets` has P + 1 non-negative, ascending entries within `bytes`.
 void check_blocks(const char* name, const SharedBytes& bytes, std::span<const int64_t> offsets,
                   int size);
 
 /// Like check_blocks, for the received blocks of an all_gather_v; this rank's block must have the
-/// size of what it sends.
+/// size of its send.
 void check_gather(const SharedBytes& send, const SharedBytes& recv,
                   std::span<const int64_t> recv_offsets, int rank, int size);
 

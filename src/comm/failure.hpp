@@ -10,7 +10,7 @@
 
 namespace crossdock::comm {
 
-/// Why a communicator has failed, in a form that can be sent to the other ranks: all ranks end with
+/// Why a communicator has failed, in a form that can be sent to the other ranks: all ranks report
 /// the same culprit, operation and sequence.
 struct Failure {
   ErrorCode code = ErrorCode::kPeerFailed;

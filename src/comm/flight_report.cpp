@@ -88,12 +88,12 @@ std::string json_of(Group& group, const Line& line) {
 }
 
 void append(const std::string& file, const std::string& text) {
-  // Not blocking: a pipe without a reader must not delay a rank that has failed.
+  // Non-blocking: a pipe without a reader must not delay a rank that has failed.
   constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   const WriteSignalBlock no_signals;
   const int descriptor = open(file.c_str(), kFlags, 0644);
   if (descriptor < 0) return;
-  // One write, so that lines appended by several ranks at once are not interleaved.
+  // One write, so lines appended by several ranks at once are not interleaved.
   [[maybe_unused]] const ssize_t written = write(descriptor, text.data(), text.size());
   close(descriptor);
 }

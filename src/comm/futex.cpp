@@ -12,7 +12,7 @@ namespace crossdock::comm {
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
-// Without FUTEX_PRIVATE_FLAG, so that processes may share the word.
+// Without FUTEX_PRIVATE_FLAG, so processes may share the word.
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds timeout) {
   const auto ns = std::max<int64_t>(0, timeout.count());
   const timespec time{.tv_sec = static_cast<time_t>(ns / 1'000'000'000),

@@ -8,7 +8,7 @@
 
 namespace crossdock::comm {
 
-/// Tells the core that this thread is in a loop that waits for another core.
+/// Tells the core that this thread is spinning.
 inline void spin_once() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -107,8 +107,8 @@ Buffer gather(Group& group, std::span<const std::byte> bytes, std::span<const in
   return all;
 }
 
-/// Memory for the headers of every rendezvous. After a failed wait, requests may still refer to it:
-/// the group is poisoned then, and has no further rendezvous.
+/// Memory for the headers of every rendezvous. After a failed wait, requests may still refer to it,
+/// but the group is then poisoned and has no further rendezvous.
 struct HeaderMemory {
   static constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(RendezvousHeader));
 

@@ -76,8 +76,8 @@ class PolledCommunicator : public Communicator {
   /// millisecond, when data may be microseconds away, then sleeps: there may be more ranks than
   /// cores.
   virtual void pause(std::chrono::nanoseconds idle);
-  /// (optional) Why a peer cannot take part any more, if that is known. The end of a visible
-  /// process is detected without it.
+  /// (optional) Why a peer can no longer take part, if that is known. The end of a visible process
+  /// is detected without it.
   virtual std::optional<std::string> end_of(int /*peer*/) const { return std::nullopt; }
   /// (optional) Called often during a wait; throws to end it.
   virtual void check_interrupt(const WaitContext& /*wait*/) {}

@@ -18,8 +18,8 @@ struct ProcessStat {
 };
 
 // /proc/<pid>/stat: pid (name) state ... with the start time as field 22. The name may contain
-// anything, so fields are counted from the last parenthesis. A process that ends after its file was
-// opened makes reading fail: getline, unlike an iterator, does not throw then.
+// anything, so fields are counted from the last parenthesis. If the process ends after its file was
+// opened, reading fails: getline, unlike an iterator, does not throw then.
 ProcessStat read_stat(int32_t pid) {
   std::ifstream file(concat("/proc/", pid, "/stat"));
   std::string text;

@@ -4,7 +4,7 @@
 
 namespace crossdock::comm {
 
-/// Identifies a process, so that others on its machine can see whether it is alive. Plain data,
+/// Identifies a process, so others on its machine can see whether it is alive. Plain data,
 /// exchanged during setup.
 struct ProcessIdentity {
   uint64_t pid_space = 0;    // hash of machine and pid namespace: pids compare only within one
@@ -22,7 +22,7 @@ uint64_t identify_this_machine();
 /// Whether `self` can see `process`. If not, nothing is known about it.
 bool is_visible(const ProcessIdentity& process, const ProcessIdentity& self);
 
-/// Whether a visible process has ended, whether or not it has been reaped.
+/// Whether a visible process has ended, reaped or not.
 bool has_ended(const ProcessIdentity& process);
 
 }  // namespace crossdock::comm

@@ -28,7 +28,7 @@ std::optional<Disagreement> find_wrong_side(std::span<const RendezvousHeader> he
                       .num_wrong = static_cast<int>(std::ssize(headers) - size_of_side(*right))};
 }
 
-// "dispatch of plan 11"; with the number of the call if that differs.
+// "dispatch of plan 11"; with the number of the call if it differs.
 std::string place_of(const RendezvousHeader& header, bool with_call) {
   std::string text = header.operation;
   if (header.subject != 0) text += concat(" of plan ", header.subject);
@@ -162,7 +162,7 @@ std::string describe_other_config(const Disagreement& odd, std::string_view culp
       return !mine || !theirs || mine->value != theirs->value;
     });
   };
-  if (!differs_in(reference) && !differs_in(culprit)) {  // e.g. the keys are in another order
+  if (!differs_in(reference) && !differs_in(culprit)) {  // e.g. the keys are in a different order
     return concat("rank ", odd.culprit, " has '", culprit_config, "' where rank ", odd.reference,
                   " has '", reference_config,
                   "'; all ranks of a group must have the same configuration");

@@ -11,12 +11,12 @@
 namespace crossdock::comm {
 
 /// The operation of a rank whose GPU found that the ranks' calls differ or that one was refused,
-/// and that waits for the others to find out.
+/// and that waits for the others to find this too.
 inline constexpr const char* kHaltOperation = "halt";
 /// Whether an agreement failed because another rank is at kHaltOperation. The same on all ranks.
 bool is_halt(const Error& error);
 
-/// Sent by every rank to every other one at the beginning of a collective call, as it is in memory:
+/// Sent by every rank to every other at the beginning of a collective call, as laid out in memory:
 /// the ranks of a group run the same build.
 struct RendezvousHeader {
   static constexpr uint32_t kMagic = 0x31524443;  // "CDR1": Crossdock rendezvous, version 1
@@ -39,18 +39,18 @@ struct RendezvousHeader {
 
 RendezvousHeader make_header(const Proposal& proposal, uint64_t sequence);
 
-/// Ranks that do not agree with the others. The larger side is taken to be right; if sides are of
-/// equal size, the side of the lowest rank.
+/// Ranks that do not agree with the others. The larger side is presumed right; if sides are equally
+/// large, the side of the lowest rank.
 struct Disagreement {
   int culprit = 0;    // lowest rank on the wrong side
   int reference = 0;  // lowest rank on the right side
   int num_wrong = 0;
 };
 
-/// Finds ranks at another operation, subject or sequence.
+/// Finds ranks with a different operation, subject or sequence.
 std::optional<Disagreement> find_other_call(std::span<const RendezvousHeader> headers);
 
-/// Finds ranks with another configuration.
+/// Finds ranks with a different configuration.
 std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> headers);
 
 /// The lowest rank at kHaltOperation, or -1.

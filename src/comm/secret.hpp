@@ -9,7 +9,7 @@ using Secret = std::array<std::byte, 16>;
 
 /// Random bytes from the kernel.
 Secret make_secret();
-/// Compares in a time that does not depend on the contents.
+/// Compares in constant time.
 bool is_equal(const Secret& a, const Secret& b);
 
 }  // namespace crossdock::comm

@@ -54,7 +54,7 @@ class DescriptorService {
   std::condition_variable changed_;
   std::vector<ServedConnection*> connections_;
   const ServedConnection* busy_ = nullptr;  // whose handlers are running
-  Descriptor wake_;                         // an eventfd: the thread must look at its state
+  Descriptor wake_;                         // an eventfd: tells the thread to check its state
   bool is_running_ = false;
   bool is_stopping_ = false;
 };

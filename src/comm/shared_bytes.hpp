@@ -5,7 +5,7 @@
 
 namespace crossdock {
 
-/// The memory of a buffer, as communicators take it.
+/// The memory of a buffer, in the form that communicators take.
 inline SharedBytes shared_bytes(const Buffer& buffer) {
   return {.data = buffer.data(), .num_bytes = buffer.num_bytes(), .owner = buffer.owner()};
 }

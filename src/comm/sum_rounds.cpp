@@ -9,7 +9,7 @@
 namespace crossdock::comm {
 namespace {
 
-// A larger size does not make a round faster.
+// Larger rounds are no faster.
 constexpr int64_t kMostRoundBytes = int64_t{8} << 20;
 
 // The part of a staging buffer that this round uses.

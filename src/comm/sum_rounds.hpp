@@ -15,7 +15,7 @@ namespace crossdock::comm {
 /// Slices are small enough that those of all ranks fit in the staging memory.
 class SumRounds {
  public:
-  /// Takes the staging memory. `longest_part`: no part has more elements.
+  /// Allocates the staging memory. No part may have more than `longest_part` elements.
   SumRounds(Group& group, DType dtype, int64_t longest_part);
 
   /// Limit on the bytes that a rank sends per round; identical on every rank if GroupOptions are.

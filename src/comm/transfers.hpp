@@ -21,12 +21,12 @@ class Transfers {
   virtual ~Transfers() = default;
 
   virtual bool is_done() const = 0;
-  /// Moves what can be moved without waiting. Returns whether anything has been sent or received.
+  /// Moves as much as possible without waiting. Returns whether anything has been sent or received.
   virtual bool advance() = 0;
 
   /// Whether bytes to or from this peer are missing.
   virtual bool is_pending(int peer) const = 0;
-  /// Whether anything has arrived from this peer, so that it is known to take part.
+  /// Whether anything has arrived from this peer, so it is known to take part.
   virtual bool has_arrived(int peer) const = 0;
 
   virtual int size() const = 0;
@@ -34,7 +34,7 @@ class Transfers {
   std::vector<int> pending_peers() const;
 };
 
-/// The rest of the bytes to be exchanged in one direction, in chunks.
+/// The bytes still to be exchanged in one direction, in chunks.
 ///
 /// Chunk j of all peers comes before chunk j + 1 of any, and peers come in the order in which they
 /// were added. All ranks add the others in the order of their distance (rank + 1, rank + 2, ... for

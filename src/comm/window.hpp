@@ -36,10 +36,10 @@ struct WindowHandle {
 /// afterwards. Growth adds a block, or enlarges a free one that is at least half as large as
 /// needed, and never moves a live lease. Peers map a block when they first receive its handle, and
 /// again when it has grown; handles must therefore be sent in a rendezvous, in which a rank that
-/// could not grow refuses. A lease may be released only when no peer uses it any more, as after a
-/// dispatch or combine. After a failure that is unknown, so take() throws: no block is reused or
-/// enlarged, and a peer that still writes has its own mapping (processes) or finds the memory kept
-/// alive by the communicator (threads).
+/// could not grow refuses. A lease may be released only once no peer uses it, as after a dispatch
+/// or combine. After a failure this is unknown, so take() throws: no block is reused or enlarged,
+/// and a peer that still writes has its own mapping (processes) or finds the memory kept alive by
+/// the communicator (threads).
 class WindowPool {
  public:
   /// `check` is called before memory is taken and throws the error that poisoned the group, if any.

@@ -23,7 +23,7 @@ BlockLedger::Grant BlockLedger::take(int64_t wanted_bytes, BlockUse use) {
   }
   Grant grant{.block_bytes = wanted_bytes, .is_new = true};
   while (!free_.empty() && held_ + wanted_bytes > most_needed_ + most_needed_ / kSlack) {
-    // Preferably drops one that is slightly too small: it has been outgrown.
+    // Prefer a block that is slightly too small: it has been outgrown.
     auto nearest = free_.lower_bound(wanted_bytes);
     if (nearest != free_.begin()) --nearest;
     grant.dropped.push_back(*nearest);

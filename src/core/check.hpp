@@ -17,7 +17,7 @@ std::string concat(const Parts&... parts) {
 
 }  // namespace crossdock
 
-/// Checks input of the caller; always on. The message says what must hold, what was given and,
+/// Checks the caller's input; always on. The message says what must hold, what was given and,
 /// unless obvious, what to do.
 #define CROSSDOCK_CHECK(condition, ...)                                  \
   do {                                                                   \

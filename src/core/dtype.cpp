@@ -43,7 +43,7 @@ F8E4M3 to_f8e4m3(float value) {
   constexpr uint32_t kSmallestNormal = 0x3c800000u;  // 2^-6
   uint32_t result = 0;
   if (magnitude < kSmallestNormal) {
-    // Adding 2^14 makes the float unit round to multiples of 2^-9, the denormal grid.
+    // Adding 2^14 makes the FPU round to multiples of 2^-9, the denormal grid.
     result = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) -
              std::bit_cast<uint32_t>(0x1p14f);
   } else {

@@ -35,7 +35,7 @@ class EventRing {
   /// Oldest first. In an opened ring, an event that its owner is writing may be torn.
   std::vector<Event> events() const;
 
-  /// True for the first caller among all that share this ring: that one reports the events.
+  /// True for the first caller among all that share this ring, which then reports the events.
   bool claim();
 
  private:

@@ -10,8 +10,8 @@
 
 namespace crossdock {
 
-/// The index of the item called `name`. name_of: gives the name of an item. Throws
-/// Error(kInvalidArgument) that lists the valid names of a `what` if there is none.
+/// The index of the item called `name`. name_of returns the name of an item. Throws
+/// Error(kInvalidArgument), listing the valid names of a `what`, if there is none.
 template <typename Item, size_t kNumItems, typename NameOf = std::identity>
 size_t index_of_name(std::string_view what, std::string_view name,
                      const std::array<Item, kNumItems>& items, const NameOf& name_of = {}) {

@@ -10,10 +10,10 @@ namespace crossdock {
 /// Something that happens at most once, and the callbacks that it runs. Thread-safe.
 class OneShotEvent {
  public:
-  /// Calls `callback` once, when the event fires, in the thread that fires it; immediately if it
-  /// has already fired. Destroying the result waits for the callback if it is running; afterwards
-  /// it does not run. The callback must not throw, nor destroy that result. The result may outlive
-  /// the event.
+  /// Calls `callback` once, when the event fires, on the thread that fires it; immediately if it
+  /// has already fired. Destroying the result waits for the callback if it is running; after that
+  /// it never runs. The callback must not throw or destroy the result. The result may outlive the
+  /// event.
   [[nodiscard]] std::shared_ptr<const void> watch(std::function<void()> callback);
 
   /// Runs the callbacks. Further calls do nothing.

@@ -10,8 +10,8 @@ class OpenedLibrary {
   /// Whether libraries that are loaded later may use its symbols and those of its dependencies.
   enum class Symbols { kPrivate, kGlobal };
 
-  /// `file` is a path, or a name that the dynamic linker looks for; a library of that name that the
-  /// process has already loaded is used. Throws Error(kUnsupported) with the linker's message.
+  /// `file` is a path, or a name for the dynamic linker to find; if the process has already loaded
+  /// a library of that name, it is used. Throws Error(kUnsupported) with the linker's message.
   explicit OpenedLibrary(std::string file, Symbols symbols = Symbols::kPrivate);
 
   const std::string& file() const { return file_; }

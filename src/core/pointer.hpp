@@ -6,7 +6,8 @@
 
 namespace crossdock {
 
-// Memory as elements of type U; null if no tensor is given. REQUIRES: dtype and size are checked.
+// Memory as elements of type U; null if no tensor is given. REQUIRES: dtype and size have been
+// checked.
 
 template <typename U>
 const U* pointer(const ConstTensorView& tensor) {

@@ -4,7 +4,7 @@
 
 namespace crossdock::detail {
 
-/// Marks a thread pool's worker as waiting for other threads during this object's life. Those may
+/// Marks a thread pool's worker as waiting for other threads during this object's life. They may
 /// need the pool themselves: while all workers wait, callers of parallel_for run the bodies on
 /// their own threads. Does nothing on any other thread.
 class PoolWait {

@@ -10,7 +10,7 @@
 namespace crossdock {
 namespace {
 
-// About the size of one core's caches; a larger output has left them before it is read.
+// About the size of one core's caches; a larger output is evicted before it is read.
 constexpr int64_t kStreamingBytes = int64_t{2} << 20;
 
 #if defined(__SSE2__)

@@ -8,7 +8,7 @@ namespace crossdock {
 /// How a copy of many rows stores them.
 enum class Stores : uint8_t {
   kCached,    // plain stores: for data that is small or read again soon
-  kStreaming  // bypass the caches: an output larger than them is not read first
+  kStreaming  // bypass the caches: an output larger than the caches is not read first
 };
 
 /// The better choice for an operation that writes num_bytes in total.

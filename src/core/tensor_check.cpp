@@ -76,7 +76,7 @@ void check_no_overlap(const std::vector<NamedTensor>& outputs,
 }
 
 void check_apart(std::vector<NamedTensor> tensors) {
-  // If any two overlap, so do two neighbours in the order of addresses.
+  // If any two overlap, so do two neighbours in address order.
   std::erase_if(tensors, [](const NamedTensor& one) { return one.tensor.num_bytes() == 0; });
   std::stable_sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
     return std::less<>()(a.tensor.data, b.tensor.data);

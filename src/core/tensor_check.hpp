@@ -46,7 +46,7 @@ struct NamedTensor {
 void check_no_overlap(const std::vector<NamedTensor>& outputs,
                       const std::vector<NamedTensor>& inputs);
 
-/// No two of the tensors, which may be many, share memory.
+/// No two of the tensors may share memory. Scales to many tensors.
 void check_apart(std::vector<NamedTensor> tensors);
 
 }  // namespace crossdock

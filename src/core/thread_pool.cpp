@@ -46,7 +46,7 @@ struct ThreadPool::State {
 
   std::mutex mutex;
   std::condition_variable work;
-  std::deque<Job*> jobs;  // those with bodies that have not started, in order
+  std::deque<Job*> jobs;  // jobs with bodies that have not started, in order
   bool is_stopping = false;
   std::vector<std::thread> workers;
   size_t num_waiting = 0;  // workers in a PoolWait

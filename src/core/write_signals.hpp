@@ -4,9 +4,9 @@
 
 namespace crossdock {
 
-/// While one exists, a write of this thread past the limit on file sizes (ulimit -f) or into a pipe
+/// While one exists, a write by this thread beyond the file size limit (ulimit -f) or to a pipe
 /// without a reader fails with EFBIG or EPIPE instead of raising a signal that ends the process.
-/// The process's signal handlers are left alone. Destruction keeps errno.
+/// The process's signal handlers are left alone. The destructor preserves errno.
 class WriteSignalBlock {
  public:
   WriteSignalBlock();
@@ -16,7 +16,7 @@ class WriteSignalBlock {
 
  private:
   sigset_t old_mask_{};
-  sigset_t own_signals_{};  // those of the two signals that were not pending before
+  sigset_t own_signals_{};  // which of the two signals were not pending before
 };
 
 }  // namespace crossdock

@@ -4,8 +4,8 @@
 
 namespace crossdock {
 
-/// N is the number of successes in n independent trials of probability p. Both take time in
-/// proportion to the standard deviation of N.
+/// N is the number of successes in n independent trials of probability p. Both functions take time
+/// proportional to the standard deviation of N.
 
 /// Probability of N <= k.
 double binomial_at_most(int64_t n, double p, int64_t k);

@@ -112,7 +112,7 @@ OperationCost CostModel::operation(const Strategy& strategy, Movement movement) 
                      flow.most_between() * row_bytes.between_nodes};
   cost.memory_traffic = model.memory_traffic(movement, expected_, job());
   if (is_joined && is_scatter(movement)) {
-    // Arrived rows that have copies are read once more. Each has one or more copies.
+    // Arrived rows that are copied on to other rows are read once more; each has at least one copy.
     const double arrived = expected_.sums_received;
     cost.memory_traffic +=
         bytes_.of(movement) * std::min(arrived, std::max(0.0, expected_.received - arrived));

@@ -23,8 +23,8 @@ class CostModel {
   RoutingEstimate routing() const;
 
   /// Whether the expected memory of any candidate fits the fabric's with this many tokens per rank;
-  /// the model keeps this number of tokens. With a capacity, the share of kept routes stays the one
-  /// for the tokens that the model was made with.
+  /// the model keeps this number of tokens. With a capacity, the share of kept routes stays that of
+  /// the number of tokens that the model was made with.
   bool fits(int64_t tokens, const StrategyList& candidates);
 
  private:

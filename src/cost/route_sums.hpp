@@ -9,7 +9,7 @@
 
 namespace crossdock {
 
-/// T tokens on every rank, each with this spread.
+/// The sums for this many tokens on every rank, each with this spread.
 RouteSums expected_sums(const TokenSpread& spread, const Topology& topology, int64_t tokens);
 
 /// [P] Number of ranks on other nodes that reach this rank's node through it, with one gateway per

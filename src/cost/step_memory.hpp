@@ -5,8 +5,8 @@
 
 namespace crossdock {
 
-/// The memory of a rank after some steps, forward and backward, with these sizes: all requests of
-/// the library and of the strategy in their order, served as BufferPool and WindowPool serve them.
+/// A rank's memory after several forward and backward steps with these sizes: all requests of the
+/// library and of the strategy, in order, served as BufferPool and WindowPool serve them.
 MemoryNeed memory_of_step(const StrategyModel& model, const StepSizes& sizes,
                           const StrategyJob& job);
 

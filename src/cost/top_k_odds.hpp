@@ -10,8 +10,8 @@
 
 namespace crossdock {
 
-/// The router draws K experts one after the other, each with a probability proportional to
-/// (e + 1)^-zipf among those not drawn yet.
+/// The router draws K experts one at a time, each with a probability proportional to (e + 1)^-zipf
+/// among those not drawn yet.
 struct TopKDraw {
   int64_t top_k = 0;
   double zipf = 0;
@@ -29,7 +29,7 @@ inline constexpr double kMaxZipf = 10;
 /// About how many multiplications expected_spread needs for its integrals: with zipf > 0 every
 /// expert costs top_k of them per node of the quadrature. 0 if it needs no integral.
 double draw_steps(int64_t num_experts, const TopKDraw& draw, bool with_drops);
-/// Takes a few seconds.
+/// Limit on draw_steps: this many take a few seconds.
 inline constexpr double kMaxDrawSteps = 1.3e9;
 /// Largest top_k * num_experts with zipf > 0, regardless of draw_steps.
 inline constexpr int64_t kMaxSkewedSlots = int64_t{1} << 18;

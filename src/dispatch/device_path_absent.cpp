@@ -18,7 +18,7 @@ std::unique_ptr<Path> make_direct_device_path(const PathContext& /*context*/, De
   throw no_cuda_error();
 }
 
-// No path will be made.
+// The result is unused: making the path throws.
 GpuRelation agree_on_gpus(const PathContext& /*context*/, Device /*device*/) {
   return {};
 }

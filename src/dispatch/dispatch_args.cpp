@@ -6,7 +6,7 @@
 
 namespace crossdock {
 
-// Made in every call: concat would take longer than the rest of the text's use.
+// Runs in every call: with concat, building the text would take longer than using it.
 std::string call_text(const DispatchArgs& args) {
   std::string text = "dtype=";
   text += name_of(args.x.dtype);

@@ -15,7 +15,7 @@ std::string dtype_text(DType dtype) {
   return std::string("dtype=").append(name_of(dtype));
 }
 
-// Weights are fp64 with fp64 rows, and fp32 with all others.
+// Weights must be fp64 with fp64 rows, and fp32 otherwise.
 void check_weight_dtype(const Plan& plan, DType row_dtype) {
   const DType wanted = row_dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   CROSSDOCK_CHECK(plan.data().weight_dtype == wanted, "weights must be ", name_of(wanted),
@@ -29,7 +29,7 @@ FramedPath::FramedPath(PathContext context, const Traits& traits)
     : context_(std::move(context)), traits_(traits) {}
 
 uint64_t FramedPath::run(const Call& call, const MakeReady& make_ready) {
-  group().check();  // before taking memory: peers may still use that of a failed call
+  group().check();  // before taking memory: peers may still use memory of a failed call
   ReadyCall ready;
   const std::optional<Error> refusal = refusal_of([&] {
     check_usable();

@@ -54,7 +54,7 @@ class FramedPath : public Path {
 
   struct Call {
     const char* operation;
-    const Plan* plan;        // null: the call makes it or has none
+    const Plan* plan;        // null: the call makes one, or has none
     std::string text;        // must be identical on every rank
     uint64_t subject = 0;    // without a plan: see Proposal
     bool must_meet = false;  // hosts must know that all ranks make the call before it returns
@@ -62,22 +62,24 @@ class FramedPath : public Path {
     uint64_t subject_id() const { return plan != nullptr && plan->valid() ? plan->id() : subject; }
   };
   using MakeReady = std::function<ReadyCall()>;
-  /// The frame; returns the number of the agreement. A path may override it to surround the call.
+  /// Runs a call in the frame; returns the number of the agreement. A path may override it to add
+  /// steps around the call.
   virtual uint64_t run(const Call& call, const MakeReady& make_ready);
 
-  /// The agreement that ends a dispatch with on_chunk: what the last on_chunk throws becomes every
-  /// rank's error. It uses the arrival deadline, as on_chunk may take longer than moving data.
+  /// The agreement at the end of a dispatch with on_chunk: an exception from the last on_chunk
+  /// becomes every rank's error. It uses the arrival deadline, as on_chunk may take longer than
+  /// moving data.
   void agree_on_chunks(const Plan& plan);
 
   // The steps of a call. An exception before the agreement is this rank's refusal.
 
-  /// Throws if the path cannot work at all; does whatever must precede the use of tensors.
+  /// Throws if the path is unusable. Does what must precede any use of tensors.
   virtual void check_usable() = 0;
   virtual void check_tensor(const char* name, const ConstTensorView& tensor,
                             const Shape& shape) const = 0;
   /// Memory for an output.
   virtual OwnedTensor take(DType dtype, const Shape& shape) = 0;
-  /// The caller's output, checked; memory if the caller gave none.
+  /// The caller's output, checked; new memory if the caller gave none.
   virtual OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
                                     const Shape& shape) = 0;
   /// Memory for rows [R, D] that peers may write.
@@ -89,7 +91,7 @@ class FramedPath : public Path {
   /// configured differently or makes another call. Returns the number of the agreement.
   virtual uint64_t agree(const Call& call, const std::optional<Error>& refusal);
 
-  /// (optional) Prepares a call that moves no rows. Default: nothing is left to do.
+  /// (optional) Prepares a call that moves no rows. Default: nothing to do after the agreement.
   virtual ReadyCall ready_agreement(const char* operation);
   // Each prepares one call. Plan and tensors are checked, outputs are allocated. The plan, and a
   // dispatch's args and result, live until the call returns; other arguments must be copied.

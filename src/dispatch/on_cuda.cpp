@@ -6,7 +6,7 @@
 namespace crossdock {
 namespace {
 
-/// Runs host tensors on a GPU. The inner strategy moves what stays on the host.
+/// Runs calls with host tensors on a GPU. The inner strategy handles calls that stay on the host.
 class OnCuda final : public ForwardingStrategy {
  public:
   OnCuda(std::unique_ptr<Strategy> inner, int device)

@@ -27,8 +27,8 @@ struct PathContext {
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.
 void check_plan(const PathContext& context, const Plan& plan);
 
-/// Carries out a dispatcher's calls for the tensors of a plan: in host memory or on a GPU. The
-/// members mean what those of Dispatcher mean, and are collective like them.
+/// Carries out a dispatcher's calls for the tensors of a plan: in host memory or on a GPU. Members
+/// correspond to those of Dispatcher, and are collective where those are.
 class Path {
  public:
   virtual ~Path() = default;
@@ -37,7 +37,7 @@ class Path {
   virtual Plan plan(const DenseRouting& routing) = 0;
 
   virtual DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) = 0;
-  /// combine, combine_unweighted and dispatch_backward, by the name of the call.
+  /// combine, combine_unweighted or dispatch_backward; `operation` is the name of the call.
   virtual OwnedTensor gather_sum(const char* operation, const Plan& plan,
                                  const GatherSumArgs& args) = 0;
   virtual CombineBackwardResult combine_backward(const Plan& plan,
@@ -49,18 +49,18 @@ class Path {
 
   /// Calls between begin_aside and end_aside are queued in a separate stream, which waits for the
   /// work that is already in the caller's stream and runs concurrently with later work there.
-  /// end_aside returns what finish makes the caller's stream wait for; null if calls are done when
-  /// they return.
+  /// end_aside returns a marker, for which finish makes the caller's stream wait; null if calls are
+  /// complete when they return.
   virtual void begin_aside() = 0;
   virtual std::shared_ptr<const void> end_aside() = 0;
   /// (optional) The chunks of the dispatch that was queued since begin_aside, in order. Default:
-  /// none, the rows arrive in one piece.
+  /// none, all rows arrive together.
   virtual std::vector<PendingChunk> take_chunks() { return {}; }
   virtual void finish(const std::shared_ptr<const void>& done) = 0;
 
   /// Sets the stream and limits of later calls.
   virtual void set_options(const DeviceOptions& options) = 0;
-  /// Throws an error that the GPU has reported, if any; does not wait for the GPU's work.
+  /// Throws the error that the GPU has reported, if any. Does not wait for queued work.
   virtual void check() = 0;
   /// Waits until the queued work is done, at most as long as the deadlines allow.
   virtual void await() = 0;

@@ -9,10 +9,11 @@
 
 namespace crossdock::experts {
 
-/// Computes for Experts, with tensors in one memory: the host's or a GPU's. Thread-safe.
+/// Computes for Experts on tensors in one memory: the host's or a GPU's. Thread-safe.
 ///
-/// Arguments are checked. forward and backward_dx compute all segments of their arguments, which
-/// may be a subset of those passed to begin_forward and begin_backward_dx; rows keep their places.
+/// Arguments have been checked. forward and backward_dx compute all segments of their arguments,
+/// which may be a subset of those passed to begin_forward and begin_backward_dx; rows keep their
+/// places.
 class Backend {
  public:
   Backend() = default;
@@ -39,7 +40,7 @@ std::unique_ptr<Backend> make_device_backend(const ExpertsConfig& config, Device
 
 namespace crossdock {
 
-/// The backends of one Experts object. Those of GPUs are made when first needed. Thread-safe.
+/// The backends of one Experts object. GPU backends are created on first use. Thread-safe.
 class ExpertsBackends {
  public:
   ExpertsBackends(const ExpertsConfig& config, std::shared_ptr<ThreadPool> pool)

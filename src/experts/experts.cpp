@@ -73,8 +73,8 @@ void check_places(const Segments& segments, int64_t num_rows) {
                   end, ", got ", segments.num_rows());
 }
 
-// How many of the R given rows need their own memory: all of them if a GPU counts the rows of the
-// segments.
+// Number of rows that need memory: all R given rows if only the GPU knows how many rows the
+// segments have.
 int64_t count_kept_rows(const Segments& segments, int64_t R) {
   return segments.device.is_cpu() ? segments.num_rows() : R;
 }
@@ -93,7 +93,7 @@ void check_segments(const ExpertsConfig& config, const Segments& segments,
       num_rows, " rows of inner width ", config.inner, " are more than can be counted");
 }
 
-// Checks the tensors of one call: all must be on the device of its rows, with as many rows.
+// Checks the tensors of one call: all must be on the same device as its rows, with as many rows.
 class RowChecks {
  public:
   RowChecks(const ExpertsConfig& config, const ConstTensorView& rows)
@@ -103,7 +103,7 @@ class RowChecks {
     check_tensor(name, rows, device_, config_.dtype, Shape{R_, config_.width});
   }
 
-  // Rows that may be in the type of the sums instead, and are then not rounded.
+  // Rows that may also have the dtype of the sums; they are then not rounded.
   void check_results(const char* name, const TensorView& rows) const {
     const bool is_wide = rows.dtype == sum_dtype(config_.dtype);
     check_tensor(name, rows, device_, is_wide ? rows.dtype : config_.dtype,
@@ -114,7 +114,7 @@ class RowChecks {
     check_tensor(name, weights, device_, sum_dtype(config_.dtype), Shape{R_});
   }
 
-  // `width` values for each row of the segments, kept by an earlier call.
+  // `width` values for each row of the segments, saved by an earlier call.
   void check_saved(const char* source, const char* name, const Buffer& saved,
                    const Segments& segments, int64_t width) const {
     const int64_t wanted = count_kept_rows(segments, R_) * width * size_of(config_.dtype);
@@ -164,7 +164,7 @@ ConstTensorView part_of(const ConstTensorView& tensor, SegmentRange range) {
   return part;
 }
 
-// The same call for the segments of a range. Rows keep their places.
+// The same call for a range of segments. Rows keep their places.
 template <typename Args>
 Args part_of(const Args& args, SegmentRange range) {
   const Segments& all = args.segments;
@@ -215,7 +215,7 @@ void Experts::check(const ExpertsSaved& saved) const {
   ExpertsConfig other = saved.config;
   other.recompute = config_.recompute;  // same bits either way
   CROSSDOCK_CHECK(other == config_, "saved must come from experts with ", describe(config_),
-                  ", got it from experts with ", describe(other));
+                  ", got saved from experts with ", describe(other));
 }
 
 void Experts::prepare(Device device, Stream stream) const {
@@ -312,7 +312,7 @@ void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
   check(args.grads, args.grad_y.device, args.accumulate);
   if (args.row_weights.given()) tensors.check_weights("row_weights", args.row_weights);
   CROSSDOCK_CHECK(args.saved != nullptr, "saved must come from backward_dx, got none");
-  tensors.check_saved("that of backward_dx with keep_for_dw", "activations",
+  tensors.check_saved("the result of backward_dx with keep_for_dw", "activations",
                       args.saved->weighted_activation, args.segments, config_.inner);
   if (args.saved->num_bytes() > 0) check(*args.saved);
   check_no_overlap(

@@ -43,7 +43,7 @@ class GroupedMlp final : public Backend {
   static ops::GemmOperand by_rows(const U* data, int64_t width) {
     return {data, DTypeOf<U>::value, width, 1};
   }
-  // A matrix stored as [K, width], transposed, as an operand.
+  // The transpose of a matrix stored as [K, width], as an operand.
   template <typename U>
   static ops::GemmOperand by_columns(const U* data, int64_t width) {
     return {data, DTypeOf<U>::value, 1, width};

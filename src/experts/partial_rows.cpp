@@ -5,6 +5,7 @@
 #include "core/check.hpp"
 #include "core/pointer.hpp"
 #include "ops/convert.hpp"
+#include "ops/device_rows.hpp"
 
 namespace crossdock {
 namespace {
@@ -23,8 +24,10 @@ void round_typed(const ConstTensorView& sums, const TensorView& out, ThreadPool&
 
 }  // namespace
 
-void round_sums(const ConstTensorView& sums, const TensorView& out, ThreadPool& pool) {
+void round_sums(const ConstTensorView& sums, const TensorView& out, ThreadPool& pool,
+                Stream stream) {
   CROSSDOCK_ASSERT(sums.dtype == DType::kF32 && sums.shape == out.shape);
+  if (!out.device.is_cpu()) return ops::round_on_device(sums, out, stream);
   if (out.dtype == DType::kBF16) return round_typed<BF16>(sums, out, pool);
   CROSSDOCK_ASSERT(out.dtype == DType::kF16);
   round_typed<F16>(sums, out, pool);

@@ -5,7 +5,9 @@
 
 namespace crossdock {
 
-/// out = sums, rounded once: sums [T, D] in fp32, out in bf16 or fp16.
-void round_sums(const ConstTensorView& sums, const TensorView& out, ThreadPool& pool);
+/// out = sums, rounded once: sums [T, D] in fp32, out in bf16 or fp16, in host memory or on one
+/// GPU.
+void round_sums(const ConstTensorView& sums, const TensorView& out, ThreadPool& pool,
+                Stream stream = {});
 
 }  // namespace crossdock

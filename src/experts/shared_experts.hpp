@@ -15,7 +15,7 @@ class SharedExperts {
 
   const Experts& experts() const { return experts_; }
 
-  /// What a call on a GPU needs besides its tensors.
+  /// Additional arguments of a call on a GPU.
   struct OnDevice {
     Stream stream;
     TensorView segment;  // [3] int64, in use until the stream has completed the call

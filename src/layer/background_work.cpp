@@ -18,7 +18,7 @@ void BackgroundWork::add(std::function<void()> task) {
   throw_error(lock);
   waiting_.push_back(std::move(task));
   worker_.add([this] { run_next(); });
-  ++num_turns_;  // run_next waits for the mutex
+  ++num_turns_;  // in time: run_next needs the mutex
 }
 
 void BackgroundWork::finish() {
@@ -28,8 +28,8 @@ void BackgroundWork::finish() {
   throw_error(lock);
 }
 
-// On the worker. A task is destroyed, with everything it holds, before its owner learns that it has
-// ended.
+// Runs on the worker. A task and everything it holds are destroyed before the owner learns that it
+// has finished.
 void BackgroundWork::run_next() {
   std::unique_lock lock(mutex_);
   if (!waiting_.empty()) {

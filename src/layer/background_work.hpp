@@ -10,18 +10,17 @@
 
 namespace crossdock {
 
-/// Tasks that a worker runs in order while their owner goes on with an exchange. Used by one
-/// thread.
+/// Tasks that a worker runs in order while their owner continues with an exchange. Not thread-safe.
 class BackgroundWork {
  public:
   /// The worker must outlive this object.
   explicit BackgroundWork(Worker& worker) : worker_(worker) {}
-  /// Waits for the task that is running; tasks that have not begun are discarded.
+  /// Waits for the running task; discards tasks that have not started.
   ~BackgroundWork();
   BackgroundWork(const BackgroundWork&) = delete;
   BackgroundWork& operator=(const BackgroundWork&) = delete;
 
-  /// Throws the exception of an earlier task if there is one by now.
+  /// Throws the exception of an earlier task if one has already failed.
   void add(std::function<void()> task);
 
   /// Waits for all tasks. Throws the exception of the first one that failed; no task runs after it.
@@ -34,7 +33,7 @@ class BackgroundWork {
   Worker& worker_;
   std::mutex mutex_;
   std::condition_variable is_idle_;
-  std::deque<std::function<void()>> waiting_;  // tasks that have not begun
+  std::deque<std::function<void()>> waiting_;  // tasks that have not started
   int num_turns_ = 0;         // calls of run_next that the worker has yet to finish
   std::exception_ptr error_;  // not thrown yet
 };

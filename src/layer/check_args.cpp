@@ -60,14 +60,14 @@ void check_origin(const char* name, const LayerParts& parts, const MoeDecision& 
                   plan.P, ")");
 }
 
-// Backward computes with the numbers of a decision where the tokens are.
+// Backward uses the decision's numbers, so they must be where the tokens are.
 void check_place(const MoeDecision& decision, Device device) {
   CROSSDOCK_CHECK(decision.plan.device() == device,
                   "x must be on the device of the forward that decision comes from");
   CROSSDOCK_CHECK(decision.statistics.is_on_device() == !device.is_cpu(),
                   "decision must have its numbers where the tokens are, ",
                   device.is_cpu() ? "in host memory"
-                                  : "on the GPU; pass the one of the forward, "
+                                  : "on the GPU; pass the decision of the forward, "
                                     "not a copy by on_host");
 }
 
@@ -121,7 +121,7 @@ void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
   const MoeLayerConfig& config = parts.config;
   const Shape tokens{args.x.num_rows(), config.router.width};
   const Device device = args.x.device;
-  if (!device.is_cpu()) parts.check_on_gpu(args);
+  if (!device.is_cpu()) parts.check_gpu(device);
   check_tensor("x", args.x, device, config.experts.dtype, tokens);
   CROSSDOCK_CHECK(args.total_sequences >= 0, "total_sequences must not be negative, got ",
                   args.total_sequences);

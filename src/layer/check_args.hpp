@@ -5,14 +5,14 @@
 
 namespace crossdock {
 
-// The arguments of a layer's calls: shapes, dtypes, values saved by this layer, and no output that
-// overlaps an input or another output. Each throws Error(kInvalidArgument).
+// Check the arguments of a layer's calls: shapes, dtypes, that saved values come from this layer,
+// and that no output overlaps an input or another output. All throw Error(kInvalidArgument).
 
 void check_args(const LayerParts& parts, const MoeForwardArgs& args);
 void check_args(const LayerParts& parts, const MoeBackwardArgs& args);
 void check_args(const LayerParts& parts, const MoeBackwardDwArgs& args);
 
-/// The outputs alone, for all tokens of a call of which a rank computes a slice.
+/// Check only the outputs of a call on replicated tokens: they are for all tokens, not a slice.
 void check_outputs(const LayerParts& parts, const MoeForwardArgs& args);
 void check_outputs(const LayerParts& parts, const MoeBackwardArgs& args);
 

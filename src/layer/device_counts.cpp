@@ -1,165 +1,171 @@
 #include "layer/device_counts.hpp"
 
-#include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "comm/agreed_failure.hpp"
 #include "comm/agreed_items.hpp"
-#include "core/check.hpp"
-#include "layer/token_identity.hpp"
+#include "layer/host_tokens.hpp"
 #include "router/backend.hpp"
 
 namespace crossdock {
 namespace {
 
-// Counts are int64; rows of the dispatcher are fp32, whose bits it does not change.
+// Counts are int64 and travel as fp32 rows: the dispatcher does not change their bits.
 constexpr int64_t kValuesPerCount = 2;
 
-DispatchConfig to_all_config(const Group& group, const MoeLayerConfig& config) {
-  const int64_t P = group.size();
-  return {.num_experts = P,
-          .top_k = P,
-          .width = kValuesPerCount * (config.router.num_experts + 1),
-          .max_rows = P,
-          .max_routes_per_token = P};
+// The same counts as a matrix.
+ConstTensorView as_rows(const TensorView& counts, int64_t num_rows) {
+  return {counts.data,
+          DType::kI64,
+          {num_rows, counts.num_bytes() / (num_rows * size_of(DType::kI64))},
+          counts.device};
 }
-
-// Tokens of a GPU in host memory.
-class HostTokens {
- public:
-  HostTokens(const MoeForwardArgs& args, Stream stream)
-      : x_(read(args.x, stream)), mask_(read(args.mask, stream)) {
-    tokens_.x = {x_.data(), args.x.dtype, args.x.shape};
-    if (args.mask.given()) tokens_.mask = {mask_.data(), args.mask.dtype, args.mask.shape};
-  }
-
-  const LocalTokens& tokens() const { return tokens_; }
-
- private:
-  static std::vector<std::byte> read(const ConstTensorView& tensor, Stream stream) {
-    std::vector<std::byte> bytes(tensor.given() ? static_cast<size_t>(tensor.num_bytes()) : 0);
-    if (!bytes.empty()) router::read_device(tensor, bytes, stream);
-    return bytes;
-  }
-
-  std::vector<std::byte> x_;
-  std::vector<std::byte> mask_;
-  LocalTokens tokens_;
-};
 
 }  // namespace
 
-DeviceCounts::DeviceCounts(Group& group, const MoeLayerConfig& config, const Router& router,
-                           DeviceMemory& memory)
-    : group_(group),
-      config_(config),
-      router_(router),
-      memory_(memory),
-      to_all_(group, to_all_config(group, config), "direct") {}
+DeviceCounts::DeviceCounts(Group& group, const MoeLayerConfig& config, const RouteCounts& counts,
+                           const Router& router, DeviceMemory& memory)
+    : group_(group), config_(config), counts_(counts), router_(router), memory_(memory) {}
 
 void DeviceCounts::set_device_options(const DeviceOptions& options, Stream stream) {
+  options_ = options;
   stream_ = stream;
-  to_all_.set_device_options({.stream = options.stream, .max_sms = options.max_sms});
+  for (const auto& [key, gather] : gathers_) gather->set_device_options(options_, stream_);
 }
 
-// Only the first forward compares tokens, as that waits for the GPU: the mistake it finds is one of
-// the program, which every step makes.
-void DeviceCounts::agree(Dispatcher& dispatcher, const MoeForwardArgs& args,
-                         const std::string& config_text, const std::optional<Error>& refusal) {
+// Only the first forward compares tokens, because comparing waits for the GPU. That suffices: a
+// program that passes equal tokens does so in every step.
+void DeviceCounts::agree(Dispatcher& dispatcher, const ForwardCall& call,
+                         const std::optional<Error>& refusal) {
+  const MoeForwardArgs& args = call.args;
+  const bool is_alone = group_.size() == 1 && counts_.other_groups().empty();
+  const bool compares = !config_.allow_equal_tokens && !has_compared_ && !is_alone;
   std::optional<HostTokens> tokens;
-  uint64_t sample = 0;
-  const bool compares = !config_.allow_equal_tokens && group_.size() > 1 && !has_compared_;
+  Sample sample;
   const std::optional<Error> failed = refusal_of([&] {
     if (refusal) throw *refusal;
+    if (counts_.meets_elsewhere()) dispatcher.check();  // what the GPU has reported
     if (!compares || is_captured(stream_, args.x.device)) return;
-    tokens.emplace(args, stream_);
-    sample = sample_to_compare(tokens->tokens());
+    tokens.emplace(call.tokens, stream_);
+    sample = {.tokens = tokens->tokens(), .value = sample_to_compare(tokens->tokens())};
   });
-  // The counts of earlier forwards are on the GPU, where they are not compared.
-  std::string text = concat(config_text, ";earlier=", args.earlier != nullptr);
-  if (counts(BalanceScope::kSequence)) text += concat(";total_sequences=", args.total_sequences);
-  Proposal proposal{.operation = "route", .config = std::move(text), .refusal = as_refusal(failed)};
-  if (!compares) return dispatcher.agree(proposal, args.x.device);
-  proposal.body = body_of(sample);
-  const std::vector<uint64_t> samples = items_of<uint64_t>(group_.agree(proposal));
-  refuse_equal_tokens(group_, samples, tokens ? tokens->tokens() : LocalTokens());
+  const Proposal proposal{.operation = "route",
+                          .config = call.config_text + counts_.counts_text(group_, args),
+                          .refusal = as_refusal(failed)};
+  if (!compares && !counts_.meets_elsewhere()) return dispatcher.agree(proposal, args.x.device);
+  try {
+    meet(group_, proposal, sample);
+  } catch (const Error& error) {
+    counts_.refuse_in_other_groups(args, error);
+    throw;
+  }
+  meet_in_other_groups(args, sample);
   has_compared_ = true;
 }
 
-// Counts [n, B * E + B] added up, [E + 1].
+// The ranks of a group agree, and compare their samples.
+void DeviceCounts::meet(Group& group, Proposal proposal, const Sample& sample) const {
+  proposal.body = body_of(sample.value);
+  const std::vector<uint64_t> samples = items_of<uint64_t>(group.agree(proposal));
+  refuse_equal_tokens(group, samples, sample.tokens);
+}
+
+// The ranks of the layer's group may be in different other groups: a rank that is refused in one
+// tells all of them.
+void DeviceCounts::meet_in_other_groups(const MoeForwardArgs& args, const Sample& sample) const {
+  if (counts_.other_groups().empty()) return;
+  std::optional<Error> refusal;
+  for (Group* other : counts_.other_groups()) {
+    const std::optional<Error> failed = refusal_of([&] {
+      meet(*other,
+           {.operation = "count",
+            .config = counts_.counts_text(*other, args),
+            .refusal = as_refusal(refusal)},
+           sample);
+    });
+    if (!refusal) refusal = failed;
+  }
+  group_.agree({.operation = "counted", .refusal = as_refusal(refusal)});
+}
+
+// Those of other groups are not kept: their ranks may fail in calls in which this one does not.
+void DeviceCounts::forget_plans() {
+  for (const auto& [key, gather] : gathers_) gather->forget_plan();
+}
+
+DeviceGather& DeviceCounts::gather_of(Group& group, int64_t num_counts) {
+  std::unique_ptr<DeviceGather>& gather = gathers_[{&group, num_counts}];
+  if (!gather) {
+    const GatheredRows rows{.width = kValuesPerCount * num_counts, .max_rows = group.size()};
+    gather = std::make_unique<DeviceGather>(group, rows, memory_);
+    gather->set_device_options(options_, stream_);
+  }
+  return *gather;
+}
+
+// Sums counts [n, B * E + B] to [E + 1].
 OwnedTensor DeviceCounts::sum(const ConstTensorView& counts, int64_t num_sequences) {
-  OwnedTensor sum = memory_.take(DType::kI64, {config_.router.num_experts + 1}, stream_);
+  const int64_t num_sums = counts.shape[1] / num_sequences;
+  OwnedTensor sum = memory_.take(DType::kI64, {num_sums}, stream_);
   router::sum_batches_on_device({.counts = counts, .num_sequences = num_sequences, .sum = sum.view},
                                 stream_);
   return sum;
 }
 
-// A plan of to_all_. Replays of a graph fill the plans that were made during its capture, and
-// nothing else does: calls outside that capture make one of their own.
-Plan DeviceCounts::plan_to_all(Device device) {
-  if (plan_.valid()) return plan_;
-  const int64_t P = group_.size();
-  OwnedTensor map;
-  OwnedTensor weights;
-  bool captured = false;
-  run_agreed(group_, [&] {
-    captured = is_captured(stream_, device);
-    map = memory_.take(DType::kBool, {1, P}, stream_);
-    weights = memory_.take(DType::kF32, {1, P}, stream_);
-    memory_.fill(map.view, 1, stream_);
-    memory_.fill(weights.view, 0, stream_);
-  });
-  Plan plan = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
-  if (captured) {
-    captured_plans_.push_back(plan);
-  } else {
-    plan_ = plan;
-  }
-  return plan;
+// The counts of every sequence, summed over the ranks of a group.
+RouterStatistics DeviceCounts::sum_over(Group& group, const RouterStatistics& own) {
+  if (group.size() == 1) return own;
+  const TensorView counts = own.device_counts.view;
+  const int64_t num_counts = counts.num_elements();
+  DeviceGather* gather = nullptr;
+  run_agreed(group, [&] { gather = &gather_of(group, num_counts); });
+  const ConstTensorView row{
+      counts.data, DType::kF32, {1, kValuesPerCount * num_counts}, counts.device};
+  const OwnedTensor of_ranks = gather->gather(row);
+  if (&group != &group_) gather->forget_plan();
+  RouterStatistics total;
+  total.num_sequences = own.num_sequences;
+  // As if each count were one of an expert of a single sequence.
+  run_agreed(group, [&] { total.device_counts = sum(as_rows(of_ranks.view, group.size()), 1); });
+  return total;
 }
 
-// The counts [E + 1] of every rank, [P, E + 1].
-OwnedTensor DeviceCounts::gather(const ConstTensorView& own) {
-  const int64_t P = group_.size();
-  const int64_t count = own.num_elements();
-  const Plan plan = plan_to_all(own.device);
-  const ConstTensorView row{own.data, DType::kF32, {1, kValuesPerCount * count}, own.device};
-  OwnedTensor rows = to_all_.dispatch(plan, {.x = row}).rows;
-  rows.view = TensorView{rows.view.data, DType::kI64, {P, count}, own.device};
-  return rows;
-}
-
+// Ranks that wait for this rank's counts may be in other groups than the one that fails here.
 void DeviceCounts::count(const MoeForwardArgs& args, MoeDecision& decision) {
   const RouterStatistics& own = decision.router->statistics;
-  const ConstTensorView counts = own.device_counts.view;
+  Group* counting = counts_.batch_group();
+  Group* shared = counts_.sequence_group();
   RouterStatistics batch;
-  run_agreed(group_, [&] {
-    const ConstTensorView one_row{
-        counts.data, counts.dtype, {1, counts.num_elements()}, counts.device};
-    batch.device_counts = sum(one_row, own.num_sequences);
-  });
-  if (group_.size() > 1) {
-    const OwnedTensor of_ranks = gather(batch.device_counts.view);
-    run_agreed(group_, [&] { batch.device_counts = sum(of_ranks.view, 1); });
+  Sums sums;
+  try {
+    run_agreed(group_, [&] {
+      batch.device_counts = sum(as_rows(own.device_counts.view, 1), own.num_sequences);
+    });
+    sums.load = sum_over(group_, batch);
+    sums.batch = counting == &group_ ? sums.load : sum_over(*counting, batch);
+    sums.sequences = shared == nullptr ? own : sum_over(*shared, own);
+  } catch (const Error& error) {
+    if (!counts_.other_groups().empty()) group_.fail(error);
+    for (Group* other : counts_.other_groups()) other->fail(error);
+    throw;
   }
-  run_agreed(group_, [&] { set_counts(args, batch, decision); });
+  run_agreed(group_, [&] { set_counts(args, sums, decision); });
 }
 
-// Losses find the tokens of this forward in batch_statistics: the host does not know their number.
-void DeviceCounts::set_counts(const MoeForwardArgs& args, const RouterStatistics& batch,
+// The host does not know the number of tokens: the losses take it from batch_statistics.
+void DeviceCounts::set_counts(const MoeForwardArgs& args, const Sums& sums,
                               MoeDecision& decision) const {
-  decision.device_load = batch;
-  decision.batch_statistics = batch;
+  decision.device_load = sums.load;
+  decision.batch_statistics = sums.batch;
   decision.total_sequences = static_cast<double>(args.total_sequences);
-  const RouterStatistics& own = decision.router->statistics;
   if (counts(BalanceScope::kGlobalBatch)) {
     const bool adds = args.earlier != nullptr;
-    decision.statistics = adds ? router_.sum(batch, *args.earlier, stream_) : batch;
+    decision.statistics = adds ? router_.sum(sums.batch, *args.earlier, stream_) : sums.batch;
   } else {
-    decision.statistics = counts(BalanceScope::kBatch) ? batch : own;
+    decision.statistics = counts(BalanceScope::kBatch) ? sums.batch : sums.sequences;
   }
-  if (counts(BalanceScope::kSequence)) decision.sequence_statistics = own;
+  if (counts(BalanceScope::kSequence)) decision.sequence_statistics = sums.sequences;
 }
 
 }  // namespace crossdock

@@ -1,55 +1,68 @@
 #pragma once
 
+#include <map>
+#include <memory>
 #include <optional>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/moe_layer.hpp"
+#include "layer/device_gather.hpp"
 #include "layer/device_memory.hpp"
+#include "layer/route_counts.hpp"
 
 namespace crossdock {
 
-/// Counts routes and tokens of a layer whose tokens are on GPUs, and refuses tokens that several
-/// ranks hold: RouteCounts without a wait.
-///
-/// The counts of all ranks travel as rows of a small dispatcher, in which every rank sends its only
-/// token to all ranks.
+/// Counts the routes and tokens of a layer whose tokens are on GPUs, and refuses tokens that
+/// several ranks hold: RouteCounts without waiting for the GPU.
 class DeviceCounts {
  public:
-  /// All must outlive this object.
-  DeviceCounts(Group& group, const MoeLayerConfig& config, const Router& router,
-               DeviceMemory& memory);
+  /// All must outlive this object. `counts` knows the groups of the losses.
+  DeviceCounts(Group& group, const MoeLayerConfig& config, const RouteCounts& counts,
+               const Router& router, DeviceMemory& memory);
 
   void set_device_options(const DeviceOptions& options, Stream stream);
 
-  /// The ranks agree on a forward; `refusal` of any rank is thrown on all, at the latest in a call
-  /// of the dispatcher. Collective.
-  void agree(Dispatcher& dispatcher, const MoeForwardArgs& args, const std::string& config_text,
-             const std::optional<Error>& refusal);
+  /// Agrees on a forward with the other ranks. The refusal of any rank is thrown on all of them, at
+  /// the latest by a call of the dispatcher. Collective.
+  void agree(Dispatcher& dispatcher, const ForwardCall& call, const std::optional<Error>& refusal);
 
-  /// After a call of the layer that failed: a plan made in it may be empty.
-  void forget_plan() { plan_ = {}; }
+  /// Call this after a call of the layer has failed: a plan made in it may be empty.
+  void forget_plans();
 
-  /// Sets the counts of a decision, from those of its router on all ranks. Collective.
+  /// Sets the counts of a decision from its router's counts on all ranks. Collective.
   void count(const MoeForwardArgs& args, MoeDecision& decision);
 
  private:
+  // A rank's tokens to compare with those of others.
+  struct Sample {
+    LocalTokens tokens{};  // in host memory
+    uint64_t value = 0;    // 0: not compared
+  };
+  // Counts of one forward.
+  struct Sums {
+    RouterStatistics load;       // of the layer's group, as one sequence
+    RouterStatistics batch;      // of the counting group, as one sequence
+    RouterStatistics sequences;  // of the ranks that share sequences
+  };
+
   bool counts(BalanceScope scope) const { return config_.router.counts(scope); }
-  void set_counts(const MoeForwardArgs& args, const RouterStatistics& batch,
-                  MoeDecision& decision) const;
+  void meet(Group& group, Proposal proposal, const Sample& sample) const;
+  void meet_in_other_groups(const MoeForwardArgs& args, const Sample& sample) const;
+  RouterStatistics sum_over(Group& group, const RouterStatistics& own);
   OwnedTensor sum(const ConstTensorView& counts, int64_t num_sequences);
-  Plan plan_to_all(Device device);
-  OwnedTensor gather(const ConstTensorView& own);
+  DeviceGather& gather_of(Group& group, int64_t num_counts);
+  void set_counts(const MoeForwardArgs& args, const Sums& sums, MoeDecision& decision) const;
 
   Group& group_;
   const MoeLayerConfig& config_;
+  const RouteCounts& counts_;
   const Router& router_;
   DeviceMemory& memory_;
+  DeviceOptions options_;
   Stream stream_;
-  Dispatcher to_all_;
-  Plan plan_;                         // of to_all_, from the first count outside a capture on
-  std::vector<Plan> captured_plans_;  // of to_all_; graphs use them
+  std::map<std::pair<Group*, int64_t>, std::unique_ptr<DeviceGather>> gathers_;  // by counts
   bool has_compared_ = false;
 };
 

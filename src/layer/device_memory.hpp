@@ -8,8 +8,8 @@
 
 namespace crossdock {
 
-/// Memory of one GPU for the layer's own steps. It is used in the order of the stream for which it
-/// was taken, and returns to a pool when it is released.
+/// GPU memory for the layer's own steps. It is used in the order of the stream it was taken for,
+/// and returns to a pool when released.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
@@ -17,16 +17,18 @@ class DeviceMemory {
   virtual OwnedTensor take(DType dtype, const Shape& shape, Stream stream) = 0;
   /// Sets all bytes of a tensor that was taken here.
   virtual void fill(const TensorView& tensor, uint8_t value, Stream stream) = 0;
+  /// Copies between tensors of the same size on this GPU.
+  virtual void copy(const ConstTensorView& from, const TensorView& to, Stream stream) = 0;
 };
 
-/// The stream in which a dispatcher of this group queues work if it is given `stream`.
+/// The stream in which a dispatcher of this group queues work when given `stream`.
 Stream stream_of_calls(Group& group, Stream stream);
 
-// Builds without CUDA throw Error(kUnsupported) in these.
+// In builds without CUDA, these throw Error(kUnsupported).
 
 std::unique_ptr<DeviceMemory> make_device_memory(Device device);
 
-/// Whether the stream is being captured in a graph.
+/// Whether the stream is being captured into a graph.
 bool is_captured(Stream stream, Device device);
 
 }  // namespace crossdock

@@ -1,5 +1,6 @@
 #include "crossdock/error.hpp"
 #include "layer/device_memory.hpp"
+#include "layer/device_shards.hpp"
 
 // Builds without CUDA.
 
@@ -21,6 +22,20 @@ Stream stream_of_calls(Group& /*group*/, Stream stream) {
 }
 
 bool is_captured(Stream /*stream*/, Device /*device*/) {
+  refuse_device();
+}
+
+void load_device_shards(Device /*device*/) {
+  refuse_device();
+}
+
+void shard_routes_on_device(const Routing& /*routing*/, const ShardedRoutes& /*sharded*/,
+                            Stream /*stream*/) {
+  refuse_device();
+}
+
+void sum_over_shards_on_device(const ConstTensorView& /*values*/, const TensorView& /*out*/,
+                               Stream /*stream*/) {
   refuse_device();
 }
 

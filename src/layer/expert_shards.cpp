@@ -24,7 +24,7 @@ void check_shard(const ExpertsConfig& whole, const ExpertShard& shard) {
                   shard.etp, "), got ", shard.index);
 }
 
-// First column of F of a shard; F for index = etp.
+// The first column of a shard in F; F for index = etp.
 int64_t first_column(int64_t F, const ExpertShard& shard) {
   return shard.index * (F / shard.etp) + std::min(shard.index, F % shard.etp);
 }
@@ -111,7 +111,7 @@ OwnedTensor repeat(const ConstTensorView& values, int64_t etp) {
   return repeated;
 }
 
-// Experts become virtual experts. An id that is out of range stays so.
+// Experts become virtual experts. Out-of-range ids stay out of range.
 template <typename Id>
 void number_shards(const TensorView& ids, int64_t etp) {
   const std::span<Id> values = ids.as<Id>();

@@ -5,7 +5,7 @@
 namespace crossdock {
 namespace {
 
-// B * L of tokens [B, L, D]; -1 for another shape.
+// B * L for tokens [B, L, D]; -1 for any other shape.
 int64_t num_tokens(const Shape& x) {
   if (x.rank() != 3) return -1;
   return product_within(kMaxBytes, {x[0], x[1]}).value_or(-1);

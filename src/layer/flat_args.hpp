@@ -4,15 +4,15 @@
 
 namespace crossdock {
 
-// The layer works on [T, D]. These views have tokens [B, L, D] as [B * L, D], and masks, ids and
-// positions [B, L] as [B * L]. Other shapes stay as they are: the layer checks them, so that a
+// The layer works on [T, D]. These functions view tokens [B, L, D] as [B * L, D], and masks, ids
+// and positions [B, L] as [B * L]. Other shapes are left unchanged: the layer checks them, so a
 // refusal is the same on every rank. Nothing here throws.
 
 MoeForwardArgs flat(const MoeForwardArgs& args);
 MoeBackwardArgs flat(const MoeBackwardArgs& args);
 MoeBackwardDwArgs flat(const MoeBackwardDwArgs& args);
 
-/// A result [T, D] in the shape of x.
+/// Views a result [T, D] in the shape of x.
 TensorView shaped_like(const ConstTensorView& x, const TensorView& result);
 
 }  // namespace crossdock

@@ -1,10 +1,12 @@
 #include "layer/layer_parts.hpp"
 
+#include <span>
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "experts/partial_rows.hpp"
+#include "layer/device_shards.hpp"
 
 namespace crossdock {
 namespace {
@@ -33,9 +35,7 @@ LayerParts::LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLaye
       router(config.router, pool),
       experts(shard_of(config.experts, shard), pool),
       shared(make_shared_experts(config, pool)),
-      dispatcher(make_dispatcher(group, config, options)),
-      has_other_groups_(options.counting_group != nullptr || options.sequence_group != nullptr ||
-                        options.replicated_over != nullptr) {
+      dispatcher(make_dispatcher(group, config, options)) {
   set_device_options(options.device);
 }
 
@@ -50,24 +50,13 @@ void LayerParts::prepare_experts(Device gpu) {
   if (are_experts_prepared_) return;
   experts.prepare(gpu, stream);
   if (shared) shared->experts().prepare(gpu, stream);
+  if (shard.etp > 1) load_device_shards(gpu);
   are_experts_prepared_ = true;
 }
 
-void LayerParts::check_on_gpu(const MoeForwardArgs& args) const {
-  const auto refuse_if = [](bool is_refused, const char* reason) {
-    if (is_refused) throw Error(ErrorCode::kUnsupported, reason);
-  };
-  refuse_if(config.etp > 1,
-            "a layer with etp > 1 takes tokens in host memory only, got tokens on a GPU");
-  refuse_if(has_other_groups_,
-            "a layer with a counting_group, a sequence_group or replicated_over takes tokens in "
-            "host memory only, got tokens on a GPU");
-  refuse_if(group.size() > 1 && config.router.counts(BalanceScope::kSequence) &&
-                args.total_sequences == 0,
-            "set total_sequences to the number of sequences in the group: with tokens on GPUs of "
-            "several ranks, the layer does not count them");
-  CROSSDOCK_CHECK(!device_memory_ || args.x.device == gpu_, "x must be on GPU ", gpu_.index,
-                  ", as that of the first forward was; it is on GPU ", args.x.device.index);
+void LayerParts::check_gpu(Device gpu) const {
+  CROSSDOCK_CHECK(!device_memory_ || gpu == gpu_, "x must be on GPU ", gpu_.index,
+                  ", as in the first forward; it is on GPU ", gpu.index);
 }
 
 DeviceMemory& LayerParts::memory_of(Device gpu) {
@@ -86,7 +75,7 @@ OwnedTensor LayerParts::take(Device device, DType dtype, const Shape& shape) {
 SharedExperts::OnDevice LayerParts::on_device(const ConstTensorView& x, OwnedTensor& segment) {
   if (x.device.is_cpu()) return {};
   segment = take(x.device, DType::kI64, {3});
-  // With a single chunk the dispatch has its SMs already when the shared experts begin.
+  // With a single chunk, the dispatch already has its SMs when the shared experts start.
   const bool leaves_sms = overlaps_shared() && overlaps_chunks();
   return {.stream = stream, .segment = segment.view, .free_sms = leaves_sms ? dispatch_sms() : 0};
 }
@@ -94,17 +83,21 @@ SharedExperts::OnDevice LayerParts::on_device(const ConstTensorView& x, OwnedTen
 Plan LayerParts::plan(const RouterOutput& routes) {
   if (shard.etp == 1) return dispatcher.plan(routes.routing());
   ShardedRoutes sharded;
-  run_agreed(group, [&] { sharded = shard_routes(routes.routing(), shard.etp); });
+  run_agreed(group, [&] {
+    const Routing routing = routes.routing();
+    sharded = routing.expert_ids.device.is_cpu() ? shard_routes(routing, shard.etp)
+                                                 : shard_on_gpu(routing);
+  });
   return dispatcher.plan(sharded.routing());
 }
 
-std::vector<int64_t> LayerParts::dropped(const Plan& plan) const {
-  const std::span<const int64_t> of_shards = plan.dropped();
-  std::vector<int64_t> counts;
-  for (size_t i = 0; i < of_shards.size(); i += static_cast<size_t>(shard.etp)) {
-    counts.push_back(of_shards[i]);
-  }
-  return counts;
+ShardedRoutes LayerParts::shard_on_gpu(const Routing& routing) {
+  const ConstTensorView& ids = routing.expert_ids;
+  const Shape shape{ids.num_rows(), ids.shape[1] * shard.etp};
+  ShardedRoutes sharded{.expert_ids = take(ids.device, ids.dtype, shape),
+                        .weights = take(ids.device, routing.weights.dtype, shape)};
+  shard_routes_on_device(routing, sharded, stream);
+  return sharded;
 }
 
 DType LayerParts::result_dtype() const {
@@ -126,8 +119,10 @@ OwnedTensor LayerParts::round(OwnedTensor sums, const TensorView& out) {
   if (result_dtype() == config.experts.dtype) return sums;
   OwnedTensor rounded{.view = out, .owner = nullptr};
   run_agreed(group, [&] {
-    if (!out.given()) rounded = group.pool().take(config.experts.dtype, sums.view.shape);
-    round_sums(sums.view, rounded.view, *pool);
+    if (!out.given()) {
+      rounded = take(sums.view.device, config.experts.dtype, sums.view.shape);
+    }
+    round_sums(sums.view, rounded.view, *pool, stream);
   });
   return rounded;
 }
@@ -149,8 +144,10 @@ OwnedTensor LayerParts::collect_weights(const Plan& plan, ConstTensorView grad_r
   if (shard.etp == 1) return of_shards;
   OwnedTensor sums;
   run_agreed(group, [&] {
-    sums = group.pool().take(of_shards.view.dtype, {plan.num_tokens(), config.router.top_k});
-    sum_over_shards(of_shards.view, sums.view);
+    const Device device = of_shards.view.device;
+    sums = take(device, of_shards.view.dtype, {plan.num_tokens(), config.router.top_k});
+    if (device.is_cpu()) return sum_over_shards(of_shards.view, sums.view);
+    sum_over_shards_on_device(of_shards.view, sums.view, stream);
   });
   return sums;
 }
@@ -246,6 +243,14 @@ void LayerParts::backward_dw(const MoeBackwardDwArgs& args) {
                        .grads = args.shared,
                        .accumulate = args.accumulate,
                        .device = on_device(args.x, segment)});
+}
+
+std::vector<int64_t> drops_of_experts(const Plan& plan, int64_t num_experts) {
+  const std::span<const int64_t> of_shards = plan.dropped();
+  const size_t etp = of_shards.size() / static_cast<size_t>(num_experts);
+  std::vector<int64_t> drops;  // all shards of an expert drop the same routes
+  for (size_t i = 0; i < of_shards.size(); i += etp) drops.push_back(of_shards[i]);
+  return drops;
 }
 
 bool any_given(const ExpertGradients& grads) {

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "crossdock/expert_shards.hpp"
 #include "crossdock/moe_layer.hpp"
@@ -23,53 +24,50 @@ struct BackwardRows {
   OwnedTensor shared_grad_x;     // [T, D]; not given without shared experts
 };
 
-/// The objects that a layer is made of, and the computation of its experts, with and without
-/// overlap. Nothing here is collective, except the calls of `dispatcher` and what is said to be.
+/// The objects of a layer, and the computation of its experts with and without overlap. Only the
+/// calls of `dispatcher` and functions marked so are collective.
 struct LayerParts {
   /// `config` is filled in and outlives this object. Throws Error(kInvalidArgument) for an invalid
   /// configuration.
   LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLayerOptions& options);
 
-  /// Throws Error(kUnsupported) for what layers do not do with tokens on a GPU, and
-  /// Error(kInvalidArgument) for tokens on another GPU than before.
-  void check_on_gpu(const MoeForwardArgs& args) const;
+  /// Throws Error(kInvalidArgument) for tokens on a different GPU than before.
+  void check_gpu(Device gpu) const;
   void set_device_options(const DeviceOptions& options);
-  /// Before a dispatch is queued (see Experts::prepare).
+  /// Call this before a dispatch is queued (see Experts::prepare).
   void prepare_experts(Device gpu);
 
   bool overlaps_shared() const { return shared && config.overlap_shared; }
   bool overlaps_chunks() const { return config.overlap_chunks > 1; }
-  /// Whether the dispatch on a GPU runs in a stream of its own, beside experts.
+  /// Whether the dispatch on a GPU runs in its own stream, concurrently with experts.
   bool dispatches_aside(Device device) const {
     return !device.is_cpu() && (overlaps_shared() || overlaps_chunks());
   }
-  /// The SMs that a dispatch beside experts may use; 0: no limit.
+  /// Number of SMs that a dispatch concurrent with experts may use; 0: no limit.
   int dispatch_sms() const {
     return device_options.max_begun_sms > 0 ? device_options.max_begun_sms : device_options.max_sms;
   }
   bool weights_in_experts() const { return config.experts.weights_in == WeightsIn::kExperts; }
 
-  /// Routes to the virtual experts of the dispatcher. Collective.
+  /// Plans the routes in terms of the dispatcher's virtual experts. Collective.
   Plan plan(const RouterOutput& routes);
-  /// Whole experts: the drops of a plan.
-  std::vector<int64_t> dropped(const Plan& plan) const;
 
-  /// The experts' results, summed for each token and rounded once, to `out` if given. Collective.
+  /// Sums the experts' results for each token and rounds once, to `out` if given. Collective.
   OwnedTensor combine(const Plan& plan, ConstTensorView y, TensorView out);
-  /// Likewise their gradients.
+  /// The same for the gradients of the rows. Collective.
   OwnedTensor dispatch_backward(const Plan& plan, ConstTensorView grad_rows, TensorView grad_x);
-  /// grad_row_weights [R] -> the gradients of the routes' weights [T, K]. Collective.
+  /// Returns grad_row_weights [R] as the gradients of the routes' weights [T, K]. Collective.
   OwnedTensor collect_weights(const Plan& plan, ConstTensorView grad_row_weights);
 
-  /// The routed experts, on all rows of `saved.sent`.
+  /// Computes the routed experts on all rows of `saved.sent`.
   OwnedTensor forward_experts(const MoeForwardArgs& args, MoeSaved& saved);
-  /// Their backward, on all rows of `args.saved->grad_y`; sets all but shared_grad_x.
+  /// Computes their backward on all rows of `args.saved->grad_y`; sets all but shared_grad_x.
   void backward_experts(const MoeBackwardArgs& args, BackwardRows& rows);
 
-  /// The shared experts; nothing without any.
+  /// Compute the shared experts; the result is not given if there are none.
   OwnedTensor forward_shared(const MoeForwardArgs& args, MoeSaved& saved);
   OwnedTensor backward_shared(const MoeBackwardArgs& args);
-  /// The gradients of the parameters of all experts.
+  /// Computes the gradients of all experts' parameters.
   void backward_dw(const MoeBackwardDwArgs& args);
 
   /// Memory for the results, and the arguments of `experts` for the rows that a dispatch delivers.
@@ -97,19 +95,22 @@ struct LayerParts {
   // The arguments of a call of the shared experts on a GPU; keep `segment` until it returns.
   SharedExperts::OnDevice on_device(const ConstTensorView& x, OwnedTensor& segment);
 
-  // Dtype of the experts' results: with etp > 1 that of the sums, as they are partial.
+  // Dtype of the experts' results: the dtype of the sums if etp > 1, because they are partial.
   DType result_dtype() const;
-  // The weights that this shard computes with: b2 is added by the first shard alone.
+  // The weights that this shard computes with: only the first shard adds b2.
   ExpertWeights shard_weights(const ExpertWeights& weights) const;
-  // Where the dispatcher stores sums of results.
+  // Where the dispatcher writes sums of results.
   TensorView sum_output(const TensorView& out) const;
   OwnedTensor round(OwnedTensor sums, const TensorView& out);
+  ShardedRoutes shard_on_gpu(const Routing& routing);
 
-  bool has_other_groups_;
   bool are_experts_prepared_ = false;            // for the stream
   std::unique_ptr<DeviceMemory> device_memory_;  // made by the first call on a GPU
   Device gpu_;                                   // of that call
 };
+
+/// [E] The routes to whole experts that a plan of virtual experts dropped. May wait for a GPU.
+std::vector<int64_t> drops_of_experts(const Plan& plan, int64_t num_experts);
 
 /// Whether any gradient was requested.
 bool any_given(const ExpertGradients& grads);

@@ -1,9 +1,10 @@
 #include <algorithm>
 #include <iterator>
-#include <span>
+#include <optional>
 #include <vector>
 
 #include "crossdock/moe_layer.hpp"
+#include "layer/layer_parts.hpp"
 
 namespace crossdock {
 
@@ -17,17 +18,16 @@ MoeDecision MoeDecision::on_host(Stream stream) const {
   }
   copy.losses = losses.on_host(stream);
   copy.device_load = {};
-  const RouterStatistics group = device_load.on_host(stream);
-  copy.load = group.routes_per_expert;
-  copy.total_tokens = group.num_tokens.front();
+  copy.load = device_load.on_host(stream).routes_per_expert;
+  copy.total_tokens = copy.batch_statistics->num_tokens.front();
   if (copy.total_sequences == 0.0) {
-    const std::vector<int64_t>& tokens =
-        (copy.sequence_statistics ? *copy.sequence_statistics : group).num_tokens;
+    const std::optional<RouterStatistics>& counted =
+        copy.sequence_statistics ? copy.sequence_statistics : copy.batch_statistics;
+    const std::vector<int64_t>& tokens = counted->num_tokens;
     copy.total_sequences =
         static_cast<double>(std::ssize(tokens) - std::count(tokens.begin(), tokens.end(), 0));
   }
-  const std::span<const int64_t> counts = plan.dropped();
-  copy.dropped.assign(counts.begin(), counts.end());
+  copy.dropped = drops_of_experts(plan, std::ssize(copy.load));
   return copy;
 }
 

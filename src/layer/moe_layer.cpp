@@ -37,7 +37,7 @@ class MoeLayer::Impl {
     try {
       return work();
     } catch (const Error&) {
-      if (device_counts_) device_counts_->forget_plan();
+      if (device_counts_) device_counts_->forget_plans();
       throw;
     }
   }
@@ -46,12 +46,12 @@ class MoeLayer::Impl {
   void backward_dw(const MoeBackwardDwArgs& args);
 
  private:
-  using Refusal = std::optional<Error>;  // of this rank, found before the call
+  using Refusal = std::optional<Error>;  // of this rank, known before the call
 
   MoeForwardResult forward_tokens(const MoeForwardArgs& args, int64_t first, Refusal refusal);
   OwnedTensor backward_tokens(const MoeBackwardArgs& args, const Refusal& refusal);
   template <typename Work>
-  OwnedTensor gather_slices(const char* operation, const Refusal& refusal, const TensorView& out,
+  OwnedTensor gather_slices(const char* operation, const Refusal& refusal, const AllTokens& all,
                             const Work& work);
   MoeDecision decide(const MoeForwardArgs& args, int64_t first, Refusal refusal);
   std::shared_ptr<const RouterOutput> route(const MoeForwardArgs& args);
@@ -59,8 +59,9 @@ class MoeLayer::Impl {
              MoeDecision& decision);
   void write_dw(const MoeBackwardDwArgs& args);
   void agree_on_backward(const MoeBackwardArgs& args, Refusal refusal);
-  void agree(const Proposal& proposal, Device device);
+  void agree(Proposal proposal, Device device);
   std::string config_text_for(Device device) const;
+  Stream stream() const { return parts_ ? parts_->stream : Stream(); }
   void prepare_for(Device device);
   template <typename Work>
   void compute(const char* operation, const Work& work);
@@ -71,9 +72,9 @@ class MoeLayer::Impl {
   std::optional<Error> config_error_;
   RouteCounts counts_;
   std::optional<ReplicatedTokens> replicated_;
-  std::optional<LayerParts> parts_;            // not used with a config_error_
-  std::optional<Overlap> overlap_;             // if requested, from the first call on
-  std::optional<DeviceCounts> device_counts_;  // from the first forward of tokens on a GPU on
+  std::optional<LayerParts> parts_;            // unused if config_error_ is set
+  std::optional<Overlap> overlap_;             // made by the first call, if requested
+  std::optional<DeviceCounts> device_counts_;  // made by the first forward on a GPU
 };
 
 MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions options)
@@ -85,7 +86,7 @@ MoeLayer::Impl::Impl(Group& group, MoeLayerConfig config, MoeLayerOptions option
                .replicated = options.replicated_over},
               config_) {
   if (options.replicated_over != nullptr) replicated_.emplace(*options.replicated_over);
-  // An exception here would leave the other ranks waiting: the first call refuses instead, on all.
+  // An exception here would leave the other ranks waiting; instead, the first call refuses on all.
   config_error_ = refusal_of([&] {
     config_ = fill_in(config_, group_);
     config_text_ = config_text(config_);
@@ -100,11 +101,12 @@ MoeForwardResult MoeLayer::Impl::forward(const MoeForwardArgs& args) {
   Refusal refusal = refusal_of([&] {
     if (config_error_) throw *config_error_;
     check_outputs(*parts_, args);
+    check_replicated(config_.router, args);
     slice = replicated_->slice(args);
   });
-  refusal = replicated_->agree("replicate", args.x, std::move(refusal));
+  refusal = replicated_->agree("replicate", args.x, std::move(refusal), stream());
   MoeForwardResult result;
-  result.out = gather_slices("gather_out", refusal, args.out, [&] {
+  result.out = gather_slices("gather_out", refusal, {args.x.num_rows(), args.out}, [&] {
     result = forward_tokens(slice, replicated_->first_of(args.x.num_rows()), refusal);
     return result.out;
   });
@@ -119,27 +121,28 @@ OwnedTensor MoeLayer::Impl::backward(const MoeBackwardArgs& args) {
     check_outputs(*parts_, args);
     slice = replicated_->slice(args);
   });
-  refusal = replicated_->agree("replicate_grad", args.grad_out, std::move(refusal));
-  return gather_slices("gather_grad_x", refusal, args.grad_x,
+  refusal = replicated_->agree("replicate_grad", args.grad_out, std::move(refusal), stream());
+  return gather_slices("gather_grad_x", refusal, {args.x.num_rows(), args.grad_x},
                        [&] { return backward_tokens(slice, refusal); });
 }
 
-// Runs a call on this rank's slice of the tokens and gathers its result on all ranks that hold
-// them. Those ranks may belong to different layers' groups: one that fails tells both.
+// Runs a call on this rank's slice of the tokens and gathers the result on all ranks that hold
+// them. These ranks may be in different layers' groups: a rank that fails tells both groups.
 template <typename Work>
 OwnedTensor MoeLayer::Impl::gather_slices(const char* operation, const Refusal& refusal,
-                                          const TensorView& out, const Work& work) {
+                                          const AllTokens& all, const Work& work) {
   OwnedTensor slice;
   try {
     slice = work();
   } catch (const Error& error) {
-    if (!refusal) replicated_->refuse(operation, group_, error);  // else they all know
+    if (!refusal) replicated_->refuse(operation, group_, error);  // otherwise all know already
     throw;
   }
-  OwnedTensor all;
-  const Refusal failed = refusal_of([&] { all = replicated_->gather(operation, slice.view, out); });
+  OwnedTensor result;
+  const Refusal failed =
+      refusal_of([&] { result = replicated_->gather(operation, slice.view, all, *parts_); });
   group_.agree({.operation = "gathered", .refusal = as_refusal(failed)});
-  return all;
+  return result;
 }
 
 MoeForwardResult MoeLayer::Impl::forward_tokens(const MoeForwardArgs& args, int64_t first,
@@ -172,12 +175,13 @@ MoeForwardResult MoeLayer::Impl::forward_tokens(const MoeForwardArgs& args, int6
 }
 
 // The router chooses experts for this rank's tokens; the ranks agree, count routes and make a plan.
-// `first` is the number of the first token, if these are a slice of replicated tokens.
+// `first` is the index of the first token if these are a slice of replicated tokens.
 MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Refusal refusal) {
   MoeDecision decision;
   const auto prepare = [&] {
     if (config_error_) throw *config_error_;
     check_args(*parts_, args);
+    if (!args.x.device.is_cpu()) counts_.check_on_gpu(args);
     prepare_for(args.x.device);
     if (args.decision != nullptr) {
       decision = *args.decision;
@@ -201,7 +205,9 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
   });
   decision.plan = parts_->plan(*decision.router);
   if (decision.plan.device().is_cpu()) {
-    run_agreed(group_, [&] { decision.dropped = parts_->dropped(decision.plan); });
+    run_agreed(group_, [&] {
+      decision.dropped = drops_of_experts(decision.plan, config_.router.num_experts);
+    });
   }
   return decision;
 }
@@ -209,16 +215,12 @@ MoeDecision MoeLayer::Impl::decide(const MoeForwardArgs& args, int64_t first, Re
 // Agrees on the forward with the other ranks and sets the counts of the decision.
 void MoeLayer::Impl::count(const MoeForwardArgs& args, int64_t first, const Refusal& refusal,
                            MoeDecision& decision) {
-  const bool is_on_gpu = !args.x.device.is_cpu();
-  const std::string text = config_text_for(args.x.device) + ";decision=0";
-  if (is_on_gpu && device_counts_) {
-    device_counts_->agree(parts_->dispatcher, args, text, refusal);
-    return device_counts_->count(args, decision);
-  }
-  counts_.agree({.args = args,
-                 .tokens = {.x = args.x, .mask = args.mask, .first = first},
-                 .config_text = text},
-                refusal, decision);
+  const ForwardCall call{.args = args,
+                         .tokens = {.x = args.x, .mask = args.mask, .first = first},
+                         .config_text = config_text_for(args.x.device) + ";decision=0"};
+  if (args.x.device.is_cpu() || !device_counts_) return counts_.agree(call, refusal, decision);
+  device_counts_->agree(parts_->dispatcher, call, refusal);
+  device_counts_->count(args, decision);
 }
 
 std::shared_ptr<const RouterOutput> MoeLayer::Impl::route(const MoeForwardArgs& args) {
@@ -316,16 +318,20 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
         args.x.device);
 }
 
-void MoeLayer::Impl::agree(const Proposal& proposal, Device device) {
-  if (config_error_) {
-    group_.agree(proposal);  // throws: the configuration is this rank's refusal
-  } else {
-    parts_->dispatcher.agree(proposal, device);
+void MoeLayer::Impl::agree(Proposal proposal, Device device) {
+  if (!config_error_ && !counts_.meets_elsewhere()) {
+    return parts_->dispatcher.agree(proposal, device);
   }
+  Refusal fault;
+  if (proposal.refusal == nullptr) {
+    fault = refusal_of([&] { parts_->dispatcher.check(); });  // what a GPU has reported
+    proposal.refusal = as_refusal(fault);
+  }
+  group_.agree(proposal);
 }
 
-// On GPUs a dispatch beside the shared experts has signals of its own: it waits for dispatches of
-// the same kind on the other ranks.
+// On GPUs, a dispatch concurrent with the shared experts has its own signals: it waits for
+// dispatches of the same kind on the other ranks.
 std::string MoeLayer::Impl::config_text_for(Device device) const {
   if (device.is_cpu()) return config_text_ + ";device=cpu";
   return concat(config_text_, ";device=gpu;overlap_shared=", config_.overlap_shared);
@@ -339,7 +345,7 @@ void MoeLayer::Impl::prepare_for(Device device) {
   }
   parts_->prepare_experts(device);
   if (!device_counts_) {
-    device_counts_.emplace(group_, config_, parts_->router, parts_->memory_of(device));
+    device_counts_.emplace(group_, config_, counts_, parts_->router, parts_->memory_of(device));
     device_counts_->set_device_options(parts_->device_options, parts_->stream);
   }
 }
@@ -350,7 +356,8 @@ void MoeLayer::Impl::set_device_options(const DeviceOptions& options) {
   if (device_counts_) device_counts_->set_device_options(options, parts_->stream);
 }
 
-// Local work, recorded. A failure is reported to the other ranks, which wait in the next call.
+// Runs and records local work. A failure is reported to the other ranks, which wait in the next
+// call.
 template <typename Work>
 void MoeLayer::Impl::compute(const char* operation, const Work& work) {
   run_agreed(group_, [&] {

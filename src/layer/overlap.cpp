@@ -81,7 +81,7 @@ BackwardRows Overlap::backward(const MoeBackwardArgs& args) {
 
 namespace {
 
-// The SMs that the experts of a chunk leave to the dispatch of the following ones.
+// Number of SMs that the experts of a chunk leave free for the dispatch of later chunks.
 int free_sms_beside(const LayerParts& parts, const Plan& plan, const DispatchChunk& chunk) {
   const bool is_last = chunk.last_expert == plan.num_local_experts();
   return is_last ? 0 : parts.dispatch_sms();

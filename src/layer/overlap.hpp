@@ -5,8 +5,8 @@
 
 namespace crossdock {
 
-/// Dispatch and experts of a layer with overlap, in place of the plain sequence in moe_layer.cpp:
-/// a worker thread computes while the calling thread dispatches. The worker never uses the group.
+/// Dispatch and experts of a layer with overlap, replacing the plain sequence in moe_layer.cpp: a
+/// worker thread computes while the calling thread dispatches. The worker never uses the group.
 /// Results have the same bits.
 ///
 /// - overlap_shared: the shared experts compute during the dispatch.
@@ -30,9 +30,10 @@ class Overlap {
   Worker worker_;
 };
 
-/// The same on a GPU, without a thread: the dispatch runs in a stream of its own while the shared
-/// experts, and those of chunks that have arrived, compute in that of the layer. If the SMs of the
-/// dispatch are limited, experts leave that many free until the last chunk has arrived. Collective.
+/// The same on a GPU, without a thread: the dispatch runs in its own stream while the shared
+/// experts, and the experts of chunks that have arrived, compute in the layer's stream. If the SMs
+/// of the dispatch are limited, experts leave that many free until the last chunk has arrived.
+/// Collective.
 ForwardRows forward_beside_dispatch(LayerParts& parts, const MoeForwardArgs& args, MoeSaved& saved);
 BackwardRows backward_beside_dispatch(LayerParts& parts, const MoeBackwardArgs& args);
 

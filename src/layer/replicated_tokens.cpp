@@ -1,6 +1,7 @@
 #include "layer/replicated_tokens.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -8,12 +9,13 @@
 #include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
+#include "layer/host_tokens.hpp"
 #include "layer/token_identity.hpp"
 
 namespace crossdock {
 namespace {
 
-// What the ranks of the group compare.
+// Compared by the ranks of the group.
 struct Identity {
   int64_t num_tokens;
   uint64_t sample;
@@ -27,9 +29,10 @@ int64_t ReplicatedTokens::first_of(int64_t num_tokens) const {
 }
 
 ConstTensorView ReplicatedTokens::slice_of(const char* name, const ConstTensorView& tensor,
-                                           int64_t num_tokens) const {
+                                           const ConstTensorView& x) const {
   if (!tensor.given()) return {};
-  check_memory(name, tensor);
+  const int64_t num_tokens = x.num_rows();
+  check_memory(name, tensor, x.device);
   CROSSDOCK_CHECK(tensor.num_rows() == num_tokens && tensor.shape.rank() <= 2, name,
                   " must have a row for each of the ", num_tokens, " tokens, got ",
                   describe(tensor));
@@ -45,17 +48,16 @@ ConstTensorView ReplicatedTokens::slice_of(const char* name, const ConstTensorVi
 }
 
 MoeForwardArgs ReplicatedTokens::slice(const MoeForwardArgs& args) {
-  const int64_t T = args.x.num_rows();
   MoeForwardArgs part = args;
-  part.x = slice_of("x", args.x, T);
+  part.x = slice_of("x", args.x, args.x);
   part.out = {};
-  part.mask = slice_of("mask", args.mask, T);
-  part.sequence_ids = slice_of("sequence_ids", args.sequence_ids, T);
-  part.forced_ids = slice_of("forced_ids", args.forced_ids, T);
-  part.token_ids = slice_of("token_ids", args.token_ids, T);
-  if (!args.token_ids.given()) {
+  part.mask = slice_of("mask", args.mask, args.x);
+  part.sequence_ids = slice_of("sequence_ids", args.sequence_ids, args.x);
+  part.forced_ids = slice_of("forced_ids", args.forced_ids, args.x);
+  part.token_ids = slice_of("token_ids", args.token_ids, args.x);
+  if (!args.token_ids.given() && args.x.device.is_cpu()) {
     token_ids_.resize(static_cast<size_t>(part.x.num_rows()));
-    std::iota(token_ids_.begin(), token_ids_.end(), first_of(T));
+    std::iota(token_ids_.begin(), token_ids_.end(), first_of(args.x.num_rows()));
     part.token_ids = ConstTensorView(token_ids_.data(), {part.x.num_rows()});
   }
   return part;
@@ -63,25 +65,33 @@ MoeForwardArgs ReplicatedTokens::slice(const MoeForwardArgs& args) {
 
 MoeBackwardArgs ReplicatedTokens::slice(const MoeBackwardArgs& args) const {
   MoeBackwardArgs part = args;
-  part.x = slice_of("x", args.x, args.x.num_rows());
-  part.grad_out = slice_of("grad_out", args.grad_out, args.x.num_rows());
+  part.x = slice_of("x", args.x, args.x);
+  part.grad_out = slice_of("grad_out", args.grad_out, args.x);
   part.grad_x = {};
   return part;
 }
 
 MoeBackwardDwArgs ReplicatedTokens::slice(const MoeBackwardDwArgs& args) const {
   MoeBackwardDwArgs part = args;
-  part.x = slice_of("x", args.x, args.x.num_rows());
-  part.grad_out = slice_of("grad_out", args.grad_out, args.x.num_rows());
+  part.x = slice_of("x", args.x, args.x);
+  part.grad_out = slice_of("grad_out", args.grad_out, args.x);
   return part;
 }
 
+uint64_t ReplicatedTokens::sample(const char* operation, const ConstTensorView& tokens,
+                                  Stream stream) const {
+  if (tokens.device.is_cpu()) return sample_tokens({.x = tokens});
+  if (compared_.contains(operation) || is_captured(stream, tokens.device)) return 0;
+  return sample_tokens(HostTokens({.x = tokens}, stream).tokens());
+}
+
 std::optional<Error> ReplicatedTokens::agree(const char* operation, const ConstTensorView& tokens,
-                                             std::optional<Error> refusal) {
+                                             std::optional<Error> refusal, Stream stream) {
   Identity own{};
   if (!refusal) {
-    refusal = refusal_of(
-        [&] { own = {.num_tokens = tokens.num_rows(), .sample = sample_tokens({.x = tokens})}; });
+    refusal = refusal_of([&] {
+      own = {.num_tokens = tokens.num_rows(), .sample = sample(operation, tokens, stream)};
+    });
   }
   return refusal_of([&] {
     const Agreement agreement =
@@ -100,19 +110,26 @@ std::optional<Error> ReplicatedTokens::agree(const char* operation, const ConstT
                       " of that group differ; sum partial gradients over the group first, and "
                       "leave replicated_over out if each rank has tokens of its own");
     }
+    if (own.sample != 0) compared_.insert(operation);
   });
 }
 
 OwnedTensor ReplicatedTokens::gather(const char* operation, const TensorView& slice,
-                                     TensorView out) {
+                                     const AllTokens& all, LayerParts& parts) {
+  return slice.device.is_cpu() ? gather_on_host(operation, slice, all)
+                               : gather_on_gpu(operation, slice, all, parts);
+}
+
+OwnedTensor ReplicatedTokens::gather_on_host(const char* operation, const TensorView& slice,
+                                             const AllTokens& all) {
   const std::span body(static_cast<const std::byte*>(slice.data),
                        static_cast<size_t>(slice.num_bytes()));
   const Agreement agreement = over_.agree({.operation = operation, .body = body});
-  OwnedTensor result{.view = out, .owner = nullptr};
+  OwnedTensor result{.view = all.out, .owner = nullptr};
   run_agreed(over_, [&] {  // slices are contiguous and in the order of the ranks
     const int64_t num_bytes = agreement.offsets.back();
-    if (!out.given()) {
-      result = over_.pool().take(slice.dtype, {num_bytes / slice.row_bytes(), slice.shape[1]});
+    if (!all.out.given()) {
+      result = over_.pool().take(slice.dtype, {all.num_tokens, slice.shape[1]});
     }
     CROSSDOCK_ASSERT(result.view.num_bytes() == num_bytes);
     if (num_bytes > 0) {
@@ -122,11 +139,47 @@ OwnedTensor ReplicatedTokens::gather(const char* operation, const TensorView& sl
   return result;
 }
 
-// After a mismatch not all ranks of the layer's group would join.
+// The ranks have the same number of tokens, so all of them need a larger one at the same time.
+DeviceGather& ReplicatedTokens::gather_of(int64_t width, int64_t num_tokens, DeviceMemory& memory) {
+  if (gathers_.empty() || gathers_.back()->config().max_rows < num_tokens) {
+    const auto max_rows = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_tokens)));
+    gathers_.push_back(std::make_unique<DeviceGather>(
+        over_, GatheredRows{.width = width, .max_rows = max_rows}, memory));
+  }
+  return *gathers_.back();
+}
+
+OwnedTensor ReplicatedTokens::gather_on_gpu(const char* operation, const TensorView& slice,
+                                            const AllTokens& all, LayerParts& parts) {
+  over_.agree({.operation = operation});  // throws what another rank refuses
+  DeviceMemory* memory = nullptr;
+  DeviceGather* gather = nullptr;
+  run_agreed(over_, [&] {
+    memory = &parts.memory_of(slice.device);
+    gather = &gather_of(slice.shape[1], all.num_tokens, *memory);
+    gather->set_device_options(parts.device_options, parts.stream);
+  });
+  OwnedTensor rows = gather->gather(slice);
+  gather->forget_plan();  // the next call may have another number of tokens
+  rows.view.shape = {all.num_tokens, slice.shape[1]};
+  if (!all.out.given()) return rows;
+  run_agreed(over_, [&] { memory->copy(rows.view, all.out, parts.stream); });
+  return {.view = all.out, .owner = nullptr};
+}
+
+// After a mismatch, not all ranks of the layer's group would join an agreement.
 void ReplicatedTokens::refuse(const char* operation, const Group& group, const Error& error) {
   if (group.is_poisoned()) return over_.fail(error);
   if (error.code() == ErrorCode::kMismatch) return;
   refusal_of([&] { over_.agree({.operation = operation, .refusal = &error}); });
+}
+
+void check_replicated(const RouterConfig& config, const MoeForwardArgs& args) {
+  const bool needs_ids = config.jitter != 0.0 && !args.token_ids.given();
+  if (args.x.device.is_cpu() || !needs_ids) return;
+  throw Error(ErrorCode::kUnsupported,
+              "pass token_ids: with jitter and replicated_over, the layer numbers tokens in host "
+              "memory only, got tokens on a GPU");
 }
 
 }  // namespace crossdock

@@ -14,7 +14,7 @@
 namespace crossdock {
 namespace {
 
-// The body of a rank: [B | routes B x E | tokens B | sample].
+// A rank's body: [B | routes B x E | tokens B | sample].
 std::pair<RouterStatistics, uint64_t> unpack(std::span<const std::byte> body) {
   std::vector<int64_t> packed(body.size() / sizeof(int64_t));
   CROSSDOCK_ASSERT(packed.size() >= 2);
@@ -44,7 +44,7 @@ double num_sequences_with_tokens(const RouterStatistics& statistics) {
                                            [](int64_t tokens) { return tokens > 0; }));
 }
 
-// All sequences as one.
+// Sums over all sequences.
 RouterStatistics of_batch(const RouterStatistics& statistics) {
   return {.num_sequences = 1,
           .routes_per_expert = statistics.load(),
@@ -79,7 +79,6 @@ std::vector<Group*> RouteCounts::other_groups() const {
   return others;
 }
 
-// Must be identical on the ranks that count together.
 std::string RouteCounts::counts_text(const Group& group, const MoeForwardArgs& args) const {
   const bool by_sequence = counts(BalanceScope::kSequence);
   const bool each_rank = by_sequence && sequence_group() == nullptr && &group == &group_;
@@ -88,6 +87,8 @@ std::string RouteCounts::counts_text(const Group& group, const MoeForwardArgs& a
   if (shares_sequences) text += concat(";num_sequences=", args.num_sequences);
   if (shares_sequences || each_rank) text += concat(";total_sequences=", args.total_sequences);
   if (&group != batch_group()) return text;
+  // Counts on a GPU are not compared.
+  if (!args.x.device.is_cpu()) return text + concat(";earlier=", args.earlier != nullptr);
   const int64_t earlier = args.earlier != nullptr ? num_tokens(*args.earlier) : 0;
   return text + concat(";earlier_tokens=", earlier);
 }
@@ -102,7 +103,7 @@ std::vector<int64_t> RouteCounts::pack(const ForwardCall& call, const MoeDecisio
   return packed;
 }
 
-// In the layer's group or another one. Throws the refusal of any rank on all of them.
+// In the layer's group or another one. Throws the refusal of any rank on all ranks.
 RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& call,
                                               const MoeDecision& decision,
                                               const std::optional<Error>& refusal) const {
@@ -129,21 +130,20 @@ RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& c
   return counts;
 }
 
-// Ranks of the other groups are waiting in exchange: a refusal in the layer's group ends their call
-// too. After a mismatch or a failure not all ranks of the layer's group would join.
-void RouteCounts::refuse_in_other_groups(const ForwardCall& call, const Error& refusal) const {
+// After a mismatch or a failure, not all ranks of the layer's group would join.
+void RouteCounts::refuse_in_other_groups(const MoeForwardArgs& args, const Error& refusal) const {
   if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
   for (Group* other : other_groups()) {
     refusal_of([&] {
       other->agree(
-          {.operation = "count", .config = counts_text(*other, call.args), .refusal = &refusal});
+          {.operation = "count", .config = counts_text(*other, args), .refusal = &refusal});
     });
   }
 }
 
-// The ranks of the layer's group may belong to different other groups: one that fails to count
-// tells all of them. If the sequences are replicated, their number in the layer's group is the sum
-// of the ranks' shares.
+// The ranks of the layer's group may be in different other groups: a rank that fails to count tells
+// all of them. If the sequences are replicated, their number in the layer's group is the sum of the
+// ranks' shares.
 std::map<Group*, RouteCounts::RankCounts> RouteCounts::exchange_in_other_groups(
     const ForwardCall& call, MoeDecision& decision) const {
   std::map<Group*, RankCounts> of_group;
@@ -176,7 +176,7 @@ void RouteCounts::agree(const ForwardCall& call, const std::optional<Error>& ref
   try {
     own_group = exchange(group_, call, decision, refusal);
   } catch (const Error& error) {
-    refuse_in_other_groups(call, error);
+    refuse_in_other_groups(call.args, error);
     throw;
   }
   std::map<Group*, RankCounts> of_group = exchange_in_other_groups(call, decision);
@@ -210,7 +210,7 @@ void RouteCounts::set_counts(const ForwardCall& call, const std::map<Group*, Ran
   }
 }
 
-// The counts of each sequence; sets total_sequences, unless it is known already.
+// The counts of each sequence. Sets total_sequences unless it is already known.
 RouterStatistics RouteCounts::count_sequences(const std::map<Group*, RankCounts>& of_group,
                                               MoeDecision& decision) const {
   Group* shared = sequence_group();
@@ -224,6 +224,18 @@ RouterStatistics RouteCounts::count_sequences(const std::map<Group*, RankCounts>
   const bool is_known = sequences_are_replicated() && shared != &group_;
   if (!is_known) decision.total_sequences = num_sequences_with_tokens(statistics);
   return statistics;
+}
+
+// The GPU counts the sequences that it has the counts of: those of the sequence group, or of a
+// rank.
+void RouteCounts::check_on_gpu(const MoeForwardArgs& args) const {
+  const Group* shared = sequence_group();
+  const bool has_all =
+      shared == nullptr ? group_.size() == 1 : shared == &group_ || !sequences_are_replicated();
+  if (!counts(BalanceScope::kSequence) || has_all || args.total_sequences > 0) return;
+  throw Error(ErrorCode::kUnsupported,
+              "set total_sequences to the number of sequences in the group: with tokens on GPUs of "
+              "several ranks, the layer does not count them");
 }
 
 void check_earlier(const RouterConfig& config, const RouterStatistics* earlier, Device device) {

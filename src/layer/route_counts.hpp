@@ -13,12 +13,12 @@ namespace crossdock {
 
 /// The groups over which a layer counts. Null: see MoeLayerOptions. All must outlive the layer.
 struct CountingGroups {
-  Group* counting = nullptr;    // as stated
-  Group* sequences = nullptr;   // as stated
-  Group* replicated = nullptr;  // the tokens are replicated over it
+  Group* counting = nullptr;    // MoeLayerOptions::counting_group
+  Group* sequences = nullptr;   // MoeLayerOptions::sequence_group
+  Group* replicated = nullptr;  // MoeLayerOptions::replicated_over
 };
 
-/// A forward as the ranks agree on it.
+/// A forward for the ranks to agree on.
 struct ForwardCall {
   const MoeForwardArgs& args;  // of this rank's tokens
   LocalTokens tokens;          // to compare with those of the other ranks
@@ -28,40 +28,52 @@ struct ForwardCall {
 /// Sums routes, tokens and sequences over the ranks, for the losses and the load of a layer, and
 /// refuses tokens that several ranks hold.
 ///
-/// The losses may count over other groups than the layer's: then some of their ranks belong to
-/// other layers' groups, and each forward agrees in all of these groups.
+/// The losses may count over groups other than the layer's. Some ranks of these groups then belong
+/// to other layers' groups, and each forward agrees in all of them.
 class RouteCounts {
  public:
   /// `config` must outlive this object.
   RouteCounts(Group& group, const CountingGroups& groups, const MoeLayerConfig& config)
       : group_(group), groups_(groups), config_(config) {}
 
-  /// The ranks agree on a forward, exchange `decision.router->statistics`, and each sets
-  /// the counts of the decision. Collective; throws the refusal of any rank on all.
+  /// Agrees on a forward with the other ranks, exchanges `decision.router->statistics` and sets the
+  /// counts of the decision. Collective; throws the refusal of any rank on all.
   void agree(const ForwardCall& call, const std::optional<Error>& refusal, MoeDecision& decision);
 
-  /// Groups of the losses other than the layer's, in the order in which ranks agree in them.
+  /// The losses' groups other than the layer's, in the order in which ranks agree in them.
   std::vector<Group*> other_groups() const;
+  /// Whether ranks wait for each other in other groups than the layer's during its calls. They must
+  /// not run ahead then: a rank might wait in one group for a rank that refused its call in
+  /// another.
+  bool meets_elsewhere() const { return groups_.replicated != nullptr || !other_groups().empty(); }
+  /// The group over which routes and tokens are counted.
+  Group* batch_group() const { return groups_.counting != nullptr ? groups_.counting : &group_; }
+  /// The group that shares sequences; null: each rank has its own, or they are not counted.
+  Group* sequence_group() const;
+
+  /// Must be identical on the ranks of a group that count together.
+  std::string counts_text(const Group& group, const MoeForwardArgs& args) const;
+  /// Passes a refusal of the layer's group to the ranks of the other groups, which wait for this
+  /// rank's counts.
+  void refuse_in_other_groups(const MoeForwardArgs& args, const Error& refusal) const;
+  /// Throws Error(kUnsupported) for tokens on GPUs whose losses need a number of sequences that
+  /// only hosts count.
+  void check_on_gpu(const MoeForwardArgs& args) const;
 
  private:
-  // Counts of every rank of a group, and the samples of their tokens.
+  // Counts of every rank of a group, and samples of their tokens.
   struct RankCounts {
     std::vector<RouterStatistics> statistics;  // [P]
     std::vector<uint64_t> samples;             // [P]
   };
 
   bool counts(BalanceScope scope) const { return config_.router.counts(scope); }
-  // The group that shares sequences; null: each rank has its own, or they are not counted.
-  Group* sequence_group() const;
-  // Whether the ranks that hold the same tokens are that group, because no other was given.
+  // Whether that group is `replicated`, because no other was given.
   bool sequences_are_replicated() const;
-  Group* batch_group() const { return groups_.counting != nullptr ? groups_.counting : &group_; }
 
-  std::string counts_text(const Group& group, const MoeForwardArgs& args) const;
   std::vector<int64_t> pack(const ForwardCall& call, const MoeDecision& decision) const;
   RankCounts exchange(Group& group, const ForwardCall& call, const MoeDecision& decision,
                       const std::optional<Error>& refusal) const;
-  void refuse_in_other_groups(const ForwardCall& call, const Error& refusal) const;
   std::map<Group*, RankCounts> exchange_in_other_groups(const ForwardCall& call,
                                                         MoeDecision& decision) const;
   void set_counts(const ForwardCall& call, const std::map<Group*, RankCounts>& of_group,

@@ -56,13 +56,13 @@ uint64_t hash_bytes(uint64_t hash, const std::byte* bytes, int64_t num_bytes) {
   return hash;
 }
 
-// Number and place of the tokens, to begin a hash.
+// Number and place of the tokens, as the start of a hash.
 uint64_t hash_of_sizes(const LocalTokens& tokens, int64_t count) {
   return router::mix(static_cast<uint64_t>(count) ^
                      router::mix(static_cast<uint64_t>(tokens.first)));
 }
 
-// The first two ranks with equal values other than 0.
+// The first two ranks with equal nonzero values.
 std::optional<std::pair<size_t, size_t>> find_equal(std::span<const uint64_t> values) {
   std::vector<size_t> order(values.size());
   std::iota(order.begin(), order.end(), size_t{0});

@@ -10,20 +10,19 @@ namespace crossdock {
 
 /// The tokens with which a rank takes part in a forward.
 struct LocalTokens {
-  ConstTensorView x{};     // [T, D] in host memory
+  ConstTensorView x{};     // [T, D], in host memory to be sampled or hashed
   ConstTensorView mask{};  // [T] bool, optional: true = padding, which is ignored
   int64_t first = 0;       // of a slice of replicated tokens: slices differ by their place
 };
 
-/// A hash of a few rows, so that its cost does not grow with T or D: up to 16 tokens, spread
-/// evenly, and up to 512 bytes of each. Equal tokens have equal samples. 0 if there is no token.
+/// A hash of a few rows, to keep its cost independent of T and D: up to 16 tokens, spread evenly,
+/// and up to 512 bytes of each. Equal tokens have equal samples. 0 if there are no tokens.
 uint64_t sample_tokens(const LocalTokens& tokens);
 
-/// The same for refuse_equal_tokens: 0 also if there are so few tokens (less than 8) that they may
-/// be equal by chance.
+/// The same for refuse_equal_tokens: also 0 for fewer than 8 tokens, which may be equal by chance.
 uint64_t sample_to_compare(const LocalTokens& tokens);
 
-/// A hash of all tokens. 0 if there is none.
+/// A hash of all tokens. 0 if there are none.
 uint64_t hash_tokens(const LocalTokens& tokens);
 
 /// Throws Error(kInvalidArgument), the same on all ranks, if two ranks of the group have

@@ -34,8 +34,8 @@ struct Mesh::State {
 
   Group*& found(MeshAxis axis) { return by_axis[static_cast<size_t>(axis)]; }
 
-  // A group with the same members as that of `axis` on every rank of the mesh; null if there is
-  // none. The answer is the same on every rank.
+  // A group that has the same members as the group of `axis`, on every rank of the mesh; null if
+  // there is none. The answer is the same on every rank.
   Group* find_equal(MeshAxis axis) {
     if (layout.group_size(axis) == layout.num_ranks()) return &world;
     const auto groups = layout.groups(axis);

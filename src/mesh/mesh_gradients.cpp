@@ -83,7 +83,7 @@ std::string text_of(const Digest& digest) {
                 digest.num_elements, " elements");
 }
 
-// The lists of all ranks, [P]. All ranks see the same and find the same error.
+// The lists of all ranks, [P]. All ranks see the same lists and find the same error.
 class AllDigests {
  public:
   AllDigests(const MeshLayout& layout, const Agreement& agreement)
@@ -125,7 +125,7 @@ class AllDigests {
   std::vector<Digests> all_;
 };
 
-// Runs the work after an agreement of the mesh. Peers in any group may be waiting for this rank.
+// Runs the work after the mesh has agreed. Peers in any group may be waiting for this rank.
 template <typename Body>
 void run_agreed_on(Mesh& mesh, const Body& body) {
   try {
@@ -162,7 +162,7 @@ double square(T value) {
   return square(static_cast<double>(to_float(value)));
 }
 
-// Summed in blocks, so that the error does not grow with the number of elements.
+// Summed in blocks, so the error does not grow with the number of elements.
 template <typename T>
 double sum_of_squares(std::span<const T> values) {
   constexpr size_t kBlock = 1024;
@@ -189,7 +189,7 @@ double sum_of_squares(const ConstTensorView& tensor) {
   }
 }
 
-// The sum for the gradients that this rank counts: it is the lowest rank that holds them.
+// Sum of squares of the gradients for which this rank is the lowest that holds them.
 double counted_squares(Mesh& mesh, const MeshGradients& gradients) {
   const int rank = mesh.world().rank();
   double sum = 0;

@@ -70,7 +70,7 @@ int64_t lowest_member(int64_t rank, const Numbers& sizes, const AxisTraits& trai
   return rank;
 }
 
-// All members, from the lowest one. Faster coordinates vary first, so that ranks ascend.
+// All members, starting from the lowest. Faster coordinates vary first, so ranks ascend.
 std::vector<int> members_from(int64_t lowest, const Numbers& sizes, const AxisTraits& traits) {
   std::vector<int> members = {static_cast<int>(lowest)};
   int64_t stride = 1;

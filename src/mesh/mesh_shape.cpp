@@ -9,7 +9,7 @@
 namespace crossdock {
 namespace {
 
-// The largest value up to `wanted` that divides `ranks`.
+// The largest divisor of `ranks` that is at most `wanted`.
 int64_t largest_divisor(int64_t ranks, int64_t wanted) {
   int64_t divisor = std::min(wanted, ranks);
   while (ranks % divisor != 0) --divisor;

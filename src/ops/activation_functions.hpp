@@ -75,7 +75,7 @@ CROSSDOCK_HOST_DEVICE inline Slope<T> clamped_linear(T x, T limit) {
   return {clamped + T{1}, is_clamped ? T{0} : T{1}};
 }
 
-/// The function of the gate in a gated activation; of the only value in a plain one.
+/// The function of the gate in a gated activation, or of the only value in a plain one.
 template <Activation kKind, typename T>
 CROSSDOCK_HOST_DEVICE inline Slope<T> gate_function(T x, [[maybe_unused]] T limit) {
   if constexpr (kKind == Activation::kSwiglu) {
@@ -92,7 +92,7 @@ CROSSDOCK_HOST_DEVICE inline Slope<T> gate_function(T x, [[maybe_unused]] T limi
   }
 }
 
-/// The function of the linear value in a gated activation, which multiplies that of the gate.
+/// The function of the linear value in a gated activation; its result multiplies the gate's.
 template <Activation kKind, typename T>
 CROSSDOCK_HOST_DEVICE inline Slope<T> linear_function(T x, [[maybe_unused]] T limit) {
   static_assert(is_gated(kKind));

@@ -17,7 +17,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kBlocksPerSm = 4;
 
-// Blocks that must fit with their registers: rows without alignment need more.
+// Blocks per SM that must fit with their registers: unaligned rows need more of them.
 template <bool kAligned>
 inline constexpr int kResidentBlocks = kAligned ? kBlocksPerSm : 3;
 

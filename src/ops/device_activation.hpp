@@ -33,7 +33,7 @@ struct ActivateBackwardArgs {
   ConstTensorView b2;               // [E_local, D], optional; for grad_row_weights
   Segments segments;
   TensorView grad_hidden;          // out [R, 2F or F]; may be the memory of `hidden`
-  TensorView weighted_activation;  // out [R, F], optional; may be that of `grad_activation`
+  TensorView weighted_activation;  // out [R, F], optional; may be the memory of `grad_activation`
   TensorView grad_row_weights;     // out [R] fp32, optional
 };
 

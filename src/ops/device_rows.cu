@@ -13,10 +13,10 @@ namespace crossdock::ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kWordsPerThread = 4;  // at least, if a block of rows has so many
+constexpr int64_t kWordsPerThread = 4;  // at least, if a block of rows has that many
 constexpr int64_t kMaxPieces = 1024;    // of a block of rows
 
-// Blocks travel as a kernel argument, which is limited to 4 KiB: no memory to allocate, copy or
+// Blocks are passed as a kernel argument, which is limited to 4 KiB: no memory to allocate, copy or
 // keep, and a graph can capture the launch.
 struct BlockTable {
   static constexpr size_t kCapacity = 128;
@@ -86,15 +86,57 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Blocks whose threads take num_vectors vectors in turn.
+unsigned num_blocks(int64_t num_vectors) {
+  constexpr int64_t kMaxBlocks = 1 << 16;
+  return static_cast<unsigned>(
+      std::clamp<int64_t>((num_vectors + kThreads - 1) / kThreads, 1, kMaxBlocks));
+}
+
 template <typename Element, int kCount>
 void launch_add(const AddArgs& args, cudaStream_t stream) {
-  constexpr int64_t kMaxBlocks = 1 << 16;
   const int64_t num_vectors = args.sum.num_elements() / kCount;
-  const auto blocks = static_cast<unsigned>(
-      std::clamp<int64_t>((num_vectors + kThreads - 1) / kThreads, 1, kMaxBlocks));
-  add_kernel<Element, kCount><<<blocks, kThreads, 0, stream>>>(
+  add_kernel<Element, kCount><<<num_blocks(num_vectors), kThreads, 0, stream>>>(
       pointer<Element>(args.term), pointer<Element>(args.sum), num_vectors);
   CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+// A thread rounds vectors of kCount elements in turn. Floor: 4 + sizeof(Element) bytes per element.
+template <typename Element, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const float* sums, Element* out, int64_t num_vectors) {
+  const auto* from = reinterpret_cast<const cuda::RowVector<float, kCount>*>(sums);
+  auto* to = reinterpret_cast<cuda::RowVector<Element, kCount>*>(out);
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_vectors; i += stride) {
+    const auto values = cuda::load_once(from + i);
+    cuda::RowVector<Element, kCount> rounded;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      rounded.elements[j] = cuda::narrow<Element>(values.elements[j]);
+    }
+    to[i] = rounded;
+  }
+}
+
+template <typename Element, int kCount>
+void launch_round(const ConstTensorView& sums, const TensorView& out, cudaStream_t stream) {
+  const int64_t num_vectors = out.num_elements() / kCount;
+  round_kernel<Element, kCount><<<num_blocks(num_vectors), kThreads, 0, stream>>>(
+      pointer<float>(sums), pointer<Element>(out), num_vectors);
+  CROSSDOCK_CUDA(cudaGetLastError());
+}
+
+template <typename Element>
+void launch_widest_round(const ConstTensorView& sums, const TensorView& out, cudaStream_t stream) {
+  constexpr int kCount = cuda::kWide<float>;
+  const bool is_aligned = reinterpret_cast<uint64_t>(sums.data) % (kCount * sizeof(float)) == 0 &&
+                          reinterpret_cast<uint64_t>(out.data) % (kCount * sizeof(Element)) == 0;
+  if (is_aligned && out.num_elements() % kCount == 0) {
+    launch_round<Element, kCount>(sums, out, stream);
+  } else {
+    launch_round<Element, 1>(sums, out, stream);
+  }
 }
 
 __global__ void write_segment_kernel(int64_t num_rows, int64_t* memory) {
@@ -113,6 +155,9 @@ void load_add() {
 void load_device_rows() {
   cuda::load_kernels(copy_blocks_kernel<uint4>, copy_blocks_kernel<uint32_t>,
                      copy_blocks_kernel<uint8_t>, write_segment_kernel);
+  constexpr int kCount = cuda::kWide<float>;
+  cuda::load_kernels(round_kernel<BF16, kCount>, round_kernel<BF16, 1>, round_kernel<F16, kCount>,
+                     round_kernel<F16, 1>);
   load_add<float>();
   load_add<BF16>();
   load_add<F16>();
@@ -132,6 +177,18 @@ void add_on_device(const AddArgs& args, Stream stream) {
       launch_add<Element, 1>(args, cuda::handle_of(stream));
     }
   });
+}
+
+void round_on_device(const ConstTensorView& sums, const TensorView& out, Stream stream) {
+  CROSSDOCK_ASSERT(sums.dtype == DType::kF32 && sums.shape == out.shape);
+  CROSSDOCK_ASSERT(out.dtype == DType::kBF16 || out.dtype == DType::kF16);
+  if (out.num_elements() == 0) return;
+  const cuda::CallGuard guard(out.device.index);
+  if (out.dtype == DType::kBF16) {
+    launch_widest_round<BF16>(sums, out, cuda::handle_of(stream));
+  } else {
+    launch_widest_round<F16>(sums, out, cuda::handle_of(stream));
+  }
 }
 
 Segments write_segment_on_device(int64_t num_rows, const TensorView& memory, Stream stream) {

@@ -23,6 +23,9 @@ void fill_on_device(std::byte* data, uint8_t value, int64_t num_bytes, Device de
 /// add for fp32, bf16 or fp16 tensors on one GPU, with the same bits.
 void add_on_device(const AddArgs& args, Stream stream);
 
+/// out = sums, rounded once, with the bits of the CPU: fp32 to bf16 or fp16, on one GPU.
+void round_on_device(const ConstTensorView& sums, const TensorView& out, Stream stream);
+
 /// Fills `memory` [3] int64, on a GPU, with the starts and counts of one segment of num_rows rows.
 Segments write_segment_on_device(int64_t num_rows, const TensorView& memory, Stream stream);
 

@@ -23,6 +23,11 @@ void add_on_device(const AddArgs& /*args*/, Stream /*stream*/) {
   refuse();
 }
 
+void round_on_device(const ConstTensorView& /*sums*/, const TensorView& /*out*/,
+                     Stream /*stream*/) {
+  refuse();
+}
+
 Segments write_segment_on_device(int64_t /*num_rows*/, const TensorView& /*memory*/,
                                  Stream /*stream*/) {
   refuse();

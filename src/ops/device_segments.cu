@@ -121,7 +121,7 @@ void launch_add(const AddWeightedBiasArgs& args, cudaStream_t stream) {
 constexpr int kSumWarps = 8;
 constexpr int kSumBlocksPerSm = 3;
 constexpr int kSumUnroll = 4;   // rows whose loads a thread has in flight
-constexpr int kChunkLanes = 8;  // lanes of a warp beside each other in a row
+constexpr int kChunkLanes = 8;  // adjacent lanes of a warp in a row
 constexpr int kRowsAtOnce = kSumWarps * 32 / kChunkLanes;
 
 template <typename Element>

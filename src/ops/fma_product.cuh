@@ -27,12 +27,12 @@ struct FmaTile {
 using WideFmaTile = FmaTile<64, 64, 8>;   // 128 threads
 using SmallFmaTile = FmaTile<32, 32, 4>;  // 64 threads, for few rows or columns
 
-/// Rows of memory with elements of any float type, read four neighbours at a time.
+/// A matrix in memory with elements of any float type, read four adjacent elements at a time.
 struct DeviceMatrix {
   const void* values;
   DType dtype;      // fp32, bf16 or fp16
   int64_t stride;   // elements from row to row
-  bool is_aligned;  // groups of four elements from the start of a row are
+  bool is_aligned;  // groups of four elements, counted from the start of a row, are
 
   /// REQUIRES: column is a multiple of 4.
   __device__ void read(int64_t row, int64_t column, int64_t end_column, float (&out)[4]) const {
@@ -68,7 +68,7 @@ inline DeviceMatrix device_matrix(const void* values, DType dtype, int64_t strid
   return {values, dtype, stride, is_aligned};
 }
 
-/// An operand [num_rows, K] whose element (i, k) is matrix[i, k]. `Matrix` reads as DeviceMatrix.
+/// An operand [num_rows, K] whose element (i, k) is matrix[i, k]. `Matrix` reads like DeviceMatrix.
 template <typename Matrix>
 struct OperandByRows {
   static constexpr bool kIsAlongK = true;
@@ -139,7 +139,7 @@ struct alignas(16) FmaStage {
 /// The part of a product that a block of threads computes.
 struct FmaPart {
   int64_t row;      // the tile's first
-  int64_t column;   // likewise
+  int64_t column;   // the tile's first
   int64_t begin_k;  // a multiple of kDepth; blocks of kGemmBlockK begin at multiples of that
   int64_t end_k;
 };

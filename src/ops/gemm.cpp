@@ -20,7 +20,7 @@ std::vector<GemmKernel> find_kernels() {
   return kernels;
 }
 
-// Scratch: about half a megabyte (fp32) for every thread that multiplies, kept until it ends.
+// About half a megabyte (fp32) for every thread that multiplies, kept until the thread ends.
 template <typename T>
 GemmScratch<T>& thread_scratch() {
   static thread_local const auto kScratch = std::make_unique_for_overwrite<GemmScratch<T>>();

@@ -1,7 +1,7 @@
 #pragma once
 
 // The blocked product behind every kernel of gemm.hpp. Included by one source file per instruction
-// set, each compiled with its own flags and each giving a vector unit `Unit`:
+// set, each compiled with its own flags and each supplying a vector unit `Unit`:
 //
 //   using Scalar, Vector; kLanes, kRows (rows of a register block), kVectors (vectors per row)
 //   load, store, broadcast, zero, add, fma(a, b, c) = a * b + c

@@ -10,7 +10,7 @@ namespace {
 // Parts of one problem, as even as possible.
 struct Cut {
   int64_t rows = 0;     // of a part, except the last
-  int64_t columns = 0;  // likewise; a multiple of kGemmColumnMultiple
+  int64_t columns = 0;  // the same; a multiple of kGemmColumnMultiple
   int64_t num_row_parts = 0;
   int64_t num_parts = 0;
 };

@@ -22,7 +22,7 @@ namespace crossdock::ops {
 enum class ProductEpilogue : uint8_t {
   kNone,
   kSwiglu,           // out = silu(gate) * linear
-  kSwigluKeepHidden  // likewise, and the product goes to `hidden`
+  kSwigluKeepHidden  // the same, and the product goes to `hidden`
 };
 
 /// out[r, :] = w[e] x[r, :] + bias[e] for the rows r of expert e.
@@ -47,7 +47,7 @@ struct ProductDxArgs {
   Segments segments = {};
   TensorView out = {};           // [R, K]; may be fp32
   bool zero_unused_rows = true;  // as in ProductForwardArgs
-  int free_sms = 0;              // likewise
+  int free_sms = 0;              // as in ProductForwardArgs
 };
 
 /// out[e] = sum over the rows r of expert e of grad[r, :] x[r, :]^T. Experts without rows: 0, or
@@ -67,18 +67,17 @@ enum class ProductKernels : uint8_t {
 };
 
 /// Computes the products of one Experts object on one GPU. On sm_90a, bf16 and fp16 products whose
-/// widths are multiples of 8 (16 with SwiGLU) and whose tensors are 16-byte aligned have kernels of
-/// their own; all others are computed by plain kernels. The two may differ in bits.
+/// widths are multiples of 8 (16 with SwiGLU) and whose tensors are 16-byte aligned use specialized
+/// kernels; all others use plain kernels. The two may differ in bits.
 ///
 /// A call uses the object's SMs minus `free_sms`, at least one. The bits do not depend on their
 /// number.
 ///
 /// Calls queue work and never wait for it. They can be captured: a call outside a capture first
-/// allocates what its stream needs, a captured call what its graph needs, a few KiB each, which the
-/// object keeps; replays of one graph must not overlap, and the object must outlive them. A stream
-/// must not be destroyed while its products run. Thread-safe. Invalid arguments throw
-/// Error(kInvalidArgument), dtypes without products (fp8) and builds without CUDA
-/// Error(kUnsupported).
+/// allocates what its stream needs, a captured call what its graph needs: a few KiB each, never
+/// freed. Replays of one graph must not overlap. A stream must not be destroyed while its products
+/// run. Thread-safe. Invalid arguments throw Error(kInvalidArgument), dtypes without products (fp8)
+/// and builds without CUDA Error(kUnsupported).
 class GroupedProducts {
  public:
   /// max_sms: the most SMs that a product uses; 0: all.

@@ -23,7 +23,8 @@ struct HiddenChunk {
   Chunk<Element> linear;  // of a gated activation only
 };
 
-/// Sorts the values of two adjacent chunks of an interleaved row; `gate` is the first.
+/// Separates the gates and linear values in two adjacent chunks of an interleaved row; `gate` is
+/// the first chunk.
 template <typename Element>
 __device__ inline void split_pairs(Chunk<Element>& gate, Chunk<Element>& linear) {
   constexpr int kCount = cuda::kWide<Element>;

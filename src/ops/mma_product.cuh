@@ -67,7 +67,7 @@ class MmaProduct {
     for (int step = 0; step < Tile::kStages - 1; ++step) fill(step, num_steps);
     for (int step = 0; step < num_steps; ++step) {
       wait_for_copies<Tile::kStages - 2>();
-      __syncthreads();  // the stage is there for all warps, and all have left the one before it
+      __syncthreads();  // all warps see the stage, and all have left the one before it
       fill(step + Tile::kStages - 1, num_steps);
       add(stage(step));
       constexpr int kSteps = kGemmBlockK / Tile::kDepth;

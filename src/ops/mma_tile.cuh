@@ -6,8 +6,7 @@
 
 #include "ops/warp_mma.cuh"
 
-// What products on tensor cores have in common: how operands come to shared memory, and the sums of
-// a warp.
+// Shared by the products on tensor cores: copying operands to shared memory, and a warp's sums.
 
 namespace crossdock::ops {
 
@@ -21,8 +20,8 @@ struct MatrixPart {
   const int32_t* kept = nullptr;  // optional: rows where it is negative count as zero
 };
 
-/// Copies kRows x kColumns elements to shared memory with kThreads threads. kCopiesVectors: in 16
-/// bytes at a time, which the rows must be aligned to; wait_for_copies waits for them.
+/// Copies kRows x kColumns elements to shared memory with kThreads threads. kCopiesVectors: 16
+/// bytes at a time, to which rows must be aligned; wait_for_copies waits for the copies.
 template <int kRows, int kColumns, int kPitch, int kThreads, bool kCopiesVectors, typename Element>
 __device__ void copy_part(const Element* matrix, const MatrixPart& part, Element* to) {
   constexpr int kCount = 16 / static_cast<int>(sizeof(Element));
@@ -67,7 +66,7 @@ struct MmaSums {
     }
   }
 
-  /// Calls store(row, column, first, second) for pairs of neighbours, from the warp's first row and
+  /// Calls store(row, column, first, second) for adjacent pairs, from the warp's first row and
   /// column on.
   template <typename Store>
   __device__ void store_totals(int64_t first_row, int64_t first_column, const Store& store) const {

@@ -27,7 +27,7 @@ struct SplitTile {
   static constexpr int kColumnPairs = kColumns / kAcross / 16;  // of a warp, two tiles of 8
   static constexpr int kStages = 3;
   static constexpr int kDepth = 32;  // k of a stage
-  // Elements from row to row in shared memory, such that lanes read different banks.
+  // Elements from row to row in shared memory, chosen so that lanes read different banks.
   static constexpr int kPitchA = kDepth + 8;
   static constexpr int kPitchTransposedA = kRows + 4;
   static constexpr int kPitchB = kColumns + 8;
@@ -52,7 +52,7 @@ struct SplitOperands {
 /// The part of a product that a block of threads computes.
 struct SplitPart {
   int64_t row;      // the tile's first
-  int64_t column;   // likewise
+  int64_t column;   // the tile's first
   int64_t begin_k;  // where blocks of kGemmBlockK begin
   int64_t end_k;
 };
@@ -92,7 +92,7 @@ class SplitProduct {
     for (int step = 0; step < Tile::kStages - 1; ++step) fill(step, num_steps);
     for (int step = 0; step < num_steps; ++step) {
       wait_for_copies<Tile::kStages - 2>();
-      __syncthreads();  // the stage is there for all warps, and all have left the one before it
+      __syncthreads();  // all warps see the stage, and all have left the one before it
       fill(step + Tile::kStages - 1, num_steps);
       add(stage(step));
       constexpr int kSteps = kGemmBlockK / Tile::kDepth;

@@ -13,14 +13,14 @@ namespace crossdock::ops {
 /// every machine.
 struct SumRowsArgs {
   const std::byte* const* rows = nullptr;  // address of each row of D values; null: no row
-  const int64_t* offsets = nullptr;  // [N + 1]: rows offsets[n] to offsets[n + 1] are those of n;
+  const int64_t* offsets = nullptr;  // [N + 1]: rows offsets[n] to offsets[n + 1] belong to n;
   int64_t K = 0;                     // without offsets: rows n * K to n * K + K
   const void* weights = nullptr;     // one per row, in the type of acc; null: all 1
   std::byte* out = nullptr;          // [N, D]
   int64_t N = 0;
   int64_t D = 0;
   DType row_dtype = DType::kF32;  // fp64, fp32, bf16 or fp16
-  DType out_dtype = DType::kF32;  // equal; or one of the two fp32 and the other bf16 or fp16
+  DType out_dtype = DType::kF32;  // row_dtype; or one of them is fp32, the other bf16 or fp16
 };
 void sum_rows(const SumRowsArgs& args, ThreadPool& pool);
 
@@ -31,7 +31,7 @@ struct SumRowsBackwardArgs {
   const std::byte* y = nullptr;   // [R, D]
   std::byte* grad = nullptr;      // [R, D], replaced
   const void* weights = nullptr;  // [R] in the type of the sums
-  void* grad_weights = nullptr;   // [R] likewise
+  void* grad_weights = nullptr;   // [R] in the same type
   int64_t R = 0;
   int64_t D = 0;
   DType dtype = DType::kF32;  // of y and grad: fp64, fp32, bf16 or fp16

@@ -8,8 +8,7 @@
 #include "crossdock/dtype.hpp"
 
 // The instructions of tensor-core products, sm_80 and later. A warp holds matrices of 16-bit values
-// in fragments: 8 x 8 values each, where lane l has values 2 (l % 4) and 2 (l % 4) + 1 of row l
-// / 4.
+// in fragments of 8 x 8 values, where lane l has values 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
 
 namespace crossdock::ops {
 

@@ -7,8 +7,8 @@
 
 namespace crossdock::router {
 
-/// Carries out the calls of a Router for the tensors of one device. Thread-safe. REQUIRES: checked
-/// arguments, all on that device.
+/// Executes the calls of a Router on tensors of one device. Thread-safe. REQUIRES: arguments that
+/// have been checked and are all on that device.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -29,11 +29,11 @@ std::unique_ptr<Backend> make_host_backend(const RouterConfig& config,
 /// Throws Error(kUnsupported) if GPUs do not support the configuration.
 std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device device);
 
-/// Copies a tensor of a GPU to `to`; waits for the stream. Throws Error(kInvalidArgument) if the
+/// Copies a GPU tensor to `to` and waits for the stream. Throws Error(kInvalidArgument) if the
 /// stream is being captured.
 void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream stream);
 
-/// Adds up counts of several ranks or sequences on a GPU.
+/// Sums the counts of several ranks or sequences on a GPU.
 struct SumBatchesArgs {
   ConstTensorView counts;     // [n, B * E + B] int64, laid out as RouterStatistics::device_counts
   int64_t num_sequences = 1;  // B

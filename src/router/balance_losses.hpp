@@ -19,7 +19,7 @@ struct AuxLoss {
   }
 };
 
-/// The losses that have a coefficient, by scope.
+/// The losses with a nonzero coefficient, by scope.
 struct BalanceLosses {
   std::vector<AuxLoss> aux;
   double z_factor = 0.0;  // factor on logsumexp^2 of a token
@@ -29,7 +29,7 @@ struct BalanceLosses {
 BalanceLosses balance_losses(const RouterConfig& config, const RouterOutput& output,
                              const LossCounts& counts);
 
-/// The counts of a loss: those given, else those of this rank.
+/// The counts that a loss uses: those in `counts` if given, otherwise this rank's own.
 const RouterStatistics& counts_of(BalanceScope scope, const RouterOutput& output,
                                   const LossCounts& counts);
 

@@ -27,7 +27,7 @@ int64_t Choice<T>::best_open(int64_t begin, int64_t end) const {
   return best;
 }
 
-// Keeps the group's experts open.
+// Leaves the group's experts open.
 template <typename T>
 T Choice<T>::score_of_group(int64_t group) {
   const int64_t size = config_.num_experts / config_.num_groups;
@@ -44,7 +44,7 @@ T Choice<T>::score_of_group(int64_t group) {
   return sum;
 }
 
-// Only the experts of the best group_top_k groups stay open.
+// Leaves only the experts of the best group_top_k groups open.
 template <typename T>
 void Choice<T>::close_weak_groups() {
   const int64_t num_groups = config_.num_groups;

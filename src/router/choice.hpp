@@ -7,8 +7,8 @@
 
 namespace crossdock::router {
 
-/// Chooses the experts of tokens, one token at a time. Holds scratch memory: use one per thread. T
-/// is float or double.
+/// Chooses experts for one token at a time. Holds scratch memory: use one per thread. T is float or
+/// double.
 template <typename T>
 class Choice {
  public:
@@ -23,7 +23,7 @@ class Choice {
   void choose(const T* scores, const T* bias, int32_t* ids);
 
  private:
-  // The best open expert in [begin, end), the lowest of equals; -1 if none is open.
+  // The best open expert in [begin, end), ties to the lower id; -1 if none is open.
   int64_t best_open(int64_t begin, int64_t end) const;
   T score_of_group(int64_t group);
   void close_weak_groups();

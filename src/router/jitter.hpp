@@ -14,7 +14,7 @@ CROSSDOCK_HOST_DEVICE inline uint64_t mix(uint64_t bits) {
   return bits ^ (bits >> 31);
 }
 
-/// The random factors of one token, which depend on seed and token only: the same on every device.
+/// The random factors of one token. They depend only on seed and token: the same on every device.
 template <typename T>
 class TokenJitter {
  public:

@@ -10,7 +10,7 @@
 
 namespace crossdock {
 
-/// The backend of every device on which the router has worked.
+/// One backend per device; those of GPUs are created on first use. Thread-safe.
 class Router::Backends {
  public:
   Backends(const RouterConfig& config, std::shared_ptr<ThreadPool> pool)

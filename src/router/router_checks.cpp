@@ -68,7 +68,7 @@ template <typename Id>
 void check_forced_values(const RouterConfig& config, std::span<const Id> ids, const bool* mask) {
   const int64_t K = config.top_k;
   const int64_t E = config.num_experts;
-  std::vector<int64_t> last_token(static_cast<size_t>(E), -1);  // [E] that named the expert
+  std::vector<int64_t> last_token(static_cast<size_t>(E), -1);  // [E] to name the expert; -1: none
   for (int64_t i = 0; i < std::ssize(ids); ++i) {
     const int64_t token = i / K;
     if (mask != nullptr && mask[token]) continue;
@@ -83,7 +83,7 @@ void check_forced_values(const RouterConfig& config, std::span<const Id> ids, co
   }
 }
 
-// Values are checked only in host memory: on a GPU this would require a wait.
+// Only values in host memory are checked: checking them on a GPU would require a wait.
 void check_host_values(const RouterConfig& config, const RouteArgs& args) {
   if (args.sequence_ids.given()) check_sequence_values(args);
   if (!args.forced_ids.given()) return;

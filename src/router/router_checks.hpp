@@ -4,8 +4,8 @@
 
 #include "crossdock/router.hpp"
 
-// Checks of a router's configuration and of its callers' arguments, the same for every device. They
-// throw Error(kInvalidArgument).
+// Check a router's configuration and arguments, identically for every device. All throw
+// Error(kInvalidArgument).
 
 namespace crossdock::router {
 

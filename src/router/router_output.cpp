@@ -1,4 +1,4 @@
-// The results of a router, and how results on a GPU are copied to the host.
+// Results of a router; copying them from a GPU to the host.
 #include <algorithm>
 #include <array>
 #include <span>

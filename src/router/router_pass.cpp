@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kChunkTokens = 64;
 
-// Calls work(Element{}) with the element type of x, given that sums are in T.
+// Calls work(Element{}) with the element type of a tensor, for a router that sums in T.
 template <typename T, typename Work>
 void with_element(DType dtype, const Work& work) {
   if constexpr (sizeof(T) == 8) {
@@ -36,7 +36,7 @@ std::span<int32_t> sequences_of(const RouterOutput& output) {
   return {pointer<int32_t>(output.sequences), static_cast<size_t>(output.T)};
 }
 
-// The random factors of token t. REQUIRES: jitter.
+// The random factors of token t, for a router with jitter.
 template <typename T>
 TokenJitter<T> jitter_of(const RouterConfig& config, const RouterOutput& output, int64_t t) {
   const int64_t* ids = pointer<int64_t>(output.token_ids);
@@ -46,7 +46,7 @@ TokenJitter<T> jitter_of(const RouterConfig& config, const RouterOutput& output,
 ops::GemmOperand by_rows(const ConstTensorView& matrix) {
   return {matrix.data, matrix.dtype, matrix.shape[1], 1};
 }
-// The transposed matrix as an operand.
+// The transpose of the matrix as an operand.
 ops::GemmOperand by_columns(const ConstTensorView& matrix) {
   return {matrix.data, matrix.dtype, 1, matrix.shape[1]};
 }
@@ -324,7 +324,7 @@ void RouterPass<T>::write_grad_x(const RouterBackwardArgs& args, const T* grad_l
   });
 }
 
-// grad_gate (+)= grad_logits^T * x, grad_bias (+)= the sum of grad_logits; over tokens in order.
+// grad_gate (+)= grad_logits^T * x, grad_bias (+)= the sum of grad_logits; both in token order.
 template <typename T>
 void RouterPass<T>::write_grad_gate(const RouterBackwardArgs& args, const T* grad_logits) {
   const RouterOutput& output = *args.output;

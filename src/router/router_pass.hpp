@@ -10,7 +10,7 @@
 
 namespace crossdock::router {
 
-/// The backend for host memory, with sums in T, float or double.
+/// The backend for host memory. Sums are in T: float or double.
 template <typename T>
 class RouterPass final : public Backend {
  public:
@@ -32,7 +32,7 @@ class RouterPass final : public Backend {
   void for_each_chunk(int64_t num_tokens, const std::function<void(int64_t, int64_t)>& body);
 
   void note_tokens(const RouteArgs& args, RouterOutput& output);
-  // Input of the gate [T, D]: x times the jitter, 0 in padding; x itself without either.
+  // Input of the gate [T, D]: x times the jitter, 0 for padding; x itself if neither applies.
   ConstTensorView seen_by_gate(const ConstTensorView& x, const RouterOutput& output,
                                bool zero_padding, Buffer& memory);
   void compute_logits(const RouteArgs& args, RouterOutput& output);

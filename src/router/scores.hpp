@@ -85,7 +85,7 @@ void scores_backward(Score kind, const T* logits, const T* scores, const T* grad
       return;
     case Score::kSqrtSoftplus:
       for (int64_t i = 0; i < count; ++i) {
-        if (scores[i] == T{0}) continue;  // the slope goes to 0 with the score
+        if (scores[i] == T{0}) continue;  // the gradient tends to 0 with the score
         grad_logits[i] += grad_scores[i] * sigmoid(logits[i]) / (T{2} * scores[i]);
       }
       return;
@@ -103,7 +103,8 @@ void shares_of(Score kind, const T* logits, const T* scores, int64_t count, T* s
   for (int64_t i = 0; i < count; ++i) shares[i] = scores[i] / (sum + static_cast<T>(kEpsilon));
 }
 
-/// Adds the gradient through shares_of: to grad_logits for the softmax kinds, else to grad_scores.
+/// Adds the gradient through shares_of: to grad_logits for the softmax kinds, otherwise to
+/// grad_scores.
 template <typename T>
 void shares_backward(Score kind, const T* scores, const T* shares, const T* grad_shares,
                      int64_t count, T* grad_scores, T* grad_logits) {

@@ -40,7 +40,7 @@ std::vector<int> longest_first(const Costs& costs, int num_ranks) {
   std::vector<size_t> order(costs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::greater<>(), [&](size_t s) { return costs[s]; });
-  // Among equal costs, the rank with the fewest sequences, then the lowest.
+  // Among equal costs: the rank with the fewest sequences, then the lowest rank.
   using Load = std::tuple<double, int64_t, int>;  // cost, sequences, rank
   std::priority_queue<Load, std::vector<Load>, std::greater<>> least;
   for (int rank = 0; rank < num_ranks; ++rank) least.emplace(0.0, 0, rank);
@@ -54,7 +54,7 @@ std::vector<int> longest_first(const Costs& costs, int num_ranks) {
   return ranks;
 }
 
-// Whether ranges that cost at most `limit` each need at most num_ranks ranks.
+// Whether num_ranks ranges that cost at most `limit` each are enough.
 bool fits(const Costs& costs, int num_ranks, double limit) {
   int needed = 1;
   double sum = 0.0;
@@ -68,9 +68,9 @@ bool fits(const Costs& costs, int num_ranks, double limit) {
   return true;
 }
 
-// The smallest number that fits. Rounded sums never decrease when a range grows, so `fits` is
-// monotone, and the bits of non-negative numbers have the order of the numbers: a binary search
-// over them ends at the exact result.
+// The smallest limit that fits. A rounded sum never decreases when a range grows, so `fits` is
+// monotone. Non-negative doubles have the same order as their bits, so a binary search over the
+// bits ends at the exact result.
 double smallest_limit(const Costs& costs, int num_ranks) {
   const double total = std::accumulate(costs.begin(), costs.end(), 0.0);
   uint64_t low = 0;
@@ -86,7 +86,7 @@ double smallest_limit(const Costs& costs, int num_ranks) {
   return std::bit_cast<double>(low);
 }
 
-// [N] rank of each sequence. Later ranks get at least one sequence each, as long as there are any.
+// [N] rank of each sequence. Each later rank gets at least one sequence while there are any.
 std::vector<int> keep_order(const Costs& costs, int num_ranks) {
   const double limit = smallest_limit(costs, num_ranks);
   std::vector<int> ranks;

@@ -44,7 +44,7 @@ class PackedPlaces {
       const bool is_padding = position >= packed_.lengths()[sequence_];
       return {static_cast<int64_t>(sequence_), position, is_padding};
     }
-    // After the last sequence: any valid number.
+    // After the last sequence, any valid number will do.
     return {std::max<int64_t>(packed_.num_sequences() - 1, 0), position, true};
   }
 

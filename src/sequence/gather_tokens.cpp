@@ -47,7 +47,7 @@ void check_args(const Group& group, const SequenceShard& shard, const ConstTenso
   check_no_overlap({{"global", global}}, {{"local", local}});
 }
 
-// The form that the tokens of all ranks share; the row bytes of the other form are -1. Every rank
+// The form that the tokens of all ranks share; row bytes of the other form are -1. Every rank
 // compares the same forms, so either all throw or none does.
 RowForms common_form(const Agreement& agreement, int num_ranks) {
   auto common = item_of<RowForms>(agreement, 0);

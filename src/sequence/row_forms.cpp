@@ -20,7 +20,8 @@ int64_t row_bytes(std::string_view name, const ConstTensorView& tensor, int toke
   const auto dim = [&](int i) { return i < tensor.shape.rank() ? tensor.shape[i] : 1; };
   const auto bytes = product_within(kMaxBytes, {dim(token_dims), dim(token_dims + 1),
                                                 dim(token_dims + 2), size_of(tensor.dtype)});
-  CROSSDOCK_CHECK(bytes, name, " of shape ", tensor.shape.to_string(), " has too large rows");
+  CROSSDOCK_CHECK(bytes, name, " of shape ", tensor.shape.to_string(),
+                  " has rows that are too large");
   return *bytes;
 }
 

@@ -7,12 +7,12 @@
 
 namespace crossdock::sequence {
 
-/// Bytes of a row in a tensor of tokens, for the two ways to read its shape; -1: it cannot be read
-/// that way. Where both apply, they differ only for tensors without tokens: [0, 4] may be
+/// Bytes of a row in a tensor of tokens, for both ways to read its shape; -1: it cannot be read
+/// that way. If both apply, they differ only for tensors without tokens: [0, 4] may be
 /// [L = 0, B = 4] with one value per token, or [T = 0] with rows of four.
 struct RowForms {
   int64_t full = -1;  // all dimensions of the tokens come first: [B, L, ...]
-  int64_t flat = -1;  // one dimension has all tokens: [B * L, ...]
+  int64_t flat = -1;  // one dimension for all tokens: [B * L, ...]
 
   friend bool operator==(const RowForms&, const RowForms&) = default;
 };
@@ -21,7 +21,7 @@ struct RowForms {
 /// tensor has no form.
 RowForms row_forms(std::string_view name, const ConstTensorView& tensor, const Shape& tokens);
 
-/// The tokens of a shard and those of all ranks must fit together and have memory on one device.
+/// The tokens of a shard and of all ranks must match and have memory on one device.
 void check_tokens(const SequenceShard& shard, std::string_view local_name,
                   const ConstTensorView& local, const ConstTensorView& global);
 

@@ -50,7 +50,7 @@ TEST(Measure, LeavesOutTheWarmUp) {
   EXPECT_GE(results[0].min_us, 40e3);
 }
 
-// No memory copies a terabyte per second; a copy of another step's bytes would seem to.
+// No memory copies a terabyte per second, but a copy of another step's bytes would appear to.
 TEST(Measure, MeasuresACopyOfTheBytesOfEveryStep) {
   const auto results = measure_on_ranks(
       [](const Group&) -> std::vector<Step> {
@@ -63,7 +63,7 @@ TEST(Measure, MeasuresACopyOfTheBytesOfEveryStep) {
   EXPECT_GT(results[1].copy_us, (1 << 27) / 1e6);
   EXPECT_EQ(results[1].bytes, 1 << 27);
   EXPECT_DOUBLE_EQ(results[1].ratio(), results[1].median_us / results[1].copy_us);
-  EXPECT_EQ(results[0].traffic_us, 0.0);  // num_written is not given
+  EXPECT_EQ(results[0].traffic_us, 0.0);  // num_written is not set
   EXPECT_GT(results[1].traffic_us, (1 << 27) / 1e6);
   EXPECT_DOUBLE_EQ(results[1].traffic_ratio(), results[1].median_us / results[1].traffic_us);
 }

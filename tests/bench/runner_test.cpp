@@ -97,7 +97,7 @@ TEST(Selection, RefusesProcessesForOneRankOnAGpu) {
       HasSubstr("layer-qwen3 has one rank, a thread of the command"));
 }
 
-// 3 ranks, all experts of 6 on their ranks 0, 0, 1, 1, 2, 2.
+// 3 ranks and 6 experts, on ranks 0, 0, 1, 1, 2, 2.
 TEST(LinkRows, AreThoseWhoseExpertIsOnAnotherGpu) {
   const Workload workload(
       {.name = "small", .ranks = 3, .tokens = 50, .width = 4, .top_k = 2, .experts = 6});

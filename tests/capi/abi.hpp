@@ -7,7 +7,7 @@
 #include "crossdock/crossdock.h"
 
 // Sizes and offsets of the C API's structs on 64-bit machines are frozen. A struct may only grow at
-// its end: then its size here changes, and nothing else.
+// its end: then only its size here changes.
 
 #define EXPECT_SIZE(type, size) EXPECT_EQ(sizeof(type), size##U) << #type
 #define EXPECT_FIELD(type, field, offset) \

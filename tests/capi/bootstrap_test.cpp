@@ -1,4 +1,4 @@
-// Groups from blobs: a dispatch, blobs that are wrong, and waits that are interrupted.
+// Groups from blobs: a dispatch, invalid blobs, and interrupted waits.
 #include <gtest/gtest.h>
 
 #include <atomic>

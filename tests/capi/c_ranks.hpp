@@ -12,7 +12,7 @@
 
 namespace crossdock::capi_test {
 
-/// What the _INIT macro of a struct gives in C.
+/// The result of a struct's _INIT macro in C.
 template <typename Struct>
 Struct made() {
   Struct empty{};
@@ -20,7 +20,7 @@ Struct made() {
   return empty;
 }
 
-/// Waits end, even if a test fails.
+/// Deadlines, so waits end even if a test fails.
 inline crossdock_group_config with_deadlines() {
   auto config = made<crossdock_group_config>();
   config.arrival_deadline_s = 120;

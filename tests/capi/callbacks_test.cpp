@@ -13,7 +13,7 @@
 namespace crossdock::capi_test {
 namespace {
 
-// Callbacks that use a communicator of threads. `owner` of the bytes: the callers wait.
+// Callbacks that use a communicator of threads. The bytes need no owner: the callers wait.
 struct Context {
   std::unique_ptr<Communicator> communicator;
   std::string left{};
@@ -150,7 +150,7 @@ TEST(Callbacks, AFailureHasTheReasonOfTheCallback) {
   crossdock_group_destroy(group);
 }
 
-// A status after which a group would stay usable cannot be one that poisons it.
+// A callback's failure poisons the group, so its status must not be one that leaves a group usable.
 TEST(Callbacks, AnUnfitStatusBecomesAFailureOfTheCommunicator) {
   auto callbacks = made<crossdock_communicator>();
   callbacks.size = 1;
@@ -238,7 +238,7 @@ TEST(Callbacks, KeepTheirContextIfNoGroupIsMade) {
   Context context{.communicator = std::move(communicators[0])};
   const crossdock_communicator callbacks = callbacks_of(context);
   auto config = made<crossdock_group_config>();
-  config.arrival_deadline_s = 1e-12;  // rounds to no time at all
+  config.arrival_deadline_s = 1e-12;  // rounds to zero
   crossdock_group* group = nullptr;
   EXPECT_EQ(crossdock_group_from_callbacks(&callbacks, &config, &group),
             CROSSDOCK_INVALID_ARGUMENT);

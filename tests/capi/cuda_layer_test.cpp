@@ -1,4 +1,4 @@
-// Experts and layers on a GPU through the C API have the values of the CPU.
+// Experts and layers on a GPU through the C API give the values of the CPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -70,7 +70,7 @@ struct Place {
   }
 };
 
-/// A tensor at a place. Outputs begin as NaN.
+/// A tensor at a place. Outputs are initialised with NaN.
 class Tensor {
  public:
   Tensor(const Place& place, int32_t dtype, std::vector<int64_t> shape, Values values = {})

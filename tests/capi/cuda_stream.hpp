@@ -9,7 +9,7 @@ namespace crossdock::capi_test {
 
 #define EXPECT_CUDA(call) EXPECT_EQ(call, cudaSuccess)
 
-/// Makes the GPU of a thread rank that of its thread, round robin; returns its index.
+/// Selects a GPU for the thread of a rank, round robin; returns its index.
 inline int select_gpu(int rank) {
   const int device = rank % cuda_device_count();
   EXPECT_CUDA(cudaSetDevice(device));

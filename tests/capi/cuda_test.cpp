@@ -1,4 +1,4 @@
-// The C API with memory on a GPU: given outputs, the caller's stream, release in another stream.
+// The C API with memory on a GPU: the caller's outputs and stream, release in another stream.
 #include "crossdock/cuda.hpp"
 
 #include <gtest/gtest.h>

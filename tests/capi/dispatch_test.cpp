@@ -1,4 +1,4 @@
-// Dispatch, combine and both backwards through the C API have the values of the reference.
+// Dispatch, combine and both backwards through the C API give the values of the reference.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kRanks = 3;
 
-// The identity as expert: y are the rows.
+// Experts return their rows: y = rows.
 reference::LayerOutput expected(const DispatchConfig& config) {
   reference::LayerInput input{.config = config};
   for (int rank = 0; rank < kRanks; ++rank) input.ranks.push_back(Case(rank).reference_input());
@@ -173,7 +173,7 @@ TEST(CApi, APlanIsDescribedByTheCallThatMakesIt) {
   run_c_ranks(kRanks, [](crossdock_group* group, int rank) {
     const Case input(rank);
     auto config = Case::config();
-    config.alignment = 8;  // so that experts have pad rows
+    config.alignment = 8;  // gives experts pad rows
     const Planned planned(group, input, config);
     const crossdock_routing routing = input.routing();
     auto info = made<crossdock_plan_info>();
@@ -214,7 +214,7 @@ TEST(CApi, APlanWithoutAPlaceForItsDescriptionIsRefusedOnEveryRank) {
   });
 }
 
-// Every token goes to all experts. combine sums its row, weighted, E times.
+// Every token goes to all experts: combine adds its weighted row E times.
 TEST(CApi, ADenseMapMayHaveMoreBitsThanTopK) {
   for (const int64_t bound : {int64_t{0}, Case::E}) {
     run_c_ranks(kRanks, [&](crossdock_group* group, int rank) {

@@ -1,4 +1,4 @@
-// Statuses and texts of failures, and what other ranks get.
+// Statuses and texts of failures, here and on other ranks.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -63,7 +63,7 @@ TEST(CErrors, AnInvalidConfigurationIsReportedByTheFirstPlan) {
   });
 }
 
-// Arguments that only the C API can refuse: the other ranks must not wait.
+// Only the C API can refuse these arguments: the other ranks must not wait.
 TEST(CErrors, ArgumentsThatCannotBeConvertedAreTheSameErrorOnEveryRank) {
   run_c_ranks(3, [](crossdock_group* group, int rank) {
     const Case input(rank);

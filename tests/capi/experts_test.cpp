@@ -1,4 +1,4 @@
-// Experts through the C API have the values of the C++ API.
+// Experts through the C API give the values of the C++ API.
 #include "crossdock/experts.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// After fork, the child's copies of handles do nothing, and the parent's peers notice nothing.
+// After fork, the child's copies of handles do nothing, and the parent's peers are unaffected.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -27,7 +27,7 @@ bool can_dispatch(crossdock_group* group, const Case& input) {
   return works;
 }
 
-// What a child does with handles of its parent. Returns 0 if all is as it should be.
+// Uses a parent's handles in a child. Returns 0 if every call behaves as it should.
 int use_copies(crossdock_group* group, const Planned& planned, crossdock_output* output) {
   if (crossdock_group_check(group) != CROSSDOCK_UNSUPPORTED) return 1;
   if (crossdock_dispatcher_check(planned.dispatcher) != CROSSDOCK_UNSUPPORTED) return 2;
@@ -70,7 +70,7 @@ TEST(Fork, AChildsCopiesOfSocketRanksDoNothing) {
   run_socket_ranks(2, local_bootstrap(), fork_and_go_on);
 }
 
-// The threads of the process-wide pool are not in the child, which must not wait for them.
+// The threads of the process-wide pool do not exist in the child, which must not wait for them.
 TEST(Fork, AChildCanExit) {
   SKIP_IF_SANITIZED();
   crossdock_group* group = nullptr;

@@ -1,4 +1,4 @@
-// Handles that are wrong, destroyed too early or used out of order.
+// Handles of the wrong type, destroyed too early or used out of order.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -122,7 +122,7 @@ TEST(Handles, APendingCallSurvivesAnInvalidFinish) {
     EXPECT_EQ(crossdock_finish_dispatch(nullptr, pending, &sent), CROSSDOCK_INVALID_ARGUMENT);
     ASSERT_OK(crossdock_finish_dispatch(planned.dispatcher, pending, &sent));
     EXPECT_EQ(sent.rows.tensor.shape[0], planned.info.capacity_rows);
-    // A second call would lose this memory.
+    // A second call would leak this memory.
     ASSERT_OK(crossdock_begin_dispatch(planned.dispatcher, planned.plan, &args, nullptr, &pending));
     EXPECT_EQ(crossdock_finish_dispatch(planned.dispatcher, pending, &sent),
               CROSSDOCK_INVALID_ARGUMENT);
@@ -132,7 +132,7 @@ TEST(Handles, APendingCallSurvivesAnInvalidFinish) {
   });
 }
 
-// A NULL for each pointer that must be given.
+// Passes NULL for each pointer that must not be NULL.
 TEST(Handles, NullPointersAreErrors) {
   const auto expect_refused = [](crossdock_status status) {
     EXPECT_EQ(status, CROSSDOCK_INVALID_ARGUMENT);

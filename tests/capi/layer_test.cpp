@@ -1,4 +1,4 @@
-// A layer through the C API has the values of the C++ API.
+// A layer through the C API gives the values of the C++ API.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -184,7 +184,7 @@ TEST(CLayer, ArgumentsThatCannotBeConvertedAreTheSameErrorOnEveryRank) {
   });
 }
 
-// The ranks refuse in the layer's group first, then in the counting group: none may wait there.
+// The ranks refuse in the layer's group first, then in the counting group: no rank may wait there.
 TEST(CLayer, ARefusalReachesTheCountingGroup) {
   run_c_ranks(kRanks, [](crossdock_group* group, int rank) {
     const int32_t members[] = {0, 1};
@@ -304,7 +304,7 @@ TEST(CLayer, TakesShardedExpertsReplicatedTokensAndSeveralLosses) {
     EXPECT_EQ(dropped, std::vector<int64_t>(E, 0));
     crossdock_layer_saved_destroy(saved);
 
-    // A result of an older version, which ends before the terms.
+    // The result struct of an older version, which ends before the terms.
     result.struct_size = offsetof(crossdock_layer_forward_result, aux_batch_loss);
     result.aux_batch_loss = -1.0;
     EXPECT_OK(crossdock_layer_forward(layer, &forward, &result, nullptr));

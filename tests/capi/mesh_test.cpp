@@ -1,4 +1,4 @@
-// Meshes and sums through the C API are those of the C++ API.
+// Meshes and sums through the C API equal those of the C++ API.
 #include "crossdock/mesh.hpp"
 
 #include <gtest/gtest.h>
@@ -90,7 +90,7 @@ TEST(CMesh, GivesGroupsOfItsOwn) {
   });
 }
 
-// A dispatcher keeps what it needs of the mesh.
+// A dispatcher keeps the parts of the mesh that it needs.
 TEST(CMesh, MayBeDestroyedBeforeADispatcherOfItsGroups) {
   run_c_ranks(2, [](crossdock_group* world, int /*rank*/) {
     auto shape = made<crossdock_mesh_shape>();
@@ -134,7 +134,7 @@ TEST(CMesh, SumsGradientsAndTheirNorm) {
     ASSERT_OK(crossdock_mesh_grad_norm(mesh, &gradients, &norm));
     EXPECT_EQ(norm, std::sqrt(5.0 * 5 + 10 * 10 + 46 * 46 + 4 * 4));
 
-    // What only C can get wrong is the same error on every rank too.
+    // A mistake that only C allows is also the same error on every rank.
     if (rank == 3) gradients.struct_size = 3;
     EXPECT_EQ(crossdock_mesh_sum_gradients(mesh, &gradients), CROSSDOCK_INVALID_ARGUMENT);
     EXPECT_EQ(std::string(crossdock_last_error()).rfind("rank 3: crossdock_mesh_gradients", 0), 0U);

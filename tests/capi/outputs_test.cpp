@@ -1,4 +1,4 @@
-// Every output can be given, and then has the values of one that the library provides.
+// The caller can provide every output, which then has the same values as one of the library's.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -150,7 +150,7 @@ TEST(COutputs, MemoryCanBeSharedThroughDLPack) {
     EXPECT_EQ(shared->lanes, 1);
     EXPECT_EQ(shared->byte_offset, 0U);
 
-    // The memory is not given to others while a tensor shares it.
+    // The memory is not reused while a tensor shares it.
     EXPECT_OK(crossdock_output_release(&rows, nullptr));
     crossdock_output others{};
     ASSERT_OK(crossdock_allocate_rows(planned.dispatcher, planned.plan, CROSSDOCK_F32, &others));

@@ -1,4 +1,4 @@
-// The planner's answer through the C API is that of plan_job.
+// The planner's answer through the C API equals that of plan_job.
 #include "crossdock/planner.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Sequence shards, packed sequences and balance through the C API.
+// Sequence shards, packed sequences and balancing through the C API.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -131,7 +131,7 @@ TEST(CSequence, TokensAreGatheredOverAGroup) {
     EXPECT_THAT(doubles(global.tensor), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
     EXPECT_OK(crossdock_output_release(&global, nullptr));
 
-    // An argument that only C can get wrong is refused on every rank.
+    // A mistake that only C allows is refused on every rank.
     EXPECT_EQ(crossdock_gather_tokens(group, shard.handle, rank == 1 ? nullptr : &local, &global),
               CROSSDOCK_INVALID_ARGUMENT);
     EXPECT_NE(std::string(crossdock_last_error()).find("local must not be NULL"),

@@ -27,7 +27,7 @@ inline std::string blob_of(const crossdock_bootstrap* bootstrap) {
   return {static_cast<const char*>(blob), static_cast<size_t>(num_bytes)};
 }
 
-/// The blobs of all ranks as crossdock_group_join takes them.
+/// The blobs of all ranks in the form that crossdock_group_join takes.
 struct Blobs {
   explicit Blobs(const std::vector<std::string>& blobs) {
     for (const std::string& blob : blobs) {

@@ -44,7 +44,7 @@ TEST(StructSize, AnOlderSmallerInfoIsNotWrittenBeyondItsEnd) {
   });
 }
 
-// A config as a later version might have it.
+// The config of an imaginary later version.
 struct LaterConfig {
   crossdock_group_config known;
   int64_t later_field;

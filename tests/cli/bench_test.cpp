@@ -113,7 +113,7 @@ TEST(Bench, NeedsAGpuForItsScenarios) {
   }
 }
 
-// Two sizes of tokens and of width, in this format.
+// The output for two numbers of tokens and two widths, in this format.
 std::string sweep_as(const std::string& format) {
   const CommandResult result = run_command(
       "bench --tokens 8:16:x2 --width 24,40 --experts 6 --top-k 2 --ranks 2 --dtype bf16 "

@@ -23,7 +23,7 @@ std::string read_file(const std::string& path) {
 CommandResult run_program(const std::string& program, const std::string& input) {
   const std::string base = testing::TempDir() + "crossdock_cli_" + std::to_string(getpid());
   std::ofstream(base + ".in", std::ios::binary) << input;
-  // Redirections come first, so that the arguments may override them.
+  // Redirections come first, so the arguments may override them.
   const std::string line = "< " + base + ".in > " + base + ".out 2> " + base + ".err " + program;
   const int status = std::system(line.c_str());
   CommandResult result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(base + ".out"),

@@ -16,7 +16,7 @@ struct CommandResult {
 /// input.
 CommandResult run_command(const std::string& arguments, const std::string& input = "");
 
-/// The same for any command line.
+/// Runs any command line.
 CommandResult run_program(const std::string& line, const std::string& input = "");
 
 /// The command must refuse each of these arguments: with status 2, nothing on standard output, and

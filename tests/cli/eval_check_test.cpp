@@ -185,7 +185,7 @@ TEST(EvalCheck, PassesDenormalsInsideTheExperts) {
     for (const std::string_view name : kActivationNames) {
       for (const double size : {0x1p-3, 0x1p-7, 0x1p-10}) {
         EvalCase eval_case = mlp_case({.activation = parse_activation(name), .dtype = dtype});
-        // Brings the inner values near the smallest of each type.
+        // Brings the inner values close to the smallest of each type.
         const double factor =
             dtype == DType::kF16 ? size : size * std::sqrt(denormal_spacing_of(dtype));
         for (reference::RankInput& rank : eval_case.layer.ranks) {
@@ -219,7 +219,7 @@ TEST(EvalCheck, PassesWhatIsTooLargeForItsTypeAndSeesAWrongSign) {
   }
 }
 
-// Two ranks, whose partial sums are too large for fp16, while their sum is not.
+// The partial sums of the two ranks are too large for fp16; their sum is not.
 TEST(EvalCheck, PassesPartialSumsThatAreTooLargeForTheRowType) {
   EvalCase eval_case = identity_case(DType::kF16, {60000, 1}, {2, 2});
   eval_case.layer.config = {.num_experts = 2, .top_k = 2, .width = 1};

@@ -32,7 +32,7 @@ void expect_checked(const json& eval_case) {
   EXPECT_THAT(result.err, StartsWith("checked against the fp64 reference"));
 }
 
-// The text of the n-th code block of this kind in a page.
+// The text of a page's n-th code block of this kind.
 std::string fenced_block(const std::string& page, const std::string& kind, int n) {
   size_t at = 0;
   for (int i = 0; i <= n; ++i) at = page.find("```" + kind + "\n", at) + kind.size() + 4;

@@ -30,7 +30,7 @@ conformance::Check check_named(const std::string& name) {
   return {};
 }
 
-// Of all ranks.
+// The findings of all ranks.
 conformance::Findings findings_of(const std::string& name, const StrategyFactory& strategy) {
   const conformance::Check check = check_named(name);
   conformance::Findings all;

@@ -35,7 +35,7 @@ TEST(UnderMpirun, PrintsOnceWhatOneProcessDoes) {
   }
 }
 
-// mpirun ends the job as soon as one process fails; the message must be printed before.
+// mpirun ends the job as soon as one process fails; the message must be printed before that.
 TEST(UnderMpirun, SaysOnceWhatIsWrongWithItsArguments) {
   if (!has_mpirun()) GTEST_SKIP() << "MPI is not in this build";
   const std::vector<std::pair<const char*, const char*>> known = {

@@ -1,4 +1,4 @@
-// Processes that the command starts: they get their settings and end with the command.
+// Processes that the command starts get their settings and end with the command.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// Processes with this word in their environment, which all processes of a job inherit; no zombies.
+// Processes, except zombies, with this word in their environment, which all processes of a job
+// inherit.
 std::vector<pid_t> processes_with(const std::string& word) {
   std::vector<pid_t> found;
   std::error_code ended;

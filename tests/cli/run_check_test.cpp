@@ -27,7 +27,7 @@ float& value_of(const TensorView& tensor, int64_t index) {
   return static_cast<float*>(tensor.data)[index];
 }
 
-// Runs a step, lets one rank corrupt its values, and returns the check of rank 0.
+// Runs a step in which one rank corrupts its values, and returns the check of rank 0.
 RunCheck check_spoiled(const std::function<void(RunTensors&, RunOutcome&)>& spoil,
                        const RunJob& job = small_job()) {
   RunCheck check;

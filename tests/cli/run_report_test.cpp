@@ -51,7 +51,7 @@ TEST(RunReport, SaysThatGpusQueueSteps) {
   for (const char* words : {"on 2 GPUs: 0 1 0 1)", "waiting for the GPU", "those of queueing"}) {
     EXPECT_THAT(text, HasSubstr(words));
   }
-  EXPECT_THAT(text, Not(HasSubstr("peak memory")));  // that of the host
+  EXPECT_THAT(text, Not(HasSubstr("peak memory")));  // host memory
   const auto json = nlohmann::json::parse(to_json(job, result));
   EXPECT_EQ(json["device"], "cuda");
   EXPECT_THAT(json["gpu_of_rank"], testing::ElementsAre(0, 1, 0, 1));

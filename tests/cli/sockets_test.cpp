@@ -144,7 +144,7 @@ TEST(SocketsJob, InfoDescribesIt) {
   EXPECT_EQ(info["parts"][1]["note"], "this process is rank 0 of 2, nodes: 1");
 }
 
-// A launcher ends the job as soon as one process fails; the message must be printed before.
+// A launcher ends the job as soon as one process fails; the message must be printed before that.
 TEST(SocketsJob, SaysOnceWhatIsWrongWithItsArguments) {
   const std::vector<std::pair<const char*, const char*>> known = {
       {"frobnicate", "unknown command or option"},

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::seconds kLimit{120};
 
-// A terminal without any feature but the carriage return and "erase to the end of the line".
+// A terminal whose only features are the carriage return and "erase to the end of the line".
 class Emulator {
  public:
   Emulator(int columns, Screen& screen) : columns_(static_cast<size_t>(columns)), screen_(screen) {
@@ -68,7 +68,7 @@ class Emulator {
   size_t column_ = 0;
 };
 
-// All output until the program has closed the terminal; false past the limit.
+// Reads all output until the program closes the terminal; returns false past the time limit.
 bool read_all(int terminal, std::string& bytes) {
   const auto end = std::chrono::steady_clock::now() + kLimit;
   std::array<char, 4096> piece{};
@@ -76,7 +76,7 @@ bool read_all(int terminal, std::string& bytes) {
     pollfd waiting{.fd = terminal, .events = POLLIN, .revents = 0};
     if (poll(&waiting, 1, 100) <= 0) continue;
     const ssize_t count = read(terminal, piece.data(), piece.size());
-    if (count <= 0) return true;  // EIO: closed by all
+    if (count <= 0) return true;  // EIO: every process has closed it
     bytes.append(piece.data(), static_cast<size_t>(count));
   }
   return false;

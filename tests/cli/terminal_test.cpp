@@ -22,12 +22,12 @@ constexpr const char* kPlainEnvironment =
 constexpr const char* kRun =
     "run --width 24 --inner 16 --experts 10 --top-k 3 --tokens-total 53 --steps 2 --ranks 2 ";
 
-// `settings`: "NAME=value ", before those that all runs share.
+// `settings`: "NAME=value ", set before those that all runs share.
 Screen show(const std::string& arguments, const std::string& settings = "", int columns = 80) {
   return run_in_terminal(kPlainEnvironment + settings + CROSSDOCK_COMMAND " " + arguments, columns);
 }
 
-// Columns that the line takes; the characters of bars and tables are one wide.
+// Columns that the line takes; characters of bars and tables are one column wide.
 int width_of(const std::string& line) {
   int width = 0;
   for (const char byte : line) width += (byte & 0xc0) != 0x80 ? 1 : 0;

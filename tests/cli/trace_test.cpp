@@ -92,7 +92,7 @@ TEST(Trace, ShowsExpertsAtWorkWhileAChunkOfTheirRankTravels) {
   std::remove(file.c_str());
 }
 
-// A small run with a trace, in a folder of its own.
+// A small run with a trace, in its own folder.
 class TraceFile : public testing::Test {
  protected:
   TraceFile() { std::filesystem::create_directory(folder_); }

@@ -1,4 +1,4 @@
-// Group::agree: what all ranks learn, and how disagreement ends, for every communicator.
+// Group::agree: what all ranks learn, and what happens if they disagree, for every communicator.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -38,7 +38,7 @@ bool never() {
   return false;
 }
 
-// Two threads take turns; one that missed its turn would wait for a minute.
+// Two threads take turns; a thread that missed its turn would wait for a minute.
 void take_turns(bool may_spin, bool is_rung) {
   Bell bell(may_spin);
   std::atomic<int> turn{0};
@@ -90,7 +90,7 @@ struct End {
   std::string message;
 };
 
-// Every rank makes exchanges until its limit or an error. `meanwhile` runs beside them.
+// Every rank makes exchanges until its limit or an error. `meanwhile` runs concurrently.
 std::vector<End> run(
     ThreadBoard& board, const std::vector<uint64_t>& limits, const WaitContext& wait,
     const std::function<void()>& meanwhile = [] {}) {
@@ -160,7 +160,7 @@ TEST(ThreadBoard, ALateRankIsNamedAtTheDeadline) {
     wait.arrival = std::chrono::milliseconds(300);
     std::vector<End> ends(2);
     std::vector<std::jthread> threads;
-    for (const int rank : {0, 3}) {  // the others never come
+    for (const int rank : {0, 3}) {  // the others never arrive
       threads.emplace_back([&, rank] {
         try {
           board.post(rank, 1);

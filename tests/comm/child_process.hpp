@@ -23,7 +23,7 @@ class ChildProcess {
       if (write(ends[1], &self, sizeof self) != sizeof self) _exit(1);
       while (true) ::pause();
     }
-    close(ends[1]);  // so that read returns if there is no child
+    close(ends[1]);  // otherwise read would not return without a child
     const bool is_known = read(ends[0], &identity_, sizeof identity_) == sizeof identity_;
     close(ends[0]);
     if (!is_known) throw std::runtime_error("cannot start a child");

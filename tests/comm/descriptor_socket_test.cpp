@@ -33,7 +33,7 @@ std::string contents_of(const Descriptor& file) {
   return num_bytes < 0 ? "unreadable" : std::string(bytes.data(), static_cast<size_t>(num_bytes));
 }
 
-// Looks until something has arrived.
+// Polls until something has arrived.
 template <typename Look>
 auto await(const Look& look) {
   for (int round = 0; round < 10'000; ++round) {
@@ -90,7 +90,7 @@ TEST(DescriptorSocket, ReturnsReceipts) {
   EXPECT_FALSE(ends.here.receive_receipt().has_value());
 }
 
-// Also if the sender has not read its receipts, for which the system resets the connection.
+// Even if the sender has not read its receipts, in which case the system resets the connection.
 TEST(DescriptorSocket, DeliversWhatWasSentBeforeTheSenderClosed) {
   for (const bool has_unread_receipt : {false, true}) {
     SCOPED_TRACE(has_unread_receipt);
@@ -175,7 +175,7 @@ TEST(DescriptorSocket, SaysThatNobodyListens) {
             std::string::npos);
 }
 
-// A receiver that does not read does not block the sender; what it has missed can be sent later.
+// A receiver that does not read does not block the sender; messages it missed can be sent later.
 TEST(DescriptorSocket, SendingNeverWaits) {
   const Ends ends;
   const Descriptor file = memory_file("many times");

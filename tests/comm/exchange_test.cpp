@@ -1,4 +1,4 @@
-// What the two exchanges move, for every communicator.
+// The data that the two exchanges move, for every communicator.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::vector<int64_t> offsets_of(int size, const std::function<int64_t(int)>& blo
   return offsets;
 }
 
-/// Byte i of what `source` sends to `target` in exchange `round`; adjacent bytes differ.
+/// Byte i of the block from `source` to `target` in exchange `round`; adjacent bytes differ.
 std::byte value_of(int source, int target, int64_t i, int round) {
   const uint64_t mixed = (static_cast<uint64_t>(i) * 8 + static_cast<uint64_t>(source)) * 8 +
                          static_cast<uint64_t>(target) + static_cast<uint64_t>(round) * 77;
@@ -155,7 +155,7 @@ TEST(Exchanges, CountWhatLeavesTheRank) {
   });
 }
 
-// Every rank sends 10 bytes to every rank; `expected` is what a rank expects from another one.
+// Every rank sends 10 bytes to every rank; `expected` is the size a rank expects from another.
 std::vector<Outcome> exchange_expecting(int size, const SizeOf& expected) {
   return run_group(
       size,
@@ -174,14 +174,14 @@ std::vector<Outcome> exchange_expecting(int size, const SizeOf& expected) {
 
 TEST(Exchanges, OfOtherSizesThanExpectedAreAnError) {
   for (const int size : group_sizes()) {
-    for (const Outcome& outcome : exchange_expecting(size, [](int from, int to) {  // of itself
+    for (const Outcome& outcome : exchange_expecting(size, [](int from, int to) {  // from itself
            return from == to ? 20 : 10;
          })) {
       EXPECT_TRUE(outcome.threw);
       EXPECT_EQ(outcome.code, ErrorCode::kInternal) << outcome.message;
     }
     if (size == 1) continue;
-    const auto outcomes = exchange_expecting(size, [](int from, int to) {  // of the rank before
+    const auto outcomes = exchange_expecting(size, [](int from, int to) {  // from rank 0
       return from == 0 && to == 1 ? 20 : 10;
     });
     EXPECT_TRUE(outcomes[1].threw);
@@ -191,7 +191,7 @@ TEST(Exchanges, OfOtherSizesThanExpectedAreAnError) {
 }
 
 TEST(Exchanges, GoOnAtOnceWhenThePeersLeaveAfterwards) {
-  // The first ranks have left before the last ones have read what they sent.
+  // The first ranks have left before the last ones have read their data.
   for (const int size : group_sizes()) {
     for (const int64_t block_bytes : {10, 20000}) {
       run_healthy_group(size, [&](Group& group) {

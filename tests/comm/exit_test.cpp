@@ -1,5 +1,5 @@
-// A child that is forked while its parent exits, or makes or ends communicators: locks that another
-// thread of the parent holds at that moment must not stop it.
+// A child is forked while its parent exits, or makes or ends communicators. Locks that another
+// thread of the parent holds at that moment must not block the child.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>

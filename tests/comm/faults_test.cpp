@@ -51,7 +51,7 @@ struct Expected {
   std::string text = "";  // somewhere in the message
 };
 
-/// Every rank but the culprit ends like this.
+/// Expects this end on every rank but the culprit.
 void expect_all_blame(const std::vector<Outcome>& outcomes, const Expected& expected) {
   for (int rank = 0; rank < static_cast<int>(outcomes.size()); ++rank) {
     if (rank == expected.culprit) continue;
@@ -215,7 +215,7 @@ TEST(Faults, ARankMayComeToACallLaterThanTheProgressDeadline) {
 
 TEST(Faults, TheRankThatAllWaitForInTheEndIsNamed) {
   for_some_sizes([](int size, int culprit) {
-    // Rank 0 alone needs the culprit's data; the others wait for rank 0 at the next step.
+    // Only rank 0 needs the culprit's data; the others wait for rank 0 at the next step.
     const auto outcomes = run_group(
         size,
         [&](Group& group) {

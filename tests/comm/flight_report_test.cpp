@@ -34,7 +34,7 @@ ThreadOptions report_to(const std::string& file) {
           .group = {.arrival_deadline = std::chrono::seconds(20), .report_file = file}};
 }
 
-// Runs ranks of which one fails, and returns the lines of their report.
+// Runs ranks, one of which fails, and returns the lines of their report.
 std::vector<std::string> report_of(int num_ranks, const std::function<void(Group&)>& body) {
   const std::string file = temporary_file("flight_report");
   std::remove(file.c_str());

@@ -21,7 +21,7 @@ struct Outcome {
 /// How the calling rank's body ended.
 Outcome outcome_of(const std::function<void()>& body);
 
-// The tests of communicators are compiled once for each; group_runner_<name>.cpp defines these.
+// Communicator tests are compiled for each communicator; group_runner_<name>.cpp defines these.
 
 /// Group sizes that this communicator is tested with.
 std::vector<int> group_sizes();
@@ -31,11 +31,11 @@ std::vector<int> group_sizes();
 std::vector<Outcome> run_group(int size, const std::function<void(Group&)>& body,
                                GroupOptions options = {});
 
-/// Delays the calling rank of run_group until the others have ended, or, if that cannot be seen,
+/// Delays the calling rank of run_group until the others have ended or, if that cannot be detected,
 /// for longer than they take to give up after kShort.
 void stall();
 
-/// A deadline that no healthy test reaches, and one that a test waits for.
+/// A deadline that no healthy test reaches, and one that tests wait for.
 inline constexpr std::chrono::seconds kAmple{60};
 inline constexpr std::chrono::milliseconds kShort{1000};
 

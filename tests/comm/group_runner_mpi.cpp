@@ -10,7 +10,7 @@
 namespace crossdock::testing {
 namespace {
 
-/// An outcome as it is sent between the processes.
+/// An outcome in the form in which processes exchange it.
 struct PackedOutcome {
   int threw = 0;
   ErrorCode code = ErrorCode::kInternal;

@@ -1,5 +1,4 @@
-// Ranks are processes that run_group forks; they exchange their blobs in memory that all of them
-// map.
+// Ranks are processes that run_group forks; they exchange their blobs in shared memory.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -28,7 +27,7 @@ namespace {
 constexpr int kMaxRanks = 16;
 constexpr std::chrono::seconds kProcessDeadline{1200};
 
-/// What one process tells the others and the test.
+/// Messages from one process to the others and to the test.
 struct Seat {
   std::atomic<int> has_blob = 0;
   size_t blob_bytes = 0;

@@ -1,4 +1,4 @@
-// What only the MPI communicator has: chunks, the limit on requests, the caller's MPI_Comm.
+// Features of the MPI communicator only: chunks, the limit on requests, the caller's MPI_Comm.
 #include <gtest/gtest.h>
 #include <mpi.h>
 

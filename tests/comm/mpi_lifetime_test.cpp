@@ -42,8 +42,8 @@ extern "C" int MPI_Comm_free(MPI_Comm* communicator) {
 namespace crossdock {
 namespace {
 
-// A group has two. Those of the last few groups may still be open: a rank frees them when it makes
-// others and knows that all peers have left.
+// A group has two communicators. Those of the last few groups may still be open: a rank frees them
+// when it makes others and knows that all peers have left.
 constexpr int kFew = 2 * 4;
 constexpr int kMany = 100;
 
@@ -95,7 +95,7 @@ TEST(MpiLifetime, CommunicatorsOfAFailedGroupAreLeftAsTheyAre) {
     }
   }
   EXPECT_GE(num_open,
-            before + 2 * kFailed - kFew);  // those of the previous test may have been freed
+            before + 2 * kFailed - kFew);  // the previous test's may have been freed
   Group(make_mpi_communicator()).agree({.operation = "meet"});
 }
 

@@ -31,8 +31,8 @@ extern "C" int MPI_Irecv(void* data, int count, MPI_Datatype type, int peer, int
 namespace crossdock {
 namespace {
 
-// A receive whose message has been announced answers at once, and the data follow: sends announced
-// after that answer wait for the data, and the two directions of a link take turns.
+// A receive whose message has been announced answers immediately, and the data follow. Sends
+// announced after that answer would wait for the data: the directions of a link would take turns.
 TEST(MpiOrder, SendsAreAnnouncedBeforeReceivesAreAnswered) {
   Group group(make_mpi_communicator({.chunk_bytes = kLongBytes}));
   const Buffer send(int64_t{3} * kLongBytes * group.size());

@@ -1,5 +1,5 @@
 // One rank of a job whose processes end in various ways; mpi_process_test.cpp starts it under
-// mpirun. MPI is initialised and finalised by the library. Rank 1 has the fault.
+// mpirun. The library initialises and finalises MPI. Rank 1 has the fault.
 #include <signal.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ using namespace crossdock;  // NOLINT: a program of its own
 constexpr int kCulprit = 1;
 constexpr std::chrono::seconds kStall{15};  // several deadlines of mpi_process_test.cpp
 
-/// What rank 1 does at call 3. Returns whether main should return.
+/// Executes rank 1's fault at call 3. Returns whether main should return.
 bool commit_fault(std::string_view fault) {
   if (fault == "kill") raise(SIGKILL);
   if (fault == "exit") std::exit(0);

@@ -16,8 +16,8 @@ struct Job {
   std::string output;
 };
 
-/// CROSSDOCK_MPIRUN and CROSSDOCK_MPI_PROCESS come from the build. Deadlines that pass in a job are
-/// short, the others ample: survivors wait at exit for a rank that ended silently.
+/// CROSSDOCK_MPIRUN and CROSSDOCK_MPI_PROCESS come from the build. Deadlines that expire in a job
+/// are short, the others ample: survivors wait at exit for a rank that ended silently.
 Job run_job(const std::string& arguments, const std::string& mpirun_options = "") {
   const bool is_late = arguments == "stall" || arguments == "absent";
   const bool is_missing = is_late || arguments == "kill" || arguments == "throw";

@@ -1,5 +1,5 @@
-// What a rank does with the control messages of its peers, in an order that real peers reach only
-// by chance.
+// How a rank handles control messages from its peers, in orders that real peers produce only by
+// chance.
 #include "comm/polled_communicator.hpp"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ struct Letter {
   ControlMessage message;
 };
 
-/// Delivers one batch of messages per poll and keeps what is sent.
+/// Delivers one batch of messages per poll and keeps those that are sent.
 class ScriptedControl final : public ControlChannel {
  public:
   void send(int peer, const ControlMessage& message) override { sent.push_back({peer, message}); }
@@ -84,7 +84,7 @@ std::vector<ProcessIdentity> living_processes() {
   return std::vector<ProcessIdentity>(kSize, identify_this_process());
 }
 
-/// The error of an exchange that has to fail.
+/// The error of an exchange that must fail.
 Error failed_exchange(ScriptedCommunicator& communicator) {
   const std::vector<int64_t> nothing(kSize + 1, 0);
   const WaitContext wait{.operation = "dispatch",

@@ -25,8 +25,8 @@ TEST(ProcessWatch, TellsALaterProcessWithTheSamePidApart) {
   EXPECT_TRUE(has_ended(former));
 }
 
-// A process may end after its file was opened and before it is read. Whether a look hits that
-// moment is chance; among this many, some do.
+// A process may end after its file was opened and before it is read. Whether a check hits that
+// moment is a matter of chance; of this many, some do.
 TEST(ProcessWatch, LooksAtProcessesThatAreJustEnding) {
   for (int round = 0; round < 200; ++round) {
     ChildProcess child;

@@ -99,7 +99,7 @@ TEST(ThreadRanks, KeepMemoryUntilTheLastHasLeft) {
 }
 
 // Ends the process if `work` hangs: threads that wait for each other can be neither joined nor
-// left.
+// detached.
 void run_watched(const std::function<void()>& work) {
   auto done = std::async(std::launch::async, work);
   if (done.wait_for(std::chrono::seconds(60)) != std::future_status::ready) {

@@ -119,7 +119,7 @@ TEST(ServedConnection, NoticesOnceThatTheSenderHasClosed) {
   std::this_thread::sleep_for(5ms);
   EXPECT_EQ(served.num_closed, 1);
   const std::lock_guard lock(served.mutex);
-  EXPECT_EQ(served.taken, std::vector<int64_t>{1});  // what was sent before is not lost
+  EXPECT_EQ(served.taken, std::vector<int64_t>{1});  // earlier messages are not lost
 }
 
 TEST(ServedConnection, ShowsTheSenderThatTheReceiverHasClosed) {
@@ -149,7 +149,7 @@ TEST(ServedConnection, EndsOnlyAfterItsRunningHandler) {
   EXPECT_TRUE(has_ended);
 }
 
-// A receiver whose receipts have no room waits until the sender has read some.
+// A receiver without room for more receipts waits until the sender has read some.
 TEST(ServedConnection, GoesOnWhenTheSenderReadsItsReceipts) {
   Served served;
   constexpr int64_t kMany = 3000;
@@ -196,7 +196,7 @@ TEST(ServedConnection, BlocksSignalsInItsThread) {
   EXPECT_EQ(num_unblocked, 0);
   sigset_t own;
   pthread_sigmask(SIG_SETMASK, nullptr, &own);
-  EXPECT_EQ(sigismember(&own, SIGINT), 0);  // of the thread that started it
+  EXPECT_EQ(sigismember(&own, SIGINT), 0);  // in the thread that started it
 }
 
 TEST(ServedConnection, NoticesThatTheSendersProcessHasEnded) {
@@ -225,14 +225,14 @@ TEST(ServedConnection, NoticesThatTheSendersProcessHasEnded) {
   EXPECT_EQ(status, 0);
 }
 
-// A handler that is running keeps the process from exiting for a moment, but not forever. A forked
-// child has a service of its own.
+// A running handler delays the exit of the process for a moment, but not forever. A forked child
+// has its own service.
 TEST(ServedConnection, DoesNotKeepTheProcessFromExiting) {
   SKIP_IF_SANITIZED();
   const Served of_parent;
   EXPECT_EQ(exit_status_of_child([]() -> int { std::exit(0); }), 0);
   EXPECT_EQ(exit_status_of_child([]() -> int {
-              auto* served = new Served;  // still there at the end
+              auto* served = new Served;  // still alive at exit
               if (served->here->send(some_file(), {}) != Sending::kDone) return 1;
               if (!receipt_soon(*served->here)) return 2;
               std::exit(0);

@@ -1,4 +1,4 @@
-// What only the sockets communicator has: blobs, simulated nodes, interrupts, forks.
+// Features of the sockets communicator only: blobs, simulated nodes, interrupts, forks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -43,7 +43,7 @@ TEST(Sockets, MoveBytesOnANodeAndBetweenNodes) {
 }
 
 /// Waits until all ranks have one connection with each far rank, and with rank 0, through which
-/// they have joined. `num_settled`: ranks that have; 0 at first.
+/// they have joined. `num_settled`: number of such ranks; 0 at first.
 void expect_one_connection_per_pair(const Communicator& communicator,
                                     std::atomic<int>& num_settled) {
   const auto& sockets = dynamic_cast<const comm::SocketsCommunicator&>(communicator);
@@ -128,7 +128,7 @@ TEST(Sockets, RanksThatMakeDifferentExchangesFindOutAtOnce) {
                                   {recv.data(), recv.num_bytes(), recv.owner()}, offsets, wait);
       });
       EXPECT_TRUE(outcome.threw);
-      EXPECT_THAT(outcome.message, HasSubstr("in another exchange than this rank's"));
+      EXPECT_THAT(outcome.message, HasSubstr("in a different exchange from this rank's"));
     });
   }
 }
@@ -203,7 +203,7 @@ TEST(Sockets, AKilledRankIsNamedLongBeforeADeadline) {
   }
 }
 
-// The ranks have agreed on where its memory is, and it dies before they open it.
+// The ranks have agreed on where the culprit's memory is, and it dies before they open it.
 TEST(Sockets, AKilledRankIsNamedByRanksThatOpenItsMemory) {
   struct Shown {
     comm::ProcessIdentity process;
@@ -244,7 +244,7 @@ TEST(Join, RefusesBlobsThatCannotBeRight) {
     return outcome_of([&] { bootstrap.join(blobs, rank); }).message;
   };
   EXPECT_THAT(message_of({own}, 1), HasSubstr("rank must be from 0 to 0 for 1 blobs, got 1"));
-  EXPECT_THAT(message_of({{}, own}, 0), HasSubstr("blob 0 must be the one of this process"));
+  EXPECT_THAT(message_of({{}, own}, 0), HasSubstr("blob 0 must be this process's own"));
   EXPECT_THAT(message_of({own, {}}, 0), HasSubstr("the blob of rank 1 has 0 bytes"));
   auto foreign = own;
   foreign[4] ^= std::byte{1};

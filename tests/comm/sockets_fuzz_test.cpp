@@ -1,5 +1,4 @@
-// Bytes that are not what they should be, from peers and strangers: refused and counted, nothing
-// else happens.
+// Malformed bytes from peers and strangers are refused and counted, without any other effect.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/socket.h>
@@ -42,7 +41,7 @@ Bytes random_bytes(size_t num_bytes, Random& random) {
   return bytes;
 }
 
-/// Flips bits, cuts, or lengthens.
+/// Flips bits, truncates, or lengthens.
 Bytes mutated(Bytes bytes, Random& random) {
   const Bytes original = bytes;
   do {
@@ -204,7 +203,7 @@ class ListeningRank : public ::testing::Test {
   std::unique_ptr<Endpoint> endpoint_;
 };
 
-/// Bytes that are allocated; 0 under sanitizers, which have an allocator of their own.
+/// Allocated bytes; 0 under sanitizers, which have their own allocator.
 int64_t heap_bytes() {
   return static_cast<int64_t>(mallinfo2().uordblks);
 }
@@ -297,7 +296,7 @@ TEST(Connection, ReadsWhatAPeerSentBeforeItsEndAlsoIfItCannotWrite) {
   connection.send_data({.kind = FrameHeader::Kind::kData, .payload_bytes = 100, .channel = 1},
                        data);
   EXPECT_FALSE(connection.takes_data());
-  EXPECT_FALSE(connection.is_flushed());  // what was written is lost
+  EXPECT_FALSE(connection.is_flushed());  // the written bytes are lost
   int num_frames = 0;
   for (int i = 0; i < 2; ++i) {
     connection.read([&](const FrameHeader&, std::span<const std::byte>) {
@@ -321,7 +320,7 @@ TEST_F(ListeningRank, KeepsAPeerOutOfReachOfManySilentStrangers) {
   EXPECT_FALSE(endpoint_->end_of(1).has_value());
 }
 
-/// Strangers that fill all places, and one more that waits to be accepted.
+/// Strangers occupy all places, and one more waits to be accepted.
 class FullRank : public ListeningRank {
  protected:
   explicit FullRank(const StrangerLimits& limits) : ListeningRank(limits) {

@@ -1,4 +1,4 @@
-// How processes that a launcher has started find each other: the environment and the store.
+// How processes started by a launcher find each other: the environment and the store.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// A port with free ones behind it, most likely.
+/// A port that is most likely followed by free ones.
 int some_port() {
   const auto listener = comm::listen_at(*comm::parse_address("127.0.0.1", 0));
   return std::min(comm::address_of(*listener).port, 65000);

@@ -1,5 +1,5 @@
-// Two processes share one connection, whoever opens it. Both are in this process here, so that the
-// test decides who does what when.
+// Two processes share one connection, whoever opens it. Here both are in this process, so the test
+// decides who does what when.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -58,7 +58,7 @@ struct Side {
     endpoint->poll();
     take();
   }
-  /// Hands everything to the kernel.
+  /// Passes everything to the kernel.
   void flush() {
     while (endpoint->has_unsent()) poll();
   }
@@ -71,8 +71,8 @@ struct Side {
   }
 };
 
-/// Ranks 0 and 1. Silent strangers can keep both from accepting each other's connections, so that
-/// both open one.
+/// Ranks 0 and 1. Silent strangers can keep both from accepting each other's connections; both then
+/// open one.
 class Pair {
  public:
   Pair() {
@@ -120,7 +120,7 @@ class Pair {
     return true;
   }
 
-  /// Lets everything arrive, and checks it and the number of connections.
+  /// Waits until everything has arrived, and checks it and the number of connections.
   void settle() {
     EXPECT_TRUE(poll_until([&] {
       return has_all(0) && has_all(1) && num_refused() == num_strangers_;
@@ -194,7 +194,7 @@ TEST(PairConnection, IsThatOfTheLowerRankIfBothOpenOne) {
   pair.settle();
 }
 
-/// Anything in any order.
+/// Random actions in random order.
 class PairInAnyOrder : public ::testing::TestWithParam<int> {};
 
 TEST_P(PairInAnyOrder, LosesDoublesAndReordersNothing) {

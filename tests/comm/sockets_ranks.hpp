@@ -12,8 +12,8 @@ namespace crossdock::testing {
 /// Listens on the loopback address; several chunks and windows for the larger blocks of the tests.
 SocketsOptions local_options();
 
-/// Runs body on `size` ranks that have joined each other. The ranks are threads here, each with a
-/// bootstrap of its own.
+/// Runs body on `size` ranks that have joined each other. Here the ranks are threads, each with its
+/// own bootstrap.
 void run_threads(int size, const SocketsOptions& options,
                  const std::function<void(Communicator&)>& body);
 

@@ -1,5 +1,5 @@
-// Group::all_reduce and Group::reduce_scatter: the bits of the sums, and how disagreement ends, for
-// every communicator.
+// Group::all_reduce and Group::reduce_scatter: the bits of the sums, and what happens if ranks
+// disagree, for every communicator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -115,7 +115,7 @@ TEST(Sums, AddInRankOrderWithTheSameBitsEverywhere) {
   for (const int size : group_sizes()) run_healthy_group(size, expect_all_sums);
 }
 
-/// Runs the body with so many bytes of staging memory.
+/// Runs the body with this many bytes of staging memory.
 void run_with_staging(int64_t bytes, const std::function<void(Group&)>& body) {
   GroupOptions options = ample_deadlines();
   options.staging_bytes = bytes;

@@ -135,14 +135,14 @@ TEST_P(Window, RisingSizesHoldNoMoreThanTheLargest) {
   EXPECT_EQ(owner.bytes_held(), 119 * 4096);
 }
 
-// A peer may still be writing when the rank that owns the memory has given up.
+// A peer may still be writing after the rank that owns the memory has given up.
 TEST_P(Window, MemoryOutlivesThePoolUntilTheCommunicatorLetsItGo) {
   std::byte* data = nullptr;
   {
     WindowPool gone(owner_rank);
     data = gone.take(10000).data();
   }
-  std::memset(data, 7, 10000);  // the address sanitizer would see a use after free
+  std::memset(data, 7, 10000);  // AddressSanitizer would detect a use after free
   const Buffer other(12288);    // would get the memory if it were free
   std::memset(other.data(), 9, 12288);
   EXPECT_EQ(data[9999], std::byte{7});

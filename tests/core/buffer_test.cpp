@@ -22,7 +22,7 @@ TEST(Buffer, OwnerKeepsTheMemoryAliveAfterTheBufferIsGone) {
     owner = buffer.owner();
     data = buffer.data();
   }
-  std::memset(data, 7, 100);  // the address sanitizer would see a use after free
+  std::memset(data, 7, 100);  // AddressSanitizer would detect a use after free
   EXPECT_EQ(data[99], std::byte{7});
 }
 

@@ -58,7 +58,7 @@ TEST(FreeRanges, GrowsByWhatIsGivenBackBeyondTheEnd) {
   EXPECT_EQ(ranges.bytes_before(100), 0);
 }
 
-// Random takes and returns never overlap, and in the end all bytes are one part again.
+// Ranges taken at random never overlap; once all are returned, they merge into one.
 TEST(FreeRanges, NeverHandsOutAByteTwiceAndLosesNone) {
   constexpr int64_t kBytes = 4096;
   std::mt19937 random(7);

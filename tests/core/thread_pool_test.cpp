@@ -104,7 +104,7 @@ TEST(ThreadPool, GivesTheNextTurnToWorkThatPeersWaitFor) {
   EXPECT_EQ(runs, kMany);
 }
 
-// The threads are not in the child: waiting for them would never end.
+// The threads do not exist in the child: waiting for them would never end.
 TEST(ThreadPool, OfAParentRunsOnTheCallingThreadOfAForkedChild) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer does not follow forks";

@@ -1,4 +1,4 @@
-// Strategies of a user's own among the candidates.
+// A user's own strategies among the candidates.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -17,7 +17,7 @@ namespace {
 
 const DispatchConfig kConfig{.num_experts = 64, .top_k = 8, .width = 16};
 
-// Says that it sends and touches a part of what alltoall does.
+// A model that claims a fraction of alltoall's traffic.
 class PartialModel final : public StrategyModel {
  public:
   explicit PartialModel(double part) : part_(part) {}
@@ -56,7 +56,7 @@ StrategyList with_mine(double part, const std::string& name = "mine") {
   return list;
 }
 
-// The names that "auto" stands for on the ranks, after each has dispatched a token with it.
+// The strategies that "auto" chose on the ranks, after each has dispatched a token with it.
 std::set<std::string> chosen_on(int ranks_per_node, const StrategyList& candidates) {
   ThreadOptions options = short_deadlines();
   options.ranks_per_node = ranks_per_node;
@@ -139,7 +139,7 @@ TEST(Candidates, OtherOnesOnOneRankAreAnAgreedError) {
   const auto errors = try_ranks(
       3,
       [&](Group& group) {
-        // Every rank would come to "mine".
+        // Every rank would choose "mine".
         StrategyList list = with_mine(0.1);
         if (group.rank() == 1) list.add([] { return std::make_unique<Mine>("other", 9.0); });
         Dispatcher dispatcher(group, kConfig, "auto", list);

@@ -85,7 +85,7 @@ TEST(ChooseStrategy, TakesTheMoreUsualOfTwoThatAreAsGood) {
   EXPECT_EQ(choose_at(0.97), "hierarchical");
 }
 
-// Two ranks with half of the experts each, and all experts chosen: every token goes to both.
+// Two ranks have half of the experts each, and all experts are chosen: every token goes to both.
 TEST(StrategyRequests, AreTheSendsAndReceivesOfARank) {
   CostInputs inputs = inputs_of(Topology::uniform(2, 1), 1000);
   inputs.config.top_k = inputs.config.num_experts = 2;
@@ -95,7 +95,7 @@ TEST(StrategyRequests, AreTheSendsAndReceivesOfARank) {
   }
 }
 
-// What the ranks disagree on is named, not the strategies that follow from it.
+// The error names the difference in configuration, not the strategies that follow from it.
 TEST(Auto, ADifferentConfigurationIsNamedAsSuch) {
   const auto errors = try_ranks(
       2,

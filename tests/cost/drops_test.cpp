@@ -1,4 +1,4 @@
-// What a capacity is expected to leave of random routes.
+// The expected number of random routes that a capacity keeps.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -51,7 +51,7 @@ TEST(Binomial, HasItsLimitsWhereNothingIsRandom) {
   EXPECT_EQ(binomial_at_most(10, 0.3, -1), 0);
   EXPECT_EQ(binomial_limited_mean(10, 1.0, 4), 4);
   EXPECT_EQ(binomial_limited_mean(0, 0.5, 0), 0);
-  // Far from the mean of a large number.
+  // Far from the mean, with many trials.
   EXPECT_EQ(binomial_limited_mean(int64_t{1} << 31, 0.5, 1000), 1000);
   EXPECT_NEAR(binomial_limited_mean(1 << 20, 0.25, 1 << 19), 1 << 18, 1e-6);
 }
@@ -67,7 +67,7 @@ constexpr int64_t kTokens = 4000;
 constexpr int64_t kExperts = 20;
 constexpr int64_t kTopK = 4;
 
-// The first K of a race among the experts are those drawn.
+// The first K experts in a race are the ones drawn.
 LocalRoutes draw_routes(double zipf, std::mt19937& random) {
   LocalRoutes routes;
   routes.T = kTokens;
@@ -93,8 +93,8 @@ LocalRoutes draw_routes(double zipf, std::mt19937& random) {
   return routes;
 }
 
-// Counts differ by sampling error, which a capacity makes smaller, those of ranks and nodes also by
-// 1 %: each of them, and their sum.
+// Each count, and their sum, may differ by the sampling error, which a capacity makes smaller;
+// counts of ranks and nodes by another 1 %.
 void expect_close(const std::vector<double>& counted, const std::vector<double>& expected,
                   double share) {
   ASSERT_EQ(counted.size(), expected.size());

@@ -70,7 +70,7 @@ std::vector<int32_t> random_ids(const MemoryCase& c, std::mt19937& random) {
   return ids;
 }
 
-// Every token to the first experts, which are all on rank 0 where there are two ranks.
+// Every token goes to the first experts, which with two ranks are all on rank 0.
 std::vector<int32_t> ids_to_rank_0(const MemoryCase& c, std::mt19937& /*random*/) {
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < c.tokens; ++t) {
@@ -79,7 +79,7 @@ std::vector<int32_t> ids_to_rank_0(const MemoryCase& c, std::mt19937& /*random*/
   return ids;
 }
 
-// What a layer asks of the dispatcher in one step.
+// A layer's calls to the dispatcher in one step.
 void run_step(Dispatcher& dispatcher, const std::vector<int32_t>& ids, DType dtype) {
   const int64_t K = dispatcher.config().top_k;
   const auto T = static_cast<int64_t>(ids.size()) / K;
@@ -104,7 +104,7 @@ void run_step(Dispatcher& dispatcher, const std::vector<int32_t>& ids, DType dty
   static_cast<void>(dispatcher.collect_routes(plan, grad_row_weights.view));
 }
 
-// The most that any rank holds after some steps with other routes each.
+// The most memory that any rank holds after some steps with different routes.
 Held run(const MemoryCase& c, const std::string& strategy, const RouteMaker& make_ids) {
   std::vector<Held> held(static_cast<size_t>(c.num_ranks));
   ThreadOptions options = short_deadlines();
@@ -132,7 +132,7 @@ TEST(StepMemory, OfARealRunIsWithinTenPercentOfThePlan) {
   for (const MemoryCase& c :
        {MemoryCase{1, 1, kNone, 1500}, MemoryCase{4, 4, kNone, 1500}, MemoryCase{4, 4, kF32, 1500},
         MemoryCase{8, 4, kNone, 1500}, MemoryCase{8, 4, kF32, 1500}, MemoryCase{6, 2, kNone, 1500},
-        // The tokens of all ranks are twice the rows of one, or as many.
+        // The tokens of all ranks are twice as many as the rows of one, or equally many.
         MemoryCase{4, 4, kNone, 1500, {}, 2}, MemoryCase{8, 8, kNone, 1500, {}, 4},
         MemoryCase{8, 4, kF32, 1500, {}, 4}, MemoryCase{4, 2, kNone, 1500, {}, 4},
         MemoryCase{2, 2, kNone, 1500, {}, 1}, MemoryCase{2, 2, kF32, 1500, {}, 1},
@@ -169,7 +169,7 @@ TEST(StepMemory, OfTheWorstRoutesIsWithinTenPercentOfTheWorstCase) {
   }
 }
 
-// A pad row per alignment unit of each expert without rows, which are most of them with few tokens.
+// Experts without rows, most of them with few tokens, get a pad row per alignment unit.
 TEST(StepMemory, CountsTheRowsOfExpertsThatAreKeptEmpty) {
   MemoryCase c{2, 2, PartialSums::kNone, 1};
   const auto bytes = [&](bool kept, const auto& need) {

@@ -17,7 +17,7 @@ namespace crossdock {
 namespace {
 
 constexpr int64_t kWidth = 3;
-// What every rank sends on thread ranks.
+// Bytes that every rank sends, on thread ranks.
 std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node, const std::string& strategy,
                               int64_t num_chunks = 1) {
   std::vector<Sent> sent(routes.ids.size());
@@ -33,7 +33,7 @@ std::vector<Sent> run_payload(const Routes& routes, int ranks_per_node, const st
   return sent;
 }
 
-// What a rank's rows come to on the links, by a strategy's model.
+// A rank's bytes on the links, by a strategy's model.
 struct Flow {
   LinkFlow rows;
   double row_bytes = 0;

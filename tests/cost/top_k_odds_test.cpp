@@ -113,7 +113,7 @@ TEST(TopKOdds, RoutesAddUpToTopKAtAnySkew) {
   }
 }
 
-// The integral and the closed formula meet where the skew vanishes.
+// As the skew vanishes, the integral approaches the closed formula.
 TEST(TopKOdds, AVanishingSkewIsTheUniformDraw) {
   const Topology topology = Topology::uniform(12, 5);
   const Placement placement = make_placement({.num_experts = 100, .top_k = 8, .width = 1}, 12);
@@ -131,7 +131,7 @@ TEST(TopKOdds, PublishedFigureOfDistinctRanksAtEp8) {
   const double distinct =
       std::accumulate(spread.reaches_rank.begin(), spread.reaches_rank.end(), 0.0);
   EXPECT_NEAR(distinct, 5.3, 0.05);         // distinct ranks per token
-  EXPECT_NEAR(8.0 / distinct, 1.51, 0.01);  // what an all-to-all sends over one copy per rank
+  EXPECT_NEAR(8.0 / distinct, 1.51, 0.01);  // an all-to-all compared with one copy per rank
 }
 
 }  // namespace

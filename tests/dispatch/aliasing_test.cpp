@@ -20,8 +20,8 @@ constexpr int kRanks = 3;
 constexpr int64_t kWidth = 4;
 constexpr int64_t kTokens = 2;
 
-// Two tokens with one route each on every rank, to expert 0 and the rank's own; memory for tokens
-// and rows in one piece.
+// Two tokens with one route each on every rank, to expert 0 and to the rank's own; memory for
+// tokens and rows in one piece.
 struct Memory {
   std::vector<int32_t> ids;
   std::vector<float> weights = {0.5F, 0.25F};
@@ -38,7 +38,7 @@ struct Memory {
 
 using AnyCall = std::function<void(Dispatcher&, const Plan&, Memory&, bool is_wrong)>;
 
-// Rank 1 makes the call with tensors that overlap; all ranks get its error, and can go on.
+// Rank 1 makes the call with tensors that overlap; all ranks get its error and can continue.
 void expect_refusal(const std::string& words, const AnyCall& call) {
   for (const std::string& strategy : strategy_names()) {
     SCOPED_TRACE(strategy);

@@ -33,11 +33,11 @@ struct Setting {
   std::string strategy;
   ThreadOptions threads;
   DispatchCase input;
-  bool own_memory = false;  // rows are the caller's
+  bool own_memory = false;  // rows are in the caller's memory
   DType dtype = DType::kF32;
 };
 
-// What the last dispatch recorded for its chunks is what it recorded for itself.
+// The bytes that the last dispatch recorded for its chunks add up to those of the whole dispatch.
 void expect_bytes_of_all_chunks(const EventRecorder& recorder) {
   const auto is = [](const Event& event, std::string_view phase) {
     return std::string_view(event.operation) == "dispatch" && event.phase == phase;
@@ -54,8 +54,8 @@ void expect_bytes_of_all_chunks(const EventRecorder& recorder) {
   EXPECT_EQ(bytes_of_chunks, last.bytes);
 }
 
-// Rows, scales and weights of a chunk are those of a dispatch in one piece when on_chunk is called;
-// the chunks are called in order and hold all experts.
+// When on_chunk is called, the rows, scales and weights of the chunk equal those of a dispatch in
+// one piece; chunks arrive in order and cover all experts.
 void expect_rows_of_every_chunk(const Setting& setting, int64_t num_chunks) {
   const auto P = static_cast<int>(setting.input.ranks.size());
   std::vector<int> calls(static_cast<size_t>(P), 0);
@@ -137,7 +137,7 @@ TEST(DispatchChunks, HaveTheirRowsWhenTheyAreAnnounced) {
   }
 }
 
-// A strategy that knows of no chunks.
+// A strategy without support for chunks.
 class Plain : public ForwardingStrategy {
  public:
   Plain() : ForwardingStrategy(make_strategy("alltoall")) {}
@@ -209,7 +209,7 @@ TEST(DispatchChunks, AnExceptionOfOnChunkIsTheSameErrorEverywhere) {
   }
 }
 
-// Peers have all they need by then; they learn of it in the same call all the same.
+// Peers have received everything by then, but still learn of it in the same call.
 TEST(DispatchChunks, AnExceptionAfterTheLastExchangeIsTheSameErrorEverywhere) {
   const DispatchCase input = random_case(config_of(9, 1), {5, 9, 4}, 3);
   for (const std::string& strategy : strategy_names()) {

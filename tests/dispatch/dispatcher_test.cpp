@@ -24,7 +24,7 @@ std::vector<double> apply_expert(std::vector<double> rows, int rank) {
   return rows;
 }
 
-// What the ranks got, [P] each, as the judge's values.
+// The ranks' results, [P] each, as doubles for the reference.
 struct Results {
   explicit Results(int P) {
     for (PerRank* field : {&rows, &row_weights, &y, &out, &grad_x, &grad_rows, &grad_weights}) {
@@ -34,7 +34,7 @@ struct Results {
   PerRank rows, row_weights, y, out, grad_x, grad_rows, grad_weights;
 };
 
-// One step of one rank, in two halves, so that others may come between.
+// One step of one rank, in two halves, so others may run in between.
 struct Step {
   Plan plan;
   OwnedTensor y;
@@ -165,7 +165,7 @@ TEST_P(EveryStrategy, FollowsPlacementAndCapacity) {
 }
 
 TEST_P(EveryStrategy, PartialSumsOfExactValuesAreExact) {
-  // All sums are exact in fp32 in any order, so that the bits must be those of the exact mode.
+  // All sums are exact in fp32 in any order, so the bits must equal those of the exact mode.
   const auto test_case = random_case({.num_experts = 10,
                                       .top_k = 6,
                                       .width = 7,
@@ -292,7 +292,7 @@ TEST_P(EveryStrategy, CarriesFp8WithItsScales) {
     const auto scale_of = [&](int rank, int64_t i) {
       return std::ldexp(1.0, static_cast<int>(i % 11) + rank);
     };
-    PerRank values;  // [P][T, D], what value and scale mean
+    PerRank values;  // [P][T, D], value times scale
     for (int rank = 0; rank < GetParam().P; ++rank) {
       std::vector<double> rank_values;
       const auto& input = test_case.ranks[static_cast<size_t>(rank)];

@@ -9,7 +9,7 @@
 
 namespace crossdock {
 
-/// The routes of a rank from its ids [T, K], capacity applied; every weight is 1 unless given.
+/// The routes of a rank from its ids [T, K], with capacity applied; weights default to 1.
 inline LocalRoutes read_kept_routes(const DispatchConfig& config, const std::vector<int32_t>& ids,
                                     std::vector<float> weights = {}) {
   BufferPool pool;

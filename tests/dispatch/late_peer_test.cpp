@@ -1,4 +1,4 @@
-// A rank that is late stores into a peer's memory after that peer has given up and gone on.
+// A late rank stores into a peer's memory after that peer has given up and continued.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,9 +16,9 @@
 namespace crossdock {
 namespace {
 
-constexpr int64_t kWidth = 4096;  // so that a dispatch hands its rows to the pool
+constexpr int64_t kWidth = 4096;  // large enough for a dispatch to use the thread pool
 
-// All tokens go to expert 0, which is rank 0's; rank 0 has none.
+// All tokens go to expert 0 on rank 0; rank 0 has no tokens.
 struct Tokens {
   explicit Tokens(int64_t T)
       : ids(static_cast<size_t>(T)), weights(ids.size(), 1.0F), x(ids.size() * kWidth, 1.0F) {}
@@ -61,7 +61,7 @@ struct Rank {
 
   Group group;
   Tokens small;
-  Tokens large;  // rows of which have room in no block of `small`, which could grow to hold them
+  Tokens large;  // its rows fit in no block of `small`, but a block could grow to hold them
   Dispatcher dispatcher{group, {.num_experts = 2, .top_k = 1, .width = kWidth}, "direct"};
   Plan small_plan = {};
   Plan large_plan = {};
@@ -102,7 +102,7 @@ TEST(LatePeer, FindsTheMemoryOfARankThatGaveUpAsItWas) {
   EXPECT_NE(message.find("for rank 1 to arrive at dispatch"), std::string::npos) << message;
   EXPECT_TRUE(early->group.is_poisoned());
 
-  // Nothing of what rank 1 still writes to is handed out again, or made larger elsewhere.
+  // Memory that rank 1 still writes to is neither reused nor replaced by a larger block.
   const int64_t held = early->group.memory().window_bytes;
   EXPECT_EQ(held, 64 * kWidth * 4);
   const auto again = [&](const std::function<void()>& call) {
@@ -119,7 +119,7 @@ TEST(LatePeer, FindsTheMemoryOfARankThatGaveUpAsItWas) {
     static_cast<void>(early->dispatcher.combine_backward(early->large_plan, early->large.view(),
                                                          {y.data(), {96, kWidth}}));
   });
-  early.reset();  // and it stays when its owner goes
+  early.reset();  // the memory outlives its owner
   gave_up.count_down();
 }
 

@@ -55,7 +55,7 @@ std::vector<float> to_vector(const OwnedTensor& tensor) {
 }
 
 // Dispatch, scale every row by its expert, combine, and both backwards. `own_memory`: rows and y
-// are the caller's, not the library's.
+// are in the caller's memory, not the library's.
 std::vector<RankOutput> run(const std::string& strategy, int size, int ranks_per_node,
                             PartialSums partial_sums, bool own_memory = false,
                             int64_t staging_bytes = GroupOptions().staging_bytes) {
@@ -176,7 +176,7 @@ TEST_P(Nodes, PartialSumsPerRankHaveTheBitsOfAlltoallPartialSums) {
   }
 }
 
-// A peer reads the rows where they lie, and may be at it long after the others.
+// A peer reads the rows in place, and may still be reading long after the others have finished.
 TEST(NodesMemory, RowsMayBeOverwrittenAsSoonAsTheirCombineReturns) {
   constexpr int64_t kTokens = 2000;
   constexpr int64_t kWideRow = 1024;

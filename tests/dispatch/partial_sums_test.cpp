@@ -94,7 +94,7 @@ TEST(PartialSums, InTheTypeOfFp32AndFp64RowsAreThoseInFp32) {
   }
 }
 
-// Otherwise the tests above would show nothing.
+// Otherwise the tests above would prove nothing.
 TEST(PartialSums, InBf16DifferFromThoseInFp32AndFromExactSums) {
   const auto out = [](PartialSums mode) {
     return run(random_sums(4, DType::kBF16, mode), "hierarchical", options_for({4, 2})).out;

@@ -24,7 +24,7 @@ struct Routes {
 };
 
 /// K distinct experts per token, equally likely; with `holes`, some slots are empty and rank r has
-/// 2 r tokens less.
+/// 2 r fewer tokens.
 inline Routes random_routes(const DispatchConfig& config, const Topology& topology, int64_t tokens,
                             bool holes) {
   Routes routes{.config = config, .topology = topology, .ids = {}};
@@ -52,7 +52,7 @@ inline RouteSums count(const Routes& routes) {
   return counted_sums(counted, placement.owner, routes.topology);
 }
 
-/// What a rank sent in one dispatch and one combine.
+/// Traffic of a rank in one dispatch and one combine.
 struct Sent {
   Traffic dispatch;
   Traffic combine;
@@ -88,8 +88,8 @@ inline Sent send_once(Group& group, const Routes& routes, const std::string& str
   return {between - before, after - between};
 }
 
-/// The traffic of the rows alone: that of the agreements, which is all there is without tokens, is
-/// taken away. Collective.
+/// The traffic of the rows alone: the traffic of a step without tokens, which consists of the
+/// agreements, is subtracted. Collective.
 inline Sent send_payload(Group& group, const Routes& routes, const std::string& strategy,
                          int64_t num_chunks = 1) {
   Routes empty = routes;

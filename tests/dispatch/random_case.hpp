@@ -20,8 +20,8 @@ inline ThreadOptions short_deadlines() {
                     .progress_deadline = std::chrono::seconds(20)}};
 }
 
-/// What all ranks hold, in the judge's form. Values are small integers, unique per (rank, token) in
-/// their first column and exact in every dtype; weights are sixteenths.
+/// The inputs of all ranks, in the reference's form. Values are small integers, unique per (rank,
+/// token) in their first column and exact in every dtype; weights are sixteenths.
 struct DispatchCase {
   DispatchConfig config;
   std::vector<reference::RankInput> ranks;  // [P]
@@ -63,7 +63,7 @@ inline DispatchCase random_case(DispatchConfig config, const std::vector<int64_t
   return result;
 }
 
-/// The tensors of one rank; what a test hands to a dispatcher.
+/// The tensors that a test passes to the dispatcher of one rank.
 struct RankTensors {
   OwnedTensor x;
   OwnedTensor grad_out;

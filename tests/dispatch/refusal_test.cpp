@@ -268,7 +268,7 @@ TEST(Refusal, RanksAtDifferentPlansAreAMismatch) {
   EXPECT_NE(message, "nothing thrown");
 }
 
-// Agrees like all others and then fails on one rank, in this member for this operation.
+// Fails on one rank after the ranks have agreed, in this member for this operation.
 struct Failure {
   std::string_view member;
   std::string_view operation;

@@ -19,7 +19,7 @@ constexpr int64_t kWidth = 1024;
 constexpr int64_t kTopK = 4;
 constexpr int64_t kExperts = 16;
 
-// Of this process; a page that several processes have is divided among them.
+// Resident bytes of this process; a page shared by several processes is divided among them.
 int64_t resident_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {
@@ -31,7 +31,7 @@ int64_t resident_bytes() {
   return 0;
 }
 
-// Of all processes of the group, each counted once. Collective.
+// Resident bytes of all processes of the group, each counted once. Collective.
 int64_t resident_bytes_of_all(Group& group) {
   group.agree({.operation = "before_counting"});
   struct Count {
@@ -52,7 +52,7 @@ int64_t resident_bytes_of_all(Group& group) {
   return total;
 }
 
-// Every rank's tokens go to all experts equally, in another order on every rank.
+// Every rank's tokens go to all experts equally, in a different order on every rank.
 std::vector<int32_t> routes_of(int rank) {
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < kTokens; ++t) {
@@ -85,7 +85,7 @@ TEST(ResidentMemory, GrowsByTheLeasesOfAStepAndTheOutput) {
     const int64_t leases = 2 * group.size() * kTokens * kTopK * row_bytes;
     const int64_t outputs = group.size() * kTokens * row_bytes;
     EXPECT_NEAR(static_cast<double>(growth) / static_cast<double>(leases + outputs), 1.0, 0.1);
-    // And the group knows what it holds.
+    // The group reports the memory it holds.
     const GroupMemory memory = group.memory();
     const int64_t held = group.size() * (memory.window_bytes + memory.pool_bytes);
     EXPECT_NEAR(static_cast<double>(held) / static_cast<double>(leases + outputs), 1.0, 0.1);

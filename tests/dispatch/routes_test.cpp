@@ -142,7 +142,7 @@ TEST(Routes, ADenseMapHasItsSlotsInAscendingExpertOrder) {
   EXPECT_EQ(weights_of(masked), (Weights{1, 2, 0, 0, 0, 0}));
 }
 
-// Two tokens with 3 and 4 bits; the second is masked where a mask is given.
+// Two tokens with 3 and 4 bits; the second may be masked.
 LocalRoutes read_crowded_map(const DispatchConfig& config, const bool* mask = nullptr) {
   static BufferPool pool;
   const bool map[] = {true, false, true, true, true, true, true, true};

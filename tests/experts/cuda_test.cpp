@@ -1,4 +1,4 @@
-// Experts on a GPU compute what experts on the CPU compute.
+// Experts on a GPU compute the same as experts on the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -120,7 +120,7 @@ TEST_F(CudaExperts, AccumulationAddsAndLeavesExpertsWithoutRowsAlone) {
     const size_t per_expert = sum.size() / 3;
     for (size_t i = per_expert; i < 2 * per_expert; ++i) {
       ASSERT_EQ(part[i], 0.0);
-      ASSERT_TRUE(std::signbit((negative.*member)[i]));  // +0 would have made it +0
+      ASSERT_TRUE(std::signbit((negative.*member)[i]));  // adding +0 would have made it +0
     }
   }
 }
@@ -143,7 +143,7 @@ TEST_F(CudaExperts, RecomputeTheSameBits) {
   }
 }
 
-// Rows [first, first + count) of the first expert of a case, as a case of its own.
+// Rows [first, first + count) of the first expert of a case, as a separate case.
 ExpertCase cut_rows(const ExpertCase& from, int64_t first, int64_t count) {
   const int64_t D = from.config.width;
   ExpertCase part(from.config, {count, 1}, from.with_bias, 16, 0);
@@ -205,7 +205,7 @@ TEST_F(CudaExperts, ANotANumberStaysInItsRowAndItsExpert) {
   }
 }
 
-// Loss = <y, grad_y> with weights in the experts, so that row weights matter too.
+// Loss = <y, grad_y>. The experts apply the weights, so row weights matter too.
 double loss(const ExpertCase& test) {
   const ExpertResult result = run_on_gpu(test);
   double sum = 0.0;

@@ -20,7 +20,7 @@ inline ExpertTensors to_device(const ExpertTensors& host, const RankStream& stre
   return device;
 }
 
-/// The tensors of another case, of the same shapes, in the same memory.
+/// Copies the tensors of another case with the same shapes into the same memory.
 inline void copy_into(ExpertTensors& device, ExpertTensors host, const RankStream& stream) {
   const std::vector<OwnedTensor*> from = host.all();
   const std::vector<OwnedTensor*> to = device.all();
@@ -61,7 +61,7 @@ inline ExpertCase case_of(const ExpertsConfig& config, const std::vector<int64_t
   return {config, counts, with_bias, kAlignment, R - used};
 }
 
-/// What a call queued, as a graph.
+/// The work that a call queued, as a graph.
 class QueuedGraph {
  public:
   template <typename Body>

@@ -46,7 +46,7 @@ struct ExpertCase {
   Segments segments() const { return {starts.data(), counts.data(), config.num_local_experts, {}}; }
   DType sum_dtype() const { return config.dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-  /// Values of all experts, one after the other.
+  /// Values of all experts, concatenated.
   std::vector<double> gathered(std::vector<double> reference::MlpWeights::*member) const {
     std::vector<double> all;
     for (const auto& expert : experts) {
@@ -97,7 +97,7 @@ struct ExpertCase {
   std::normal_distribution<double> normal_;
 };
 
-/// What came out, as doubles.
+/// The results, as doubles.
 struct ExpertResult {
   std::vector<double> y;                 // [R, D]
   std::vector<double> grad_rows;         // [R, D]
@@ -230,7 +230,7 @@ inline ExpertResult run_experts(const ExpertCase& test, const RunOptions& option
   return tensors.result();
 }
 
-/// The same by the reference, expert by expert; 0 outside the segments.
+/// The same step by the reference, expert by expert; 0 outside the segments.
 inline ExpertResult run_reference(const ExpertCase& test) {
   const int64_t D = test.config.width;
   ExpertResult result;
@@ -268,7 +268,7 @@ inline ExpertResult run_reference(const ExpertCase& test) {
 }
 
 /// Hidden values are rounded to the dtype before they are clamped. Half-way between two values of
-/// bf16 (nearly) and of fp16, so that the rounding does not carry one over the limit.
+/// bf16 (nearly) and of fp16, so rounding does not move a value across the limit.
 inline constexpr double kLimit = 1.50439453125;
 
 /// Largest error of a result, relative to the largest value of its kind.

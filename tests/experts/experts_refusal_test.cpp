@@ -192,7 +192,7 @@ TEST(Experts, RefuseSizesThatCannotBeCounted) {
               refusal("1099511627776 rows of inner width 2147483647 are more than can be counted"));
 }
 
-// Views that say their memory is on a GPU. The calls are refused before it is used.
+// Views that claim to be on a GPU. The calls are refused before the memory is used.
 TEST(Experts, RefuseTensorsOnSeveralDevices) {
   SmallExperts small;
   const Device gpu{.kind = DeviceKind::kCuda, .index = 0};
@@ -233,7 +233,7 @@ TEST(Experts, OnAGpuDoNotSupportFp64AndFp8) {
   }
 }
 
-// As rounded sums cannot be added to, a layer asks before its ranks agree on a backward.
+// Rounded sums cannot be accumulated; a layer checks this before its ranks agree on a backward.
 TEST(Experts, RefuseToAccumulateRoundedGradients) {
   const Experts experts({.num_local_experts = 1, .width = 4, .inner = 3, .dtype = DType::kBF16});
   const Device gpu{.kind = DeviceKind::kCuda, .index = 0};

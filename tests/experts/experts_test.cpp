@@ -87,7 +87,7 @@ TEST(Experts, AccumulationAddsAndLeavesExpertsWithoutRowsAlone) {
   check(added.w2, fresh.w2);
   check(added.b1, fresh.b1);
   check(added.b2, fresh.b2);
-  // Untouched means untouched: a -0 of an expert without rows stays, which +0 would make +0.
+  // Untouched: a -0 of an expert without rows remains; adding +0 would make it +0.
   const ExpertResult negative =
       run_experts(test, {.pool = nullptr, .accumulate = true, .initial_gradient = -0.0});
   for (const auto* grad : {&negative.w1, &negative.w2, &negative.b1, &negative.b2}) {
@@ -133,7 +133,7 @@ TEST(Experts, BiasIsScaledByTheRowsWeight) {
   EXPECT_THAT(got.b2, testing::ElementsAre(.75, .75, .75, .125, .125, .125));
 }
 
-// Loss = <y, grad_y> with weights in the experts, so that row weights matter too.
+// Loss = <y, grad_y>. The experts apply the weights, so row weights matter too.
 double loss(const ExpertCase& test) {
   const ExpertResult result = run_experts(test);
   double sum = 0.0;
@@ -189,7 +189,7 @@ TEST(Experts, GiveTheSameBitsForEveryNumberOfThreads) {
   }
 }
 
-// The same rows of one expert, held by one rank or cut between two owners' segments elsewhere.
+// Ten rows of an expert, among its 280 rows and in a segment of their own.
 TEST(Experts, ARowsResultDoesNotDependOnItsPlaceOrItsNeighbours) {
   const ExpertsConfig config{.width = 40, .inner = 24};
   const ExpertCase all(config, {280, 5}, true, 1, 0);

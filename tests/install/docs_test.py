@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The documentation is true where a machine can tell.
+"""Checks the claims in the documentation that can be checked automatically.
 
 Usage: docs_test.py SOURCE_DIR
 
- - links between pages, and paths of files in `backticks`, lead to something
- - every environment variable that sources, tests or tools read is on docs/environment.md
- - the files that docs/architecture.md lists to follow one token have at most 400 lines, and are not too many; its
-   table of who may include whom is that of tools/check_layers.py
- - tables and plots of benchmarks are what the raw results say
+ - links between pages, and paths of files in `backticks`, exist
+ - every environment variable that sources, tests or tools read is in docs/environment.md
+ - the files that docs/architecture.md lists to follow one token are few and have at most 400 lines each; its table of
+   who may include whom matches tools/check_layers.py
+ - tables and plots of benchmarks match the raw results
 """
 import importlib
 import pathlib
@@ -73,7 +73,7 @@ def path_of_a_token(source):
 
 
 def wrong_layers(source):
-    page = (source / "docs/architecture.md").read_text().split("| room | may include |")[1].split("\n\n")[0]
+    page = (source / "docs/architecture.md").read_text().split("| folder | may include |")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `([\w/]+)` \|(.*)\|$", page, re.MULTILINE)
     shown = {room: set(re.findall(r"`([\w/]+)`", others)) for room, others in rows}
     sys.path.insert(0, str(source / "tools"))

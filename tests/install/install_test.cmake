@@ -1,9 +1,9 @@
 # cmake -D KIND=static|shared -D SOURCE_DIR=... -D BUILD_DIR=... -D WORK_DIR=... -D CXX=... -D GENERATOR=...
 #       -D NM=... -D READELF=... -D PKG_CONFIG=... -D MPIRUN=... -P install_test.cmake
 #
-# Installs into WORK_DIR/prefix, moves that elsewhere (an installed tree must not know where it was installed), and
-# builds and runs tests/install/consumer against it. PKG_CONFIG and MPIRUN may be empty. A shared library must export
-# what its headers declare, and nothing else; it must not link MPI, NCCL or the CUDA driver.
+# Installs into WORK_DIR/prefix, moves that elsewhere (an installed tree must be relocatable), and builds and runs
+# tests/install/consumer against it. PKG_CONFIG and MPIRUN may be empty. A shared library must export exactly what its
+# headers declare; it must not link MPI, NCCL or the CUDA driver.
 cmake_minimum_required(VERSION 3.24)
 
 function(run)
@@ -24,7 +24,7 @@ if(MPIRUN)
 endif()
 
 if(KIND STREQUAL "shared")
-  string(APPEND BUILD_DIR -shared)  # beside this build, so that a compiler cache knows the objects
+  string(APPEND BUILD_DIR -shared)  # beside this build, to share its compiler cache
   run(${CMAKE_COMMAND} -S ${SOURCE_DIR} -B ${BUILD_DIR} -G ${GENERATOR} -D CMAKE_CXX_COMPILER=${CXX}
       -D CMAKE_BUILD_TYPE=Release -D BUILD_SHARED_LIBS=ON -D CROSSDOCK_BUILD_CLI=OFF -D CROSSDOCK_BUILD_TESTS=OFF
       -D CROSSDOCK_BUILD_EXAMPLES=OFF)
@@ -77,7 +77,7 @@ foreach(source ${CMAKE_CURRENT_LIST_DIR}/consumer/main.cpp ${SOURCE_DIR}/example
   build_by_pkg_config(${source} ${WORK_DIR}/by_pkg_config/${name})
   run(${WORK_DIR}/by_pkg_config/${name})
 endforeach()
-if(with_mpi)  # a program that calls no MPI itself
+if(with_mpi)  # a program that does not call MPI itself
   build_by_pkg_config(${SOURCE_DIR}/examples/02_mpi.cpp ${WORK_DIR}/by_pkg_config/02_mpi)
   run(${mpirun} -n 2 ${WORK_DIR}/by_pkg_config/02_mpi)
 endif()

@@ -1,9 +1,9 @@
-# Included by install_test.cmake: the plugin of the installed shared library, and what is said if it is missing or of
-# another build.
+# Included by install_test.cmake: tests the plugin of the installed shared library, and the message if it is missing or
+# comes from another build.
 
 file(GLOB_RECURSE plugins ${prefix}/libcrossdock_mpi.so.*)
 list(SORT plugins)
-list(GET plugins 0 plugin)  # the name that is opened; the longer one is the file
+list(GET plugins 0 plugin)  # the name that is loaded; the longer one is the file
 execute_process(COMMAND ${NM} -D --defined-only ${plugin} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX REPLACE "[0-9a-f]+ [VWu] _Z(N|NK|T.N)9crossdock[^\n]*\n" "" symbols "${symbols}")
 if(NOT symbols MATCHES "^[0-9a-f]+ T crossdock_mpi_plugin\n$")
@@ -23,6 +23,6 @@ expect_refusal("cannot open libcrossdock_mpi.so.*and install it beside libcrossd
 file(WRITE ${WORK_DIR}/other_plugin.cpp
      "extern \"C\" const void* crossdock_mpi_plugin() { static const char* const build = \"0.0.9\"; return &build; }\n")
 run(${CXX} -shared -fPIC ${WORK_DIR}/other_plugin.cpp -o ${plugin})
-expect_refusal("is of Crossdock 0.0.9, but libcrossdock is .*install both from the same build")
+expect_refusal("is from Crossdock 0.0.9, but libcrossdock is .*install both from the same build")
 file(RENAME ${plugin}.away ${plugin})
 run(${mpirun} -n 2 ${WORK_DIR}/by_cmake/mpi_consumer)

@@ -1,4 +1,4 @@
-# Included by install_test.cmake: what the installed shared libraries link and export.
+# Included by install_test.cmake: checks what the installed shared libraries link and export.
 
 message(STATUS "linked libraries")
 function(read_needed out library)
@@ -24,7 +24,7 @@ foreach(header ${headers})
 endforeach()
 file(GLOB_RECURSE libraries ${prefix}/libcrossdock*.so)
 
-# Names as they are: nothing but crossdock_x and members of the namespace crossdock.
+# Mangled names: only crossdock_x and members of the namespace crossdock.
 foreach(one ${libraries})
   execute_process(COMMAND ${NM} -D --defined-only ${one} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[0-9a-f]+ [A-Za-z] [^\n]+" lines "${symbols}")

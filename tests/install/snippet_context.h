@@ -1,4 +1,4 @@
-/* Names that the C of the documentation uses. */
+/* Names that the C code in the documentation uses. */
 #include <crossdock/crossdock.h>
 
 extern const int32_t* ids;   /* [T, K] */

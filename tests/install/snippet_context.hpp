@@ -24,7 +24,7 @@ extern const Plan& plan;
 extern const Plan& plan_a;
 extern const Plan& plan_b;
 
-struct Args {  // of the call they are given to
+struct Args {  // converts to the arguments of any call
   operator RouteArgs() const;
   operator ExpertsForwardArgs() const;
   operator MoeForwardArgs() const;

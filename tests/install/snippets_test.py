@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Public headers, and the C++ and C of the documentation, compile under -Wall -Wextra -Werror.
+"""Checks that public headers, and the C++ and C in the documentation, compile with -Wall -Wextra -Werror.
 
 Usage: snippets_test.py COMPILER SOURCE_DIR WORK_DIR
 
  - every header of include/crossdock, alone
  - every ```cpp block of README.md and docs/*.md: a whole program, or statements
  - every ```c block there, as C99
- - every call in `backticks` there, such as `plan.segments()`; not those with "...", nor those of pages about Python
+ - every call in `backticks` there, such as `plan.segments()`, except those with "..." or on pages about Python
 
-Statements and calls see the names of snippet_context.hpp, those in C the names of snippet_context.h. Nothing is linked or run.
+Statements and calls can use the names of snippet_context.hpp, in C those of snippet_context.h. Nothing is linked or run.
 """
 import concurrent.futures
 import os
@@ -19,7 +19,7 @@ import sys
 
 # Structs that a caller makes; the others are results.
 GIVEN = re.compile(r"struct (?:CROSSDOCK_API )?(\w*(?:Args|Config|Options|Weights|Gradients|Routing|Inputs?|Counts|Update|Segments))\b.*{$")
-FLAGS = ["-Wall", "-Wextra", "-Wno-unused-variable", "-Werror", "-fsyntax-only"]  # a fragment may end before its use
+FLAGS = ["-Wall", "-Wextra", "-Wno-unused-variable", "-Werror", "-fsyntax-only"]  # a fragment need not use its variables
 PYTHON_PAGES = {"python", "pytorch", "megatron", "torchtitan", "training"}
 LANGUAGES = {".cpp": ["-std=c++20"], ".c": ["-x", "c", "-std=c99", "-pedantic"]}
 CALL = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+\([^`]*\))`")
@@ -73,7 +73,7 @@ def write_units(source, work):
 
 
 def members_without_default(source):
-    """A caller makes structs by designated initializers, where a member without a default is a warning."""
+    """Callers make structs with designated initializers, which warn about members without a default."""
     found = []
     for header in sorted((source / "include/crossdock").rglob("*.hpp")):
         struct = None

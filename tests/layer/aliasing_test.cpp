@@ -40,8 +40,8 @@ struct Step {
   }
 };
 
-// Two tensors in one piece of memory: the first row of `output` is the last of `other`. Behind the
-// memory of an ordinary tensor may lie any other one, which the output would overlap too.
+// Two tensors in one piece of memory: the first row of `output` is the last of `other`. An ordinary
+// tensor may be followed by an unrelated one, which the output would overlap too.
 class OverlappingPair {
  public:
   template <class View>
@@ -60,14 +60,14 @@ TensorView mutable_view(const ConstTensorView& tensor) {
   return {const_cast<void*>(tensor.data), tensor.dtype, tensor.shape};
 }
 
-// With everything: shared experts, biases, a mask. The culprit has tokens.
+// A layer with all options: shared experts, biases, a mask. The culprit has tokens.
 void on_ranks(const std::function<void(Group&, MoeLayer&, Step&)>& body) {
   const LayerCase layer_case = make_case(list_layer_cases(kRanks)[2].options);
   run_ranks(kRanks, [&](Group& group) {
     Step step(group, layer_case);
     MoeLayer& layer = step.rank.layer;
     body(group, layer, step);
-    MoeForwardResult forward = layer.forward(step.forward_args());  // the group goes on
+    MoeForwardResult forward = layer.forward(step.forward_args());  // the group stays usable
     layer.backward(step.backward_args(forward.saved));
   });
 }
@@ -99,7 +99,7 @@ TEST(MoeLayerAliasing, AnOutputThatOverlapsAnInputOrOutputOfTheBackward) {
       if (group.rank() == kCulprit) change(args);
       expect_refused(group, "rank 2: " + words, [&] { layer.backward(args); });
       if (group.rank() == kCulprit) args = step.backward_args(forward.saved);
-      layer.backward(args);  // the forward is not used up
+      layer.backward(args);  // the forward's saved values are intact
     });
   };
   expect("grad_x overlaps grad_out",

@@ -25,7 +25,7 @@ TEST(BackgroundWork, RunsTasksInOrderBesideItsOwner) {
     done.push_back(0);
     threads.push_back(std::this_thread::get_id());
   });
-  first_began.get_future().wait();  // before finish(): tasks start at once
+  first_began.get_future().wait();  // before finish(): tasks start immediately
   for (int i = 1; i < 5; ++i) work.add([&, i] { done.push_back(i); });
   work.finish();
   EXPECT_EQ(done, (std::vector<int>{0, 1, 2, 3, 4}));

@@ -1,4 +1,4 @@
-// BalanceScope::kGlobalBatch: the routes of a step's earlier micro-batches count, too.
+// BalanceScope::kGlobalBatch: the routes of a step's earlier micro-batches also count.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ LayerCase balanced_case(BalanceScope scope = BalanceScope::kGlobalBatch) {
   return make_case(options);
 }
 
-// Three micro-batches with other tokens on other ranks, and the parameters of `first`.
+// Three micro-batches with the parameters of `first` and its tokens, spread differently over ranks.
 std::vector<LayerCase> micro_batches(const LayerCase& first) {
   std::vector<LayerCase> cases = {first, spread(first, {2, 7, 4, 5}), spread(first, {0, 1, 17, 0})};
   const int64_t D = first.config.router.width;
@@ -41,7 +41,7 @@ reference::RouterCounts counts_of(std::span<const LayerCase> cases, const std::v
   return reference::global_batch_counts(counts);
 }
 
-// A rank's loss gradients: what `grad_losses` = 1 adds to those of `grad_losses` = 0.
+// A rank's loss gradients: the difference between `grad_losses` = 1 and `grad_losses` = 0.
 struct LossGradients {
   std::vector<double> x;
   std::vector<double> gate;
@@ -134,8 +134,8 @@ TEST(GlobalBatch, OfOneMicroBatchIsABatch) {
   for (size_t r = 0; r < got.size(); ++r) EXPECT_EQ(find_difference(got[r], wanted[r], 0.0), "");
 }
 
-// Runs two forwards, the second with the statistics that `earlier_of` makes of the first decision;
-// every rank must refuse it with `words`.
+// Runs two forwards, the second with the statistics that `earlier_of` derives from the first
+// decision; every rank must refuse it with `words`.
 void expect_refusal(
     BalanceScope scope, const std::string& words,
     const std::function<const RouterStatistics*(Group&, MoeDecision&)>& earlier_of) {

@@ -13,7 +13,7 @@
 namespace crossdock {
 
 /// A layer, its parameters and the tokens of all ranks. Values belong to global tokens and experts,
-/// so that the same tokens can be spread over any number of ranks.
+/// so the same tokens can be spread over any number of ranks.
 struct LayerCase {
   MoeLayerConfig config;
   std::vector<int64_t> tokens_per_rank;        // [P]
@@ -36,7 +36,7 @@ struct LayerCase {
 /// The first of a rank's tokens among the tokens of all ranks.
 int64_t first_token(const LayerCase& layer_case, int rank);
 
-/// The part of one rank of an array [sum of T, width].
+/// One rank's part of an array [sum of T, width].
 template <typename T>
 std::vector<T> part_of(const LayerCase& layer_case, int rank, const std::vector<T>& all,
                        int64_t width) {

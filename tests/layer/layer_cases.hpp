@@ -12,8 +12,8 @@ struct NamedCase {
   LayerCaseOptions options;
 };
 
-/// Layers as published models have them, small, in fp64; between them they use every part. Made for
-/// any number of ranks; the tokens are uneven and some ranks have none.
+/// Small versions of published models' layers, in fp64; together they use every part. For any
+/// number of ranks; the tokens are uneven and some ranks have none.
 inline std::vector<NamedCase> list_layer_cases(int num_ranks) {
   std::vector<int64_t> even(static_cast<size_t>(num_ranks), 6);
   std::vector<int64_t> uneven;
@@ -63,7 +63,7 @@ inline std::vector<NamedCase> list_layer_cases(int num_ranks) {
   cases.push_back(
       {"capacity_and_recomputed_hidden_rows", {.config = capacity, .tokens_per_rank = uneven}});
 
-  MoeLayerConfig placed = plain;  // all experts at the last rank, one route per token
+  MoeLayerConfig placed = plain;  // all experts on the last rank, one route per token
   placed.router.top_k = 1;
   placed.dispatch.placement.assign(6, num_ranks - 1);
   cases.push_back({"one_rank_has_all_experts", {.config = placed, .tokens_per_rank = uneven}});

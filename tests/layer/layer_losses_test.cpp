@@ -1,4 +1,4 @@
-// The ranks and sequences over which the losses count, and the options of the router.
+// The ranks and sequences over which the losses are counted, and the options of the router.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -61,7 +61,7 @@ TEST(MoeLayerLosses, RoutesAreCountedOverTheGroupThatIsStated) {
     for (size_t e = 0; e < counts.routes_per_expert.size(); ++e) {
       counts.routes_per_expert[e] += other.routes_per_expert[e];
     }
-    counts.num_tokens[0] += other.num_tokens[0];  // the mean of the z-loss is over them, too
+    counts.num_tokens[0] += other.num_tokens[0];  // the z-loss is also a mean over them
     const reference::RouterInput input = router_input(layer_case, group.rank());
     const reference::RouterLossValues wanted =
         reference::router_losses(input, reference::route(input), counts);
@@ -77,7 +77,7 @@ TEST(MoeLayerLosses, TheCallerMayStateHowManySequencesThereAre) {
     MoeForwardArgs args = rank.forward_args();
     const MoeDecision counted = rank.layer.forward(args).saved.decision;
     EXPECT_EQ(counted.total_sequences, 3);  // one rank has no token
-    args.total_sequences = 6;               // they go on at ranks of other groups
+    args.total_sequences = 6;               // they continue on ranks of other groups
     const MoeDecision stated = rank.layer.forward(args).saved.decision;
     EXPECT_EQ(stated.total_sequences, 6);
     EXPECT_NEAR(2 * stated.losses.aux, counted.losses.aux, 1e-15);

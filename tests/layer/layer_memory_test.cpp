@@ -1,5 +1,5 @@
-// Memory that runs out while one rank computes, beside an exchange or between two: all ranks end in
-// the same error, and the others go on without that rank.
+// Memory runs out while one rank computes, during an exchange or between two: all ranks end in the
+// same error, and the others continue without that rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ constexpr int64_t kInner = 640;
 constexpr int64_t kSharedInner = 1000;
 constexpr int64_t kValueBytes = 8;  // fp64
 
-// The culprit has most experts and a token less than the others, so that it alone asks for buffers
+// The culprit has the most experts and one token less than the others, so only it requests buffers
 // of certain sizes.
 LayerCase make_uneven_case(const std::string& strategy, int64_t overlap_chunks) {
   LayerCaseOptions options = list_layer_cases(kRanks)[0].options;
@@ -35,8 +35,7 @@ LayerCase make_uneven_case(const std::string& strategy, int64_t overlap_chunks) 
 
 enum class Pass { kForward, kBackward };
 
-// In this pass the culprit lacks memory for `num_values` of what it computes with; it has it for
-// the first `num_granted` times.
+// In this pass the culprit's allocations of `num_values` values fail after the first `num_granted`.
 struct Shortage {
   Pass pass;
   int64_t num_values;
@@ -47,7 +46,7 @@ void run_short_of_memory(Group& group, const LayerCase& layer_case, const Shorta
   LayerOnRank rank(group, layer_case);
   std::optional<MissingMemory> missing;
   const auto begin = [&](Pass pass) {
-    group.agree({.operation = "begin", .config = {}, .body = {}});  // nobody is in the other pass
+    group.agree({.operation = "begin", .config = {}, .body = {}});  // no rank is in the other pass
     if (pass == shortage.pass && group.rank() == kCulprit) {
       missing.emplace(shortage.num_values * kValueBytes, shortage.num_granted);
     }
@@ -113,7 +112,7 @@ void expect_same_error_with_every_strategy(const Shortage& shortage) {
   }
 }
 
-// The activation of the culprit's rows, [R, F]: a size that no other rank asks for.
+// The activation of the culprit's rows, [R, F]: a size that no other rank requests.
 int64_t count_activations() {
   const std::vector<int64_t> rows = count_rows(make_uneven_case("alltoall", 1));
   for (const int rank : {0, 2}) {
@@ -129,7 +128,7 @@ TEST(MoeLayerMemory, MissingForTheExpertsOfAForwardIsTheSameErrorEverywhere) {
 }
 
 TEST(MoeLayerMemory, MissingForTheExpertsOfABackwardIsTheSameErrorEverywhere) {
-  // First for what is kept for the weight gradients, then for what is computed beside the exchange.
+  // First for values kept for the weight gradients, then for values computed during the exchange.
   for (const int64_t num_granted : {0, 1}) {
     expect_same_error_with_every_strategy(
         {.pass = Pass::kBackward, .num_values = count_activations(), .num_granted = num_granted});

@@ -12,7 +12,7 @@ namespace crossdock {
 /// Moves a tensor to other memory.
 using MoveTensor = std::function<OwnedTensor(const OwnedTensor&)>;
 
-/// The parameters of one rank as tensors, and room for their gradients.
+/// The parameters of one rank as tensors, and memory for their gradients.
 class RankParameters {
  public:
   RankParameters(const LayerCase& layer_case, const Group& group, double initial_gradient);
@@ -32,8 +32,8 @@ class RankParameters {
 struct RankTokens {
   OwnedTensor x;           // [T, D]
   OwnedTensor grad_out;    // [T, D]
-  OwnedTensor mask;        // [T], or not given
-  OwnedTensor forced_ids;  // [T, K], or not given
+  OwnedTensor mask;        // [T], or empty
+  OwnedTensor forced_ids;  // [T, K], or empty
 
   RankTokens(const LayerCase& layer_case, int rank);
   void move(const MoveTensor& move);

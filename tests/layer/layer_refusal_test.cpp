@@ -298,7 +298,7 @@ TEST(MoeLayerRefusal, ASecondBackwardAfterOneThatDelaysGradients) {
                    try {
                      rank.layer.backward(args);
                    } catch (const Error&) {
-                     rank.layer.backward_dw({.x = args.x,  // `saved` still holds all it needs
+                     rank.layer.backward_dw({.x = args.x,  // `saved` is still complete
                                              .grad_out = args.grad_out,
                                              .saved = args.saved,
                                              .experts = args.grads.experts});

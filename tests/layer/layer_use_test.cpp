@@ -97,7 +97,7 @@ TEST(MoeLayerUse, EachGradientMayBeAskedForAlone) {
                         args.grads = one;
                         rank.layer.backward(args);
                       }
-                      MoeForwardResult result = rank.forward();  // the gate's, and out and grad_x
+                      MoeForwardResult result = rank.forward();  // for gate, out and grad_x
                       MoeBackwardArgs args = rank.backward_args(result.saved);
                       args.grads.experts = {};
                       args.grads.shared = {};

@@ -1,4 +1,4 @@
-// Where no thread can be started: errors, the same on all ranks. How many threads a layer starts.
+// If no thread can be started, all ranks get the same error. How many threads a layer starts.
 #include "support/missing_threads.hpp"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ using ::testing::ThrowsMessage;
 constexpr int kRanks = 3;
 constexpr int kCulprit = 1;
 
-// Many local experts, so that a dispatch has many chunks.
+// Many local experts, so a dispatch has many chunks.
 LayerCase case_of_many_chunks(bool with_shared) {
   LayerCaseOptions options = list_layer_cases(kRanks)[0].options;
   options.config.router.num_experts = 24;

@@ -5,7 +5,7 @@
 namespace crossdock {
 namespace {
 
-// ranks_per_node: 0 as the processes are; otherwise as if on several nodes.
+// ranks_per_node: 0: the actual nodes; otherwise simulated ones.
 void expect_same_bits(int ranks_per_node) {
   Group group(make_mpi_communicator({.ranks_per_node = ranks_per_node}));
   for (const NamedCase& named : list_overlap_cases(group.size())) {

@@ -1,4 +1,4 @@
-// Dispatch in chunks, with the experts at work meanwhile: same bits, same errors.
+// Dispatch in chunks while the experts compute: same bits, same errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -86,7 +86,7 @@ TEST(Overlap, MustBeIdenticalOnEveryRank) {
   });
 }
 
-// Lets `between` in after the first chunk of a dispatch that has arrived at this rank.
+// Calls `between` after the first chunk of a dispatch has arrived at this rank.
 class Interrupted : public ForwardingStrategy {
  public:
   Interrupted(std::string_view name, std::function<void()> between)

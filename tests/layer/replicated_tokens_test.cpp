@@ -1,4 +1,4 @@
-// Tokens that several ranks hold: sharded by the layer if it is told, otherwise refused.
+// Tokens that several ranks hold: sliced by the layer with replicated_over, otherwise refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ LayerCase sliced_case(size_t number = 2) {
   return make_case(options);
 }
 
-// The same tokens, where every rank of a pair holds those of both.
+// The same tokens, but each rank of a pair holds those of both.
 LayerCase replicated_case(const LayerCase& sliced) {
   LayerCase replicated = sliced;
   replicated.tokens_per_rank = {5, 5, 1, 1};
@@ -47,7 +47,7 @@ std::unique_ptr<Group> pair_of(Group& world) {
   return world.subgroup(std::vector<int>{first, first + 1});
 }
 
-// What a rank of a pair must have, given the results for slices.
+// The expected results of a rank of a pair, from the results for slices.
 RankResult gathered(const std::vector<RankResult>& slices, int rank) {
   RankResult result = slices[static_cast<size_t>(rank)];
   const size_t first = static_cast<size_t>(rank) / 2 * 2;
@@ -101,7 +101,7 @@ TEST(ReplicatedTokens, MayBeThoseOfTheWholeGroupAndOfShardedExperts) {
   });
 }
 
-// Outputs of the caller, the gradients of the weights later, jitter by the numbers of all tokens.
+// The caller's outputs, delayed gradients of the weights, jitter by the ids of all tokens.
 TEST(ReplicatedTokens, WorkWithAllArguments) {
   LayerCase sliced = sliced_case();
   sliced.config.router.jitter = 0.1;
@@ -156,8 +156,8 @@ TEST(ReplicatedTokens, WorkWithAllArguments) {
   }
 }
 
-// Two sequences of the first pair, one of the second: as on two ranks that hold them alone. A layer
-// whose group has one rank of each pair has half of every sequence.
+// The first pair has two sequences, the second one, as if two single ranks held them. A layer whose
+// group has one rank of each pair has half of every sequence.
 TEST(ReplicatedTokens, CountEachSequenceOnce) {
   LayerCase layer_case = sliced_case(0);
   layer_case.config.router.aux_loss_coeff = 0.7;
@@ -290,7 +290,7 @@ TEST(EqualTokens, AreAcceptedIfTheyAreFew) {
   }
 }
 
-// What the refusal prevents: tokens that are replicated and dispatched by every rank.
+// The mistake that the refusal prevents: replicated tokens that every rank dispatches.
 TEST(EqualTokens, WouldCountSeveralTimes) {
   LayerCase equal = equal_case();
   equal.config.allow_equal_tokens = true;
@@ -328,7 +328,7 @@ TEST(EqualTokens, AreFoundAmongAllRanksThatCountTogether) {
   });
 }
 
-// 41 tokens that differ in one value, which the sample of 16 tokens does not see.
+// 41 tokens that differ in one value, which is not in the sample of 16 tokens.
 TEST(EqualTokens, AreNotConfusedWithAlmostEqualOnes) {
   LayerCaseOptions options = list_layer_cases(2)[0].options;
   options.tokens_per_rank = {41, 41};

@@ -1,4 +1,4 @@
-// Several auxiliary losses at once in a layer: each is as if it were alone.
+// Several auxiliary losses at once in a layer: each is the same as on its own.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -34,7 +34,7 @@ LayerCase with_one_loss(LayerCase layer_case, BalanceScope scope) {
 
 struct Step {
   RouterLosses losses;            // of the second micro-batch
-  std::vector<double> grad_gate;  // likewise
+  std::vector<double> grad_gate;  // of the second micro-batch
 };
 
 // Two micro-batches of the same tokens on one rank; two sequences, which pairs of ranks share.

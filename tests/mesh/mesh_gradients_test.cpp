@@ -1,5 +1,5 @@
-// sum_gradients and global_grad_norm against sums over all tokens, which one rank computes. The
-// values are whole numbers, so that sums are exact in any order.
+// sum_gradients and global_grad_norm against sums over all tokens, computed on one rank. The values
+// are whole numbers, so sums are exact in any order.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,10 +19,10 @@ using testing::HasSubstr;
 
 constexpr int64_t kDense = 6;
 constexpr int64_t kReplicated = 4;
-constexpr int64_t kShard = 3;  // elements that each tp rank has of a parameter that is split
-constexpr int64_t kInner = 2;  // elements that each etp rank has of an expert
+constexpr int64_t kShard = 3;  // elements of a split parameter on each tp rank
+constexpr int64_t kInner = 2;  // elements of an expert on each etp rank
 
-/// What token t adds to the gradient of element p of a parameter.
+/// The contribution of token t to the gradient of element p of a parameter.
 double term(char parameter, int64_t p, int64_t t, int pp) {
   return static_cast<double>((t * 7 + p * 3 + parameter * 2 + pp * 5) % 11 - 4);
 }
@@ -83,7 +83,7 @@ struct Gradients {
   friend bool operator==(const Gradients&, const Gradients&) = default;
 };
 
-/// Whose tokens each gradient is summed over.
+/// The tokens that each gradient is summed over.
 struct Tokens {
   std::vector<int64_t> dense;   // of this rank, or of all
   std::vector<int64_t> tp;      // of the tp group
@@ -119,7 +119,7 @@ Gradients gradients_of(const Model& model, int rank, const Tokens& tokens) {
   return result;
 }
 
-/// As a rank's backward leaves them.
+/// The gradients of a rank after its backward.
 Gradients own_gradients(const Model& model, int rank) {
   const auto tokens_of = [&](MeshAxis axis) {
     return model.tokens_of(model.mesh.members(axis, rank));
@@ -130,13 +130,13 @@ Gradients own_gradients(const Model& model, int rank) {
                        .routed = tokens_of(MeshAxis::kEtpEp)});
 }
 
-/// Over all tokens of the stage.
+/// The gradients summed over all tokens of the stage.
 Gradients summed_gradients(const Model& model, int rank) {
   const auto all = model.tokens_of(model.mesh.members(MeshAxis::kTpCpDp, rank));
   return gradients_of(model, rank, {.dense = all, .tp = all, .routed = all});
 }
 
-/// The norm over all parameters of all stages, as one rank that holds all of them has it.
+/// The norm over all parameters of all stages, as computed by one rank that holds all of them.
 double expected_norm(const Model& model) {
   const MeshShape& shape = model.mesh.shape();
   double squares = 0;
@@ -183,7 +183,7 @@ const std::vector<MeshShape> kShapes = {
 TEST(SumGradients, GivesEveryRankTheSumsOfOneRank) {
   for (const MeshShape& shape : kShapes) {
     const MeshLayout layout(shape);
-    // One expert: ranks without experts; more than ep: ranks with different numbers of them.
+    // One expert: some ranks have none; ep + 1: ranks have different numbers of experts.
     for (const int64_t E : {int64_t{1}, layout.shape().ep + 1}) {
       const Model model{layout, E};
       const double norm = expected_norm(model);
@@ -222,7 +222,7 @@ TEST(SumGradients, TakesListsThatOnlySomeStagesHave) {
       ample());
 }
 
-/// Every rank of the mesh must throw the same Error with these words, and can go on.
+/// Every rank of the mesh must throw the same Error with these words, and can continue.
 void expect_same_refusal(const std::function<void(Mesh&, Gradients&)>& call,
                          const std::string& words) {
   const MeshShape shape = {.tp = 2, .cp = 2, .dp = 1, .pp = 2, .ep = 2};
@@ -290,8 +290,8 @@ TEST(SumGradients, RefusesWhatOneRankCannotSum) {
   }
 }
 
-// The group of two ranks fails; the others learn it from their groups with them, without waiting
-// for a deadline.
+// The group of two ranks fails; the others learn this through the groups they share with them,
+// without waiting for a deadline.
 TEST(SumGradients, AFailureInOneGroupReachesTheWholeMesh) {
   const MeshShape shape = {.tp = 2, .cp = 2, .dp = 1, .pp = 2, .ep = 2};
   const Model model{MeshLayout(shape), 3};

@@ -1,4 +1,4 @@
-// The groups of a mesh, and refusals, for every communicator: compiled into the tests of each.
+// The groups of a mesh, and refusals: compiled into the tests of every communicator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ TEST(MeshGroups, HaveTheMembersThatTheLayoutLists) {
   }
 }
 
-/// Every rank ends in this error, and the world stays usable.
+/// Every rank must end in this error, and the world must stay usable.
 void expect_same_error(int size, const std::function<void(Group&)>& body, const std::string& text) {
   const auto outcomes = run_group(
       size,

@@ -1,4 +1,4 @@
-// Coordinates and members of all ranks, against grids that are counted in loops.
+// Coordinates and members of all ranks, compared with grids enumerated by loops.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ const std::vector<MeshShape> kShapes = {
     {.world = 24, .tp = 1, .cp = 4, .pp = 3, .etp = 4, .ep = 1},
 };
 
-/// The coordinates of all ranks, [world], counted: tp and etp vary fastest, pp slowest.
+/// The coordinates of all ranks, [world], by enumeration: tp and etp vary fastest, pp slowest.
 std::vector<MeshCoordinates> counted_coordinates(const MeshShape& shape) {
   std::vector<MeshCoordinates> all;
   for (int pp = 0; pp < shape.pp; ++pp) {

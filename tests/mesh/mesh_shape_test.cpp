@@ -1,4 +1,4 @@
-// Which meshes exist, and what is said about the others.
+// Which meshes are possible, and the messages about the others.
 #include <gtest/gtest.h>
 
 #include <limits>

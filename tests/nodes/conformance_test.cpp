@@ -1,4 +1,4 @@
-// Every strategy on MPI processes on several nodes, which the communicator finds itself.
+// Every strategy on MPI processes on several nodes, which the communicator detects itself.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 namespace crossdock::nodes {
 namespace {
 
-// "2,1,1": the nodes that the communicator must find, if the processes run on several.
+// "2,1,1": the nodes that the communicator must detect, if the processes run on several.
 const char* real_nodes() {
   return std::getenv("CROSSDOCK_TEST_NODES");
 }

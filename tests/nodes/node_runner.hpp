@@ -13,7 +13,7 @@ namespace crossdock::nodes {
 /// How ranks are distributed over nodes.
 struct Shape {
   int size = 0;
-  int ranks_per_node = 0;  // 0: as the communicator finds them
+  int ranks_per_node = 0;  // 0: as the communicator detects them
 };
 
 std::vector<Shape> shapes();

@@ -9,7 +9,7 @@
 namespace crossdock::nodes {
 namespace {
 
-/// "2,1,1": the nodes that the communicator must find, if the processes run on several.
+/// "2,1,1": the nodes that the communicator must detect, if the processes run on several.
 const char* real_nodes() {
   return std::getenv("CROSSDOCK_TEST_NODES");
 }
@@ -22,7 +22,7 @@ int world_size() {
 
 }  // namespace
 
-// Real nodes as they are; on one machine, as one node and as several.
+// The real nodes, if there are any; on one machine, one node and several simulated ones.
 std::vector<Shape> shapes() {
   const int size = world_size();
   std::vector<Shape> shapes = {{size, 0}};

@@ -1,5 +1,5 @@
-// 2 nodes x 4 ranks, K8 E64, fp32: bytes between the nodes as planned, as counted from the routes
-// and as sent.
+// 2 nodes x 4 ranks, K8 E64, fp32: bytes between the nodes as planned, as counted from the routes,
+// and as actually sent.
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Communicator sockets on nodes that are network namespaces, with processes of their own and TCP between them.
+"""Communicator sockets on nodes that are network namespaces, with separate process namespaces and TCP between them.
 
     real_nodes_sockets_test.py <crossdock> [unittest arguments]
 
-Ends with 77, which ctest shows as skipped, where namespaces cannot be made.
+Exits with status 77, which ctest reports as skipped, if namespaces cannot be made.
 """
 
 import json
@@ -17,16 +17,16 @@ from pathlib import Path
 
 import testbed
 
-LIMIT_S = 900  # for a job that hangs; many times what one needs on a busy machine
-DEADLINE_S = 300  # of the communicator, where a failure must be noticed without it
+LIMIT_S = 900  # for a job that hangs; many times what a job needs on a busy machine
+DEADLINE_S = 300  # of the communicator, when a failure must be detected before it expires
 SHORT_DEADLINE_S = 6  # of the communicator, when a link is cut
-NOTICE_S = 120  # to notice a death, report it and end, on a busy machine
+NOTICE_S = 120  # to detect a death, report it and exit, on a busy machine
 
 COMMAND = sys.argv[1]
 
 SMALL = ["run", "--json", "--steps", "1", "--width", "24", "--inner", "16", "--experts", "10", "--top-k", "3",
          "--tokens-total", "203"]
-# Messages of some hundred KB between 2 nodes of 2 ranks.
+# Messages of several hundred KB between 2 nodes of 2 ranks.
 LARGE = ["run", "--json", "--no-check", "--forward-only", "--tokens", "2048", "--width", "512", "--inner", "8",
          "--experts", "32", "--top-k", "8", "--strategy", "hierarchical"]
 

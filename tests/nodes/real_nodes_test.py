@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Crossdock on nodes that are network namespaces, with MPI between them over tcp.
+"""Crossdock on nodes that are network namespaces, with MPI over TCP between them.
 
     real_nodes_test.py <crossdock> <nodes_mpi_test> [unittest arguments]
 
-Ends with 77, which ctest shows as skipped, where namespaces cannot be made.
+Exits with status 77, which ctest reports as skipped, if namespaces cannot be made.
 """
 
 import json
@@ -17,13 +17,13 @@ from pathlib import Path
 
 import testbed
 
-LIMIT_S = 900  # for a job that hangs; many times what one needs on a busy machine
+LIMIT_S = 900  # for a job that hangs; many times what a job needs on a busy machine
 DEADLINE_S = 6  # of the communicator, when a link is cut
 STEPS = ("run_step", "route", "plan", "dispatch", "combine")
 
 COMMAND, SUITE = sys.argv[1:3]
 
-# Messages of some hundred KB between 2 nodes of 2 ranks.
+# Messages of several hundred KB between 2 nodes of 2 ranks.
 LARGE = ["run", "--json", "--no-check", "--forward-only", "--tokens", "2048", "--width", "512", "--inner", "8",
          "--experts", "32", "--top-k", "8", "--strategy", "hierarchical"]
 

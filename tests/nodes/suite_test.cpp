@@ -1,4 +1,4 @@
-// What must hold on any nodes, with any communicator.
+// Properties that must hold on any nodes, with any communicator.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ std::string name_of(const Shape& shape) {
          " per node";
 }
 
-// Several rounds between nodes.
+// Little staging memory, so rows between nodes need several rounds.
 GroupOptions few_bytes_at_a_time() {
   GroupOptions options = conformance::test_deadlines();
   options.staging_bytes = 1024;

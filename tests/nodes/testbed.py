@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Nodes on one machine: network namespaces with hostnames of their own, joined by two bridges, and ranks on them.
+"""Nodes on one machine: network namespaces with their own hostnames, joined by two bridges, and ranks on them.
 
     tests/nodes/testbed.py 2,1,1 build/release/crossdock run --strategy hierarchical    # two ranks on the first of three nodes
     tests/nodes/testbed.py --sockets 2,2 build/release/crossdock run                    # without MPI
 
-All of it lives in one unnamed network, mount and process namespace, which the kernel removes with the process that made
-it, however that ends: nothing has to be cleaned up, and nothing can be left.
+Everything lives in one unnamed network, mount and process namespace, which the kernel removes with the process that made
+it, however that process ends: nothing has to be cleaned up, and nothing can be left behind.
 """
 
 import argparse
@@ -28,7 +28,7 @@ MISSING_RIGHTS = 77  # the exit status that ctest reports as skipped
 
 
 def namespace_command():
-    """The command that runs a program in namespaces of its own, whose processes all end with it."""
+    """The command that runs a program in new namespaces, whose processes all end with it."""
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
     kinds = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     return ["unshare", *as_root, *kinds]
@@ -38,7 +38,7 @@ MPI_TOOLS = ("mpirun", "orted")
 
 
 def why_not(tools):
-    """Why namespaces cannot be made here, or which of these tools is missing; None if all is there."""
+    """Why namespaces cannot be made here, or which of these tools is missing; None if nothing is missing."""
     for tool in ("unshare", "ip", *tools):
         if shutil.which(tool) is None:
             return f"there is no {tool} on the PATH (Debian: util-linux, iproute2, openmpi-bin)"
@@ -50,7 +50,7 @@ def why_not(tools):
 
 
 def enter_or_skip(tools=MPI_TOOLS):
-    """Continues in namespaces of its own, or exits as skipped."""
+    """Continues in new namespaces, or exits as skipped."""
     if INSIDE in os.environ:
         subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
         return
@@ -71,7 +71,7 @@ def ip(*arguments):
 
 
 def processes_here():
-    """The other processes of this process namespace."""
+    """The other processes in this process namespace."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -103,7 +103,7 @@ class MpiJob:
                                         stdin=subprocess.DEVNULL, stdout=self.files[0], stderr=self.files[1])
 
     def wait(self, limit_s=None):
-        """Waits for its end. Returns the exit status, None if it had to be killed. Sets `output` and `errors`."""
+        """Waits until it ends. Returns the exit status, None if it had to be killed. Sets `output` and `errors`."""
         try:
             status = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -140,7 +140,7 @@ class SocketsJob:
                                                env={**os.environ, **{name: str(value) for name, value in common.items()}}))
 
     def process_of(self, rank):
-        """The process of a rank, seen from here; None if it does not run."""
+        """The process id of a rank in this namespace; None if it is not running."""
         for pid in processes_here():
             try:
                 variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
@@ -152,7 +152,7 @@ class SocketsJob:
         return None
 
     def wait(self, limit_s=None):
-        """Waits for its end. Returns the largest exit status of a node, None if it had to be killed. Sets `output`
+        """Waits until it ends. Returns the largest exit status of a node, None if it had to be killed. Sets `output`
         and `errors`."""
         end = None if limit_s is None else time.monotonic() + limit_s
         status = 0
@@ -184,7 +184,7 @@ class Testbed:
         self.num_nodes = num_nodes
         Path("/run/netns").mkdir(exist_ok=True)
         Path("/run/tmp").mkdir(exist_ok=True)
-        os.environ["TMPDIR"] = "/run/tmp"  # of mpirun's files
+        os.environ["TMPDIR"] = "/run/tmp"  # for mpirun's files
         for net in ("data", "mgmt"):
             ip("link", "add", f"{net}-switch", "type", "bridge")
             ip("link", "set", f"{net}-switch", "up", "mtu", "9000")
@@ -202,7 +202,7 @@ class Testbed:
         return job(ranks_per_node, command, environment or {})
 
     def sent_bytes(self, node):
-        """Bytes that have left the node on its data cable."""
+        """Bytes that the node has sent over its data link."""
         link = json.loads(ip("-n", f"node{node}", "-s", "-j", "link", "show", "data"))[0]
         return link["stats64"]["tx"]["bytes"]
 
@@ -213,7 +213,7 @@ class Testbed:
         ip("link", "set", f"data{node}", "up")
 
     def slow_down(self, node, rate):
-        """Limits the cable in both directions. Returns False if the kernel cannot."""
+        """Limits the rate of the link in both directions. Returns False if the kernel cannot."""
         limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
         there = ["tc", "qdisc", "replace", "dev", f"data{node}", *limit]
         back = ["tc", "-n", f"node{node}", "qdisc", "replace", "dev", "data", *limit]

@@ -69,7 +69,7 @@ TEST(ScatterRows, IsTheInverseOfGather) {
 }
 
 TEST(FanOut, StoresATokenInAllItsPlacesAndNowhereElse) {
-  for (const int64_t row_bytes : {2, 66, 1000, 300000}) {  // the last is stored past the caches
+  for (const int64_t row_bytes : {2, 66, 1000, 300000}) {  // the last bypasses the caches
     const auto x = numbered_rows(2, row_bytes);
     std::vector<std::byte> rows(static_cast<size_t>(4 * row_bytes), std::byte{0xee});
     const auto place = [&](int64_t row) { return rows.data() + row * row_bytes; };

@@ -1,4 +1,4 @@
-// What grouped products refuse. Checks look at descriptions only, so no GPU is needed.
+// Arguments that grouped products refuse. Checks only look at descriptions, so no GPU is needed.
 
 #include "ops/product_check.hpp"
 
@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 constexpr Device kGpu{.kind = DeviceKind::kCuda, .index = 0};
 
-// Descriptions of tensors that nothing reads.
+// Descriptions of tensors that are never read.
 struct ForwardCase {
   alignas(16) std::byte x_memory[1 << 10];
   alignas(16) std::byte w_memory[1 << 10];

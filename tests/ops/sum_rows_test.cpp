@@ -38,7 +38,7 @@ TEST(SumRows, AddsInTheOrderGiven) {
 }
 
 TEST(SumRows, RoundsOnceAtTheEndAndFusesProductAndSum) {
-  // 1 + 2^-9 is not a bf16; only a sum kept in fp32 sees all of it.
+  // 1 + 2^-9 is not a bf16 value; only a sum kept in fp32 preserves it.
   const std::vector<BF16> one = {to_bf16(1.0F)};
   const std::vector<BF16> tiny = {to_bf16(0x1p-9F)};
   const std::vector<const std::byte*> rows = {address(one), address(tiny), address(tiny),
@@ -68,7 +68,7 @@ TEST(SumRows, RoundsOnceAtTheEndAndFusesProductAndSum) {
   EXPECT_EQ(fused[0], std::fma(-1.0F, row[0], product));
 }
 
-// Several blocks of work: rows with K each, or with none, one or two as offsets say.
+// Several blocks of work: K rows per sum, or none, one or two, as given by offsets.
 TEST(SumRows, ThreadsDoNotChangeTheBits) {
   constexpr int64_t kN = 3000;
   constexpr int64_t kD = 129;
@@ -97,7 +97,7 @@ TEST(SumRows, ThreadsDoNotChangeTheBits) {
                      .N = kN,
                      .D = kD};
     sum_rows(args, pool());
-    for (int64_t n = 0; n < kN; ++n) {  // each by itself: no blocks
+    for (int64_t n = 0; n < kN; ++n) {  // one at a time: no blocks
       const int64_t first = with_offsets ? some_offsets[n] : n * kK;
       const int64_t count = with_offsets ? some_offsets[n + 1] - first : kK;
       sum_rows({.rows = rows.data() + first,
@@ -164,7 +164,7 @@ TEST(SumRows, TokensWithoutRowsGetPositiveZeros) {
   for (const double value : out) EXPECT_TRUE(value == 0.0 && !std::signbit(value));
 }
 
-// The sum of one value, step by step, as the contract says.
+// The sum of one value, step by step, as the contract defines it.
 float expected_sum(const std::vector<std::vector<float>>& rows, const std::vector<float>& weights,
                    size_t begin, size_t end, size_t d) {
   float sum = 0.0F;

@@ -1,4 +1,4 @@
-// Whatever a job looks like: a clear refusal, or figures that are finite and not negative.
+// Every job gets either a clear refusal or finite, non-negative figures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -83,7 +83,7 @@ TEST(PlannerExtremes, RefusesSizesThatCannotBeCounted) {
   EXPECT_THAT(refusal_of(job), HasSubstr("more bytes of weights than can be counted"));
 }
 
-// The number of steps was K * E.
+// Would take too long with K * E steps.
 TEST(PlannerExtremes, PlansAMillionExpertsForEveryToken) {
   JobDescription job = small_job();
   job.num_experts = 1000000;

@@ -153,7 +153,7 @@ TEST(Planner, SequencesAreSharedByTpAndCp) {
   job.cp = 2;
   EXPECT_EQ(tokens_of_rank(job), 3072);
   job.sequence = 5;
-  EXPECT_EQ(tokens_of_rank(job), 3);  // the fullest shard has one token of each sequence
+  EXPECT_EQ(tokens_of_rank(job), 3);  // the largest shard has one token of each sequence
 }
 
 TEST(Planner, SkewFillsTheFirstRanks) {
@@ -168,8 +168,8 @@ TEST(Planner, SkewFillsTheFirstRanks) {
             2 * even.costs.strategies[2].step_lower_bound_s);
 }
 
-// Sanitizers slow it down by more than ten.
-// Nothing is kept per pair of ranks: that would be 268 million entries.
+// Memory must not grow with pairs of ranks: that would be 268 million entries. Sanitizers slow this
+// test down more than tenfold.
 TEST(Planner, PlansSixteenThousandRanks) {
   JobDescription job = job_of("deepseek-v3", 128, 2048);
   for (const double zipf : {0.0, 0.5}) {

@@ -17,7 +17,7 @@ struct Setting {
   const char* fabric = "";
   int64_t nodes = 0;
   int64_t tokens = 0;
-  DType dtype = kBf16;  // on the way out; bf16 on the way back
+  DType dtype = kBf16;  // of dispatch; combine is bf16
 };
 
 // One line of the page. Times in ms.
@@ -30,8 +30,8 @@ struct Line {
   double over_least = 0;
   double ours = 0;
   double over_ours = 0;
-  double in_order = 0;  // one node, on the way out: first the link, then the memory
-  // On the way back: with partial sums in fp32 and in the type of the rows, bf16.
+  double in_order = 0;  // one node, dispatch: first the link, then the memory
+  // Combine: with partial sums in fp32 and in the type of the rows, bf16.
   double ours_fp32_sums = 0;
   double over_fp32_sums = 0;
   double ours_bf16_sums = 0;
@@ -87,7 +87,7 @@ JobPlan plan_of(const Setting& setting, PartialSums partial_sums = PartialSums::
   return plan_job(job);
 }
 
-// What the model says for a line; the published time from the rate, if there is one. In ms.
+// The model's figures for a line, and the published time, from the rate if one is given. In ms.
 struct Computed {
   double published = 0;
   double least = 0;
@@ -97,8 +97,8 @@ struct Computed {
   double ours_bf16_sums = 0;
 };
 
-// The strategy that the planner chooses, in this mode: on one node direct, unless partial sums in
-// fp32 are larger than the rows that they stand for.
+// The strategy that the planner chooses in this mode: on one node direct, unless partial sums in
+// fp32 are larger than the rows they replace.
 const StrategyCost& ours_of(const JobPlan& plan) {
   const bool sums_in_fp32 = plan.inputs.config.partial_sums == PartialSums::kF32;
   const bool is_direct = plan.group_nodes == 1 && !sums_in_fp32;
@@ -130,7 +130,7 @@ Computed compute(const Line& line) {
           .ours_bf16_sums = with_sums(PartialSums::kRowType)};
 }
 
-// Half of the last digit: 4 of them, or those of a time in microseconds with one decimal.
+// Within half of the last digit: 4 digits, or microseconds with one decimal.
 void expect_printed(double got, double printed) {
   const double digit = printed < 0.1 ? 1e-4 : printed < 10 ? 1e-3 : 1e-2;
   EXPECT_NEAR(got, printed, 0.501 * digit);
@@ -155,7 +155,7 @@ TEST(Published, TimesAndRatiosOfThePageAreThoseOfThePlanner) {
   }
 }
 
-// The page explains differences above 15 % in groups; no line may be outside of them.
+// The page explains differences above 15 % in groups; every line must be in one of them.
 TEST(Published, EveryDifferenceAboveFifteenPercentIsInAnExplainedRange) {
   for (const Line& line : kLines) {
     SCOPED_TRACE(std::string(line.setting.name) + (line.way == Way::kOut ? " out" : " back"));
@@ -197,7 +197,7 @@ TEST(Published, RowsOfOneNodeAreInTheirFinalOrderBeforeOthersHaveThemInABuffer) 
   EXPECT_EQ(num_lines, 6);
 }
 
-// On an H800 instead of an H100 the link has 200 GB/s.
+// The link of an H800, unlike that of an H100, has 200 GB/s.
 TEST(Published, SmallBatchesOnASlowerLinkAreCloser) {
   const Computed out = compute(kLines[12]);
   const Computed back = compute(kLines[13]);

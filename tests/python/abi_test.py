@@ -1,4 +1,4 @@
-"""The structs, functions and constants of the package are those of crossdock.h. Needs no library."""
+"""The structs, functions and constants of the package match crossdock.h. Needs no library."""
 import ctypes
 import importlib
 import pathlib
@@ -10,12 +10,12 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "crossdock"
-NOT_BOUND = {"group_from_callbacks"}  # exchanges of your own need C
+NOT_BOUND = {"group_from_callbacks"}  # the callbacks must be written in C
 HEADERS_NOT_BOUND = {"mesh.h", "sequence.h"}  # lists of ranks and tokens: C and C++ only
 
 
 def load(name):
-    """A module of the package without its __init__, which opens the library."""
+    """A module of the package without its __init__, which loads the library."""
     if "abi_only" not in sys.modules:
         package = types.ModuleType("abi_only")
         package.__path__ = [str(PACKAGE)]
@@ -50,7 +50,7 @@ def struct_class(name):
 
 
 def structs():
-    """(name, [(type, field, length)]) of the header."""
+    """(name, [(type, field, length)]) of each struct in the headers."""
     for body, name in re.findall(r"typedef struct crossdock_\w+ \{(.*?)\} crossdock_(\w+);", HEADER, re.S):
         fields = []
         for line in body.split(";"):

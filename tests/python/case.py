@@ -18,7 +18,7 @@ class Case:
 
 
 def expert(rows, number):
-    """What expert `number` makes of rows: values that no other expert makes."""
+    """Output of expert `number` for these rows: values that no other expert produces."""
     return rows * (1 + number)
 
 
@@ -36,7 +36,7 @@ def local_experts(rank, size):
 
 
 def apply_experts(group, plan, rows):
-    """y [R, D]; pad rows stay."""
+    """y [R, D]; pad rows are unchanged."""
     y = rows.copy()
     for local, number in enumerate(local_experts(group.rank, group.size)):
         start, count = plan.segment_starts[local], plan.segment_counts[local]

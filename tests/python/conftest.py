@@ -13,12 +13,12 @@ PACKAGE = HERE.parents[1] / "python"
 DEADLINE = 60  # seconds; waits end even if a test fails
 
 sys.path.insert(0, str(HERE))
-if not os.environ.get("CROSSDOCK_TEST_INSTALLED"):  # else that of the environment
+if not os.environ.get("CROSSDOCK_TEST_INSTALLED"):  # otherwise the installed package
     sys.path.insert(0, str(PACKAGE))
 
 
 def run_threads(size, body, **options):
-    """Calls body(group) on `size` threads, one per rank; the results by rank. A rank that returns leaves."""
+    """Calls body(group) on `size` threads, one per rank. Returns the results by rank. A rank that returns leaves."""
     import crossdock
 
     options = {"arrival_deadline": DEADLINE, "progress_deadline": DEADLINE, **options}
@@ -97,7 +97,7 @@ class Processes:
 
 @pytest.fixture
 def processes():
-    """Starts Processes, and ends them with the test."""
+    """Starts Processes, and ends them after the test."""
     started = []
 
     def start(*arguments):

@@ -1,4 +1,4 @@
-"""Groups, errors and what importing the package needs."""
+"""Groups, errors and the requirements of importing the package."""
 import copy
 import os
 import pathlib

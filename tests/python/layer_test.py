@@ -223,7 +223,7 @@ def test_integers_that_a_field_cannot_hold_are_refused():
 
 
 def test_values_of_a_forward_are_not_copied():
-    """A copy would free them again."""
+    """A copy would free them a second time."""
     (group,) = crossdock.Group.from_threads(1)
     layer, weights, x = layer_of(group), parameters(), tokens(0)
     out, _, _, saved, _ = layer.forward(x, weights)

@@ -1,4 +1,4 @@
-"""What one rank does in the tests of processes. Usage: process_cases.py CASE [ARGUMENT]..."""
+"""One rank in the tests of processes. Usage: process_cases.py CASE [ARGUMENT]..."""
 import json
 import os
 import pathlib
@@ -43,7 +43,7 @@ def mpi():
 
 
 def blobs(folder):
-    """Through files, as any all-gather does."""
+    """Exchanges blobs through files; any all-gather would do."""
 
     def all_gather(blob):
         own = pathlib.Path(folder, f"{RANK}.tmp")
@@ -62,7 +62,7 @@ def blobs(folder):
 
 
 def interrupted():
-    """Rank 0 waits for the others, which do not come before it has been interrupted."""
+    """Rank 0 waits for the others, which do not arrive until it has been interrupted."""
     group = crossdock.Group.from_environment()
     dispatcher = step(group)
     print("ready", flush=True)
@@ -93,7 +93,7 @@ def interrupted_in_set_up():
 
 
 def handled():
-    """A handler of the program takes the place of KeyboardInterrupt; the call then raises Error."""
+    """The program's own handler replaces KeyboardInterrupt; the call then raises Error."""
     seen = []
     signal.signal(signal.SIGINT, lambda *_: seen.append(True))
     group = crossdock.Group.from_environment()
@@ -109,7 +109,7 @@ def handled():
 
 
 def killed():
-    """Rank 1 dies in the middle of the steps; the others name it at once and continue without it."""
+    """Rank 1 dies in the middle of the steps; the others name it immediately and continue without it."""
     group = crossdock.Group.from_environment()
     dispatcher = step(group)
     print("ready", flush=True)
@@ -135,10 +135,10 @@ def killed():
 
 
 def forked():
-    """A child that exits tells the peers nothing; calls in it are refused."""
+    """A child that exits does not affect the peers; calls in it are refused."""
     group = crossdock.Group.from_environment()
     dispatcher = step(group)
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks in processes with threads
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about forks in processes with threads
     child = os.fork()
     if child == 0:
         try:
@@ -152,7 +152,7 @@ def forked():
 
 
 def leftovers():
-    """The interpreter ends with everything still open, in reference cycles and in modules."""
+    """The interpreter exits with everything still open, in reference cycles and in modules."""
     group = crossdock.Group.from_environment()
     dispatcher = step(group)
     import numpy as np
@@ -165,7 +165,7 @@ def leftovers():
 
 
 def threads_at_the_end():
-    """The interpreter ends while a thread waits for a rank that does not come."""
+    """The interpreter exits while a thread waits for a rank that never arrives."""
     group = crossdock.Group.from_environment()
     dispatcher = step(group)
     if RANK == 0:
@@ -174,5 +174,5 @@ def threads_at_the_end():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     globals()[sys.argv[1]](*sys.argv[2:])

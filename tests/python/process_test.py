@@ -40,7 +40,7 @@ def test_ctrl_c_ends_a_wait(processes):
     ranks = processes(2, "interrupted")
     for rank in range(2):
         ranks.await_line(rank, "ready")
-    time.sleep(0.3)  # rank 0 waits by now
+    time.sleep(0.3)  # rank 0 is waiting by now
     ranks.ranks[0].send_signal(signal.SIGINT)
     ended = ranks.finish()
     assert ended[0][0] == 3, ended

@@ -11,7 +11,7 @@ from crossdock import DType
 
 
 class Foreign:
-    """An array of another library: all that is known of it is DLPack."""
+    """An array of another library, which supports only DLPack."""
 
     def __init__(self, array):
         self.array = array

@@ -153,7 +153,7 @@ TEST(RouterLosses, RefuseCountsThatCannotBe) {
   EXPECT_THROW(losses(0.0, -1), Error);
 }
 
-// The objective whose gradient backward gives.
+// The objective that backward differentiates.
 double objective(const reference::RouterInput& input, double jitter) {
   auto with_jitter = input;
   with_jitter.config.jitter = jitter;

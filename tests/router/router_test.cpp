@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
              std::string(name_of(std::get<1>(info.param)));
     });
 
-// With the unit matrix as gate, x are the logits.
+// The gate is the identity matrix, so the logits equal x.
 reference::RouterInput with_logits(RouterConfig config, const std::vector<double>& logits) {
   config.width = config.num_experts;
   reference::RouterInput input;
@@ -341,7 +341,7 @@ TEST(Router, SumsStatisticsWithoutChangingThem) {
   wanted.add(own);
   EXPECT_EQ(sum.routes_per_expert, wanted.routes_per_expert);
   EXPECT_EQ(sum.num_tokens, (std::vector<int64_t>{18}));
-  EXPECT_EQ(own.on_host().num_tokens, (std::vector<int64_t>{9}));  // is there already
+  EXPECT_EQ(own.on_host().num_tokens, (std::vector<int64_t>{9}));  // already on the host
   const RouterStatistics other{.num_sequences = 1, .routes_per_expert = {1, 2}, .num_tokens = {3}};
   EXPECT_THAT(message_of([&] { (void)run.router().sum(own, other); }),
               HasSubstr("must have the same sequences and 4 experts"));

@@ -22,7 +22,7 @@ double cost_of(const BalanceArgs& args, int64_t length) {
   return args.cost_per_token * l + args.cost_per_token_pair * l * l;
 }
 
-/// Every sequence is assigned once, and the sums are those of the assignment.
+/// Every sequence is assigned once, and the costs match the assignment.
 void expect_sound(const BalanceArgs& args, const SequenceBalance& balance) {
   Lengths all = balance.sequences;
   std::ranges::sort(all);

@@ -15,7 +15,7 @@ std::vector<uint8_t> numbered_bytes(int64_t num_bytes) {
   return bytes;
 }
 
-/// 300 sequences: more runs than one launch takes.
+/// 300 sequences: more runs than one launch can take.
 PackedSequences many_sequences() {
   std::vector<int64_t> lengths(300);
   for (size_t s = 0; s < lengths.size(); ++s) lengths[s] = static_cast<int64_t>(s * 7 % 23);

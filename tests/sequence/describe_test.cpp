@@ -28,7 +28,7 @@ TEST(DescribeTokens, OfABatchHaveTheirSequenceAndPosition) {
   EXPECT_EQ(tokens.num_sequences, 2);
 }
 
-// The router wants at least one sequence and valid numbers, also where there is only padding.
+// The router needs at least one sequence and valid numbers, even if there is only padding.
 TEST(DescribeTokens, WithoutSequencesAreValidToo) {
   const TokenDescription tokens = describe_tokens(SequenceShard({.packed = pack({}, 1, 3)}, 0));
   EXPECT_EQ(tokens.num_sequences, 1);

@@ -60,7 +60,7 @@ PaddedTokens pad(const LayerOnRank& rank, const SequenceShard& shard, int64_t al
   return padded;
 }
 
-/// The rows after the first T are exactly zero; gathers the others.
+/// Expects that rows after the first T are exactly zero; gathers the others.
 std::vector<double> gather_trimmed(Group& group, const SequenceShard& shard,
                                    const TensorView& padded) {
   const int64_t D = padded.shape[1];
@@ -220,7 +220,7 @@ TEST(LayerOnShards, ABatchOfTheWrongShapeIsRefusedOnEveryRank) {
   });
 }
 
-// With the naive placement of tokens the comparison above fails.
+// The comparison above fails with the naive placement of tokens.
 TEST(LayerOnShards, TheNaivePlacementHasOtherBits) {
   const SequenceLayout layout{.batch = 3, .length = 4, .num_ranks = 2};
   const LayerCase layer_case = make_layer_case(12, 0);

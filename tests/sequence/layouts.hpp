@@ -21,7 +21,7 @@ inline std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
   return offsets;
 }
 
-/// Sequences that are padded to multiples of `alignment`, then `tail` padding tokens.
+/// Sequences padded to multiples of `alignment`, then `tail` padding tokens.
 inline PackedSequences pack(const std::vector<int64_t>& lengths, int64_t alignment = 1,
                             int64_t tail = 0) {
   std::vector<int64_t> padded;
@@ -101,7 +101,7 @@ inline void for_dense_layouts(const std::function<void(const SequenceLayout&)>& 
   }
 }
 
-/// Up to three sequences, also empty ones, with and without padding, on up to 8 ranks.
+/// Up to three sequences, including empty ones, with and without padding, on up to 8 ranks.
 inline void for_packed_layouts(const std::function<void(const SequenceLayout&)>& body) {
   const std::vector<std::vector<int64_t>> all_lengths = {
       {}, {0}, {1}, {17}, {16, 16}, {0, 5}, {3, 0, 9}, {7, 1, 0}, {2, 13, 4}, {0, 0, 6}};

@@ -31,8 +31,8 @@ Tokens lengths_of(const SequenceLayout& layout) {
 /// Where each rank puts its tokens.
 using Placement = std::function<Tokens(const SequenceShard&)>;
 
-/// Every rank puts its tokens, which are known by definition, into one global tensor; what is wrong
-/// with it.
+/// Every rank puts its tokens, which are known by definition, into one global tensor. Returns what
+/// is wrong with it, or "".
 std::string find_fault(const SequenceLayout& layout, const Placement& placement) {
   const int64_t T = SequenceShard(layout, 0).num_global_tokens();
   Tokens global(static_cast<size_t>(T), -1);
@@ -105,7 +105,7 @@ TEST(SequenceShard, TheCheckSeesTheNaivePlacement) {
     return tokens;
   };
   const SequenceLayout one{.batch = 1, .length = 4, .num_ranks = 2};
-  EXPECT_EQ(find_fault(one, naive), "");  // where it happens to be right
+  EXPECT_EQ(find_fault(one, naive), "");  // here it happens to be right
   SequenceLayout two = one;
   two.batch = 2;
   EXPECT_EQ(find_fault(two, naive), "token 2 is elsewhere");
@@ -162,7 +162,7 @@ std::vector<uint8_t> rows_of(int64_t num_bytes) {
   return rows;
 }
 
-/// Shards, places and gathers rows of `width` values; what is wrong.
+/// Shards, places and gathers rows of `width` values. Returns what is wrong, or "".
 std::string move_fault(const SequenceLayout& layout, DType dtype, int64_t width) {
   const int64_t T = SequenceShard(layout, 0).num_global_tokens();
   const int64_t row_bytes = width * size_of(dtype);

@@ -6,7 +6,7 @@
 
 namespace crossdock::testing {
 
-/// Prints only what fails, with the rank.
+/// Prints only failures, with the rank.
 class FailurePrinter : public ::testing::EmptyTestEventListener {
  public:
   explicit FailurePrinter(int rank) : rank_(rank) {}
@@ -25,15 +25,15 @@ class FailurePrinter : public ::testing::EmptyTestEventListener {
   const ::testing::TestInfo* test_ = nullptr;
 };
 
-/// This process prints only what fails, with its rank. REQUIRES: InitGoogleTest has been called.
+/// This process prints only failures, with its rank. REQUIRES: InitGoogleTest has been called.
 inline void print_only_failures(int rank) {
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
   listeners.Append(new FailurePrinter(rank));
 }
 
-/// For programs that run every test in every process: rank 0 prints as usual, the others only what
-/// fails there. REQUIRES: InitGoogleTest has been called.
+/// For programs that run every test in every process: rank 0 prints as usual, the others only their
+/// failures. REQUIRES: InitGoogleTest has been called.
 inline void print_as_rank(int rank) {
   if (rank > 0) print_only_failures(rank);
 }

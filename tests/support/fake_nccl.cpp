@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{60};
 
-// Bytes on their way from one rank to another.
+// Bytes in transit from one rank to another.
 struct Parcel {
   const void* data = nullptr;
   size_t num_bytes = 0;
@@ -176,7 +176,7 @@ std::shared_ptr<Parcel> put_parcel(const Operation& operation) {
   return parcel;
 }
 
-// Null if none comes.
+// Null if none arrives.
 std::shared_ptr<Parcel> take_parcel(const Operation& operation) {
   std::unique_lock lock(state().mutex);
   auto& parcels = operation.comm->clique->parcels[{operation.peer, operation.comm->rank}];
@@ -203,7 +203,7 @@ bool fails_exchanges() {
   return state().faults.fails_exchanges;
 }
 
-// Host and streams wait, so that no copy waits on the GPU, where it could hold up other ranks.
+// The host waits for the streams, so no copy waits on the GPU, where it could block other ranks.
 ncclResult_t group_end() {
   const std::vector<Operation> operations = std::exchange(queued, {});
   if (fails_exchanges()) return ncclRemoteError;

@@ -4,23 +4,23 @@
 
 namespace crossdock::test {
 
-/// Stands in for libnccl where ranks are threads of this process, on any number of GPUs. Its
-/// exchanges are complete when ncclGroupEnd returns. One at a time.
+/// Stands in for libnccl if ranks are threads of this process, on any number of GPUs. Its exchanges
+/// are complete when ncclGroupEnd returns. Only one may exist at a time.
 class FakeNccl {
  public:
   FakeNccl();
-  /// Communicators end in the background: the next test must not count those of this one.
+  /// Communicators end in the background: the next test must not count this test's communicators.
   ~FakeNccl() { await_ends(); }
   FakeNccl(const FakeNccl&) = delete;
   FakeNccl& operator=(const FakeNccl&) = delete;
 
   const cuda::NcclLibrary& library() const;
 
-  /// What goes wrong, and for which rank; -1: none.
+  /// Faults to simulate, and on which rank; -1: none.
   struct Faults {
     bool refuses_id = false;
     bool fails_exchanges = false;  // on all ranks
-    int fails_at_once = -1;        // its communicator cannot be made
+    int fails_at_once = -1;        // its communicator cannot be created
     int fails_later = -1;          // its communicator fails while it is being connected
     int never_connected = -1;      // no rank's communicator becomes ready
   };
@@ -33,7 +33,7 @@ class FakeNccl {
 
     bool operator==(const Counts&) const = default;
   };
-  /// Waits until all communicators have ended, a minute at most.
+  /// Waits until all communicators have ended, for at most a minute.
   Counts await_ends() const;
 };
 

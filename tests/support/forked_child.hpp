@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <functional>
 
-/// For tests that fork while other threads run: one that allocates at that moment leaves the child
-/// a locked allocator, except with glibc's.
+/// For tests that fork while other threads run: a thread that allocates at that moment leaves the
+/// child with a locked allocator, except with glibc's.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define SKIP_IF_SANITIZED() GTEST_SKIP() << "sanitizers do not follow forks of several threads"
 #else
@@ -17,7 +17,7 @@
 
 namespace crossdock {
 
-/// A child that takes longer is killed: it hangs.
+/// A child that takes longer is considered hung and killed.
 inline constexpr unsigned kHangSeconds = 30;
 
 /// Runs `body` in a forked child, which exits with the status that `body` returns. Returns that

@@ -10,7 +10,7 @@
 
 namespace crossdock {
 
-/// The message of the Error that `call` throws, which must have this code if one is given;
+/// The message of the Error that `call` throws, which must have this code if one is passed;
 /// "nothing was thrown" if it throws none.
 inline std::string message_of(const std::function<void()>& call,
                               std::optional<ErrorCode> code = std::nullopt) {

@@ -6,7 +6,7 @@ namespace crossdock {
 
 /// While it exists, allocations of one size fail in this process after the first `num_granted`:
 /// buffers of that size throw std::bad_alloc. For sizes below 2 MiB, which are rounded to pages.
-/// One at a time.
+/// Only one may exist at a time.
 class MissingMemory {
  public:
   explicit MissingMemory(int64_t buffer_bytes, int64_t num_granted = 0);

@@ -4,8 +4,8 @@
 
 namespace crossdock {
 
-/// While it exists, no thread can be started in this process after the first `num_granted`. One at
-/// a time.
+/// While it exists, no thread can be started in this process after the first `num_granted`. Only
+/// one may exist at a time.
 class MissingThreads {
  public:
   explicit MissingThreads(int64_t num_granted = 0);

@@ -1,5 +1,5 @@
 // main() of GoogleTest programs whose ranks are MPI processes. Every process runs every test; rank
-// 0 prints as usual, the others only what fails there. The program fails on all ranks if any fails.
+// 0 prints as usual, the others only their failures. If any rank fails, the program fails on all.
 //
 // A test under MPI must use EXPECT, not ASSERT, before collective calls: a rank that returns early
 // leaves the others in them.

@@ -12,11 +12,11 @@ namespace crossdock::testing {
 /// The last argument of a program that runs as a rank.
 inline constexpr const char* kAsRank = "--as-rank";
 
-/// The processes of one job of communicator sockets. Each of them is this program, started by exec,
-/// so that it inherits nothing of CUDA. They are killed if this process ends before them.
+/// The processes of one job of communicator sockets. Each of them is this program, started by exec
+/// so that it inherits no CUDA state. They are killed if this process ends before them.
 class RankProcesses {
  public:
-  /// Starts them. `arguments`: the program's name and arguments, which kAsRank follows.
+  /// Starts them. `arguments`: the program's name and arguments; kAsRank is appended.
   RankProcesses(int size, const std::vector<std::string>& arguments);
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;

@@ -2,7 +2,7 @@
 
 namespace crossdock {
 
-/// The derivative of `loss()` by `value`, from central differences; restores `value`.
+/// The derivative of `loss()` with respect to `value`, by central differences; restores `value`.
 template <typename Loss>
 double slope_of(double& value, double step, const Loss& loss) {
   const double kept = value;

@@ -1,6 +1,6 @@
 // main() of GoogleTest programs whose ranks are processes of communicator sockets. The program has
 // one argument, the number of processes, and starts itself that many times. Every process runs
-// every test; rank 0 prints as usual, the others only what fails there. The program fails if any
+// every test; rank 0 prints as usual, the others only their failures. The program fails if any
 // process fails or has not ended at the deadline.
 //
 // As under MPI, a test must use EXPECT, not ASSERT, before collective calls.

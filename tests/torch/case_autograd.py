@@ -277,7 +277,7 @@ def saved_tensors_may_be_moved(rank, world):
 
 @case(1, 4)
 def infinite_gradients_skip_a_step(rank, world):
-    """As with a loss scale that is too large in fp16."""
+    """As happens in fp16 if the loss scale is too large."""
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
     x, ids, weights = make(rank, world, torch.float16, tokens=3)
     out = layer(dispatcher, rank, world, x, ids, weights)
@@ -311,7 +311,7 @@ def many_rows_are_memory_of_the_library(rank, world):
 
 @case(4)
 def ranks_may_differ_in_whose_memory_rows_are(rank, world):
-    """All rows go to rank 0, whose rows are memory of the library; the others have none."""
+    """All rows go to rank 0, whose rows are in the library's memory; the others have none."""
     width, tokens = 256, 64
     dispatcher = Dispatcher(num_experts=E, top_k=1, width=width)
     x = torch.randint(-4, 4, (tokens, width), generator=random_of(rank)).float().requires_grad_()

@@ -17,7 +17,7 @@ def make(rank, step=0, dtype=torch.float32):
 
 
 def scale(rows, counts, first):
-    """Also with rows that are not in use, behind those of the last expert."""
+    """Also works with unused rows after those of the last expert."""
     ends = counts.cumsum(0)
     expert = torch.bucketize(torch.arange(rows.shape[0], device=rows.device), ends, right=True)
     return rows * (expert + first + 1).to(rows.dtype)[:, None]

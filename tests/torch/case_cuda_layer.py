@@ -1,6 +1,6 @@
 """GroupedExperts and MoELayer on GPUs, in bf16 and fp16, against a plain layer in fp32. The ranks may share a GPU."""
 import torch
-from cases import case, first_expert, random_of
+from cases import case, first_expert, random_of, use_own_gpu
 
 from crossdock.torch import MoELayer
 
@@ -10,7 +10,7 @@ CLOSE = 2e-2  # relative norm of a difference, from rounding to bf16
 
 
 class Problem:
-    """The layer of all ranks, and the tokens of each, the same wherever they are made."""
+    """The layer of all ranks, and the tokens of each; identical on every rank."""
 
     def __init__(self, world, dtype, score="softmax", normalise=True, scale=1.0):
         self.world, self.dtype = world, dtype
@@ -83,10 +83,6 @@ def close(name, got, wanted):
     assert difference < CLOSE, f"{name}: differs by {difference:.1e}"  # also if it is NaN
 
 
-def use_own_gpu(rank):
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-
-
 @case(1, 2)
 def the_layer_is_one_operator_with_the_references_values(rank, world):
     use_own_gpu(rank)
@@ -116,7 +112,7 @@ def a_changed_layer_takes_steps_with_the_references_values(rank, world):
 
 
 def route_in_fp32(layer):
-    """Logits that are rounded to bf16 choose other experts than the reference's."""
+    """Logits rounded to bf16 would choose different experts than the reference."""
 
     def route(x):
         weights, ids = (x.float() @ layer.router.weight.float().t()).softmax(-1).topk(K)

@@ -1,4 +1,4 @@
-"""Values: where rows arrive, what returns."""
+"""Values: where rows arrive, and what combine returns."""
 import functools
 
 import torch

@@ -1,4 +1,4 @@
-"""Groups beside process groups."""
+"""Crossdock groups and process groups."""
 import gc
 import os
 
@@ -49,7 +49,7 @@ def process_groups_may_be_destroyed_and_made_again(rank, world):
         dist.destroy_process_group(ranks)
         del ranks
         gc.collect()
-        round_trip(dispatcher, rank)  # needs the process group no longer
+        round_trip(dispatcher, rank)  # no longer needs the process group
     del dispatcher
     gc.collect()
     assert len(groups._groups) == kept
@@ -78,7 +78,7 @@ def a_forked_child_disturbs_nobody(rank, world):
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
     round_trip(dispatcher, rank)
     child = os.fork()
-    if child == 0:  # as a worker of a DataLoader, but worse
+    if child == 0:  # like a DataLoader worker, but worse
         close()
         del dispatcher
         gc.collect()

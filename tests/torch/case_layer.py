@@ -21,7 +21,7 @@ def expert(x, w1, w2):
 
 @case(1)
 def grouped_experts_equal_single_ones(rank, world):
-    """One of them has no rows; the last rows belong to none."""
+    """One expert has no rows; the last rows belong to no expert."""
     torch.manual_seed(0)
     experts = GroupedExperts(3, D, F, dtype=torch.float64)
     rows = torch.randn((9, D), dtype=torch.float64).requires_grad_()
@@ -126,7 +126,7 @@ def copies_of_a_layer_share_its_dispatcher(rank, world):
 
 
 def gradients_twice(out, inputs):
-    """Gradients in a direction; a second backward of the same graph has the same bits."""
+    """Gradients in one direction; a second backward of the same graph must give the same bits."""
     direction = torch.randn(out.shape, generator=random_of(7), dtype=out.dtype)
     first = torch.autograd.grad(out, inputs, direction, retain_graph=True)
     for a, b in zip(first, torch.autograd.grad(out, inputs, direction)):
@@ -136,7 +136,7 @@ def gradients_twice(out, inputs):
 
 @case(1)
 def the_librarys_experts_equal_the_products(rank, world):
-    """One of them has no rows; the last rows belong to none."""
+    """One expert has no rows; the last rows belong to no expert."""
     torch.manual_seed(0)
     experts = GroupedExperts(3, D, F, dtype=torch.float64)
     rows = torch.randn((9, D), dtype=torch.float64).requires_grad_()

@@ -47,7 +47,7 @@ def build(kind, tp=1, ep=1, etp=1, padding=False, **options):
         sequence_parallel=tp > 1,
         **{"moe_router_dtype": "fp32", **options},
     )
-    config.moe_router_padding_for_quantization = padding  # its check wants fp8, for which there are no products here
+    config.moe_router_padding_for_quantization = padding  # set late: its check requires fp8, which has no products here
     mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     shared = None
     if config.moe_shared_expert_intermediate_size is not None:
@@ -56,7 +56,7 @@ def build(kind, tp=1, ep=1, etp=1, padding=False, **options):
     layer = MoELayer(config, submodules, layer_number=1)
     with torch.no_grad():
         for index, (name, parameter) in enumerate(sorted(layer.named_parameters())):
-            # Replicated parameters are equal on all ranks, the others differ.
+            # Replicated parameters are identical on every rank; the others differ.
             rank = 0 if "router" in name else torch.distributed.get_rank() + 1
             parameter.copy_(torch.randn(parameter.shape, generator=random_of(rank, index)) / 4)
     return layer
@@ -236,7 +236,7 @@ def run_steps(dispatcher, x, routes, probs, between=lambda dispatcher: None):
 
 @case(4)
 def a_graph_may_end_before_the_dispatch(rank, world):
-    """As a replay of a CUDA graph does: it returns the attributes that the dispatcher names, and sets nothing else."""
+    """Like a replay of a CUDA graph, which returns the attributes that the dispatcher names and sets nothing else."""
     initialize(1, 4, 1)
     layer = build("alltoall", ep=4)
     crossdock.megatron.replace(layer)
@@ -250,7 +250,7 @@ def a_graph_may_end_before_the_dispatch(rank, world):
 
     def replay(dispatcher):
         saved = {name: getattr(dispatcher, name).clone() for name in dispatcher.cudagraph_attrs}
-        dispatcher.dispatch_preprocess(x, ~routes, probs)  # of another micro-batch
+        dispatcher.dispatch_preprocess(x, ~routes, probs)  # for another micro-batch
         for name, value in saved.items():
             setattr(dispatcher, name, value)
 

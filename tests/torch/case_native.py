@@ -1,4 +1,4 @@
-"""The compiled calls: the same results and errors as in Python, and nothing but plain tensors."""
+"""The compiled calls: the same results and errors as in Python, for plain tensors only."""
 import contextlib
 import itertools
 
@@ -130,7 +130,7 @@ def many_rows_are_memory_of_the_library(rank, world):
                 found = results(dispatcher, x, ids, weights, with_row_weights)
         finally:
             calls.Core.send = original
-        # Forward; backward of a combine without weights is a dispatch, too.
+        # Forward; the backward of a combine without weights is also a dispatch.
         assert len(sends) == 1 + with_row_weights and taken["combine_backward"] == 0
         with counted(only_python=True):
             assert_same(found, results(dispatcher, x, ids, weights, with_row_weights))

@@ -34,7 +34,7 @@ def config_of(dispatcher, **options):
 
 
 def build(config, rank, world):
-    """With this rank's experts in place of all: RoutedExperts works on local tensors."""
+    """Replaces all experts by this rank's own: RoutedExperts works on local tensors."""
     set_spmd_backend("full_dtensor")
     moe = config.build()
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("ep",))

@@ -1,4 +1,4 @@
-"""A small transformer trains as with PyTorch's own dispatcher: alone, with DDP, FSDP2 and tensor parallelism."""
+"""A small transformer trains the same as with PyTorch's own dispatcher: alone, with DDP, FSDP2 and tensor parallelism."""
 import torch
 import torch.distributed as dist
 from cases import case, random_of

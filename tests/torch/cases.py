@@ -20,7 +20,7 @@ def case(*worlds: int) -> Callable:
 
 
 def cases_of(module: str, world: int, patterns: List[str]) -> List[str]:
-    """The names of a module's cases for this world size, those that have a pattern if there are any."""
+    """The names of a module's cases for this world size; if there are patterns, only those that match one."""
 
     def wanted(name: str) -> bool:
         return name.startswith(module + ".") and (not patterns or any(pattern in name for pattern in patterns))
@@ -53,6 +53,21 @@ def scale_by_expert(rows: torch.Tensor, counts: torch.Tensor, first: int) -> tor
     """The experts of most cases: expert e multiplies by e + 1."""
     scale = torch.arange(first + 1, first + 1 + counts.numel(), dtype=rows.dtype).repeat_interleave(counts)
     return rows * scale[:, None]
+
+
+def use_own_gpu(rank: int) -> None:
+    """Ranks share GPUs if there are more ranks than GPUs."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
+def rows_are_close(name: str, got: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
+    """No row differs by more than `limit` times the norm of an average row: a single wrong row cannot pass."""
+    assert got.shape == wanted.shape, f"{name}: the shape is {tuple(got.shape)}, not {tuple(wanted.shape)}"
+    got, wanted = (tensor.detach().double().reshape(-1, tensor.shape[-1]) for tensor in (got, wanted))
+    if wanted.numel() > 0:
+        difference = (got - wanted).norm(dim=1).max().item()
+        size = wanted.square().sum(1).mean().sqrt().item()
+        assert difference <= limit * size, f"{name}: a row differs by {difference:.1e}, rows have a norm of {size:.1e}"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import time
 from launch import PATIENCE, connect, start_ranks, wait_for, wait_for_file
 
 E, K, D, WORLD = 8, 2, 16, 4
-NOTICE = 60.0  # seconds; a rank that is silent but alive would be given up after 600
+NOTICE = 60.0  # seconds; a rank that is silent but alive would be abandoned after 600
 
 
 def make_dispatcher():
@@ -36,7 +36,7 @@ def step(dispatcher, tokens=5):
 
 
 def killed(rank, folder):
-    """Under torchrun. Rank 2 dies in a dispatch in which ranks 0 and 1 wait for rank 3, which comes to it later."""
+    """Under torchrun. Rank 2 dies in a dispatch in which ranks 0 and 1 wait for rank 3, which arrives later."""
     import torch.distributed as dist
 
     import crossdock
@@ -95,7 +95,7 @@ def exits(rank, folder):
 
 
 def raises(rank, folder):
-    """Rank 1 ends with an exception; the others, which go on, get an error that names it."""
+    """Rank 1 ends with an exception; the others continue and get an error that names it."""
     import crossdock
 
     connect(rank, WORLD, folder)
@@ -115,7 +115,7 @@ def interrupted(rank, folder):
     """Ctrl-C ends a dispatch in which rank 0 waits for the others; they get an error that names it."""
     import crossdock
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     connect(rank, WORLD, folder)
     dispatcher = make_dispatcher()
     step(dispatcher)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-PATIENCE = 600.0  # seconds; nothing takes as long, even on a slow and busy machine
+PATIENCE = 600.0  # seconds; nothing takes this long, even on a slow and busy machine
 
 
 def start_ranks(world, command):
@@ -18,7 +18,7 @@ def start_ranks(world, command):
 
 
 def wait_for(ranks, deadline, grace=None):
-    """Their exit codes. Kills all of them at the deadline, or `grace` seconds after the first has failed."""
+    """Returns their exit codes. Kills all of them at the deadline, or `grace` seconds after the first has failed."""
     end = time.monotonic() + deadline
     try:
         while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:

@@ -5,7 +5,7 @@ import torch
 
 
 class _Stream:
-    """Everything is in order on the CPU."""
+    """Does nothing: on the CPU everything runs in order."""
 
     def wait_stream(self, stream):
         pass
@@ -29,7 +29,7 @@ moe_utils.te_general_gemm = None  # its name does not exist without TransformerE
 
 
 def _to_cpu(tensor, as_numpy=False, record_stream=False):
-    """Megatron leaves tensors of the CPU as they are; its all-to-all needs numbers."""
+    """Megatron leaves CPU tensors unchanged; its all-to-all needs numbers."""
     if torch.is_tensor(tensor):
         tensor = tensor.cpu()
         return tensor.numpy() if as_numpy else tensor

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs cases on processes of this machine: run.py [--sets quick ...] [--world 1 2 4] [-- pattern ...]
 
-All cases of a world size share one launch. A case passes if it does on every rank; after a failure the launch ends.
+All cases of a world size share one launch. A case passes if it passes on every rank; after a failure the launch ends.
 """
 import argparse
 import importlib
@@ -20,6 +20,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "titan": (["case_titan"], [4]),
     "megatron": (["case_megatron"], [4]),  # last: it changes torch, to run on the CPU
     "cuda": (["case_cuda", "case_cuda_layer"], [1, 2]),
+    "cuda-frameworks": (["case_cuda_megatron", "case_cuda_titan"], [1, 2]),
 }
 
 
@@ -36,7 +37,7 @@ def rank_main(options):
 
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # the interpreter's own end, during which gloo may abort (docs/pytorch.md), is tested in failures.py
+    os._exit(0)  # a normal exit, during which gloo may abort (docs/pytorch.md), is tested in failures.py
 
 
 def run_module(module, results, options):
@@ -56,14 +57,14 @@ def run_module(module, results, options):
     except BaseException:
         results.write(f"{name}\tFAILED\n")
         print(f"rank {options.rank}, {name}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        os._exit(1)  # the others see it at once
+        os._exit(1)  # the others detect it immediately
 
 
 # ---- The launch ----
 
 
 def launch(world, modules, options):
-    """The numbers of cases that passed and of all, and whether everything is well."""
+    """Returns the numbers of passed and of all cases, and whether everything succeeded."""
     with tempfile.TemporaryDirectory() as folder:
         command = [__file__, *options.patterns, "--ranks", str(world), "--folder", folder, "--modules", *modules]
         codes = wait_for(start_ranks(world, [*command, "--rank"]), PATIENCE, grace=10)
@@ -83,7 +84,7 @@ def launch(world, modules, options):
 
 
 def results_of(path):
-    """The last word about each case."""
+    """The last word written about each case."""
     if not os.path.exists(path):
         return {}
     return dict(line.rstrip("\n").split("\t", 1) for line in open(path))

@@ -1,4 +1,4 @@
-"""Bugs of real training programs, put into the example one at a time. The comparison must see each of them."""
+"""Bugs of real training programs, put into the example one at a time. The comparison must detect each of them."""
 from unittest import mock
 
 import torch
@@ -25,7 +25,7 @@ def averaged_gradients():
 
 
 class _Replicate(torch.autograd.Function):
-    """Every rank gets all tokens of its tp group and takes the gradient of its own, as if all computed the same."""
+    """Every rank gets all tokens of its tp group and keeps the gradient of its own, as if all ranks computed the same."""
 
     @staticmethod
     def forward(ctx, x, counts, group):
@@ -38,7 +38,7 @@ class _Replicate(torch.autograd.Function):
 
 
 class _KeepOwn(torch.autograd.Function):
-    """The transpose."""
+    """The transpose of _Replicate."""
 
     @staticmethod
     def forward(ctx, x, counts, group):

@@ -18,7 +18,7 @@ TrainingCase make_case(const std::string& name, const MeshShape& mesh, Layout la
   return {.name = name, .config = config};
 }
 
-// The configurations of this folder differ in these; meshes and layouts must not matter.
+// The configurations in this folder differ in these fields; meshes and layouts must not matter.
 const TrainResult& on_one_rank(const TrainConfig& config) {
   using Key = std::tuple<DType, int64_t, double, int64_t>;
   static std::map<Key, TrainResult> results;

@@ -8,7 +8,7 @@
 
 namespace crossdock {
 
-/// A training and the mesh it runs on.
+/// A training run and its mesh.
 struct TrainingCase {
   std::string name;
   train::TrainConfig config;
@@ -18,8 +18,8 @@ struct TrainingCase {
 /// steps in fp64.
 std::vector<TrainingCase> cases_of_four_ranks();
 
-/// Empty if a training equals that on one rank, as far as sums in another order allow; otherwise
-/// the difference. The training on one rank is computed once per process and configuration.
+/// Empty if a training run equals the one on one rank, up to the order of sums; otherwise the
+/// difference. The run on one rank is computed once per process and configuration.
 std::string difference_from_one_rank(const train::TrainResult& result,
                                      const train::TrainConfig& config);
 

@@ -1,4 +1,4 @@
-// Trainings on meshes of processes, of MPI or of sockets, against the training on one rank.
+// Training runs on meshes of processes, with MPI or sockets, compared with one rank.
 #include <gtest/gtest.h>
 
 #include "support/process_communicator.hpp"

@@ -1,6 +1,5 @@
-// Trainings on meshes of threads against the training on one rank.
-// tests/training/training_cases.hpp says what equal means; examples/09_train is the program under
-// test.
+// Training runs on meshes of threads, compared with one rank. tests/training/training_cases.hpp
+// defines equality; examples/09_train is the program under test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +37,7 @@ std::vector<TrainResult> train_on_threads(const TrainConfig& config, int ranks_p
   return results;
 }
 
-// Empty if every rank has the results of the training on one rank.
+// Empty if every rank has the results of the run on one rank.
 std::string find_difference(const TrainConfig& config, int ranks_per_node = 0) {
   for (const TrainResult& result : train_on_threads(config, ranks_per_node)) {
     const std::string difference = difference_from_one_rank(result, config);
@@ -174,7 +173,7 @@ TEST(Training, TheLossFallsByAThird) {
   EXPECT_LT(result.steps.back().text_loss, 2.0 / 3.0 * result.steps.front().text_loss);
 }
 
-// The comparison is worth something only if it finds what goes wrong.
+// The comparison must detect mistakes.
 
 std::string find_mistake(const MeshShape& mesh, Mistake mistake,
                          const train::TokenOptions& tokens = {}) {

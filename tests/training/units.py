@@ -92,7 +92,7 @@ def data_continues_from_a_position():
 def some_ranks_have_no_tokens_at_some_steps():
     shape = mesh.MeshShape(dp=4, ep=4)
     loader = Loader(None, seed=1, rows=4, length=32, micro_batches=2, vary_rows=True)
-    counts = [[0] * 4 for _ in range(4)]  # of each step and rank
+    counts = [[0] * 4 for _ in range(4)]  # per step and rank
     for step in counts:
         for rows in loader.next_step():
             for rank in range(4):

@@ -15,7 +15,7 @@ extern "C" {
 typedef struct crossdock_dispatcher crossdock_dispatcher;
 /// One routing, agreed by all ranks: the final row of every route. Read-only.
 typedef struct crossdock_plan crossdock_plan;
-/// A call that has begun.
+/// A pending call, made by crossdock_begin_dispatch or crossdock_begin_combine.
 typedef struct crossdock_pending crossdock_pending;
 
 enum { CROSSDOCK_DROP_BY_POSITION = 0, CROSSDOCK_DROP_BY_WEIGHT = 1 };       // drop_policy
@@ -49,7 +49,8 @@ typedef struct crossdock_dispatch_config {
   int32_t nonfinite;         // whether weights may be infinite or NaN
   int32_t partial_sums;      // sum per rank before rows are sent back: less traffic, different bits
   int32_t keep_empty_segments;  // 1: each local expert has at least one row (one alignment unit), a
-                                // pad row if it has no routes, for kernels that fail without rows
+                                // pad row if it has no routes, for kernels that cannot handle an
+                                // empty expert
   int32_t copies;               // in dispatch on GPUs, with direct and hierarchical
   int64_t max_routes_per_token;  // dense maps: the largest number of set bits in a token, from
                                  // top_k to E, and the K of their plans; more are refused. 0: no
@@ -76,7 +77,7 @@ typedef struct crossdock_device_options {
   void* nccl_comm;  // an ncclComm_t with the group's ranks, for rows between nodes; optional. Must
                     // be set before the first plan and must not change
   int32_t max_sms;  // SM limit of a call; 0: none
-  int32_t max_begun_sms;  // the same for begun calls and dispatches that overlap experts; 0:
+  int32_t max_begun_sms;  // the same for pending calls and dispatches that overlap experts; 0:
                           // max_sms
 } crossdock_device_options;
 #define CROSSDOCK_DEVICE_OPTIONS_INIT \
@@ -92,8 +93,8 @@ CROSSDOCK_C_API crossdock_status crossdock_dispatcher_check(crossdock_dispatcher
 
 // ---- Plans ----
 
-/// The routes of every token: by slot, or as a dense map. If they are on a GPU, so are all tensors
-/// of calls with the plan.
+/// The routes of every token: by slot, or as a dense map. If they are on a GPU, the tensors of all
+/// calls with the plan must be too.
 typedef struct crossdock_routing {
   size_t struct_size;
   crossdock_tensor expert_ids;  // [T, K] int32 or int64: an expert, or -1 for no route; distinct
@@ -111,7 +112,7 @@ typedef struct crossdock_routing {
   { .struct_size = sizeof(crossdock_routing) }
 
 /// All ranks agree on the number of rows each receives and on the final row of every route.
-/// Collective. The plan is used with this dispatcher only.
+/// Collective. The plan may be used only with this dispatcher.
 CROSSDOCK_C_API crossdock_status crossdock_plan_create(crossdock_dispatcher* dispatcher,
                                                        const crossdock_routing* routing,
                                                        crossdock_plan** plan);
@@ -204,7 +205,7 @@ CROSSDOCK_C_API crossdock_status crossdock_combine(crossdock_dispatcher* dispatc
                                                    const crossdock_plan* plan,
                                                    const crossdock_tensor* y,
                                                    crossdock_output* out);
-/// As combine with all weights 1, for experts that applied the weights themselves.
+/// Like combine with all weights 1, for experts that applied the weights themselves.
 CROSSDOCK_C_API crossdock_status crossdock_combine_unweighted(crossdock_dispatcher* dispatcher,
                                                               const crossdock_plan* plan,
                                                               const crossdock_tensor* y,
@@ -246,7 +247,7 @@ CROSSDOCK_C_API crossdock_status crossdock_allocate_rows(crossdock_dispatcher* d
 // call in a separate stream, and finish makes the caller's stream wait for it; on the CPU, begin
 // completes the call. Inputs and outputs must not be used in between, except the rows of chunks
 // that crossdock_next_chunk has returned; on_chunk is refused on a GPU. begin reads the outputs
-// that the caller gives (`given` may be NULL: none). finish sets the result, whose owners must be
+// that the caller provides in `given` (NULL: none). finish sets the result, whose owners must be
 // NULL and whose tensors are ignored, and frees `pending`, unless an argument is invalid. Every
 // begun call must be finished, by the same dispatcher, before the dispatcher is destroyed.
 

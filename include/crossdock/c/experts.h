@@ -35,15 +35,15 @@ typedef struct crossdock_experts_config {
   int32_t dtype;              // of rows, y, weights and biases: fp64, fp32, bf16 or fp16
   int32_t activation;
   int32_t interleaved;  // 1: rows of W1 are gate 0, linear 0, gate 1, ...
-  int32_t weights_in;   // where the weights of the routes are applied
+  int32_t weights_in;   // where route weights are applied
   int32_t recompute;    // 1: forward saves nothing; backward recomputes, with the same bits
   int32_t padding;      // 0
 } crossdock_experts_config;
 #define CROSSDOCK_EXPERTS_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_experts_config) }
 
-/// Parameters of all local experts. The first dimension of W1 is 2F for the three GLU activations,
-/// else F. Never changes.
+/// Parameters of all local experts. W1 has 2F rows for the three GLU activations, else F. Never
+/// changes.
 typedef struct crossdock_expert_weights {
   crossdock_tensor w1;  // [E_local, 2F or F, D]: gate rows, then linear rows (or interleaved)
   crossdock_tensor w2;  // [E_local, D, F]
@@ -64,7 +64,7 @@ typedef struct crossdock_segments {
   int64_t num_segments;   // E_local
 } crossdock_segments;
 
-/// Invalid configurations are refused here. Members are not collective. With tensors on a GPU,
+/// Refuses an invalid configuration. Calls with experts are not collective. With tensors on a GPU,
 /// calls queue their work in `stream` and do not wait; R may exceed the rows of the segments, and
 /// rows past the last segment become 0 in the outputs.
 CROSSDOCK_C_API crossdock_status crossdock_experts_create(const crossdock_experts_config* config,
@@ -93,7 +93,7 @@ typedef struct crossdock_experts_backward_args {
   crossdock_expert_weights weights;
   crossdock_segments segments;
   crossdock_tensor rows;         // [R, D] as in forward
-  crossdock_tensor row_weights;  // [R] the weight of each row, whoever applied it; not given: 1
+  crossdock_tensor row_weights;  // [R] the weight of each row, wherever it is applied; not given: 1
   crossdock_tensor grad_y;       // [R, D] dispatched gradient of the combined output, not yet
                                  // multiplied by the row's weight
   crossdock_tensor grad_rows;    // out [R, D]; given by the caller
@@ -101,7 +101,7 @@ typedef struct crossdock_experts_backward_args {
   crossdock_expert_gradients grads;   // out; read by crossdock_experts_backward_dw only
   int32_t accumulate;                 // 1: adds to `grads` instead of overwriting them
   int32_t padding;                    // 0
-  void* stream;                       // that of forward
+  void* stream;                       // the stream of forward
 } crossdock_experts_backward_args;
 #define CROSSDOCK_EXPERTS_BACKWARD_ARGS_INIT \
   { .struct_size = sizeof(crossdock_experts_backward_args) }

@@ -20,17 +20,18 @@ typedef struct crossdock_group_config {
   double progress_deadline_s;  // without progress; 0: CROSSDOCK_PROGRESS_DEADLINE, else 30
   double setup_deadline_s;     // MPI: to make the group; 0: as arrival_deadline_s
   int64_t recorded_events;     // recent events to keep; 0: 256, -1: none
-  int64_t staging_bytes;       // limit for rows in transit between nodes; 0: 64 MiB. Identical on
+  int64_t staging_bytes;       // limit on rows in transit between nodes; 0: 64 MiB. Identical on
                                // every rank
   const char* report_file;     // receives the recent events of a failure; NULL: CROSSDOCK_REPORT
   int32_t num_threads;         // threads that move and sum rows; 0: this rank's share of the cores
-  int32_t ranks_per_node;      // threads and MPI, for tests: ranks per simulated node; 0: as found
+  int32_t ranks_per_node;      // threads and MPI, for tests: ranks per simulated node; 0: detected
 } crossdock_group_config;
 #define CROSSDOCK_GROUP_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_group_config) }
 
 /// `size` ranks that are threads of this process, for tests: groups[r] is rank r's, to be used by
-/// one thread. The caller provides groups [size]. `config` may be NULL in all calls of this file.
+/// one thread. The caller provides groups [size]. `config` may be NULL in all functions of this
+/// header.
 CROSSDOCK_C_API crossdock_status crossdock_group_from_threads(int32_t size,
                                                               const crossdock_group_config* config,
                                                               crossdock_group** groups);
@@ -52,15 +53,16 @@ typedef struct crossdock_bootstrap crossdock_bootstrap;
 
 typedef struct crossdock_bootstrap_config {
   size_t struct_size;
-  const char* address;      // numeric, to listen on; NULL: that of the interface that is used
+  const char* address;      // numeric, to listen on; NULL: CROSSDOCK_SOCKETS_ADDRESS, else the
+                            // interface in use
   double setup_deadline_s;  // to join; 0: CROSSDOCK_ARRIVAL_DEADLINE, else 600
   /// (optional) Called at least every 100 ms by a thread that waits for other ranks of the group,
-  /// for example to look for signals (Ctrl-C). A result other than 0 ends the wait with
+  /// for example to check for signals (Ctrl-C). A nonzero result ends the wait with
   /// CROSSDOCK_COMMUNICATION, on the other ranks too. Must not use the group.
   int32_t (*interrupt)(void* context);
   void* interrupt_context;  // argument of `interrupt`; must outlive the group, its subgroups and
                             // the objects made with them
-  int32_t ranks_per_node;   // for tests: ranks per simulated node; 0: as found
+  int32_t ranks_per_node;   // for tests: ranks per simulated node; 0: detected
   int32_t padding;          // 0
 } crossdock_bootstrap_config;
 #define CROSSDOCK_BOOTSTRAP_CONFIG_INIT \
@@ -75,12 +77,12 @@ CROSSDOCK_C_API crossdock_status crossdock_bootstrap_blob(const crossdock_bootst
                                                           const void** blob, int64_t* num_bytes);
 CROSSDOCK_C_API void crossdock_bootstrap_destroy(crossdock_bootstrap* bootstrap);
 
-/// The blobs of all ranks. Rank r's are the bytes [offsets[r], offsets[r + 1]) of `bytes`.
+/// The blobs of all ranks. Rank r's blob is bytes [offsets[r], offsets[r + 1]) of `bytes`.
 typedef struct crossdock_join_args {
   size_t struct_size;
   const void* bytes;
   const int64_t* offsets;  // [size + 1]
-  int32_t rank;            // this process, whose blob must be that of `bootstrap`
+  int32_t rank;            // of this process; its blob must be that of `bootstrap`
   int32_t size;            // P
 } crossdock_join_args;
 #define CROSSDOCK_JOIN_ARGS_INIT \
@@ -99,7 +101,7 @@ CROSSDOCK_C_API crossdock_status
 crossdock_group_from_environment(const crossdock_bootstrap_config* bootstrap,
                                  const crossdock_group_config* config, crossdock_group** group);
 
-// ---- Exchanges of your own ----
+// ---- Your own communicator ----
 
 /// The call that an exchange belongs to, and how long it may take. Deadlines are best effort: an
 /// exchange that ignores them can hang.
@@ -110,22 +112,22 @@ typedef struct crossdock_wait {
   double progress_s;      // time without progress once data moves
 } crossdock_wait;
 
-/// A communicator made of callbacks. They return CROSSDOCK_OK; or CROSSDOCK_PEER_FAILED,
-/// CROSSDOCK_TIMEOUT or CROSSDOCK_COMMUNICATION, which fails the call on this rank and poisons the
-/// group. A callback may say why with crossdock_set_callback_error. Callbacks are called by the
-/// thread that uses the group, must not use it and must not throw; the memory they are given is
-/// theirs until they return. The struct is copied; `context` must live until `destroy` is called.
+/// A communicator made of callbacks. They return CROSSDOCK_OK, or CROSSDOCK_PEER_FAILED,
+/// CROSSDOCK_TIMEOUT or CROSSDOCK_COMMUNICATION to fail the call on this rank and poison the group.
+/// A callback may say why with crossdock_set_callback_error. Callbacks run on the thread that uses
+/// the group; they must not use the group or throw. The memory they are given is theirs until they
+/// return. The struct is copied; `context` must live until `destroy` is called.
 typedef struct crossdock_communicator {
   size_t struct_size;
   void* context;                // first argument of every callback
   int32_t rank;                 // of this process
   int32_t size;                 // P
   const int32_t* node_of_rank;  // [P] ranks with equal numbers are processes on one machine that
-                                // can open each other's memory; NULL: each on its own
+                                // can open each other's memory; NULL: one rank per node
 
   /// Sends all of `send` to every rank. Bytes [recv_offsets[r], recv_offsets[r + 1]) of recv come
-  /// from rank r. recv_offsets has P + 1 entries, identical on every rank. Collective, like the
-  /// next.
+  /// from rank r. recv_offsets has P + 1 entries, identical on every rank. Collective, like
+  /// all_to_all_v.
   crossdock_status (*all_gather_v)(void* context, const void* send, int64_t send_bytes, void* recv,
                                    const int64_t* recv_offsets, const crossdock_wait* wait);
   /// Sends bytes [send_offsets[r], send_offsets[r + 1]) of send to rank r and receives bytes
@@ -143,20 +145,20 @@ typedef struct crossdock_communicator {
   void (*abort)(void* context, const char* reason);
   /// (optional) Tells the peers that this rank makes no further calls. Must not wait.
   void (*leave)(void* context, const char* reason);
-  /// (optional) The group no longer needs `context`.
+  /// (optional) Called when the group no longer needs `context`.
   void (*destroy)(void* context);
 } crossdock_communicator;
 #define CROSSDOCK_COMMUNICATOR_INIT \
   { .struct_size = sizeof(crossdock_communicator) }
 
-/// Not collective. If it fails, `destroy` is not called: the context is still the caller's.
+/// Not collective. If it fails, `destroy` is not called: the caller still owns the context.
 CROSSDOCK_C_API crossdock_status
 crossdock_group_from_callbacks(const crossdock_communicator* communicator,
                                const crossdock_group_config* config, crossdock_group** group);
-/// For callbacks that fail: the reason, which becomes part of the error's text. Copied.
+/// For callbacks that fail: sets the reason, which becomes part of the error text. Copied.
 CROSSDOCK_C_API void crossdock_set_callback_error(const char* reason);
 
-// ---- Members ----
+// ---- Using a group ----
 
 typedef struct crossdock_group_info {
   size_t struct_size;
@@ -167,9 +169,10 @@ typedef struct crossdock_group_info {
   int32_t is_poisoned;       // 1: every further call fails; see crossdock_group_subgroup
   int32_t padding;           // 0
   int64_t pool_bytes;        // memory held for results and staging
-  int64_t window_bytes;      // memory held that the ranks of this node can reach
+  int64_t window_bytes;      // memory held that the other ranks on the node can reach
   const char* communicator;  // "threads", "mpi", ...; valid as long as the group
-  const char* note;          // how the ranks are connected, for logs: one line, or ""; likewise
+  const char* note;          // how the ranks are connected, for logs: one line, or ""; valid as
+                             // long as the group
 } crossdock_group_info;
 #define CROSSDOCK_GROUP_INFO_INIT \
   { .struct_size = sizeof(crossdock_group_info) }
@@ -186,16 +189,15 @@ CROSSDOCK_C_API crossdock_status crossdock_group_subgroup(crossdock_group* group
                                                           crossdock_group** subgroup);
 /// Sums `tensors` [num_tensors] over the ranks, in place: afterwards every rank has the sums. In
 /// host memory, fp64, fp32, bf16, fp16 or int64; number, dtypes and shapes must be identical on
-/// every rank. Elements are added in rank order, those of fp32, bf16 and fp16 tensors in fp32 with
-/// one rounding at the end: the bits are the same on every rank and for every communicator.
-/// Collective.
+/// every rank. Elements are added in rank order; for fp32, bf16 and fp16 tensors in fp32, rounded
+/// once at the end. The bits are identical on every rank and for every communicator. Collective.
 CROSSDOCK_C_API crossdock_status crossdock_group_all_reduce(crossdock_group* group,
                                                             const crossdock_tensor* tensors,
                                                             int64_t num_tensors);
 /// Sums `input`, which has the same shape on every rank, and gives each rank its part of the sum.
-/// The parts follow each other in rank order and have the sizes of the ranks' `out`, which may
-/// differ and be 0; together they must have the elements of the input. Otherwise as
-/// crossdock_group_all_reduce. Collective.
+/// The parts are contiguous and in rank order. Their sizes are those of the ranks' `out`, which may
+/// differ or be 0; together they must cover the input. Otherwise as crossdock_group_all_reduce.
+/// Collective.
 CROSSDOCK_C_API crossdock_status crossdock_group_reduce_scatter(crossdock_group* group,
                                                                 const crossdock_tensor* input,
                                                                 const crossdock_tensor* out);

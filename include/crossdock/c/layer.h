@@ -46,8 +46,8 @@ typedef struct crossdock_router_config {
   int32_t aux_loss_scope;  // tokens whose routes the auxiliary loss counts
   int32_t force_balance;   // 1, for benchmarks: slot k of token t goes to expert (t * K + k) mod E
   int32_t padding;         // 0
-  // Several auxiliary losses at once, each 0: none. aux_loss_coeff is added to that of
-  // aux_loss_scope.
+  // Coefficients of several auxiliary losses at once; 0: none. aux_loss_coeff is added to the
+  // coefficient of aux_loss_scope.
   double aux_batch_coeff;
   double aux_sequence_coeff;
   double aux_global_batch_coeff;
@@ -65,13 +65,13 @@ typedef struct crossdock_layer_config {
   crossdock_group* counting_group;  // ranks over which the losses count; NULL: the layer's group.
                                     // Must outlive the layer
   int64_t shared_inner;             // F of the shared experts, one dense MLP; 0: none
-  int64_t overlap_chunks;  // above 1: experts compute on the chunks that have arrived; 0: 1
-  int32_t serial_shared;   // 1: the shared experts do not compute during the dispatch
-  int32_t padding;         // 0
+  int64_t overlap_chunks;           // above 1: experts compute on chunks as they arrive; 0: 1
+  int32_t serial_shared;            // 1: the shared experts do not compute during the dispatch
+  int32_t padding;                  // 0
   int64_t etp;  // expert tensor parallelism: ranks that share each expert, fastest in the group;
                 // each holds a part of F. experts->inner is F of a whole expert. 0: 1
-  crossdock_group* sequence_group;   // ranks that share sequences, if they are not those of
-                                     // counting_group. Must outlive the layer
+  crossdock_group* sequence_group;   // ranks that share sequences, if not those of counting_group.
+                                     // Must outlive the layer
   crossdock_group* replicated_over;  // ranks that hold the same tokens: each takes part with a
                                      // slice of them, and gets all results. Must outlive the layer
   int32_t allow_equal_tokens;  // 1: tokens that are bit-identical on several ranks are accepted, as
@@ -90,7 +90,7 @@ CROSSDOCK_C_API void crossdock_layer_destroy(crossdock_layer* layer);
 CROSSDOCK_C_API crossdock_status crossdock_layer_num_local_experts(const crossdock_layer* layer,
                                                                    int64_t* num_local_experts);
 /// Applies to later calls with tensors on a GPU, as crossdock_set_device_options does. If x is on a
-/// GPU, so are all tensors of the call; its work is queued in the stream, and no call waits if
+/// GPU, all tensors of the call must be too; its work is queued in the stream, and no call waits if
 /// dispatch->max_rows is set. Not collective.
 CROSSDOCK_C_API crossdock_status
 crossdock_layer_set_device_options(crossdock_layer* layer, const crossdock_device_options* options);
@@ -109,7 +109,7 @@ typedef struct crossdock_layer_weights {
 /// dtype of the experts instead, but then cannot be accumulated. All are optional. Never changes.
 typedef struct crossdock_layer_gradients {
   crossdock_tensor gate;       // [E, D]; summed over this rank's tokens only
-  crossdock_tensor gate_bias;  // [E]; likewise
+  crossdock_tensor gate_bias;  // [E]; summed over this rank's tokens only
   /// Summed over the tokens of all ranks of the group. With etp > 1, b2 is identical on the etp
   /// ranks and must not be summed over them.
   crossdock_expert_gradients experts;
@@ -141,11 +141,11 @@ typedef struct crossdock_layer_forward_result {
   crossdock_output out;   // [T, D]
   double aux_loss;        // this rank's share; the shares of the counting group sum to its loss.
                           // With x on a GPU, this loss and those below are 0: see device_losses
-  double z_loss;          // likewise
+  double z_loss;          // this rank's share
   double aux_batch_loss;  // the terms of aux_loss
   double aux_sequence_loss;
   double aux_global_batch_loss;
-  /// Set with x on a GPU if `saved` is not NULL, and valid as long as it: [5] fp64 on the GPU,
+  /// Set if x is on a GPU and `saved` is not NULL; valid as long as `saved`. [5] fp64 on the GPU,
   /// read-only: aux, z, and the terms of aux: batch, sequence, global batch. Complete once the
   /// stream has reached this call; see crossdock_layer_saved_losses.
   crossdock_tensor device_losses;

@@ -34,9 +34,9 @@ typedef struct crossdock_mesh_shape {
   { .struct_size = sizeof(crossdock_mesh_shape) }
 
 /// With a group, whose ranks form the mesh: collective, and the mesh can make groups. With group =
-/// NULL: not collective; coordinates and lists of ranks only, e.g. to make the groups of another
-/// library. An impossible mesh is CROSSDOCK_INVALID_ARGUMENT; the error text names the rule and the
-/// numbers.
+/// NULL: not collective; the mesh gives coordinates and lists of ranks only, e.g. to make the
+/// groups of another library. An impossible mesh is CROSSDOCK_INVALID_ARGUMENT; the error text
+/// names the rule and the numbers.
 CROSSDOCK_C_API crossdock_status crossdock_mesh_create(crossdock_group* group,
                                                        const crossdock_mesh_shape* shape,
                                                        crossdock_mesh** mesh);
@@ -70,10 +70,9 @@ enum {  // kinds of groups: ranks that differ in the named coordinates only
   CROSSDOCK_MESH_CP = 1,
   CROSSDOCK_MESH_DP = 2,
   CROSSDOCK_MESH_PP = 3,
-  CROSSDOCK_MESH_TP_CP = 4,  // share a batch of sequences
-  CROSSDOCK_MESH_CP_DP = 5,  // sum gradients of parameters that are split over tp
-  CROSSDOCK_MESH_TP_CP_DP =
-      6,  // a pipeline stage: sums loads, losses, gradients of other parameters
+  CROSSDOCK_MESH_TP_CP = 4,     // share a batch of sequences
+  CROSSDOCK_MESH_CP_DP = 5,     // sum gradients of parameters that are split over tp
+  CROSSDOCK_MESH_TP_CP_DP = 6,  // a pipeline stage: sum loads, losses, other gradients
   CROSSDOCK_MESH_ETP = 7,
   CROSSDOCK_MESH_EP = 8,
   CROSSDOCK_MESH_EDP = 9,      // sum gradients of experts
@@ -90,8 +89,8 @@ CROSSDOCK_C_API crossdock_status crossdock_mesh_members(const crossdock_mesh* me
                                                         int32_t rank, int32_t* members);
 
 /// This rank's group of this kind. The first call for a kind is collective over the whole mesh: all
-/// ranks make it, in the same order. The handle belongs to the mesh: crossdock_group_destroy does
-/// nothing with it. Kinds with the same members may share a group, so use the groups of a mesh from
+/// ranks make it, in the same order. The handle belongs to the mesh: crossdock_group_destroy has no
+/// effect on it. Kinds with the same members may share a group, so use the groups of a mesh from
 /// one thread at a time.
 CROSSDOCK_C_API crossdock_status crossdock_mesh_group(crossdock_mesh* mesh, int32_t axis,
                                                       crossdock_group** group);
@@ -117,7 +116,7 @@ typedef struct crossdock_mesh_gradients {
 #define CROSSDOCK_MESH_GRADIENTS_INIT \
   { .struct_size = sizeof(crossdock_mesh_gradients) }
 
-/// Sums each gradient, in place, over the group that must still sum it. Collective over the mesh.
+/// Sums each gradient, in place, over the group stated above. Collective over the mesh.
 CROSSDOCK_C_API crossdock_status
 crossdock_mesh_sum_gradients(crossdock_mesh* mesh, const crossdock_mesh_gradients* gradients);
 

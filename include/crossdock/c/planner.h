@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/// The answer for one job.
+/// The plan for one job.
 typedef struct crossdock_job_plan crossdock_job_plan;
 
 typedef struct crossdock_job {
@@ -58,11 +58,11 @@ CROSSDOCK_C_API void crossdock_job_plan_destroy(crossdock_job_plan* plan);
 /// Strings are valid as long as the plan.
 typedef struct crossdock_job_summary {
   size_t struct_size;
-  const char* strategy;         // the choice
-  const char* reason;           // why
+  const char* strategy;         // the chosen strategy
+  const char* reason;           // why it was chosen
   int64_t num_strategies;       // for crossdock_job_plan_strategy
   int64_t tokens;               // T of every rank
-  int64_t num_ranks;            // in all
+  int64_t num_ranks;            // total
   int64_t group_ranks;          // ranks that exchange rows
   int64_t group_nodes;          // nodes of these ranks
   int64_t capacity_rows;        // limit per source rank and expert; 0: no capacity
@@ -83,8 +83,8 @@ CROSSDOCK_C_API crossdock_status crossdock_job_plan_describe(const crossdock_job
 typedef struct crossdock_operation_cost {
   double bytes_within_node;    // sent, mean
   double bytes_between_nodes;  // sent, mean
-  double lower_bound_s;        // links and memory at full rate, all concurrently
-  double serial_s;             // links first, then memory, as the strategies work
+  double lower_bound_s;        // links and memory at full rate, concurrently
+  double serial_s;             // links first, then memory, as the strategies do
 } crossdock_operation_cost;
 
 typedef struct crossdock_strategy_cost {
@@ -100,7 +100,7 @@ typedef struct crossdock_strategy_cost {
 #define CROSSDOCK_STRATEGY_COST_INIT \
   { .struct_size = sizeof(crossdock_strategy_cost) }
 
-/// `index` is in [0, num_strategies), sorted by name.
+/// Strategies are sorted by name; `index` is in [0, num_strategies).
 CROSSDOCK_C_API crossdock_status crossdock_job_plan_strategy(const crossdock_job_plan* plan,
                                                              int64_t index,
                                                              crossdock_strategy_cost* cost);

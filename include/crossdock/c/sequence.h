@@ -1,8 +1,8 @@
 #ifndef CROSSDOCK_C_SEQUENCE_H
 #define CROSSDOCK_C_SEQUENCE_H
 
-/// Sequences that are cut among ranks, packed sequences, and sequences divided among data-parallel
-/// ranks. A part of crossdock.h; docs/sequences.md has pictures.
+/// Sequences cut among ranks, packed sequences, and sequences divided among data-parallel ranks. A
+/// part of crossdock.h; docs/sequences.md has pictures.
 ///
 /// Only crossdock_gather_tokens is collective. A tensor of tokens has the dimensions of the shard,
 /// or one dimension for all tokens, followed by the dimensions of a row: [B, L, D], [B * L, D], or
@@ -31,7 +31,7 @@ typedef struct crossdock_sequence_layout {
   size_t struct_size;
   int64_t batch;      // B; 0: 1
   int64_t length;     // L
-  int32_t num_ranks;  // that share each sequence; 0: 1
+  int32_t num_ranks;  // ranks that share each sequence; 0: 1
   int32_t rank;
   int32_t order;
   int32_t cut;
@@ -40,8 +40,8 @@ typedef struct crossdock_sequence_layout {
   crossdock_tensor cu_seqlens;
   /// As cu_seqlens, optional: where sequences begin if they are padded.
   crossdock_tensor cu_seqlens_padded;
-  int64_t num_tokens;  // with cu_seqlens: all tokens; those after the last sequence are padding.
-                       // 0: none are
+  int64_t num_tokens;  // with cu_seqlens: number of tokens, including padding after the last
+                       // sequence; 0: no such padding
 } crossdock_sequence_layout;
 #define CROSSDOCK_SEQUENCE_LAYOUT_INIT \
   { .struct_size = sizeof(crossdock_sequence_layout) }
@@ -78,9 +78,9 @@ crossdock_sequence_shard_runs(const crossdock_sequence_shard* shard, crossdock_t
 CROSSDOCK_C_API crossdock_status crossdock_sequence_shard_global_index(
     const crossdock_sequence_shard* shard, int64_t i, int64_t* global_index);
 
-/// Fills host tensors as a layer's forward takes them; each may be NULL: sequence_ids [T] int32
-/// (the same numbers on every rank), positions [T] int64 (index within the sequence), mask [T] bool
-/// (true = padding).
+/// Fills host tensors in the form that a layer's forward takes; each may be NULL: sequence_ids [T]
+/// int32 (the same numbers on every rank), positions [T] int64 (index within the sequence), mask
+/// [T] bool (true = padding).
 CROSSDOCK_C_API crossdock_status crossdock_describe_tokens(const crossdock_sequence_shard* shard,
                                                            const crossdock_tensor* sequence_ids,
                                                            const crossdock_tensor* positions,
@@ -102,7 +102,7 @@ CROSSDOCK_C_API crossdock_status crossdock_gather_shards(const crossdock_sequenc
                                                          const crossdock_tensor* global,
                                                          void* stream);
 /// Gathers the tokens of all ranks of the group, on every rank. Collective. Host memory only. The
-/// shard must be that of this rank among all ranks of the group.
+/// shard must be this rank's among all ranks of the group.
 CROSSDOCK_C_API crossdock_status crossdock_gather_tokens(crossdock_group* group,
                                                          const crossdock_sequence_shard* shard,
                                                          const crossdock_tensor* local,
@@ -129,13 +129,13 @@ typedef struct crossdock_balance_args {
   int32_t num_ranks;           // 0: 1
   int32_t policy;              // contiguous ranges in the given order, or longest first
   double cost_per_token;       // a sequence of l tokens costs cost_per_token * l
-  double cost_per_token_pair;  // + cost_per_token_pair * l^2. Both 0: the tokens are the cost
+  double cost_per_token_pair;  // + cost_per_token_pair * l^2. Both 0: each token costs 1
 } crossdock_balance_args;
 #define CROSSDOCK_BALANCE_ARGS_INIT \
   { .struct_size = sizeof(crossdock_balance_args) }
 
 /// Divides sequences among data-parallel ranks: sets ranks[s] for each of N sequences, and
-/// `imbalance`, the largest cost of a rank divided by the mean; may be NULL. Not collective.
+/// `imbalance` (may be NULL), the largest cost of a rank divided by the mean. Not collective.
 CROSSDOCK_C_API crossdock_status crossdock_balance_sequences(const crossdock_balance_args* args,
                                                              int32_t* ranks, double* imbalance);
 

@@ -30,7 +30,7 @@ struct CROSSDOCK_API Topology {
 
 /// Memory passed to a communicator. `owner` keeps it alive: a request that is still pending after a
 /// failed wait may refer to the memory, and the communicator then holds the owner until nothing can
-/// touch the memory any more. REQUIRES: owner is set if num_bytes > 0.
+/// touch the memory anymore. REQUIRES: owner is set if num_bytes > 0.
 struct SharedBytes {
   std::byte* data = nullptr;
   int64_t num_bytes = 0;
@@ -42,7 +42,7 @@ struct WaitContext {
   const char* operation = "";           // a string literal, for messages
   uint64_t sequence = 0;                // number of the collective in its group
   std::chrono::nanoseconds arrival{};   // time for a peer to arrive at this operation
-  std::chrono::nanoseconds progress{};  // time without any progress once data moves
+  std::chrono::nanoseconds progress{};  // time without any progress once data is moving
 };
 
 /// Bytes and requests of a communicator since its creation.
@@ -53,7 +53,7 @@ struct Traffic {
   int64_t max_requests_in_flight = 0;  // largest number pending at once
 };
 
-/// Moves bytes between the P ranks of a group. Knows nothing of tokens.
+/// Moves bytes between the P ranks of a group. Knows nothing about tokens.
 ///
 /// The two exchanges are collective: all ranks call them in the same order with matching sizes.
 /// Sizes of 0 and null pointers are valid. Every wait has a deadline (WaitContext); a failed wait
@@ -86,7 +86,7 @@ class CROSSDOCK_API Communicator {
   /// members only; also after a failure, so that the survivors can continue.
   virtual std::unique_ptr<Communicator> subgroup(std::span<const int> members) = 0;
 
-  /// Which ranks share a node. `auto` and the strategies follow it.
+  /// Which ranks share a node. Used by `auto` and the strategies.
   virtual const Topology& topology() const = 0;
 
   /// (optional) Whether the ranks are threads of one process, which can use each other's pointers.
@@ -96,16 +96,16 @@ class CROSSDOCK_API Communicator {
   /// communicator: until then a peer that knows its address, even a stalled one, may use it.
   virtual void keep_alive(const std::shared_ptr<const void>& /*memory*/) {}
 
-  /// (optional) Tells the peers that this rank gave up and why, so that their waits throw the same
-  /// reason and culprit at once instead of at their deadlines. Never waits.
+  /// (optional) Tells the peers that this rank gave up and why, so that their waits throw at once,
+  /// with the same reason and culprit, instead of at their deadlines. Never waits.
   virtual void abort(const Error& /*cause*/) {}
 
   /// (optional) Tells the peers that this rank makes no further calls. Their waits for this rank
   /// throw kPeerFailed with this reason. Never waits.
   virtual void leave(std::string_view /*reason*/) {}
 
-  /// (optional) Limit on the bytes in flight from this rank to its peers, and also on those from
-  /// its peers; 0: no limit. Identical on every rank.
+  /// (optional) Limit on the bytes in flight from this rank to its peers, and separately on those
+  /// from its peers; 0: no limit. Identical on every rank.
   virtual int64_t max_bytes_in_flight() const { return 0; }
 
   /// (optional) What a user should know about this rank's connections, as one line for logs: at

@@ -12,7 +12,7 @@
 namespace crossdock {
 
 /// Forwards every call to another strategy. Derive from it and override what differs, e.g. to
-/// observe a strategy or to disturb it in a test. scatter_chunks is forwarded too: overriding
+/// observe a strategy or to inject faults in a test. scatter_chunks is forwarded too: overriding
 /// scatter alone changes only dispatches in one chunk. On a GPU, the inner strategy's path runs and
 /// overrides of the members that move rows have no effect.
 class CROSSDOCK_API ForwardingStrategy : public Strategy {

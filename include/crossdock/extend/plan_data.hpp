@@ -56,8 +56,9 @@ struct PlanData {
   std::vector<int64_t> recv_offsets;  // [P + 1] in rows, by source
   std::vector<RowBlock> recv_blocks;  // by (source, expert), without empty ones
   std::vector<int64_t> local_starts;  // [E_local + 1]: Segments::starts
-  std::vector<int64_t> local_counts;  // [E_local]: Segments::counts; with pad_to_capacity pad
-                                      // rows count too, as they lie between the sources
+  std::vector<int64_t> local_counts;  // [E_local]: Segments::counts; with pad_to_capacity pad rows
+                                      // count too, as they lie between the rows of different
+                                      // sources
 
   int64_t num_local_experts() const {
     const auto r = static_cast<size_t>(rank);

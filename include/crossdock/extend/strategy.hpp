@@ -94,8 +94,8 @@ class CROSSDOCK_API Strategy {
 
   /// As gather_sum, but a token's rows on one rank, or on one node, are summed in slot order and
   /// rounded to partial_dtype(config.partial_sums, dtype of rows) before they are sent; the source
-  /// adds these sums in ascending order of the ranks or nodes. Sums that are not sent are rounded,
-  /// too, so that the result depends only on the routes and the mesh.
+  /// adds these sums in ascending order of the ranks or nodes. Sums that are not sent are rounded
+  /// too, so the result depends only on the routes and the mesh.
   virtual void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) = 0;
 
   /// (optional) One element per route: rows[final row of (t, k)] = routes[t, k].

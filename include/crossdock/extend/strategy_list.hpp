@@ -25,11 +25,11 @@ class CROSSDOCK_API StrategyList {
   using Samples = std::vector<std::shared_ptr<const Strategy>>;
 
   /// Appends a strategy; "auto" prefers the earlier of two with equal cost. Throws
-  /// Error(kInvalidArgument) if the name is taken, "auto", or empty, or contains one of the
+  /// Error(kInvalidArgument) if the name is taken, "auto" or empty, or contains any of the
   /// characters ",;=".
   void add(StrategyFactory make);
 
-  /// Throws Error(kInvalidArgument), with a list of the names, if no strategy has this name.
+  /// Throws Error(kInvalidArgument), listing the valid names, if no strategy has this name.
   std::unique_ptr<Strategy> make(std::string_view name) const;
 
   std::vector<std::string> names() const;  // in order of preference

@@ -25,7 +25,8 @@ struct World {
   std::vector<reference::RankInput> ranks;  // [P]; judge generates x and grad_out
   bool wide_ids = false;                    // int64 expert ids
   bool dense = false;                       // a dense map; slots must hold ascending experts
-  int64_t slots = 0;                        // K of the routes; 0: top_k. More only if dense
+  int64_t slots = 0;                        // K of the routes; 0: top_k. May exceed top_k only if
+                                            // dense
   /// true: values whose sums are exact in any order; false: values whose sums depend on the order.
   bool exact_sums = false;
 

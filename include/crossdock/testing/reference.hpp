@@ -103,7 +103,7 @@ struct PartialGroups {
   std::vector<int> group_of_rank;  // [P] ranks with the same number make one sum together
 };
 
-/// As combine_exact with partial sums: the rows of a group are summed as there and rounded to
+/// As combine_exact with partial sums: the rows of a group are summed the same way and rounded to
 /// partial_dtype(sums, rows); then acc, from +0, adds these sums, groups ascending, in fp32 (fp64
 /// for fp64 rows), and is rounded once.
 CROSSDOCK_API PerRank combine_partial(const Layout& layout, int64_t width,
@@ -120,7 +120,7 @@ CROSSDOCK_API CombineGradients combine_backward(const Layout& layout, int64_t wi
                                                 const PerRank& grad_out, const PerRank& y,
                                                 const PerRank& weights);
 
-/// The value of the dtype nearest to `value`, ties to even; through fp32 for the small floats.
+/// The value of the dtype nearest to `value`, ties to even; via fp32 for the small floats.
 CROSSDOCK_API double round_to(DType dtype, double value);
 
 /// The values, rounded to the dtype, as a host tensor. REQUIRES: exact values for integer dtypes.

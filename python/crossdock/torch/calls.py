@@ -32,7 +32,7 @@ class Core(Shared):
         self.max_rows: Optional[int] = config.get("max_rows")
         self.num_local_experts = _num_local_experts(group, config)
         self.new_counts = ctypes.c_int64 * self.num_local_experts
-        self.captured: List["Routes"] = []  # replays of CUDA graphs use these plans
+        self.captured: List["Routes"] = []  # plans that replays of CUDA graphs use
         self.key = key = next(_keys)
         _cores[key] = weakref.ref(self, lambda _: _cores.pop(key, None))
 
@@ -59,11 +59,11 @@ class Core(Shared):
         return routes, rows_on_device(routes) if counts is None else tensor_of(counts)
 
     def empty_rows(self, like: torch.Tensor, routes: "Routes") -> Tuple[Optional[torch.Tensor], Memory]:
-        """Memory for rows [R, D] and what a call takes for it. None: the library is to provide it.
+        """Memory for rows [R, D], as a tensor and as the argument of a call. None: the library provides it.
 
-        On a GPU it is torch's memory, as torch knows the streams that use it. On the CPU it is the library's memory:
-        other ranks write there directly, combine reads there without a copy, and it is reused. Not worth it for few
-        rows."""
+        On a GPU it is torch's memory, because torch knows the streams that use it. On the CPU it is the library's memory,
+        unless there are few rows: other ranks write there directly, combine reads there without a copy, and it is
+        reused."""
         num_rows = routes.capacity_rows
         if like.is_cuda or num_rows * self.width <= _FEW_VALUES:
             return empty(like, (num_rows, self.width))
@@ -78,7 +78,7 @@ class Core(Shared):
     def move(
         self, function: Any, routes: "Routes", source: torch.Tensor, width: int, native_call: Callable
     ) -> torch.Tensor:
-        """A call with one tensor in and one [T, width] out. `native_call`: the compiled version of `function`."""
+        """A call with one input tensor and one output [T, width]. `native_call`: the compiled version of `function`."""
         with self.lock:
             target = native_call(self.dispatcher._handle, self.rank, routes._handle, source, routes.num_tokens, width)
             if target is not None:
@@ -126,7 +126,7 @@ class Routes(crossdock.Plan):
 
 
 def shared_core(group: crossdock.Group, **config: Any) -> Core:
-    """The dispatcher that all layers of a model with this configuration share; calls come in the layers' order."""
+    """The dispatcher that all layers of a model with this configuration share; the layers call it in order."""
     cores = _shared.get(group)
     if cores is None:
         cores = _shared.setdefault(group, weakref.WeakValueDictionary())
@@ -264,14 +264,14 @@ def combine_unweighted_backward(grad_out: torch.Tensor, plan: Plan, num_rows: in
 
 
 def collect_routes(values: torch.Tensor, routing: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """One value per row [R], fp32 or fp64, back to its route; 0 where there is none. Shaped like `routing`."""
+    """Returns one value per row [R], fp32 or fp64, to its route; 0 where there is none. Shaped like `routing`."""
     routes = routes_of(plan)
     collected = routes.core.move(lib.collect_routes, routes, values, routes.top_k, native.collect_routes)
     return _like_routing(collected, routing)
 
 
 def _like_routing(by_slot: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:
-    """[T, K] as it is; for a map, whose slots are its set bits in ascending order, spread to [T, E]."""
+    """[T, K] unchanged; for a map, whose slots are its set bits in ascending order, scattered to [T, E]."""
     if routing.dtype != torch.bool:
         return by_slot
     if by_slot.numel() == 0:

@@ -13,11 +13,11 @@ from .groups import group_of
 
 
 class Handle(NamedTuple):
-    """One routing, agreed by all ranks, which `combine` needs. Keep it as long as you like, pass it on, or drop it."""
+    """One routing, agreed by all ranks, which `combine` needs. You may keep it, pass it on, or drop it at any time."""
 
     plan: torch.Tensor  #: stands for the plan; int64 [1] on the CPU
-    routing: torch.Tensor  #: as given to `dispatch`
-    weights: torch.Tensor  #: as given to `dispatch`
+    routing: torch.Tensor  #: as passed to `dispatch`
+    weights: torch.Tensor  #: as passed to `dispatch`
 
 
 class Dispatched(NamedTuple):
@@ -49,7 +49,7 @@ class Dispatcher(Shared):
     Args:
         group: a ProcessGroup of any backend (default: all ranks), a DeviceMesh of one dimension, or a
             `crossdock.Group`. The first Dispatcher on a process group connects its ranks, which is collective.
-        num_experts: E, in all. Each rank has a contiguous part, as even as possible, unless `placement` is given.
+        num_experts: E, in total. Each rank has a contiguous part, as even as possible, unless `placement` is given.
         top_k: K, the routes per token.
         width: D, the values of a token.
         alignment: the rows of each expert start at a multiple of this: 1, 8, 16, 32, 64, 128 or 256. Pad rows are zero.
@@ -62,8 +62,8 @@ class Dispatcher(Shared):
             or rounded to the dtype of the rows ("rows").
         keep_empty_segments: every local expert gets at least one row, for kernels that fail without rows.
         max_routes_per_token: with maps [T, E] on a GPU: the largest number of bits set for a token.
-        copies: of a token that dispatch sends between GPUs of one node: "per_route", "per_rank" or "auto" (per rank if the ranks
-            are on several GPUs).
+        copies: copies of a token that dispatch sends between GPUs of one node: "per_route", "per_rank" or "auto" (per rank if the
+            ranks are on several GPUs).
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Dispatcher(Shared):
 
     @property
     def strategy(self) -> str:
-        """The strategy that "auto" stands for."""
+        """The strategy in use; if "auto" was requested, the one it chose."""
         return self._open().dispatcher.strategy
 
     def dispatch(
@@ -134,7 +134,7 @@ class Dispatcher(Shared):
             expert_ids: [T, K] int32 or int64: an expert, or -1 for no route; distinct per token. Or a map [T, E] bool,
                 whose set bits are the routes.
             weights: like expert_ids: fp32, bf16, fp16 or fp64 (fp64 is rounded to fp32 unless x is fp64).
-            row_weights: also send the weights, for experts that apply them themselves. Then use them on every rank,
+            row_weights: also send the weights, for experts that apply them themselves. If so, use them on every rank,
                 even where R is 0: backward sends their gradients.
         """
         if not all(isinstance(given, torch.Tensor) for given in (x, expert_ids, weights)):
@@ -147,7 +147,7 @@ class Dispatcher(Shared):
         """Sums the rows y [R, D] of each token: out [T, D], in the dtype of y. Collective.
 
         Rows are multiplied by their weights, and gradients go to y and to the weights of `dispatch`. With
-        weighted=False they are not, and gradients go to y: for experts that applied row_weights.
+        weighted=False, for experts that applied row_weights, rows are only summed, and gradients go to y.
         """
         if not isinstance(y, torch.Tensor) or not isinstance(handle, Handle):
             self._refuse_combine(y, handle, lib.combine if weighted else lib.combine_unweighted)

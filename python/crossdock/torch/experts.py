@@ -59,7 +59,7 @@ def _computing_dtype(rows: torch.Tensor) -> torch.dtype:
 
 
 def _torch_has_product(rows: torch.Tensor, inner: int) -> bool:
-    """Whether torch._grouped_mm is there for these rows: bf16, and rows of matrices in multiples of 16 bytes."""
+    """Whether torch._grouped_mm supports these rows: bf16, and rows of matrices in multiples of 16 bytes."""
     if not hasattr(torch, "_grouped_mm") or rows.dtype != torch.bfloat16 or rows.shape[1] % 8 or inner % 8:
         return False
     return not rows.is_cuda or torch.cuda.get_device_capability(rows.device)[0] >= 9
@@ -69,7 +69,7 @@ def _torch_has_product(rows: torch.Tensor, inner: int) -> bool:
 
 
 def _segments(counts: torch.Tensor) -> Iterator[Tuple[int, slice]]:
-    """The rows of each expert that has some."""
+    """Yields each expert that has rows, with its rows."""
     start = 0
     for expert, count in enumerate(counts.tolist()):
         if count > 0:

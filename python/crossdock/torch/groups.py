@@ -33,7 +33,7 @@ def group(process_group: Optional[dist.ProcessGroup] = None, **options: Any) -> 
 
 
 def group_of(ranks: Any) -> crossdock.Group:
-    """The group of a process group, of a mesh of one dimension, or a group as it is. None: all ranks."""
+    """The group of a process group or one-dimensional mesh; a `crossdock.Group` is returned unchanged. None: all ranks."""
     if isinstance(ranks, crossdock.Group):
         return ranks
     return group(ranks.get_group() if hasattr(ranks, "get_group") else ranks)
@@ -55,7 +55,7 @@ def close(process_group: Optional[dist.ProcessGroup] = None) -> None:
 
 
 def lock_of(ranks: crossdock.Group) -> Any:
-    """Held during calls: forward and backward may run on different threads, and a group serves one at a time."""
+    """Lock held during calls: forward and backward may run on different threads, and a group serves one at a time."""
     lock = _locks.get(ranks)
     if lock is None:
         lock = _locks.setdefault(ranks, threading.RLock())
@@ -63,7 +63,7 @@ def lock_of(ranks: crossdock.Group) -> Any:
 
 
 def group_of_one(**options: Any) -> crossdock.Group:
-    """The group of this rank alone."""
+    """A group of this rank alone."""
     if not _alone or _alone[-1].closed:
         _alone[:] = [crossdock.Group.from_all_gather(lambda blob: [blob], 0, **options)]
     return _alone[-1]
@@ -72,8 +72,8 @@ def group_of_one(**options: Any) -> crossdock.Group:
 def _connect(process_group: dist.ProcessGroup, options: Dict[str, Any]) -> crossdock.Group:
     options = dict(options)
     address, ranks_per_node = options.pop("address", None), options.pop("ranks_per_node", None)
-    # A rank that cannot use its options, or whose bootstrap failed, sends the reason instead of a blob, so that no rank
-    # waits for it.
+    # A rank that cannot use its options, or whose bootstrap failed, sends the reason instead of a blob, so no rank waits
+    # for it.
     bootstrap, failure, mine = None, None, None
     try:
         check_options(**options)

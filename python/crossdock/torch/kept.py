@@ -1,8 +1,8 @@
 """Objects of the library as tensors.
 
-Operators pass tensors only, and autograd, checkpointing and compiled graphs decide how long these live. So what a forward
-keeps for its backward is an int64 tensor [1] on the CPU whose memory owns it: it is freed with the last tensor that shares
-the memory, or when backward takes it.
+Operators pass tensors only, and autograd, checkpointing and compiled graphs decide how long these live. So a value that a
+forward keeps for its backward is an int64 tensor [1] on the CPU whose memory owns the value: it is freed with the last
+tensor that shares the memory, or when backward takes it.
 """
 import ctypes
 import itertools
@@ -38,5 +38,5 @@ def take(tensor: torch.Tensor) -> Any:
 
 
 def like_kept() -> torch.Tensor:
-    """A tensor of this kind without a value, for compilers and for calls that keep nothing."""
+    """Such a tensor without a value, for compilers and for calls that keep nothing."""
     return torch.zeros((1,), dtype=torch.int64, device="cpu")

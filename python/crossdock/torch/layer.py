@@ -11,7 +11,7 @@ from .registration import HAS_OPERATORS
 from .tensors import weights_dtype
 
 
-MOST_EXPERTS, MOST_ROUTES = 1024, 32  # of the library's router on a GPU
+MOST_EXPERTS, MOST_ROUTES = 1024, 32  # limits of the library's router on a GPU
 
 
 def _is_unchanged(module: nn.Module, kind: type) -> bool:
@@ -52,7 +52,7 @@ class MoELayer(nn.Module):
         normalise: divide the weights of a token by their sum.
         scale: factor on the weights.
         experts: your own experts, called with (rows [R, D], tokens_per_expert [E_local]), instead of GroupedExperts.
-        options: of `Dispatcher`, for example `alignment` or `max_rows`.
+        options: options of `Dispatcher`, for example `alignment` or `max_rows`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MoELayer(nn.Module):
         return list(self.experts.parameters())
 
     def _is_one_operator(self, tokens: torch.Tensor) -> bool:
-        """Whether the library's layer computes what this module does."""
+        """Whether the library's layer computes the same as this module."""
         autocast = torch.is_autocast_enabled("cuda") if HAS_OPERATORS else torch.is_autocast_enabled()
         if not tokens.is_cuda or autocast:
             return False

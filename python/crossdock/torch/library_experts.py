@@ -11,11 +11,11 @@ from . import kept
 from .registration import define, refuse_gradient, save_nothing
 from .tensors import empty, view_of, weights_dtype
 
-_captured: List[Any] = []  # replays of CUDA graphs use these values
+_captured: List[Any] = []  # values that replays of CUDA graphs use
 
 
 class _Segments:
-    """Rows by expert, as crossdock.Experts takes them instead of a plan."""
+    """Rows per expert, in the form that crossdock.Experts accepts instead of a plan."""
 
     def __init__(self, counts: torch.Tensor, device: torch.device):
         self.counts = counts.to(device, torch.int64).contiguous()
@@ -40,9 +40,9 @@ def is_captured(tensor: torch.Tensor) -> bool:
 
 
 def gradient_memory(parameter: torch.Tensor, wanted: bool, dtype: Optional[torch.dtype] = None) -> Tuple[Any, Any]:
-    """A tensor for a gradient and what a call takes for it, nothing if it is not wanted.
+    """A tensor for a gradient and the argument for the call; empty if the gradient is not wanted.
 
-    Default dtype: on a GPU the parameter's, on the CPU that of the sums.
+    Default dtype: on a GPU the parameter's, on the CPU the dtype of the sums.
     """
     if not wanted:
         return parameter.new_empty(0), None
@@ -72,7 +72,7 @@ def _forward(
 def _experts(
     rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, counts: torch.Tensor, keep: bool
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """rows [R, D], grouped by expert -> y [R, D] and, if `keep`, what backward needs. Rows of no expert become zero."""
+    """rows [R, D], grouped by expert -> y [R, D] and, if `keep`, values for backward. Rows of no expert become zero."""
     y, saved = _forward(rows.contiguous(), w1.contiguous(), w2.contiguous(), counts, keep)
     return y, kept.tensor_of(saved) if keep else kept.like_kept()
 
@@ -86,7 +86,7 @@ def _experts_backward(
     saved: torch.Tensor,
     wanted: List[bool],
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """grad_y [R, D] -> the gradients of rows, w1 and w2; those of parameters that are not wanted are empty."""
+    """grad_y [R, D] -> the gradients of rows, w1 and w2; gradients that are not wanted are empty."""
     grad_y, rows, w1, w2 = grad_y.contiguous(), rows.contiguous(), w1.contiguous(), w2.contiguous()
     values = kept.take(saved)
     if values is None:  # the graph is used a second time

@@ -73,7 +73,7 @@ def _layer(
     scale: float,
     keep: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """x [T, D] -> out [T, D] and, if `keep`, what backward needs. gate [E, D]; w1 and w2 as in GroupedExperts."""
+    """x [T, D] -> out [T, D] and, if `keep`, values for backward. gate [E, D]; w1 and w2 as in GroupedExperts."""
     core = core_of(dispatcher)
     with core.lock:
         out, saved = _Call(core, Router(score, normalise, scale), x, gate, w1, w2).forward(keep)
@@ -93,7 +93,7 @@ def _layer_backward(
     scale: float,
     wanted: List[bool],
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """grad_out [T, D] -> the gradients of x, gate, w1 and w2; those of parameters that are not wanted are empty."""
+    """grad_out [T, D] -> the gradients of x, gate, w1 and w2; gradients that are not wanted are empty."""
     core, grad_out = core_of(dispatcher), contiguous(grad_out)
     with core.lock:
         call = _Call(core, Router(score, normalise, scale), x, gate, w1, w2)

@@ -18,8 +18,8 @@ class MegatronTokenDispatcher(MoETokenDispatcher):
     virtual expert per rank that holds a shard of it: tokens go to all of them, and combine sums their results, so no
     gather or reduce-scatter remains.
 
-    Routes come from the map, never from the probabilities. Between the steps of a forward pass, `self` keeps what the
-    next step needs; what backward needs is in the autograd graph, which may be cut between any two steps.
+    Routes come from the map, never from the probabilities. Between the steps of a forward pass, `self` keeps the state
+    for the next step; the state for backward is in the autograd graph, which may be cut between any two steps.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MegatronTokenDispatcher(MoETokenDispatcher):
         return hidden_states, counts.cpu(), probs
 
     def combine_preprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Nothing to do: combine reads rows where the experts wrote them."""
+        """Does nothing: combine reads rows where the experts wrote them."""
         return hidden_states
 
     def token_combine(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -80,7 +80,7 @@ class MegatronTokenDispatcher(MoETokenDispatcher):
         return ops.combine_unweighted(hidden_states, plan, self._num_tokens)
 
     def combine_postprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """-> the shape of the input, shared experts added."""
+        """Restores the shape of the input and adds the shared experts."""
         if self.shared_experts is None:
             return hidden_states.view(self.hidden_shape)
         self.shared_experts.linear_fc2_forward(hidden_states)
@@ -97,13 +97,13 @@ class MegatronTokenDispatcher(MoETokenDispatcher):
         self.cudagraph_attrs.append("shared_experts.cached_fc1_input")
 
     def get_expert_zero_copy_buffers(self) -> Tuple[None, None]:
-        """Experts write to memory of torch."""
+        """None: experts write to torch's memory."""
         return None, None
 
     # ---- Inside ----
 
     def _check_placement(self) -> None:
-        """Rows go where Crossdock places the experts: it must be where Megatron has them."""
+        """Checks that Crossdock and Megatron place the experts on the same ranks."""
         if self.num_local_experts * self.ep_size != self.num_experts:
             raise ValueError(
                 f"num_moe_experts ({self.num_experts}) must be num_local_experts ({self.num_local_experts}) times the "

@@ -1,6 +1,6 @@
 """Compiled versions of the calls, from a module next to the library.
 
-A function returns None if it leaves the call to Python: tensors that are not plain (on a GPU, not contiguous, of a subclass),
+A function returns None to leave the call to Python: for tensors that are not plain (on a GPU, not contiguous, of a subclass),
 results that torch cannot allocate, versions of torch before 2.10, which have no DLPack exchange functions, Pythons without the
 stable ABI, and packages that were built without Python's headers.
 """
@@ -18,7 +18,7 @@ from crossdock._library import lib
 
 def _load() -> Optional[Any]:
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    folder = os.path.dirname(lib.path)  # "": a library of the system
+    folder = os.path.dirname(lib.path)  # "": a system library
     path = os.path.join(folder, "_torch_calls.abi3.so")
     is_wanted = os.environ.get("CROSSDOCK_TORCH_NATIVE", "1") != "0"
     has_abi = ".abi3.so" in importlib.machinery.EXTENSION_SUFFIXES and sys.version_info >= (3, 10)

@@ -70,16 +70,16 @@ _FAKES = {
 
 
 # The saved plan owns the routes, unless hooks replace it with a copy (torch.autograd.graph.save_on_cpu). So the graph
-# owns them too, and backward calls the library with them, unless there is more to it.
+# owns them too, and backward passes them to the library directly, unless operators are observed.
 
 
 def _keep(ctx: Any, plan: torch.Tensor) -> None:
-    # A fake tensor of a compiler has none.
+    # A compiler's fake tensor has no routes.
     ctx.routes = calls.routes_of(plan) if type(plan) is torch.Tensor else None
 
 
 def _is_plain(ctx: Any, grad: torch.Tensor) -> bool:
-    """Whether nothing observes the operators of backward, nor requests their gradients, which are refused."""
+    """Whether nothing observes the operators of backward or requests their gradients, which are refused."""
     return ctx.routes is not None and not torch.is_grad_enabled() and not (HAS_OPERATORS and is_observed(grad))
 
 
@@ -97,7 +97,7 @@ def _grad_dispatch(ctx: Any, grad_rows, grad_row_weights, *_) -> Tuple:
     num_tokens, shape, tokens_dtype, dtype = ctx.like
     grad_x = grad_weights = None
     if ctx.needs_input_grad[0]:
-        # Rows that went nowhere on this rank may have gone somewhere on others: all ranks make this call.
+        # Rows that are unused on this rank may be used on others: all ranks make this call.
         if grad_rows is None:
             grad_rows = torch.zeros(shape, dtype=tokens_dtype, device=grad_row_weights.device)
         grad_x = dispatch_backward(grad_rows, plan, num_tokens)

@@ -1,6 +1,6 @@
 """Differentiable operators, `torch.ops.crossdock.*`.
 
-With torch 2.4 and later they are operators with fake versions, so that torch.compile keeps the graph and selective
+With torch 2.4 and later they are operators with fake versions, so torch.compile keeps the graph whole and selective
 checkpointing can name them. In eager mode, and with older versions, they are autograd functions.
 """
 from typing import Any, Callable, Optional, Type

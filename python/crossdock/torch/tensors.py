@@ -43,7 +43,7 @@ def view_of(tensor: torch.Tensor) -> Memory:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, contiguous; or as it is if torch cannot make it so (too little memory, sparse), and view_of refuses it."""
+    """The tensor, contiguous; or unchanged if torch cannot make it so (too little memory, sparse): view_of refuses it."""
     try:
         return tensor.contiguous()
     except (RuntimeError, MemoryError):
@@ -53,7 +53,7 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 def empty(
     like: torch.Tensor, shape: Sequence[int], dtype: Optional[torch.dtype] = None
 ) -> Tuple[Optional[torch.Tensor], Any]:
-    """Torch's memory for a result of a collective call: the tensor, and what the call takes.
+    """Torch's memory for a result of a collective call: the tensor, and the argument for the call.
 
     If torch cannot allocate it, the call fails on every rank, and torch's error is the cause on this one.
     """
@@ -83,7 +83,7 @@ def tensor_of(values: ctypes.Array) -> torch.Tensor:
 
 
 class _OnDevice:
-    """Device memory as torch.as_tensor takes it."""
+    """Device memory in the form that torch.as_tensor accepts."""
 
     def __init__(self, pointer: int, length: int):
         self.__cuda_array_interface__ = {

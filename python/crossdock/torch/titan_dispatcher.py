@@ -28,7 +28,7 @@ class TitanTokenDispatcher:
 
     `wire_meshes` connects the ranks of the expert mesh, which is collective; `ep_mesh=None` is one rank. Everything
     about a call is in its metadata, so any number of micro-batches may be in flight. `options` are those of
-    `crossdock.torch.Dispatcher`, for example `alignment` and `max_rows`. Without `width`, tokens may have any.
+    `crossdock.torch.Dispatcher`, for example `alignment` and `max_rows`. Without `width`, tokens may have any width.
     """
 
     def __init__(self, *, num_experts: int, top_k: int, **options: Any):
@@ -82,5 +82,5 @@ def _key_of(number: int, width: int) -> int:
     return core.key
 
 
-if HAS_OPERATORS:  # a compiler makes the dispatcher while it traces, and takes its number for a constant
+if HAS_OPERATORS:  # a compiler makes the dispatcher while tracing and treats its number as a constant
     _key_of = torch.compiler.assume_constant_result(_key_of)

@@ -15,8 +15,8 @@ using GpuId = std::array<char, 16>;
 struct GpuReach {
   GpuId gpu{};
   bool reaches_nobody = false;  // see UnreachableGpus
-  /// Among the GPUs that the rank's process sees. Others are taken to be reachable: CUDA IPC does
-  /// not need to see a GPU.
+  /// Among the GPUs that the rank's process sees. Others are assumed reachable: CUDA IPC does not
+  /// need to see a GPU.
   std::vector<GpuId> unreachable{};
 
   std::vector<std::byte> to_bytes() const;

@@ -7,8 +7,8 @@
 
 namespace crossdock::cuda {
 
-/// The stream in which calls of a group's rank queue their work: the given one. In place of a
-/// default stream, ranks that are threads of one process use cudaStreamPerThread: in one queue the
+/// The stream in which calls of a group's rank queue their work: the given one. Ranks that are
+/// threads of one process use cudaStreamPerThread instead of a default stream: in one queue, the
 /// kernels of several ranks would wait for each other forever.
 inline cudaStream_t group_stream(Group& group, Stream stream) {
   const cudaStream_t given = handle_of(stream);

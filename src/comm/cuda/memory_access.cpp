@@ -36,7 +36,7 @@ MemoryKind kind_of(const void* data) {
     return MemoryKind::kCommon;
   }
   if (pool_of(data) != nullptr) return MemoryKind::kGranted;
-  // Memory of cudaMalloc has the older kind of inter-process handles, mapped memory does not.
+  // Memory from cudaMalloc has the older kind of inter-process handles; mapped memory does not.
   int is_plain = 0;
   if (!get_attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, data, is_plain)) {
     return MemoryKind::kGranted;

@@ -36,7 +36,7 @@ PeerArena::PeerArena(const ArenaCard& card, MemorySharing sharing, int device)
                           .closed = [this] { note_lost_owner(); }});
 }
 
-// Without a connection it is not known.
+// Unknown without a connection; the owner then counts as lost.
 bool PeerArena::has_lost_owner() const {
   return !connection_ || connection_->is_closed();
 }

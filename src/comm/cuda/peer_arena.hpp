@@ -27,7 +27,8 @@ namespace crossdock::cuda {
 class PeerArena {
  public:
   /// The mapping that this process already has, or a new one, without memory at first. Throws if
-  /// the other process cannot be reached. Does not wait. Also removes what is no longer needed.
+  /// the other process cannot be reached. Does not wait. Also removes mappings that are no longer
+  /// needed.
   static std::shared_ptr<PeerArena> open(const ArenaCard& card, MemorySharing sharing, int device);
   PeerArena(const ArenaCard& card, MemorySharing sharing, int device);
   PeerArena(const PeerArena&) = delete;
@@ -49,7 +50,7 @@ class PeerArena {
   bool has_lost_owner() const;
   void map_fabric(std::span<const ChunkNotice> notices);
   void await_chunks(int64_t num_chunks, std::chrono::nanoseconds timeout);
-  // In the service thread:
+  // On the service thread:
   void map_passed(const comm::DescriptorConnection::Received& received);
   void note_lost_owner();
 

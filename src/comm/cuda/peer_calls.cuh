@@ -5,14 +5,14 @@
 
 #include "comm/cuda/peer_signals.cuh"
 
-// How ranks agree on calls whose hosts do not meet. Each rank's kernels tell the peers what call
-// they belong to and where this rank's memory is. All ranks read the same records and come to the
-// same result: if the calls differ, or a rank refuses its own, the channels of all ranks are halted
-// at the same epoch, before anything has moved.
+// How ranks agree on calls when their hosts do not meet. Each rank's kernels tell the peers which
+// call they belong to and where this rank's memory is. All ranks read the same records and come to
+// the same result: if the calls differ, or a rank refuses its own, the channels of all ranks are
+// halted at the same epoch, before anything has moved.
 
 namespace crossdock::cuda {
 
-/// Most pieces of memory that a rank shows its peers in one call.
+/// Maximum number of pieces of memory that a rank shows its peers in one call.
 inline constexpr int kMostShown = 4;
 
 /// What a rank tells its peers when a queued call begins.
@@ -80,13 +80,13 @@ __device__ inline bool is_at_other_kind(const PeerSignals& signals, int peer, ui
 }
 
 /// Waits for the call of rank `peer`; returns its hash, kStops if it is at another kind of call, or
-/// kFailed if it does not come.
+/// kFailed if it does not arrive.
 __device__ inline uint32_t await_call(const PeerSignals& signals, int peer, Operation operation,
                                       uint32_t epoch) {
   const uint64_t* flag = &record_at(signals.mailbox[signals.rank], epoch, peer)->flag;
   Patience patience(signals);
   uint64_t word = load_acquire(flag);
-  bool was_elsewhere = false;  // asked twice: words of the same call may come before its record
+  bool was_elsewhere = false;  // asked twice: words of the same call may arrive before its record
   while (is_before(word, epoch)) {
     const bool is_over = patience.is_over();
     word = load_acquire(flag);

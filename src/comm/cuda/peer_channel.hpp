@@ -21,7 +21,7 @@ struct ChannelOptions {
 };
 
 /// The words by which the kernels of one rank and its peers wait for each other. Owns this rank's
-/// mailbox; kernels get signals(). Kernels of one channel run one after the other.
+/// mailbox; kernels get signals(). Kernels of one channel run one at a time.
 class PeerChannel {
  public:
   /// For `size` ranks that reach each other's memory; this one is `rank`.
@@ -41,7 +41,7 @@ class PeerChannel {
   std::optional<Fault> fault() const;
   /// The fault that has halted the channel, if any.
   std::optional<Fault> halt() const;
-  /// Clears a fault that ended one step, so that the next one is recorded.
+  /// Clears a fault that ended one step, so the next one is recorded.
   void clear_fault();
   /// Clears the fault that has halted the channel as well. REQUIRES: no kernel is running.
   void clear_halt();

@@ -14,8 +14,8 @@ enum class FaultCode : uint32_t {
   kTimeout,          // `culprit` did not arrive
   kPeerFailed,       // `culprit` had failed already
   kTooManyRoutes,    // more set bits in a token of a dense map than slots
-  kExpertRange,      // an expert id out of [0, E) that is not -1
-  kExpertRepeated,   // an expert twice in a token
+  kExpertRange,      // an expert id outside [0, E) that is not -1
+  kExpertRepeated,   // the same expert twice in a token
   kWeightNotFinite,  // a weight that is not finite
   kTooManyRows,      // more rows at `culprit` than max_rows
   kOtherCall,        // ranks have queued different calls, or one has refused its own
@@ -52,7 +52,7 @@ __host__ __device__ inline bool is_fatal(const Fault& fault) {
 }
 
 /// Faults that a rank's device reports to its host, in host memory: the first of each kind since
-/// the host took the last one. Each kind has its own slot, so that none is lost.
+/// the host took the last one. Each kind has its own slot, so none is lost.
 struct FaultBoard {
   Fault refused;  // ends one step
   Fault halted;   // ends all steps until the hosts have met

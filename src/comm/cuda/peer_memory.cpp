@@ -174,7 +174,9 @@ std::vector<ChunkNotice> PeerMemory::news() {
 
 void PeerMemory::note_heard(std::span<const ChunkNotice> news) {
   for (const ChunkNotice& notice : news) {
-    if (static_cast<size_t>(notice.index) < choice_.num_chunks) continue;  // published meanwhile
+    if (static_cast<size_t>(notice.index) < choice_.num_chunks)
+      continue;  // published in the
+                 // meantime
     ++choice_.num_chunks;
     common_bytes_ += notice.num_bytes;
   }

@@ -73,15 +73,15 @@ class PeerMemory {
   /// memory.
   MemoryHandle show(const void* data, const MemoryBlock& block) const;
 
-  /// The address, for kernels of this rank, of memory that rank `peer` sent the handle of. With
-  /// kIpc, maps its allocation when first called; the mapping lasts as long as this object.
+  /// The address, for kernels of this rank, of the memory whose handle rank `peer` sent. With kIpc,
+  /// maps its allocation when first called; the mapping lasts as long as this object.
   std::byte* reach(int peer, const MemoryHandle& handle);
 
   // Memory by offsets. REQUIRES: the ranks have met if they are processes; has_offsets() for all
   // but the news.
 
   bool has_offsets() const { return sharing() != MemorySharing::kIpc; }
-  /// The offset of this rank's memory. REQUIRES: of an arena with sharing(), if the ranks are
+  /// The offset of this rank's memory. REQUIRES: from an arena with sharing(), if the ranks are
   /// processes.
   int64_t offset_of(const void* data) const;
   /// What kernels of this rank add to an offset of rank `peer`. REQUIRES: the peer is near.
@@ -103,16 +103,16 @@ class PeerMemory {
 
   /// Whether publish works: peers map growth without a rendezvous.
   bool grows_alone() const { return !needs_export_ || sharing() == MemorySharing::kDescriptors; }
-  /// Returns when all near peers have mapped this rank's arena as it is now: common_bytes is its
-  /// size. Their hosts and GPUs may be blocked. Costs nothing if the arena has not grown. Throws
-  /// Error(kTimeout) after the progress deadline, Error(kCommunication) if a peer cannot map the
-  /// growth. A peer whose process has ended does not count. REQUIRES: grows_alone().
+  /// Returns when all near peers have mapped this rank's arena as it is now; common_bytes is then
+  /// its size. Their hosts and GPUs may be blocked. Costs nothing if the arena has not grown.
+  /// Throws Error(kTimeout) after the progress deadline, Error(kCommunication) if a peer cannot map
+  /// the growth. A peer whose process has ended does not count. REQUIRES: grows_alone().
   void publish();
 
   /// With kDescriptors, calls `callback` with each near peer whose process has ended: immediately
-  /// if it already has, else in the service thread as soon as it ends. Reports each peer at most
+  /// if it already has, else on the service thread as soon as it ends. Reports each peer at most
   /// once. Destroying the result waits for a callback that is running; afterwards none runs. The
-  /// callback must be short, must not throw, and must use neither this object nor the result.
+  /// callback must be short, must not throw, and must not use this object or the result.
   [[nodiscard]] std::shared_ptr<const void> watch_owners(
       const std::function<void(int peer)>& callback) const;
 
@@ -138,8 +138,8 @@ class PeerMemory {
   std::map<std::pair<int, std::string>, void*> mappings_;
 };
 
-/// For tests on a machine with one GPU: a PeerMemory made while one of these exists takes its peers
-/// for kernels on another GPU that has no access to anything.
+/// For tests on a machine with one GPU: a PeerMemory made while one of these exists treats its
+/// peers as kernels on another GPU that has no access to anything.
 class PeersOnOtherGpus {
  public:
   PeersOnOtherGpus();

@@ -33,8 +33,8 @@ struct SignalState {
   uint32_t tokens_taken = 0;  // of the running scatter, by persistent blocks
   /// FaultCode that ended or halted this channel, or 0; if it has ended, the culprit's rank is
   /// above the code. Either way its kernels use no memory of peers. A rank whose channel has ended
-  /// goes on telling its peers so (failure_of). A halted channel is halted on all ranks, at the
-  /// same epoch: no rank signals or waits until the hosts have met and resume.
+  /// keeps telling its peers so (failure_of). A halted channel is halted on all ranks, at the same
+  /// epoch: no rank signals or waits until the hosts have met and resume.
   uint32_t poison = 0;
   uint32_t fault_lock = 0;            // held while writing a fault for the host
   uint64_t bad_route = ~uint64_t{0};  // lowest (route << 8 | code) of the current plan; ~0: none
@@ -43,8 +43,8 @@ struct SignalState {
 };
 
 /// Layout of the memory that peers write: one flag per rank; two records of queued calls per rank;
-/// two inboxes of words per rank. Even and odd epochs use one of the two each: a rank at epoch n +
-/// 2 has seen every rank at n + 1, so all have read n.
+/// two inboxes of words per rank. Epochs alternate between the two: a rank at epoch n + 2 has seen
+/// every rank at n + 1, so all have read n.
 struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
   static constexpr int64_t kRecordBytes = 64;  // see peer_calls.cuh
@@ -170,8 +170,8 @@ __device__ inline void poison(const PeerSignals& signals, FaultCode code, int cu
   atomicCAS(&signals.state->poison, 0u, named | static_cast<uint32_t>(code));
 }
 
-/// What a rank whose channel has ended tells its peers: whom to name. Otherwise ranks that give up
-/// would be named by those that learn of it from them.
+/// What a rank whose channel has ended tells its peers: which rank to name. Otherwise the peers
+/// would name the rank that told them.
 struct ChannelFailure {
   static constexpr uint32_t kFailed = 1;      // this rank
   static constexpr uint32_t kPeerFailed = 2;  // this plus the rank that had failed before
@@ -286,7 +286,7 @@ __device__ inline void send_flags(const PeerSignals& signals, uint32_t epoch, ui
   }
 }
 
-/// Waits until these ranks are at `epoch`. Called by all threads of a block.
+/// Waits until all ranks with a mailbox are at `epoch`. Called by all threads of a block.
 __device__ inline void await_flags(const PeerSignals& signals, Operation operation,
                                    uint32_t epoch) {
   for (int p = static_cast<int>(threadIdx.x); p < signals.P; p += static_cast<int>(blockDim.x)) {
@@ -334,7 +334,8 @@ __device__ inline bool peer_barrier(const PeerSignals& signals, Operation operat
   return !dead;
 }
 
-/// The same at the beginning of a kernel, by all its blocks, instead of a separate barrier kernel.
+/// Like peer_barrier, but at the beginning of a kernel and by all its blocks, instead of a separate
+/// barrier kernel.
 /// REQUIRES: the blocks of all ranks that share a GPU fit on it together; the kernel ends with
 /// peer_barrier and after_arrival.
 __device__ inline void peer_arrival(const PeerSignals& signals, Operation operation) {
@@ -371,8 +372,8 @@ __device__ inline bool last_block(const PeerSignals& signals, bool writes_to_pee
   return is_last;
 }
 
-/// Whether a kernel that ends with peer_barrier may just end: it works for this rank alone and its
-/// outputs are valid. The same for all threads of the grid.
+/// Whether a kernel that ends with peer_barrier may simply end: it works for this rank alone and
+/// its outputs are valid. The same for all threads of the grid.
 __device__ inline bool ends_alone(const PeerSignals& signals) {
   return signals.P <= 1 && !is_poisoned(signals);
 }

@@ -17,14 +17,14 @@
 
 namespace crossdock::cuda {
 
-/// What a process must know to map an arena of another one: plain data.
+/// What a process must know to map another process's arena: plain data.
 struct ArenaCard {
   comm::Secret id{};
   comm::DescriptorAddress address{};  // with kDescriptors: where its chunks are passed
-  int64_t capacity = 0;               // most bytes that it can have
+  int64_t capacity = 0;               // maximum size in bytes
 };
 
-/// Tells other processes of a chunk of an arena: plain data.
+/// Tells other processes about a chunk of an arena: plain data.
 struct ChunkNotice {
   int64_t index = 0;
   int64_t num_bytes = 0;
@@ -34,8 +34,8 @@ struct ChunkNotice {
 /// An arena of this process as other processes see it. Thread-safe.
 class SharedArena {
  public:
-  /// The one of a device, with its arena. REQUIRES: sharing is kDescriptors or kFabric. Throws if
-  /// the device or the system does not allow this kind of sharing.
+  /// The shared arena of a device. REQUIRES: sharing is kDescriptors or kFabric. Throws if the
+  /// device or the system does not allow this kind of sharing.
   static SharedArena& of(int device, MemorySharing sharing);
   explicit SharedArena(std::shared_ptr<RangeArena> arena);
   SharedArena(const SharedArena&) = delete;
@@ -48,15 +48,15 @@ class SharedArena {
   /// connected and do not have them yet. Does not wait.
   std::vector<ChunkNotice> announce(size_t first);
 
-  /// A beginning of the arena.
+  /// The first chunks of the arena.
   struct Extent {
     size_t num_chunks = 0;
     int64_t num_bytes = 0;
   };
-  /// Passes the chunks that there are to all processes that have connected, and waits until every
-  /// process that is still connected has mapped them. These processes need not call anything: their
-  /// service threads map the chunks (PeerArena). Returns what all of them have now. Throws
-  /// Error(kTimeout) after `timeout`, Error(kCommunication) if a process cannot map a chunk.
+  /// Passes all current chunks to all processes that have connected, and waits until every process
+  /// that is still connected has mapped them. These processes need not call anything: their service
+  /// threads map the chunks (PeerArena). Returns what all of them have now. Throws Error(kTimeout)
+  /// after `timeout`, Error(kCommunication) if a process cannot map a chunk.
   /// REQUIRES: kDescriptors.
   Extent publish(std::chrono::nanoseconds timeout);
 

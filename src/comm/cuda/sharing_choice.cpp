@@ -17,7 +17,7 @@ constexpr const char* kSharingVariable = "CROSSDOCK_PEER_MEMORY";
 
 struct Setting {
   const char* name;
-  std::vector<MemorySharing> candidates;  // the best first
+  std::vector<MemorySharing> candidates;  // best first
 };
 
 Setting read_setting(const SharingArgs& args) {

@@ -43,7 +43,7 @@ class StreamWatch {
   struct Probe {
     std::function<std::string()> error{};  // polled while exchanges are pending: a message or ""
     /// (optional) Stops the exchanges, which frees the GPU. Called once, when one of them has
-    /// failed or is late. Must not wait, nor call the watch. Without it the message says that the
+    /// failed or is late. Must not wait or call the watch. Without it the message says that the
     /// caller must do so.
     std::function<void()> abort{};
   };
@@ -56,7 +56,7 @@ class StreamWatch {
   /// kTimeout after `limit` (default: the sum of both deadlines), or kCuda.
   std::optional<Error> try_await(cudaStream_t stream,
                                  std::optional<std::chrono::nanoseconds> limit = {});
-  /// Like that, but throws the error.
+  /// Like try_await, but throws the error.
   void await(cudaStream_t stream);
 
  private:

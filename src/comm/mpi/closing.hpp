@@ -30,7 +30,7 @@ void free_when_all_have_left(MpiClosing closing);
 /// anyway.
 void free_closed_communicators();
 
-/// Drops the others without freeing them; called before MPI is finalised.
+/// Drops the rest without freeing them; called before MPI is finalised.
 void give_up_closing();
 
 }  // namespace crossdock::comm

@@ -39,7 +39,7 @@ class MpiCommunicator final : public PolledCommunicator {
 
   const MPI_Comm data_;
   const MPI_Comm control_communicator_;
-  std::unique_ptr<MpiControl> control_;  // set until the end
+  std::unique_ptr<MpiControl> control_;  // set until the destructor
   const MpiOptions options_;
   const ExitNotice exit_notice_{[this] { leave_quietly("its process is exiting"); }};
 };

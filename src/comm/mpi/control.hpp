@@ -13,7 +13,7 @@ namespace crossdock::comm {
 /// The control messages of one communicator, sent with MPI.
 class MpiControl final : public ControlChannel {
  public:
-  /// Uses `communicator`, which nobody else may use.
+  /// Needs exclusive use of `communicator`.
   explicit MpiControl(MPI_Comm communicator);
   ~MpiControl() override;
   MpiControl(const MpiControl&) = delete;

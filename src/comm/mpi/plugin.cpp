@@ -14,7 +14,8 @@
 namespace crossdock {
 namespace {
 
-/// Where the plugin is expected: in the folder of the shared library that contains this function.
+/// Where the plugin is expected: in the directory of the shared library that contains this
+/// function.
 std::filesystem::path plugin_beside_this_library() {
   static const char kHere = 0;
   Dl_info info{};
@@ -49,9 +50,10 @@ const comm::MpiPlugin* open_plugin() {
   library.find(comm::kGetMpiPlugin, get);
   const comm::MpiPlugin* plugin = get();
   if (std::strcmp(plugin->build, build_info::kBuild) != 0) {
-    throw Error(ErrorCode::kUnsupported,
-                concat(library.file(), " is of Crossdock ", plugin->build, ", but libcrossdock is ",
-                       build_info::kBuild, "; install both from the same build"));
+    throw Error(
+        ErrorCode::kUnsupported,
+        concat(library.file(), " is from Crossdock ", plugin->build, ", but libcrossdock is ",
+               build_info::kBuild, "; install both from the same build"));
   }
   return plugin;
 }

@@ -14,8 +14,8 @@
 namespace crossdock::comm {
 
 /// The messages of one exchange with MPI, sent and received in chunks with at most max_in_flight
-/// pending requests, whatever their sizes: half of them receives and half sends, so that neither
-/// can block the other.
+/// pending requests, whatever their sizes: half of them receives and half sends, so neither can
+/// block the other.
 class MpiTransfers final : public Transfers {
  public:
   struct Args {

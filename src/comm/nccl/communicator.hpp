@@ -13,8 +13,8 @@
 
 namespace crossdock::cuda {
 
-/// An NCCL communicator with the ranks of a group: one that the caller has lent, which is never
-/// ended here, or one of the library's own. Thread-safe. The NcclLibrary must outlive it.
+/// An NCCL communicator with the ranks of a group: either lent by the caller and never ended here,
+/// or made by the library. Thread-safe. The NcclLibrary must outlive it.
 class NcclCommunicator {
  public:
   /// Lent by the caller.
@@ -24,14 +24,14 @@ class NcclCommunicator {
     int rank = 0;
     int size = 1;
     int device = 0;                       // REQUIRES: the current one
-    std::chrono::nanoseconds patience{};  // how long the process waits at exit for its end
+    std::chrono::nanoseconds patience{};  // how long the process waits for its end at exit
   };
-  /// The library's own: begins to connect this rank with the others, which make theirs with the
+  /// Made by the library: begins to connect this rank to the others, which make theirs with the
   /// same id. Does not wait. Throws Error(kUnsupported) if NCCL fails at once.
   NcclCommunicator(const NcclLibrary& library, const ncclUniqueId& id, const Member& member);
 
-  /// Destroys the library's own in the background (see end_in_background), or aborts it if it was
-  /// not connected or has failed. REQUIRES: its operations have completed, or it has failed.
+  /// If made by the library: destroys it in the background (see end_in_background), or aborts it if
+  /// it was not connected or has failed. REQUIRES: its operations have completed, or it has failed.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -40,7 +40,8 @@ class NcclCommunicator {
   bool is_own() const { return is_own_; }
   int device() const { return member_.device; }
 
-  /// Whether all ranks are connected. Throws Error(kUnsupported) if NCCL has failed to do so.
+  /// Whether all ranks are connected. Throws Error(kUnsupported) if NCCL has failed to connect
+  /// them.
   bool is_connected();
 
   /// The error of an operation that has failed, or "". Does not wait.

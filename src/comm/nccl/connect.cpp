@@ -17,8 +17,8 @@ namespace {
 using comm::Clock;
 using std::chrono::milliseconds;
 
-// Ranks agree that often whether all are connected: an error or the end of a rank is noticed by
-// the others that soon, although NCCL itself would go on waiting for it.
+// How often ranks agree whether all are connected. The others notice the failure or end of a rank
+// this soon, although NCCL itself would keep waiting for it.
 constexpr milliseconds kRound{50};
 
 struct Report {

@@ -75,7 +75,7 @@ void end_in_background(const NcclLibrary& library, ncclComm_t comm, NcclEnd end,
       note_end();
     }
   } catch (const std::exception&) {
-    // No memory for the list of threads: as without a thread.
+    // No memory for the list of threads: left as it is, as without a thread.
   }
 }
 

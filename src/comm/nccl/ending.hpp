@@ -11,12 +11,12 @@ namespace crossdock::cuda {
 /// How an NCCL communicator ends.
 enum class NcclEnd {
   kDestroy,  // after its operations have completed
-  kAbort     // stops its operations, whose kernels may be waiting for a peer for ever
+  kAbort     // stops its operations, whose kernels may wait for a peer forever
 };
 
-/// Ends `comm` on a thread of its own: NCCL does not return before the other ranks of this node
-/// have ended theirs, and they may keep them. A process that exits waits for such threads, but at
-/// most `patience` after this call. If no thread can be started, the communicator is left as it is.
+/// Ends `comm` on a separate thread: NCCL does not return before the other ranks on this node have
+/// ended theirs, and they may keep them. A process that exits waits for such threads, but at most
+/// `patience` after this call. If no thread can be started, the communicator is left as it is.
 void end_in_background(const NcclLibrary& library, ncclComm_t comm, NcclEnd end,
                        std::chrono::nanoseconds patience) noexcept;
 

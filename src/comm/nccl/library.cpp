@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kVariable = "CROSSDOCK_NCCL_LIBRARY";
 constexpr int kOldest = NCCL_VERSION(2, 14, 0);  // the first with non-blocking communicators
-static_assert(NCCL_VERSION_CODE >= kOldest, "nccl.h must be of NCCL 2.14 or later");
+static_assert(NCCL_VERSION_CODE >= kOldest, "nccl.h must be from NCCL 2.14 or later");
 
 // "2.28.9" for 22809. Versions before 2.9 had one digit less.
 std::string version_text(int code) {

@@ -6,8 +6,8 @@
 
 namespace crossdock::cuda {
 
-/// The functions of NCCL that are called here. Nothing links libnccl: it is opened when ranks first
-/// need it, so that a machine without NCCL can run everything else.
+/// The functions of NCCL that are called here. libnccl is not linked: it is opened when ranks first
+/// need it, so a machine without NCCL can run everything else.
 struct NcclLibrary {
   decltype(&ncclGetVersion) get_version = nullptr;
   decltype(&ncclGetErrorString) get_error_string = nullptr;
@@ -31,7 +31,7 @@ struct NcclLibrary {
 /// first call. Throws Error(kUnsupported) if it is missing or too old; later calls try again.
 const NcclLibrary& nccl_library();
 
-/// Opens `file`, a path or a name; throws likewise.
+/// Opens `file`, a path or a name; throws as above.
 NcclLibrary open_nccl(const std::string& file);
 
 /// Throws Error(kCommunication) with NCCL's message unless `status` is ncclSuccess.

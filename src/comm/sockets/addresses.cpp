@@ -7,7 +7,7 @@
 namespace crossdock::comm {
 namespace {
 
-// For documentation only (RFC 5737): reached by the default route, and never sent to.
+// A documentation address (RFC 5737): reached by the default route; nothing is sent to it.
 constexpr const char* kSomewhereElse = "192.0.2.1";
 
 SocketAddress default_interface() {
@@ -37,7 +37,7 @@ SocketAddress address_to_listen_at(const std::string& address) {
   const std::string given = address.empty() && variable != nullptr ? variable : address;
   if (!given.empty()) {
     const auto parsed = parse_address(given, 0);
-    CROSSDOCK_CHECK(parsed.has_value(), "the address to listen at must be numeric, such as ",
+    CROSSDOCK_CHECK(parsed.has_value(), "the address to listen on must be numeric, such as ",
                     "10.0.0.1, got '", given, "'");
     return *parsed;
   }

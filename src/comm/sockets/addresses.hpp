@@ -14,7 +14,7 @@ SocketAddress address_of_host(const std::string& host, int port);
 SocketAddress interface_towards(const std::string& host);
 
 /// Where to listen: at `address` if not empty (throws kInvalidArgument unless it is numeric), else
-/// as SocketsOptions::address says.
+/// as described for SocketsOptions::address.
 SocketAddress address_to_listen_at(const std::string& address);
 
 }  // namespace crossdock::comm

@@ -81,7 +81,7 @@ DecodedBlob decode_blob(std::span<const std::byte> bytes) {
     return refuse(concat("has ", bytes.size(), " bytes"));
   }
   std::memcpy(&magic_and_version, bytes.data(), sizeof magic_and_version);
-  if (magic_and_version[0] != kMagic) return refuse("is not a blob of Crossdock");
+  if (magic_and_version[0] != kMagic) return refuse("is not a Crossdock blob");
   if (magic_and_version[1] != kSocketsVersion) {
     return refuse(concat("has version ", magic_and_version[1], " where this build has version ",
                          kSocketsVersion),

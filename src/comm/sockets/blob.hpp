@@ -13,7 +13,7 @@
 
 namespace crossdock::comm {
 
-/// Version of blobs, frames and shared memory: ranks with different ones refuse each other.
+/// Version of blobs, frames and shared memory: ranks with different versions refuse each other.
 inline constexpr uint32_t kSocketsVersion = 2;
 
 /// Everything that other processes must know about a process to connect to it.
@@ -23,9 +23,9 @@ struct SocketsBlob {
   uint64_t machine = 0;        // identify_this_machine()
   SocketAddress address;       // where it listens
   int32_t directory = -1;      // descriptor of its directory (directory.hpp), in its process
-  Secret secret{};             // whoever connects to it must know this
+  Secret secret{};             // needed to connect to it
   int64_t window_bytes = 0;    // SocketsOptions, compared by join
-  int32_t ranks_per_node = 0;  // likewise
+  int32_t ranks_per_node = 0;  // SocketsOptions, compared by join
 };
 
 std::vector<std::byte> encode(const SocketsBlob& blob);

@@ -26,7 +26,7 @@ void check_options(const SocketsOptions& options) {
   CROSSDOCK_CHECK(options.window_bytes > 0 && options.window_bytes <= kMaxWindow,
                   "window_bytes must be from 1 to ", kMaxWindow, ", got ", options.window_bytes);
   CROSSDOCK_CHECK(options.ranks_per_node >= 0,
-                  "ranks_per_node must be 0 (as found) or positive, got ", options.ranks_per_node);
+                  "ranks_per_node must be 0 (detected) or positive, got ", options.ranks_per_node);
 }
 
 SocketsWorld decode_world(std::span<const std::vector<std::byte>> blobs, int rank) {
@@ -109,7 +109,7 @@ std::vector<uint8_t> gather_at_root(Communicator& star, std::span<const uint8_t>
   return *recv;
 }
 
-/// Sends the values of rank 0 to all ranks; the others give a vector of the same size.
+/// Sends the values of rank 0 to all ranks; the others pass a vector of the same size.
 void broadcast_from_root(Communicator& star, std::vector<int>& values, const WaitContext& wait) {
   const auto p = static_cast<size_t>(star.size());
   const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(int));
@@ -130,14 +130,14 @@ void broadcast_from_root(Communicator& star, std::vector<int>& values, const Wai
   values = *recv;
 }
 
-/// All ranks learn which of them share a node. Uses TCP through rank 0, and so also finds out
+/// All ranks learn which of them share a node. Uses TCP through rank 0, and thus also finds out
 /// whether all ranks have arrived.
 Topology agree_on_nodes(const std::shared_ptr<Endpoint>& endpoint, const ReachablePeers& peers,
                         std::chrono::nanoseconds deadline) {
   const SocketsWorld& world = endpoint->world();
   const Topology apart = Topology::uniform(world.size(), 1);
   Links::Args args = links_of_world(endpoint, "join", apart, deadline);
-  args.says_goodbye = false;  // it would connect all ranks with each other
+  args.says_goodbye = false;  // it would connect all ranks to each other
   SocketsCommunicator star({.topology = apart, .processes = processes_of(world)},
                            std::make_unique<Links>(std::move(args)), /*note=*/"");
   const WaitContext wait{
@@ -187,7 +187,7 @@ SocketsBootstrap::SocketsBootstrap(SocketsOptions options) : state_(std::make_un
   comm::check_options(options);
   const comm::Secret secret = comm::make_secret();
   auto listener = comm::listen_at(comm::address_to_listen_at(options.address));
-  if (!listener) throw Error(ErrorCode::kCommunication, "there is no free port to listen at");
+  if (!listener) throw Error(ErrorCode::kCommunication, "there is no free port to listen on");
   state_->directory = std::make_unique<comm::Directory>(secret);
   comm::SocketsBlob blob;
   blob.process = comm::identify_this_process();
@@ -214,7 +214,7 @@ std::unique_ptr<Communicator> SocketsBootstrap::join(std::span<const std::vector
   CROSSDOCK_CHECK(rank >= 0 && rank < std::ssize(blobs), "rank must be from 0 to ",
                   std::ssize(blobs) - 1, " for ", blobs.size(), " blobs, got ", rank);
   CROSSDOCK_CHECK(blobs[static_cast<size_t>(rank)] == state_->blob, "blob ", rank,
-                  " must be the one of this process; are the blobs in the order of the ranks?");
+                  " must be this process's own; are the blobs in rank order?");
   comm::SocketsWorld world = comm::decode_world(blobs, rank);
   return comm::join_world(std::make_shared<comm::Endpoint>(std::move(state_->listener),
                                                            std::move(state_->directory),

@@ -14,7 +14,7 @@ bool FarStream::note_consumed_by_peer(uint64_t position) {
 bool FarStream::receive(uint64_t position, std::span<const std::byte> bytes) {
   if (position != num_received_) return false;
   if (num_received_ - num_consumed_ + bytes.size() > window_bytes_) return false;
-  if (unread_begin_ >= window_bytes_) {  // so that it holds at most two windows
+  if (unread_begin_ >= window_bytes_) {  // keeps it to at most two windows
     unread_.erase(unread_.begin(), unread_.begin() + static_cast<ptrdiff_t>(unread_begin_));
     unread_begin_ = 0;
   }

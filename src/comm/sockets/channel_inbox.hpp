@@ -23,7 +23,7 @@ class FarStream {
   uint64_t credit() const { return window_bytes_ - (num_sent_ - num_acknowledged_); }
   uint64_t num_sent() const { return num_sent_; }
   void note_sent(size_t num_bytes) { num_sent_ += num_bytes; }
-  /// False if the peer cannot have consumed so much.
+  /// False if the peer cannot have consumed that much.
   bool note_consumed_by_peer(uint64_t position);
 
   /// False if the bytes are not the next of the stream, or more than the peer may send.
@@ -45,7 +45,8 @@ class FarStream {
   size_t unread_begin_ = 0;
 };
 
-/// Bytes and messages that far peers have sent to one communicator and that nobody has taken yet.
+/// Bytes and messages that far peers have sent to one communicator and that have not been taken
+/// yet.
 struct ChannelInbox {
   bool is_open = false;  // false: a peer was faster than this process in making the communicator
   std::map<int, FarStream> streams;  // by rank in the world of the blobs

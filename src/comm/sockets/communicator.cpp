@@ -24,7 +24,7 @@ uint64_t channel_of_subgroup(uint64_t parent, std::span<const int> ranks, uint64
 
 const SocketsCommunicator& checked(const Communicator& communicator) {
   const auto* sockets = dynamic_cast<const SocketsCommunicator*>(&communicator);
-  CROSSDOCK_CHECK(sockets != nullptr, "the communicator must be one of sockets, got ",
+  CROSSDOCK_CHECK(sockets != nullptr, "the communicator must be a sockets communicator, got ",
                   communicator.name());
   return *sockets;
 }

@@ -15,7 +15,7 @@ namespace crossdock::comm {
 namespace {
 
 constexpr size_t kReadBytes = size_t{256} << 10;
-constexpr int kMaxReads = 8;  // in one call, so that one peer does not delay the others
+constexpr int kMaxReads = 8;  // in one call, so one peer does not delay the others
 
 void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
   bytes.insert(bytes.end(), more.begin(), more.end());

@@ -42,7 +42,7 @@ class Connection {
   /// Hands over the socket of a connection that ends normally; see linger.hpp.
   Socket release();
 
-  /// Sends a small frame, before data that has not been accepted yet.
+  /// Sends a small frame, ahead of data that has not been accepted yet.
   void send(const FrameHeader& header, std::span<const std::byte> payload);
   bool takes_data() const { return !is_closed() && !cannot_write_ && !wants_to_write(); }
   /// Sends a data frame; keeps a copy of what the kernel does not take. REQUIRES: takes_data().

@@ -68,7 +68,7 @@ std::unique_ptr<PeerDirectory> PeerDirectory::open(const SocketsBlob& blob, std:
   const DirectoryPage& page = page_in(*file);
   if (page.magic != DirectoryPage::kMagic || page.version != kSocketsVersion ||
       !is_equal(page.secret, blob.secret)) {
-    why = concat("the memory file of process ", blob.process.pid, " is not the one of its blob");
+    why = concat("the memory file of process ", blob.process.pid, " is not the one in its blob");
     return nullptr;
   }
   return std::unique_ptr<PeerDirectory>(new PeerDirectory(std::move(file)));

@@ -16,8 +16,8 @@
 namespace crossdock::comm {
 
 /// A page in a process's memory file that says where its mailboxes are: the descriptor of the
-/// memory file of each channel, and why it could not make others. The ranks of a node thus find
-/// each other's mailboxes without a message, even after a failure.
+/// memory file of each channel, and why it could not make some of them. The ranks of a node thus
+/// find each other's mailboxes without a message, even after a failure.
 struct DirectoryPage {
   static constexpr uint32_t kMagic = 0x44534443;  // "CDSD": Crossdock sockets, directory
   static constexpr size_t kMaxChannels = 1024;
@@ -54,7 +54,7 @@ class Directory {
   /// Makes the mailboxes of a channel known. Throws kCapacity if too many channels are open.
   void publish(uint64_t channel, int descriptor);
   void withdraw(uint64_t channel);
-  /// Makes known that this process has failed to make a channel.
+  /// Announces that this process has failed to make a channel.
   void refuse(uint64_t channel, const ControlMessage& message);
 
  private:

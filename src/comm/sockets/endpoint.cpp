@@ -12,7 +12,7 @@ namespace crossdock::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kAcceptPause{100};  // after accept failed
-constexpr size_t kMaxEarlyChannels = 256;  // that peers use and this process has not made yet
+constexpr size_t kMaxEarlyChannels = 256;  // used by peers before this process has made them
 constexpr size_t kMaxMessages = 4096;      // control messages that nobody has taken
 
 }  // namespace
@@ -67,7 +67,7 @@ std::optional<std::string> Endpoint::end_of(int peer) const {
   return pair(peer).ended();
 }
 
-// With a connection, unless the peer has ended: then null.
+// The pair, connected if it was not; null if the peer has ended.
 PairConnection* Endpoint::connected_pair(int peer) {
   PairConnection& wanted = pair(peer);
   if (wanted.is_usable() && !wanted.is_open()) accept_all();  // it may have opened one
@@ -162,8 +162,8 @@ std::optional<std::pair<int, ControlMessage>> Endpoint::take_control(uint64_t ch
   return first;
 }
 
-// The listener, then the connections, in their order. A listener with connections that may not be
-// accepted yet would be readable all the time.
+// The listener, then the connections, in order. The listener is left out while its connections may
+// not be accepted: it would always be readable.
 std::vector<pollfd> Endpoint::poll_entries() const {
   std::vector<pollfd> entries;
   const int listener = may_accept() ? listener_.descriptor() : -1;
@@ -213,7 +213,7 @@ void Endpoint::accept_all() {
     if (Connection* oldest = stranger_in_the_way()) oldest->close("it did not say hello");
     connections_.push_back(
         std::make_unique<Connection>(std::move(*socket), /*peer=*/-1, /*is_connecting=*/false));
-    read_from(*connections_.back());  // a peer's hello is most likely there
+    read_from(*connections_.back());  // a peer's hello is most likely there already
   }
 }
 
@@ -225,8 +225,8 @@ Connection* Endpoint::stranger_in_the_way() const {
   return std::find_if(connections_.begin(), connections_.end(), is_stranger)->get();
 }
 
-// An unknown connection is dropped to make room if it has been silent for long: a peer says hello
-// as soon as it is connected.
+// An unknown connection is dropped to make room if it has been silent for long: peers say hello as
+// soon as they are connected.
 bool Endpoint::may_accept() const {
   const auto now = Clock::now();
   if (now < next_accept_) return false;

@@ -39,10 +39,10 @@ struct SocketsWorld {
 struct StrangerLimits {
   ptrdiff_t max_strangers = 64;
   std::chrono::nanoseconds hello_time = std::chrono::seconds(60);  // to say hello
-  std::chrono::nanoseconds busy_time = std::chrono::seconds(1);    // likewise, if others wait
+  std::chrono::nanoseconds busy_time = std::chrono::seconds(1);    // the same, if others wait
 };
 
-/// The connections of this process to the others of its world, one for each peer, shared by a
+/// The connections of this process to the others of its world, one per peer, shared by a
 /// communicator and its subgroups, which are channels here. A connection is opened when one of its
 /// two processes first needs it.
 ///
@@ -70,7 +70,7 @@ class Endpoint {
 
   /// Connects to a peer unless already connected. Also lets this process detect the peer's end.
   void connect(int peer);
-  /// Why a peer cannot be reached any more; nullopt while it can.
+  /// Why a peer can no longer be reached; nullopt while it can.
   std::optional<std::string> end_of(int peer) const;
 
   /// Sends as many of these bytes, from the first, as credit and kernel allow; returns their

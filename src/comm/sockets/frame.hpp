@@ -12,7 +12,7 @@ namespace crossdock::comm {
 
 /// Every message on a connection between nodes: this header, then payload_bytes bytes. A connection
 /// begins with kHello from the process that opened it, and with kWelcome from the other process if
-/// that keeps it (pair_connection.hpp); everything else is refused before that.
+/// it keeps the connection (pair_connection.hpp); everything else is refused before that.
 struct FrameHeader {
   static constexpr uint32_t kMagic = 0x46534443;  // "CDSF": Crossdock sockets, frame
   enum class Kind : uint32_t {
@@ -44,8 +44,9 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 32);
 
-/// Whether the header is one of this protocol: a known kind with a payload of its size. `is_known`:
-/// the sender has said a valid hello; before that only kHello is valid, and afterwards it is not.
+/// Whether the header is valid in this protocol: a known kind with the right payload size.
+/// `is_known`: the sender has said a valid hello; before that only kHello is valid, and afterwards
+/// it is not.
 bool is_valid(const FrameHeader& header, bool is_known);
 
 /// The header at the beginning of `bytes`; nullopt if there are fewer bytes than a header has.

@@ -46,7 +46,7 @@ SocketsLaunch launch_of_torchrun() {
   launch.rank = number_in("RANK", 0, launch.size - 1);
   launch.master_address = variable("MASTER_ADDR");
   launch.master_port = number_in("MASTER_PORT", 1, kMaxPort);
-  // torchrun itself listens there, and would complain about requests that it does not know.
+  // torchrun itself listens there and would complain about unknown requests.
   if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True" && launch.master_port < kMaxPort) {
     ++launch.master_port;
   }
@@ -75,7 +75,7 @@ SocketsLaunch launch_of_slurm() {
   return launch;
 }
 
-// Tells apart jobs on neighbouring ports, and the communicators that a process makes in turn.
+// Distinguishes jobs on neighbouring ports, and the communicators that a process makes in turn.
 uint64_t key_of(const SocketsLaunch& launch, uint64_t round) {
   const std::string text =
       concat(launch.job, ";", launch.master_port, ";", launch.size, ";", round);

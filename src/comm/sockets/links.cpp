@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 constexpr microseconds kSpinTime{200};
 constexpr milliseconds kYieldTime{1};
 constexpr const char* kSetUp = "set-up";  // the operation in errors of the constructor
-constexpr milliseconds kNearSleep{20};    // a wake-up ends it; the rest looks for dead processes
+constexpr milliseconds kNearSleep{20};    // unless woken earlier; then checks for dead processes
 
 /// A failure to arrive that only this rank knows about so far.
 struct NewFailure : std::exception {
@@ -222,7 +222,7 @@ void Links::pause(std::chrono::nanoseconds idle) {
     memory_->stay_awake();
     spin_once();
   } else if (!memory_->is_prepared(awaited_)) {
-    memory_->prepare_to_sleep(awaited_);  // and look once more
+    memory_->prepare_to_sleep(awaited_);  // then look once more
   } else {
     memory_->sleep(kNearSleep);
   }

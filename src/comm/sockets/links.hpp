@@ -52,7 +52,7 @@ class Links final : public ControlChannel {
 
   /// Null unless all ranks are on this node; member numbers are then ranks.
   Posts* posts() { return posts_.get(); }
-  /// Whether every rank of the node can have a core.
+  /// Whether every rank of the node can have its own core.
   bool may_spin() const { return may_spin_; }
 
   /// Called at the beginning of an exchange.
@@ -68,15 +68,15 @@ class Links final : public ControlChannel {
   /// Copies bytes from a near rank that have arrived and leaves them there. Returns whether there
   /// were enough.
   bool peek(int peer, std::span<std::byte> bytes) const;
-  /// Whether all bytes written for this peer are on their way, so that this process may end.
+  /// Whether all bytes written for this peer are on their way, so this process may exit.
   bool is_flushed(int peer) const;
-  /// Lets connections proceed.
+  /// Advances the connections.
   void poll() const;
   /// Why nothing more will arrive from this peer, once everything that did arrive has been read.
   std::optional<std::string> end_of(int peer) const;
 
   /// Waits a little: nothing has moved for `idle`. Spins first if every rank of the node can have
-  /// a core, then sleeps until something happens, at most for a few milliseconds.
+  /// its own core, then sleeps until something happens, at most for a few milliseconds.
   void pause(std::chrono::nanoseconds idle);
 
   void send(int peer, const ControlMessage& message) override;

@@ -13,7 +13,7 @@ namespace crossdock::comm {
 
 /// Streams of bytes and control messages between the ranks of one node, in their memory files.
 ///
-/// Used by one thread at a time; only send_control may be called by another thread meanwhile.
+/// Used by one thread at a time, except that another thread may call send_control concurrently.
 class Mailboxes {
  public:
   /// `memory` must outlive this.

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kSmallestRing = size_t{4} << 10;
 constexpr size_t kLargestRing = size_t{256} << 10;
-constexpr size_t kRingsOfARank = size_t{1} << 20;  // all rings in a rank's file, about
+constexpr size_t kRingsOfARank = size_t{1} << 20;  // all rings in a rank's file, approximately
 
 constexpr size_t round_up_to_page(size_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;

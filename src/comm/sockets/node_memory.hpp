@@ -17,7 +17,7 @@
 namespace crossdock::comm {
 
 /// The head of a mailbox: one direction between two ranks of a node, in the memory file of the
-/// receiver. A ring of bytes follows. Zeros are an empty mailbox. Positions count all bytes or
+/// receiver. A ring of bytes follows. An all-zero mailbox is empty. Positions count all bytes or
 /// messages since the beginning.
 struct MailboxHead {
   static constexpr size_t kNumMessages = 4;
@@ -77,7 +77,7 @@ class NodeMemory {
 
   int self() const { return self_; }
   int size() const { return static_cast<int>(files_.size()); }
-  /// A power of two; fewer for more members, so that the memory of a node stays small.
+  /// A power of two; smaller for more members, to keep the memory of a node small.
   size_t ring_bytes() const { return ring_bytes_; }
 
   NodeFileHead& head(int owner) const;
@@ -89,9 +89,9 @@ class NodeMemory {
   /// Called after this rank has written a post.
   void wake_for_post() const;
 
-  /// Sleeping takes two steps, so that nothing is missed: call prepare_to_sleep, check once more
-  /// whether anything can be done, then sleep until a member wakes this rank, at most for
-  /// `timeout`. `awaited`: NodeFileHead::kForAnything or kForPostOf + member.
+  /// Sleeping takes two steps, so nothing is missed: call prepare_to_sleep, check once more whether
+  /// anything can be done, then sleep until a member wakes this rank, at most for `timeout`.
+  /// `awaited`: NodeFileHead::kForAnything or kForPostOf + member.
   void prepare_to_sleep(uint32_t awaited);
   void sleep(std::chrono::nanoseconds timeout);
   void stay_awake();

@@ -16,7 +16,7 @@ namespace crossdock::comm {
 struct ReachablePeers {
   std::vector<std::shared_ptr<PeerDirectory>> directories;  // [P]; null: not reachable, or itself
   std::vector<uint8_t> reaches;                             // [P] 1: reachable, or itself
-  std::string note;  // about the first process of this machine that cannot be reached; else empty
+  std::string note;  // about the first process on this machine that cannot be reached; else empty
 };
 ReachablePeers find_reachable_peers(const SocketsWorld& world);
 

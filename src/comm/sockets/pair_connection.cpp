@@ -20,7 +20,7 @@ bool PairConnection::is_flushed() const {
 }
 
 bool PairConnection::handle_hello(Connection& connection, int peer) {
-  // The peer opens one connection at most, and none once it has welcomed one. It may have opened
+  // The peer opens at most one connection, and none once it has welcomed one. It may have opened
   // one before its welcome, which then comes late.
   if (has_connected_ || (is_agreed_ && !has_lower_rank_)) return false;
   has_connected_ = true;
@@ -67,8 +67,8 @@ PairConnection::Verdict PairConnection::judge_frame(const Connection& connection
   return Verdict::kDeliver;
 }
 
-// A peer that ends in an orderly way, or that no longer listens, may have sent its last bytes over
-// the spare: it has ended when both are closed.
+// A peer that ends in an orderly way, or no longer listens, may have sent its last bytes over the
+// spare: it has ended when both are closed.
 void PairConnection::note_closed(const Connection& connection) {
   if (&connection == sends_by_) {
     sends_by_ = nullptr;

@@ -23,13 +23,13 @@ namespace crossdock::comm {
 ///   the peer's connection arrives instead, it welcomes that one and sends the copies there first.
 ///   The lower rank skips as many as it has read from the spare.
 ///
-/// So every frame arrives once and in order, and control messages, such as the last ones of an
-/// exiting process, never wait.
+/// Thus every frame arrives exactly once and in order, and control messages, such as the last ones
+/// of an exiting process, never wait.
 class PairConnection {
  public:
   explicit PairConnection(bool has_lower_rank) : has_lower_rank_(has_lower_rank) {}
 
-  /// Why the peer cannot be reached any more; nullopt while it can.
+  /// Why the peer can no longer be reached; nullopt while it can.
   const std::optional<std::string>& ended() const { return ended_; }
   /// Whether anything can still be sent. False as soon as the peer has closed a connection.
   bool is_usable() const { return !ended_ && !is_ending_; }
@@ -38,7 +38,7 @@ class PairConnection {
   /// This process has opened a connection and said hello. REQUIRES: !is_open().
   void open(Connection& connection) { sends_by_ = &connection; }
 
-  /// Sends a small frame, before data that has not been accepted yet. REQUIRES: is_open().
+  /// Sends a small frame, ahead of data that has not been accepted yet. REQUIRES: is_open().
   void send(const FrameHeader& header, std::span<const std::byte> payload);
   bool takes_data() const;
   /// REQUIRES: takes_data().
@@ -51,7 +51,7 @@ class PairConnection {
   /// The peer, rank `peer`, has said hello on a connection that this process accepted. False if the
   /// connection must be refused.
   bool handle_hello(Connection& connection, int peer);
-  /// The peer has said welcome. False if it must not.
+  /// The peer has said welcome. False if it was not allowed to.
   bool handle_welcome(const Connection& connection);
   /// What to do with any other frame.
   enum class Verdict { kDeliver, kSkip, kMalformed };
@@ -72,7 +72,7 @@ class PairConnection {
   bool has_connected_ = false;      // the peer has said hello
   std::vector<std::byte> copies_;   // of frames sent before a welcome
   size_t num_from_spare_ = 0;       // frames read there
-  size_t num_to_skip_ = 0;          // frames that were read from the spare before
+  size_t num_to_skip_ = 0;          // frames already read from the spare
   bool is_ending_ = false;          // the peer has closed one of its connections
   bool has_lost_data_ = false;      // written for the peer but not sent
   std::optional<std::string> ended_;

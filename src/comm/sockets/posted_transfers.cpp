@@ -9,7 +9,7 @@
 namespace crossdock::comm {
 namespace {
 
-constexpr int kNumLooks = 100;  // at all missing posts, before the caller checks for failures
+constexpr int kNumLooks = 100;  // for missing posts, before the caller checks for failures
 
 }  // namespace
 
@@ -52,8 +52,8 @@ bool PostedTransfers::advance() {
   return moved;
 }
 
-// A peer that sends its block of this exchange over a stream waits for streams. One that has
-// already finished this exchange may have begun the next.
+// Throws if a peer uses a stream for this exchange: it will never post. A peer that has already
+// finished this exchange may be streaming the next.
 void PostedTransfers::check_for_streams() const {
   for (const int peer : missing_) {
     BlockLabel label;

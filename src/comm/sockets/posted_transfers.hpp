@@ -10,8 +10,8 @@
 
 namespace crossdock::comm {
 
-/// The blocks of an all-gather of small blocks on one node: every rank posts its block, and reads
-/// those of the others. Reused for every exchange, so that exchanges allocate nothing.
+/// The blocks of an all-gather of small blocks on one node: every rank posts its block and reads
+/// the others'. Reused for every exchange, so exchanges allocate nothing.
 class PostedTransfers final : public Transfers {
  public:
   /// `links` must outlive this and have posts.

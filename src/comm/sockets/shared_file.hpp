@@ -11,11 +11,11 @@ namespace crossdock::comm {
 /// however it ends.
 class SharedFile {
  public:
-  /// A new file of zeros, reserved at once: later stores cannot fail for lack of memory. Throws
-  /// kCommunication if there is not enough.
+  /// A new file of zeros, whose memory is reserved now: later stores cannot fail for lack of
+  /// memory. Throws kCommunication if there is not enough.
   static std::unique_ptr<SharedFile> create(const char* name, int64_t num_bytes);
   /// The file that process `pid` has open as `descriptor`. Null, with the reason in `why`, if it
-  /// cannot be opened or has another size.
+  /// cannot be opened or has a different size.
   static std::unique_ptr<SharedFile> open(int pid, int descriptor, int64_t num_bytes,
                                           std::string& why);
   ~SharedFile();

@@ -205,11 +205,11 @@ std::optional<Socket> listen_at(const SocketAddress& address) {
   const NativeAddress native = to_native(address);
   if (::bind(listener.descriptor(), native.get(), native.length) != 0) {
     if (errno == EADDRINUSE) return std::nullopt;
-    throw_errno(concat("cannot listen at ", address.text()));
+    throw_errno(concat("cannot listen on ", address.text()));
   }
   if (::listen(listener.descriptor(), SOMAXCONN) != 0) {
     if (errno == EADDRINUSE) return std::nullopt;
-    throw_errno(concat("cannot listen at ", address.text()));
+    throw_errno(concat("cannot listen on ", address.text()));
   }
   return listener;
 }

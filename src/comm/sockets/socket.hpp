@@ -23,7 +23,7 @@ struct SocketAddress {
 };
 
 /// Owns a socket. In a forked child it is closed at once and the copy does nothing: a child that
-/// lives longer than its parent does not keep the parent's connections open.
+/// outlives its parent does not keep the parent's connections open.
 class Socket {
  public:
   Socket() = default;

@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{50};            // between looks at deadline and interrupt
+constexpr milliseconds kLook{50};            // between checks of deadline and interrupt
 constexpr milliseconds kAnswerTime{2000};    // for a store to accept; then the next port is tried
 constexpr milliseconds kRequestTime{10000};  // for a connection to send its request
 constexpr size_t kMaxStrangers = 64;         // connections without a valid request
@@ -172,7 +172,7 @@ class Store {
     }
   }
 
-  // False if the connection is to be dropped.
+  // False if the connection must be dropped.
   bool handle(Peer& peer) {
     if (peer.rank >= 0) {
       peer.input.clear();

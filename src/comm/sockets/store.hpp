@@ -13,7 +13,7 @@ namespace crossdock::comm {
 
 /// The exchange of blobs through rank 0, for processes that have no other means. Rank 0 listens on
 /// the first free port from `port` on; the others try these ports until one of them answers for
-/// their job. It ends when every rank has all blobs.
+/// their job. The exchange ends when every rank has all blobs.
 struct StoreArgs {
   std::string host;  // of rank 0
   int port = 0;

@@ -21,7 +21,7 @@ void check_block(int peer, const BlockLabel& arrived, const BlockLabel& expected
 void throw_other_exchange(int peer, const BlockLabel& arrived) {
   throw Error(ErrorCode::kInternal,
               concat("rank ", peer, " sent a message of ", arrived.num_bytes,
-                     " bytes in another exchange than this rank's, number ", arrived.exchange),
+                     " bytes in a different exchange from this rank's, number ", arrived.exchange),
               {.culprit = peer});
 }
 
@@ -63,7 +63,7 @@ bool SocketsTransfers::advance() {
   return moved;
 }
 
-// A peer that posts its block of this exchange waits for posts.
+// Throws if a peer posts its block of this exchange: it will never use a stream.
 void SocketsTransfers::check_for_posts() const {
   const Posts* posts = links_.posts();
   for (int peer = 0; posts != nullptr && peer < size(); ++peer) {

@@ -9,14 +9,15 @@
 
 namespace crossdock::comm {
 
-/// Precedes the bytes of a block, so that a disagreement between ranks is detected.
+/// Precedes the bytes of a block, to detect a disagreement between ranks.
 struct BlockLabel {
   uint64_t exchange = 0;
   int64_t num_bytes = 0;
 };
-/// Throws kInternal, with `peer` as culprit, unless a block that it has sent is the expected one.
+/// Throws kInternal, with `peer` as culprit, unless the block that arrived from it is the expected
+/// one.
 void check_block(int peer, const BlockLabel& arrived, const BlockLabel& expected);
-/// The same for a block sent over a stream where a post was expected, or the reverse.
+/// The same for a block sent over a stream where a post was expected, or vice versa.
 [[noreturn]] void throw_other_exchange(int peer, const BlockLabel& arrived);
 
 /// The blocks of one exchange. A block is a BlockLabel and its bytes, written to its receiver's
@@ -55,7 +56,7 @@ class SocketsTransfers final : public Transfers {
   Links& links_;
   const uint64_t exchange_;
   std::vector<Blocks> blocks_;  // [P]; this rank's own is empty
-  int num_incomplete_ = 0;      // blocks, sent and received counted apart
+  int num_incomplete_ = 0;      // blocks, sent and received counted separately
 };
 
 }  // namespace crossdock::comm

@@ -11,7 +11,7 @@ namespace crossdock::comm {
 
 /// Wakes threads that wait for something another thread does. A waiting thread reads the bell,
 /// checks whether it can continue, and if not, waits. It misses nothing that was done before a ring
-/// that follows the reading.
+/// that comes after the reading.
 ///
 /// Memory order: what ends a wait must be written and read in sequentially consistent order, or
 /// before a ring().
@@ -26,7 +26,7 @@ class Bell {
 
   /// Ends all waits.
   void ring();
-  /// Ends the waits of threads that sleep. Those that spin see by themselves what has been done.
+  /// Ends the waits of threads that sleep. Spinning threads see for themselves what has been done.
   void wake() {
     if (num_asleep_.load() > 0) ring();
   }

@@ -20,8 +20,8 @@
 
 namespace crossdock::comm {
 
-/// What one rank sends in one exchange. The readers copy from it. Its first two cache lines hold a
-/// send as small as a rendezvous header.
+/// The data that one rank sends in one exchange. The readers copy from it. Its first two cache
+/// lines hold a send as small as a rendezvous header.
 struct alignas(128) ThreadPost {
   static constexpr size_t kSmallBytes = 160;
 
@@ -52,7 +52,7 @@ struct alignas(128) ThreadPost {
 /// after two exchanges: no rank posts n + 1 before it has read n, and all ranks have posted n + 1
 /// before any rank starts n + 2.
 ///
-/// An exchange that nothing disturbs takes no lock and allocates nothing.
+/// An undisturbed exchange takes no lock and allocates nothing.
 class ThreadBoard {
  public:
   /// Waiting ranks spin for a short time before they sleep if `may_spin`.
@@ -99,7 +99,7 @@ class ThreadBoard {
   static constexpr uint64_t kStopped = uint64_t{1} << 63;
 
   Seat& seat_of(int rank) { return seats_[static_cast<size_t>(rank)]; }
-  /// False also if the seat has been stopped; check_exchange then knows.
+  /// Also false if the seat has been stopped; check_exchange handles that.
   bool has_posted(int rank, uint64_t n);
   /// Stops the posting of a rank unless it has posted n. Returns whether it is stopped.
   bool stop_before(int rank, uint64_t n);

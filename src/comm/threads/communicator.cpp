@@ -10,7 +10,7 @@
 namespace crossdock::comm {
 namespace {
 
-// Copying this much once more is cheaper than waiting until all readers have it.
+// Copying this much once more is cheaper than waiting for all readers.
 constexpr int64_t kMaxInlinedBytes = int64_t{16} << 10;
 
 }  // namespace
@@ -44,7 +44,7 @@ void ThreadCommunicator::exchange(const SharedBytes& send, std::span<const int64
                                   const WaitContext& wait) {
   board_->check_open(rank_);
   fill_post(board_->post_of(rank_, num_exchanges_ + 1), send, send_offsets);
-  ++num_exchanges_;  // after everything that may throw because memory is short
+  ++num_exchanges_;  // after everything that may throw for lack of memory
   board_->post(rank_, num_exchanges_);
   board_->await_all_posted(rank_, num_exchanges_, wait);
   read_posts(recv, recv_offsets, wait);

@@ -8,17 +8,18 @@
 
 namespace crossdock::cuda {
 
-/// The stream in which a caller wants work done, as a handle that means the same on every thread.
+/// The stream in which a caller wants work done, as a handle that means the same stream on every
+/// thread.
 ///
-/// cudaStreamPerThread is a different stream on each thread, so it cannot be stored. A stream of
-/// the library stands in for it: in each call it waits for the calling thread's stream, which then
-/// waits for the call. Calls from different threads thus stay in order. May be used by any thread,
-/// but by only one at a time.
+/// cudaStreamPerThread is a different stream on each thread, so it cannot be stored. A stream owned
+/// by the library stands in for it: in each call it waits for the calling thread's stream, which
+/// then waits for the call. Calls from different threads thus stay in order. May be used by any
+/// thread, but by only one at a time.
 class CallersStream {
  public:
   explicit CallersStream(int device) : device_(device), handover_(device) {}
 
-  /// The stand-in is taken when first needed.
+  /// The stand-in is leased when first needed.
   void set(cudaStream_t stream);
   /// Never cudaStreamPerThread.
   cudaStream_t get() const { return is_per_thread_ ? stand_in_->get() : stream_; }
@@ -38,7 +39,7 @@ class CallersStream {
   OwnedEvent handover_;
 };
 
-/// Makes `stream` wait for the calling thread's own stream, by `event`. Returns false if that is
+/// Makes `stream` wait for the calling thread's own stream, via `event`. Returns false if that is
 /// not possible because one of the two is being captured.
 bool wait_for_thread(cudaStream_t stream, const OwnedEvent& event) noexcept;
 

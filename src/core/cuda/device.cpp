@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 std::atomic<int64_t> shared_memory_limit = kNoLimit;
 
-// An attribute of every device, which is never 0. Asked for in every launch.
+// An attribute of each device, never 0. Cached, as every launch asks for it.
 class AttributeCache {
  public:
   explicit AttributeCache(cudaDeviceAttr attribute) : attribute_(attribute) {}

@@ -11,7 +11,7 @@ namespace crossdock::cuda {
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
-  /// For destructors: ignores errors, as at the end of the process.
+  /// For destructors: ignores errors, which are normal during process exit.
   DeviceGuard(int device, std::nothrow_t) noexcept;
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
@@ -24,15 +24,15 @@ class DeviceGuard {
 /// The calling thread's current device; throws if there is none.
 int current_device();
 
-/// GPUs that this process sees.
+/// Number of GPUs visible to this process.
 int num_devices();
 
 /// `device`, the index of a tensor's GPU; throws Error(kInvalidArgument) if there is no such GPU.
 int existing_device(int device);
 
-/// Multiprocessors of a device.
+/// Number of SMs of a device.
 int num_sms(int device);
-/// Its major number: 9 for Hopper.
+/// Major compute capability of a device: 9 for Hopper.
 int compute_capability(int device);
 
 /// Maximum bytes of shared memory per block on a device.
@@ -47,7 +47,7 @@ class SharedMemoryLimit {
   SharedMemoryLimit& operator=(const SharedMemoryLimit&) = delete;
 };
 
-/// Lets kernels on `device` use memory of `peer`; does nothing if they are the same device.
+/// Allows kernels on `device` to use memory of `peer`; does nothing if they are the same device.
 /// Throws Error(kUnsupported) if the two cannot reach each other.
 void enable_peer_access(int device, int peer);
 
@@ -69,11 +69,11 @@ class RelaxedCapture {
 
  private:
   cudaStreamCaptureMode previous_ = cudaStreamCaptureModeRelaxed;
-  bool is_relaxed_;  // false at the end of the process
+  bool is_relaxed_;  // false during process exit
 };
 
-/// Every user's call that reaches the CUDA runtime begins with one: it makes the device current,
-/// and permits captures elsewhere in the process (PyTorch captures in global mode).
+/// Every user call that reaches the CUDA runtime begins with one: it makes the device current, and
+/// permits captures elsewhere in the process (PyTorch captures in global mode).
 class CallGuard {
  public:
   explicit CallGuard(int device) : device_(device) {}

@@ -53,8 +53,8 @@ cudaMemPool_t make_pool(int device) {
   return pool;
 }
 
-// Small allocations then do not make the pool grow while kernels wait for each other. If there is
-// no memory for it, later allocations report that.
+// Grows the pool now, so small allocations do not do so while kernels wait for each other. If there
+// is not enough memory, later allocations report it.
 void reserve(cudaMemPool_t pool, cudaStream_t stream) {
   void* memory = nullptr;
   if (cudaMallocFromPoolAsync(&memory, kKeptBytes, pool, stream) == cudaSuccess) {
@@ -107,7 +107,7 @@ class PoolArena final : public DeviceArena {
   std::vector<UnusedBlock> unused_;  // still in use by the device
 };
 
-// Allocations that other processes map one by one (cudaIpc). They are reused whole.
+// Allocations that other processes map individually (cudaIpc). They are reused whole.
 class IpcArena final : public DeviceArena {
  public:
   explicit IpcArena(int device) : DeviceArena(device) {}

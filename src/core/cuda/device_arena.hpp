@@ -12,7 +12,7 @@
 
 namespace crossdock::cuda {
 
-/// An allocation that memory is part of.
+/// An allocation from the driver.
 struct MemoryBlock {
   std::byte* base = nullptr;
   int64_t num_bytes = 0;
@@ -33,9 +33,9 @@ struct UnusedBlock {
 /// device: streams share hardware queues, and a wait in one could block the very rank that it waits
 /// for. A process whose memory other processes map has only one rank.
 ///
-/// Memory that other processes map is never returned to the driver: a peer may keep its mapping.
-/// It is reused in this process instead, so that an address always means the same memory and no
-/// mapping becomes stale. Thread-safe.
+/// Memory that other processes map is never returned to the driver: a peer may keep its mapping. It
+/// is reused in this process instead, so an address always means the same memory and no mapping
+/// becomes stale. Thread-safe.
 class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
  public:
   /// The arena of this process on the device, shared by all its ranks: streams and pools are
@@ -46,12 +46,12 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   DeviceArena& operator=(const DeviceArena&) = delete;
 
   int device() const { return device_; }
-  /// For copies and fills at set-up; nothing in this stream waits for kernels.
+  /// For copies and fills during setup; nothing in this stream waits for kernels.
   cudaStream_t stream() const { return stream_.get(); }
 
   /// num_bytes of device memory, 256-byte aligned, ready for use by any stream. Freed with its last
-  /// owner, after `last_use` if that has been recorded. REQUIRES: by then, all work that uses it
-  /// has finished or precedes last_use.
+  /// owner, after `last_use` if it has been recorded. REQUIRES: by then, all work that uses it has
+  /// finished or precedes last_use.
   std::shared_ptr<void> allocate(int64_t num_bytes, std::shared_ptr<OwnedEvent> last_use = {});
 
  protected:
@@ -60,7 +60,7 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
  private:
   /// At least num_bytes. Throws if there is not enough memory.
   virtual MemoryBlock take(int64_t num_bytes) = 0;
-  /// Called with what take returned, also by destructors and while a stream is captured.
+  /// Called with the result of take, also by destructors and during graph capture.
   virtual void give_back(const UnusedBlock& unused) = 0;
 
   int device_;

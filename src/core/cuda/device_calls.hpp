@@ -12,7 +12,8 @@
 
 namespace crossdock::cuda {
 
-/// The calls of an object that queues work on one GPU: memory for them, and the caller's stream.
+/// State for the calls of an object that queues work on one GPU: their memory and the caller's
+/// stream.
 class DeviceCalls {
  public:
   explicit DeviceCalls(int device)
@@ -29,8 +30,8 @@ class DeviceCalls {
   DevicePool pool_;
 };
 
-/// Surrounds every call: makes the GPU current and orders work by the caller's stream. Queueing
-/// takes microseconds, so calls of several threads take turns.
+/// Surrounds every call: makes the GPU current and orders the work in the caller's stream. Queueing
+/// takes microseconds, so calls from several threads take turns.
 ///
 /// Memory returns to the pool when it is released; the pool hands it out again in the order of the
 /// stream. If the call is captured, it stays with the graph.

@@ -47,8 +47,8 @@ struct DevicePool::State {
 
   // The smallest free block that is large enough and at most half wasted, preferably of this
   // stream; an empty one if there is none. A graph cannot wait for work queued before it, so for a
-  // graph the block's work must be known to have finished; and what a graph's stream released
-  // before cannot be recorded while it is captured.
+  // graph the block's work must be known to have finished. A release that is not yet recorded
+  // cannot be recorded while its stream is being captured.
   Block find(int64_t& block_bytes, cudaStream_t stream, bool captured) {
     const std::lock_guard lock(mutex);
     const auto begin = free_blocks.lower_bound(block_bytes);
@@ -142,7 +142,7 @@ DevicePool::~DevicePool() {
   try {
     state_->set_lasting(std::nullopt);
   } catch (const Error&) {
-    // The context is lost: nothing uses the memory any more.
+    // The context is lost: nothing uses the memory anymore.
   }
 }
 

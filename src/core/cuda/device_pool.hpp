@@ -11,7 +11,7 @@
 
 namespace crossdock::cuda {
 
-/// Device memory that is reused instead of being freed, so that a step neither allocates nor waits.
+/// Device memory that is reused instead of being freed, so steps neither allocate nor wait.
 /// Thread-safe. Buffers may outlive the pool.
 ///
 /// A buffer is taken for the work of one stream. Once released, it can be taken again for the same
@@ -29,8 +29,8 @@ class DevicePool {
   DeviceArena& arena() const;
   Buffer take(int64_t num_bytes, cudaStream_t stream);
 
-  /// This stream lives until another one is set or the pool is destroyed. What is released in it is
-  /// then not recorded before another stream takes it, which saves most of the time of a release.
+  /// This stream lives until another one is set or the pool is destroyed. A release in it is
+  /// recorded only when another stream takes the buffer, which saves most of the cost of a release.
   void set_lasting_stream(cudaStream_t stream);
 
   /// Buffers taken from now on are used in the threads' own streams, for which the stream of `take`

@@ -6,8 +6,8 @@
 
 namespace crossdock::cuda {
 
-/// The address of a function of the CUDA driver, as it was in CUDA `version` (12.3: 12030). The
-/// runtime is linked, the driver's library is not: its functions are looked up by name. Throws
+/// The address of a function of the CUDA driver, as of CUDA `version` (12.3: 12030). The runtime is
+/// linked, the driver's library is not: its functions are looked up by name. Throws
 /// Error(kUnsupported) if the driver is too old.
 void* find_driver_function(const char* name, unsigned version);
 

@@ -15,7 +15,7 @@ struct LaunchShape {
 
 /// Launches a kernel that may be scheduled while the previous kernel in the stream is ending. The
 /// kernel must call wait_for_previous_kernel() before it reads or writes anything; before that it
-/// may only prefetch, or read what it does not depend on.
+/// may only prefetch, or read data that earlier kernels do not write.
 template <typename... Params, typename... Args>
 void launch_early(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
                   const Args&... args) {
@@ -48,7 +48,7 @@ __device__ inline void wait_for_previous_kernel() {
 }
 
 /// Allows the next kernel in the stream to be scheduled once all blocks of this kernel have called
-/// it. The next kernel must not wait for a kernel that may need the room it takes.
+/// it. The next kernel must not wait for a kernel that may need the resources it occupies.
 __device__ inline void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

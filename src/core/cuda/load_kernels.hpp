@@ -15,7 +15,7 @@ inline std::mutex& loading_mutex() {
 
 /// Loads kernels onto the current device. Otherwise a kernel is loaded at its first launch, for
 /// which the driver may wait for the device; if kernels of other ranks wait for that launch, they
-/// deadlock. One thread at a time, so that the kernels are loaded when any rank returns.
+/// deadlock. Only one thread loads at a time, so the kernels are loaded once any rank returns.
 template <typename... Kernels>
 void load_kernels(Kernels... kernels) {
   const std::lock_guard lock(loading_mutex());

@@ -25,7 +25,7 @@ MappedRange::MappedRange(int device, int64_t capacity) : device_(device), capaci
       driver_function<PFN_cuMemAddressReserve_v10020>("cuMemAddressReserve", 10020);
   CUdeviceptr base = 0;
   CROSSDOCK_CUDA(kReserve(&base, static_cast<size_t>(capacity), 0, 0, 0));
-  base_ = reinterpret_cast<std::byte*>(base);  // NOLINT: as the driver has addresses
+  base_ = reinterpret_cast<std::byte*>(base);  // NOLINT: the driver's type for addresses
 }
 
 MappedRange::~MappedRange() {

@@ -25,7 +25,7 @@ class MappedRange {
   int64_t num_bytes() const { return num_bytes_; }  // filled
   const std::vector<PhysicalMemory>& chunks() const { return chunks_; }
 
-  /// Maps memory behind what is there. Does not wait for the device.
+  /// Maps memory after what is already there. Does not wait for the device.
   /// REQUIRES: it fits into the capacity.
   void append(PhysicalMemory memory);
 

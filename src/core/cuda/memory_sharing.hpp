@@ -4,12 +4,12 @@
 
 namespace crossdock::cuda {
 
-/// How the memory of an arena gets to other processes.
+/// How other processes map the memory of an arena.
 enum class MemorySharing : uint8_t {
-  kNone,         // it does not
-  kDescriptors,  // virtual memory, by file descriptors
-  kFabric,       // virtual memory, by fabric handles
-  kIpc,          // allocations of cudaMalloc, by cudaIpc
+  kNone,         // they cannot
+  kDescriptors,  // virtual memory, through file descriptors
+  kFabric,       // virtual memory, through fabric handles
+  kIpc,          // allocations of cudaMalloc, through cudaIpc
 };
 
 }  // namespace crossdock::cuda

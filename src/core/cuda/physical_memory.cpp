@@ -41,7 +41,7 @@ bool has_attribute(int device, CUdevice_attribute attribute) {
   static const auto kGet =
       driver_function<PFN_cuDeviceGetAttribute_v2000>("cuDeviceGetAttribute", 2000);
   int value = 0;
-  // A driver that does not know the attribute does not have what it asks for.
+  // A driver that does not know the attribute does not have the feature.
   return kGet(&value, attribute, device) == CUDA_SUCCESS && value != 0;
 }
 
@@ -60,7 +60,7 @@ std::optional<PhysicalMemory> PhysicalMemory::create(int device, int64_t num_byt
 
 PhysicalMemory PhysicalMemory::import_descriptor(const Descriptor& exported, int64_t num_bytes) {
   const auto value = static_cast<intptr_t>(exported.number());
-  auto* const number = reinterpret_cast<void*>(value);  // NOLINT: as the driver wants it
+  auto* const number = reinterpret_cast<void*>(value);  // NOLINT: as the driver takes it
   return {import_handle(number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR), num_bytes};
 }
 
@@ -116,7 +116,7 @@ void check_sharing(int device, MemorySharing sharing) {
     throw Error(ErrorCode::kUnsupported,
                 concat("GPU ", device, " or its driver cannot share memory by ", name));
   }
-  try {  // fabric handles also need a channel of the fabric, which only an attempt shows
+  try {  // fabric handles also need a fabric channel; only an attempt shows whether there is one
     const std::optional<PhysicalMemory> memory =
         PhysicalMemory::create(device, memory_granularity(device, sharing), sharing);
     if (memory && is_fabric) memory->export_fabric();

@@ -10,8 +10,8 @@
 
 namespace crossdock::cuda {
 
-/// Device memory without an address (virtual memory management of the driver). It is freed when no
-/// process holds or maps it any more, however the processes end.
+/// Device memory without an address (the driver's virtual memory management). It is freed once no
+/// process holds or maps it, however the processes end.
 class PhysicalMemory {
  public:
   /// New memory that can be exported; nullopt if there is not enough.

@@ -41,7 +41,7 @@ void* take_unused(uint64_t size) {
 }  // namespace
 
 Buffer lease_pinned_memory(int64_t num_bytes) {
-  // Powers of two, so that leases of similar sizes use the same blocks.
+  // Powers of two, so leases of similar sizes use the same blocks.
   const uint64_t size = std::bit_ceil(std::max(static_cast<uint64_t>(num_bytes), kLeastBytes));
   void* memory = take_unused(size);
   if (memory == nullptr) {

@@ -13,7 +13,8 @@ namespace crossdock::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-// A chunk has at least this size, and at least this part of the arena: there are never many chunks.
+// A chunk has at least kChunkBytes and at least 1 / kGrowth of the arena: there are never many
+// chunks.
 constexpr int64_t kChunkBytes = int64_t{64} << 20;
 constexpr int64_t kGrowth = 8;
 
@@ -79,7 +80,7 @@ void RangeArena::give_back(const UnusedBlock& unused) {
   unused_.push_back(unused);
 }
 
-// Adds a chunk of ample size; of the needed size if there is not enough memory for that.
+// Adds a chunk of ample size, or of the needed size if there is not enough memory for that.
 void RangeArena::grow(int64_t needed_bytes, int64_t ample_bytes) {
   const int64_t end = range_.num_bytes();
   const int64_t left = range_.capacity() - end;

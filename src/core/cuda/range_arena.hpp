@@ -24,10 +24,10 @@ class RangeArena final : public DeviceArena {
 
   MemorySharing sharing() const { return sharing_; }
   std::byte* base() const { return range_.base(); }
-  /// The most bytes that it can have.
+  /// Maximum size in bytes.
   int64_t capacity() const { return range_.capacity(); }
 
-  /// The bytes that it has; they never become fewer.
+  /// Current size in bytes; never shrinks.
   int64_t num_bytes() const { return filled_bytes_; }
   /// The sizes of its chunks, at least one.
   std::vector<int64_t> chunks() const;
@@ -47,7 +47,7 @@ class RangeArena final : public DeviceArena {
   MappedRange range_;
   std::atomic<int64_t> filled_bytes_ = 0;  // of range_
   FreeRanges free_;
-  std::vector<UnusedBlock> unused_;  // not free before the device has finished with them
+  std::vector<UnusedBlock> unused_;  // not free until the device has finished with them
 };
 
 }  // namespace crossdock::cuda

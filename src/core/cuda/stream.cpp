@@ -82,7 +82,7 @@ void OwnedEvent::record(cudaStream_t stream) const {
 
 bool OwnedEvent::has_passed() const {
   const cudaError_t status = cudaEventQuery(event_);
-  if (status == cudaErrorNotReady) cudaGetLastError();  // which is not an error
+  if (status == cudaErrorNotReady) cudaGetLastError();  // not an error
   return status != cudaErrorNotReady;
 }
 

@@ -31,8 +31,8 @@ class OwnedStream {
 };
 
 /// A stream on one device, reused if possible and returned by its last owner. A returned stream
-/// with unfinished work is not reused until it has finished. (Streams that are created again and
-/// again end up sharing hardware queues with others, and wait for them.)
+/// with unfinished work is not reused until it has finished. (Streams that are created repeatedly
+/// end up sharing hardware queues with others and wait for them.)
 std::shared_ptr<const OwnedStream> lease_stream(int device, bool waits_for_default = false);
 
 /// A point in a stream, without timing.

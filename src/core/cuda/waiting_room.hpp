@@ -19,18 +19,18 @@ class WaitingRoom {
   WaitingRoom(const WaitingRoom&) = delete;
   WaitingRoom& operator=(const WaitingRoom&) = delete;
 
-  /// The one of a device, for all ranks of this process.
+  /// The waiting room of a device, shared by all ranks of this process.
   static WaitingRoom& of(int device);
 
   struct Request {
     uint64_t stream_id;
-    int sms;          // multiprocessors
+    int sms;          // SMs that the kernels occupy
     int num_streams;  // in which the kernels of one call wait for each other on this device
   };
   /// Reserves SMs for the kernels of a stream until released; null if not enough are free. Kernels
-  /// of one stream run one after the other, so they share a reservation. Kernels of different
-  /// calls, in more streams than one call has, get three quarters of the device: their blocks
-  /// differ in size, up to a quarter of an SM, and up to that much may be left unused on each SM.
+  /// of one stream run in turn, so they share a reservation. If there are more streams than one
+  /// call uses, they get only three quarters of the device: the blocks of different calls differ in
+  /// size, up to a quarter of an SM, and up to that much may be left unused on each SM.
   /// REQUIRES: the kernels have ended before the release, and this object lives until then.
   std::shared_ptr<const void> take(const Request& request);
 

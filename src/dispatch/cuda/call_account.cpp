@@ -15,9 +15,9 @@ namespace {
 
 using comm::RendezvousHeader;
 
-// The accounts of all ranks, as far as they have one.
+// The accounts of all ranks.
 struct Accounts {
-  std::vector<RendezvousHeader> headers;  // [P]; a rank without an account says what others say
+  std::vector<RendezvousHeader> headers;  // [P]; a rank without an account repeats another's
   std::vector<std::string> configs;       // [P]
   std::vector<std::string> refusals;      // [P]
 };
@@ -43,7 +43,7 @@ std::string split_text(std::span<const std::byte>& bytes, int64_t size) {
 
 std::optional<Accounts> unpack(const Agreement& agreement, int num_ranks) {
   Accounts all;
-  std::optional<size_t> first;  // rank with an account
+  std::optional<size_t> first;  // first rank with an account
   std::vector<bool> has_account;
   for (int rank = 0; rank < num_ranks; ++rank) {
     std::span<const std::byte> bytes = agreement.body(rank);

@@ -8,16 +8,16 @@
 
 namespace crossdock::cuda {
 
-/// What a rank knows of the call at which the devices of all ranks were halted.
+/// What a rank knows about the call at which all ranks' devices were halted.
 struct CallAccount {
   CallText call{};
   std::optional<Error> refusal{};  // why this rank refused it
 };
 
-/// The hosts meet and find out why their devices were halted. Returns the error, the same on every
-/// rank: what Group::agree would have thrown had the hosts met in that call. A rank may have no
-/// account, if its device was halted because another rank stopped; kInternal if no rank has one.
-/// Collective.
+/// The hosts meet and find out why their devices were halted. Returns the same error on every rank:
+/// the one that Group::agree would have thrown had the hosts met in that call. A rank has no
+/// account if its device was halted because another rank stopped; if no rank has one, the error is
+/// kInternal. Collective.
 Error explain_halt(Group& group, const std::optional<CallAccount>& own);
 
 }  // namespace crossdock::cuda

@@ -10,21 +10,21 @@ namespace crossdock::cuda {
 /// A call as the ranks compare it.
 struct CallText {
   const char* operation = "";
-  uint64_t subject = 0;  // number of the plan; 0: there is none yet
+  uint64_t subject = 0;  // number of the plan; 0: none yet
   std::string config{};  // must be identical on every rank
 };
 
-/// The last calls that this rank has queued without meeting the other hosts. If the devices find
-/// out that calls differ, it says what they were.
+/// The last calls that this rank has queued without meeting the other hosts. If the devices detect
+/// that calls differ, the log says what they were.
 class CallLog {
  public:
   /// Returns the number of the call, from 1.
   uint32_t add(const char* operation, uint64_t subject, std::string_view config);
-  /// The call with this number; null if it is too long ago.
+  /// The call with this number; null if it is no longer kept.
   const CallText* find(uint32_t number) const;
 
  private:
-  // More than a stream holds: a launch waits if about 1000 are pending.
+  // More than a stream holds: a launch waits if about 1000 launches are pending.
   static constexpr size_t kMostCalls = 1024;
 
   std::vector<CallText> calls_;  // call n is at (n - 1) % kMostCalls

@@ -31,11 +31,11 @@ struct ChannelUse {
   std::string_view strategy;  // for messages
   Waits waits = Waits::kForAll;
   bool uses_rows_in_place = false;  // within a node, rows are not packed
-  bool may_run_ahead = false;       // calls can do without a meeting of the hosts (RankAgreement)
+  bool may_run_ahead = false;       // calls need no meeting of the hosts (RankAgreement)
 };
 
 /// Throws Error(kInvalidArgument) if the strategy needs a channel of more than max_peers ranks; the
-/// message says what works instead.
+/// message says what to use instead.
 void check_channel_size(const ChannelUse& use, const Topology& topology, const ChannelRanks& ranks,
                         int max_peers);
 

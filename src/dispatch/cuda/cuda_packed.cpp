@@ -88,8 +88,8 @@ CudaPacked::CudaPacked(const PathContext& context, int device, const Packing& pa
       packing_(packing),
       transport_(make_transport(rank_)) {}
 
-// A call has several kernels that wait for peers, with others behind them. Layers whose ranks share
-// a GPU were seen to stall with such kernels in two streams per rank; the cause is not known.
+// A call has several kernels that wait for peers, with others queued behind them. Layers whose
+// ranks share a GPU have stalled with such kernels in two streams per rank; the cause is unknown.
 bool CudaPacked::runs_aside() const {
   return !context().ranks_share_gpus || !uses_peer_memory(context());
 }
@@ -153,8 +153,8 @@ ReadyCall CudaPacked::ready_partial_sums(const char* operation, const Plan& plan
                        });
 }
 
-// Sends grad_out and the weights to the rows, computes the gradients there and returns those of the
-// weights.
+// Sends grad_out and the weights to the rows, computes both gradients there and returns the weight
+// gradients.
 ReadyCall CudaPacked::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {
   const int64_t R = plan.capacity_rows();
   const GradientRows rows{.grad_out = rank_.take(tensors.y.dtype, tensors.y.shape),

@@ -39,7 +39,7 @@ class PackedPlan final : public CudaPlan {
   std::optional<PartialSumPlan> partial_sums_;
 };
 
-/// The rows that a strategy exchanges. Default: one per route, as alltoall. At most one of the
+/// The rows that a strategy exchanges. Default: one per route, as in alltoall. At most one of the
 /// first two is set.
 struct Packing {
   /// All tokens go to every rank, as with allgather. Returns [received] the token of every arrival,
@@ -48,18 +48,18 @@ struct Packing {
   /// Only copies between nodes are exchanged, as with direct; within a node rows are written and
   /// read in place. Collective.
   std::function<RelayPlan(CudaRank& rank, const Plan& host_plan)> relay{};
-  /// What is summed where with partial sums.
+  /// Which rows are summed where, with partial sums.
   std::function<PartialSumLists(const CudaRank& rank, const Plan& host_plan)> sum_lists{};
 };
 
 /// Packs rows by destination, exchanges them through a transport and unpacks them. Makes plans on
-/// the host, so that their sizes are known there.
+/// the host, where the sizes of exchanges are needed.
 class CudaPacked final : public CudaPath {
  public:
   /// Exchanges through context.options.nccl_comm if given, else through peers' memory. If that is
-  /// out of reach: through an NCCL communicator of the library's own between processes on several
-  /// nodes, through host memory otherwise. REQUIRES: without a relay, or GPUs of a node reach each
-  /// other's memory.
+  /// unreachable: between processes on several nodes through the library's own NCCL communicator,
+  /// otherwise through host memory. REQUIRES: no relay, or GPUs of a node reach each other's
+  /// memory.
   CudaPacked(const PathContext& context, int device, const Packing& packing);
 
   /// Exchanges through a transport that waits for its peers itself, as NCCL does.
@@ -119,7 +119,7 @@ class CudaPacked final : public CudaPath {
   RowBatch partial_sums_to_tokens(const Plan& plan, const ConstTensorView& rows) const;
 
   /// Makes a call that exchanges these batches: takes their memory and numbers their handles. Once
-  /// the ranks have agreed, `queue` gets the batches.
+  /// the ranks have agreed, `queue` is called with the batches.
   using QueueBatches =
       std::function<void(const CudaRank::Agreed& agreed, std::span<const RowBatch> batches)>;
   ReadyCall ready_batches(std::vector<RowBatch> batches, QueueBatches queue);

@@ -30,7 +30,7 @@ Plan CudaPath::plan(const DenseRouting& routing) {
 uint64_t CudaPath::run(const Call& call, const MakeReady& make_ready) {
   const CudaRank::CallScope scope(rank_);
   rank_.take_copied_bytes();  // discards those of a refused call
-  // Memory that the call took is returned while its stream, and a capture of it, are still there.
+  // Returns the call's memory while its stream, and any capture of it, still exist.
   struct Release {
     CudaCall& call;
     ~Release() { call = {}; }
@@ -65,7 +65,7 @@ OwnedTensor CudaPath::allocate_rows(const Plan& plan, DType dtype) {
 }
 
 uint64_t CudaPath::agree(const Call& call, const std::optional<Error>& refusal) {
-  // Begun calls have signals of their own: all ranks must begin the call, or none.
+  // Begun calls have separate signals: all ranks must begin the call, or none.
   const bool is_begun = rank_.streams().is_aside();
   agreed_ = rank_.agree({.operation = call.operation,
                          .subject = call.subject_id(),

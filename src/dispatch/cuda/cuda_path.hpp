@@ -20,15 +20,15 @@ struct CudaCall {
   bool needs_barrier = true;  // peers must wait for this rank's stream before they begin
 };
 
-/// Base of the paths on a GPU. After an agreement a rank only queues work until all ranks have done
-/// so: an allocation could wait for kernels that wait for this rank.
+/// Base of the GPU paths. After an agreement a rank only queues work until all ranks have done so:
+/// an allocation could wait for kernels that wait for this rank.
 class CudaPath : public FramedPath {
  public:
   Plan plan(const Routing& routing) override;
   Plan plan(const DenseRouting& routing) override;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) final;
   void begin_aside() final {
-    chunks_.clear();  // of a call that failed
+    chunks_.clear();  // left by a call that failed
     if (runs_aside()) rank_.streams().begin_aside();
   }
   std::shared_ptr<const void> end_aside() final {
@@ -47,7 +47,7 @@ class CudaPath : public FramedPath {
   virtual bool runs_aside() const { return true; }
   /// (optional) Connects the ranks, at the beginning of every plan made on the host. Collective.
   virtual void connect() {}
-  /// Copies to the GPU what calls need of a plan made on the host.
+  /// Copies to the GPU the parts of a host plan that calls need.
   virtual std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan) = 0;
 
   uint64_t run(const Call& call, const MakeReady& make_ready) final;
@@ -57,7 +57,7 @@ class CudaPath : public FramedPath {
   OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) final;
   ReadyCall ready_agreement(const char* operation) final;
 
-  /// The rows of a chunk of a begun dispatch have arrived once the work queued so far is done.
+  /// Notes that a chunk of a begun dispatch has arrived once the work queued so far is done.
   void note_chunk(const DispatchChunk& chunk) {
     chunks_.push_back({.experts = chunk, .done = rank_.streams().mark()});
   }

@@ -22,7 +22,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// Copies owner, experts_by_owner and owner_offsets to the device, one after the other.
+// Copies owner, experts_by_owner and owner_offsets to the device, contiguous in this order.
 Buffer upload(const Placement& placement, DeviceArena& arena) {
   std::vector<int32_t> tables = placement.owner;
   tables.insert(tables.end(), placement.experts_by_owner.begin(), placement.experts_by_owner.end());
@@ -63,7 +63,7 @@ void CudaRank::meet() {
   const CallGuard guard(device_);
   const std::optional<Error> unusable = refusal_of([&] { check_usable(); });
   const std::string& config = context_.config_text;
-  // Between nodes NCCL may register buffers, and not all versions can if one spans chunks.
+  // Between nodes NCCL may register buffers; some versions cannot if a buffer spans chunks.
   peers_.meet(group(), {.reaches_peers = waits_ != Waits::kNone,
                         .prefers_ipc = group().topology().num_nodes > 1,
                         .config = config,
@@ -249,7 +249,7 @@ void CudaRank::check_usable() {
                   "dispatcher for another communicator");
 }
 
-// Peers that learn an address on the device have chosen their kernels already, for aligned rows.
+// Peers that learn an address on the device have already chosen kernels for aligned rows.
 bool CudaRank::hides(const void* data) const {
   return runs_ahead() && reinterpret_cast<uintptr_t>(data) % 16 != 0;
 }

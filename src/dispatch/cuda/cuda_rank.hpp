@@ -37,15 +37,15 @@ class CudaRank {
  public:
   /// The context must outlive this object.
   CudaRank(const PathContext& context, int device, const ChannelUse& use);
-  /// Waits for this rank's streams, since they use what it owns, but not longer than the deadlines:
-  /// memory still in use then is never freed, and the group fails.
+  /// Waits for this rank's streams, since they use what it owns, but no longer than the deadlines.
+  /// Memory that is still in use then is never freed, and the group fails.
   ~CudaRank();
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
 
-  /// Begins every plan: if the ranks are processes, they agree on how they share memory, once.
-  /// Collective; before it, the rank has no memory and no lanes. Throws the same error on all ranks
-  /// if it fails.
+  /// Called at the beginning of every plan. The first time, ranks that are processes agree on how
+  /// they share memory; before that, the rank has no memory and no lanes. Collective. On failure,
+  /// throws the same error on all ranks.
   void meet();
 
   /// Surrounds every call.
@@ -62,7 +62,7 @@ class CudaRank {
   int device() const { return device_; }
   Device where() const { return {.kind = DeviceKind::kCuda, .index = device_}; }
   void set_options(const DeviceOptions& options);
-  /// The streams for all work of a call and for the waits for it.
+  /// The streams in which calls queue their work and wait for it.
   RankStreams& streams() { return streams_; }
   cudaStream_t stream() const { return streams_.stream(); }
   StreamWatch& watch() const { return *streams_.watch(); }
@@ -89,13 +89,13 @@ class CudaRank {
   /// The inputs for plans of T tokens with K slots each.
   CudaPlanInputs plan_inputs(int64_t T, int64_t K) const;
 
-  // Tensors. The checks throw Error(kInvalidArgument) that names the tensor.
+  // Tensors. The checks throw an Error(kInvalidArgument) that names the tensor.
   void check_device(const char* name, const ConstTensorView& tensor) const;
   void check_tensor(const char* name, const ConstTensorView& tensor, const Shape& shape) const;
   OwnedTensor take(DType dtype, const Shape& shape);
   OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
                             const Shape& shape);
-  /// Memory for one kernel after the other in the current lane; contents are unspecified.
+  /// Memory that the kernels of the current lane use in turn; contents are unspecified.
   std::byte* scratch(int64_t num_bytes);
   /// Zeroes the plan's pad rows in rows [R, row_bytes].
   void zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const;
@@ -110,12 +110,12 @@ class CudaRank {
     agreement_.await_peers(agreed, operation);
   }
 
-  /// Makes memory available to peers: itself, or a lease in its place if they cannot reach it.
+  /// Makes memory available to peers: the memory itself, or a lease if they cannot reach it.
   ExposedMemory show(const void* data, int64_t num_bytes, bool with_contents);
-  /// Bytes of such leases since the last call.
+  /// Bytes of such leases since the last call of this function.
   int64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
-  /// Entry `entry` of every rank's handles, for kernels of this rank. REQUIRES: kernels wait for
-  /// all ranks.
+  /// Looks up entry `entry` of every rank's handles, for kernels of this rank. REQUIRES: kernels
+  /// wait for all ranks.
   template <typename Value>
   void reach(const Agreed& agreed, size_t entry, PeerPointers<Value>& pointers) {
     if (!agreed.is_queued()) return reach(agreed, entry, pointers.known);
@@ -163,7 +163,7 @@ class CudaRank {
   DeviceOptions options_;
   RankStreams streams_;
   PeerMemory peers_;
-  std::optional<DevicePool> pool_;  // once memory can be taken
+  std::optional<DevicePool> pool_;  // set once memory can be taken
   Waits waits_;
   ChannelRanks channel_ranks_;
   int64_t copied_bytes_ = 0;

@@ -14,9 +14,9 @@
 
 namespace crossdock::cuda {
 
-/// Rows between this rank and every rank p, in rows: the part of this rank's send buffer that goes
-/// to p, the part of its receive buffer that comes from p, and the position of the latter in p's
-/// send buffer.
+/// Traffic between this rank and every rank p, in rows: the part of this rank's send buffer that
+/// goes to p, the part of its receive buffer that comes from p, and the position of the latter in
+/// p's send buffer.
 struct RowTraffic {
   struct Part {
     int64_t send_begin = 0;

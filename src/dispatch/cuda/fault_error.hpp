@@ -8,10 +8,10 @@
 
 namespace crossdock::cuda {
 
-/// The operation that a call of the dispatcher waits in, by the name of the call.
+/// The Operation of a dispatcher's call, by the name of the call.
 Operation operation_of(std::string_view name);
 
-/// Words a device's fault as the host words the same error. `rank` is this rank, of P.
+/// Converts a device's fault to the error that the host would report. `rank` is this rank, of P.
 struct FaultReader {
   int rank;
   int P;

@@ -12,7 +12,7 @@
 
 namespace crossdock::cuda {
 
-/// Host copy of a routing on the device. Waits for the device, so not during a capture.
+/// Host copy of a routing on the device. Waits for the device, so it cannot be made in a capture.
 class HostRouting {
  public:
   HostRouting() = default;
@@ -40,7 +40,7 @@ class HostRouting {
 /// Throws if the rank's stream is captured: a plan on the host waits for it.
 void check_not_captured(const CudaRank& rank);
 
-/// Copies to the device what it needs of a plan made on the host.
+/// Copies to the device the parts of a host plan that calls need.
 using MakeDeviceData = std::function<std::shared_ptr<const DevicePlanData>(const Plan& host_plan)>;
 
 /// Copies the routing to the host, makes the plan there and copies it to the device. Collective.

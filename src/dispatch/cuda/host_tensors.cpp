@@ -126,7 +126,7 @@ OwnedTensor HostTensors::download(const ConstTensorView& tensor, int64_t num_row
   OwnedTensor copy{.view = given, .owner = nullptr};
   const Shape shape = with_rows(tensor.shape, num_rows);
   if (!given.given()) copy = group_.pool().take(tensor.dtype, shape);
-  // A copy queued behind kernels that wait for other ranks could keep those from launching.
+  // A copy queued behind kernels that wait for other ranks could keep those ranks from launching.
   path_->await();
   if (copy.view.num_bytes() > 0) {
     CROSSDOCK_CUDA(cudaMemcpyAsync(copy.view.data, tensor.data,
@@ -184,7 +184,7 @@ DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args)
   OwnedTensor row_scales;
   OwnedTensor row_weights;
   copy_in("dispatch", &plan, [&] {
-    check_outputs(args);  // here, since the copies do not overlap
+    check_outputs(args);  // here: the copies on the device never overlap
     x = upload(args.x);
     scales = upload(args.scales);
     rows = upload_rows(plan, args.rows);

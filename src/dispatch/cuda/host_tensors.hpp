@@ -9,8 +9,8 @@
 
 namespace crossdock::cuda {
 
-/// Host tensors on a GPU's path: every call copies its inputs to the GPU, waits, and copies the
-/// results back. For checking GPU results with programs that only use host memory.
+/// Runs calls with host tensors on a GPU path: every call copies its inputs to the GPU, waits, and
+/// copies the results back. For checking GPU results with programs that only use host memory.
 class HostTensors final : public Path {
  public:
   HostTensors(std::unique_ptr<Path> path, Group& group, int device);
@@ -45,7 +45,7 @@ class HostTensors final : public Path {
   Plan copy_out(const Plan& device_plan);
 
   Group& group_;
-  std::shared_ptr<const OwnedStream> stream_;  // plans keep it too
+  std::shared_ptr<const OwnedStream> stream_;  // plans also keep it alive
   DevicePool pool_;
   std::unique_ptr<Path> path_;
 };

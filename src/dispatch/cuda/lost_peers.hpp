@@ -9,8 +9,8 @@
 
 namespace crossdock::cuda {
 
-/// Ends the waits of this rank's kernels when the process of a peer has ended: a host that has
-/// queued them may be waiting for its stream. Thread-safe.
+/// Ends the waits of this rank's kernels when a peer's process has ended, because the host may be
+/// waiting for the stream of those kernels. Thread-safe.
 class LostPeers {
  public:
   /// Adds a channel whose waits must end.
@@ -20,7 +20,7 @@ class LostPeers {
     channels_.push_back(std::move(channel));
   }
 
-  /// slot: of the peer whose process has ended.
+  /// The process of the peer in this slot has ended.
   void note(int slot) {
     const std::lock_guard lock(mutex_);
     if (!lost_) lost_ = slot;

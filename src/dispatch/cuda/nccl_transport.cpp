@@ -14,7 +14,7 @@
 namespace crossdock::cuda {
 namespace {
 
-/// NCCL calls from its construction to end() are one operation. After an error the destructor
+/// NCCL calls between construction and end() form one operation. After an error the destructor
 /// closes the group; an open one would swallow the thread's later NCCL calls.
 class NcclGroup {
  public:
@@ -67,7 +67,7 @@ NcclTransport::~NcclTransport() {
   if (communicator_ && communicator_->is_own()) {
     const DeviceGuard guard(rank_.device(), std::nothrow);
     const RelaxedCapture relaxed;
-    // Exchanges must be complete before the communicator goes. After a failure they may not end.
+    // Exchanges must end before the communicator is destroyed. After a failure they may never end.
     for (const RankStreams::Lane* lane : rank_.streams().lanes()) {
       if (!rank_.group().is_poisoned()) rank_.streams().ends_in_time(*lane);
     }

@@ -11,13 +11,13 @@ namespace crossdock::cuda {
 /// Grouped ncclSend and ncclRecv.
 class NcclTransport final : public RowTransport {
  public:
-  /// Through a communicator that the caller has lent. Throws unless it has the group's ranks and
-  /// is on the rank's GPU.
+  /// Uses a communicator that the caller has lent. Throws unless it has the group's ranks and is on
+  /// the rank's GPU.
   NcclTransport(CudaRank& rank, const NcclLibrary& library, ncclComm_t lent);
-  /// Through a communicator of the library's own, which the dispatchers of a group share. The
-  /// first plan makes it.
+  /// Uses the library's own communicator, which the dispatchers of a group share. The first plan
+  /// makes it.
   NcclTransport(CudaRank& rank, const NcclLibrary& library);
-  /// A communicator of the library's own that has failed is aborted.
+  /// Aborts the library's own communicator if it has failed.
   ~NcclTransport() override;
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;

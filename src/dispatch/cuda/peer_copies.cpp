@@ -4,8 +4,8 @@
 namespace crossdock::cuda {
 namespace {
 
-// Copies with kernels: a copy by the driver that waits for a barrier could keep other ranks from
-// launching theirs.
+// Copies with kernels: a driver copy queued behind a barrier could keep other ranks from launching
+// theirs.
 class PeerCopies final : public RowTransport {
  public:
   explicit PeerCopies(CudaRank& rank) : rank_(rank) {}

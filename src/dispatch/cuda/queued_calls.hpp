@@ -18,16 +18,16 @@ class CallQueue {
   /// Notes a call that this rank refuses; returns its number.
   virtual uint32_t note_refused(const CallText& call) = 0;
   /// Tells the peers that this rank queues no further calls, so that their kernels do not wait for
-  /// them. refused: of a call in the current stream that this rank refuses; 0: none.
+  /// them. refused: number of a call in the current stream that this rank refuses; 0: none.
   virtual void stop(uint32_t refused, Operation operation) = 0;
   /// Waits until the queued work is done. Throws if the group has failed.
   virtual void await_stop() = 0;
-  /// What this rank knows of the call that was halted first, if one was. own: this rank's refusal,
-  /// of the call with this number.
+  /// What this rank knows about the first halted call, if any. own: this rank's refusal of call
+  /// own_number.
   virtual std::optional<CallAccount> account(const std::optional<CallAccount>& own,
                                              uint32_t own_number) const = 0;
-  /// Lets calls be queued again. REQUIRES: await_stop has returned on all ranks. sequence: of the
-  /// meeting.
+  /// Allows calls to be queued again. REQUIRES: await_stop has returned on all ranks. sequence:
+  /// number of the meeting.
   virtual void resume(uint64_t sequence) = 0;
 };
 
@@ -40,15 +40,15 @@ class QueuedCalls {
   QueuedCalls(const QueuedCalls&) = delete;
   QueuedCalls& operator=(const QueuedCalls&) = delete;
 
-  /// The group's instance, made when first asked for.
+  /// The group's instance, made on first use.
   static std::shared_ptr<QueuedCalls> of(Group& group);
 
   /// Queues must be added in the same order on all ranks.
   void add(CallQueue& queue) { queues_.push_back(&queue); }
   void remove(CallQueue& queue) { std::erase(queues_, &queue); }
 
-  /// For a rank whose devices are halted, or that refuses a call (`own`) of `queue`. All ranks come
-  /// here, each from the call in which it finds out. Meets the other hosts, resumes, and throws the
+  /// For a rank whose devices are halted, or that refuses a call (`own`) of `queue`. All ranks call
+  /// it, each from the call in which it notices. Meets the other hosts, resumes, and throws the
   /// same error on all ranks.
   [[noreturn]] void recover(CallQueue& queue, const std::optional<CallAccount>& own);
 

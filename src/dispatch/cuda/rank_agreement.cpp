@@ -14,15 +14,15 @@
 namespace crossdock::cuda {
 namespace {
 
-std::atomic<int> num_threads_running_ahead = 0;  // ThreadsRunAhead
+std::atomic<int> num_threads_running_ahead = 0;  // ThreadsRunAhead objects
 
-// Calls that the hosts do not meet in are numbered from the last meeting on.
+// Calls without a meeting of the hosts are numbered from the last meeting on.
 constexpr uint64_t kCallsPerMeeting = 1'000'000;
 
 // Precedes a rank's handles and news in its proposal.
 struct ProposalHeader {
   int64_t num_handles;
-  int64_t num_news;  // of its arena
+  int64_t num_news;  // about its arena
   int64_t needs_barrier;
   int64_t has_waiting_room;
   int64_t num_slots;

@@ -23,7 +23,7 @@ namespace crossdock::cuda {
 /// A rank's part in the agreement on a call.
 struct CallProposal {
   const char* operation;
-  uint64_t subject;                   // number of the plan; 0: there is none yet
+  uint64_t subject;                   // number of the plan; 0: none yet
   std::string call_text;              // must be identical on every rank
   std::vector<MemoryHandle> handles;  // memory that peers use, at most kMostShown
   bool needs_barrier = true;          // peers must wait for this rank's stream before they begin
@@ -37,7 +37,7 @@ struct AgreedCall {
   const char* operation = "";
   uint64_t sequence = 0;                           // number of the call, identical on every rank
   bool needs_barrier = false;                      // on any rank
-  int64_t num_slots = 0;                           // the largest of any rank
+  int64_t num_slots = 0;                           // the maximum over all ranks
   bool has_waiting_room = false;                   // on every rank, for kernels on max_sms
   QueuedCall queued{};                             // if it has a number, the hosts have not met
   std::vector<std::vector<MemoryHandle>> handles;  // [P]; if the hosts have not met, this rank's
@@ -53,7 +53,7 @@ struct AgreedCall {
 ///
 /// Ranks run ahead in this way if they are processes, the configuration has max_rows, and the call
 /// is not being captured. Threads of one process do not: while a rank's kernels wait for another
-/// rank on the same GPU, many calls of that rank to CUDA would wait for those kernels.
+/// rank on the same GPU, many of the other rank's CUDA calls would wait for those kernels.
 class RankAgreement : private CallQueue {
  public:
   /// The parts of its rank that it uses; they must outlive it.
@@ -72,26 +72,27 @@ class RankAgreement : private CallQueue {
 
   /// Collective. Throws the same error on all ranks if one refuses, now or, if the hosts do not
   /// meet, in a later call. The first time in a lane it also connects the ranks' signals. max_sms:
-  /// of kernels that wait for their peers; 0: no limit.
+  /// SM limit of kernels that wait for their peers; 0: none.
   AgreedCall agree(CallProposal proposal, int max_sms);
   /// Whether the next call in the current lane only queues. Identical on every rank.
   bool runs_ahead() const;
 
   /// Queues what must precede the use of other ranks' memory: a barrier, or the exchange of calls
-  /// that stands for it.
+  /// that replaces it.
   void await_peers(const AgreedCall& agreed, Operation operation) const;
 
-  /// Throws a fault that the devices have found, fatal ones first, or an error that the watch has
-  /// found, if any. Does not wait.
+  /// Throws if the devices have recorded a fault (fatal ones first) or the watch has found an
+  /// error. Does not wait.
   void raise_faults();
-  /// The same outside a call. If the devices are halted, the hosts meet. Inside a CallScope.
+  /// The same outside a call. If the devices are halted, the hosts meet. Call it inside a
+  /// CallScope.
   void check();
 
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return num_sharing_; }
   /// Tells the peers that this rank makes no further calls. Never throws.
   void say_farewell() noexcept;
-  /// What must outlive kernels that do not end.
+  /// Objects that must outlive kernels that never end.
   std::vector<std::shared_ptr<const void>> reservations() const;
   /// Memory that peers may write at any time after this rank has left: their farewells.
   std::vector<std::shared_ptr<const void>> late_mailboxes() const;
@@ -124,15 +125,15 @@ class RankAgreement : private CallQueue {
   std::shared_ptr<QueuedCalls> queued_calls_;  // null if it never runs ahead
   CallLog log_;
   uint64_t last_meeting_ = 0;  // its sequence number
-  uint64_t num_calls_ = 0;     // since then, that the hosts have not met in
+  uint64_t num_calls_ = 0;     // calls since then, without a meeting
   PeerBases bases_{};
   int num_sharing_ = 1;
   // By stream and number of SMs; null if there was no room.
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;
-  LostPeers lost_peers_;  // last: its thread uses the rest
+  LostPeers lost_peers_;  // last: its thread uses the other members
 };
 
-/// For tests: ranks that are threads run ahead while one of these exists when they first plan.
+/// For tests: ranks that are threads run ahead if one of these exists when they first plan.
 class ThreadsRunAhead {
  public:
   ThreadsRunAhead();

@@ -49,8 +49,8 @@ cudaStream_t RankStreams::set_callers_stream(Stream stream) {
 void RankStreams::wait_for(cudaStream_t before) {
   const CallGuard guard(device_);
   const cudaStream_t after = callers_stream();
-  // Kernels of a channel run one after the other. There is no order to keep between a graph being
-  // captured and work that runs now.
+  // Kernels of a channel must run in order. A graph being captured and work that runs now need no
+  // order.
   if (after == before || !has_queued_ || is_capturing(before) || is_capturing(after)) return;
   const OwnedEvent here(device_);
   here.record(before);
@@ -62,7 +62,7 @@ void RankStreams::begin_aside() {
   follow_caller();
   if (!aside_) {
     // Taking memory and a stream may wait for the GPU, where a peer's kernel may be waiting for one
-    // that is not launched yet. Once this rank's kernels have ended, all have been launched.
+    // that has not been launched. Once this rank's kernels have ended, all have been launched.
     if (!is_capturing(callers_stream())) await(callers_stream());
     Lane lane = make_lane_();
     lane.stream = lease_stream(device_);

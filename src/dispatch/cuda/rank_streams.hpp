@@ -23,7 +23,7 @@ class RankStreams {
  public:
   RankStreams(Group& group, int device);
 
-  /// State shared by the kernels of one stream, which run one after the other.
+  /// State shared by the kernels of one stream, which run in order.
   struct Lane {
     std::shared_ptr<PeerChannel> channel;
     bool is_connected = false;                  // or needs no connection
@@ -74,7 +74,7 @@ class RankStreams {
   void begin_aside();
   std::shared_ptr<const void> end_aside();
   bool is_aside() const { return is_aside_; }
-  /// What finish makes the caller's stream wait for: all work queued in stream() so far.
+  /// Marks all work queued in stream() so far; finish makes the caller's stream wait for the mark.
   std::shared_ptr<const void> mark() const;
   void finish(const std::shared_ptr<const void>& done) const;
 

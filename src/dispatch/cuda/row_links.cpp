@@ -9,7 +9,7 @@
 namespace crossdock::cuda {
 namespace {
 
-// On the device: the number of rows of this rank.
+// The number of this rank's rows, on the device.
 const int64_t* rows_in_use(const CudaPlan& plan) {
   return plan.arrays().rows_per_rank + plan.inputs().rank;
 }

@@ -8,8 +8,8 @@
 
 namespace crossdock::cuda {
 
-// Links between the rows of a token on one rank (see PlanLinks): a plan that has them lets ranks
-// send one row per token and rank.
+// Links between the rows of a token on one rank (see PlanLinks). With them, ranks can send one row
+// per token and rank.
 
 /// Memory for the links of a plan, which peers write.
 struct ReadyLinks {
@@ -30,8 +30,8 @@ void queue_links(CudaRank& rank, const CudaRank::Agreed& agreed, const CudaPlan&
 void queue_fan_out(CudaRank& rank, const CudaPlan& plan, std::span<const FanOutPart> parts,
                    const TensorView& row_weights);
 
-/// Sums the rows of each token here: rows [R, D] -> partials [R, D], in the row of the token's
-/// lowest slot here.
+/// Sums the rows of each token here: rows [R, D] -> partials [R, D]. The sum is in the row of the
+/// token's lowest slot here.
 void queue_partial_sums(CudaRank& rank, const CudaPlan& plan, const GatherSumArgs& args,
                         const TensorView& partials);
 

@@ -24,7 +24,7 @@ class RowTransport {
  public:
   virtual ~RowTransport() = default;
 
-  /// (optional) Makes what connects the ranks, unless it is there. Called at the beginning of every
+  /// (optional) Connects the ranks unless they are connected. Called at the beginning of every
   /// plan. Throws the same error on all ranks; the group stays usable.
   virtual void connect() {}
 
@@ -32,7 +32,7 @@ class RowTransport {
   virtual void check_usable() const {}
 
   /// Queues transfers. The agreed handles from `first_entry` on belong to their send buffers. Once
-  /// the stream has executed the transfers, they are done and send buffers may be reused.
+  /// the stream has executed the transfers, they are complete and send buffers may be reused.
   virtual void run(const CudaRank::Agreed& agreed, size_t first_entry,
                    std::span<const RowTransfer> transfers) = 0;
 };
@@ -45,7 +45,7 @@ std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank);
 std::unique_ptr<RowTransport> make_staged_copies(CudaRank& rank);
 
 /// Grouped ncclSend and ncclRecv on `nccl_comm`, an ncclComm_t whose ranks are the group's; null:
-/// on a communicator of the library's own. Throws Error(kUnsupported) if built without NCCL, or if
+/// on the library's own communicator. Throws Error(kUnsupported) if built without NCCL, or if
 /// libnccl cannot be opened.
 std::unique_ptr<RowTransport> make_nccl_transport(CudaRank& rank, void* nccl_comm);
 

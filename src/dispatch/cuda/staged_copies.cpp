@@ -37,8 +37,8 @@ struct StagedSide {
   SharedBytes bytes() const { return {staging.data(), offsets.back(), staging.owner()}; }
 };
 
-/// Rows go to page-locked host memory, from there through the communicator, and from host memory to
-/// the receiving GPU: in rounds, so that host memory is bounded by GroupOptions::staging_bytes. No
+/// Rows go to page-locked host memory, through the communicator, and from host memory to the
+/// receiving GPU. They go in rounds, which bounds host memory by GroupOptions::staging_bytes. No
 /// kernel waits for another rank.
 class StagedCopies final : public RowTransport {
  public:
@@ -108,8 +108,7 @@ class StagedCopies final : public RowTransport {
     await_copies(recv.staging);
   }
 
-  // Waits until the device no longer uses the staging memory. If that takes too long, the memory is
-  // not used again.
+  // Waits until the device no longer uses the staging memory. On failure the memory is leaked.
   void await_copies(const Buffer& staging) const {
     try {
       rank_.await_stream();

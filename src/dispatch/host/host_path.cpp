@@ -48,7 +48,7 @@ Plan make_plan(const PathContext& context, const AnyRouting& routing) {
     widen_slots(agreed_slots(inputs), routes, group.pool());
     *data = build_plan(inputs, std::move(routes));
   });
-  check_max_rows(*data);  // the same on every rank: the group stays usable
+  check_max_rows(*data);  // throws on every rank or on none: the group stays usable
   std::shared_ptr<const void> state;
   run_agreed(group, [&] {
     const Plan bare(data, nullptr);
@@ -151,8 +151,8 @@ ReadyCall HostPath::ready_gather_sum(const char* operation, const Plan& plan,
           .num_bytes = plan.data().num_received() * args.rows.row_bytes()};
 }
 
-// Sends grad_out and the weights to the rows, computes the gradients there and returns those of the
-// weights.
+// Sends grad_out and the weights to the rows, computes both gradients there and returns the weight
+// gradients.
 ReadyCall HostPath::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {
   const PlanData& data = plan.data();
   const OwnedTensor row_weights = take(data.weight_dtype, {data.num_rows()});

@@ -9,9 +9,9 @@
 
 namespace crossdock {
 
-/// Which rows are summed where when sums are made per rank: the rows of one token at one rank
-/// become one partial row (summed in slot order, rounded to partial_dtype), and the source adds a
-/// token's partial rows in the order of the ranks.
+/// Which rows are summed where if sums are made per rank: the rows of one token at one rank become
+/// one partial row (summed in slot order, rounded to partial_dtype), and the source adds a token's
+/// partial rows in rank order.
 struct RankSums {
   // At the experts: the sums this rank makes, by (source, token).
   std::vector<int64_t> rows;            // [received] the rows to sum, by (source, token, slot)
@@ -36,11 +36,11 @@ int64_t partial_row_bytes(const Exchange& exchange, const GatherSumArgs& args);
 /// The sums this rank makes, [sums, D].
 Buffer sum_at_experts(const Exchange& exchange, const RankSums& sums, const GatherSumArgs& args);
 
-/// Offsets of the sums with one for every token of every source, empty where this rank has no row
-/// of it: [sum of tokens_per_rank + 1] into RankSums::rows.
+/// Offsets of one sum for every token of every source, empty if this rank has no row of the token:
+/// [sum of tokens_per_rank + 1] into RankSums::rows.
 std::vector<int64_t> dense_sum_offsets(const PlanData& plan, const RankSums& sums);
 
-/// Those sums, zeros where they are empty: [sum of tokens_per_rank, D].
+/// The sums of dense_sum_offsets; empty sums are zero: [sum of tokens_per_rank, D].
 Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
                             const GatherSumArgs& args);
 

@@ -52,7 +52,7 @@ class PeerRows {
   std::vector<std::byte*> addresses_;  // [P, entries]
 };
 
-/// Ends an exchange in which ranks used each other's memory: when it returns, all are done.
+/// Ends an exchange in which ranks used each other's memory: when it returns, all ranks are done.
 /// Collective.
 void end_exchange(const Exchange& exchange);
 

@@ -11,7 +11,7 @@
 
 namespace crossdock {
 
-/// The rows that an all-to-all exchanges: those of the plan except the ones that stay on this rank,
+/// The rows that an all-to-all exchanges: all rows of the plan except those that stay on this rank,
 /// which need no staging.
 class ExchangedRows {
  public:
@@ -22,11 +22,11 @@ class ExchangedRows {
   int64_t num_sent() const { return send_offsets_.back(); }
   int64_t num_received() const { return recv_offsets_.back(); }
 
-  /// Index of a route among those that leave this rank. REQUIRES: another rank is its owner.
+  /// Index of a route among those that leave this rank. REQUIRES: its owner is another rank.
   int64_t send_index(int64_t send_position) const {
     return send_position < send_offsets_[rank_] ? send_position : send_position - staying_sent_;
   }
-  /// The plan's blocks that come from other ranks; `arrival` counts among those rows.
+  /// The plan's blocks from other ranks; `arrival` counts only the rows of these blocks.
   std::span<const RowBlock> recv_blocks() const { return recv_blocks_; }
 
  private:

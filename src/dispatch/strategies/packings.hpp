@@ -4,7 +4,7 @@
 
 namespace crossdock::cuda {
 
-// What the library's strategies pack and exchange on GPUs.
+// The rows that the library's strategies pack and exchange on GPUs.
 
 Packing alltoall_packing();
 Packing allgather_packing();

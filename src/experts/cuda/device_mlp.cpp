@@ -7,8 +7,8 @@
 
 namespace crossdock::experts {
 
-// The products of a call leave unused rows alone, as they may compute some of the segments only;
-// begin_forward and begin_backward_dx zero those of the outputs.
+// The products of a call do not write unused rows, because they may cover only some of the
+// segments; begin_forward and begin_backward_dx zero the unused rows of the outputs.
 
 DeviceMlp::DeviceMlp(const ExpertsConfig& config, Device device)
     : device_(device),
@@ -112,8 +112,7 @@ void DeviceMlp::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved) {
                                    call.stream());
 }
 
-// Each gradient takes the place of what it is computed from: grad_hidden that of the hidden rows,
-// and the weighted activation that of W2^T g.
+// Each result overwrites its input: grad_hidden the hidden rows, the weighted activation W2^T g.
 void DeviceMlp::begin_backward_dx(const ExpertsBackwardDxArgs& args) {
   const cuda::DeviceCall call(calls_, args.stream);
   ops::zero_unused_rows_on_device(

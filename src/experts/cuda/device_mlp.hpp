@@ -7,11 +7,11 @@
 
 namespace crossdock::experts {
 
-/// Experts on one GPU, for rows in fp32, bf16 or fp16: grouped products and what is between them.
+/// Experts on one GPU, for rows in fp32, bf16 or fp16: grouped products and the steps between them.
 ///
-/// Memory is taken for all R rows of the tensors, as only the GPU knows how many are used. What a
-/// call needs for itself returns to the pool when the call returns: the pool hands it out again in
-/// the order of the stream. If the call is captured, it stays with the graph.
+/// Memory is allocated for all R rows of the tensors, because only the GPU knows how many are used.
+/// A call's scratch memory returns to the pool when the call returns; the pool reuses it in stream
+/// order. Scratch memory of a captured call stays with the graph.
 class DeviceMlp final : public Backend {
  public:
   DeviceMlp(const ExpertsConfig& config, Device device);
@@ -30,7 +30,7 @@ class DeviceMlp final : public Backend {
   /// Memory for [num_rows, width].
   Buffer take(const cuda::DeviceCall& call, int64_t num_rows, int64_t width);
   TensorView view(const Buffer& buffer, int64_t num_rows, int64_t width) const;
-  /// Args: of forward or backward_dx.
+  /// Args: ExpertsForwardArgs or ExpertsBackwardDxArgs.
   template <typename Args>
   void compute_hidden(const cuda::DeviceCall& call, const Args& args, const TensorView& hidden);
   void compute_activation(const cuda::DeviceCall& call, const ExpertsForwardArgs& args,

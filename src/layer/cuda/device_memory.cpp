@@ -22,6 +22,12 @@ class PooledMemory final : public DeviceMemory {
                                    call.handle()));
   }
 
+  void copy(const ConstTensorView& from, const TensorView& to, Stream stream) override {
+    const cuda::DeviceCall call(calls_, stream);
+    CROSSDOCK_CUDA(cudaMemcpyAsync(to.data, from.data, static_cast<size_t>(from.num_bytes()),
+                                   cudaMemcpyDeviceToDevice, call.handle()));
+  }
+
  private:
   cuda::DeviceCalls calls_;
 };

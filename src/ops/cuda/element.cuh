@@ -7,7 +7,7 @@
 
 #include "crossdock/dtype.hpp"
 
-// Pairs of neighbouring 16-bit values in one register, the first one in the low half.
+// Pairs of adjacent 16-bit values in one register, the first one in the low half.
 
 namespace crossdock::ops {
 
@@ -37,7 +37,7 @@ __device__ inline float2 unpack<F16>(uint32_t pair) {
   return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
-/// silu(gate) * linear, for results of 16 bits.
+/// silu(gate) * linear, for 16-bit results.
 __device__ inline float swiglu(float gate, float linear) {
   return __fdividef(gate, 1.0f + __expf(-gate)) * linear;
 }

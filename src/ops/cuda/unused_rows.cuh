@@ -14,7 +14,7 @@ struct ZeroWorker {
   int num_threads;
 };
 
-/// Vector divides row_bytes and the address of the rows.
+/// REQUIRES: sizeof(Vector) divides row_bytes and the address of the rows.
 template <typename Vector>
 __device__ void zero_row_range(const UnusedRows& unused, int64_t begin, int64_t end, int thread,
                                int num_threads) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 
-// Divides one allocation into arrays: used once to get the size, then to set the addresses.
+// Divides one allocation into arrays: used once to compute the size, then to set the addresses.
 class Carver {
  public:
   explicit Carver(std::byte* memory) : memory_(memory) {}
@@ -52,7 +52,7 @@ int64_t carve(const CudaPlanInputs& inputs, int64_t R, std::byte* memory, PlanLi
 }
 
 // Copies to host memory, after a wait: a copy queued behind kernels that wait for other ranks could
-// keep those from launching theirs.
+// keep those ranks from launching theirs.
 void copy_out(void* to, const void* from, size_t num_bytes, const CudaPlan& plan) {
   const CallGuard guard(plan.device().index);
   const cudaStream_t stream = plan.inputs().stream;

@@ -29,7 +29,7 @@ struct CudaPlanInputs {
   uint64_t capture_id = 0;  // of the graph that fills the arrays again at every replay; 0: none
 };
 
-/// A plan's arrays on one device, and what the host knows of them.
+/// A plan's arrays on one device, and what the host knows about them.
 class CudaPlan : public DevicePlanData {
  public:
   /// Memory for the arrays, contents unspecified.

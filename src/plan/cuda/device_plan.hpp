@@ -19,8 +19,7 @@ struct RouteTarget {
   int32_t row;
 };
 
-/// What a row's owner knows of the row's token: which other rows here belong to it. All zero for a
-/// pad row.
+/// Tells a row's owner which other rows here belong to the same token. All zero for a pad row.
 struct alignas(8) RowLink {
   uint32_t bits;  // kFirst if the row has the token's lowest slot here; the next row plus 1, or 0
   float weight;   // of the route
@@ -75,7 +74,7 @@ struct PlanShape {
 struct DeviceRouting {
   const void* expert_ids;  // [T, K] int32 or int64
   bool ids_are_64_bit;
-  bool ids_are_distinct;  // within each token, so that they need no check
+  bool ids_are_distinct;  // within each token: no check is needed
   const float* weights;   // [T, K]
   const bool* mask;       // [T] true = padding; may be null
   int64_t T;
@@ -90,7 +89,7 @@ struct PlanShares {
 };
 PlanShares plan_shares(int64_t T, int32_t K, int32_t E, int num_sharing);
 
-/// Memory that is free again when the plan kernels have ended.
+/// Scratch memory, free again when the plan kernels have ended.
 struct PlanScratch {
   int32_t* warp_sums;   // [all warps, E] routes to e that earlier warps of the block counted
   int32_t* block_sums;  // [blocks, E] routes to e that earlier blocks counted

@@ -12,11 +12,11 @@
 // A stable counting sort over all ranks. Every block counts a range of tokens, every warp of it a
 // part of that range in (token, slot) order; the last block of each rank exchanges the counts with
 // its peers and computes where this rank's rows of every expert begin; then each route computes its
-// row. Nothing depends on the order in which blocks run. A scatter that computes the rows itself
-// was measured: it loses more than the kernel that does so here takes.
+// row. Nothing depends on the order in which blocks run. Letting the scatter compute the rows was
+// measured to be slower: it costs more than place_kernel takes.
 //
 // With few routes, as in decoding, one block does all of this and keeps everything in shared
-// memory: then the plan takes hardly longer than the exchange.
+// memory: the plan then takes hardly longer than the exchange.
 
 namespace crossdock::cuda {
 namespace {
@@ -39,7 +39,7 @@ struct ReadRoute {
   float weight;
 };
 
-// The routes of a warp, all slots of its tokens.
+// The routes that a warp counts: all slots of its tokens.
 struct WarpShare {
   int64_t first_token;
   int64_t first_route;
@@ -59,7 +59,7 @@ __device__ int warp_of_thread() {
 __device__ int lane_of_thread() {
   return static_cast<int>(threadIdx.x) % 32;
 }
-// Among all warps of the rank.
+// Index of this warp among all warps of the rank.
 __device__ int64_t global_warp() {
   return static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp_of_thread();
 }
@@ -91,9 +91,8 @@ __device__ void check_route(const PlanArgs& args, int64_t route, const ReadRoute
             static_cast<unsigned long long>(route) << 8 | static_cast<uint32_t>(fault));
 }
 
-// Whether an earlier slot of the token has the same id. same: lanes with the same expert. The lanes
-// before this one have the routes before this one; a token's first slots may be of the lanes of an
-// earlier step.
+// Whether an earlier slot of the token has the same id. same: lanes with the same expert. Lower
+// lanes hold the preceding routes; a token's first slots may belong to an earlier step.
 template <typename Id>
 __device__ bool is_repeated(const PlanArgs& args, int64_t route, uint32_t slot, Id id,
                             uint32_t same) {
@@ -108,8 +107,8 @@ __device__ bool is_repeated(const PlanArgs& args, int64_t route, uint32_t slot, 
 }
 
 // A warp counts its tokens, 32 routes at a time; lanes with the same expert are ranked by lane.
-// Calls note(i, {expert, number of earlier routes of this warp to it}) for its route i. A refused
-// plan counts routes that are bad, too, if they have an expert.
+// Calls note(i, {expert, number of earlier routes of this warp to it}) for its route i. Bad routes
+// that name an expert are counted too; the plan is refused anyway.
 template <typename Id, typename Note>
 __device__ void count_routes(const PlanArgs& args, const WarpShare& share, uint32_t* warp_counts,
                              const Note& note) {
@@ -169,8 +168,8 @@ __device__ uint32_t sum_warps(const uint32_t* warp_counts, int32_t E, int e, con
   return sum;
 }
 
-// The target of a route. owner: of its expert; base: the row there of this rank's first route to
-// that expert, or -1; number: of the route among those.
+// The target of a route. owner: rank of its expert; base: row there of this rank's first route to
+// that expert, or -1; number: index of the route among this rank's routes to the expert.
 __device__ RouteTarget target_at(const PlanArgs& args, int32_t owner, int32_t base,
                                  int32_t number) {
   if (base < 0 || number >= args.shape.capacity) return {-1, -1};
@@ -204,7 +203,7 @@ __device__ void prefetch_inputs(const PlanArgs& args) {
   prefetch_line(args.signals.state);
 }
 
-// Counts a block's routes and leaves them in global memory.
+// Counts a block's routes and leaves the counts in global memory.
 template <typename Id>
 __device__ void count_block(const PlanArgs& args, uint32_t* warp_counts) {
   const int32_t E = args.shape.E;
@@ -242,7 +241,7 @@ __global__ void __launch_bounds__(kMostPlanWarps * 32, 2)
 // A thread places a route.
 __global__ void __launch_bounds__(kPlaceThreads)
     place_kernel(const __grid_constant__ PlanArgs args) {
-  allow_next_kernel();  // when it starts, the counts of all ranks are there: nobody needs its room
+  allow_next_kernel();  // all counts have arrived before this kernel starts: nobody needs its room
   wait_for_previous_kernel();
   const int64_t route = static_cast<int64_t>(blockIdx.x) * kPlaceThreads + threadIdx.x;
   if (route >= args.routing.T * args.shape.K) return;

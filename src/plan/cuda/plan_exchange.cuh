@@ -7,7 +7,7 @@
 #include "plan/cuda/plan_words.cuh"
 
 // The part of a plan that one block per rank does: sends counts to all peers, receives theirs and
-// computes where every expert's rows begin. All ranks compute the same from the same words.
+// computes where every expert's rows begin. All ranks compute the same result from the same words.
 //
 // kQueued: the hosts have not met, so the ranks also exchange which call this is (args.call).
 //
@@ -24,7 +24,7 @@ struct SegmentMemory {
   int32_t* used;      // [E] rows of expert e that Segments counts
   int32_t* base;      // [E] rows that this rank sends to expert e; then its first row of expert e,
                       // in the expert's segment, then at its owner
-  int32_t* by_owner;  // [E] copies of what PlanShape points to
+  int32_t* by_owner;  // [E] copies of PlanShape's tables
   int32_t* owner;     // [E]
   int32_t* owner_offsets;             // [P + 1]
   uint32_t (*headers)[kHeaderWords];  // of every rank
@@ -125,7 +125,7 @@ __device__ inline void record_refusal(const PlanArgs& args, uint32_t epoch,
                               .value = join(kValueLow, kValueHigh)});
 }
 
-// What this thread has sent.
+// The word that this thread has sent.
 __device__ inline uint32_t own_word(int index, const SegmentMemory& segments, int rank) {
   if (index < kHeaderWords) return segments.headers[rank][index];
   return static_cast<uint32_t>(segments.base[index - kHeaderWords]);
@@ -232,7 +232,7 @@ __device__ inline void sum_segments(const PlanArgs& args, const SegmentMemory& s
   __syncthreads();
 }
 
-// Records that the fullest rank, the lowest of several, has more rows than max_rows.
+// Records that the fullest rank (the lowest one if several) has more rows than max_rows.
 template <bool kQueued>
 __device__ inline void record_rows(const PlanArgs& args, uint32_t epoch,
                                    const SegmentMemory& segments) {

@@ -3,14 +3,15 @@
 #include "comm/cuda/peer_signals.cuh"
 #include "plan/cuda/device_plan.hpp"
 
-// The words by which ranks exchange the counts of a plan, and why one refuses its input.
+// The words with which ranks exchange the counts of a plan, or the reason why one refuses its
+// input.
 
 namespace crossdock::cuda {
 
 /// Header words that a rank sends ahead of its counts.
 enum PlanHeader : int { kStatus, kRouteLow, kRouteHigh, kValueLow, kValueHigh, kHeaderWords };
 
-// To all other ranks.
+// Sends a word to all other ranks.
 __device__ inline void send_word(const PeerSignals& signals, uint32_t epoch, int64_t index,
                                  uint32_t value) {
 #pragma unroll 1

@@ -20,7 +20,7 @@ __device__ float rounded(Weight value) {
   return to_float(value);
 }
 
-// Calls use(slot, expert) for the set bits of a token, a lane for each; returns their number. A
+// Calls use(slot, expert) for the set bits of a token, one lane per bit; returns their number. A
 // warp reads 32 experts at a time.
 template <typename Use>
 __device__ int32_t for_set_bits(const uint8_t* token_map, int32_t E, const Use& use) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
       slot_weights[slot] = 0.0f;
     }
     if (num_set <= args.K) continue;
-    __syncwarp();  // after the ids
+    __syncwarp();  // ids[0] has been written
     if (lane != 0) continue;
     ids[0] = num_set;
     const auto route = static_cast<unsigned long long>(token * args.K);

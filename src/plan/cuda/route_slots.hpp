@@ -6,8 +6,8 @@
 
 #include "crossdock/dtype.hpp"
 
-// Bring a routing into the form of the plan kernels: int32 ids and fp32 weights by slot. These
-// kernels wait for no peer.
+// Convert a routing to the form that the plan kernels take: int32 ids and fp32 weights by slot.
+// These kernels do not wait for peers.
 
 namespace crossdock::cuda {
 

@@ -182,7 +182,7 @@ bool is_agreed(const FaultCase& fault) {
 bool can_happen(FaultKind kind, FaultStep step) {
   if (kind == FaultKind::kOtherConfig) return is_between_calls(step);
   if (kind != FaultKind::kSkips) return true;
-  // Without a complete plan the culprit cannot continue; and a chunk is not a call to skip.
+  // Without a complete plan the culprit cannot continue, and a chunk is not a call to skip.
   return step != FaultStep::kBeforeCounts && step != FaultStep::kAfterCounts &&
          step != FaultStep::kBetweenChunks;
 }

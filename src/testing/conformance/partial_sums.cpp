@@ -57,7 +57,8 @@ class Judge {
  public:
   Judge(const Group& group, const Scene& scene) : group_(group), scene_(scene) {}
 
-  /// Compares with fp64, within the tolerance, and the bits with sums per rank and per node.
+  /// Compares the values with fp64, within the tolerance, and the bits with sums per rank and per
+  /// node.
   void check(const std::string& what, const std::vector<double>& got, const PerRank* weights) {
     check_values(what, got, weights);
     std::vector<int> ranks(static_cast<size_t>(group_.size()));

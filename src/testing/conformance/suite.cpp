@@ -12,7 +12,7 @@ constexpr std::array kDtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::k
 
 // Selects the checks of a routing: every dtype with plain, every variant with fp32, and two
 // variants with each other dtype, chosen differently for each routing so that every pair of variant
-// and dtype occurs. Partial sums in the row type are for rows smaller than fp32.
+// and dtype occurs. Partial sums in the row type apply only to rows smaller than fp32.
 bool is_wanted(size_t routing, size_t variant, size_t dtype) {
   if (static_cast<Variant>(variant) == Variant::kPartialSumsInRowType) {
     return size_of(kDtypes[dtype]) < size_of(DType::kF32);

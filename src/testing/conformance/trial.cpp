@@ -27,7 +27,7 @@ OwnedTensor poisoned(DType dtype, Shape shape) {
   return tensor;
 }
 
-// Makes the library take used memory from its pool, not fresh zeros.
+// Makes the library take used memory from its pool instead of fresh zeros.
 void poison_pool(BufferPool& pool) {
   std::vector<Buffer> held;
   for (int64_t size = 64; size <= 65536; size *= 2) {
@@ -147,7 +147,7 @@ void Trial::check_plan() {
   const bool padded = world_.config.capacity && world_.config.capacity->pad_to_capacity;
   for (int64_t i = 0; i < E_local; ++i) {
     const auto e = static_cast<size_t>(i);
-    // With pad_to_capacity rows and pad rows alternate, so all of them count as the expert's.
+    // With pad_to_capacity, rows and pad rows alternate, so all of them count as the expert's.
     const bool same_count = padded ? segments.counts[i] >= receiver.rows_per_expert[e]
                                    : segments.counts[i] == receiver.rows_per_expert[e];
     if (segments.starts[i] != receiver.segment_starts[e] || !same_count) {

@@ -30,7 +30,7 @@ class Trial {
   /// <dispatch(x), y> = <x, combine_unweighted(y)>, summed over all ranks.
   void transpose();
 
-  /// `out` of the weighted combine, as the library gave it. [T, D]
+  /// `out` of the weighted combine, as the library returned it. [T, D]
   const std::vector<double>& out() const { return out_; }
 
  private:
@@ -41,7 +41,7 @@ class Trial {
   void expect_near_weights(ConstTensorView got, const std::vector<double>& wanted,
                            const reference::PerRank& grad_out, const reference::PerRank& y);
   void find(const std::string& message);
-  /// The dtype of results and gradients: that of the tokens, bf16 for fp8.
+  /// The dtype of results and gradients: the tokens' dtype, or bf16 for fp8.
   DType sum_dtype() const;
   DType weight_dtype() const;
   int64_t width() const { return world_.config.width; }

@@ -15,7 +15,7 @@ uint64_t hash_of(uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 /// The largest relative error of one rounding to the dtype.
 double unit_roundoff(DType dtype);
 
-/// Number of token `token` of rank `rank` among all tokens.
+/// Index of token `token` of rank `rank` among all tokens.
 int64_t global_token(const World& world, int rank, int64_t token);
 
 /// The tokens of a rank as bytes: any bits, different in every token of the world.
@@ -33,7 +33,7 @@ std::vector<double> token_values(const World& world, int rank, uint64_t seed);
 reference::PerRank rows_of_routes(const reference::Layout& layout, int64_t D,
                                   const reference::PerRank& routes);
 
-/// Fills in the weights of all routes; NaN where there is no route, as those are ignored.
+/// Fills in the weights of all routes; NaN for slots without a route, which must be ignored.
 void make_weights(World& world);
 
 }  // namespace crossdock::conformance

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::array<int64_t, 5> kWidths = {5, 64, 1, 130, 33};
 
-// K different experts from `allowed`, not in ascending order; the larger `skew` is, the likelier
-// are the first ones of `allowed`. If there are fewer than K, the remaining slots are -1.
+// K different experts from `allowed`, not in ascending order; a larger `skew` favours the first
+// ones of `allowed`. If there are fewer than K, the remaining slots are -1.
 std::vector<int64_t> draw_experts(const std::vector<int64_t>& allowed, int64_t top_k, int skew,
                                   uint64_t seed) {
   std::vector<int64_t> left = allowed;
@@ -94,7 +94,7 @@ std::vector<int64_t> route_token(RoutingKind routing, const World& world, uint64
   }
 }
 
-// Slots in ascending order of experts, those without a route last, as a dense map has them.
+// Slots in ascending order of experts, those without a route last, as in a dense map.
 void sort_slots(World& world) {
   const int64_t K = world.num_slots();
   for (reference::RankInput& rank : world.ranks) {

@@ -43,7 +43,7 @@ enum class Variant : uint8_t {
   kMask,
   kWideIds,
   kAnyBits,      // a dense map with 0 to E bits per token
-  kBoundedBits,  // likewise, with max_routes_per_token
+  kBoundedBits,  // the same, with max_routes_per_token
   kPartialSumsInRowType
 };
 

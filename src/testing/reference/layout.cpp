@@ -47,7 +47,7 @@ int64_t drop_beyond(int64_t capacity, DropPolicy policy, std::vector<Route>& rou
   if (routes.size() <= num_kept) return 0;
   const auto num_dropped = static_cast<int64_t>(routes.size() - num_kept);
   if (policy == DropPolicy::kWeight) {
-    // Largest first, NaN before all; a stable sort leaves equal ones in (token, slot) order.
+    // Largest first, NaN before everything; a stable sort keeps equal ones in (token, slot) order.
     std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) {
       if (std::isnan(a.weight) || std::isnan(b.weight)) return !std::isnan(b.weight);
       return a.weight > b.weight;

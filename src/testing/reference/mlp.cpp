@@ -74,7 +74,7 @@ Activated activate(const MlpConfig& config, double gate, double linear) {
   throw Error(ErrorCode::kInternal, "an activation without a formula");
 }
 
-// The rows of W1 that make gate f and linear f (the same where there is no gate).
+// The rows of W1 that compute gate f and linear f (the same row if there is no gate).
 std::pair<int64_t, int64_t> w1_rows(const MlpConfig& config, int64_t f) {
   if (!is_gated(config.activation)) return {f, f};
   if (config.interleaved) return {2 * f, 2 * f + 1};

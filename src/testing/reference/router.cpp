@@ -146,7 +146,7 @@ int64_t num_sequences_of(const RouterInput& input) {
   return input.config.aux_loss_scope == BalanceScope::kSequence ? input.num_sequences : 1;
 }
 
-// The logits of one token, and their sums. Along one logit only the terms of that expert have a
+// The logits of one token, and their sums. Along one logit, only the terms of that expert have a
 // slope, so a derivative reuses the sums of the values: K steps, not E.
 struct TokenLogits {
   const double* values;  // [E]

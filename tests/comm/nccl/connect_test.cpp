@@ -1,5 +1,5 @@
-// The library's own NCCL communicators: how ranks make one together. NCCL is a stand-in, so that no
-// GPU is needed and every rank can fail.
+// The library's own NCCL communicators: how ranks make one together. NCCL is a stand-in, so no GPU
+// is needed and every rank can be made to fail.
 
 #include "comm/nccl/connect.hpp"
 
@@ -40,8 +40,8 @@ std::shared_ptr<NcclCommunicator> share(Group& group, const FakeNccl& nccl, int 
       group, {.library = nccl.library(), .device = device, .config = kConfig, .refusal = nullptr});
 }
 
-/// Every rank connects and fails; returns their message, which must be the same. The group must
-/// stay usable.
+/// Every rank connects and fails; returns the message, which must be identical on every rank. The
+/// group must stay usable.
 std::string shared_refusal(const FakeNccl& nccl, const ThreadOptions& options = deadlines()) {
   std::mutex mutex;
   std::set<std::string> messages;

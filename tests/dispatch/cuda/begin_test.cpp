@@ -1,4 +1,4 @@
-// Calls that begin beside the stream, and streams that change.
+// Calls that run concurrently with the stream, and streams that change.
 
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@ DispatchConfig small_config() {
 TEST_F(CudaBegin, GivesTheBitsOfTheCpuWhereCallsBeginBeforeOthersEnd) {
   const DispatchCase first = random_case(small_config(), {50, 0, 30}, 11);
   const DispatchCase second = random_case(small_config(), {20, 40, 9}, 12);
-  // All multiprocessors; kernels of both streams await their peers themselves; there is room for
-  // those of one only.
+  // All SMs; few enough that kernels of both streams can wait for their peers themselves; so many
+  // that only those of one stream can.
   for (const int max_sms : {0, 16, 40}) {
     const GpuSetting setting{.dtype = DType::kBF16, .options = {.max_sms = max_sms}};
     run_on_gpu(first, setting, [&](GpuRank& rank, const StepBytes& wanted_first) {
@@ -54,7 +54,7 @@ TEST_F(CudaBegin, GivesTheBitsOfTheCpuWhereCallsBeginBeforeOthersEnd) {
   }
 }
 
-// The next plan must not get the memory of one that a begun call still reads.
+// The next plan must not get the memory of a plan that a begun call still reads.
 TEST_F(CudaBegin, KeepsAPlanThatItsCallerHasLetGo) {
   DispatchConfig config = small_config();
   config.max_rows = 400;
@@ -73,11 +73,11 @@ TEST_F(CudaBegin, KeepsAPlanThatItsCallerHasLetGo) {
   });
 }
 
-// Rank 1 comes late to a dispatch: its stream is held up until rank 0's is done, so that must not
-// wait for what rank 0 has begun.
+// Rank 1 is late for a dispatch: its stream is blocked until rank 0's has finished, so rank 0's
+// stream must not wait for the call that rank 0 has begun.
 TEST_F(CudaBegin, RunsBegunCallsBesideTheStream) {
   const DispatchCase the_case = random_case(small_config(), {20, 30}, 13);
-  std::array<Gate, 3> gates;  // the driver may hold a stream up for reasons of its own: try again
+  std::array<Gate, 3> gates;  // the driver may delay a stream by itself: try again
   run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
     const RankStream& stream = rank.stream;
     Dispatcher& dispatcher = rank.dispatcher;
@@ -104,7 +104,7 @@ TEST_F(CudaBegin, RunsBegunCallsBesideTheStream) {
   });
 }
 
-// Every call goes into another stream than the one before; one of the two is busy for a while.
+// Every call goes into another stream than the previous one; one of the two is busy for a while.
 TEST_F(CudaBegin, KeepsTheOrderOfCallsWhereTheStreamChanges) {
   constexpr size_t kFilledBytes = size_t{256} << 20;
   const DispatchCase the_case = random_case(small_config(), {20, 30, 0}, 16);

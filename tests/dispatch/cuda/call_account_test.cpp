@@ -1,4 +1,4 @@
-// What the hosts find out when they meet after their devices were halted. Needs no GPU.
+// How the hosts, meeting after their devices were halted, find the cause. Needs no GPU.
 
 #include "dispatch/cuda/call_account.hpp"
 
@@ -21,7 +21,7 @@ CallAccount account(const char* operation, uint64_t subject, std::string config)
   return {.call = {operation, subject, std::move(config)}, .refusal = std::nullopt};
 }
 
-// All of 4 ranks get the same error.
+// All 4 ranks get the same error.
 void expect_error(ErrorCode code, int culprit, const std::string& text, const MakeAccount& make) {
   run_ranks(4, [&](Group& group) {
     const Error error = explain_halt(group, make(group.rank()));
@@ -54,7 +54,7 @@ TEST(CallAccount, RepeatsTheRefusalOfTheLowestRank) {
   });
 }
 
-// Their devices were halted because another rank stopped.
+// Ranks without an account were halted because another rank stopped.
 TEST(CallAccount, AsksOnlyRanksThatHaveOne) {
   expect_error(ErrorCode::kInvalidArgument, 3, "rank 3: x is wrong",
                [](int rank) -> std::optional<CallAccount> {

@@ -1,5 +1,5 @@
-// Graph captures in global mode, PyTorch's default: whatever could wait is forbidden to all threads
-// meanwhile, unless a thread asks to be excepted.
+// Graph captures in global mode, PyTorch's default: no thread may make calls that could wait,
+// unless it asks for an exception.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ TEST_F(CudaCapture, InGlobalModeMayHoldTheFirstCallsOfADispatcher) {
   });
 }
 
-// The stream of begun calls, and a channel of its own.
+// Begun calls have their own stream and channel.
 TEST_F(CudaCapture, InGlobalModeMayHoldTheFirstBegunCall) {
   const DispatchCase the_case = random_case(config_with_room(), {30, 50}, 61);
   run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
@@ -56,7 +56,7 @@ TEST_F(CudaCapture, InGlobalModeMayHoldTheFirstBegunCall) {
   });
 }
 
-// A thread captures something of its own while a group on another thread runs a whole step, which
+// A thread captures unrelated work while a group on another thread runs a whole step, which
 // allocates, waits and copies to the host.
 TEST_F(CudaCapture, InGlobalModeOnAnotherThreadDoesNotDisturbAStep) {
   DispatchConfig config = config_with_room();

@@ -6,7 +6,7 @@
 
 namespace crossdock {
 
-/// What one rank queued, as a graph. Making it is collective: a graph that is launched waits for
+/// The work that one rank queued, as a graph. Making it is collective: a launched graph waits for
 /// those of the other ranks, and making one may wait for the device.
 class CapturedGraph {
  public:
@@ -14,7 +14,7 @@ class CapturedGraph {
   CapturedGraph(const GpuRank& rank, const Body& body,
                 cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
       : stream_(rank.stream.get()) {
-    // In global mode a capture forbids the other ranks what they do before and after it.
+    // During a capture in global mode the other ranks may not do what they do before and after it.
     rank.group.agree({.operation = "capture"});
     cuda_ok(cudaStreamBeginCapture(stream_, mode));
     body();

@@ -38,8 +38,8 @@ std::vector<std::byte> rows_of(const std::vector<std::byte>& all, int64_t row_by
   return {all.begin() + begin * row_bytes, all.begin() + end * row_bytes};
 }
 
-// Every chunk has its rows and weights when the stream has come past it; chunks come in order and
-// hold all experts. Returns their number.
+// Every chunk has its rows and weights once the stream has passed it; chunks arrive in order and
+// cover all experts. Returns their number.
 int expect_chunks(GpuRank& rank, const Plan& plan, Pending<DispatchResult>& pending,
                   const StepBytes& wanted) {
   const std::vector<int64_t> starts = starts_of(plan, rank.stream);
@@ -91,8 +91,8 @@ void expect_all_chunks(const DispatchCase& the_case, const GpuSetting& setting) 
   });
 }
 
-// With max_sms 6 a scatter has one block per SM, and all ranks wait in it; with 40 there is no room
-// for that.
+// With max_sms 6 a scatter has one block per SM and waits for its peers itself; with 40 the SMs of
+// all ranks do not fit.
 TEST_F(CudaChunks, HaveTheirRowsWhenTheStreamHasComePastThem) {
   for (const std::vector<int64_t>& tokens :
        std::vector<std::vector<int64_t>>{{300}, {50, 30}, {50, 0, 30, 7}}) {
@@ -104,7 +104,7 @@ TEST_F(CudaChunks, HaveTheirRowsWhenTheStreamHasComePastThem) {
   }
 }
 
-// A single chunk is sent so; several are sent with a copy per route.
+// A single chunk is sent with one copy per rank, several with one copy per route.
 TEST_F(CudaChunks, HaveTheirRowsWithOneCopyPerRank) {
   DispatchConfig config = small_config();
   config.copies = Copies::kPerRank;
@@ -210,7 +210,7 @@ TEST_F(CudaChunks, MustBeBegunOnAllRanksAndTakenWithNextChunk) {
   });
 }
 
-// The kernel alone: rows of other chunks keep what they hold.
+// The kernel alone: rows of other chunks keep their values.
 class ScatterOfChunk : public CudaTest {
  protected:
   static constexpr int kRanks = 2;

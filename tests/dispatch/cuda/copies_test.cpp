@@ -1,5 +1,5 @@
 // One copy of a token per rank, which the receiver copies to its other rows: the same rows as with
-// one copy per route, and fewer of them cross.
+// one copy per route, but fewer of them are sent.
 
 #include <gtest/gtest.h>
 
@@ -116,8 +116,8 @@ std::pair<size_t, size_t> rows_to_others(const DispatchCase& the_case, int rank,
   return {routes, copies};
 }
 
-// The plan says which rows cross. If the links are then gone, the receiver copies nothing, and
-// exactly these rows have been written.
+// The plan says which rows are sent. If the links are then removed, the receiver copies nothing,
+// and exactly these rows have been written.
 TEST_F(CudaCopies, PerRankSendOneRowPerTokenAndRank) {
   constexpr int kRanks = 3;
   const DispatchConfig config =

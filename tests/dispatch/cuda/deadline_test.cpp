@@ -1,4 +1,4 @@
-// The host does not wait for ever for a GPU whose work does not end: neither in calls nor in
+// The host does not wait forever for a GPU whose work does not end, neither in calls nor in
 // destructors.
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using CudaDeadline = CudaTest;
 
-/// A rank whose dispatcher goes before its stream. Its first step is done, so that all is set up.
+/// A rank whose dispatcher is destroyed before its stream. Everything is set up by a first step.
 struct HeldRank {
   Group& group;
   RankStream stream;
@@ -63,7 +63,7 @@ void run_held(const std::string& strategy, void* nccl_comm,
       options);
 }
 
-// After this the dispatcher is gone, although its stream is held up.
+// Destroys the dispatcher although its stream is blocked.
 void expect_quick_end(HeldRank& rank) {
   rank.dispatcher.reset();
   EXPECT_TRUE(rank.gate.is_closed()) << "the destructor has waited for the stream";
@@ -117,9 +117,9 @@ TEST_F(CudaDeadline, EndsTheWaitOfTheFirstBegunCall) {
 
 #if CROSSDOCK_HAS_NCCL
 
-/// An exchange of the communicator in another stream, which is held up: NCCL runs the exchanges of
-/// a communicator one after the other, so the next one in the rank's stream waits inside NCCL, as
-/// for a peer that never sends.
+/// An exchange of the communicator in another stream, which is blocked: NCCL runs the exchanges of
+/// a communicator in order, so the next one in the rank's stream waits inside NCCL, as if for a
+/// peer that never sends.
 class WithheldExchange {
  public:
   WithheldExchange(const HeldRank& rank, ncclComm_t comm)
@@ -139,7 +139,7 @@ class WithheldExchange {
   OwnedTensor memory_;
 };
 
-// Asks again and again, as a training loop would. Returns what check throws, if it does in time.
+// Calls check repeatedly, as a training loop would. Returns its error, if it throws one in time.
 std::optional<Error> check_until_error(HeldRank& rank) {
   while (rank.gate.is_closed()) {
     if (std::optional<Error> error = error_of([&] { rank.dispatcher->check(); })) return error;
@@ -157,7 +157,7 @@ void expect_late_dispatch(const std::optional<Error>& error) {
 
 const char* const kNcclStrategies[] = {"alltoall", "allgather"};
 
-// What happens after a dispatch whose exchange does not end.
+// Runs body after a dispatch whose exchange does not end.
 void run_withheld(const std::function<void(HeldRank& rank)>& body) {
   const LoneCommunicator comm;
   for (const char* strategy : kNcclStrategies) {
@@ -171,7 +171,7 @@ void run_withheld(const std::function<void(HeldRank& rank)>& body) {
       withheld.reset();
       rank.stream.synchronize();
     });
-    // The communicator is as it was.
+    // The communicator is unaffected.
     ncclResult_t state = ncclSuccess;
     nccl_ok(cuda::nccl_library().comm_get_async_error(comm.get(), &state));
     EXPECT_EQ(state, ncclSuccess);

@@ -1,5 +1,5 @@
-// Dense maps with any number of bits, and weights of any float type, on the GPU: the bits of the
-// CPU.
+// Dense maps with any number of bits, and weights of any float type, on the GPU: bit-identical to
+// the CPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ struct DenseRank {
     const DenseTensors map = map_of(rank, the_case, DType::kF32);
     Dispatcher on_cpu(gpu.group, the_case.config, "direct");
     wanted = cpu_step(on_cpu, on_cpu.plan(map.routing(host.mask)), host);
-    gpu.stream.synchronize();  // before the copies' sources go
+    gpu.stream.synchronize();  // before the copies' sources are freed
   }
 
   static DenseTensors map_of(const GpuRank& rank, const DispatchCase& the_case, DType dtype) {
@@ -123,7 +123,7 @@ TEST_F(CudaDenseMap, GivesTheBitsOfTheCpuForManyTokens) {
   });
 }
 
-// A capture forbids whatever waits.
+// During a capture, calls that wait are errors.
 TEST_F(CudaDenseMap, WithBoundsIsPlannedWithoutHostSync) {
   DispatchConfig config = small_config();
   config.max_routes_per_token = config.num_experts;

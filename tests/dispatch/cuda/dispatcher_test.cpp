@@ -1,4 +1,4 @@
-// Tensors of the GPU, with no host sync where max_rows is given.
+// Tensors on the GPU; no host sync with max_rows.
 
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuWhereOneBlockOrSeveralCount) {
   expect_bits_of_the_cpu(random_case(config, {512, 513, 1, 2000}, 16), {.dtype = DType::kBF16});
 }
 
-// Their rows are summed in pieces.
+// Their rows are summed in parts.
 TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForAFewWideTokens) {
   for (const int64_t top_k : {2, 4, 7, 9}) {
     const DispatchConfig config{.num_experts = 11, .top_k = top_k, .width = 4104};
@@ -74,8 +74,7 @@ TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForAFewWideTokens) {
   }
 }
 
-// Their counts need more of a block's memory than kernels have without asking; above 8192 the host
-// plans.
+// Their counts need more shared memory than a block has by default; above 8192 the host plans.
 TEST_F(CudaDispatcher, GivesTheBitsOfTheCpuForThousandsOfExperts) {
   for (const int64_t E : {1707, 5000, 8192, 9000}) {
     const DispatchConfig config{.num_experts = E, .top_k = 4, .width = 24};
@@ -119,14 +118,14 @@ TEST_F(CudaDispatcher, CollectsOneNumberPerRoute) {
       const Plan plan = rank.plan();
       const DispatchResult moved =
           rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view, .with_row_weights = true});
-      // The weights went out; they must come home as they were.
+      // The weights were dispatched; they must return unchanged.
       const OwnedTensor home = rank.dispatcher.collect_routes(plan, moved.row_weights.view);
       EXPECT_EQ(to_host(home.view, rank.stream), to_host(plan.weights(), rank.stream));
     });
   }
 }
 
-// The stream has the order of things, so on a GPU there is one chunk.
+// On a GPU the stream orders the work, so there is one chunk.
 TEST_F(CudaDispatcher, AnnouncesAllExpertsAsOneChunk) {
   const DispatchCase the_case = random_case(small_config(), {20, 30}, 15);
   for (const char* strategy : {"direct", "alltoall"}) {

@@ -17,7 +17,7 @@ class FatalCommunicator : public Communicator {
  public:
   explicit FatalCommunicator(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
 
-  /// The exchange after this many more is fatal. Until this is called none is.
+  /// The exchange after this many more is fatal. By default none is.
   void set_exchanges_left(int num_exchanges) { exchanges_left_ = num_exchanges; }
 
   int rank() const override { return inner_->rank(); }

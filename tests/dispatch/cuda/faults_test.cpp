@@ -1,5 +1,4 @@
-// What goes wrong on the device is an error on the host, within its deadline, and the next step
-// works.
+// A fault on the device becomes an error on the host, within its deadline, and the next step works.
 
 #include <gtest/gtest.h>
 
@@ -71,7 +70,7 @@ TEST_F(CudaFaults, ARepeatedIdIsFoundWhereverItsSlotsAreRead) {
   }
 }
 
-// The call that finds out is one that begins beside the stream in which the plan was made.
+// The fault is found by a begun call, which does not run in the stream of the plan.
 TEST_F(CudaFaults, ABegunCallReportsABadRoutingOnce) {
   const DispatchCase good = random_case(config_with_room(100), {9, 7, 8}, 44);
   run_on_gpu(good, {}, [&](GpuRank& rank, const StepBytes& wanted) {

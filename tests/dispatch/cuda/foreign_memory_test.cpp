@@ -1,4 +1,4 @@
-// Rows in memory of the caller's, which GPUs of other ranks may not reach.
+// Rows in the caller's memory, which may be unreachable for GPUs of other ranks.
 
 #include <cudaTypedefs.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ void driver_ok(CUresult status) {
     throw std::runtime_error("CUDA driver error " + std::to_string(status));
 }
 
-/// Memory mapped by hand, as allocators with expandable segments do. The current GPU alone has
+/// Memory mapped by hand, as allocators with expandable segments do. Only the current GPU has
 /// access.
 std::shared_ptr<void> map_memory(size_t num_bytes) {
   const auto reserve =
@@ -109,8 +109,8 @@ int64_t copied_bytes(Group& group) {
   return bytes;
 }
 
-// A dispatch into rows of the caller's and a combine from them; `copies` is how many times the rows
-// are copied for it.
+// A dispatch into the caller's rows and a combine from them; `copies` is how many times the rows
+// are copied for that.
 void expect_copies(Allocator allocator, const GpuSetting& setting, int copies) {
   const DispatchCase the_case =
       random_case({.num_experts = 11, .top_k = 3, .width = 40}, {20, 30}, 80);
@@ -146,7 +146,7 @@ TEST_F(CudaForeignMemory, IsUsedAsItIsByRanksOnTheSameGpu) {
   }
 }
 
-// Only what peers use is copied: rows are packed for an exchange.
+// Only memory that peers use is copied; for an exchange, rows are packed instead.
 TEST_F(CudaForeignMemory, IsNotCopiedForAnExchangeOfPackedRows) {
   const cuda::PeersOnOtherGpus pretended;
   expect_copies(Allocator::kMallocAsync, {.strategy = "alltoall"}, 0);

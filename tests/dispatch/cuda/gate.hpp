@@ -11,8 +11,8 @@
 
 namespace crossdock {
 
-/// Holds up streams and threads until it is opened or destroyed. It opens by itself after a while,
-/// so that a test whose wait has no end fails and does not hang.
+/// Blocks streams and threads until it is opened or destroyed. It opens by itself after a while, so
+/// a test with an endless wait fails instead of hanging.
 class Gate {
  public:
   Gate() = default;
@@ -26,7 +26,7 @@ class Gate {
     state_->opened.notify_all();
   }
 
-  /// Whether nobody has opened it, nor waited until it opened by itself.
+  /// Whether it has not been opened, nor opened by itself.
   bool is_closed() const {
     const std::lock_guard lock(state_->mutex);
     return !state_->is_open && !state_->gave_up;
@@ -35,7 +35,7 @@ class Gate {
   /// Whether it was opened in time.
   bool wait() const { return state_->wait(); }
 
-  /// What is queued in the stream from now on waits.
+  /// Blocks all work queued in the stream from now on.
   void hold(cudaStream_t stream) const {
     const auto wait = [](void* data) {
       const std::unique_ptr<std::shared_ptr<State>> state(
@@ -63,7 +63,7 @@ class Gate {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-/// A gate that holds up a stream from the start.
+/// A gate that blocks a stream from the start.
 class StreamGate : public Gate {
  public:
   explicit StreamGate(cudaStream_t stream) { hold(stream); }

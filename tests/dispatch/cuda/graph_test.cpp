@@ -19,7 +19,7 @@ void copy_into(const OwnedTensor& to, const ConstTensorView& host, const RankStr
                           cudaMemcpyHostToDevice, stream.get()));
 }
 
-/// Another rank input in the same memory.
+/// Copies another input into the same memory.
 void copy_into(const DeviceTensors& to, const RankTensors& host, const RankStream& stream) {
   copy_into(to.x, host.x.view, stream);
   copy_into(to.grad_out, host.grad_out.view, stream);
@@ -44,7 +44,7 @@ std::vector<DispatchCase> routings(const DispatchConfig& config, const std::vect
   return cases;
 }
 
-// Captures a Step and replays it with every routing, twice; `expect` compares what it left.
+// Captures a Step and replays it with every routing, twice; `expect` compares its results.
 template <typename Step, typename Expect>
 void replay(const std::vector<DispatchCase>& cases, const GpuSetting& setting,
             const Expect& expect) {
@@ -81,7 +81,7 @@ TEST_F(CudaGraph, ReplayedWithOtherRoutingsGivesTheBitsOfTheCpu) {
   replay<QueuedStep>(routings(linked, {30, 50, 0, 41}), {.dtype = DType::kBF16},
                      [](const QueuedStep& queued, const RankStream& stream,
                         const StepBytes& wanted) { expect_same(queued.wait(stream), wanted); });
-  for (const int max_sms : {0, 20}) {  // kernels that await their peers themselves, too
+  for (const int max_sms : {0, 20}) {  // 20: kernels wait for their peers themselves
     replay<QueuedStep>(cases, {.dtype = DType::kBF16, .options = {.max_sms = max_sms}},
                        [](const QueuedStep& queued, const RankStream& stream,
                           const StepBytes& wanted) { expect_same(queued.wait(stream), wanted); });

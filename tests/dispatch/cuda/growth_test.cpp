@@ -35,7 +35,7 @@ struct MetRank {
   std::shared_ptr<cuda::RangeArena> arena() const {
     return cuda::RangeArena::make(device, peers.sharing());
   }
-  // How many of the bytes have this value.
+  // Number of bytes that have this value.
   int64_t count(int value, const std::byte* from, int64_t num_bytes) const {
     return std::ranges::count(read(from, num_bytes, stream), value);
   }
@@ -53,7 +53,7 @@ TEST_F(CudaGrowth, LeavesOffsetsThatNeedNoExchange) {
   EXPECT_TRUE(rank.peers.has_offsets());
   const auto arena = cuda::DeviceArena::make(rank.device, rank.peers.sharing());
   const Buffer memory = cuda::allocate_device(*arena, kBytes);
-  reach_first_rank(rank.group, rank.peers, memory);  // whatever has grown is known now
+  reach_first_rank(rank.group, rank.peers, memory);  // all growth is known now
   EXPECT_TRUE(rank.peers.news().empty());
   const int64_t offset =
       exchange(rank.group, std::vector{rank.peers.offset_of(memory.data())}, 0)[0];

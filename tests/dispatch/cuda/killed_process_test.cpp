@@ -50,8 +50,8 @@ struct Member {
 
   bool is_victim() const { return group.rank() == kVictim; }
 
-  /// The victim does not return. The others do when nobody needs it any more; it is then killed, or
-  /// about to be.
+  /// The victim does not return. The others return when no rank needs it any more; by then it has
+  /// been killed or is about to be.
   void kill_victim() {
     const std::vector self{comm::identify_this_process()};
     victim_ = exchange(group, self, kVictim)[0];
@@ -87,7 +87,7 @@ void expect_waiting(const GpuRank& rank) {
   cudaGetLastError();
 }
 
-/// The error that a rank gets for a call: in it, or later.
+/// The error that a rank gets for a call: in the call, or later.
 std::optional<Error> late_error(GpuRank& rank, const std::function<void()>& call) {
   return error_of([&] {
     call();
@@ -112,7 +112,7 @@ std::vector<char> text_of(const std::optional<Error>& error) {
   return {text.begin(), text.end()};
 }
 
-/// What the device of every survivor has found while it waited in `operation`.
+/// The error that the device of every survivor found while it waited in `operation`.
 void expect_same_error(const Member& member, GpuRank& rank, const std::optional<Error>& error,
                        const std::string& operation) {
   expect_named(member, error);
@@ -123,7 +123,7 @@ void expect_same_error(const Member& member, GpuRank& rank, const std::optional<
   EXPECT_EQ(text_of(error), exchange(*member.rest, text_of(error), 0));
 }
 
-/// The survivors' GPUs work as before.
+/// Expects that the survivors' GPUs still work.
 void expect_survivors_work(const Member& member) {
   const DispatchCase the_case = case_of(*member.rest);
   const StepBytes wanted = cpu_step(*member.rest, the_case, DType::kF32);
@@ -168,7 +168,7 @@ class CudaKilledProcess : public CudaSharing {
   }
 };
 
-// The first step connects the ranks, so that later ones run ahead.
+// The first step connects the ranks; later ones run ahead.
 void make_a_step(GpuRank& rank) {
   { const QueuedStep connects(rank.dispatcher, rank.tensors); }
   rank.stream.synchronize();
@@ -263,7 +263,7 @@ TEST_F(CudaKilledProcess, IsNamedByRanksThatReplayAGraph) {
 }
 
 // Without max_rows the hosts meet in every call. The victim has made the call, but its stream is
-// held up for ever.
+// blocked forever.
 TEST_F(CudaKilledProcess, IsNamedByRanksWhoseHostsHaveMetIt) {
   run([](Member& member) {
     GpuRank rank(member.group, case_of(member.group, /*has_max_rows=*/false), {});

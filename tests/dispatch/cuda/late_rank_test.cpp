@@ -1,5 +1,5 @@
-// A rank whose GPU comes late: the others report it, use none of its memory, and their results are
-// zero. Rank 1 is late: its stream is held up by a gate that rank 0 opens.
+// A rank whose GPU is late: the others report it, use none of its memory, and their results are
+// zero. Rank 1 is late: its stream is blocked by a gate that rank 0 opens.
 
 #include <gtest/gtest.h>
 
@@ -50,8 +50,8 @@ bool holds_only(int value, const ConstTensorView& tensor, const RankStream& stre
   return bytes == std::vector<std::byte>(bytes.size(), static_cast<std::byte>(value));
 }
 
-/// Checks rows of rank 0 after a dispatch without rank 1. `wanted`: what it would have brought; the
-/// first column tells the source (see random_case).
+/// Checks rows of rank 0 after a dispatch without rank 1. `wanted`: the complete rows; the first
+/// column tells the source (see random_case).
 void expect_own_rows_zero(const TensorView& rows, const std::vector<std::byte>& wanted,
                           const RankStream& stream) {
   const std::vector<std::byte> bytes = to_host(rows, stream);
@@ -94,13 +94,13 @@ struct AllCalls {
   std::vector<TensorView> own_outputs() const {
     return {out.view, grad_x.view, backward.grad_weights.view, routes.view};
   }
-  /// What peers write.
+  /// The tensors that peers write to.
   std::array<TensorView, 3> landings() const {
     return {moved.rows.view, moved.row_weights.view, backward.grad_rows.view};
   }
 };
 
-// All calls in a graph, so that the results are known and filled before any of them fails.
+// All calls are in a graph, so their results exist and are filled before any of them fails.
 void expect_untouched_peers(const GpuSetting& setting, const DispatchCase& the_case = late_case()) {
   Gate late;
   std::array<TensorView, 3> of_late_rank;
@@ -142,7 +142,7 @@ void expect_untouched_peers(const GpuSetting& setting, const DispatchCase& the_c
       deadline_of_two_seconds());
 }
 
-// New ranks work: the CUDA context is alive.
+// New ranks work: the CUDA context is still usable.
 void expect_new_ranks_work() {
   run_on_gpu(late_case(), {}, [](GpuRank& rank, const StepBytes& wanted) {
     const QueuedStep step(rank.dispatcher, rank.tensors);
@@ -151,7 +151,7 @@ void expect_new_ranks_work() {
 }
 
 TEST_F(CudaLateRank, HasNoneOfItsMemoryUsedByCallsThatWaitedForIt) {
-  for (const int max_sms : {0, 20}) {  // kernels that await their peers themselves, too
+  for (const int max_sms : {0, 20}) {  // 20: kernels wait for their peers themselves
     SCOPED_TRACE(max_sms);
     expect_untouched_peers({.options = {.max_sms = max_sms}});
   }
@@ -160,7 +160,7 @@ TEST_F(CudaLateRank, HasNoneOfItsMemoryUsedByCallsThatWaitedForIt) {
   expect_new_ranks_work();
 }
 
-/// One call that rank 1 comes late to.
+/// One call that rank 1 is late for.
 struct LateCall {
   std::string operation;
   GpuSetting setting{};
@@ -260,7 +260,7 @@ TEST_F(CudaLateRank, IsNamedWithADispatchInChunksThatWaitedForIt) {
   }
 }
 
-// Ranks of one node wait before they sum, those of others before they exchange the sums.
+// Ranks of one node wait before they sum, ranks of different nodes before they exchange the sums.
 TEST_F(CudaLateRank, IsNamedWithThePartialSumsThatWaitedForIt) {
   for (const LateCall& call :
        {LateCall{.operation = "combine"},
@@ -277,7 +277,7 @@ TEST_F(CudaLateRank, IsNamedWithThePartialSumsThatWaitedForIt) {
   expect_new_ranks_work();
 }
 
-// A routing is refused in one replay, and rank 1 is late in the next, before anybody has asked.
+// A routing is refused in one replay, and rank 1 is late in the next, before any rank has checked.
 TEST_F(CudaLateRank, IsReportedAlsoWhereARefusedRoutingWasNotReadYet) {
   const DispatchCase the_case = late_case();
   Gate late;
@@ -311,8 +311,8 @@ TEST_F(CudaLateRank, IsReportedAlsoWhereARefusedRoutingWasNotReadYet) {
       deadline_of_two_seconds());
 }
 
-// The plan is not in the graph, so a replay of the dispatch alone must await rank 1, which has not
-// yet read what the replay before brought.
+// The plan is not in the graph, so a replay of the dispatch alone must wait for rank 1, which has
+// not yet read the rows of the previous replay.
 TEST_F(CudaLateRank, KeepsItsRowsWhenADispatchIsReplayedWithoutItsPlan) {
   const DispatchCase the_case = late_case();
   Gate late;

@@ -40,7 +40,7 @@ TEST(CudaChannelRanks, AreThoseThatKernelsWaitFor) {
   EXPECT_EQ(alone.slot_of(5), -1);
 }
 
-// The refusal of rank 0, or "" where there is none.
+// The refusal of rank 0, or "" if there is none.
 std::string refusal(const std::string& strategy, const Topology& topology, Waits waits) {
   constexpr int kLimit = 3;
   const ChannelRanks ranks(topology, 0, waits);
@@ -98,8 +98,8 @@ ThreadOptions nodes_of(int ranks_per_node) {
   return options;
 }
 
-/// Exchanges through host memory and the group, and waits for peers there: NCCL's place, for any
-/// number of ranks on one GPU.
+/// Replaces NCCL, for any number of ranks on one GPU: exchanges through host memory and the group,
+/// and waits for peers there.
 class HostTransport final : public cuda::RowTransport {
  public:
   explicit HostTransport(cuda::CudaRank& rank) : rank_(rank) {}
@@ -149,7 +149,7 @@ class HostTransport final : public cuda::RowTransport {
   cuda::CudaRank& rank_;
 };
 
-// With a transport that takes NCCL's place.
+// With a transport that replaces NCCL.
 void expect_bits_through_the_host(int num_ranks, int ranks_per_node, const std::string& strategy,
                                   PartialSums sums = PartialSums::kNone) {
   DispatchCase the_case = case_of(num_ranks);
@@ -162,8 +162,8 @@ void expect_bits_through_the_host(int num_ranks, int ranks_per_node, const std::
                           }});
 }
 
-// Ranks of the second node are not at the index of their slot. First of these tests: kernels wait
-// for other ranks here, and streams of the other tests would share their hardware queues.
+// Slots of the second node's ranks differ from their indices. Must be the first of these tests:
+// kernels wait for other ranks here, and streams of other tests would share their hardware queues.
 TEST_F(CudaManyRanks, AFewRelayTokensWithinTheirNodesOnly) {
   for (const char* strategy : {"direct", "hierarchical"}) {
     expect_bits_through_the_host(5, 3, strategy);
@@ -204,8 +204,8 @@ TEST_F(CudaManyRanks, DirectSaysWhatWorksInstead) {
 
 #if CROSSDOCK_HAS_NCCL
 
-// NCCL wants a GPU for every rank, so the communicator here has one rank and is refused: as the
-// last thing, when all else is made.
+// NCCL needs a GPU for every rank, so this communicator has one rank and is refused: at the very
+// end, when everything else has been made.
 TEST_F(CudaManyRanks, StrategiesThatUseNcclNeedNoChannelOfAllRanks) {
   const LoneCommunicator comm;
   const DispatchCase the_case = case_of(kManyRanks);

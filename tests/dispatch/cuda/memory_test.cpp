@@ -43,7 +43,7 @@ TEST_F(CudaMemory, ExportedAllocationsAreHandedOutAgainAndNeverFreed) {
   EXPECT_EQ(again.data(), first);
 }
 
-// Not the process's own: tests do not depend on each other.
+// Not the process's own arena, so tests do not depend on each other.
 std::shared_ptr<cuda::RangeArena> range_arena() {
   return std::make_shared<cuda::RangeArena>(0, cuda::MemorySharing::kDescriptors);
 }
@@ -119,7 +119,7 @@ void capture(const RankStream& stream, const Body& body) {
   cuda_ok(cudaGraphDestroy(graph));
 }
 
-// The pool outlives what peers may still do with it; the driver would not.
+// The pool outlives any access by peers; memory returned to the driver would not.
 TEST_F(CudaMemory, TakenByAGraphGoesBackToThePool) {
   constexpr int64_t kBytes = int64_t{1} << 20;
   const RankStream stream;
@@ -143,7 +143,7 @@ TEST_F(CudaMemory, ThatTheDeviceStillUsesIsNotTakenByAGraph) {
   Buffer buffer = pool.take(kBytes, stream.get());
   const std::byte* const first = buffer.data();
   StreamGate gate(stream.get());
-  buffer = {};  // released behind the gate
+  buffer = {};  // released after the gate
   capture(stream, [&] { buffer = pool.take(kBytes, stream.get()); });
   EXPECT_NE(buffer.data(), first);
   gate.open();

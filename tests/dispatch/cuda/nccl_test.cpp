@@ -1,5 +1,5 @@
-// Rows through NCCL. It wants a GPU for every rank: with one GPU one rank sends to itself, what is
-// checked of a communicator is checked, and several ranks use a stand-in.
+// Rows through NCCL, which needs a GPU for every rank: with one GPU, one rank sends to itself, the
+// checks of a communicator are tested, and several ranks use a stand-in.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ TEST_F(CudaNccl, ACommunicatorOfOtherRanksIsRefused) {
 
 const char* const kPackingStrategies[] = {"alltoall", "allgather", "direct", "hierarchical"};
 
-// Ranks that make a communicator of the library's own, from this NCCL.
+// Ranks that let the library make a communicator with this NCCL.
 PackedSetting own_communicator(const cuda::NcclLibrary& library, const DispatchCase& the_case,
                                const std::string& strategy) {
   PackedSetting setting{.the_case = the_case,
@@ -74,7 +74,7 @@ PackedSetting own_communicator(const cuda::NcclLibrary& library, const DispatchC
   return setting;
 }
 
-// NCCL frees memory, for which it waits for the GPU: not while the next test runs there.
+// NCCL waits for the GPU to free memory; this must not happen while the next test runs there.
 void expect_end_of_communicators() {
   EXPECT_TRUE(cuda::await_endings(std::chrono::seconds(60)));
 }

@@ -16,7 +16,7 @@ inline cuda::Packing packing_of(const std::string& strategy) {
   return cuda::relay_packing();
 }
 
-/// Strategies that pack rows, over a transport of the test.
+/// Strategies that pack rows, over a transport that the test provides.
 struct PackedSetting {
   DispatchCase the_case;
   ThreadOptions options{};
@@ -52,7 +52,7 @@ struct PackedRank {
   const std::unique_ptr<cuda::CudaPacked> path;
 };
 
-/// One step has the bits of the CPU.
+/// Expects that one step is bit-identical to the CPU.
 inline void expect_bits_of_the_cpu(const PackedSetting& setting) {
   SCOPED_TRACE(setting.strategy);
   const DispatchCase& the_case = setting.the_case;

@@ -1,5 +1,5 @@
-// Partial sums of packed rows on a GPU: the bits of the reference, and the bytes that the model
-// counts.
+// Partial sums of packed rows on a GPU: bit-identical to the reference, and as many bytes as the
+// model counts.
 
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ struct SumsRank {
   }
 };
 
-// Every sum of every rank; unweighted ones twice, by both calls.
+// Checks every sum of every rank; unweighted sums twice, by both calls.
 void expect_bits_of_the_reference(const SumsCase& given, const std::string& strategy,
                                   const Nodes& nodes) {
   SCOPED_TRACE(strategy + " " + std::string(name_of(given.dtype)) + " " +
@@ -90,7 +90,7 @@ constexpr Rows kAllRows[] = {{DType::kF32, PartialSums::kF32},
                              {DType::kF16, PartialSums::kF32},
                              {DType::kF16, PartialSums::kRowType}};
 
-// Of every type of rows and sums, at widths of single values and of vectors.
+// Every type of rows and sums, at widths that move as single values and as vectors.
 TEST_F(CudaPackedSums, HaveTheBitsOfTheReference) {
   for (const Nodes& nodes : {Nodes{4, 2}, Nodes{7, 3}}) {
     for (const std::string& strategy : strategy_names()) {
@@ -212,7 +212,7 @@ Recorded record(const Routes& routes, const Nodes& nodes, const std::string& str
   return recorded;
 }
 
-// What the model says that every rank sends; rows of a peer's memory are not exchanged.
+// Bytes that every rank sends, by the model; rows in a peer's memory are not exchanged.
 std::vector<double> modelled_bytes(const Routes& routes, const StrategyModel& model,
                                    Movement movement) {
   const LinkFlow flow = model.flow(movement, count(routes), routes.topology);

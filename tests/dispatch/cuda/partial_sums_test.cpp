@@ -1,4 +1,4 @@
-// Partial sums on a GPU: the bits of those on the CPU.
+// Partial sums on a GPU are bit-identical to those on the CPU.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 using CudaPartialSums = CudaTest;
 
-// Values whose sums round, so that another order or rounding has other bits.
+// Values whose sums are rounded, so another order or rounding gives other bits.
 DispatchCase rounding_case(const DispatchConfig& config, const std::vector<int64_t>& tokens,
                            unsigned seed) {
   DispatchCase result = random_case(config, tokens, seed);
@@ -69,7 +69,7 @@ TEST_F(CudaPartialSums, WorkWithOneCopyPerRankAndWithPlansMadeOnTheHost) {
   expect_cpu_bits(rounding_case(config, {33, 20, 1}, 350), {.dtype = DType::kBF16});
 }
 
-// The library's rows are not needed for it: peers read the sums, which are the library's.
+// Rows need not be in the library's memory: peers read only the sums, which are.
 TEST_F(CudaPartialSums, AreMadeFromForeignRowsWithoutACopy) {
   const DispatchConfig config{
       .num_experts = 8, .top_k = 5, .width = 64, .partial_sums = PartialSums::kF32};

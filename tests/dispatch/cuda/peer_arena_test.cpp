@@ -1,4 +1,4 @@
-// Arenas as other processes map them, in one process: its own memory at other addresses.
+// Arenas mapped as other processes map them, but in one process: its own memory at other addresses.
 
 #include "comm/cuda/peer_arena.hpp"
 
@@ -44,7 +44,7 @@ void write(void* to, int value, int64_t num_bytes) {
   stream.synchronize();
 }
 
-// How many of the bytes have this value.
+// Number of bytes that have this value.
 int64_t count(const std::byte* from, int value, int64_t num_bytes) {
   const RankStream stream;
   std::vector<unsigned char> bytes(static_cast<size_t>(num_bytes));
@@ -117,7 +117,7 @@ TEST_F(CudaPeerArena, IsOpenedAnewAfterAChunkDidNotArrive) {
   EXPECT_EQ(again->num_bytes(), owner.arena->num_bytes());
 }
 
-// Nobody calls the peer, whose stream is held up.
+// The peer makes no call, and its stream is blocked.
 TEST_F(CudaPeerArena, IsMappedBeforePublishReturns) {
   Owner owner;
   const std::shared_ptr<cuda::PeerArena> peer = open(owner);
@@ -143,7 +143,7 @@ TEST_F(CudaPeerArena, IsMappedBeforePublishReturns) {
 
 TEST_F(CudaPeerArena, IsPublishedToThoseWhoAreStillConnected) {
   Owner owner;
-  EXPECT_GT(owner.shared.publish(1ms).num_bytes, 0);  // to nobody
+  EXPECT_GT(owner.shared.publish(1ms).num_bytes, 0);  // no peer is connected
   std::optional<comm::DescriptorConnection> silent(owner.shared.card().address);
   const std::shared_ptr<cuda::PeerArena> peer = open(owner);
   const std::string message = message_of([&] { owner.shared.publish(1ms); }, ErrorCode::kTimeout);
@@ -164,7 +164,7 @@ TEST_F(CudaPeerArena, IsNotPublishedIfAProcessCannotMapIt) {
       << message;
 }
 
-// What the owner passes is not GPU memory.
+// The owner passes a descriptor that is not GPU memory.
 TEST_F(CudaPeerArena, SaysOnBothSidesThatAChunkCannotBeMapped) {
   const Owner model;
   comm::DescriptorListener listener;

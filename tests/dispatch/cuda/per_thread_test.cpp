@@ -1,5 +1,5 @@
-// cudaStreamPerThread is another stream on every thread: calls keep their order, and memory is not
-// used again too early, where a group's calls come from several threads.
+// cudaStreamPerThread is a different stream on every thread: if a group's calls come from several
+// threads, they keep their order, and memory is not reused too early.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ Stream per_thread() {
   return {cudaStreamPerThread};
 }
 
-/// Runs body on a thread of its own, with the same GPU; throws what it throws.
+/// Runs body on another thread, with the same GPU; rethrows its exception.
 template <typename Body>
 void on_other_thread(const Body& body) {
   std::async(std::launch::async, [&body, device = current_gpu()] {
@@ -29,7 +29,7 @@ void on_other_thread(const Body& body) {
   }).get();
 }
 
-/// Long enough for what does not wait to be over.
+/// Long enough for work that does not wait to finish.
 void wait_a_little() {
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
 }
@@ -62,7 +62,7 @@ void expect_order_across_threads(const std::vector<int64_t>& tokens_per_rank,
                                       setup);
           setup.synchronize();
           std::optional<StreamGate> gate;
-          if (step > 0) gate.emplace(cudaStreamPerThread);  // after what is made once
+          if (step > 0) gate.emplace(cudaStreamPerThread);  // after one-time set-up
           const Plan plan = dispatcher.plan(tensors.routing());
           on_other_thread([&] {
             const DispatchResult moved = dispatcher.dispatch(plan, {.x = tensors.x.view});
@@ -144,7 +144,7 @@ TEST_F(CudaPerThread, MemoryThatOneThreadReleasesIsUsedByAnotherAfterItsWork) {
   });
 }
 
-// What a thread queues after a call waits for it, and a call waits for what was queued before.
+// Work that a thread queues after a call waits for it, and a call waits for work queued before.
 TEST_F(CudaPerThread, CallsAreInTheOrderOfTheThreadsStream) {
   const DispatchCase the_case = random_case(config_with_room(), {30, 50}, 94);
   run_ranks(

@@ -34,7 +34,7 @@ DispatchCase case_of(const Group& group, unsigned seed) {
   return random_case(config, std::vector<int64_t>(static_cast<size_t>(group.size()), 40), seed);
 }
 
-// What a capture takes is new memory, which the peers map during the capture.
+// A capture takes new memory, which the peers map during the capture.
 TEST_P(CudaProcesses, MapMemoryDuringACaptureInGlobalMode) {
   Group group(testing::make_process_communicator(), deadlines());
   const DispatchCase the_case = case_of(group, 70);
@@ -52,7 +52,7 @@ TEST_P(CudaProcesses, MapMemoryDuringACaptureInGlobalMode) {
   rank.dispatcher.check();
 }
 
-// Memory of the ranks' results, mapped by their peers, is let go and taken again in every round.
+// Memory of the ranks' results, mapped by their peers, is released and taken again in every round.
 TEST_P(CudaProcesses, CaptureAgainAfterTheResultsOfACaptureAreGone) {
   Group group(testing::make_process_communicator(), deadlines());
   for (unsigned round = 0; round < 4; ++round) {
@@ -93,8 +93,8 @@ TEST_P(CudaProcesses, SendOneCopyPerRankAndPartialSums) {
   }
 }
 
-// NCCL wants a GPU for every rank: processes on one GPU that take each other for other nodes cannot
-// be connected. All of them say so, and go on.
+// NCCL needs a GPU for every rank: it cannot connect processes on one GPU that appear to be on
+// different nodes. All of them report this and continue.
 TEST_P(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {
   Group group(testing::make_process_communicator(/*ranks_per_node=*/1), deadlines());
   const DispatchCase the_case = case_of(group, 75);
@@ -109,8 +109,8 @@ TEST_P(CudaProcesses, OnOneGpuCannotBeConnectedByNccl) {
   group.agree({.operation = "meet"});
 }
 
-// Rank 0 lets memory go that the others have mapped, takes memory again and writes there; the
-// others see what was written.
+// Rank 0 releases memory that the others have mapped, takes memory again and writes to it; the
+// others see the new values.
 TEST_P(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
   constexpr int64_t kBytes = int64_t{2} << 20;
   Group group(testing::make_process_communicator(), deadlines());
@@ -131,7 +131,7 @@ TEST_P(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
   }
 }
 
-// Memory of all sizes, more and more of it: the arena of every rank grows several times.
+// More and more memory, of all sizes: the arena of every rank grows several times.
 TEST_P(CudaProcesses, SeeMemoryOfAllSizesWhileTheirArenasGrow) {
   Group group(testing::make_process_communicator(), deadlines());
   const RankStream stream(group);
@@ -156,7 +156,7 @@ TEST_P(CudaProcesses, SeeMemoryOfAllSizesWhileTheirArenasGrow) {
   group.agree({.operation = "done"});
 }
 
-// All sizes of steps in one dispatcher, whose memory grows on the way.
+// Steps of all sizes in one dispatcher, whose memory grows meanwhile.
 TEST_P(CudaProcesses, MakeStepsOfAnySizeWithOneDispatcher) {
   Group group(testing::make_process_communicator(), deadlines());
   const DispatchConfig config{.num_experts = 9, .top_k = 2, .width = 520};
@@ -175,7 +175,7 @@ TEST_P(CudaProcesses, MakeStepsOfAnySizeWithOneDispatcher) {
   rank->dispatcher.check();
 }
 
-// A rank leaves; those that remain reach each other as before.
+// A rank leaves; the remaining ranks reach each other as before.
 TEST_P(CudaProcesses, GoOnWithoutAPeerThatLeaves) {
   Group group(testing::make_process_communicator(), deadlines());
   const DispatchCase the_case = case_of(group, 76);

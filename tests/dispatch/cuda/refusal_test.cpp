@@ -1,5 +1,5 @@
-// What a caller gets wrong with tensors of the GPU is the same error on all ranks before anything
-// is queued, and the next step works.
+// A caller's mistake with tensors on a GPU is the same error on all ranks before anything is
+// queued, and the next step works.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,10 +38,10 @@ void expect_next_step_works(GpuRank& rank, const StepBytes& wanted) {
   rank.dispatcher.check();
 }
 
-// A call with its tensors, right or wrong.
+// A call with correct or wrong tensors.
 using AnyCall = std::function<void(GpuRank& rank, const Plan& plan, bool is_wrong)>;
 
-// Rank 1 makes the call with something wrong, rank 0 makes it right; both get rank 1's error.
+// Rank 1 makes the call with a mistake, rank 0 without; both get rank 1's error.
 void expect_refusal(const std::string& strategy, const std::string& text, const AnyCall& call) {
   SCOPED_TRACE(strategy + ": " + text);
   run_on_gpu(small_case(), {.strategy = strategy}, [&](GpuRank& rank, const StepBytes& wanted) {
@@ -54,7 +54,7 @@ void expect_refusal(const std::string& strategy, const std::string& text, const 
 
 const char* const kStrategies[] = {"direct", "alltoall"};
 
-// The GPU of the rank that is wrong: "GPU 1" if there are several.
+// The GPU of the rank that makes the mistake: "GPU 1" if there are several.
 std::string gpu_of_rank_1() {
   return "GPU " + std::to_string(1 % cuda_device_count());
 }
@@ -85,7 +85,7 @@ TEST_F(CudaRefusals, ATensorThatIsNotOnThePlansGpu) {
   }
 }
 
-// The memory that a refused call took belongs to the stream that it was made for.
+// The memory that a refused call took belongs to the stream of that call.
 TEST_F(CudaRefusals, ARefusedCallKeepsNothingOfAStreamThatIsThenDestroyed) {
   for (const char* strategy : kStrategies) {
     run_on_gpu(small_case(), {.strategy = strategy}, [&](GpuRank& rank, const StepBytes& wanted) {

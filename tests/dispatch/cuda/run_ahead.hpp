@@ -1,4 +1,4 @@
-// What tests of ranks that run ahead share.
+// Shared by the tests of ranks that run ahead.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ inline DispatchCase case_of(std::vector<int64_t> tokens, unsigned seed) {
   return random_case(config, tokens, seed);
 }
 
-/// The error that a rank gets for a call: in it, or later.
+/// The error that a rank gets for a call: in the call, or later.
 inline std::string late_message(GpuRank& rank, const std::function<void()>& call) {
   return message_of([&] {
     call();

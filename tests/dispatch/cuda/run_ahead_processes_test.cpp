@@ -22,8 +22,8 @@ DispatchConfig small_config() {
   return {.num_experts = 9, .top_k = 2, .width = 72, .max_rows = 400};
 }
 
-// The hosts of the others wait for rank 0, which has by then queued all its steps. They would be at
-// another call if its host had to meet theirs.
+// The hosts of the other ranks wait until rank 0 has queued all its steps. If its host had to meet
+// theirs, they would be at a different call.
 void expect_steps_queued_while_others_wait(const DispatchConfig& config, int num_steps) {
   Group group(testing::make_process_communicator(), deadlines());
   const DispatchCase the_case = case_of(group, config, 31);
@@ -90,8 +90,8 @@ TEST_F(CudaProcessesRunAhead, GetTheSameErrorLater) {
   group.agree({.operation = "done"});
 }
 
-// Two dispatchers in one stream: one rank stops at a call of the first, the others are already
-// waiting in one of the second.
+// Two dispatchers in one stream: one rank stops at a call of the first while the others are already
+// waiting in a call of the second.
 TEST_F(CudaProcessesRunAhead, AreNotHeldUpByAnotherDispatcher) {
   share_by("fd");
   Group group(testing::make_process_communicator(), deadlines());

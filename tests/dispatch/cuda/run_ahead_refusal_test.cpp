@@ -1,5 +1,5 @@
-// Calls that one rank gets wrong while the others have run ahead: the same error on all ranks,
-// later, and the next step works.
+// Calls in which one rank makes a mistake while the others have run ahead: all ranks get the same
+// error later, and the next step works.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A call that rank 1 makes wrong; it may queue others first.
+// A call in which rank 1 makes a mistake; it may queue others first.
 using AnyCall = std::function<void(GpuRank& rank, const Plan& plan, bool is_wrong)>;
 
 void expect_late_error(const char* text, const AnyCall& call) {
@@ -93,7 +93,7 @@ TEST_F(CudaRunAhead, ARankAtAnotherCallIsNamed) {
                     });
 }
 
-// The ranks that made the call right have queued more of them before they find out.
+// The ranks that made the call correctly queue more calls before they learn of the error.
 TEST_F(CudaRunAhead, CallsQueuedBehindARefusedOneDoNothing) {
   run_on_gpu(case_of({40, 25, 9}, 10), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
@@ -163,7 +163,7 @@ TEST_F(CudaRunAhead, TooManyRowsAreNamedOnAllRanks) {
   });
 }
 
-// The lane of begun calls is connected by a meeting of the hosts, which finds the fault.
+// The hosts meet to connect the lane of begun calls, and find the fault.
 TEST_F(CudaRunAhead, AFaultIsFoundByTheFirstBegunCall) {
   run_on_gpu(case_of({40, 25, 9}, 13), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
@@ -203,7 +203,7 @@ TEST_F(CudaRunAhead, APendingBegunCallDoesNotKeepTheRanksFromMeeting) {
   });
 }
 
-// The first begun call connects a lane of its own; one rank refuses it before it gets there.
+// The first begun call connects its own lane; one rank refuses the call before that.
 TEST_F(CudaRunAhead, TheFirstBegunCallMayBeRefused) {
   expect_late_error("rank 1: begin_dispatch on a GPU does not call on_chunk",
                     [](GpuRank& rank, const Plan& plan, bool is_wrong) {
@@ -213,7 +213,7 @@ TEST_F(CudaRunAhead, TheFirstBegunCallMayBeRefused) {
                     });
 }
 
-// Rank 1 stops at a call while the others are already meeting in one of another kind.
+// Rank 1 stops at a call while the others are already meeting in a call of another kind.
 TEST_F(CudaRunAhead, ARefusalEndsAMeetingOfTheOthers) {
   run_on_gpu(case_of({40, 25, 9}, 18), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     Dispatcher second(rank.group, rank.dispatcher.config(), "direct");

@@ -1,5 +1,5 @@
-// Calls whose hosts do not meet: the kernels find out whether the ranks make the same calls. Ranks
-// are threads here, which run ahead only in tests; run_ahead_processes_test.cpp has those that
+// Calls whose hosts do not meet: the kernels check whether the ranks make the same calls. Ranks are
+// threads here, which run ahead only in tests; run_ahead_processes_test.cpp tests processes, which
 // always do.
 
 #include "dispatch/cuda/run_ahead.hpp"
@@ -156,7 +156,7 @@ TEST_F(CudaRunAhead, ARankThatMakesNoCallIsNamedAfterTheDeadline) {
       options);
 }
 
-// Rank 1 destroys its dispatcher and leaves; the other learns of it on its device.
+// Rank 1 destroys its dispatcher and leaves; the other rank's device detects it.
 TEST_F(CudaRunAhead, ARankThatHasLeftIsNoticedAtOnce) {
   const DispatchCase the_case = case_of({40, 25}, 17);
   run_ranks(

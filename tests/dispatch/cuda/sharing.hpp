@@ -1,4 +1,4 @@
-// What tests of processes that map each other's GPU memory share.
+// Shared by the tests of processes that map each other's GPU memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ namespace crossdock {
 class CudaSharing : public CudaTest {
  protected:
   void TearDown() override { share_by(nullptr); }
-  // Sets CROSSDOCK_PEER_MEMORY; null: it is not set.
+  // Sets CROSSDOCK_PEER_MEMORY; null: unsets it.
   static void share_by(const char* setting) {
     if (setting == nullptr) {
       unsetenv("CROSSDOCK_PEER_MEMORY");
@@ -43,7 +43,7 @@ std::vector<Item> exchange(Group& group, const std::vector<Item>& own, int whose
   return items;
 }
 
-// Where rank 0 has the memory that its ranks show in this call, seen from this rank.
+// Address, on this rank, of the memory that rank 0 shows in this call.
 inline const std::byte* reach_first_rank(Group& group, cuda::PeerMemory& peers,
                                          const Buffer& memory) {
   const cuda::MemoryBlock block{.base = memory.data(), .num_bytes = memory.num_bytes()};

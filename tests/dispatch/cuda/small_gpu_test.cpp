@@ -10,7 +10,7 @@ namespace {
 
 using CudaSmallGpu = CudaTest;
 
-// A plan that the device makes has max_rows rows, one that the host makes as many as it needs.
+// A plan made on the device has max_rows rows; a plan made on the host has as many as it needs.
 void expect_plan(int64_t num_experts, bool is_made_on_host) {
   constexpr int64_t kMaxRows = 4000;
   const DispatchConfig config{

@@ -1,4 +1,4 @@
-// GPUs that cannot reach each other's memory: rows go through host memory. One GPU plays several.
+// GPUs that cannot reach each other's memory, simulated on one GPU: rows go through host memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -95,7 +95,7 @@ TEST_F(CudaStaged, CallsMayBeginBesideTheStream) {
   });
 }
 
-// Rank 1 captures; both ranks get its error and go on.
+// Rank 1 captures; both ranks get its error and continue.
 TEST_F(CudaStaged, ACapturedCallIsRefusedOnAllRanks) {
   const cuda::UnreachableGpus pretended;
   run_on_gpu(staged_case({50, 30}), {}, [](GpuRank& rank, const StepBytes& wanted) {
@@ -116,7 +116,7 @@ TEST_F(CudaStaged, ACapturedCallIsRefusedOnAllRanks) {
   });
 }
 
-// Rank 1's stream is held up, so its host cannot bring its rows.
+// Rank 1's stream is blocked, so its host cannot send its rows.
 TEST_F(CudaStaged, ALateRankIsNamed) {
   const cuda::UnreachableGpus pretended;
   const DispatchCase the_case = staged_case({50, 30});

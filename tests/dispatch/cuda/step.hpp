@@ -85,7 +85,7 @@ struct DeviceTensors {
   }
 };
 
-/// The same step queued on the GPU; results are there when the stream has come so far.
+/// The same step queued on the GPU; results are valid once the stream has reached them.
 struct QueuedStep {
   Plan plan;
   DispatchResult moved;
@@ -118,7 +118,7 @@ struct QueuedStep {
 /// How ranks work on the GPU.
 struct GpuSetting {
   DType dtype = DType::kF32;
-  DeviceOptions options{};  // the stream is each rank's own
+  DeviceOptions options{};  // stream: set to each rank's own
   std::string strategy = "direct";
   bool is_on_one_gpu = false;  // all ranks on GPU 0
 };
@@ -145,7 +145,7 @@ struct GpuRank {
   Plan plan() { return dispatcher.plan(tensors.routing()); }
 };
 
-/// Runs body(rank, wanted) for every rank of a case, on all GPUs there are; `wanted` is the CPU's
+/// Runs body(rank, wanted) for every rank of a case, on all available GPUs; `wanted` is the CPU's
 /// step.
 inline void run_on_gpu(const DispatchCase& the_case, const GpuSetting& setting,
                        const std::function<void(GpuRank&, const StepBytes& wanted)>& body) {

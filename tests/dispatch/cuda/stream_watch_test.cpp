@@ -1,4 +1,4 @@
-// Waits for streams that end, and for those that do not.
+// Waits for streams that finish, and for streams that do not.
 
 #include "comm/cuda/stream_watch.hpp"
 
@@ -55,10 +55,10 @@ TEST_F(CudaStreamWatch, NamesTheExchangeThatIsLate) {
   EXPECT_EQ(error->context().sequence, 8U);
   gate.open();
   stream.synchronize();
-  EXPECT_TRUE(watch.fault().has_value());  // stays
+  EXPECT_TRUE(watch.fault().has_value());  // the fault persists
 }
 
-// The caller's own work ahead of an exchange does not count as the exchange's.
+// Time that the caller's own work takes before an exchange does not count.
 TEST_F(CudaStreamWatch, CountsFromWhenTheStreamReachesTheExchange) {
   const RankStream stream;
   const Gate gate;

@@ -17,12 +17,12 @@
 
 namespace crossdock {
 
-/// Throws what a CUDA call says.
+/// Throws if a CUDA call failed.
 inline void cuda_ok(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// A test that is skipped where there is no GPU.
+/// A test that is skipped without a GPU.
 class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -31,7 +31,7 @@ class CudaTest : public ::testing::Test {
   }
 
  private:
-  /// Else every wait for a stream gives memory back to the driver, while ranks wait for each other.
+  /// Otherwise every wait for a stream returns memory to the driver while ranks wait for others.
   static void keep_freed_memory() {
     for (int device = 0; device < cuda_device_count(); ++device) {
       cudaMemPool_t pool = nullptr;
@@ -49,12 +49,12 @@ inline int current_gpu() {
   return device;
 }
 
-/// A stream for one rank. Streams are used again: with more of them than the GPU has queues, some
-/// share one and wait for each other in it.
+/// A stream for one rank. Streams are reused: with more streams than the GPU has queues, some would
+/// share a queue and wait for each other in it.
 class RankStream {
  public:
-  /// On the GPU of the group's rank, which becomes that of the calling thread: ranks take all GPUs
-  /// there are, round robin.
+  /// On the GPU of the group's rank, which becomes the calling thread's GPU: ranks use all
+  /// available GPUs, round robin.
   explicit RankStream(Group& group) : RankStream(select_gpu(cuda_device_of(group))) {}
   /// On the thread's current GPU.
   RankStream() : RankStream(current_gpu()) {}

@@ -1,4 +1,4 @@
-// Kernels that wait with all their blocks, in more streams than there is room for.
+// Kernels that wait with all their blocks, in more streams than fit on the GPU.
 
 #include "core/cuda/waiting_room.hpp"
 
@@ -43,7 +43,7 @@ TEST(CudaWaitingRoom, HasThreeQuartersForKernelsOfDifferentCalls) {
   EXPECT_NE(room.take({.stream_id = 2, .sms = 75, .num_streams = 2}), nullptr);
 }
 
-// Two dispatchers of each rank, in two streams, and the rooms of one of them fill the GPU.
+// Each rank has two dispatchers in two streams; the waiting rooms of one of them fill the GPU.
 TEST(CudaWaitingRoom, KernelsOfTwoDispatchersDoNotKeepEachOtherOut) {
   if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
   const DispatchConfig config{.num_experts = 11, .top_k = 3, .width = 40, .max_rows = 3600};

@@ -1,4 +1,4 @@
-// Sends one token of every rank to two experts, which return what they get, and prints their sums.
+// Sends one token of every rank to two experts, which return it unchanged, and prints the sums.
 
 #include <crossdock/crossdock.hpp>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// A group over an MPI_Comm of the program's own.
+// A group over the program's own MPI_Comm.
 
 #include <mpi.h>
 

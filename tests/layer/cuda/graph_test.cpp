@@ -24,11 +24,11 @@ LayerCase with_other_tokens(const LayerCase& layer_case, int64_t step) {
   return other;
 }
 
-// A step of one rank as a graph. Its memory and results live as long as it.
+// A step of one rank as a graph, which owns its memory and results.
 class StepGraph {
  public:
   explicit StepGraph(LayerOnGpu& gpu, Group& group) : gpu_(gpu) {
-    gpu.run();  // connects the ranks and takes memory that a capture cannot
+    gpu.run();  // connects the ranks and takes memory, which a capture cannot
     gpu.stream.synchronize();
     group.agree({.operation = "capture"});
     const cudaStream_t stream = gpu.stream.get();
@@ -63,7 +63,7 @@ class StepGraph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-// Every replay has the bits of a step without a graph and without overlap of chunks.
+// Every replay is bit-identical to a step without a graph and without overlapping chunks.
 void expect_replays(const LayerCase& layer_case, int num_replays, int max_begun_sms = 0) {
   LayerCase in_one_piece = layer_case;
   in_one_piece.config.overlap_chunks = 1;
@@ -101,6 +101,15 @@ TEST_F(CudaLayerGraph, ReplaysDispatchesInChunks) {
   expect_replays(layer_case, 200, /*max_begun_sms=*/16);
   expect_replays(spread(layer_case, {100, 111}), 50, /*max_begun_sms=*/12);
   expect_replays(spread(layer_case, {0, 60, 150, 1}), 20);
+}
+
+TEST_F(CudaLayerGraph, ReplaysShardedExperts) {
+  expect_replays(sharded_case(DType::kBF16, 2, {100, 111}), 50);
+  LayerCase layer_case = sharded_case(DType::kBF16, 2, {0, 60, 150, 1});
+  expect_replays(layer_case, 20);
+  layer_case.config.overlap_chunks = 4;
+  expect_replays(layer_case, 20);
+  expect_replays(sharded_case(DType::kF32, 4, {0, 60, 150, 1}), 20);
 }
 
 TEST_F(CudaLayerGraph, NumbersCannotBeReadDuringACapture) {

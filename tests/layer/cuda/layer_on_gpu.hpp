@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,9 @@ struct LayerOnGpu {
   LayerOnRank rank;
 
   LayerOnGpu(Group& group, const LayerCase& layer_case, double initial_gradient = kPoison,
-             MoeLayerOptions options = {})
-      : stream(group), rank(group, layer_case, with_stream(std::move(options)), initial_gradient) {
+             MoeLayerOptions options = {}, std::optional<int> token_rank = std::nullopt)
+      : stream(group),
+        rank(group, layer_case, with_stream(std::move(options)), initial_gradient, token_rank) {
     const MoveTensor move = [&](const OwnedTensor& host) {
       return to_device(ConstTensorView(host.view), stream);
     };
@@ -39,7 +41,7 @@ struct LayerOnGpu {
     stream.synchronize();
   }
 
-  /// Copies the tokens of another case, with as many of them, into the memory of these.
+  /// Copies the tokens of another case, with the same number of tokens, into this memory.
   void copy_tokens(const LayerCase& other, int rank_index) const {
     const RankTokens from(other, rank_index);
     copy(from.x.view, rank.tokens.x.view);
@@ -67,7 +69,7 @@ struct LayerOnGpu {
     return result(forward, grad_x);
   }
 
-  /// The backward of a forward, with the gradients of the weights in a call of their own.
+  /// The backward of a forward, with the gradients of the weights in a separate call.
   RankResult backward_with_delayed_dw(MoeForwardResult& forward) {
     MoeBackwardArgs args = rank.backward_args(forward.saved);
     args.delay_dw = true;
@@ -91,7 +93,7 @@ struct LayerOnGpu {
   }
 };
 
-/// One forward and one backward on thread ranks, on all GPUs there are.
+/// One forward and one backward on thread ranks, on all available GPUs.
 inline std::vector<RankResult> run_layer_on_gpu(const LayerCase& layer_case,
                                                 const DeviceOptions& device = {}) {
   std::vector<RankResult> results(layer_case.tokens_per_rank.size());
@@ -113,19 +115,28 @@ inline int64_t most_rows(const LayerCase& layer_case) {
 }
 
 /// A layer with all parts, large enough for several tiles of the kernels.
-inline LayerCase medium_case(DType dtype) {
+inline LayerCase medium_case(DType dtype, int64_t inner = 40) {
   MoeLayerConfig config;
   config.router.num_experts = 12;
   config.router.top_k = 3;
   config.router.width = 72;
   config.router.score = Score::kSigmoid;
   config.router.aux_loss_coeff = 0.1;
-  config.experts.inner = 40;
+  config.experts.inner = inner;
   config.experts.dtype = dtype;
   config.shared_inner = 24;
   LayerCase made =
       make_case({.config = config, .tokens_per_rank = {211}, .biases = true, .mask = true});
   made.config.dispatch.max_rows = most_rows(made);
+  return made;
+}
+
+/// The same with sharded experts. `inner` is that of a shard: with multiples of 8, the fastest
+/// kernels compute 16-bit products.
+inline LayerCase sharded_case(DType dtype, int64_t etp, std::vector<int64_t> tokens_per_rank,
+                              int64_t inner = 16) {
+  LayerCase made = spread(medium_case(dtype, etp * inner), std::move(tokens_per_rank));
+  made.config.etp = etp;
   return made;
 }
 

@@ -1,4 +1,4 @@
-// Dispatch in chunks on a GPU, with the experts at work meanwhile: same bits, same errors.
+// Dispatch in chunks on a GPU while the experts compute: same bits, same errors.
 #include <gtest/gtest.h>
 
 #include <string_view>
@@ -21,7 +21,7 @@ void expect_same_results(const LayerCase& layer_case, const std::vector<RankResu
   }
 }
 
-// SMs for the dispatch: not limited; a share that the experts leave free.
+// SMs for the dispatch: unlimited, or a share that the experts leave free.
 void expect_same_bits(LayerCase layer_case, const std::string& name) {
   const std::vector<RankResult> wanted = run_layer_on_gpu(layer_case);
   layer_case.config.overlap_chunks = 2;
@@ -66,6 +66,14 @@ TEST_F(CudaOverlap, HasTheBitsOfALayerWithoutItWithEveryStrategy) {
     LayerCase layer_case = spread(medium_case(DType::kBF16), {100, 111});
     layer_case.config.strategy = strategy;
     expect_same_bits(layer_case, strategy);
+  }
+}
+
+TEST_F(CudaOverlap, HasTheBitsOfALayerWithoutItWithShardedExperts) {
+  for (const bool recompute : {false, true}) {
+    LayerCase layer_case = sharded_case(DType::kBF16, 2, {0, 60, 150, 1});
+    layer_case.config.experts.recompute = recompute;
+    expect_same_bits(layer_case, recompute ? "recomputed" : "kept");
   }
 }
 

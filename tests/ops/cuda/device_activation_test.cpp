@@ -1,4 +1,4 @@
-// Activations on a GPU are those of the CPU, for rows of segments and no others.
+// Activations on a GPU equal those on the CPU; only rows of segments are written.
 #include "ops/device_activation.hpp"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ struct ActivationResults {
   friend bool operator==(const ActivationResults&, const ActivationResults&) = default;
 };
 
-// NaN does not equal itself, so rows that are not written become a number.
+// NaN does not equal itself, so unwritten rows are replaced by a number.
 std::vector<double> without_nan(std::vector<double> values) {
   std::replace_if(
       values.begin(), values.end(), [](double v) { return std::isnan(v); }, -12345.0);
@@ -101,7 +101,7 @@ ActivationResults activate_on_gpu(const ActivationCase& test) {
           without_nan(download(weighted, stream)), without_nan(download(grad_row_weights, stream))};
 }
 
-// The same row by row on the CPU; rows outside the segments as above.
+// The same on the CPU, row by row; rows outside the segments are handled as above.
 ActivationResults activate_on_cpu(const ActivationCase& test) {
   const auto F = static_cast<size_t>(test.spec.F);
   const auto hidden_width = static_cast<size_t>(test.hidden_width);

@@ -1,4 +1,4 @@
-// Ragged rows on a GPU: what is zeroed, added and summed, and what is left alone.
+// Ragged rows on a GPU: which rows are zeroed, added and summed, and which are left unchanged.
 #include "ops/device_segments.hpp"
 
 #include <gtest/gtest.h>

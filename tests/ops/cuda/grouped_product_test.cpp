@@ -1,5 +1,5 @@
-// Grouped products on a GPU against those of the CPU: exact, because the operands are small whole
-// numbers. NaN surrounds everything that must not be read, and poisons outputs.
+// Grouped products on a GPU against those on the CPU: exact, because the operands are small whole
+// numbers. Memory that must not be read, and outputs, are initialised with NaN.
 
 #include "ops/grouped_product.hpp"
 
@@ -231,7 +231,7 @@ TEST_P(CudaProduct, RoundsOnceForRealNumbers) {
   expect_close("dW in fp32", gpu.dw(DType::kF32), test.dw(), 1e-4F);
 }
 
-// Offsets of rows and of weights pass 2^31 elements.
+// Offsets of rows and weights exceed 2^31 elements.
 TEST_F(CudaTest, ProductsOfHugeTensorsMatchThoseOfTheirLastRows) {
   constexpr int64_t kRows = 140'000;
   constexpr int64_t kN = 16'384;

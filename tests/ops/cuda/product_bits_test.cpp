@@ -1,4 +1,4 @@
-// What the bits of a grouped product depend on, and in which order kernels run.
+// What the bits of a grouped product depend on, and the order in which kernels run.
 
 #include <gtest/gtest.h>
 
@@ -59,17 +59,19 @@ ProductCase in_batch(const ProductCase& test, int64_t batch) {
 TEST_P(CudaProductBits, OfARowDoNotDependOnTheRowsBesideIt) {
   const ProductCase alone = real_case({1});
   DeviceProducts gpu(alone, GetParam());
-  const std::vector<float> forward = gpu.forward(DType::kBF16);
-  const std::vector<float> dx = gpu.dx(DType::kBF16);
-  for (const int64_t batch : {17, 300, 4096}) {
-    const ProductCase test = in_batch(alone, batch);
-    DeviceProducts larger(test, GetParam());
-    std::vector<float> got = larger.forward(DType::kBF16);
-    got.resize(forward.size());
-    expect_same("forward", got, forward);
-    got = larger.dx(DType::kBF16);
-    got.resize(dx.size());
-    expect_same("dX", got, dx);
+  for (const DType result : {DType::kBF16, DType::kF32}) {
+    const std::vector<float> forward = gpu.forward(result);
+    const std::vector<float> dx = gpu.dx(result);
+    for (const int64_t batch : {17, 300, 4096}) {
+      const ProductCase test = in_batch(alone, batch);
+      DeviceProducts larger(test, GetParam());
+      std::vector<float> got = larger.forward(result);
+      got.resize(forward.size());
+      expect_same("forward", got, forward);
+      got = larger.dx(result);
+      got.resize(dx.size());
+      expect_same("dX", got, dx);
+    }
   }
 }
 
@@ -97,7 +99,7 @@ TEST_P(CudaProductBits, OfARowDoNotDependOnItsPosition) {
   expect_equal_rows("dX", gpu.dx(DType::kBF16), K);
 }
 
-// A graph of all products, in memory that stays.
+// A graph of all products, in fixed memory.
 class ProductGraph {
  public:
   ProductGraph(DeviceProducts& gpu, const ProductCase& test)

@@ -57,8 +57,8 @@ struct ProductShape {
   int64_t K = 0;
   DType dtype = DType::kBF16;
   int64_t alignment = 1;  // of segments
-  int64_t tail_rows = 0;  // of the capacity, after the last segment
-  /// -1, 0 and 1: sums are exact, so results have defined bits. Else random reals.
+  int64_t tail_rows = 0;  // unused rows after the last segment
+  /// -1, 0 and 1: sums are exact, so results have defined bits. Otherwise random reals.
   bool whole_numbers = true;
 };
 
@@ -247,7 +247,7 @@ class DeviceProducts {
   OwnedTensor upload(const std::vector<float>& values, const Shape& shape) const {
     const std::vector<std::byte> bytes = encode(values, dtype_);
     OwnedTensor copy = to_device(ConstTensorView(bytes.data(), dtype_, shape), stream);
-    stream.synchronize();  // the bytes go with this function
+    stream.synchronize();  // the bytes are freed on return
     return copy;
   }
   void run_dw(const OwnedTensor& out, bool accumulate) {
@@ -290,7 +290,7 @@ inline std::vector<int64_t> ragged_counts() {
   return {162, 0, 2577, 446, 0, 83};
 }
 
-/// Between 0 and 2 * mean rows for each of E experts, some none.
+/// Between 0 and 2 * mean rows for each of E experts; some have none.
 inline std::vector<int64_t> random_counts(int64_t E, int64_t mean, unsigned seed) {
   std::mt19937 generator(seed);
   std::uniform_int_distribution<int64_t> rows(0, 2 * mean);

@@ -1,6 +1,6 @@
-// Many launches with changing segments. Persistent kernels whose warps wait for each other can hang
-// or mix up tiles rarely, so rarely that only thousands of launches show it. Every kernel runs over
-// segments with tiles that one or both warpgroups have no rows in, and long inner dimensions.
+// Many launches with changing segments. Persistent kernels whose warps wait for each other may hang
+// or mix up tiles so rarely that only thousands of launches show it. Every kernel runs over
+// segments with tiles in which one or both warpgroups have no rows, and with long inner dimensions.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ constexpr int kSegmentSets = 40;
 constexpr int64_t kCapacity = 2048;
 constexpr int64_t kExperts = 24;
 
-// Ragged, with empty experts and with few rows in the last tile of most.
+// Ragged, with empty experts; the last tile of most experts has few rows.
 std::vector<int64_t> stress_counts(unsigned seed) {
   std::mt19937 generator(seed);
   std::vector<int64_t> counts(kExperts, 0);
@@ -39,7 +39,7 @@ struct SegmentSet {
 class CudaProductStress : public CudaTest {
  protected:
   // Calls launch(products, segments), which writes `out`, with the segment sets in turn. The first
-  // result of each set is compared with the plain kernels, later ones now and then with the first.
+  // result of each set is compared with the plain kernels, some later ones with the first.
   template <typename Launch>
   static void stress(const OwnedTensor& out, const Launch& launch, DeviceProducts& gpu,
                      GroupedProducts& plain) {
@@ -79,18 +79,24 @@ class CudaProductStress : public CudaTest {
   }
 };
 
-// Whole numbers, without unused rows: the segments of the sets decide what counts.
+// Whole numbers, without unused rows: the segment sets determine which rows count.
 ProductCase stress_case() {
   std::vector<int64_t> counts(kExperts, 0);
   counts[0] = kCapacity;
   return ProductCase({.counts = counts, .N = 528, .K = 1032});
 }
 
-TEST_F(CudaProductStress, ForwardNeitherHangsNorChanges) {
+// Products whose results are rounded, or sums in fp32.
+class ResultStress : public CudaProductStress, public ::testing::WithParamInterface<DType> {};
+
+INSTANTIATE_TEST_SUITE_P(All, ResultStress, ::testing::Values(DType::kBF16, DType::kF32),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(ResultStress, ForwardNeitherHangsNorChanges) {
   const ProductCase test = stress_case();
   DeviceProducts gpu(test, ProductKernels::kFastest);
   GroupedProducts plain(kGpu, 0, ProductKernels::kPlain);
-  const OwnedTensor out = gpu.make(DType::kBF16, {kCapacity, 528});
+  const OwnedTensor out = gpu.make(GetParam(), {kCapacity, 528});
   stress(
       out,
       [&](GroupedProducts& products, const Segments& segments) {
@@ -106,7 +112,7 @@ TEST_F(CudaProductStress, SwigluNeitherHangsNorChanges) {
   GroupedProducts plain(kGpu, 0, ProductKernels::kPlain);
   const OwnedTensor out = gpu.make(DType::kBF16, {kCapacity, 264});
   const OwnedTensor hidden = gpu.make(DType::kBF16, {kCapacity, 528});
-  // The exponentials of the two kernels may differ in the last bit, hidden rows not.
+  // The exponentials of the two kernels may differ in the last bit, but not the hidden rows.
   stress(
       hidden,
       [&](GroupedProducts& products, const Segments& segments) {
@@ -123,11 +129,11 @@ TEST_F(CudaProductStress, SwigluNeitherHangsNorChanges) {
       gpu, plain);
 }
 
-TEST_F(CudaProductStress, DxNeitherHangsNorChanges) {
+TEST_P(ResultStress, DxNeitherHangsNorChanges) {
   const ProductCase test = stress_case();
   DeviceProducts gpu(test, ProductKernels::kFastest);
   GroupedProducts plain(kGpu, 0, ProductKernels::kPlain);
-  const OwnedTensor out = gpu.make(DType::kBF16, {kCapacity, 1032});
+  const OwnedTensor out = gpu.make(GetParam(), {kCapacity, 1032});
   stress(
       out,
       [&](GroupedProducts& products, const Segments& segments) {
@@ -137,12 +143,7 @@ TEST_F(CudaProductStress, DxNeitherHangsNorChanges) {
       gpu, plain);
 }
 
-class DwStress : public CudaProductStress, public ::testing::WithParamInterface<DType> {};
-
-INSTANTIATE_TEST_SUITE_P(All, DwStress, ::testing::Values(DType::kBF16, DType::kF32),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
-
-TEST_P(DwStress, NeitherHangsNorChanges) {
+TEST_P(ResultStress, DwNeitherHangsNorChanges) {
   const ProductCase test = stress_case();
   DeviceProducts gpu(test, ProductKernels::kFastest);
   GroupedProducts plain(kGpu, 0, ProductKernels::kPlain);

@@ -79,7 +79,7 @@ inline std::vector<double> draw(int64_t count, DType dtype, unsigned seed) {
   return values;
 }
 
-/// On GPU 0, `offset` elements behind an aligned address.
+/// On GPU 0, `offset` elements past an aligned address.
 inline OwnedTensor upload(const std::vector<double>& values, DType dtype, const Shape& shape,
                           const RankStream& stream, int64_t offset = 0) {
   const OwnedTensor host = reference::to_tensor(dtype, shape, values);

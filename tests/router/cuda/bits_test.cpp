@@ -1,4 +1,4 @@
-// Which bits of a router on a GPU are defined, and on what they depend.
+// Which bits of a router on a GPU are defined, and what they depend on.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -62,7 +62,7 @@ TEST_F(CudaRouterBits, LogitsOfTensorCoresAreThoseOfTheCpuUpToRounding) {
   }
 }
 
-// Rows of a large input as an input of their own.
+// Rows of a large input as a separate input.
 RouterValues run_some(const RouterRun& run, int64_t first, int64_t count) {
   RouteArgs args = run.args;
   const int64_t bytes = args.x.row_bytes() * first;
@@ -154,7 +154,7 @@ TEST_F(CudaRouterBits, DoNotDependOnTheTile) {
   EXPECT_EQ(run_on_gpu(small, run.args, {}).logits, wanted.logits);
 }
 
-// sm_90a has kernels of its own, which need more shared memory than this limit allows. Elsewhere
+// sm_90a has its own kernels, which need more shared memory than this limit allows. On other GPUs
 // both runs use the same kernels.
 TEST_F(CudaRouterBits, OfKernelsForOneArchitectureAreThoseOfTheOthers) {
   struct Shape {
@@ -188,7 +188,7 @@ TEST_F(CudaRouterBits, OfKernelsForOneArchitectureAreThoseOfTheOthers) {
   }
 }
 
-// Calls with few arguments have kernels of their own.
+// Calls with few arguments use separate kernels.
 TEST_F(CudaRouterBits, DoNotDependOnWhatElseACallIsGivenOrAskedFor) {
   for (const Score score :
        {Score::kSoftmax, Score::kSoftmaxAfterTopK, Score::kSigmoid, Score::kSqrtSoftplus}) {
@@ -236,7 +236,7 @@ TEST_F(CudaRouterBits, ATokenThatIsNotANumberReachesNoOther) {
     for (const float grad : rows_of(got.grad_logits, t, 1, 128)) EXPECT_FALSE(std::isnan(grad));
     for (const double grad : rows_of(got.grad_x, t, 1, 520)) EXPECT_FALSE(std::isnan(grad));
   }
-  // As padding it reaches nothing at all.
+  // As padding it affects nothing at all.
   input.mask.assign(80, 0);
   input.mask[33] = 1;
   const RouterRun padded(input);

@@ -20,7 +20,7 @@ struct RouterValues {
   std::vector<int64_t> num_tokens;
   RouterLosses losses;
   std::vector<float> grad_logits;
-  std::vector<double> grad_x;  // from the dtype of x
+  std::vector<double> grad_x;  // rounded to the dtype of x
   std::vector<float> grad_gate;
   std::vector<float> grad_bias;
 
@@ -41,10 +41,10 @@ struct BackwardCase {
   std::vector<double> grad_weights;  // [T, K]; empty: none
   double grad_losses = 0.5;
   bool accumulate = false;    // adds to the initial values below
-  bool only_weights = false;  // asks for no gradients of bias and logits
+  bool only_weights = false;  // requests no gradients of bias and logits
 };
 
-/// The initial values of outputs that are accumulated in: small integers.
+/// The initial values of outputs that are accumulated: small integers.
 inline std::vector<double> initial_values(int64_t count) {
   std::vector<double> values(static_cast<size_t>(count));
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 7) - 3.0;
@@ -179,7 +179,7 @@ inline reference::RouterInput exact_input(const RouterConfig& config, int64_t T,
   return input;
 }
 
-/// An expert bias with which a third of the experts comes first, whatever the scores.
+/// An expert bias that puts a third of the experts first, whatever the scores.
 inline std::vector<double> separating_bias(const RouterConfig& config) {
   double size = 1.0;
   if (config.score == Score::kSqrtSoftplus) size = 4.0;
@@ -203,8 +203,8 @@ void expect_near(const char* name, const std::vector<T>& got, const std::vector<
   }
 }
 
-/// The GPU's values are those of the CPU: ids, counts and, where `exact_logits`, logits exactly,
-/// all else up to the rounding of fp32, grad_x up to that of its dtype.
+/// The GPU's values equal the CPU's: ids, counts and, if `exact_logits`, logits exactly; grad_x up
+/// to the rounding of its dtype; everything else up to the rounding of fp32.
 inline void expect_values(const RouterValues& got, const RouterValues& wanted, DType dtype,
                           bool exact_logits) {
   ASSERT_EQ(got.ids, wanted.ids);

@@ -1,5 +1,5 @@
-// Ids, weights, losses and gradients of a router on a GPU are those of the CPU, for every
-// configuration. The logits are exact on both, so that the choice can be compared strictly.
+// Ids, weights, losses and gradients of a router on a GPU equal those on the CPU, for every
+// configuration. The logits are exact on both, so the choices can be compared strictly.
 #include <gtest/gtest.h>
 
 #include <optional>

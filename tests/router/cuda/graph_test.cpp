@@ -1,4 +1,4 @@
-// A router's calls captured in a graph, its values on the device, and what it refuses there.
+// A router's calls captured in a graph, its values on the device, and its refusals there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
-// Processes that reach each other's GPU memory. Where they share a GPU their kernels take turns, so
-// a wait of one for the other lasts milliseconds: a part of the suite, for correctness. Compiled
-// for each communicator of processes.
+// Processes that reach each other's GPU memory. If they share a GPU, their kernels take turns, so a
+// wait of one for the other takes milliseconds; therefore only a part of the suite, for
+// correctness. Compiled for each communicator of processes.
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
-// Strategies on GPUs, several ranks on one if there are more ranks: the suite's host tensors are
-// staged through them. Ranks that play those of several nodes pack and exchange what crosses
-// between nodes, and write and read rows where they lie inside one.
+// Strategies on GPUs, with several ranks per GPU if there are more ranks than GPUs: the suite's
+// host tensors are staged through them. Ranks on simulated nodes pack and exchange rows between
+// nodes, and write and read rows in place inside a node.
 
 #include "crossdock/cuda.hpp"
 
@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksOutOfReach,
                                                           Ranks{4, 2})),
                          name_of_case);
 
-// Ranks that take each other for ranks on other GPUs send one copy of a token per rank.
+// Ranks that appear to be on different GPUs send one copy of a token per rank.
 class CudaRanksApart : public CudaRanks {
   const cuda::PeersOnOtherGpus pretended_;
 };

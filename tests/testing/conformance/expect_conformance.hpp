@@ -15,7 +15,7 @@
 
 namespace crossdock::conformance {
 
-/// Written down once; changes only if the tokens and routes of output_hash do.
+/// Recorded once; changes only if the tokens and routes of output_hash do.
 inline constexpr uint64_t kKnownOutputHash = 5142801531108618914U;
 
 /// Long enough for many ranks on few cores, short enough that nothing hangs.
@@ -24,7 +24,7 @@ inline GroupOptions test_deadlines() {
           .progress_deadline = std::chrono::seconds(60)};
 }
 
-/// The short run.
+/// The checks of the short run.
 inline std::vector<Check> quick_checks() {
   std::vector<Check> checks = list_checks();
   std::erase_if(checks, [](const Check& check) { return !check.is_quick; });
@@ -56,7 +56,7 @@ inline std::string name_of_case(const ::testing::TestParamInfo<StrategyAndRanks>
   return text.str();
 }
 
-/// Runs the checks on thread ranks; returns what failed on any of them.
+/// Runs the checks on thread ranks; returns the failures of all ranks.
 inline std::vector<Failure> failures_on_threads(const Ranks& ranks, const StrategyFactory& strategy,
                                                 const std::vector<Check>& checks) {
   std::mutex mutex;
@@ -70,7 +70,7 @@ inline std::vector<Failure> failures_on_threads(const Ranks& ranks, const Strate
   return failures;
 }
 
-/// All thread ranks get the output that is known.
+/// Expects the known output on all thread ranks.
 inline void expect_known_bits(const Ranks& ranks, const StrategyFactory& strategy) {
   std::vector<uint64_t> hashes(static_cast<size_t>(ranks.size));
   const auto body = [&](Group& group) {

@@ -19,15 +19,15 @@ namespace crossdock::conformance {
 namespace {
 
 constexpr int kRanks = 4;
-constexpr std::chrono::seconds kDeadline{3};  // generous: machines that test are loaded
+constexpr std::chrono::seconds kDeadline{3};  // generous: test machines are busy
 constexpr std::chrono::seconds kPatience{90};
 
 GroupOptions patient() {
   return {.arrival_deadline = kPatience, .progress_deadline = kPatience};
 }
 
-// Stalls take two deadlines each: at every step for the strategies that differ most, in the middle
-// of the exchanges for the others. A killed rank needs a job of its own (killed_test).
+// Stalls take two deadlines each: they happen at every step for the strategies that differ most, in
+// the middle of the exchanges for the others. A killed rank needs a separate job (killed_test).
 std::vector<FaultCase> cases() {
   std::vector<FaultCase> all;
   for (const FaultCase& fault : list_faults(strategy_names(), 2)) {
@@ -41,7 +41,7 @@ std::vector<FaultCase> cases() {
   return all;
 }
 
-// Those that go another way where there are nodes; the ends of deadlines are the same there.
+// The cases that take another path between nodes; expiring deadlines are the same there.
 std::vector<FaultCase> cases_between_nodes() {
   std::vector<FaultCase> all = cases();
   std::erase_if(all, [](const FaultCase& fault) {

@@ -9,7 +9,7 @@
 
 namespace crossdock::conformance {
 
-/// A working strategy with hooks where a fault can be put in.
+/// A working strategy with hooks to inject faults.
 struct Faults {
   using AfterScatter = std::function<void(const Exchange&, std::span<const RowPart>)>;
   using Sum = std::function<void(Strategy&, const Exchange&, const GatherSumArgs&)>;
@@ -40,7 +40,7 @@ class FaultyStrategy : public ForwardingStrategy {
   void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
-    // Over scatter, whose faults are then in it; not over the inner strategy's own chunks.
+    // Uses scatter, to include its faults, rather than the inner strategy's own chunks.
     // NOLINTNEXTLINE(bugprone-parent-virtual-call)
     Strategy::scatter_chunks(exchange, parts, chunks, arrived);
   }

@@ -1,5 +1,5 @@
-// A job of MPI processes in which one is killed: killed_rank STRATEGY STEP. Survivors that ended as
-// they must print a line.
+// A job of MPI processes in which one is killed: killed_rank STRATEGY STEP. Survivors that end
+// correctly print a line.
 
 #include <cstdlib>
 #include <iostream>

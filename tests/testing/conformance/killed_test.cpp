@@ -33,8 +33,8 @@ std::string output_of(const std::string& line) {
   return output;
 }
 
-// Processes that are still there of the job which has this word in its environment; other jobs may
-// be running on the machine.
+// Number of running processes of the job with this word in its environment; other jobs may be
+// running on the machine.
 int num_processes_with(const std::string& word) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -45,7 +45,7 @@ int num_processes_with(const std::string& word) {
   return count;
 }
 
-// Those that are about to end get time for it.
+// Gives processes that are about to end some time.
 bool all_processes_end_with(const std::string& word) {
   for (int i = 0; i < 600 && num_processes_with(word) > 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -53,8 +53,8 @@ bool all_processes_end_with(const std::string& word) {
   return num_processes_with(word) == 0;
 }
 
-// A folder of shared memory for the job alone, so that what it leaves behind is seen. Windows and
-// events have no names there; MPI's own segments do.
+// A shared memory folder for this job only, to see what it leaves behind. Windows and events have
+// no names there; MPI's own segments do.
 class SharedMemoryFolder {
  public:
   SharedMemoryFolder() : path_("/dev/shm/killed_test_" + std::to_string(getpid())) {
@@ -79,7 +79,7 @@ TEST_P(Killed, IsNamedByAllSurvivorsWhoGoOn) {
   std::filesystem::remove(report);
   const SharedMemoryFolder shared_memory;
   const std::string output =
-      // The deadline is that of the wait for the missing rank at exit.
+      // The deadline limits the wait at exit for the missing rank.
       output_of("CROSSDOCK_REPORT=" + report +
                 " OMPI_MCA_btl_vader_backing_directory=" + shared_memory.path() +
                 " CROSSDOCK_PROGRESS_DEADLINE=3 timeout 600 " CROSSDOCK_MPIRUN
@@ -89,8 +89,8 @@ TEST_P(Killed, IsNamedByAllSurvivorsWhoGoOn) {
   for (const int survivor : {0, 1, 3}) {
     EXPECT_THAT(output, HasSubstr("survivor " + std::to_string(survivor) + "\n"));
   }
-  // One line of every rank in the report, also of the one that could not write it; of one that
-  // never met the others there is nothing to tell.
+  // The report has one line per rank, even for the rank that could not write it, unless that rank
+  // never met the others.
   const std::string lines = output_of("cat " + report);
   for (const int rank : {0, 1, 3}) {
     EXPECT_THAT(lines, HasSubstr("{\"rank\":" + std::to_string(rank) + ","));

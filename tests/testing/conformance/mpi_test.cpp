@@ -31,7 +31,7 @@ TEST_P(MpiRanks, GiveTheKnownBits) {
 INSTANTIATE_TEST_SUITE_P(Conformance, MpiRanks, testing::ValuesIn(strategy_names()),
                          [](const auto& info) { return info.param; });
 
-// Ranks but the first speak of failures alone.
+// All ranks but the first print only failures.
 class QuietPrinter : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (result.failed()) std::fprintf(stderr, "%s\n", result.message());

@@ -1,5 +1,5 @@
-// Random worlds: whatever the shapes, the routing and the options are, all strategies give what the
-// reference gives.
+// Random worlds: whatever the shapes, the routing and the options, all strategies give the results
+// of the reference.
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

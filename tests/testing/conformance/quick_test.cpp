@@ -1,4 +1,4 @@
-// The short run of the suite: every strategy, on one rank and on three, also on two nodes.
+// The short run of the suite: every strategy, on one rank and on three, on one and two nodes.
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 namespace crossdock::conformance {
 namespace {
 
-// In simulated nodes (ranks_per_node of the runner) the quick checks; on one node all.
+// Quick checks on simulated nodes (ranks_per_node of the runner); all checks on one node.
 #ifdef CROSSDOCK_TEST_RANKS_PER_NODE
 std::vector<Check> checks_to_run() {
   return quick_checks();

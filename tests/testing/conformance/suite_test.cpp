@@ -1,4 +1,4 @@
-// The suite must see the bugs it is there for: strategies with a fault each must fail it.
+// The suite must detect the bugs it is meant for: strategies with one fault each must fail it.
 
 #include <gtest/gtest.h>
 
@@ -96,7 +96,7 @@ TEST(Suite, SeesTheLastByteOfARowLost) {
   }});
 }
 
-// A strategy that remembers what it should not: each plan's first rows come again.
+// A strategy with stale state: it returns each plan's first rows again.
 TEST(Suite, SeesRowsOfAnEarlierCall) {
   auto mutex = std::make_shared<std::mutex>();
   auto seen = std::make_shared<
@@ -113,7 +113,7 @@ TEST(Suite, SeesRowsOfAnEarlierCall) {
   }});
 }
 
-// How one rank that holds all rows sums them; the defaults are right.
+// How one rank that holds all rows sums them; the defaults are correct.
 struct LocalSum {
   std::function<std::vector<int64_t>(int64_t K)> slot_order = [](int64_t K) {
     std::vector<int64_t> order(static_cast<size_t>(K));
@@ -183,7 +183,7 @@ TEST(Suite, SeesSumsMadePerRankInsteadOfInSlotOrder) {
   const std::set<std::string> failing = failing_checks(1, {.sum = sum});
   EXPECT_TRUE(failing.count("vector/slot_order"));
   EXPECT_TRUE(std::any_of(failing.begin(), failing.end(), [](const std::string& name) {
-    return name.find("bf16") != std::string::npos;  // also where most digits are rounded away
+    return name.find("bf16") != std::string::npos;  // even if most digits are rounded away
   }));
 }
 

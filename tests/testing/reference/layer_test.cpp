@@ -40,7 +40,7 @@ LayerInput small_layer(bool weights_in_experts, bool with_experts) {
     input.ranks.push_back(std::move(rank));
   }
   input.ranks[1].mask = {0, 1, 0};
-  input.ranks[0].weights[7] = std::numeric_limits<double>::quiet_NaN();  // no route: not looked at
+  input.ranks[0].weights[7] = std::numeric_limits<double>::quiet_NaN();  // no route: ignored
   return input;
 }
 

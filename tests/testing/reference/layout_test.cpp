@@ -125,7 +125,7 @@ TEST(ReferenceCombine, SumsInSlotOrderInSinglePrecision) {
 
 TEST(ReferenceCombine, RoundsOnceToTheDtype) {
   const Layout layout = lay_out({.num_experts = 2, .top_k = 2}, {rank_with(1, {0, 1})});
-  // In bf16 steps 256 + 1 is lost each time; in fp32 the sum 258 survives and is a bf16.
+  // In bf16, 256 + 1 loses the 1 each time; in fp32 the sum is 258, which is a bf16 value.
   const PerRank weights = {{1.0, 2.0}};
   EXPECT_EQ(combine_exact(layout, 1, DType::kBF16, {{256.0, 1.0}}, &weights)[0][0], 258.0);
   EXPECT_EQ(combine_exact(layout, 1, DType::kBF16, {{256.0, 0.5}}, &weights)[0][0], 256.0);

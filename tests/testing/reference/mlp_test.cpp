@@ -28,7 +28,7 @@ MlpWeights random_expert(std::mt19937& random, const MlpConfig& config) {
           random_values(random, height), random_values(random, D)};
 }
 
-// The derivative of `loss` by each of `values`, by central differences.
+// The derivative of `loss` with respect to each of `values`, by central differences.
 std::vector<double> differences(std::vector<double>& values, const std::function<double()>& loss) {
   std::vector<double> slopes;
   slopes.reserve(values.size());
@@ -96,7 +96,7 @@ TEST(ReferenceActivation, HasTheKnownValues) {
   EXPECT_NEAR(activation_of(Activation::kGeluTanh, 1.0, 0.0), 0.8411919906082768, 1e-12);
   EXPECT_EQ(activation_of(Activation::kSquaredRelu, 3.0, 0.0), 9.0);
   EXPECT_EQ(activation_of(Activation::kSquaredRelu, -3.0, 0.0), 0.0);
-  // Beyond the limit of 7 gate and linear count as 7: 7 * sigmoid(11.914) * 8.
+  // Beyond the limit of 7, gate and linear are clamped to 7: 7 * sigmoid(11.914) * 8.
   EXPECT_NEAR(activation_of(Activation::kClampedSwiglu, 100.0, 50.0),
               56.0 / (1.0 + std::exp(-11.914)), 1e-12);
   EXPECT_NEAR(activation_of(Activation::kClampedSwiglu, 1.0, -9.0), -6.0 / (1.0 + std::exp(-1.702)),

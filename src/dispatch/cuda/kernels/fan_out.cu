@@ -12,7 +12,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kBlocksPerSm = 2;
 constexpr int kInFlight = 8;    // vectors of a lane: 4 KiB of a row at once
-constexpr int kRowsAtOnce = 4;  // written for one read of the token
+constexpr int kRowsAtOnce = 4;  // written per read of the token
 constexpr int kMostRowsPerTask = 8;
 
 // Rows that a token is copied to; the first `count` are valid.
@@ -20,7 +20,7 @@ struct CopyRows {
   int32_t rows[kRowsAtOnce];
   int count;
 
-  // Takes rows from `next` on; moves `next` behind them.
+  // Takes rows from `next` on, and advances `next` past them.
   __device__ CopyRows(const RowLink* links, int32_t& next) : count(0) {
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
@@ -80,7 +80,7 @@ __device__ void zero_rows(const FanOutArgs& args, int64_t num_rows) {
 }
 
 // A warp takes ranges of rows in turn. Each lane reads the link of one row; then the warp copies
-// the rows that have others behind them.
+// the first row of each token to the token's other rows.
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
     fan_out_kernel(const __grid_constant__ FanOutArgs args, int rows_per_task) {
   wait_for_previous_kernel();

@@ -16,11 +16,11 @@ struct FanOutPart {
   int64_t row_bytes;
 };
 
-/// After a scatter to PlanLinks::rank_targets, on each rank for itself: copies the row of a token's
+/// After a scatter to PlanLinks::rank_targets, locally on each rank: copies the row of a token's
 /// lowest slot to the token's other rows here, and sets the weight of every row.
 struct FanOutArgs {
   PlanLinks links;
-  const int64_t* rows_in_use;  // one number
+  const int64_t* rows_in_use;  // [1]
   int32_t num_parts;           // fp8: 2, values and scales; else 1
   FanOutPart parts[2];
   float* row_weights;          // [R], or null: not requested

@@ -20,7 +20,7 @@ struct GatherRoutesArgs {
 };
 
 /// routes[t, k] = rows[target of (t, k)], or 0 if there is no target or a rank has not arrived.
-/// Collective, as launch_gather_sum.
+/// Collective, like launch_gather_sum.
 void load_gather_routes();  // before the first launch
 void launch_gather_routes(const GatherRoutesArgs& args, cudaStream_t stream);
 

@@ -16,19 +16,19 @@ constexpr int kPersistentBlocksPerSm = 4;  // with an SM limit
 constexpr int kBarrierThreads = 96;
 static_assert(kBarrierThreads >= kMaxPeers);
 constexpr int64_t kBytesAhead = 4 << 20;  // prefetched during a barrier, by all ranks on the GPU
-constexpr int64_t kChunkBytes = 8 << 10;  // by a thread
+constexpr int64_t kChunkBytes = 8 << 10;  // prefetched by one thread
 constexpr int kChunksPerBlock = 16;       // more would keep an SM busy for longer than the barrier
 
-// Vectors of each row that a lane has in flight, and blocks that must fit with the registers this
-// needs. kFew: one wave of blocks sums all tokens. Measured: with small K or few tokens, more
-// vectors are worth fewer blocks.
+// Vectors of each row that a lane has in flight, and blocks per SM that must fit with the registers
+// this takes. kFew: one wave of blocks sums all tokens. Measured: with small K or few tokens, more
+// vectors in flight outweigh fewer blocks.
 template <int kBatch, bool kMore, bool kFew = false>
 struct Depth {
   static constexpr int kUnroll = kMore ? 1 : kBatch == 8 ? (kFew ? 2 : 1) : kBatch == 4 ? 3 : 2;
   static constexpr int kBlocks = kMore ? 5 : kBatch == 4 || kFew ? 4 : kBlocksPerSm;
 };
 
-// Whether there is a kernel of its own for few tokens.
+// Whether few tokens have a separate kernel.
 template <int kBatch, bool kMore>
 inline constexpr bool kHasFew = kBatch == 8 && !kMore;
 
@@ -86,7 +86,7 @@ __device__ void add_slots(const SlotBatch<Vector, kBatch, kFound>& slots, int64_
   }
 }
 
-// Sums of all rows of a token become the sum of its only partial sum.
+// Makes the sum of all rows of a token its only partial sum: rounded, and added to +0.
 template <typename Element, int kCount>
 __device__ void finish_whole(PartialSums whole_sum, float (&sums)[kCount]) {
 #pragma unroll
@@ -97,7 +97,7 @@ __device__ void finish_whole(PartialSums whole_sum, float (&sums)[kCount]) {
 }
 
 // A warp takes pieces of tokens in turn; a lane sums vectors of all K rows. kMore: K is larger than
-// kBatch. kFound: of args.rows. kFew: see Depth.
+// kBatch. kFound: of args.rows (PeerPointers). kFew: see Depth.
 template <typename Element, typename Out, int kCount, int kBatch, bool kMore, bool kFound,
           bool kFew = false>
 __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore, kFew>::kBlocks)
@@ -146,14 +146,14 @@ __global__ void __launch_bounds__(kWarps * 32, Depth<kBatch, kMore, kFew>::kBloc
   }
 }
 
-// Block 0 is the barrier; a thread of the others prefetches some of this rank's rows.
+// Block 0 is the barrier; a thread of any other block prefetches some of this rank's rows.
 __global__ void gather_barrier_kernel(const __grid_constant__ PeerSignals signals,
                                       Operation operation, const std::byte* rows,
                                       int64_t num_bytes) {
   wait_for_previous_kernel();
   if (blockIdx.x == 0) {
     peer_barrier(signals, operation);
-    allow_next_kernel();  // not earlier: it could take the room of a peer's barrier
+    allow_next_kernel();  // not earlier: that kernel could take the room of a peer's barrier
     return;
   }
 #if __CUDA_ARCH__ >= 900
@@ -165,10 +165,10 @@ __global__ void gather_barrier_kernel(const __grid_constant__ PeerSignals signal
 #endif
 }
 
-// With a few waves of blocks, the last wave leaves SMs idle for long: persistent blocks on this
-// rank's share of the GPU are faster. Returns that share, or 0 for blocks that end with their task,
-// which are faster with many waves (they keep more loads in flight) and with fewer than a few
-// (their tasks start at once).
+// With a few waves of blocks, the last wave leaves SMs idle for a long time: persistent blocks on
+// this rank's share of the GPU are faster. Returns that share, or 0 for blocks that end with their
+// task, which are faster with many waves (they keep more loads in flight) and with very few (their
+// tasks start immediately).
 int persistent_sms(int64_t wanted_blocks, int num_sharing) {
   const int all_sms = num_sms(current_device());
   const int64_t at_once = int64_t{all_sms} * kBlocksPerSm;
@@ -177,8 +177,7 @@ int persistent_sms(int64_t wanted_blocks, int num_sharing) {
   return is_between ? std::max(all_sms / num_sharing, 1) : 0;
 }
 
-// Pieces into which a row can be cut so that one wave of blocks sums all tokens; 0: there are too
-// many tokens.
+// Pieces per row with which one wave of blocks sums all tokens; 0: there are too many tokens.
 template <int kBatch, bool kMore>
 int64_t pieces_of_one_wave(const GatherSumKernelArgs& args, int sms) {
   constexpr int kBlocks = Depth<kBatch, kMore, kHasFew<kBatch, kMore>>::kBlocks;
@@ -188,8 +187,8 @@ int64_t pieces_of_one_wave(const GatherSumKernelArgs& args, int sms) {
   return pieces >= 2 ? pieces : 0;
 }
 
-// Vectors of the pieces into which rows are cut, so that every SM has enough warps: few tokens are
-// summed in one wave by the SMs of this rank, more tokens in many waves.
+// Vectors per piece of a row, chosen to give every SM enough warps: few tokens are summed in one
+// wave by this rank's SMs, more tokens in many waves.
 int64_t cut_rows(const GatherSumKernelArgs& args, int64_t row_vectors, int sms,
                  int64_t pieces_at_once) {
   constexpr int64_t kLeast = 128;

@@ -22,7 +22,7 @@ struct GatherSumKernelArgs {
   int32_t K;
   int32_t D;
   DType dtype;                         // of the rows: fp32, bf16 or fp16
-  DType out_dtype;                     // dtype; or bf16 or fp16, with rows of fp32
+  DType out_dtype;                     // dtype; or bf16 or fp16 with fp32 rows
   PeerPointers<const std::byte> rows;  // [R, D] of every rank; null if it has no target
   std::byte* out;                      // [T, D]
   /// Not kNone: acc is rounded to this, as the token's only partial sum, and added to +0.
@@ -37,9 +37,9 @@ struct GatherSumKernelArgs {
 /// or, with awaits_peers, are written once their streams reach the kernel. If a rank has not
 /// arrived, no rows are read and out is zero. `sms`: SM limit; 0: none.
 void load_gather_sum();  // before the first launch
-/// A barrier of all ranks, for use before it if it does not wait for its peers itself. Meanwhile
-/// reads some of this rank's rows (own_bytes in all) into the L2 cache, as memory has nothing else
-/// to do: 1 us for 128 tokens of 14 KiB on 8 ranks.
+/// A barrier of all ranks, to launch before a gather_sum that does not wait for its peers itself.
+/// Meanwhile prefetches some of this rank's rows (own_bytes in all) into the L2 cache, since memory
+/// is idle: saves 1 us for 128 tokens of 14 KiB on 8 ranks.
 void launch_gather_barrier(const GatherSumKernelArgs& args, int64_t own_bytes, cudaStream_t stream);
 void launch_gather_sum(const GatherSumKernelArgs& args, int sms, cudaStream_t stream);
 

@@ -21,7 +21,8 @@ __device__ float warp_sum(float value) {
 }
 
 // One token and up to kBatch of its slots: reads grad_out and y, writes grad_rows, sums products.
-// If a peer has not arrived, every slot is treated as unused. kFound: of args.y and args.grad_rows.
+// If a peer has not arrived, every slot is treated as unused. kFound: of y and grad_rows
+// (PeerPointers).
 template <typename Element, int kCount, int kBatch, bool kFound>
 __device__ void gather_slots(const GatherSumBackwardArgs& args, int64_t token, int first_slot) {
   using Vector = RowVector<Element, kCount>;

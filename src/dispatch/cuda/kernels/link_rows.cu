@@ -31,7 +31,7 @@ struct RankSet {
   }
 };
 
-// Links one route's row to the token's next one at the same rank.
+// Links one route's row to the token's next row on the same rank.
 __device__ void link_route(const LinkRowsArgs& args, int64_t route) {
   const auto slot = static_cast<int>(route % args.K);
   const int64_t first_route = route - slot;

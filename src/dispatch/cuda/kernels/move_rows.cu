@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A warp takes rows in turn; a lane moves vectors of a row, or zeroes.
+// A warp takes rows in turn; a lane moves vectors of a row, or writes zeros.
 template <typename Vector>
 __global__ void move_rows_kernel(const MoveRowsArgs args) {
   const bool has_rows = args.signals == nullptr || !is_poisoned(*args.signals);

@@ -15,13 +15,13 @@ constexpr int kMostRowsPerTask = 8;
 constexpr int kBatch = 4;   // rows of a token in flight
 constexpr int kUnroll = 2;  // vectors of each that a lane has in flight
 
-// Up to kBatch rows of one token; null behind the last.
+// Up to kBatch rows of one token; null past the last.
 template <typename Vector>
 struct LinkedRows {
   const Vector* rows[kBatch];
   float weights[kBatch];
 
-  // Takes rows from `next` on; moves `next` behind them.
+  // Takes rows from `next` on, and advances `next` past them.
   __device__ LinkedRows(const PartialSumsArgs& args, int64_t row_vectors, int32_t& next) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {

@@ -11,12 +11,12 @@
 
 namespace crossdock::cuda {
 
-/// Sums the rows of each token on this rank, each rank for itself: partials[first row] =
-/// round(acc), acc from +0 by fma(weight, row, acc) in fp32 in slot order. Other rows of partials
-/// are not written. If a rank has not arrived, nothing is.
+/// Sums the rows of each token on this rank, locally: partials[first row] = round(acc), acc from +0
+/// by fma(weight, row, acc) in fp32 in slot order. Other rows of partials are not written. If a
+/// rank has not arrived, none are.
 struct PartialSumsArgs {
   PlanLinks links;
-  const int64_t* rows_in_use;  // one number
+  const int64_t* rows_in_use;  // [1]
   bool is_weighted;            // by the links' weights; false: all are 1
   int32_t D;
   DType dtype;                 // of rows: fp32, bf16 or fp16

@@ -7,20 +7,20 @@
 #include "dispatch/cuda/kernels/scatter.hpp"
 #include "dispatch/cuda/kernels/scatter_parts.cuh"
 
-// Writing dominates, and scattered rows are fastest when each is written in one go: a block holds a
-// whole token in registers and stores it row by row, with streaming stores (first to leave the L2
-// cache). Blocks end with their token, which keeps more stores in flight than persistent blocks;
+// Writes dominate, and scattered rows are fastest when each is written in one go: a block holds a
+// whole token in registers and stores it row by row, with streaming stores (evicted first from the
+// L2 cache). Blocks end with their token, which keeps more stores in flight than persistent blocks;
 // measured against warps per token and bulk copies through shared memory.
 //
 // Memory loses time whenever it switches between reads and writes, so tokens are read in bursts:
-// some blocks prefetch the tokens of the next burst into the L2 cache, one after the other, and the
-// rest of the time memory is only written.
+// some blocks prefetch the contiguous tokens of the next burst into the L2 cache, and the rest of
+// the time memory is only written.
 //
-// Other ranks must not go on before all stores have arrived. Blocks that wait for theirs hold up
-// the tokens of the next blocks. Where this costs more than a launch, a second kernel follows
-// instead, which starts when all stores have arrived: plan and dispatch of Qwen3 take 628 instead
-// of 647 us then. With long rows and many tokens the stores of fewer blocks are enough, and nothing
-// is gained.
+// Other ranks must not continue before all stores have arrived. Blocks that wait for their stores
+// delay the tokens of the next blocks. Where this costs more than a launch, a second kernel, which
+// starts when all stores have arrived, waits instead: plan and dispatch of Qwen3 then take 628
+// instead of 647 us. With long rows and many tokens the stores of fewer blocks are enough, and
+// nothing is gained.
 
 namespace crossdock::cuda {
 namespace {
@@ -29,9 +29,9 @@ constexpr int kThreads = 128;
 constexpr int kInFlight = 8;  // vectors of a thread: a row of 16 KiB at once
 constexpr int kSlotsAtOnce = 32;
 constexpr int kBlocksPerSm = 8;
-constexpr int kSharedBlocksPerSm = 4;  // of persistent blocks that occupy half of the GPU or more
-constexpr int kTokensAhead = 2;  // of a persistent block, before the previous kernel has ended
-constexpr int64_t kBurstBytes = int64_t{11} << 19;  // measured: 5 to 6 MiB are best on an H200
+constexpr int kSharedBlocksPerSm = 4;  // if persistent blocks occupy half of the GPU or more
+constexpr int kTokensAhead = 2;  // prefetched by a persistent block before the previous kernel ends
+constexpr int64_t kBurstBytes = int64_t{11} << 19;  // measured: 5 to 6 MiB is best on an H200
 constexpr int kPrefetchRows = 4;                    // prefetched by one block
 constexpr int64_t kLongRow = 8 << 10;
 constexpr int64_t kManyBytes = 32 << 20;  // stored by one call
@@ -52,9 +52,9 @@ __device__ void prefetch_token(const ScatterArgs& args, int64_t token) {
   prefetch_to_l2(part.tokens + token * part.row_bytes, part.row_bytes);
 }
 
-// The first burst of `burst` tokens, or the first tokens that persistent blocks take. For use
-// before the previous kernel has ended: memory has little to do then, and a prefetch may come
-// before the tokens are written. 0: no prefetch.
+// Prefetches the first burst of `burst` tokens, or the first tokens that persistent blocks take; 0:
+// no prefetch. For use before the previous kernel has ended: memory has little to do then, and
+// prefetching tokens before they are written does no harm.
 __device__ void prefetch_first(const ScatterArgs& args, int64_t burst) {
   if (burst == 0 || threadIdx.x >= kPrefetchRows) return;
   const int64_t place = static_cast<int64_t>(blockIdx.x) * kPrefetchRows + threadIdx.x;
@@ -74,13 +74,13 @@ __device__ void prefetch_next(const ScatterArgs& args, int64_t burst, int64_t to
   if (place < burst) prefetch_token(args, (token / burst + 1) * burst + place);
 }
 
-// SMs are not equally fast: persistent blocks take the tokens that are left one by one.
+// SMs are not equally fast: persistent blocks take the remaining tokens one by one.
 __device__ int64_t take_token(const ScatterArgs& args) {
   return int64_t{gridDim.x} + atomicAdd(&args.signals.state->tokens_taken, 1u);
 }
 
-// Copies row `token` of one part to `slots` targets, kHeld vectors of a thread at once. kFound: of
-// part.rows.
+// Copies row `token` of one part to `slots` targets, kHeld vectors per thread at a time. kFound: of
+// part.rows (PeerPointers).
 template <typename Vector, int kHeld, bool kFound>
 __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarget* targets,
                          int slots) {
@@ -108,14 +108,14 @@ __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarg
 }
 
 // A block takes tokens in turn; a thread moves vectors of a row. Rows of the first part are a
-// multiple of Vector, those of the second (fp8: scales, few bytes) of Word; void: there is none. If
+// multiple of Vector, rows of the second (fp8: scales, few bytes) of Word; void: no second part. If
 // a peer has not arrived, the kernel scatters nothing. ends_apart: scatter_end_kernel follows.
 template <typename Vector, typename Word, bool kFound>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     scatter_kernel(const __grid_constant__ ScatterArgs args, const __grid_constant__ int64_t burst,
                    const __grid_constant__ bool ends_apart) {
   __shared__ RouteTarget targets[kSlotsAtOnce];
-  __shared__ bool has_ended;     // the channel
+  __shared__ bool has_ended;     // the channel has ended
   __shared__ int64_t coming[2];  // the tokens after the current one
   const bool is_persistent = gridDim.x < args.T;
   const bool takes = is_persistent && threadIdx.x == kThreads - 1;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     if (!is_persistent) prefetch_next(args, burst, token);
     if (takes) {
       if (burst > 0) prefetch_token(args, coming[1]);
-      taken = take_token(args);  // not waited for until this token is copied
+      taken = take_token(args);  // not needed until this token is copied
     }
     for (int first = 0; first < args.K; first += kSlotsAtOnce) {
       const int slots = min(args.K - first, kSlotsAtOnce);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   if (!peer_barrier(args.signals, args.operation, args.awaits_peers)) zero_own_parts(args);
 }
 
-// One block.
+// A single block, which ends a scatter for all ranks.
 __global__ void scatter_end_kernel(const __grid_constant__ ScatterArgs args) {
   wait_for_previous_kernel();
   if (!peer_barrier(args.signals, args.operation, args.awaits_peers)) zero_own_parts(args);
@@ -180,8 +180,8 @@ bool ends_apart(const ScatterArgs& args, int64_t num_blocks) {
   return !is_persistent && pays && (row_bytes <= kLongRow || has_one_wave);
 }
 
-// Blocks of a kernel on `sms` SMs. Few SMs need all blocks that fit to have enough stores in
-// flight; many keep memory busy with fewer, whose stores are closer together.
+// Blocks of a kernel on `sms` SMs. Few SMs need as many blocks as fit to have enough stores in
+// flight; many SMs keep memory busy with fewer blocks, whose stores are closer together.
 int64_t persistent_blocks(const ScatterArgs& args, int sms) {
   const int occupied = sms * std::max(args.num_sharing, 1);
   const bool is_shared = 2 * occupied >= num_sms(current_device());

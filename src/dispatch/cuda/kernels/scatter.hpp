@@ -34,9 +34,9 @@ struct ScatterArgs {
 };
 
 /// rows[row] of rank `rank` = tokens[t] for every route's target; when it ends, all ranks are done.
-/// Collective. REQUIRES: all ranks' rows are free to be written or, with awaits_peers, are so
-/// once their streams reach the kernel. If a rank has not arrived, only the rows of this rank's
-/// routes to itself are written, with zeros. `sms`: SM limit; 0: none.
+/// Collective. REQUIRES: all ranks' rows may be written or, with awaits_peers, may be written once
+/// their streams reach the kernel. If a rank has not arrived, only the rows of this rank's routes
+/// to itself are written, with zeros. `sms`: SM limit; 0: none.
 void load_scatter();  // before the first launch
 void launch_scatter(const ScatterArgs& args, int sms, cudaStream_t stream);
 

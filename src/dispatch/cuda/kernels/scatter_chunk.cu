@@ -9,7 +9,7 @@ namespace crossdock::cuda {
 namespace {
 
 constexpr int kWholeSmThreads =
-    1024;  // with more than 32 registers each, a second block finds none
+    1024;  // with more than 32 registers each, a second block does not fit
 constexpr int kSmallThreads = 256;
 constexpr int kInFlight = 8;  // vectors of a lane: a row of 4 KiB at once
 
@@ -29,7 +29,7 @@ __device__ RouteTarget read_target(const ScatterChunkArgs& args, int64_t route) 
   return target;
 }
 
-// Copies row `token` of one part to the targets of the lanes in `sent`. By a whole warp.
+// Copies row `token` of one part to the targets of the lanes in `sent`. Called by a whole warp.
 template <typename Vector>
 __device__ void copy_row(const ScatterPart& part, int64_t token, const RouteTarget& target,
                          uint32_t sent) {

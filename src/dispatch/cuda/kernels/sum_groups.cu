@@ -93,7 +93,7 @@ __device__ void add_terms(const SumGroupsArgs& args, int64_t begin, int64_t end,
   }
 }
 
-// A warp takes pieces of sums in turn; a lane sums vectors of all rows of one.
+// A warp takes pieces of sums in turn; a lane sums vectors of all rows of a sum.
 template <typename Row, typename Partial, typename Out, int kCount>
 __global__ void __launch_bounds__(kWarps * 32)
     sum_groups_kernel(const __grid_constant__ SumGroupsArgs args, int pieces) {

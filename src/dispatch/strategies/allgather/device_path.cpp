@@ -7,8 +7,7 @@
 namespace crossdock {
 namespace {
 
-// A reduce-scatter: one partial row of every token from every rank, added in the order of the
-// ranks.
+// A reduce-scatter: one partial row per token from every rank, added in rank order.
 cuda::PartialSumLists list_reduce_scatter(const cuda::CudaRank& /*rank*/, const Plan& plan) {
   const PlanData& data = plan.data();
   const RankSums& sums = rank_sums_of(plan);

@@ -6,7 +6,7 @@
 namespace crossdock {
 namespace {
 
-// One partial row per (token, rank); the source adds a token's in the order of the ranks.
+// One partial row per (token, rank); the source adds a token's partial rows in rank order.
 cuda::PartialSumLists list_sums_per_rank(const cuda::CudaRank& /*rank*/, const Plan& plan) {
   const auto& sums = plan.strategy_state<RankSums>();
   cuda::PartialSumLists lists{.sent = cuda::sums_at_experts(sums, sums.sum_offsets),

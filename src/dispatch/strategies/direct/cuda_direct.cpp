@@ -34,7 +34,7 @@ std::shared_ptr<PlanData> host_part(const CudaRank& rank, const CudaPlanInputs& 
   return data;
 }
 
-// The kernels of a plan show no memory; that of its links is shown in an exchange of its own.
+// The kernels of a plan show no memory; the memory of its links is shown in a separate exchange.
 QueuedCall call_of_plan(const AgreedCall& agreed) {
   QueuedCall call = agreed.queued;
   call.num_shown = 0;
@@ -49,7 +49,7 @@ DispatchChunk local_experts_of(const Plan& plan, int64_t chunk, int64_t num_chun
 
 ChunkRows rows_of_chunk(const Plan& plan, int64_t chunk, int64_t num_chunks) {
   const PlanData& data = plan.data();
-  // The expert with which a chunk begins at a rank; -1 if the rank has no more.
+  // The first expert of a chunk at a rank; -1 if the rank has no more experts.
   const auto first_of = [&](int rank, int64_t i) {
     const auto r = static_cast<size_t>(rank);
     const int64_t place = data.owner_offsets[r] + first_expert_of_chunk(data, rank, i, num_chunks);
@@ -78,7 +78,7 @@ CudaDirect::CudaDirect(const PathContext& context, int device, bool sums_per_ran
   if (config().copies != Copies::kAuto) return;
   const std::vector<int64_t>& offsets = rank_.placement().owner_offsets;
   for (size_t p = 0; p + 1 < offsets.size(); ++p) {
-    // Only where a rank has several experts can a token have several rows.
+    // A token can have several rows only on a rank with several experts.
     if (offsets[p + 1] - offsets[p] > 1) sends_per_rank_ = context.spans_gpus;
   }
 }
@@ -185,7 +185,8 @@ OwnedTensor CudaDirect::take_dispatch_rows(const Plan& plan, DType dtype) {
     return CudaPath::take_dispatch_rows(plan, dtype);
   }
   const Buffer landing = arrays.take_reserved_rows();
-  // Replaying a graph without the plan does not exchange it again before writing the rows again.
+  // A graph captured without the plan writes the rows again on replay, but does not repeat the
+  // plan's exchange first.
   rows_are_free_ = arrays.inputs().capture_id == capture_id(rank_.stream());
   return owned_tensor(landing, dtype, shape);
 }
@@ -257,7 +258,7 @@ void CudaDirect::queue_scatter(const CudaRank::Agreed& agreed, const Plan& plan,
   }
 }
 
-// After the scatter: every row gets to its final place.
+// After the scatter: moves every row to its final place.
 void CudaDirect::complete(const Plan& plan, const Landings& landings) {
   if (landings.are_joined) {
     std::vector<FanOutPart> parts;
@@ -293,7 +294,7 @@ void CudaDirect::queue_chunks(const CudaRank::Agreed& agreed, const Plan& plan, 
     } else {
       launch_scatter(scatter, rank_.max_sms(), rank_.stream());
     }
-    chunk.scatter.awaits_peers = false;  // once one has ended, the rows of all ranks are free
+    chunk.scatter.awaits_peers = false;  // once the first has ended, all ranks' rows are free
     if (are_in_place) note_chunks(i, i + 1);
   }
   complete(plan, landings);
@@ -315,7 +316,7 @@ ReadyCall CudaDirect::ready_gather_sum(const char* operation, const Plan& plan,
   return ready(std::move(call));
 }
 
-// Each rank sums the rows of a token that it has; the source then reads one row per rank.
+// Each rank sums its rows of every token; the source then reads one row per rank.
 ReadyCall CudaDirect::ready_partial_sums(const char* operation, const Plan& plan,
                                          const GatherSumArgs& args) {
   const DType dtype = partial_dtype(config().partial_sums, args.rows.dtype);
@@ -336,7 +337,7 @@ ReadyCall CudaDirect::ready_partial_sums(const char* operation, const Plan& plan
   return ready(std::move(call));
 }
 
-// own_bytes: of the rows that this rank shows.
+// own_bytes: size of the rows that this rank shows.
 void CudaDirect::queue_gather(const CudaRank::Agreed& agreed, GatherSumKernelArgs& gather,
                               int64_t own_bytes) {
   gather.signals = rank_.signals();

@@ -12,7 +12,7 @@ cuda::Packing cuda::relay_packing() {
 }
 
 // Within one node all ranks reach each other's rows; between nodes copies are exchanged. If GPUs of
-// a node do not reach each other, all rows are exchanged, as by alltoall.
+// a node do not reach each other, all rows are exchanged, as in alltoall.
 std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device,
                                               bool sums_per_rank) {
   if (!context.gpus_reach_each_other) {

@@ -13,7 +13,8 @@
 namespace crossdock::cuda {
 namespace {
 
-// Checks what both kinds of routing have; `routes` are the ids or the map, checked already.
+// Checks the tensors that both kinds of routing have. `routes`: the ids or the map, already
+// checked.
 void check_common(const CudaRank& rank, const ConstTensorView& routes,
                   const ConstTensorView& weights, const ConstTensorView& mask) {
   const DispatchConfig& config = rank.config();

@@ -9,7 +9,7 @@
 
 namespace crossdock::cuda {
 
-/// A routing that this rank has checked, in the form of the plan kernels.
+/// A routing that this rank has checked, in the form that the plan kernels take.
 struct ReadyRouting {
   DeviceRouting slots{};
   std::function<void()> queue{};  // queues the kernels that fill the slots; may be empty
@@ -21,8 +21,8 @@ ReadyRouting ready_routing(CudaRank& rank, const Routing& routing);
 ReadyRouting ready_routing(CudaRank& rank, const DenseRouting& routing, int64_t K);
 
 /// The number of slots per token for a plan of these maps, identical on every rank: the
-/// configuration's bound, or what the maps need. In the latter case it is collective, waits for the
-/// GPU and throws the same error on all ranks if a map is refused.
+/// configuration's bound, or the largest number that a map needs. In the latter case the call is
+/// collective, waits for the GPU and throws the same error on all ranks if a map is refused.
 int64_t agree_num_slots(CudaRank& rank, const DenseRouting& routing);
 
 }  // namespace crossdock::cuda

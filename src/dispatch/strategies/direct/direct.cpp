@@ -18,7 +18,7 @@
 #include "ops/sum_rows.hpp"
 #include "plan/plan_builder.hpp"
 
-// Ranks of this rank's node are near: their memory is loaded and stored directly. All others are
+// Ranks on this rank's node are near: their memory is loaded and stored directly. All others are
 // far: copies go to a gateway in rounds (relay.hpp). A variant says which rank is the gateway: the
 // destination itself with direct, one rank of its node with hierarchical. docs/strategies.md has
 // the steps.

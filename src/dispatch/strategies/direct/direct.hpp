@@ -13,18 +13,18 @@ namespace crossdock {
 /// there. Between nodes a token is sent once per destination rank.
 std::unique_ptr<Strategy> make_direct();
 
-/// How strategies that reach near ranks directly differ from each other between nodes.
+/// How a strategy that reaches near ranks directly handles far ranks.
 struct DirectVariant {
   std::string_view name;  // static lifetime
   /// The ranks through which copies reach far ranks.
   Gateway (*make_gateway)(const Topology& topology);
-  /// With partial sums: the group of a rank; a token's rows of one group are summed together first.
+  /// With partial sums: the sum group of a rank; a token's rows in one group are summed first.
   int (*sum_group_of)(const Topology& topology, int rank);
   const StrategyModel& model;  // static lifetime
 };
 std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant);
 
-/// The copies between nodes, which such a strategy keeps in its plans.
+/// The copies between nodes, kept in the plans of such a strategy.
 const Relay& relay_of(const Plan& plan);
 /// How a source adds up its tokens. REQUIRES: the plan has partial sums.
 const SourcePartials& partials_of(const Plan& plan);

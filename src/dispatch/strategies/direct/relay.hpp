@@ -18,7 +18,8 @@ struct RelayTarget {
   double weight = 0;  // of the route
 };
 
-/// A range of every source's tokens, and the most rows that any rank sends or receives for it.
+/// A range of every source's tokens, and the maximum number of rows that any rank sends or receives
+/// for it.
 struct RelayRange {
   int64_t first_token = 0;
   int64_t last_token = 0;  // one past; may be beyond this rank's T
@@ -56,17 +57,17 @@ std::vector<Relay> split_relay(const Relay& relay, const PlanData& plan,
 /// Collective if there are several nodes.
 std::vector<RelayRange> divide_tokens(const Exchange& exchange, const Relay& relay);
 
-/// Relayed rows are exchanged in rounds, each for a range of every source's tokens, so that rows in
-/// flight take at most staging_bytes for sending and again for receiving, for any T and any
-/// routing. All ranks make the same rounds.
+/// Relayed rows are exchanged in rounds, each for a range of every source's tokens. Rows in flight
+/// take at most staging_bytes for sending and as much for receiving, for any T and any routing. All
+/// ranks make the same rounds.
 struct RelayRound {
   int64_t first_token = 0;
   int64_t last_token = 0;                            // one past; may be beyond this rank's T
   std::vector<int64_t> first_copy, last_copy;        // [P] by gateway
   std::vector<int64_t> first_arrival, last_arrival;  // [P] by source
 };
-/// The rows exchanged: one per copy, one per route, or sums, one per copy. With sums a source also
-/// makes up to one per route of its own node.
+/// The rows exchanged: one per copy, one per route, or one sum per copy. With sums, a source also
+/// makes up to one row per route within its own node.
 enum class RelayedRows : uint8_t { kCopies, kRoutes, kSums };
 std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
                                      RelayedRows travelling, int64_t row_bytes);
@@ -82,7 +83,7 @@ struct ReturnedRows {
   std::vector<int64_t> numbers;  // of the slots (exact) or copies (partial sums), in row order
 };
 
-/// Returns the rows of a round one by one. Collective.
+/// Returns one row per route of a round. Collective.
 ReturnedRows return_round(const Exchange& exchange, const Relay& relay, const RelayRound& round,
                           const GatherSumArgs& args, const PeerRows& peers);
 

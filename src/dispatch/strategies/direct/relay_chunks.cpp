@@ -7,7 +7,7 @@
 namespace crossdock {
 namespace {
 
-// The chunk that a row of a rank is in.
+// The chunk that contains a row of a rank.
 size_t chunk_of(std::span<const ExpertChunk> chunks, int rank, int64_t row) {
   const auto is_before = [&](const ExpertChunk& chunk) {
     return row >= chunk.last_row[index(rank)];
@@ -42,7 +42,7 @@ std::vector<Relay> split_relay(const Relay& relay, const PlanData& plan,
   std::vector<Relay> parts(chunks.size());
   for (Relay& part : parts) {
     part.copy_offsets = part.arrival_offsets = part.target_offsets = {0};
-    part.ranges = relay.ranges;  // a part has at most as many rows
+    part.ranges = relay.ranges;  // upper bounds: a part has at most as many rows
   }
   for_each_copy(
       relay.copy_offsets, relay.slot_offsets,

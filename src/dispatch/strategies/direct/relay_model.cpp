@@ -10,7 +10,7 @@ namespace crossdock {
 namespace {
 
 constexpr double kTargetBytes = sizeof(RelayTarget);
-constexpr double kCopyBytes = 16;  // header of a copy in a manifest, and the size of a manifest
+constexpr double kCopyBytes = 16;  // header of a copy in a manifest, or size entry of a manifest
 
 // Rows that a rank sends or receives between nodes, whichever is more.
 struct RelayLoad {
@@ -19,7 +19,7 @@ struct RelayLoad {
   bool are_sums = false;
 };
 
-// Tokens of every rank that one round serves (RelayRound), from the load of one token.
+// Tokens per rank that one round serves (RelayRound), given the load of one token.
 double tokens_per_round(const StrategyJob& job, const RelayLoad& load, double row_bytes) {
   const auto K = static_cast<double>(job.config.top_k);
   const auto max_rows_in_flight = [&](double bytes) {
@@ -41,7 +41,7 @@ double tokens_per_round(const StrategyJob& job, const RelayLoad& load, double ro
   return range * std::max(1.0, ranges);
 }
 
-// Share of all tokens that one round serves, from the load of all tokens.
+// Share of all tokens that one round serves, given the load of all tokens.
 double share_of_round(const StrategyJob& job, RelayLoad load, double row_bytes, double tokens) {
   if (tokens <= 0) return 1.0;
   load.routes /= tokens;

@@ -77,7 +77,7 @@ void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
   for (int64_t r = 0; r <= P; ++r) share_offsets.push_back(n * r / P);
   const auto rank = static_cast<size_t>(group.rank());
   const int64_t own_size = share_offsets[rank + 1] - share_offsets[rank];
-  std::vector<int64_t> own_offsets;  // [P + 1] what arrives here, a share from every rank
+  std::vector<int64_t> own_offsets;  // [P + 1] this rank's share, received from every rank
   for (int64_t r = 0; r <= P; ++r) own_offsets.push_back(own_size * r);
 
   const Buffer all = group.pool().take_scratch(n * kBytes);

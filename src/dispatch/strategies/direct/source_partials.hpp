@@ -10,11 +10,11 @@
 
 namespace crossdock {
 
-/// The group of a rank: a token's rows of one group (a rank or a node) are summed together first.
+/// The sum group of a rank (a rank or a node): a token's rows in one group are summed first.
 using SumGroup = std::function<int(int rank)>;
 
-/// How a source adds up a token with grouped sums: it loads rows of its own node itself, group by
-/// group; those of other nodes return as one partial row per relayed copy.
+/// How a source adds up a token with grouped sums. It loads the rows on its own node, group by
+/// group; rows on other nodes return as one partial row per relayed copy.
 struct SourcePartials {
   std::vector<int64_t> near_slots;  // t * K + k of the routes to this node, by (token, group, slot)
   std::vector<int64_t> near_offsets;        // [near sums + 1] into near_slots

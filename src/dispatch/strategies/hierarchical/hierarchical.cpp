@@ -46,7 +46,7 @@ class HierarchicalModel final : public RelayModel {
   }
 
  private:
-  // Every row comes back; between nodes it leaves from the gateway.
+  // Every row returns; between nodes, the gateway sends it.
   static LinkFlow combine_flow(const RouteSums& sums) {
     LinkFlow flow = sums.routes;
     add_forwarded(sums.nodes, flow);

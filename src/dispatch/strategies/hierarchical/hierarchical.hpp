@@ -6,8 +6,8 @@
 
 namespace crossdock {
 
-/// As direct, but between nodes a token is sent once per destination node and forwarded within it;
-/// with partial sums one row per node returns.
+/// Like direct, but between nodes a token is sent once per destination node and forwarded within
+/// it; with partial sums one row per node returns.
 std::unique_ptr<Strategy> make_hierarchical();
 
 }  // namespace crossdock

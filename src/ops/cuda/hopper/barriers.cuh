@@ -7,8 +7,8 @@
 
 namespace crossdock::ops::hopper {
 
-/// An address in the shared memory of this block; the same offset in the other block of the cluster
-/// is what arrive_at and multicast loads reach.
+/// An address in this block's shared memory. arrive_at and multicast loads reach the same offset in
+/// the other block of the cluster.
 using SharedAddress = uint32_t;
 
 __device__ inline SharedAddress shared_address(const void* pointer) {
@@ -21,7 +21,7 @@ __device__ inline void init_barrier(uint64_t& barrier, int arrivals) {
                "r"(arrivals));
 }
 
-/// After the last init_barrier, before the other block and the copy engine use the barriers.
+/// Call after the last init_barrier, before the other block and the copy engine use the barriers.
 __device__ inline void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -53,8 +53,8 @@ __device__ inline void arrive_at(uint64_t& barrier, int rank) {
       : "memory");
 }
 
-/// Stores `value` to `word` of block `rank`, then arrives at its barrier: who waits for the barrier
-/// with wait_for_cluster sees the value.
+/// Stores `value` to `word` of block `rank`, then arrives at its barrier: a thread that waits for
+/// the barrier with wait_for_cluster sees the value.
 __device__ inline void send_word(int32_t& word, uint64_t& barrier, int32_t value, int rank) {
   asm volatile(
       "{\n"
@@ -88,7 +88,7 @@ __device__ inline void wait(uint64_t& barrier, int parity) {
       : "memory");
 }
 
-/// As wait, for data that the other block of the cluster sent.
+/// Like wait, for data that the other block of the cluster sent.
 __device__ inline void wait_for_cluster(uint64_t& barrier, int parity) {
   asm volatile(
       "{\n"

@@ -13,7 +13,7 @@
 
 namespace crossdock::ops::hopper {
 
-/// 16 rows of a tile, which one warp holds.
+/// 16 rows of a tile, held by one warp.
 struct WarpRows {
   int64_t row;   // the first one, in the output
   int num_rows;  // inside the output; may exceed 16, or be 0 or less
@@ -21,9 +21,9 @@ struct WarpRows {
   int expert;
 };
 
-/// A warp's buffer of 16 rows x 128 bytes. Against bank conflicts, piece p (16 bytes) of row r is
-/// at the place of piece p ^ swizzle(r), where swizzle(r) is the same for rows r and r + 8 and
-/// differs by two between neighbouring rows. Addresses are written so that few registers hold all
+/// A warp's buffer of 16 rows x 128 bytes. To avoid bank conflicts, piece p (16 bytes) of row r is
+/// stored at the place of piece p ^ swizzle(r), where swizzle(r) is the same for rows r and r + 8
+/// and differs by two between adjacent rows. Addresses are written so that few registers hold all
 /// of them.
 template <int kBuffers>
 class WarpStage {
@@ -99,16 +99,16 @@ class WarpStage {
 
  private:
   // The buffer must not be written while a lane reads it. With two buffers, the __syncwarp()
-  // between writing and reading the other one has made sure of that.
+  // between writing and reading the other one ensures that.
   __device__ void begin() {
     if constexpr (kBuffers == 1) __syncwarp();
     ++num_uses_;
   }
-  // The compiler knows which one.
+  // Known at compile time: calls are inlined and loops unrolled.
   __device__ SharedAddress buffer() const {
     return memory_ + num_uses_ % kBuffers * kStageBytes;
   }
-  // For piece(): of row 4i + r it is that of row r, plus i % 2.
+  // piece() relies on this: swizzle(4i + r) is swizzle(r) + i % 2, for r < 4.
   static __device__ int swizzle(int row) {
     return (row & 3) << 1 | (row >> 2 & 1);
   }
@@ -118,9 +118,28 @@ class WarpStage {
   int num_uses_ = 0;
 };
 
-/// Keeps the compiler from reading global memory in advance, which takes registers.
+/// Keeps the compiler from reading global memory in advance, which would take registers.
 __device__ inline void read_no_further() {
   asm volatile("" ::: "memory");
+}
+
+/// Adds the bias of the rows' expert, if there is one.
+template <typename Element, int kColumns>
+__device__ __forceinline__ void add_bias(float (&sums)[kColumns / 2], const WarpRows& rows,
+                                         const ProductParams& params, int out_columns, int lane) {
+  if (params.bias == nullptr) return;
+  const auto* bias = static_cast<const Element*>(params.bias) + int64_t{rows.expert} * params.N;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int column = rows.column_tile * kColumns + 8 * j + 2 * (lane % 4);
+    if (column >= out_columns) break;
+    const float2 b = unpack<Element>(*reinterpret_cast<const uint32_t*>(bias + column));
+    sums[4 * j] += b.x;
+    sums[4 * j + 1] += b.y;
+    sums[4 * j + 2] += b.x;
+    sums[4 * j + 3] += b.y;
+    if (j % 4 == 3) read_no_further();
+  }
 }
 
 /// Rows of the product, rounded; kWithBias: plus the bias, if there is one.
@@ -135,10 +154,7 @@ struct RowsEpilogue {
                                                Stage& stage, const ProductParams& params,
                                                int out_columns, int lane) {
     const int first = rows.column_tile * kColumns;
-    if (kWithBias && params.bias != nullptr) {
-      const auto* bias = static_cast<const Element*>(params.bias) + int64_t{rows.expert} * params.N;
-      add_bias(sums, bias, first, out_columns, lane);
-    }
+    if (kWithBias) add_bias<Element, kColumns>(sums, rows, params, out_columns, lane);
     auto* const out = static_cast<Element*>(params.out) + rows.row * out_columns + first;
 #pragma unroll
     for (int c = 0; c < kColumns / 64; ++c) {
@@ -152,22 +168,6 @@ struct RowsEpilogue {
       stage.put_pairs(values);
       stage.copy_out(reinterpret_cast<std::byte*>(out + 64 * c), int64_t{out_columns} * kOutBytes,
                      rows.num_rows, (out_columns - first - 64 * c) * kOutBytes);
-    }
-  }
-
- private:
-  static __device__ __forceinline__ void add_bias(float (&sums)[kColumns / 2], const Element* bias,
-                                                  int first, int out_columns, int lane) {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      const int column = first + 8 * j + 2 * (lane % 4);
-      if (column >= out_columns) break;
-      const float2 b = unpack<Element>(*reinterpret_cast<const uint32_t*>(bias + column));
-      sums[4 * j] += b.x;
-      sums[4 * j + 1] += b.y;
-      sums[4 * j + 2] += b.x;
-      sums[4 * j + 3] += b.y;
-      if (j % 4 == 3) read_no_further();
     }
   }
 };
@@ -358,6 +358,18 @@ struct SumsEpilogue {
           make_float4(old[i].x + __uint_as_float(sum.x), old[i].y + __uint_as_float(sum.y),
                       old[i].z + __uint_as_float(sum.z), old[i].w + __uint_as_float(sum.w));
     }
+  }
+};
+
+/// Sums in fp32, plus the bias, if there is one.
+template <typename Element, int kColumns>
+struct BiasedSumsEpilogue : SumsEpilogue<kColumns, false> {
+  template <typename Stage>
+  static __device__ __forceinline__ void store(float (&sums)[kColumns / 2], const WarpRows& rows,
+                                               Stage& stage, const ProductParams& params,
+                                               int out_columns, int lane) {
+    add_bias<Element, kColumns>(sums, rows, params, out_columns, lane);
+    SumsEpilogue<kColumns, false>::store(sums, rows, stage, params, out_columns, lane);
   }
 };
 

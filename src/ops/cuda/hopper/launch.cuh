@@ -25,7 +25,7 @@ bool load_product() {
   return attributes.sharedSizeBytes > 0;
 }
 
-/// Launches as many clusters as fit on the SMs. may_start_early: as cuda::launch_early.
+/// Launches as many clusters as fit on the SMs. may_start_early: see cuda::launch_early.
 template <typename Product>
 void launch_kernel(const OperandMaps& maps, const ProductParams& params,
                    const LaunchContext& context, bool may_start_early) {
@@ -45,7 +45,7 @@ void launch_kernel(const OperandMaps& maps, const ProductParams& params,
   CROSSDOCK_CUDA(cudaLaunchKernelEx(&config, product_kernel<Product>, maps, params));
 }
 
-/// What all products have in common.
+/// The parameters that all products have.
 inline ProductParams make_params(const ProductSizes& sizes, const Segments& segments,
                                  const TensorView& out, const LaunchContext& context) {
   ProductParams params{};

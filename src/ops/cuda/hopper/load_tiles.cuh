@@ -8,8 +8,8 @@
 
 namespace crossdock::ops::hopper {
 
-/// The loader wants its next unit when so many steps of the current one are left to load: enough to
-/// hide how long drawing takes.
+/// The loader requests its next unit when this many steps of the current one are left to load:
+/// enough to hide the time that drawing a unit takes.
 inline constexpr int kStepsAhead = 8;
 
 /// What the loader needs to load one step of a unit into a slot.
@@ -101,7 +101,7 @@ __device__ void load_b(const WorkUnit& unit, const StepTarget& to, bool is_whole
   }
 }
 
-/// The loader: loads the operands of all units of this block. By one thread.
+/// The loader: loads the operands of all units of this block. Called by one thread.
 template <typename Product>
 __device__ void load_tiles(const OperandMaps& maps, const ProductParams& params, WorkQueue& queue,
                            SlotBarriers<typename Product::Shape>& barriers,
@@ -120,7 +120,7 @@ __device__ void load_tiles(const OperandMaps& maps, const ProductParams& params,
       acquire_map(&unit_maps->b_small);
       acquire_map(&unit_maps->b_large);
     }
-    // dW loads whole tiles: what is outside of the tensor counts as bytes.
+    // dW loads whole tiles: elements outside the tensor also count as bytes.
     const int num_blocks = kIsDw ? Shape::kRowBlocks : unit.row_blocks;
     const int request_step = max(0, unit.num_steps - kStepsAhead);
     if (rank == 0 && request_step == 0) arrive(queue.request);

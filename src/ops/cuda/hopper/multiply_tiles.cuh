@@ -29,7 +29,7 @@ struct Turns {
   }
 };
 
-/// What a math warp works with.
+/// The state of a math warp.
 template <typename ProductType>
 struct MathWarp {
   using Product = ProductType;
@@ -40,7 +40,7 @@ struct MathWarp {
   const TileMemory<Shape>& memory;
   Turns<Shape::kTakeTurns> turns;
   int group;          // of the two warpgroups
-  int warp_in_group;  // has rows 16 * warp_in_group and on of each 64-row block
+  int warp_in_group;  // has 16 rows of each 64-row block, from 16 * warp_in_group on
   int lane;
   RingPlace<Shape::kSlots> ring{};
 
@@ -126,7 +126,7 @@ __device__ __forceinline__ void multiply(typename Warp::Sums& sums, Warp& warp, 
   warp.barriers.release(previous, warp.lane);
 }
 
-/// Lets the steps of a unit pass by, for a group that has no rows in it.
+/// Skips the steps of a unit, for a group that has no rows in it.
 template <typename Warp>
 __device__ void pass_by(Warp& warp, int num_steps) {
   for (int step = 0; step < num_steps; ++step) {
@@ -137,8 +137,8 @@ __device__ void pass_by(Warp& warp, int num_steps) {
   }
 }
 
-/// The lane of this thread. What is computed from it is computed where it is used: the compiler
-/// would else keep it in registers from one tile to the next, and has none to spare.
+/// The lane of this thread, read where it is used: otherwise the compiler would keep values
+/// computed from it in registers from one tile to the next, and has none to spare.
 __device__ inline int read_lane() {
   int lane = 0;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));

@@ -20,9 +20,9 @@ TensorMapSpec row_boxes(const void* data, DType dtype, int64_t rows, int64_t wid
           .box = {kDepth, static_cast<uint32_t>(box_rows)}};
 }
 
-// Boxes of 64 rows and box_blocks blocks of 64 columns, from [rows, width]. The tensor is seen as
-// blocks side by side; that is not possible if the last one is not whole, since it would reach into
-// the next row. Then boxes have one block, and their first column is a coordinate.
+// Boxes of 64 rows and box_blocks blocks of 64 columns, from [rows, width]. The tensor is viewed as
+// blocks side by side; that is not possible if the last one is incomplete, since it would reach
+// into the next row. Then boxes have one block, and their first column is a coordinate.
 TensorMapSpec column_boxes(const void* data, DType dtype, int64_t rows, int64_t width,
                            int box_blocks) {
   const auto num_columns = static_cast<uint64_t>(width);
@@ -55,7 +55,7 @@ TensorMapSpec weight_row_boxes(const OperandSpec& spec, int box_rows) {
       .box = {kDepth, static_cast<uint32_t>(box_rows), 1}};
 }
 
-// Likewise, but 8 gates and their 8 linear values alternate: dimensions are K, 8 features, gate or
+// The same, but 8 gates and their 8 linear values alternate: dimensions are K, 8 features, gate or
 // linear, groups of 8 features, experts.
 TensorMapSpec gated_row_boxes(const OperandSpec& spec, int box_rows) {
   const auto& [R, E_local, N, K] = spec.sizes;

@@ -6,8 +6,8 @@
 #include "ops/cuda/hopper/barriers.cuh"
 #include "ops/cuda/hopper/product_params.hpp"
 
-// What a dW needs before it starts: the order of its experts, and tensor maps that end with the
-// rows of each expert, so that rows of others are never read: the copy engine writes zeros instead.
+// Prepares a dW: the order of its experts, and tensor maps that end with each expert's rows. Rows
+// of other experts are never read; the copy engine writes zeros instead.
 
 namespace crossdock::ops::hopper {
 
@@ -23,8 +23,8 @@ struct OrderExpertsArgs {
   OperandMaps* maps;     // out [num_experts], in the same order
 };
 
-/// The number of experts that come before `expert`: larger ones, and those as large with a lower
-/// index. By a whole warp.
+/// The number of experts that come before `expert`: larger ones, and equally large ones with a
+/// lower index. Called by a whole warp.
 __device__ inline int place_in_order(const OrderExpertsArgs& args, int expert, int lane) {
   const int64_t own = args.counts[expert];
   int before = 0;

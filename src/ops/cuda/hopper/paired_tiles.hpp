@@ -10,7 +10,7 @@ CROSSDOCK_HOST_DEVICE constexpr int divide_up(int n, int by) {
 }
 
 /// The tiles of one expert as pairs. Tiles are paired in the preferred direction of the shape; an
-/// odd last row or column of tiles is paired in the other, so that no half pair is left but one.
+/// odd last row or column of tiles is paired in the other direction, leaving at most one half pair.
 template <typename Shape>
 struct PairedTiles {
   int row_tiles;

@@ -26,7 +26,7 @@ struct Product {
   using Units =
       std::conditional_t<operation == Operation::kDw, ExpertUnits<Shape>, SegmentUnits<Shape>>;
   static constexpr Operation kOperation = operation;
-  // Whether neighbours in memory are neighbours across instead of along the inner dimension.
+  // Whether adjacent elements in memory lie across the inner dimension instead of along it.
   static constexpr bool kATransposed = operation == Operation::kDw;
   static constexpr bool kBTransposed = operation != Operation::kForward;
   static constexpr bool kIsGated = Epilogue::kIsGated;
@@ -69,10 +69,10 @@ struct TileMemory {
   std::byte* slots;
 };
 
-/// The barriers of a block's ring of slots. A slot may hold data for which the other block
-/// multiplies at another time, and part of its data comes from there: so it is free when both
-/// blocks have finished with it. Every warp that waits for a full slot also arrives when it has
-/// finished, in both blocks; none can thus fall a round behind.
+/// The barriers of a block's ring of slots. Each block loads part of the data of both into the same
+/// slot, and the two may multiply at different times: so a slot is free when both blocks have
+/// finished with it. Every warp that waits for a full slot also arrives, in both blocks, when it
+/// has finished, so none can fall a round behind.
 template <typename Shape>
 struct SlotBarriers {
   uint64_t full[Shape::kSlots];
@@ -86,7 +86,7 @@ struct SlotBarriers {
     }
   }
 
-  /// By a whole warp: it has finished with the slot.
+  /// Called by a whole warp that has finished with the slot.
   __device__ void release(int slot, int lane) {
     if (lane < kClusterSize) arrive_at(empty[slot], lane);
   }

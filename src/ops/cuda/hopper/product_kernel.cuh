@@ -15,10 +15,9 @@
 // The kernel of all grouped products. Persistent clusters of two blocks draw work units, a pair of
 // tiles each, from a counter in global memory. In a block, five roles run at the same time:
 //
-//   scheduler, one warp      draws units (work_queue.cuh) and says which tile each is
-//   (work_units.cuh) loader, one thread       loads the operands of a tile step by step into a ring
-//   of slots, its own
-//                            and those that it shares with the other block (load_tiles.cuh)
+//   scheduler, one warp      draws units (work_queue.cuh) and finds their tiles (work_units.cuh)
+//   loader, one thread       loads the operands of a tile step by step into a ring of slots,
+//                            its own and those shared with the other block (load_tiles.cuh)
 //   two math warpgroups      multiply (multiply_tiles.cuh) and store (epilogues.cuh)
 //   two warps                zero the rows of the output that belong to no expert
 //
@@ -38,8 +37,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ SlotBarriers<Shape> barriers;
   const TileMemory<Shape> memory(dynamic_memory);
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp =
-      __shfl_sync(~0u, thread / 32, 0);  // the same for all lanes, as the compiler sees
+  const int warp = __shfl_sync(~0u, thread / 32, 0);  // shows the compiler that all lanes agree
   const int rank = cluster_rank();
   if (thread == 0) {
     queue.init();

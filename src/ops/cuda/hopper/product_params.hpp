@@ -23,7 +23,7 @@ struct OperandMaps {
 /// Where gate and linear value f are in a row of the product, or of the bias.
 struct GatePlaces {
   int step;           // gate f is at f * step
-  int linear_offset;  // and its linear value so far behind
+  int linear_offset;  // its linear value is this far behind
 };
 
 /// One expert of a dW, in the order of work: largest first, so that the last units are small.
@@ -32,7 +32,7 @@ struct OrderedExpert {
   int32_t num_rows;
 };
 
-/// What a product kernel gets, beside the tensor maps.
+/// The parameters of a product kernel, besides the tensor maps.
 struct ProductParams {
   const int64_t* starts;  // [num_experts + 1]
   const int64_t* counts;  // [num_experts]

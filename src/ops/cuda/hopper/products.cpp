@@ -34,13 +34,11 @@ bool load_products() {
 bool takes(const ProductForwardArgs& args, const ProductSizes& sizes) {
   const bool is_gated = args.epilogue != ProductEpilogue::kNone;
   return fit(sizes, args.x.dtype, args.x, args.w, args.out, args.hidden) &&
-         args.out.dtype == args.x.dtype && is_aligned(args.bias, 4) &&
-         (!is_gated || sizes.N % 16 == 0);
+         is_aligned(args.bias, 4) && (!is_gated || sizes.N % 16 == 0);
 }
 
 bool takes(const ProductDxArgs& args, const ProductSizes& sizes) {
-  return fit(sizes, args.grad.dtype, args.grad, args.w, args.out) &&
-         args.out.dtype == args.grad.dtype;
+  return fit(sizes, args.grad.dtype, args.grad, args.w, args.out);
 }
 
 bool takes(const ProductDwArgs& args, const ProductSizes& sizes) {

@@ -15,7 +15,7 @@
 namespace crossdock::ops::hopper {
 
 /// Loads all kernels onto the current device. False if they do not run there, because of the device
-/// or of what they were compiled for.
+/// or because of how they were compiled.
 bool load_products();
 
 // Whether the kernels take these arguments.
@@ -23,13 +23,13 @@ bool takes(const ProductForwardArgs& args, const ProductSizes& sizes);
 bool takes(const ProductDxArgs& args, const ProductSizes& sizes);
 bool takes(const ProductDwArgs& args, const ProductSizes& sizes);
 
-/// What a launch needs beside its arguments.
+/// What a launch needs besides its arguments.
 struct LaunchContext {
   TensorMaps& maps;
   int num_sms;
   cudaStream_t stream;
-  int32_t* counters;      // [2], zero; not used by any other kernel that runs at the same time
-  std::byte* dw_scratch;  // dW: dw_scratch_bytes, likewise
+  int32_t* counters;      // [2], zero; exclusive: used by no concurrent kernel
+  std::byte* dw_scratch;  // dW: dw_scratch_bytes, exclusive
 };
 
 int64_t dw_scratch_bytes(int64_t E_local);
@@ -42,7 +42,7 @@ void launch_product(const ProductDxArgs& args, const ProductSizes& sizes,
 void launch_product(const ProductDwArgs& args, const ProductSizes& sizes,
                     const LaunchContext& context);
 
-// Used by the functions above, one per source.
+// Used by the functions above, one per source file.
 void launch_rows_forward(const ProductForwardArgs& args, const ProductSizes& sizes,
                          const LaunchContext& context);
 void launch_swiglu_forward(const ProductForwardArgs& args, const ProductSizes& sizes,

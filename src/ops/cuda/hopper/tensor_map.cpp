@@ -12,7 +12,7 @@ namespace {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// Asked of the driver at run time, so that nothing links libcuda.
+// Looked up in the driver at run time, so that nothing links libcuda.
 EncodeTiled find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};

@@ -13,7 +13,7 @@
 namespace crossdock::ops::hopper {
 
 /// A tensor of 16-bit values in global memory, and the box of it that one load copies to shared
-/// memory, with 128-byte swizzle. Innermost dimension first, whose elements are contiguous.
+/// memory, with 128-byte swizzle. Innermost dimension first; its elements are contiguous.
 struct TensorMapSpec {
   static constexpr int kMaxRank = 5;
 
@@ -36,7 +36,7 @@ class TensorMaps {
   CUtensorMap get(const TensorMapSpec& spec);
 
  private:
-  static constexpr size_t kMaxKept = 4096;  // then it starts again
+  static constexpr size_t kMaxKept = 4096;  // then all are dropped
 
   std::mutex mutex_;
   std::map<TensorMapSpec, CUtensorMap> maps_;

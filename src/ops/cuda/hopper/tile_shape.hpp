@@ -9,9 +9,9 @@ inline constexpr int kBlockBytes = kBlock * 128;       // a block of 64 x 64 val
 inline constexpr int kDepth = 64;                      // of one step along the inner dimension
 inline constexpr int kClusterSize = 2;                 // blocks that share what they load
 inline constexpr int kThreads = 384;                   // a warpgroup that loads, two that multiply
-inline constexpr int kMathWarps = 8;                   // of the two
+inline constexpr int kMathWarps = 8;                   // of the two that multiply
 inline constexpr int kStageBytes = 2048;               // a warp's 16 rows x 128 bytes of results
-inline constexpr int kDynamicSharedBytes = 225 << 10;  // at most, beside barriers and queues
+inline constexpr int kDynamicSharedBytes = 225 << 10;  // at most, besides barriers and queues
 
 /// A tile has row_blocks x 64 rows and `columns` columns. Its operands are loaded in steps of
 /// kDepth into a ring of slots. The two math warpgroups either share each tile (its 64-row blocks

@@ -89,7 +89,7 @@ __device__ inline void load_box(const CUtensorMap* map, const BoxTarget& to, int
 }
 
 /// Stores a box in shared memory to the tensor of `map`, whose first element has these coordinates,
-/// innermost first; what is outside the tensor is left out. Belongs to the next commit_stores.
+/// innermost first; elements outside the tensor are skipped. Belongs to the next commit_stores.
 __device__ inline void store_box(const CUtensorMap* map, SharedAddress from, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
@@ -106,7 +106,7 @@ __device__ inline void wait_until_stores_have_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/// Starts reading a tensor map, which the first load would wait for.
+/// Starts reading a tensor map; otherwise the first load would wait for it.
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -15,14 +15,14 @@ namespace crossdock::ops::hopper {
 /// across and the block's lines follow the inner dimension.
 template <bool is_transposed>
 struct WgmmaOperand {
-  /// Distance of neighbouring 16-deep parts of a step, in the units of a descriptor.
+  /// Distance between adjacent 16-deep parts of a step, in the units of a descriptor.
   static constexpr uint64_t kPart = is_transposed ? 16 * 128 / 16 : 16 * 2 / 16;
 
-  /// block_bytes: distance of neighbouring blocks of a transposed operand.
+  /// block_bytes: distance between adjacent blocks of a transposed operand.
   static __device__ uint64_t descriptor(SharedAddress first, uint64_t block_bytes = kBlockBytes) {
     constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
     constexpr uint64_t kGroupBytes = 8 * 128;                        // 8 lines
-    const uint64_t across_bytes = is_transposed ? block_bytes : 16;  // else without meaning
+    const uint64_t across_bytes = is_transposed ? block_bytes : 16;  // ignored if not transposed
     return (uint64_t{first} & 0x3ffff) >> 4 | (across_bytes >> 4) << 16 | (kGroupBytes >> 4) << 32 |
            kSwizzle128;
   }

@@ -15,7 +15,7 @@ namespace crossdock::ops::hopper {
 struct WorkQueue {
   static constexpr int kLength = 4;
 
-  /// A place in the queue, as RingPlace in one register.
+  /// A place in the queue: a RingPlace in one register.
   struct Place {
     int round = 0;
     __device__ int slot() const { return round % kLength; }
@@ -24,7 +24,7 @@ struct WorkQueue {
 
   uint64_t full[kLength];         // a unit has been written
   uint64_t empty[kLength];        // loader and math warps have read it
-  uint64_t drawn_full[kLength];   // block 1: a number has come
+  uint64_t drawn_full[kLength];   // block 1: a number has arrived
   uint64_t drawn_empty[kLength];  // block 0: block 1 has read it
   uint64_t request;               // block 0: the loader wants another unit
   WorkUnit units[kLength];
@@ -60,14 +60,14 @@ struct WorkQueue {
   }
 };
 
-/// Draws a number, the same in both blocks of the cluster. By a whole warp.
+/// Draws a number, the same in both blocks of the cluster. Called by a whole warp.
 __device__ inline int draw_unit(const ProductParams& params, WorkQueue& queue,
                                 const WorkQueue::Place& place, int rank, int lane) {
   const int slot = place.slot();
   if (rank == 0) {
     if (place.round > 0) wait(queue.request, (place.round - 1) % 2);
     wait(queue.drawn_empty[slot], place.parity() ^ 1);
-    __syncwarp();  // all lanes have waited before one lets others go on
+    __syncwarp();  // all lanes have waited before one releases others
     int number = 0;
     if (lane == 0) {
       number = atomicAdd(params.counters, 1);
@@ -82,7 +82,7 @@ __device__ inline int draw_unit(const ProductParams& params, WorkQueue& queue,
   return number;
 }
 
-/// The scheduler: fills the queue until there is no work left. By a whole warp.
+/// The scheduler: fills the queue until there is no work left. Called by a whole warp.
 template <typename Product>
 __device__ void schedule(const ProductParams& params, WorkQueue& queue, int rank) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

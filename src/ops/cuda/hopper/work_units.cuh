@@ -14,7 +14,7 @@ namespace crossdock::ops::hopper {
 /// One block's part of a work unit.
 struct alignas(16) WorkUnit {
   int32_t num_steps;      // of kDepth along the inner dimension; kNoMoreWork ends the kernel
-  int32_t row_blocks;     // 64-row blocks of the tile that are not outside the output
+  int32_t row_blocks;     // 64-row blocks of the tile that overlap the output
   int32_t expert;         // local expert; dW: its place in the order of work
   int32_t a_row;          // the tile's first row in the left operand; dW: first column
   int32_t column_tile;    // may be one past the last: nothing to compute

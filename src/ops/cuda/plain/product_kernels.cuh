@@ -35,8 +35,8 @@ struct ColumnOrder {
   }
 };
 
-/// Copies a step of an operand to shared memory, zeros where there is nothing. kAlongDepth: which
-/// index neighbouring threads share, for coalesced reads.
+/// Copies a step of an operand to shared memory, with zeros outside the operand. kAlongDepth:
+/// adjacent threads read along the inner dimension, not across it, for coalesced reads.
 template <bool kAlongDepth, typename Element, int kPitch, typename RowOf>
 __device__ void load_step(Element (&tile)[kTile][kPitch], const Operand<Element>& operand,
                           int first, int first_depth, const RowOf& row_of) {
@@ -87,7 +87,7 @@ struct SegmentTiles {
   const int64_t* counts;
   int num_experts;
   int column_tiles;
-  int expert = 0;      // that the last call found
+  int expert = 0;      // found by the last call
   int64_t before = 0;  // tiles of the experts before it
 
   /// Finds tile `number`, not less than in earlier calls. False: there is none.

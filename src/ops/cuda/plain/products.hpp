@@ -6,7 +6,7 @@
 #include "ops/product_check.hpp"
 
 // Grouped products on every GPU from sm_80 on, of any width and alignment, for checked arguments:
-// simple kernels, correct first.
+// simple kernels that put correctness first.
 
 namespace crossdock::ops::plain {
 

@@ -67,7 +67,7 @@ __device__ void add_step(TileSums& sums, const StepTiles<Element>& tiles, int wa
   }
 }
 
-/// In fp32, one after the other.
+/// In fp32, one product at a time.
 template <>
 __device__ inline void add_step(TileSums& sums, const StepTiles<float>& tiles, int warp, int lane) {
   const int g = lane / 4;

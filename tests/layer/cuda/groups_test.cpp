@@ -1,0 +1,270 @@
+// Layers on GPUs that count over other groups than their own, or whose tokens are replicated:
+// results of the CPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "layer/cuda/layer_on_gpu.hpp"
+#include "support/message_of.hpp"
+
+namespace crossdock {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 4;
+constexpr double kTolerance = 2e-5;
+
+class CudaLayerGroups : public CudaTest {};
+
+/// The groups of one rank.
+struct RankGroups {
+  std::unique_ptr<Group> own;    // the layer's; null: the world
+  std::unique_ptr<Group> other;  // null: the world
+  std::function<MoeLayerOptions(Group&)> options_of;
+
+  Group& layer(Group& world) const { return own ? *own : world; }
+  MoeLayerOptions options(Group& world) const { return options_of(other ? *other : world); }
+};
+using MakeGroups = std::function<RankGroups(Group&)>;
+using MakeArgs = std::function<void(MoeForwardArgs&)>;
+
+std::unique_ptr<Group> pair_of(Group& world) {
+  const int first = world.rank() / 2 * 2;
+  return world.subgroup(std::vector<int>{first, first + 1});
+}
+
+LayerCase case_with_losses(BalanceScope scope, std::vector<int64_t> tokens_per_rank) {
+  LayerCase layer_case = medium_case(DType::kF32);
+  layer_case.config.router.aux_loss_coeff = 0.7;
+  layer_case.config.router.z_loss_coeff = 0.3;
+  layer_case.config.router.aux_loss_scope = scope;
+  return spread(layer_case, std::move(tokens_per_rank));
+}
+
+/// Runs a layer on the CPU and on the GPU, with tokens of the world's ranks.
+void expect_results_of_the_cpu(const LayerCase& layer_case, const MakeGroups& make_groups,
+                               const std::vector<int>& sequence_of_token = {}) {
+  std::vector<RankResult> wanted(kRanks);
+  std::vector<double> sequences(kRanks);
+  const auto run = [&](auto& rank, ConstTensorView ids, const auto& finish) {
+    MoeForwardArgs args = rank.forward_args();
+    if (ids.given()) {
+      args.sequence_ids = ids;
+      args.num_sequences = 3;  // the last one has no token
+    }
+    MoeForwardResult forward = rank.layer.forward(args);
+    const OwnedTensor grad_x = rank.backward(forward.saved);
+    finish(forward, grad_x);
+  };
+  const auto ids_of = [&](const LayerOnRank& rank) {
+    const int64_t T = rank.tokens.x.view.num_rows();
+    std::vector<double> ids;
+    for (int64_t t = 0; t < T && !sequence_of_token.empty(); ++t) {
+      ids.push_back(sequence_of_token[static_cast<size_t>(t) % sequence_of_token.size()]);
+    }
+    return sequence_of_token.empty() ? OwnedTensor() : reference::to_tensor(DType::kI32, {T}, ids);
+  };
+  run_ranks(kRanks, [&](Group& world) {
+    const auto r = static_cast<size_t>(world.rank());
+    const RankGroups groups = make_groups(world);
+    LayerOnRank rank(groups.layer(world), layer_case, groups.options(world), 0.0, world.rank());
+    const OwnedTensor ids = ids_of(rank);
+    run(rank, ids.view, [&](const MoeForwardResult& forward, const OwnedTensor& grad_x) {
+      wanted[r] = rank.result(forward, grad_x);
+      sequences[r] = forward.saved.decision.total_sequences;
+    });
+  });
+  run_ranks(kRanks, [&](Group& world) {
+    const auto r = static_cast<size_t>(world.rank());
+    const RankGroups groups = make_groups(world);
+    LayerOnGpu gpu(groups.layer(world), layer_case, 0.0, groups.options(world), world.rank());
+    const OwnedTensor host_ids = ids_of(gpu.rank);
+    const OwnedTensor ids = host_ids.view.given()
+                                ? to_device(ConstTensorView(host_ids.view), gpu.stream)
+                                : OwnedTensor();
+    for (int step = 0; step < 2; ++step) {
+      run(gpu.rank, ids.view, [&](const MoeForwardResult& forward, const OwnedTensor& grad_x) {
+        EXPECT_EQ(find_difference(gpu.result(forward, grad_x), wanted[r], kTolerance), "")
+            << "rank " << r << ", step " << step;
+        const MoeDecision decision = forward.saved.decision.on_host(gpu.stream.view());
+        EXPECT_EQ(decision.total_sequences, sequences[r]);
+      });
+    }
+  });
+}
+
+TEST_F(CudaLayerGroups, RoutesAreCountedOverPairsOfTheGroup) {
+  for (const BalanceScope scope : {BalanceScope::kBatch, BalanceScope::kGlobalBatch}) {
+    expect_results_of_the_cpu(
+        case_with_losses(scope, {60, 40, 0, 111}), [](Group& world) -> RankGroups {
+          return {.own = nullptr, .other = pair_of(world), .options_of = [](Group& pair) {
+                    return MoeLayerOptions{.counting_group = &pair};
+                  }};
+        });
+  }
+}
+
+TEST_F(CudaLayerGroups, RoutesAreCountedOverSeveralGroupsOfExperts) {
+  expect_results_of_the_cpu(
+      case_with_losses(BalanceScope::kBatch, {60, 40, 0, 111}), [](Group& world) -> RankGroups {
+        return {.own = pair_of(world), .other = nullptr, .options_of = [](Group& all) {
+                  return MoeLayerOptions{.counting_group = &all};
+                }};
+      });
+}
+
+TEST_F(CudaLayerGroups, SequencesAreSharedByPairsOrByAllRanks) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kSequence, {60, 40, 0, 111});
+  for (const bool over_pairs : {true, false}) {
+    expect_results_of_the_cpu(layer_case,
+                              [&](Group& world) -> RankGroups {
+                                return {.own = nullptr,
+                                        .other = over_pairs ? pair_of(world) : nullptr,
+                                        .options_of = [](Group& shared) {
+                                          return MoeLayerOptions{.sequence_group = &shared};
+                                        }};
+                              },
+                              {0, 1, 1});
+  }
+}
+
+TEST_F(CudaLayerGroups, SeveralLossesCountOverGroupsOfTheirOwn) {
+  LayerCase layer_case = case_with_losses(BalanceScope::kBatch, {60, 40, 0, 111});
+  layer_case.config.router.aux_loss_coeff = 0.0;
+  layer_case.config.router.aux_loss_coeffs = {.batch = 0.2, .sequence = 0.4, .global_batch = 0.1};
+  expect_results_of_the_cpu(
+      layer_case,
+      [](Group& world) -> RankGroups {
+        Group* all = &world;
+        return {.own = pair_of(world), .other = pair_of(world), .options_of = [all](Group& pair) {
+                  return MoeLayerOptions{.counting_group = all, .sequence_group = &pair};
+                }};
+      },
+      {0, 1});
+}
+
+/// The same tokens, where every rank of a pair holds those of both.
+LayerCase replicated_case(const LayerCase& sliced) {
+  LayerCase replicated = sliced;
+  const std::vector<int64_t>& T = sliced.tokens_per_rank;
+  replicated.tokens_per_rank = {T[0] + T[1], T[0] + T[1], T[2] + T[3], T[2] + T[3]};
+  const auto repeat = [&](auto& values, int64_t width) {
+    if (values.empty()) return;
+    const auto from = values;
+    const auto middle = from.begin() + (T[0] + T[1]) * width;
+    const auto end = middle + (T[2] + T[3]) * width;
+    values.assign(from.begin(), middle);
+    values.insert(values.end(), from.begin(), middle);
+    values.insert(values.end(), middle, end);
+    values.insert(values.end(), middle, end);
+  };
+  repeat(replicated.x, sliced.config.router.width);
+  repeat(replicated.grad_out, sliced.config.router.width);
+  repeat(replicated.mask, 1);
+  return replicated;
+}
+
+RankGroups replicated_pairs(Group& world) {
+  return {.own = nullptr, .other = pair_of(world), .options_of = [](Group& pair) {
+            return MoeLayerOptions{.replicated_over = &pair};
+          }};
+}
+
+TEST_F(CudaLayerGroups, TokensAreReplicatedOverPairs) {
+  const LayerCase sliced = case_with_losses(BalanceScope::kBatch, {50, 49, 1, 0});
+  expect_results_of_the_cpu(replicated_case(sliced), replicated_pairs);
+}
+
+TEST_F(CudaLayerGroups, ReplicatedTokensHaveTheBitsOfTokensThatAreSliced) {
+  LayerCase sliced = spread(medium_case(DType::kBF16), {50, 49, 1, 0});
+  const std::vector<RankResult> slices = run_layer_on_gpu(sliced);
+  const LayerCase replicated = replicated_case(sliced);
+  run_ranks(kRanks, [&](Group& world) {
+    const auto first = static_cast<size_t>(world.rank() / 2 * 2);
+    const std::unique_ptr<Group> pair = pair_of(world);
+    LayerOnGpu gpu(world, replicated, kPoison, {.replicated_over = pair.get()});
+    const RankResult got = gpu.run();
+    RankResult wanted = slices[static_cast<size_t>(world.rank())];
+    for (std::vector<double> RankResult::*member : {&RankResult::out, &RankResult::grad_x}) {
+      wanted.*member = slices[first].*member;
+      const std::vector<double>& other = slices[first + 1].*member;
+      (wanted.*member).insert((wanted.*member).end(), other.begin(), other.end());
+    }
+    EXPECT_EQ(find_difference(got, wanted, 0.0), "") << "rank " << world.rank();
+  });
+}
+
+// Outputs of the caller, delayed gradients, and more tokens from step to step.
+TEST_F(CudaLayerGroups, ReplicatedTokensMayBecomeMore) {
+  const LayerCase all = spread(medium_case(DType::kBF16), {100});
+  const int64_t D = all.config.router.width;
+  const std::vector<double> wanted = run_layer_on_gpu(all)[0].out;
+  run_ranks(2, [&](Group& world) {
+    LayerOnGpu gpu(world, all, 0.0, {.replicated_over = &world}, 0);
+    for (const int64_t T : {3, 100, 0, 57}) {
+      const OwnedTensor out = device_tensor(DType::kBF16, {T, D}, gpu.stream);
+      MoeForwardArgs args = gpu.rank.forward_args();
+      args.x.shape = {T, D};
+      args.mask.shape = {T};
+      args.out = out.view;
+      MoeForwardResult forward = gpu.rank.layer.forward(args);
+      EXPECT_EQ(forward.out.view.data, out.view.data);
+      const std::vector<double> got = values_of(out.view, gpu.stream);
+      EXPECT_EQ(got, std::vector<double>(wanted.begin(), wanted.begin() + T * D)) << T << " tokens";
+      MoeBackwardArgs back = gpu.rank.backward_args(forward.saved);
+      back.x.shape = back.grad_out.shape = {T, D};
+      EXPECT_EQ(gpu.rank.layer.backward(back).view.num_rows(), T);
+    }
+  });
+}
+
+TEST_F(CudaLayerGroups, ReplicatedTokensMustBeIdentical) {
+  const LayerCase layer_case = spread(medium_case(DType::kBF16), {20, 20});
+  run_ranks(2, [&](Group& world) {
+    LayerOnGpu gpu(world, layer_case, 0.0, {.replicated_over = &world});
+    expect_refused(world, "tokens and gradients must be identical on the ranks of replicated_over",
+                   [&] { (void)gpu.rank.forward(); });
+    LayerOnGpu same(world, layer_case, 0.0, {.replicated_over = &world}, 0);
+    EXPECT_NO_THROW((void)same.run());
+  });
+}
+
+TEST_F(CudaLayerGroups, RefusalsReachTheRanksOfOtherGroups) {
+  const LayerCase layer_case = case_with_losses(BalanceScope::kBatch, {60, 40, 0, 111});
+  run_ranks(kRanks,
+            [&](Group& world) {
+              const std::unique_ptr<Group> group = pair_of(world);
+              LayerOnGpu gpu(*group, layer_case, 0.0, {.counting_group = &world}, world.rank());
+              for (int step = 0; step < 2; ++step) {
+                MoeForwardArgs args = gpu.rank.forward_args();
+                if (world.rank() == 1) args.weights.gate.weight = {};
+                expect_refused(*group, "the gate must be",
+                               [&] { (void)gpu.rank.layer.forward(args); });
+                EXPECT_FALSE(world.is_poisoned());
+                EXPECT_NO_THROW((void)gpu.run());
+              }
+            },
+            {.group = {.arrival_deadline = std::chrono::seconds(60)}});
+}
+
+TEST_F(CudaLayerGroups, RefusesWhatOnlyHostsCanCount) {
+  run_ranks(2, [&](Group& world) {
+    LayerCase layer_case = spread(medium_case(DType::kBF16), {20, 20});
+    layer_case.config.router.jitter = 0.1;
+    LayerOnGpu jittered(world, layer_case, 0.0, {.replicated_over = &world}, 0);
+    expect_refused(world, "pass token_ids", [&] { (void)jittered.rank.forward(); });
+
+    layer_case.config.router.jitter = 0.0;
+    layer_case.config.router.aux_loss_scope = BalanceScope::kSequence;
+    const std::unique_ptr<Group> alone = world.subgroup(std::vector<int>{world.rank()});
+    LayerOnGpu halves(*alone, layer_case, 0.0, {.replicated_over = &world}, 0);
+    expect_refused(*alone, "total_sequences", [&] { (void)halves.rank.forward(); });
+  });
+}
+
+}  // namespace
+}  // namespace crossdock
