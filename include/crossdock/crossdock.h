@@ -93,6 +93,11 @@ typedef struct crossdock_error_info {
 /// Text of the calling thread's last failure, "" if there was none. Valid until its next failure.
 CROSSDOCK_C_API const char* crossdock_last_error(void);
 CROSSDOCK_C_API crossdock_status crossdock_last_error_info(crossdock_error_info* info);
+/// For bindings that find an invalid argument before a collective call, which the other ranks make:
+/// the calling thread's next collective call does not read its arguments and fails on every rank,
+/// with CROSSDOCK_INVALID_ARGUMENT and this reason. The group stays usable. The reason is copied;
+/// NULL withdraws it.
+CROSSDOCK_C_API void crossdock_refuse_next_call(const char* reason);
 /// "ok", "invalid argument", ...; "unknown" for other numbers.
 CROSSDOCK_C_API const char* crossdock_status_name(crossdock_status status);
 /// Version of the library, "0.1.0".

@@ -141,7 +141,8 @@ struct MoeForwardArgs {
   /// earlier ones, identical on all ranks of the counting group; null for the first of a step.
   const RouterStatistics* earlier = nullptr;
 
-  /// The decision of an earlier forward of these tokens, whose routes and plan are used again.
+  /// The decision of an earlier forward of these tokens by this layer, whose routes and plan are
+  /// used again.
   const MoeDecision* decision = nullptr;
 };
 
@@ -154,7 +155,7 @@ struct MoeBackwardArgs {
   MoeLayerWeights weights{};   // as in forward
   ConstTensorView x{};         // [T, D] as in forward
   ConstTensorView grad_out{};  // [T, D]
-  MoeSaved* saved = nullptr;   // from the forward; consumed, except for what backward_dw needs
+  MoeSaved* saved = nullptr;   // from a forward of this layer; consumed, except for backward_dw
   MoeLayerGradients grads{};   // of the parameters
   bool accumulate = false;     // adds to `grads` instead of overwriting them
   bool delay_dw = false;       // leaves `grads` of the experts and shared experts to backward_dw

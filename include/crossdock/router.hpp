@@ -56,6 +56,8 @@ struct BalanceTerms {
     return scope == BalanceScope::kSequence ? sequence : global_batch;
   }
   double of(BalanceScope scope) const { return BalanceTerms(*this).of(scope); }
+
+  bool operator==(const BalanceTerms&) const = default;
 };
 
 struct RouterConfig {
@@ -102,6 +104,8 @@ struct RouterConfig {
         (aux_loss_coeffs.sequence != 0.0 || aux_loss_coeffs.global_batch != 0.0);
     return scope == aux_loss_scope && !is_default;
   }
+
+  bool operator==(const RouterConfig&) const = default;
 };
 
 /// Counts of routes and tokens, from which the auxiliary loss and the expert bias are computed.
@@ -172,6 +176,7 @@ struct CROSSDOCK_API RouterOutput {
   Buffer token_ids;                  // [T] int64 with jitter; empty: 0 to T - 1
   uint64_t jitter_seed = 0;
   RouterStatistics statistics;  // of this rank
+  RouterConfig config = {};     // of the router that made it; other routers refuse it
 
   Device device() const { return logits.device(); }
 

@@ -32,12 +32,15 @@ def int_array(name, values, kind):
 
 
 class Struct(ctypes.Structure):
-    """Refuses integers that do not fit in a field, also in its constructor."""
+    """Refuses integers that do not fit in a field, also in its constructor. Errors name the field."""
 
     def __setattr__(self, name, value):
         if isinstance(value, int):
             check_range(name, value, _fields_of(type(self)).get(name))
-        super().__setattr__(name, value)
+        try:
+            super().__setattr__(name, value)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
 
 
 @functools.lru_cache(maxsize=None)
@@ -252,6 +255,7 @@ FUNCTIONS = {
     "group_join": "i p p p p",
     "group_from_environment": "i p p p",
     "set_callback_error": "v s",
+    "refuse_next_call": "v s",
     "group_describe": "i p p",
     "group_check": "i p",
     "group_subgroup": "i p p i p",

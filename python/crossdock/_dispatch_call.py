@@ -1,12 +1,13 @@
 """One dispatch: its arguments, its results, and a call that is pending."""
-from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Optional, Tuple
+from ctypes import byref
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
 from ._abi import DispatchArgs, DispatchResult, OnChunk, maker
-from ._errors import ErrorCode, fail
+from ._errors import Error, ErrorCode
 from ._library import lib
 from ._owner import Owner
 from ._plan import Plan
-from ._tensor import Array, ArrayLike, Marshal, fields_at, is_numpy, result
+from ._tensor import Array, ArrayLike, Marshal, fields_at, handle_in, is_numpy, result
 
 
 class Dispatched(NamedTuple):
@@ -67,7 +68,7 @@ _new_results = maker(DispatchResult)
 class DispatchCall:
     """The arguments and results of one dispatch."""
 
-    __slots__ = ("args", "exception", "given", "has_chunks", "kept", "marshal", "rank", "results")
+    __slots__ = ("args", "exception", "given", "has_chunks", "kept", "marshal", "plan", "rank", "results")
 
     def __init__(
         self,
@@ -90,20 +91,33 @@ class DispatchCall:
         self.exception: Optional[BaseException] = None
         self.has_chunks = False
         self.kept: Optional[Dispatched] = None
-        marshal.put(args, _X, x)
-        if scales is not None:
-            marshal.put(args, _SCALES, scales)
-        if row_weights is not False:
-            args.with_row_weights = 1
-            marshal.put_output(results, _ROW_WEIGHTS, self.given[2])
-        if rows is not None:
-            marshal.put_output(results, _ROWS, rows)
-        if row_scales is not None:
-            marshal.put_output(results, _ROW_SCALES, row_scales)
-        if num_chunks != 1:
-            marshal.put_count(args, "num_chunks", num_chunks)
-        if on_chunk is not None:
-            args.on_chunk = self._callback(on_chunk)
+        self.plan: Optional[int] = None
+        with marshal:
+            self.plan = handle_in("plan", plan, Plan)
+            marshal.put(args, _X, x)
+            if scales is not None:
+                marshal.put(args, _SCALES, scales)
+            if row_weights is not False:
+                args.with_row_weights = 1
+                marshal.put_output(results, _ROW_WEIGHTS, self.given[2])
+            if rows is not None:
+                marshal.put_output(results, _ROWS, rows)
+            if row_scales is not None:
+                marshal.put_output(results, _ROW_SCALES, row_scales)
+            if num_chunks != 1:
+                args.num_chunks = num_chunks
+            if on_chunk is not None:
+                args.on_chunk = self._callback(on_chunk)
+
+    def call(self, function: Any, dispatcher: Optional[int], *more: Any) -> None:
+        """Calls lib.dispatch or begin_dispatch."""
+        try:
+            self.marshal.call(self.rank, function, dispatcher, self.plan, byref(self.args), byref(self.results), *more)
+        except Error:
+            self.args = None  # its callback refers to this object
+            if self.exception is not None:
+                raise self.exception
+            raise
 
     def finish(self, stream: int) -> Dispatched:
         x, rows, row_weights, row_scales, scales, _ = self.given
@@ -117,12 +131,6 @@ class DispatchCall:
         if self.has_chunks:  # arrays of chunks share this memory and keep this object
             self.kept = dispatched
         return dispatched
-
-    def fail(self) -> NoReturn:
-        self.args = None
-        if self.exception is not None:
-            raise self.exception
-        fail(self.rank, self.marshal.refusal)
 
     def arrived(self, results: DispatchResult) -> Dispatched:
         """Rows that the library owns, as arrays."""
@@ -138,6 +146,9 @@ class DispatchCall:
         return Dispatched(*(array_at(offset) for offset in (_ROWS, _ROW_WEIGHTS, _ROW_SCALES)))
 
     def _callback(self, on_chunk: Callable[[Dispatched, int, int], None]) -> Any:
+        if not callable(on_chunk):
+            raise TypeError(f"on_chunk must be a function, got {type(on_chunk).__name__}")
+
         def callback(_context: Any, results: Any, first_expert: int, last_expert: int) -> int:
             try:
                 on_chunk(self.arrived(results.contents), first_expert, last_expert)

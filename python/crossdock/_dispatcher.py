@@ -23,7 +23,7 @@ from ._group import Group
 from ._library import lib
 from ._owner import Shared
 from ._plan import Plan
-from ._tensor import Array, ArrayLike, Marshal, result
+from ._tensor import Array, ArrayLike, Marshal, handle_in, result
 
 DROP_POLICIES = {"position": 0, "weight": 1}
 NONFINITE = {"reject": 0, "propagate": 1}
@@ -273,8 +273,7 @@ class Dispatcher(Shared):
         marshal.put(routing, _MASK, mask)
         marshal.put(routing, _MAP, map)
         handle = ctypes.c_void_p()
-        if lib.plan_create(self._handle, byref(routing), byref(handle)):
-            fail(self._rank, marshal.refusal)
+        marshal.call(self._rank, lib.plan_create, self._handle, byref(routing), byref(handle))
         return Plan(handle.value, self)
 
     def dispatch(
@@ -301,8 +300,7 @@ class Dispatcher(Shared):
             use the group. If it raises, the call fails on all ranks; this rank raises its exception.
         """
         call = DispatchCall(self, plan, x, scales, row_weights, rows, row_scales, num_chunks, on_chunk)
-        if lib.dispatch(self._handle, plan._handle, byref(call.args), byref(call.results)):
-            call.fail()
+        call.call(lib.dispatch, self._handle)
         return call.finish(self._stream)
 
     def dispatch_backward(
@@ -330,15 +328,14 @@ class Dispatcher(Shared):
         grad_weights: Optional[ArrayLike] = None,
     ) -> CombineGradients:
         """Backward of combine: grad_out [T, D] and y [R, D], as in combine -> grad_rows [R, D], grad_weights [T, K]."""
-        marshal = Marshal(self._stream)
-        args = _new_combine_backward_args()
-        marshal.put(args, _GRAD_OUT, grad_out)
-        marshal.put(args, _Y, y)
-        results = _new_combine_backward_result()
-        marshal.put_output(results, _GRAD_ROWS, grad_rows)
-        marshal.put_output(results, _GRAD_WEIGHTS, grad_weights)
-        if lib.combine_backward(self._handle, plan._handle, byref(args), byref(results)):
-            fail(self._rank, marshal.refusal)
+        args, results, routes = _new_combine_backward_args(), _new_combine_backward_result(), None
+        with Marshal(self._stream) as marshal:
+            routes = handle_in("plan", plan, Plan)
+            marshal.put(args, _GRAD_OUT, grad_out)
+            marshal.put(args, _Y, y)
+            marshal.put_output(results, _GRAD_ROWS, grad_rows)
+            marshal.put_output(results, _GRAD_WEIGHTS, grad_weights)
+        marshal.call(self._rank, lib.combine_backward, self._handle, routes, byref(args), byref(results))
         return CombineGradients(
             result(results, _GRAD_ROWS, grad_rows, grad_out, self._stream),
             result(results, _GRAD_WEIGHTS, grad_weights, grad_out, self._stream),
@@ -366,8 +363,7 @@ class Dispatcher(Shared):
         be used before pending.finish() returns the results, except rows that pending.chunks() has yielded."""
         call = DispatchCall(self, plan, x, scales, row_weights, rows, row_scales, num_chunks, None)
         handle = ctypes.c_void_p()
-        if lib.begin_dispatch(self._handle, plan._handle, byref(call.args), byref(call.results), byref(handle)):
-            call.fail()
+        call.call(lib.begin_dispatch, self._handle, byref(handle))
 
         def finish(pending: int) -> Dispatched:
             call.results = DispatchResult()
@@ -386,14 +382,14 @@ class Dispatcher(Shared):
 
     def begin_combine(self, plan: Plan, y: ArrayLike, *, out: Optional[ArrayLike] = None) -> Pending:
         """Begins a weighted combine, as begin_dispatch does."""
-        marshal = Marshal(self._stream)
-        tensors = _Move()
-        marshal.put(tensors, 0, y)
-        marshal.put_output(tensors, _TARGET, out)
-        marshal.keep_values(plan, y, out)
-        handle = ctypes.c_void_p()
-        if lib.begin_combine(self._handle, plan._handle, byref(tensors), byref(tensors, _TARGET), byref(handle)):
-            fail(self._rank, marshal.refusal)
+        tensors, routes, handle = _Move(), None, ctypes.c_void_p()
+        with Marshal(self._stream) as marshal:
+            routes = handle_in("plan", plan, Plan)
+            marshal.put(tensors, 0, y)
+            marshal.put_output(tensors, _TARGET, out)
+            marshal.keep_values(plan, y, out)
+        args = (byref(tensors), byref(tensors, _TARGET), byref(handle))
+        marshal.call(self._rank, lib.begin_combine, self._handle, routes, *args)
 
         def finish(pending: int, _keep: Any = marshal) -> Any:
             output = COutput()
@@ -404,11 +400,10 @@ class Dispatcher(Shared):
         return Pending(handle.value, finish)
 
     def _move(self, function: Any, plan: Plan, source: ArrayLike, target: Optional[ArrayLike]) -> Any:
-        stream = self._stream
-        marshal = Marshal(stream)
-        tensors = _Move()
-        marshal.put(tensors, 0, source)
-        marshal.put_output(tensors, _TARGET, target)
-        if function(self._handle, plan._handle, byref(tensors), byref(tensors, _TARGET)):
-            fail(self._rank, marshal.refusal)
+        tensors, routes, stream = _Move(), None, self._stream
+        with Marshal(stream) as marshal:
+            routes = handle_in("plan", plan, Plan)
+            marshal.put(tensors, 0, source)
+            marshal.put_output(tensors, _TARGET, target)
+        marshal.call(self._rank, function, self._handle, routes, byref(tensors), byref(tensors, _TARGET))
         return result(tensors, _TARGET, target, source, stream)

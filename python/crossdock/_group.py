@@ -5,14 +5,14 @@ import weakref
 from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
 
 from ._abi import BootstrapConfig, CTensor, GroupConfig, GroupInfo, JoinArgs, check_range, int_array
-from ._errors import check, fail
+from ._errors import check
 from ._interrupt import INTERRUPT
 from ._library import lib
 from ._owner import Owner, Shared
 from ._tensor import Marshal
 
 
-def _group_config(
+def group_config(
     arrival_deadline: Optional[float] = None,
     progress_deadline: Optional[float] = None,
     setup_deadline: Optional[float] = None,
@@ -93,7 +93,7 @@ class Bootstrap(Owner):
         for index, blob in enumerate(blobs):
             offsets[index + 1] = offsets[index] + len(blob)
         args = JoinArgs(bytes=b"".join(blobs), offsets=offsets, rank=rank, size=len(blobs))
-        config = _group_config(**options)
+        config = group_config(**options)
         handle = ctypes.c_void_p()
         try:
             check(lib.group_join(self._handle, ctypes.byref(args), ctypes.byref(config), ctypes.byref(handle)), rank)
@@ -148,7 +148,7 @@ class Group(Shared):
         """A group of processes that meet at MASTER_ADDR and MASTER_PORT, with RANK and WORLD_SIZE (torchrun) or Slurm's
         variables. Collective."""
         bootstrap = _bootstrap_config(address, options.get("setup_deadline"), options.pop("ranks_per_node", None))
-        config = _group_config(**options)
+        config = group_config(**options)
         handle = ctypes.c_void_p()
         check(lib.group_from_environment(ctypes.byref(bootstrap), ctypes.byref(config), ctypes.byref(handle)))
         return Group(handle.value)
@@ -162,7 +162,7 @@ class Group(Shared):
             from mpi4py import MPI  # its object holds an MPI_Comm
 
             address = MPI._addressof(comm)
-        config = _group_config(**options)
+        config = group_config(**options)
         handle = ctypes.c_void_p()
         check(lib.group_from_mpi(address, ctypes.byref(config), ctypes.byref(handle)))
         return Group(handle.value)
@@ -172,7 +172,7 @@ class Group(Shared):
         """Groups of `size` ranks that are threads of this process, for tests: the r-th is for rank r's thread."""
         check_range("size", size, ctypes.c_int32)
         handles = (ctypes.c_void_p * max(size, 1))()
-        config = _group_config(**options)
+        config = group_config(**options)
         check(lib.group_from_threads(size, ctypes.byref(config), handles))
         return [Group(handle) for handle in handles]
 
@@ -192,8 +192,7 @@ class Group(Shared):
         tensors = (CTensor * max(len(arrays), 1))()
         for index, array in enumerate(arrays):
             marshal.put_output(tensors, index * ctypes.sizeof(CTensor), array)
-        if lib.group_all_reduce(self._handle, tensors, len(arrays)):
-            fail(self.rank, marshal.refusal)
+        marshal.call(self.rank, lib.group_all_reduce, self._handle, tensors, len(arrays))
 
     def reduce_scatter(self, source: Any, out: Any) -> None:
         """Sums `source`, which has the same shape on every rank, and writes this rank's part of the sum to `out`. The
@@ -202,8 +201,8 @@ class Group(Shared):
         tensors = (CTensor * 2)()
         marshal.put(tensors, 0, source)
         marshal.put_output(tensors, ctypes.sizeof(CTensor), out)
-        if lib.group_reduce_scatter(self._handle, tensors, ctypes.byref(tensors, ctypes.sizeof(CTensor))):
-            fail(self.rank, marshal.refusal)
+        output = ctypes.byref(tensors, ctypes.sizeof(CTensor))
+        marshal.call(self.rank, lib.group_reduce_scatter, self._handle, tensors, output)
 
     def check(self) -> None:
         """Raises the failure that poisoned the group, if any."""

@@ -20,7 +20,7 @@ from ._experts import ExpertWeights, experts_config, put_expert_weights
 from ._group import Group
 from ._library import lib
 from ._owner import Owner, Shared
-from ._tensor import ArrayLike, Marshal, fields_at, result, view
+from ._tensor import ArrayLike, Marshal, fields_at, handle_in, result, view
 
 SCORES = {"softmax": 0, "softmax_after_top_k": 1, "sigmoid": 2, "sqrt_softplus": 3}
 GROUP_SCORES = {"top_share": 0, "top_2": 1}
@@ -282,29 +282,28 @@ class Layer(Shared):
         decision: an earlier forward of these tokens, whose routes and plan are used again (recomputation)
         earlier: with aux_loss_scope="global_batch": the previous forward of this step
         """
-        marshal = Marshal(self._stream)
-        args = LayerForwardArgs(
-            jitter_seed=jitter_seed,
-            decision=decision._handle if decision is not None else None,
-            earlier=earlier._handle if earlier is not None else None,
-        )
-        marshal.put_count(args, "num_sequences", num_sequences)
-        marshal.put_count(args, "total_sequences", total_sequences or 0)
-        _put_weights(marshal, args, LayerForwardArgs.weights.offset, weights)
-        for name, value in (
-            ("x", x),
-            ("mask", mask),
-            ("sequence_ids", sequence_ids),
-            ("forced_ids", forced_ids),
-            ("token_ids", token_ids),
-        ):
-            marshal.put(args, getattr(LayerForwardArgs, name).offset, value)
-        results = LayerForwardResult()
+        args, results, handle = LayerForwardArgs(), LayerForwardResult(), ctypes.c_void_p()
         at_out = LayerForwardResult.out.offset
-        marshal.put_output(results, at_out, out)
-        handle = ctypes.c_void_p()
-        if lib.layer_forward(self._handle, byref(args), byref(results), byref(handle) if save else None):
-            fail(self.group.rank, marshal.refusal)
+        with Marshal(self._stream) as marshal:
+            if decision is not None:  # first: the ranks compare which one the call uses
+                args.decision = handle_in("decision", decision, LayerSaved)
+            if earlier is not None:
+                args.earlier = handle_in("earlier", earlier, LayerSaved)
+            args.num_sequences = num_sequences
+            args.total_sequences = total_sequences or 0
+            args.jitter_seed = jitter_seed
+            _put_weights(marshal, args, LayerForwardArgs.weights.offset, weights)
+            for name, value in (
+                ("x", x),
+                ("mask", mask),
+                ("sequence_ids", sequence_ids),
+                ("forced_ids", forced_ids),
+                ("token_ids", token_ids),
+            ):
+                marshal.put(args, getattr(LayerForwardArgs, name).offset, value)
+            marshal.put_output(results, at_out, out)
+        saved = byref(handle) if save else None
+        marshal.call(self.group.rank, lib.layer_forward, self._handle, byref(args), byref(results), saved)
         losses = fields_at(results, LayerForwardResult.device_losses.offset)
         return LayerForward(
             result(results, at_out, out, x, self._stream),
@@ -333,15 +332,15 @@ class Layer(Shared):
         grad_losses: factor on the gradients of the losses (1)
         delay_dw: leaves the gradients of experts and shared experts to backward_dw
         """
-        marshal = Marshal(self._stream)
-        args = _backward_args(marshal, x, weights, grad_out, grads, accumulate)
-        if grad_losses is not None:
-            args.grad_losses = ctypes.pointer(ctypes.c_double(grad_losses))
-        args.delay_dw = delay_dw
-        output = COutput()
-        marshal.put_output(output, 0, grad_x)
-        if lib.layer_backward(self._handle, byref(args), saved._handle, byref(output)):
-            fail(self.group.rank, marshal.refusal)
+        args, output, values = LayerBackwardArgs(), COutput(), None
+        with Marshal(self._stream) as marshal:
+            values = handle_in("saved", saved, LayerSaved)
+            _put_backward(marshal, args, x, weights, grad_out, grads, accumulate)
+            if grad_losses is not None:
+                args.grad_losses = _pointer_to("grad_losses", grad_losses)
+            args.delay_dw = delay_dw
+            marshal.put_output(output, 0, grad_x)
+        marshal.call(self.group.rank, lib.layer_backward, self._handle, byref(args), values, byref(output))
         return result(output, 0, grad_x, x, self._stream)
 
     def backward_dw(
@@ -355,10 +354,9 @@ class Layer(Shared):
         accumulate: bool = False,
     ) -> None:
         """Computes the gradients that a backward with delay_dw postponed, with the same arguments. Not collective."""
-        marshal = Marshal(self._stream)
-        args = _backward_args(marshal, x, weights, grad_out, grads, accumulate)
-        args.delay_dw = 1
-        if lib.layer_backward_dw(self._handle, byref(args), saved._handle):
+        marshal, args = Marshal(self._stream), LayerBackwardArgs(delay_dw=1)
+        _put_backward(marshal, args, x, weights, grad_out, grads, accumulate)
+        if lib.layer_backward_dw(self._handle, byref(args), handle_in("saved", saved, LayerSaved)):
             fail(cause=marshal.refusal)
 
 
@@ -377,6 +375,13 @@ def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, cen
         fail(cause=marshal.refusal)
 
 
+def _pointer_to(name: str, value: float) -> Any:
+    try:
+        return ctypes.pointer(ctypes.c_double(value))
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
 def _put_weights(marshal: Marshal, struct: ctypes.Structure, offset: int, weights: LayerWeights) -> None:
     for name in ("gate", "gate_bias", "expert_bias"):
         marshal.put(struct, offset + getattr(CLayerWeights, name).offset, getattr(weights, name))
@@ -391,10 +396,9 @@ def _put_gradients(marshal: Marshal, struct: ctypes.Structure, offset: int, grad
     put_expert_weights(marshal, struct, offset + CLayerGradients.shared.offset, grads.shared, True)
 
 
-def _backward_args(marshal, x, weights, grad_out, grads, accumulate) -> LayerBackwardArgs:
-    args = LayerBackwardArgs(accumulate=accumulate)
+def _put_backward(marshal, args, x, weights, grad_out, grads, accumulate) -> None:
+    args.accumulate = accumulate
     _put_weights(marshal, args, LayerBackwardArgs.weights.offset, weights)
     _put_gradients(marshal, args, LayerBackwardArgs.grads.offset, grads)
     marshal.put(args, LayerBackwardArgs.x.offset, x)
     marshal.put(args, LayerBackwardArgs.grad_out.offset, grad_out)
-    return args

@@ -289,19 +289,53 @@ def _reader_of(kind: type) -> _Reader:
     return reader
 
 
-class Marshal:
-    """Writes the tensors of one call into its structs and keeps them alive.
+def _reason(error: Optional[Exception]) -> bytes:
+    """What the other ranks learn. Errors about a value say which; others need their type to be understood."""
+    text = str(error) if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: {error}"
+    return text.encode(errors="replace")
 
-    An array that cannot be used becomes a tensor that the library refuses: all ranks then raise the same error
-    instead of waiting for this one, and the reason is its cause here.
+
+def handle_in(name: str, value: Any, kind: type) -> Optional[int]:
+    """The handle of an argument of this type."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    return value._handle
+
+
+class Marshal:
+    """Writes the arguments of one call into its structs and keeps them alive.
+
+    A rank must not raise before a collective call: the others would wait for it. So an array that cannot be used becomes
+    a tensor that the library refuses, and any other error in the block `with Marshal() as marshal:`, which holds
+    everything that the call does with its arguments, makes the library refuse `marshal.call(...)`. All ranks raise the
+    same error; the reason is its cause here.
     """
 
-    __slots__ = ("keep", "refusal", "stream")
+    __slots__ = ("is_refused", "keep", "refusal", "stream")
 
     def __init__(self, stream: int = 0):
         self.keep: List[Any] = []
         self.refusal: Optional[Exception] = None
+        self.is_refused = False  # whatever the arguments are
         self.stream = stream
+
+    def __enter__(self) -> "Marshal":
+        return self
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.refusal, self.is_refused = error, True
+        return True
+
+    def call(self, rank: int, function: Any, *args: Any) -> None:
+        """Calls a collective function of the library on this rank. Raises its failure."""
+        if self.is_refused:
+            lib.refuse_next_call(_reason(self.refusal))
+        if function(*args):
+            if self.is_refused:
+                lib.refuse_next_call(None)  # a call without its dispatcher or layer is not collective
+            fail(rank, self.refusal)
 
     def put(self, struct_: ctypes.Structure, offset: int, value: Any) -> None:
         """Sets the input at this offset; None: no input."""
@@ -331,14 +365,6 @@ class Marshal:
             self.refusal = self.refusal or error
             fields = _REFUSED
         _LAYOUT.pack_into(struct_, offset, *fields)
-
-    def put_count(self, struct_: ctypes.Structure, name: str, value: int) -> None:
-        """Sets a count. An unusable value becomes -1, which the library also refuses."""
-        try:
-            setattr(struct_, name, value)
-        except Exception as error:
-            self.refusal = self.refusal or error
-            setattr(struct_, name, -1)
 
     def keep_values(self, *values: Any) -> None:
         self.keep.extend(values)

@@ -116,7 +116,7 @@ void refuse(Group& group, const char* operation, const Error& error) {
 template <typename Convert>
 void convert_replicated(const crossdock_layer& layer, const char* operation, const Call& call,
                         const Convert& body) {
-  const std::optional<Error> refusal = refusal_of(body);
+  const std::optional<Error> refusal = conversion_refusal(body);
   if (!refusal) return;
   if (layer.others.replicated) refuse(layer.others.replicated->open(), operation, *refusal);
   convert(call, [&] { throw *refusal; });

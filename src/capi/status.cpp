@@ -1,6 +1,7 @@
 #include "capi/status.hpp"
 
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,7 @@ struct Failure {
 
 thread_local Failure last_failure;
 thread_local std::string callback_error;
+thread_local std::optional<std::string> refusal_of_next_call;
 
 crossdock_status status_of(ErrorCode code) {
   return 1 + static_cast<crossdock_status>(code);  // in the same order
@@ -69,6 +71,11 @@ std::string take_callback_error() {
   return std::exchange(callback_error, {});
 }
 
+void check_not_refused() {
+  if (!refusal_of_next_call) return;
+  throw Error(ErrorCode::kInvalidArgument, *std::exchange(refusal_of_next_call, std::nullopt));
+}
+
 }  // namespace crossdock::capi
 
 using namespace crossdock;
@@ -100,4 +107,11 @@ const char* crossdock_version(void) {
 
 void crossdock_set_callback_error(const char* reason) {
   static_cast<void>(capi::guarded([&] { capi::callback_error = reason != nullptr ? reason : ""; }));
+}
+
+void crossdock_refuse_next_call(const char* reason) {
+  static_cast<void>(capi::guarded([&] {
+    capi::refusal_of_next_call.reset();
+    if (reason != nullptr) capi::refusal_of_next_call = reason;
+  }));
 }

@@ -29,4 +29,7 @@ ErrorCode code_of(crossdock_status status);
 /// The reason that a failed callback gave with crossdock_set_callback_error; clears it.
 std::string take_callback_error();
 
+/// Throws Error(kInvalidArgument) if the caller refused this call with crossdock_refuse_next_call.
+void check_not_refused();
+
 }  // namespace crossdock::capi

@@ -4,7 +4,9 @@
 
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "layer/route_counts.hpp"
+#include "router/router_checks.hpp"
 
 namespace crossdock {
 namespace {
@@ -46,6 +48,16 @@ Tensors list_saved(const MoeSaved& saved) {
           {"row weights of saved", saved.sent.row_weights.view},
           {"grad_y of saved", saved.grad_y.rows.view},
           {"grad_y's row weights of saved", saved.grad_y.row_weights.view}};
+}
+
+// The dispatcher would refuse the plan of another layer too, but only when the call has begun.
+void check_origin(const char* name, const LayerParts& parts, const MoeDecision& decision) {
+  router::check_origin(name, parts.router.config(), *decision.router);
+  const PlanData& plan = decision.plan.data();
+  CROSSDOCK_CHECK(plan.config.get() == &parts.dispatcher.config(), name,
+                  " must come from a forward of this layer (rank ", parts.group.rank(), " of ",
+                  parts.group.size(), "), got it from another layer (rank ", plan.rank, " of ",
+                  plan.P, ")");
 }
 
 // Backward uses the decision's numbers, so they must be where the tokens are.
@@ -120,6 +132,7 @@ void check_args(const LayerParts& parts, const MoeForwardArgs& args) {
   if (args.decision == nullptr) return check_earlier(config.router, args.earlier, device);
   CROSSDOCK_CHECK(args.decision->router != nullptr && args.decision->plan.valid(),
                   "decision must come from an earlier forward, got an empty one");
+  check_origin("decision", parts, *args.decision);
   CROSSDOCK_CHECK(args.decision->plan.num_tokens() == tokens[0], "decision is for ",
                   args.decision->plan.num_tokens(), " tokens, but x has ", tokens[0],
                   "; pass the tokens of the forward that it comes from");
@@ -130,6 +143,9 @@ void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
   CROSSDOCK_CHECK(args.saved != nullptr && args.saved->sent.rows.view.given() &&
                       !args.saved->grad_y.rows.view.given(),
                   "saved must come from a forward that has had no backward yet");
+  parts.experts.check(args.saved->experts);
+  if (parts.shared) parts.shared->experts().check(args.saved->shared);
+  check_origin("saved", parts, args.saved->decision);
   const DType dtype = parts.config.experts.dtype;
   const DType sums = args.saved->decision.router->weight_dtype;
   const int64_t E = parts.config.router.num_experts;
@@ -147,17 +163,16 @@ void check_args(const LayerParts& parts, const MoeBackwardArgs& args) {
   const bool accumulate = args.accumulate && !args.delay_dw;
   parts.experts.check(args.weights.experts, device);
   parts.experts.check(args.grads.experts, device, accumulate);
-  parts.experts.check(args.saved->experts);
   check_outputs(args);
   if (!parts.shared) return;
-  parts.shared->experts().check(args.saved->shared);
   parts.shared->experts().check(args.weights.shared, device);
   parts.shared->experts().check(args.grads.shared, device, accumulate);
 }
 
-void check_args(const MoeBackwardDwArgs& args) {
+void check_args(const LayerParts& parts, const MoeBackwardDwArgs& args) {
   CROSSDOCK_CHECK(args.saved != nullptr && args.saved->grad_y.rows.view.given(),
                   "saved must come from a backward with delay_dw");
+  check_origin("saved", parts, args.saved->decision);
   check_outputs(args);
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "core/sizes.hpp"
+#include "router/router_checks.hpp"
 
 namespace crossdock {
 namespace {
@@ -48,18 +49,8 @@ MoeLayerConfig fill_in(MoeLayerConfig config, const Group& group) {
 }
 
 std::string config_text(const MoeLayerConfig& config) {
-  const RouterConfig& router = config.router;
   const ExpertsConfig& experts = config.experts;
-  return concat(std::setprecision(17), "num_experts=", router.num_experts, ";top_k=", router.top_k,
-                ";width=", router.width, ";dtype=", name_of(experts.dtype),
-                ";score=", name_of(router.score), ";groups=", router.num_groups, "/",
-                router.group_top_k, "/", static_cast<int>(router.group_score),
-                ";normalise=", router.normalises(), ";scaling=", router.scaling,
-                ";aux_loss=", router.aux_loss_coeff, "/", static_cast<int>(router.aux_loss_scope),
-                ";aux_loss_coeffs=", router.aux_loss_coeffs.batch, "/",
-                router.aux_loss_coeffs.sequence, "/", router.aux_loss_coeffs.global_batch,
-                ";z_loss=", router.z_loss_coeff, ";jitter=", router.jitter,
-                ";force_balance=", router.force_balance, ";inner=", experts.inner,
+  return concat(std::setprecision(17), router::config_text(config.router), ";inner=", experts.inner,
                 ";activation=", name_of(experts.activation), ";interleaved=", experts.interleaved,
                 ";limit=", experts.limit, ";weights_in=", static_cast<int>(experts.weights_in),
                 ";shared_inner=", config.shared_inner, ";overlap_chunks=", config.overlap_chunks,

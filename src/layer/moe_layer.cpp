@@ -300,7 +300,7 @@ void MoeLayer::Impl::backward_dw(const MoeBackwardDwArgs& args) {
 }
 
 void MoeLayer::Impl::write_dw(const MoeBackwardDwArgs& args) {
-  check_args(args);
+  check_args(*parts_, args);
   parts_->backward_dw(args);
 }
 

@@ -39,11 +39,14 @@ Router::Router(RouterConfig config, std::shared_ptr<ThreadPool> pool) : config_(
 
 RouterOutput Router::route(const RouteArgs& args) const {
   router::check_route_args(config_, args);
-  return backends_->on(args.x.device).route(args);
+  RouterOutput output = backends_->on(args.x.device).route(args);
+  output.config = config_;
+  return output;
 }
 
 RouterLosses Router::losses(const RouterOutput& output, const LossCounts& counts,
                             Stream stream) const {
+  router::check_origin("output", config_, output);
   router::check_counts(config_, output, counts);
   return backends_->on(output.device()).losses(output, counts, stream);
 }

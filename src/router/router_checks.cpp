@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iomanip>
 #include <span>
 #include <vector>
 
@@ -96,6 +97,19 @@ void check_host_values(const RouterConfig& config, const RouteArgs& args) {
 
 }  // namespace
 
+std::string config_text(const RouterConfig& config) {
+  return concat(std::setprecision(17), "num_experts=", config.num_experts, ";top_k=", config.top_k,
+                ";width=", config.width, ";dtype=", name_of(config.dtype),
+                ";score=", name_of(config.score), ";groups=", config.num_groups, "/",
+                config.group_top_k, "/", static_cast<int>(config.group_score),
+                ";normalise=", config.normalises(), ";scaling=", config.scaling,
+                ";aux_loss=", config.aux_loss_coeff, "/", static_cast<int>(config.aux_loss_scope),
+                ";aux_loss_coeffs=", config.aux_loss_coeffs.batch, "/",
+                config.aux_loss_coeffs.sequence, "/", config.aux_loss_coeffs.global_batch,
+                ";z_loss=", config.z_loss_coeff, ";jitter=", config.jitter,
+                ";force_balance=", config.force_balance);
+}
+
 void check_config(const RouterConfig& config) {
   const int64_t E = config.num_experts;
   const int64_t K = config.top_k;
@@ -142,8 +156,16 @@ void check_route_args(const RouterConfig& config, const RouteArgs& args) {
   if (device.is_cpu()) check_host_values(config, args);
 }
 
+void check_origin(const char* name, const RouterConfig& config, const RouterOutput& output) {
+  RouterConfig other = output.config;
+  if (other.normalises() == config.normalises()) other.normalise = config.normalise;
+  CROSSDOCK_CHECK(other == config, name, " must come from a router with ", config_text(config),
+                  ", got it from a router with ", config_text(other));
+}
+
 void check_backward_args(const RouterConfig& config, const RouterBackwardArgs& args) {
   CROSSDOCK_CHECK(args.output != nullptr, "output must be the result of route, got none");
+  check_origin("output", config, *args.output);
   const int64_t T = args.output->T;
   const int64_t E = config.num_experts;
   const DType sums = sum_dtype(config.dtype);

@@ -88,6 +88,32 @@ TEST(CErrors, ArgumentsThatCannotBeConvertedAreTheSameErrorOnEveryRank) {
   });
 }
 
+TEST(CErrors, ACallerRefusesItsNextCallOnEveryRank) {
+  run_c_ranks(3, [](crossdock_group* group, int rank) {
+    const Case input(rank);
+    const Planned planned(group, input);
+    auto args = made<crossdock_dispatch_args>();
+    args.x = tensor(input.x, input.T, Case::D);
+    auto sent = made<crossdock_dispatch_result>();
+    if (rank == 1) {
+      crossdock_refuse_next_call("the seed must be an integer, got 'x'");
+      EXPECT_EQ(crossdock_dispatch(nullptr, nullptr, nullptr, nullptr), CROSSDOCK_INVALID_ARGUMENT)
+          << "not a collective call without a dispatcher";
+    }
+    EXPECT_EQ(crossdock_dispatch(planned.dispatcher, planned.plan, rank == 1 ? nullptr : &args,
+                                 rank == 1 ? nullptr : &sent),
+              CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(crossdock_last_error(), "rank 1: the seed must be an integer, got 'x'");
+
+    if (rank == 1) {
+      crossdock_refuse_next_call("withdrawn");
+      crossdock_refuse_next_call(nullptr);
+    }
+    EXPECT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent));
+    EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+  });
+}
+
 TEST(CErrors, ARankThatLeavesIsNamedAndPoisonsTheGroup) {
   run_c_ranks(3, [](crossdock_group* group, int rank) {
     if (rank == 2) return;

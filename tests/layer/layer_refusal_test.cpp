@@ -176,16 +176,115 @@ TEST(MoeLayerRefusal, ASecondBackwardOfOneForward) {
                  });
 }
 
-TEST(MoeLayerRefusal, ValuesSavedByALayerWithOtherExperts) {
-  expect_refusal("saved must come from experts with",
+struct OtherLayer {
+  std::string words;
+  std::function<void(MoeLayerConfig&)> change;
+};
+
+// Layers that differ from the first layer case in one thing, and the refusal of their values.
+std::vector<OtherLayer> list_other_layers() {
+  const std::string router = "saved must come from a router with num_experts=6;top_k=2;width=8;";
+  const std::string experts = "saved must come from experts with num_local_experts=2;width=8;";
+  const std::string layer = "saved must come from a forward of this layer (rank 0 of 3), ";
+  return {{router, [](MoeLayerConfig& c) { c.router.score = Score::kSigmoid; }},
+          {router, [](MoeLayerConfig& c) { c.router.scaling = 2.0; }},
+          {router, [](MoeLayerConfig& c) { c.router.top_k = 1; }},
+          {router, [](MoeLayerConfig& c) { c.router.z_loss_coeff = 0.5; }},
+          {experts, [](MoeLayerConfig& c) { c.router.width = 9; }},
+          {experts, [](MoeLayerConfig& c) { c.experts.inner = 6; }},
+          {experts, [](MoeLayerConfig& c) { c.experts.activation = Activation::kGeglu; }},
+          {layer, [](MoeLayerConfig& c) { c.shared_inner = 3; }},
+          {layer, [](MoeLayerConfig& c) { c.dispatch.alignment = 8; }},
+          {layer + "got it from another layer (rank 0 of 3)", [](MoeLayerConfig&) {}}};
+}
+
+TEST(MoeLayerRefusal, ValuesSavedByAnotherLayer) {
+  for (const OtherLayer& other_layer : list_other_layers()) {
+    expect_refusal(other_layer.words, [&](Group& group, const LayerCase& layer_case) {
+      LayerCaseOptions options = list_layer_cases(kRanks)[0].options;
+      other_layer.change(options.config);
+      const LayerCase other_case = make_case(options);
+      LayerOnRank rank(group, layer_case);
+      LayerOnRank other(group, other_case);
+      MoeForwardResult forward = other.forward();
+      rank.backward(forward.saved);
+    });
+  }
+}
+
+// The background thread of the overlap must not have begun.
+TEST(MoeLayerRefusal, ValuesSavedByAnotherLayerWithOverlap) {
+  expect_refusal("saved must come from a router with", [](Group& group, const LayerCase&) {
+    LayerCaseOptions options = list_layer_cases(kRanks)[0].options;
+    options.config.shared_inner = 3;
+    options.config.overlap_chunks = 2;
+    const LayerCase layer_case = make_case(options);
+    options.config.router.scaling = 2.0;
+    const LayerCase other_case = make_case(options);
+    LayerOnRank rank(group, layer_case);
+    LayerOnRank other(group, other_case);
+    MoeForwardResult forward = other.forward();
+    rank.backward(forward.saved);
+  });
+}
+
+TEST(MoeLayerRefusal, ValuesSavedByALayerOfAnotherGroup) {
+  expect_refusal(
+      "saved must come from a forward of this layer (rank 0 of 3), got it from another",
+      [](Group& group, const LayerCase& layer_case) {
+        const std::unique_ptr<Group> same_ranks = group.subgroup(std::vector<int>{0, 1, 2});
+        LayerOnRank rank(group, layer_case);
+        LayerOnRank other(*same_ranks, layer_case);
+        MoeForwardResult forward = other.forward();
+        rank.backward(forward.saved);
+      });
+  expect_refusal("saved must come from experts with num_local_experts=2;width=8;",
                  [](Group& group, const LayerCase& layer_case) {
-                   LayerCase other_case = layer_case;
-                   other_case.config.experts.activation = Activation::kGeglu;
+                   const std::unique_ptr<Group> alone =
+                       group.subgroup(std::vector<int>{group.rank()});
                    LayerOnRank rank(group, layer_case);
-                   LayerOnRank other(group, other_case);
+                   LayerOnRank other(*alone, layer_case, {}, 0.0, group.rank());
                    MoeForwardResult forward = other.forward();
                    rank.backward(forward.saved);
                  });
+}
+
+TEST(MoeLayerRefusal, DelayedGradientsOfAnotherLayer) {
+  const LayerCase layer_case = make_case(list_layer_cases(kRanks)[0].options);
+  run_ranks(kRanks, [&](Group& group) {
+    LayerOnRank rank(group, layer_case);
+    LayerOnRank other(group, layer_case);
+    MoeForwardResult forward = other.forward();
+    MoeBackwardArgs args = other.backward_args(forward.saved);
+    args.delay_dw = true;
+    other.layer.backward(args);
+    const auto backward_dw = [&](const MoeLayer& layer) {
+      layer.backward_dw({.x = args.x,
+                         .grad_out = args.grad_out,
+                         .saved = args.saved,
+                         .experts = args.grads.experts});
+    };
+    expect_refused(group, "saved must come from a forward of this layer",
+                   [&] { backward_dw(rank.layer); });
+    backward_dw(other.layer);
+  });
+}
+
+TEST(MoeLayerRefusal, ADecisionOfAnotherLayer) {
+  for (const double scaling : {1.0, 2.0}) {
+    expect_refusal(scaling == 1.0 ? "decision must come from a forward of this layer (rank 0 of 3)"
+                                  : "decision must come from a router with num_experts=6;",
+                   [&](Group& group, const LayerCase& layer_case) {
+                     LayerCase other_case = layer_case;
+                     other_case.config.router.scaling = scaling;
+                     LayerOnRank rank(group, layer_case);
+                     LayerOnRank other(group, other_case);
+                     const MoeForwardResult first = other.forward();
+                     MoeForwardArgs args = rank.forward_args();
+                     args.decision = &first.saved.decision;
+                     (void)rank.layer.forward(args);
+                   });
+  }
 }
 
 TEST(MoeLayerRefusal, ASecondBackwardAfterOneThatDelaysGradients) {

@@ -102,6 +102,32 @@ TEST(Router, RefusesAForcedExpertThatATokenNamesTwice) {
   }
 }
 
+TEST(Router, RefusesTheOutputOfAnotherRouter) {
+  RouterConfig config = small_config();
+  config.score = Score::kSigmoid;
+  const RouterRun run(make_router_input(config, 3));
+  const RouterOutput output = run.route();
+  const auto losses = [&](const RouterConfig& other) { (void)Router(other).losses(output); };
+  const auto backward = [&](const RouterConfig& other) {
+    Router(other).backward({.x = run.args.x, .gate = run.args.gate, .output = &output});
+  };
+  config.normalise = true;  // the default of kSigmoid
+  EXPECT_NO_THROW(losses(config));
+  EXPECT_NO_THROW(backward(config));
+  const std::vector<std::function<void(RouterConfig&)>> changes = {
+      [](RouterConfig& c) { c.score = Score::kSoftmax; },
+      [](RouterConfig& c) { c.normalise = false; }, [](RouterConfig& c) { c.scaling = 2.0; },
+      [](RouterConfig& c) { c.jitter = 0.25; },
+      [](RouterConfig& c) { c.aux_loss_coeffs.sequence = 0.5; }};
+  for (const auto& change : changes) {
+    RouterConfig other = config;
+    change(other);
+    const std::string words = "output must come from a router with num_experts=";
+    EXPECT_THAT(message_of([&] { losses(other); }), HasSubstr(words));
+    EXPECT_THAT(message_of([&] { backward(other); }), HasSubstr(words));
+  }
+}
+
 TEST(Router, RefusesAGpuThatIsNotThere) {
   if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
   const Router router({.num_experts = 4, .top_k = 2, .width = 2});

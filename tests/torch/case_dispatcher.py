@@ -1,4 +1,6 @@
 """Values: where rows arrive, and what combine returns."""
+import functools
+
 import torch
 import torch.distributed as dist
 from cases import case, error_of, first_expert, random_of, random_routes, same_everywhere, scale_by_expert, tokens_of
@@ -194,6 +196,29 @@ def an_unusable_tensor_is_the_same_error_on_every_rank(rank, world):
         same_everywhere(str(error))
         assert error.culprit == 1
     sent = dispatcher.dispatch(x, ids, weights)
+    assert torch.equal(dispatcher.combine(sent.rows, sent.handle), x * weights.sum(1, keepdim=True))
+
+
+@case(2, 4)
+def an_argument_of_another_type_is_the_same_error_on_every_rank(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(0, world)
+    sent = dispatcher.dispatch(x, ids, weights)
+
+    def expect_refusal(words, call, right, wrong):
+        error = error_of(lambda: call(*(wrong if rank == 1 else right)))
+        same_everywhere(str(error))
+        assert error.culprit == 1 and words in str(error), error
+        assert isinstance(error.__cause__, TypeError) == (rank == 1)
+
+    for wrong in ((None, ids, weights), (x.numpy(), ids, weights), (x, ids.tolist(), weights), (x, ids, 0.5)):
+        expect_refusal("x, expert_ids and weights must be tensors, got", dispatcher.dispatch, (x, ids, weights), wrong)
+    for weighted in (True, False):
+        combine = functools.partial(dispatcher.combine, weighted=weighted)
+        right = (sent.rows, sent.handle)
+        expect_refusal("y must be a tensor, got NoneType", combine, right, (None, sent.handle))
+        expect_refusal("rank 1", combine, right, (sent.rows, None))
+        expect_refusal("rank 1", combine, right, (sent.rows, sent.handle.plan))
     assert torch.equal(dispatcher.combine(sent.rows, sent.handle), x * weights.sum(1, keepdim=True))
 
 

@@ -85,3 +85,14 @@ def a_forked_child_disturbs_nobody(rank, world):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     round_trip(dispatcher, rank)
+
+
+@case(2)
+def an_option_that_cannot_be_used_is_an_error_on_every_rank(rank, world):
+    ranks = dist.new_group(list(range(world)))
+    for wrong in ({"arrival_deadline": "soon"}, {"num_threads": 2**40}, {"ranks_per_node": "2"}, {"deadline": 3}):
+        options = wrong if rank == 1 else {}
+        with raises((ValueError, TypeError) if rank == 1 else crossdock.Error, "" if rank == 1 else "rank 1 cannot"):
+            group(ranks, **options)
+    round_trip(Dispatcher(ranks, num_experts=E, top_k=K, width=D), rank)
+    close(ranks)

@@ -4,9 +4,10 @@ import pickle
 
 import torch
 import torch.distributed as dist
-from cases import case, raises, random_of, tokens_of
+from cases import case, error_of, raises, random_of, same_everywhere, tokens_of
 
 from crossdock.torch import GroupedExperts, MoELayer
+from crossdock.torch.layer import best_experts
 from crossdock.torch.library_experts import swiglu_experts
 from crossdock.torch.library_layer import moe_layer
 
@@ -81,6 +82,33 @@ def equal_scores_go_to_the_lower_expert(rank, world):
     expert_ids, weights = layer.route(torch.zeros(2, D))  # e.g. padding
     assert expert_ids.tolist() == [list(range(8))] * 2 and expert_ids.is_contiguous()
     assert torch.equal(weights, torch.full((2, 8), 1 / 8))
+
+
+@case(1)
+def experts_are_those_of_a_stable_sort(rank, world):
+    inf, nan = float("inf"), float("nan")
+    special = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, 90.0, -104.0, inf, -inf, nan, -nan])
+    counts = (1, 2, 8, 10, 12)  # ties, then infinite values, then NaN
+    chosen = [special[torch.randint(0, count, (40, 64), generator=random_of(count))] for count in counts]
+    logits = torch.cat([*chosen, torch.randn(200, 64, generator=random_of(0)), torch.full((1, 64), nan)])
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        wide = logits.to(dtype).to(torch.float64 if dtype == torch.float64 else torch.float32)
+        for scores in (wide.softmax(-1), wide.sigmoid()):
+            for top_k in (1, 8, 63, 64):
+                want = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+                assert torch.equal(best_experts(scores, top_k), want), (dtype, top_k)
+    assert best_experts(torch.zeros(0, 4), 2).shape == (0, 2)
+
+
+@case(2)
+def tokens_of_another_shape_are_the_same_error_on_every_rank(rank, world):
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F)
+    x = torch.randn(3, D, generator=random_of(rank))
+    for wrong in (torch.randn(3, D + 1), torch.randn(D - 1), torch.tensor(1.0), [1.0] * D, None):
+        error = error_of(lambda wrong=wrong: layer(wrong if rank == 1 else x))
+        same_everywhere(str(error))
+        assert error.culprit == 1 and f"x must be a tensor [..., {D}], got" in str(error), error
+    assert layer(x[0]).shape == (D,)
 
 
 @case(1)

@@ -2,7 +2,7 @@
 import ctypes
 import itertools
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple, Union
 
 import torch
 
@@ -10,7 +10,7 @@ import crossdock
 from crossdock._direct_calls import NOT_GIVEN, DirectCalls
 from crossdock._library import lib
 from crossdock._owner import Shared
-from crossdock._tensor import Memory
+from crossdock._tensor import Marshal, Memory
 
 from . import groups, native
 from .tensors import contiguous, empty, rows_on_device, tensor_of, usable_weights, view_of, weights_dtype
@@ -40,6 +40,15 @@ class Core(Shared):
         """Queues the next calls in torch's current stream."""
         if tensor.is_cuda:
             self.dispatcher.set_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+    def refuse(self, error: Exception, function: Any = lib.plan_create, *plan: Optional[int]) -> NoReturn:
+        """For an argument that cannot be used: makes the call that the other ranks make, which fails on all of them."""
+        with Marshal() as marshal:
+            raise error
+        num_missing = len(function.argtypes) - 1 - len(plan)
+        with self.lock:
+            marshal.call(self.rank, function, self.dispatcher._handle, *plan, *(None,) * num_missing)
+        raise error
 
     def plan(self, routing: torch.Tensor, weights: torch.Tensor) -> Tuple["Routes", torch.Tensor]:
         """The plan of these routes, and its rows per local expert, pad rows included."""

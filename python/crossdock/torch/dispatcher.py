@@ -1,13 +1,14 @@
 """Dispatcher: carries tokens to the ranks of their experts, and the results back, with gradients."""
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple, NoReturn, Optional, Sequence, Union
 
 import torch
 
 import crossdock
+from crossdock._library import lib
 from crossdock._owner import Shared
 
 from . import ops
-from .calls import Core
+from .calls import Core, routes_of
 from .groups import group_of
 
 
@@ -136,6 +137,9 @@ class Dispatcher(Shared):
             row_weights: also send the weights, for experts that apply them themselves. If so, use them on every rank,
                 even where R is 0: backward sends their gradients.
         """
+        if not all(isinstance(given, torch.Tensor) for given in (x, expert_ids, weights)):
+            types = ", ".join(type(given).__name__ for given in (x, expert_ids, weights))
+            self._open().refuse(TypeError(f"x, expert_ids and weights must be tensors, got {types}"))
         rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
         return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
 
@@ -145,9 +149,18 @@ class Dispatcher(Shared):
         Rows are multiplied by their weights, and gradients go to y and to the weights of `dispatch`. With
         weighted=False, for experts that applied row_weights, rows are only summed, and gradients go to y.
         """
+        if not isinstance(y, torch.Tensor) or not isinstance(handle, Handle):
+            self._refuse_combine(y, handle, lib.combine if weighted else lib.combine_unweighted)
         if weighted:
             return ops.combine(y, handle.weights, handle.routing, handle.plan)
         return ops.combine_unweighted(y, handle.plan, handle.routing.shape[0])
+
+    def _refuse_combine(self, y: Any, handle: Any, function: Any) -> NoReturn:
+        core = self._open()
+        if isinstance(handle, Handle):
+            error = TypeError(f"y must be a tensor, got {type(y).__name__}")
+            core.refuse(error, function, routes_of(handle.plan)._handle)
+        core.refuse(TypeError(f"handle must be the Handle of a dispatch, got {type(handle).__name__}"), function)
 
     def close(self) -> None:
         """Ends the dispatcher on this rank. Does not wait for other ranks. The group stays, for other dispatchers."""

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional
 import torch.distributed as dist
 
 import crossdock
+from crossdock._group import group_config as check_options
 
 # Destroying a process group removes its entry; dispatchers keep their group as long as they live.
 _groups: "weakref.WeakKeyDictionary[Any, crossdock.Group]" = weakref.WeakKeyDictionary()
@@ -71,12 +72,14 @@ def group_of_one(**options: Any) -> crossdock.Group:
 def _connect(process_group: dist.ProcessGroup, options: Dict[str, Any]) -> crossdock.Group:
     options = dict(options)
     address, ranks_per_node = options.pop("address", None), options.pop("ranks_per_node", None)
-    # A rank whose bootstrap failed sends the reason instead of a blob, so no rank waits for it.
+    # A rank that cannot use its options, or whose bootstrap failed, sends the reason instead of a blob, so no rank waits
+    # for it.
     bootstrap, failure, mine = None, None, None
     try:
+        check_options(**options)
         bootstrap = crossdock.Bootstrap(address, options.get("setup_deadline"), ranks_per_node)
         mine = bootstrap.blob
-    except crossdock.Error as error:
+    except Exception as error:
         failure, mine = error, str(error)
     received: List[Any] = [None] * dist.get_world_size(process_group)
     dist.all_gather_object(received, mine, group=process_group)

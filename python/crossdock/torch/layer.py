@@ -19,6 +19,19 @@ def _is_unchanged(module: nn.Module, kind: type) -> bool:
     return type(module) is kind and not any(getattr(module, name, None) for name in hooks)
 
 
+def best_experts(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    """scores [T, E] in [0, 1] or NaN -> expert ids [T, K], best first. NaN is best; equal scores go to the lower id.
+
+    In fp32 on the CPU a topk of distinct keys decides as a stable sort does, in a fifth to two thirds of the time: as
+    fp64, scores are ordered like their bits, and the last 29 bits of an fp32 value are zero there, so they can hold the id.
+    """
+    last = scores.shape[-1] - 1
+    if scores.dtype != torch.float32 or not scores.is_cpu:
+        return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k].contiguous()
+    keys = scores.nan_to_num(nan=2.0).double().view(torch.int64) | torch.arange(last, -1, -1, device=scores.device)
+    return keys.topk(min(top_k, last + 1), dim=-1).indices
+
+
 class MoELayer(nn.Module):
     """x [..., D] -> [..., D]: the tokens of all ranks of a group through the experts of all ranks.
 
@@ -64,6 +77,7 @@ class MoELayer(nn.Module):
         if (experts is None) == (inner is None):
             raise ValueError("pass either inner, the inner width of the experts, or experts of your own")
         self.top_k = top_k
+        self.width = width
         self.score = score
         self.normalise = normalise
         self.scale = scale
@@ -100,14 +114,16 @@ class MoELayer(nn.Module):
         logits = self.router(x)
         logits = logits.to(weights_dtype(logits.dtype))
         scores = logits.softmax(dim=-1) if self.score == "softmax" else logits.sigmoid()
-        best_first = scores.detach().sort(dim=-1, descending=True, stable=True).indices
-        expert_ids = best_first[:, : self.top_k].contiguous()
+        expert_ids = best_experts(scores.detach(), self.top_k)
         weights = scores.gather(-1, expert_ids)
         if self.normalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return expert_ids, weights * self.scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor) or x.shape[-1:] != (self.width,):
+            found = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            self.dispatcher._open().refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"))
         tokens = x.reshape(-1, x.shape[-1])
         if self._is_one_operator(tokens):
             parameters = (self.router.weight, self.experts.w1, self.experts.w2)
