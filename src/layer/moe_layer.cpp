@@ -59,7 +59,7 @@ class MoeLayer::Impl {
              MoeDecision& decision);
   void write_dw(const MoeBackwardDwArgs& args);
   void agree_on_backward(const MoeBackwardArgs& args, Refusal refusal);
-  void agree(Proposal proposal, Device device);
+  void agree(const Proposal& proposal, Device device);
   std::string config_text_for(Device device) const;
   Stream stream() const { return parts_ ? parts_->stream : Stream(); }
   void prepare_for(Device device);
@@ -318,16 +318,12 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
         args.x.device);
 }
 
-void MoeLayer::Impl::agree(Proposal proposal, Device device) {
-  if (!config_error_ && !counts_.meets_elsewhere()) {
-    return parts_->dispatcher.agree(proposal, device);
+void MoeLayer::Impl::agree(const Proposal& proposal, Device device) {
+  if (config_error_ || counts_.meets_elsewhere()) {
+    group_.agree(proposal);  // throws a config_error_: it is this rank's refusal
+  } else {
+    parts_->dispatcher.agree(proposal, device);
   }
-  Refusal fault;
-  if (proposal.refusal == nullptr) {
-    fault = refusal_of([&] { parts_->dispatcher.check(); });  // what a GPU has reported
-    proposal.refusal = as_refusal(fault);
-  }
-  group_.agree(proposal);
 }
 
 // On GPUs, a dispatch concurrent with the shared experts has its own signals: it waits for
@@ -343,6 +339,7 @@ void MoeLayer::Impl::prepare_for(Device device) {
     if (!overlap_ && Overlap::is_requested(config_)) overlap_.emplace(*parts_);
     return;
   }
+  if (counts_.meets_elsewhere()) parts_->dispatcher.check();  // what the GPU has reported
   parts_->prepare_experts(device);
   if (!device_counts_) {
     device_counts_.emplace(group_, config_, counts_, parts_->router, parts_->memory_of(device));
