@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "layer/layer_cases.hpp"
+#include "layer/replicated_case.hpp"
 #include "support/message_of.hpp"
 
 namespace crossdock {
@@ -20,43 +21,6 @@ LayerCase sliced_case(size_t number = 2) {
   LayerCaseOptions options = list_layer_cases(kRanks)[number].options;
   options.tokens_per_rank = {3, 2, 1, 0};
   return make_case(options);
-}
-
-// The same tokens, but each rank of a pair holds those of both.
-LayerCase replicated_case(const LayerCase& sliced) {
-  LayerCase replicated = sliced;
-  replicated.tokens_per_rank = {5, 5, 1, 1};
-  const int64_t D = sliced.config.router.width;
-  const auto repeat = [&](auto& values, int64_t width) {
-    if (values.empty()) return;
-    const auto from = values;
-    const auto middle = from.begin() + 5 * width;
-    values.assign(from.begin(), middle);
-    values.insert(values.end(), from.begin(), middle);
-    values.insert(values.end(), middle, from.end());
-    values.insert(values.end(), middle, from.end());
-  };
-  repeat(replicated.x, D);
-  repeat(replicated.grad_out, D);
-  repeat(replicated.mask, 1);
-  return replicated;
-}
-
-std::unique_ptr<Group> pair_of(Group& world) {
-  const int first = world.rank() / 2 * 2;
-  return world.subgroup(std::vector<int>{first, first + 1});
-}
-
-// The expected results of a rank of a pair, from the results for slices.
-RankResult gathered(const std::vector<RankResult>& slices, int rank) {
-  RankResult result = slices[static_cast<size_t>(rank)];
-  const size_t first = static_cast<size_t>(rank) / 2 * 2;
-  for (std::vector<double> RankResult::*member : {&RankResult::out, &RankResult::grad_x}) {
-    result.*member = slices[first].*member;
-    const std::vector<double>& other = slices[first + 1].*member;
-    (result.*member).insert((result.*member).end(), other.begin(), other.end());
-  }
-  return result;
 }
 
 TEST(ReplicatedTokens, HaveTheBitsOfTokensThatAreSliced) {

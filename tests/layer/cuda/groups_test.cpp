@@ -1,6 +1,5 @@
 // Layers on GPUs that count over other groups than their own, or whose tokens are replicated:
 // results of the CPU.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -8,12 +7,10 @@
 #include <memory>
 
 #include "layer/cuda/layer_on_gpu.hpp"
-#include "support/message_of.hpp"
+#include "layer/replicated_case.hpp"
 
 namespace crossdock {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr int kRanks = 4;
 constexpr double kTolerance = 2e-5;
@@ -30,12 +27,6 @@ struct RankGroups {
   MoeLayerOptions options(Group& world) const { return options_of(other ? *other : world); }
 };
 using MakeGroups = std::function<RankGroups(Group&)>;
-using MakeArgs = std::function<void(MoeForwardArgs&)>;
-
-std::unique_ptr<Group> pair_of(Group& world) {
-  const int first = world.rank() / 2 * 2;
-  return world.subgroup(std::vector<int>{first, first + 1});
-}
 
 LayerCase case_with_losses(BalanceScope scope, std::vector<int64_t> tokens_per_rank) {
   LayerCase layer_case = medium_case(DType::kF32);
@@ -147,27 +138,6 @@ TEST_F(CudaLayerGroups, SeveralLossesCountOverGroupsOfTheirOwn) {
       {0, 1});
 }
 
-/// The same tokens, where every rank of a pair holds those of both.
-LayerCase replicated_case(const LayerCase& sliced) {
-  LayerCase replicated = sliced;
-  const std::vector<int64_t>& T = sliced.tokens_per_rank;
-  replicated.tokens_per_rank = {T[0] + T[1], T[0] + T[1], T[2] + T[3], T[2] + T[3]};
-  const auto repeat = [&](auto& values, int64_t width) {
-    if (values.empty()) return;
-    const auto from = values;
-    const auto middle = from.begin() + (T[0] + T[1]) * width;
-    const auto end = middle + (T[2] + T[3]) * width;
-    values.assign(from.begin(), middle);
-    values.insert(values.end(), from.begin(), middle);
-    values.insert(values.end(), middle, end);
-    values.insert(values.end(), middle, end);
-  };
-  repeat(replicated.x, sliced.config.router.width);
-  repeat(replicated.grad_out, sliced.config.router.width);
-  repeat(replicated.mask, 1);
-  return replicated;
-}
-
 RankGroups replicated_pairs(Group& world) {
   return {.own = nullptr, .other = pair_of(world), .options_of = [](Group& pair) {
             return MoeLayerOptions{.replicated_over = &pair};
@@ -184,16 +154,10 @@ TEST_F(CudaLayerGroups, ReplicatedTokensHaveTheBitsOfTokensThatAreSliced) {
   const std::vector<RankResult> slices = run_layer_on_gpu(sliced);
   const LayerCase replicated = replicated_case(sliced);
   run_ranks(kRanks, [&](Group& world) {
-    const size_t first = static_cast<size_t>(world.rank()) / 2 * 2;
     const std::unique_ptr<Group> pair = pair_of(world);
     LayerOnGpu gpu(world, replicated, kPoison, {.replicated_over = pair.get()});
     const RankResult got = gpu.run();
-    RankResult wanted = slices[static_cast<size_t>(world.rank())];
-    for (std::vector<double> RankResult::*member : {&RankResult::out, &RankResult::grad_x}) {
-      wanted.*member = slices[first].*member;
-      const std::vector<double>& other = slices[first + 1].*member;
-      (wanted.*member).insert((wanted.*member).end(), other.begin(), other.end());
-    }
+    const RankResult wanted = gathered(slices, world.rank());
     EXPECT_EQ(find_difference(got, wanted, 0.0), "") << "rank " << world.rank();
   });
 }
