@@ -229,9 +229,8 @@ struct MoeLayerOptions {
 /// - With counting_group, sequence_group or replicated_over, the hosts of the ranks meet in every
 ///   call: ranks do not run ahead. Replicated tokens and gradients are compared in the first
 ///   forward and backward only, and need token_ids if the router has jitter.
-/// - Per-sequence losses need MoeForwardArgs::total_sequences if the ranks of a group have
-/// sequences
-///   of their own, or replicated_over crosses groups and no sequence_group is given.
+/// - Per-sequence losses need MoeForwardArgs::total_sequences if each rank of a group has its own
+///   sequences, or if replicated_over crosses groups and there is no sequence_group.
 /// - fp64 is refused.
 ///
 /// The bits of out, grad_x and the experts' gradients do not depend on strategy, communicator or
@@ -252,6 +251,10 @@ class CROSSDOCK_API MoeLayer {
 
   /// Applies to later calls with tokens on a GPU, as Dispatcher::set_device_options.
   void set_device_options(const DeviceOptions& options);
+
+  /// As Dispatcher::agree. For callers that refuse a forward ("route") or backward
+  /// ("layer_backward") whose arguments they cannot make. Collective.
+  void agree(const Proposal& proposal, Device device);
 
   /// x [T, D] -> out [T, D].
   [[nodiscard]] MoeForwardResult forward(const MoeForwardArgs& args);

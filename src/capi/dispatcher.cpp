@@ -27,7 +27,7 @@ std::unique_ptr<crossdock_plan> make_plan(crossdock_dispatcher* dispatcher,
   ConstTensorView mask;
   bool is_dense = false;
   std::unique_ptr<crossdock_plan> made;
-  convert({.group = owner.group->open(), .operation = "plan"}, [&] {
+  convert(call_of(planner, owner.group->open(), "plan", Plan()), [&] {
     check_outputs();
     const auto given = read_struct("crossdock_routing", routing);
     is_dense = given.map.num_dims != 0;

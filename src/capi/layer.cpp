@@ -69,17 +69,16 @@ MoeForwardArgs to_args(const crossdock_layer_forward_args& given, const crossdoc
   return args;
 }
 
-// Id of the plan that a call uses, for comparison with the other ranks; 0 if there is none.
-uint64_t plan_id(const crossdock_layer_saved* saved) {
-  const bool has_plan = is_usable(saved) && saved->saved.decision.plan.valid();
-  return has_plan ? saved->saved.decision.plan.id() : 0;
+// The plan that a call uses, which the ranks compare; not valid if there is none.
+Plan plan_of(const crossdock_layer_saved* saved) {
+  return is_usable(saved) ? saved->saved.decision.plan : Plan();
 }
 
-uint64_t plan_id(const crossdock_layer_forward_args* args) {
+Plan plan_of(const crossdock_layer_forward_args* args) {
   constexpr size_t kLeastBytes = offsetof(crossdock_layer_forward_args, earlier);
   const bool has_field =
       args != nullptr && is_struct_size(args->struct_size) && args->struct_size >= kLeastBytes;
-  return has_field ? plan_id(args->decision) : 0;
+  return has_field ? plan_of(args->decision) : Plan();
 }
 
 // A struct of an older version does not have all of these fields.
@@ -193,8 +192,8 @@ crossdock_status crossdock_layer_forward(crossdock_layer* layer,
     crossdock_layer& called = handle("layer", layer);
     MoeForwardArgs converted;
     std::unique_ptr<crossdock_layer_saved> kept;
-    const capi::Call call{
-        .group = called.group->open(), .operation = "route", .subject = capi::plan_id(args)};
+    const capi::Call call =
+        capi::call_of(called.layer, called.group->open(), "route", capi::plan_of(args));
     capi::convert_forward(called, call, [&] {
       const auto outputs = capi::read_struct("crossdock_layer_forward_result", result,
                                              offsetof(crossdock_layer_forward_result, aux_loss));
@@ -218,9 +217,8 @@ crossdock_status crossdock_layer_backward(crossdock_layer* layer,
   return guarded([&] {
     crossdock_layer& called = handle("layer", layer);
     MoeBackwardArgs converted;
-    const capi::Call call{.group = called.group->open(),
-                          .operation = "layer_backward",
-                          .subject = capi::plan_id(saved)};
+    const capi::Call call =
+        capi::call_of(called.layer, called.group->open(), "layer_backward", capi::plan_of(saved));
     capi::convert_replicated(called, "replicate_grad", call, [&] {
       const auto given = capi::read_struct("crossdock_layer_backward_args", args);
       converted = {.weights = capi::to_layer_weights(given.weights),

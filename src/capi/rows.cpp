@@ -27,11 +27,7 @@ struct Target {
 
   Dispatcher& dispatcher() const { return owner.dispatcher; }
   MemorySource memory() const { return {.group = owner.group, .stream = owner.stream}; }
-  Call call() const {
-    return {.group = owner.dispatcher.group(),
-            .operation = operation,
-            .subject = plan.valid() ? plan.id() : 0};
-  }
+  Call call() const { return call_of(owner.dispatcher, owner.dispatcher.group(), operation, plan); }
 
   crossdock_dispatcher& owner;
   Plan plan;

@@ -112,6 +112,11 @@ struct LayerParts {
 /// [E] The routes to whole experts that a plan of virtual experts dropped. May wait for a GPU.
 std::vector<int64_t> drops_of_experts(const Plan& plan, int64_t num_experts);
 
+/// The id of a plan, for Proposal::subject; 0 without one.
+inline uint64_t id_of(const Plan& plan) {
+  return plan.valid() ? plan.id() : 0;
+}
+
 /// Whether any gradient was requested.
 bool any_given(const ExpertGradients& grads);
 

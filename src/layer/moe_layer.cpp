@@ -16,13 +16,6 @@
 #include "layer/route_counts.hpp"
 
 namespace crossdock {
-namespace {
-
-uint64_t id_of(const Plan& plan) {
-  return plan.valid() ? plan.id() : 0;
-}
-
-}  // namespace
 
 class MoeLayer::Impl {
  public:
@@ -44,6 +37,7 @@ class MoeLayer::Impl {
   MoeForwardResult forward(const MoeForwardArgs& args);
   OwnedTensor backward(const MoeBackwardArgs& args);
   void backward_dw(const MoeBackwardDwArgs& args);
+  void agree(const Proposal& proposal, Device device);
 
  private:
   using Refusal = std::optional<Error>;  // of this rank, known before the call
@@ -59,7 +53,6 @@ class MoeLayer::Impl {
              MoeDecision& decision);
   void write_dw(const MoeBackwardDwArgs& args);
   void agree_on_backward(const MoeBackwardArgs& args, Refusal refusal);
-  void agree(const Proposal& proposal, Device device);
   std::string config_text_for(Device device) const;
   Stream stream() const { return parts_ ? parts_->stream : Stream(); }
   void prepare_for(Device device);
@@ -378,6 +371,10 @@ std::vector<Group*> MoeLayer::counting_groups() const {
 
 void MoeLayer::set_device_options(const DeviceOptions& options) {
   impl_->set_device_options(options);
+}
+
+void MoeLayer::agree(const Proposal& proposal, Device device) {
+  impl_->agree(proposal, device);
 }
 
 MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {

@@ -1,6 +1,6 @@
 """Dispatchers on GPUs: streams, memory, fixed sizes. The ranks may share one."""
 import torch
-from cases import case, first_expert, random_of, random_routes
+from cases import case, error_of, first_expert, random_of, random_routes
 
 from crossdock.torch import Dispatcher
 
@@ -95,6 +95,20 @@ def memory_may_be_freed_while_another_stream_uses_it(rank, world):
         del sent  # the next dispatch must not get this memory before the side stream has read it
     torch.cuda.synchronize()
     assert all(float(a) == float(b) for a, b in sums)
+
+
+@case(2)
+def a_rank_that_runs_ahead_learns_of_a_refused_call(rank, world):
+    """With max_rows the ranks only queue calls: rank 0 learns in its next call that rank 1 could not make this one."""
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D, max_rows=T * K * world)
+    x, ids, weights = make(rank)
+    for wrong in (lambda: dispatcher.dispatch("x", ids, weights), lambda: dispatcher.dispatch(x[:, :3], ids, weights)):
+        for _ in range(3):
+            check(layer(dispatcher, rank, world, x, ids, weights), x, ids, weights)
+        steps = wrong if rank == 1 else lambda: [layer(dispatcher, rank, world, x, ids, weights) for _ in range(2)]
+        error = error_of(steps)
+        assert "rank 1" in str(error), error
+    check(layer(dispatcher, rank, world, x, ids, weights), x, ids, weights)
 
 
 @case(1)
