@@ -33,6 +33,10 @@ struct DeviceOptions {
   /// their own at the first plan. Must be set before the first plan, and must not change
   /// afterwards.
   void* nccl_comm = nullptr;
+  /// false: the hosts of the ranks meet in every call, even if they could run ahead (see
+  /// Dispatcher). For ranks whose calls also wait for each other in other groups. Identical on
+  /// every rank, set before the first plan.
+  bool run_ahead = true;
 };
 
 struct DispatchResult;

@@ -226,8 +226,8 @@ struct MoeLayerOptions {
 ///   [R, 2F or F] unless `experts.recompute` is set, with R = max_rows.
 /// - overlap_shared and overlap_chunks work as in host memory, on streams; see docs/gpu.md.
 /// - Gradients of w1 and w2 may be in the dtype of the experts (see ExpertGradients).
-/// - With counting_group, sequence_group or replicated_over, the hosts of the ranks meet in every
-///   call: ranks do not run ahead. Replicated tokens and gradients are compared in the first
+/// - With counting_group, sequence_group or replicated_over, ranks do not run ahead
+///   (DeviceOptions::run_ahead). Replicated tokens and gradients are compared in the first
 ///   forward and backward only, and need token_ids if the router has jitter.
 /// - Per-sequence losses need MoeForwardArgs::total_sequences if each rank of a group has its own
 ///   sequences, or if replicated_over crosses groups and there is no sequence_group.

@@ -1,5 +1,6 @@
 #include "layer/device_counts.hpp"
 
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -28,10 +29,9 @@ DeviceCounts::DeviceCounts(Group& group, const MoeLayerConfig& config, const Rou
                            const Router& router, DeviceMemory& memory)
     : group_(group), config_(config), counts_(counts), router_(router), memory_(memory) {}
 
-void DeviceCounts::set_device_options(const DeviceOptions& options, Stream stream) {
+void DeviceCounts::set_device_options(const DeviceOptions& options) {
   options_ = options;
-  stream_ = stream;
-  for (const auto& [key, gather] : gathers_) gather->set_device_options(options_, stream_);
+  for (const auto& [key, gather] : gathers_) gather->set_device_options(options_);
 }
 
 // Only the first forward compares tokens, because comparing waits for the GPU. That suffices: a
@@ -41,26 +41,31 @@ void DeviceCounts::agree(Dispatcher& dispatcher, const ForwardCall& call,
   const MoeForwardArgs& args = call.args;
   const bool is_alone = group_.size() == 1 && counts_.other_groups().empty();
   const bool compares = !config_.allow_equal_tokens && !has_compared_ && !is_alone;
+  bool is_capture = false;
   std::optional<HostTokens> tokens;
   Sample sample;
   const std::optional<Error> failed = refusal_of([&] {
     if (refusal) throw *refusal;
-    if (!compares || is_captured(stream_, args.x.device)) return;
-    tokens.emplace(call.tokens, stream_);
+    is_capture = is_captured(options_.stream, args.x.device);
+    if (!compares || is_capture) return;
+    tokens.emplace(call.tokens, options_.stream);
     sample = {.tokens = tokens->tokens(), .value = sample_to_compare(tokens->tokens())};
   });
   const Proposal proposal{.operation = "route",
                           .config = call.config_text + counts_.counts_text(group_, args),
                           .refusal = as_refusal(failed)};
-  if (!compares && !counts_.meets_elsewhere()) return dispatcher.agree(proposal, args.x.device);
   try {
-    meet(group_, proposal, sample);
+    if (compares) {
+      meet(group_, proposal, sample);
+    } else {
+      dispatcher.agree(proposal, args.x.device);
+    }
   } catch (const Error& error) {
     counts_.refuse_in_other_groups(args, error);
     throw;
   }
   meet_in_other_groups(args, sample);
-  has_compared_ = true;
+  has_compared_ = has_compared_ || (compares && !is_capture);
 }
 
 // The ranks of a group agree, and compare their samples.
@@ -88,7 +93,8 @@ void DeviceCounts::meet_in_other_groups(const MoeForwardArgs& args, const Sample
   group_.agree({.operation = "counted", .refusal = as_refusal(refusal)});
 }
 
-// Those of other groups are not kept: their ranks may fail in calls in which this one does not.
+// Plans for other groups are never kept (see sum_over): ranks there may fail in calls that succeed
+// here.
 void DeviceCounts::forget_plans() {
   for (const auto& [key, gather] : gathers_) gather->forget_plan();
 }
@@ -98,35 +104,51 @@ DeviceGather& DeviceCounts::gather_of(Group& group, int64_t num_counts) {
   if (!gather) {
     const GatheredRows rows{.width = kValuesPerCount * num_counts, .max_rows = group.size()};
     gather = std::make_unique<DeviceGather>(group, rows, memory_);
-    gather->set_device_options(options_, stream_);
+    gather->set_device_options(options_);
   }
   return *gather;
+}
+
+// Counts in memory whose size is a power of two, so that a changing number of sequences needs few
+// gathers; the rest is unspecified. Counts of a single sequence need no more.
+OwnedTensor DeviceCounts::padded(const OwnedTensor& counts) {
+  const int64_t num_counts = counts.view.num_elements();
+  if (num_counts == config_.router.num_experts + 1) return counts;
+  const auto size = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_counts)));
+  OwnedTensor padded = memory_.take(DType::kI64, {size}, options_.stream);
+  memory_.copy(counts.view, padded.view, options_.stream);
+  return padded;
 }
 
 // Sums counts [n, B * E + B] to [E + 1].
 OwnedTensor DeviceCounts::sum(const ConstTensorView& counts, int64_t num_sequences) {
   const int64_t num_sums = counts.shape[1] / num_sequences;
-  OwnedTensor sum = memory_.take(DType::kI64, {num_sums}, stream_);
+  OwnedTensor sum = memory_.take(DType::kI64, {num_sums}, options_.stream);
   router::sum_batches_on_device({.counts = counts, .num_sequences = num_sequences, .sum = sum.view},
-                                stream_);
+                                options_.stream);
   return sum;
 }
 
 // The counts of every sequence, summed over the ranks of a group.
 RouterStatistics DeviceCounts::sum_over(Group& group, const RouterStatistics& own) {
   if (group.size() == 1) return own;
-  const TensorView counts = own.device_counts.view;
-  const int64_t num_counts = counts.num_elements();
+  OwnedTensor counts;
   DeviceGather* gather = nullptr;
-  run_agreed(group, [&] { gather = &gather_of(group, num_counts); });
-  const ConstTensorView row{
-      counts.data, DType::kF32, {1, kValuesPerCount * num_counts}, counts.device};
+  run_agreed(group, [&] {
+    counts = padded(own.device_counts);
+    gather = &gather_of(group, counts.view.num_elements());
+  });
+  const ConstTensorView row{counts.view.data,
+                            DType::kF32,
+                            {1, kValuesPerCount * counts.view.num_elements()},
+                            counts.view.device};
   const OwnedTensor of_ranks = gather->gather(row);
   if (&group != &group_) gather->forget_plan();
   RouterStatistics total;
   total.num_sequences = own.num_sequences;
-  // As if each count were one of an expert of a single sequence.
+  // Treats the counts as those of one sequence with num_counts - 1 experts.
   run_agreed(group, [&] { total.device_counts = sum(as_rows(of_ranks.view, group.size()), 1); });
+  total.device_counts.view.shape = own.device_counts.view.shape;
   return total;
 }
 
@@ -144,12 +166,12 @@ void DeviceCounts::count(const MoeForwardArgs& args, MoeDecision& decision) {
     sums.load = sum_over(group_, batch);
     sums.batch = counting == &group_ ? sums.load : sum_over(*counting, batch);
     sums.sequences = shared == nullptr ? own : sum_over(*shared, own);
+    run_agreed(group_, [&] { set_counts(args, sums, decision); });
   } catch (const Error& error) {
     if (!counts_.other_groups().empty()) group_.fail(error);
     for (Group* other : counts_.other_groups()) other->fail(error);
     throw;
   }
-  run_agreed(group_, [&] { set_counts(args, sums, decision); });
 }
 
 // The host does not know the number of tokens: the losses take it from batch_statistics.
@@ -160,7 +182,8 @@ void DeviceCounts::set_counts(const MoeForwardArgs& args, const Sums& sums,
   decision.total_sequences = static_cast<double>(args.total_sequences);
   if (counts(BalanceScope::kGlobalBatch)) {
     const bool adds = args.earlier != nullptr;
-    decision.statistics = adds ? router_.sum(sums.batch, *args.earlier, stream_) : sums.batch;
+    decision.statistics =
+        adds ? router_.sum(sums.batch, *args.earlier, options_.stream) : sums.batch;
   } else {
     decision.statistics = counts(BalanceScope::kBatch) ? sums.batch : sums.sequences;
   }

@@ -22,7 +22,8 @@ class DeviceCounts {
   DeviceCounts(Group& group, const MoeLayerConfig& config, const RouteCounts& counts,
                const Router& router, DeviceMemory& memory);
 
-  void set_device_options(const DeviceOptions& options, Stream stream);
+  /// The layer's, with the stream of its calls.
+  void set_device_options(const DeviceOptions& options);
 
   /// Agrees on a forward with the other ranks. The refusal of any rank is thrown on all of them, at
   /// the latest by a call of the dispatcher. Collective.
@@ -53,6 +54,7 @@ class DeviceCounts {
   RouterStatistics sum_over(Group& group, const RouterStatistics& own);
   OwnedTensor sum(const ConstTensorView& counts, int64_t num_sequences);
   DeviceGather& gather_of(Group& group, int64_t num_counts);
+  OwnedTensor padded(const OwnedTensor& counts);
   void set_counts(const MoeForwardArgs& args, const Sums& sums, MoeDecision& decision) const;
 
   Group& group_;
@@ -61,8 +63,7 @@ class DeviceCounts {
   const Router& router_;
   DeviceMemory& memory_;
   DeviceOptions options_;
-  Stream stream_;
-  std::map<std::pair<Group*, int64_t>, std::unique_ptr<DeviceGather>> gathers_;  // by counts
+  std::map<std::pair<Group*, int64_t>, std::unique_ptr<DeviceGather>> gathers_;  // by width
   bool has_compared_ = false;
 };
 

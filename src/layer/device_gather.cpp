@@ -22,27 +22,29 @@ DeviceGather::DeviceGather(Group& group, const GatheredRows& rows, DeviceMemory&
       memory_(memory),
       to_all_(group, to_all_config(group, rows), "direct") {}
 
-void DeviceGather::set_device_options(const DeviceOptions& options, Stream stream) {
-  stream_ = stream;
-  to_all_.set_device_options({.stream = options.stream, .max_sms = options.max_sms});
+void DeviceGather::set_device_options(const DeviceOptions& options) {
+  stream_ = options.stream;
+  to_all_.set_device_options(
+      {.stream = options.stream, .max_sms = options.max_sms, .run_ahead = options.run_ahead});
 }
 
 // A plan made during a capture is filled only by replays of that graph, so calls outside the
-// capture make their own.
+// capture make their own. A graph needs every plan that it uses as long as it lives.
 Plan DeviceGather::plan_to_all(int64_t num_rows, Device device) {
-  if (plan_.valid()) return plan_;
   const int64_t P = group_.size();
+  Plan plan = plan_;
   OwnedTensor map;
   OwnedTensor weights;
   bool captured = false;
   run_agreed(group_, [&] {
     captured = is_captured(stream_, device);
+    if (plan.valid()) return;
     map = memory_.take(DType::kBool, {num_rows, P}, stream_);
     weights = memory_.take(DType::kF32, {num_rows, P}, stream_);
     memory_.fill(map.view, 1, stream_);
     memory_.fill(weights.view, 0, stream_);
   });
-  Plan plan = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
+  if (!plan.valid()) plan = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
   if (captured) {
     captured_plans_.push_back(plan);
   } else {

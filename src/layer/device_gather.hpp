@@ -22,14 +22,15 @@ class DeviceGather {
   DeviceGather(Group& group, const GatheredRows& rows, DeviceMemory& memory);
 
   const GatheredRows& config() const { return config_; }
-  void set_device_options(const DeviceOptions& options, Stream stream);
+  /// The layer's, with the stream of its calls.
+  void set_device_options(const DeviceOptions& options);
 
   /// [t, width] on each rank -> [max_rows, width]: the rows of rank 0, then those of rank 1, and so
   /// on; the rest is unspecified. Later calls use the plan of the first again, so t must not change
   /// on any rank before forget_plan. Collective.
   OwnedTensor gather(const ConstTensorView& rows);
 
-  /// On all ranks of the group or on none.
+  /// Must be called on all ranks of the group or on none.
   void forget_plan() { plan_ = {}; }
 
  private:

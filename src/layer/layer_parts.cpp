@@ -36,13 +36,21 @@ LayerParts::LayerParts(Group& group_in, const MoeLayerConfig& config_in, MoeLaye
       experts(shard_of(config.experts, shard), pool),
       shared(make_shared_experts(config, pool)),
       dispatcher(make_dispatcher(group, config, options)) {
+  for (Group* other : {options.counting_group, options.sequence_group, options.replicated_over}) {
+    if (other != nullptr && other != &group) other_groups_.push_back(other);
+  }
   set_device_options(options.device);
 }
 
 void LayerParts::set_device_options(const DeviceOptions& options) {
   device_options = options;
-  stream = stream_of_calls(group, options.stream);
-  dispatcher.set_device_options(options);
+  device_options.stream = stream_of_calls(group, options.stream);
+  for (Group* other : other_groups_) {
+    device_options.stream = stream_of_calls(*other, device_options.stream);
+  }
+  device_options.run_ahead = options.run_ahead && !meets_elsewhere();
+  stream = device_options.stream;
+  dispatcher.set_device_options(device_options);
   are_experts_prepared_ = false;
 }
 

@@ -37,6 +37,9 @@ struct LayerParts {
   /// Call this before a dispatch is queued (see Experts::prepare).
   void prepare_experts(Device gpu);
 
+  /// Whether ranks wait for each other in other groups during calls of the layer. They must not run
+  /// ahead then: a rank might wait in one group for a rank that has found an error in another.
+  bool meets_elsewhere() const { return !other_groups_.empty(); }
   bool overlaps_shared() const { return shared && config.overlap_shared; }
   bool overlaps_chunks() const { return config.overlap_chunks > 1; }
   /// Whether the dispatch on a GPU runs in its own stream, concurrently with experts.
@@ -104,6 +107,7 @@ struct LayerParts {
   OwnedTensor round(OwnedTensor sums, const TensorView& out);
   ShardedRoutes shard_on_gpu(const Routing& routing);
 
+  std::vector<Group*> other_groups_;             // of losses and replicated tokens
   bool are_experts_prepared_ = false;            // for the stream
   std::unique_ptr<DeviceMemory> device_memory_;  // made by the first call on a GPU
   Device gpu_;                                   // of that call

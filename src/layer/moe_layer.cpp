@@ -312,8 +312,8 @@ void MoeLayer::Impl::agree_on_backward(const MoeBackwardArgs& args, Refusal refu
 }
 
 void MoeLayer::Impl::agree(const Proposal& proposal, Device device) {
-  if (config_error_ || counts_.meets_elsewhere()) {
-    group_.agree(proposal);  // throws a config_error_: it is this rank's refusal
+  if (config_error_) {
+    group_.agree(proposal);  // throws: config_error_ is this rank's refusal
   } else {
     parts_->dispatcher.agree(proposal, device);
   }
@@ -323,7 +323,8 @@ void MoeLayer::Impl::agree(const Proposal& proposal, Device device) {
 // dispatches of the same kind on the other ranks.
 std::string MoeLayer::Impl::config_text_for(Device device) const {
   if (device.is_cpu()) return config_text_ + ";device=cpu";
-  return concat(config_text_, ";device=gpu;overlap_shared=", config_.overlap_shared);
+  return concat(config_text_, ";device=gpu;overlap_shared=", config_.overlap_shared,
+                ";other_groups=", parts_ && parts_->meets_elsewhere());
 }
 
 // Called before the ranks agree: a rank that cannot start a thread or use the GPU refuses the call.
@@ -332,18 +333,17 @@ void MoeLayer::Impl::prepare_for(Device device) {
     if (!overlap_ && Overlap::is_requested(config_)) overlap_.emplace(*parts_);
     return;
   }
-  if (counts_.meets_elsewhere()) parts_->dispatcher.check();  // what the GPU has reported
   parts_->prepare_experts(device);
   if (!device_counts_) {
     device_counts_.emplace(group_, config_, counts_, parts_->router, parts_->memory_of(device));
-    device_counts_->set_device_options(parts_->device_options, parts_->stream);
+    device_counts_->set_device_options(parts_->device_options);
   }
 }
 
 void MoeLayer::Impl::set_device_options(const DeviceOptions& options) {
   if (config_error_) return;  // the first call reports it
   parts_->set_device_options(options);
-  if (device_counts_) device_counts_->set_device_options(options, parts_->stream);
+  if (device_counts_) device_counts_->set_device_options(parts_->device_options);
 }
 
 // Runs and records local work. A failure is reported to the other ranks, which wait in the next

@@ -157,7 +157,7 @@ OwnedTensor ReplicatedTokens::gather_on_gpu(const char* operation, const TensorV
   run_agreed(over_, [&] {
     memory = &parts.memory_of(slice.device);
     gather = &gather_of(slice.shape[1], all.num_tokens, *memory);
-    gather->set_device_options(parts.device_options, parts.stream);
+    gather->set_device_options(parts.device_options);
   });
   OwnedTensor rows = gather->gather(slice);
   gather->forget_plan();  // the next call may have another number of tokens

@@ -61,10 +61,11 @@ class ReplicatedTokens {
   Group& over_;
   std::vector<int64_t> token_ids_;  // of the slice in host memory, if the caller gave none
   std::set<std::string> compared_;  // operations with tensors on a GPU
-  std::vector<std::unique_ptr<DeviceGather>> gathers_;  // the last one is used; graphs use others
+  std::vector<std::unique_ptr<DeviceGather>> gathers_;  // graphs use all of them, calls the last
 };
 
-/// Throws Error(kUnsupported) for replicated tokens on a GPU that need ids of their own.
+/// Throws Error(kUnsupported) if replicated tokens on a GPU need token_ids, because the router has
+/// jitter, and have none.
 void check_replicated(const RouterConfig& config, const MoeForwardArgs& args);
 
 }  // namespace crossdock

@@ -130,10 +130,11 @@ RouteCounts::RankCounts RouteCounts::exchange(Group& group, const ForwardCall& c
   return counts;
 }
 
-// After a mismatch or a failure, not all ranks of the layer's group would join.
+// After a mismatch, not all ranks of the layer's group would join.
 void RouteCounts::refuse_in_other_groups(const MoeForwardArgs& args, const Error& refusal) const {
-  if (refusal.code() == ErrorCode::kMismatch || group_.is_poisoned()) return;
   for (Group* other : other_groups()) {
+    if (group_.is_poisoned()) other->fail(refusal);
+    if (group_.is_poisoned() || refusal.code() == ErrorCode::kMismatch) continue;
     refusal_of([&] {
       other->agree(
           {.operation = "count", .config = counts_text(*other, args), .refusal = &refusal});
@@ -226,13 +227,14 @@ RouterStatistics RouteCounts::count_sequences(const std::map<Group*, RankCounts>
   return statistics;
 }
 
-// The GPU counts the sequences that it has the counts of: those of the sequence group, or of a
-// rank.
+// A GPU counts only sequences whose counts it holds: those of the sequence group, or this rank's
+// own.
 void RouteCounts::check_on_gpu(const MoeForwardArgs& args) const {
   const Group* shared = sequence_group();
   const bool has_all =
       shared == nullptr ? group_.size() == 1 : shared == &group_ || !sequences_are_replicated();
-  if (!counts(BalanceScope::kSequence) || has_all || args.total_sequences > 0) return;
+  const bool needs_number = counts(BalanceScope::kSequence) && args.decision == nullptr;
+  if (!needs_number || has_all || args.total_sequences > 0) return;
   throw Error(ErrorCode::kUnsupported,
               "set total_sequences to the number of sequences in the group: with tokens on GPUs of "
               "several ranks, the layer does not count them");

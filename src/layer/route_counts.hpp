@@ -42,10 +42,6 @@ class RouteCounts {
 
   /// The losses' groups other than the layer's, in the order in which ranks agree in them.
   std::vector<Group*> other_groups() const;
-  /// Whether ranks wait for each other in other groups than the layer's during its calls. They must
-  /// not run ahead then: a rank might wait in one group for a rank that refused its call in
-  /// another.
-  bool meets_elsewhere() const { return groups_.replicated != nullptr || !other_groups().empty(); }
   /// The group over which routes and tokens are counted.
   Group* batch_group() const { return groups_.counting != nullptr ? groups_.counting : &group_; }
   /// The group that shares sequences; null: each rank has its own, or they are not counted.

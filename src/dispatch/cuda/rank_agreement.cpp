@@ -41,8 +41,8 @@ ThreadsRunAhead::~ThreadsRunAhead() {
 RankAgreement::RankAgreement(const Parts& parts)
     : parts_(parts),
       may_run_ahead_(
-          parts.may_run_ahead && parts.context.config->max_rows && !parts.context.calls_wait &&
-          !is_alone() &&
+          parts.may_run_ahead && parts.context.options.run_ahead &&
+          parts.context.config->max_rows && !parts.context.calls_wait && !is_alone() &&
           (!group().communicator().shares_address_space() || num_threads_running_ahead > 0)) {
   if (!may_run_ahead_) return;
   queued_calls_ = QueuedCalls::of(group());

@@ -124,6 +124,24 @@ TEST_F(CudaLayerGraph, ReplaysDispatchesInChunks) {
   expect_replays(spread(layer_case, {0, 60, 150, 1}), 20);
 }
 
+// A graph uses plans of calls before it, which a call that fails must leave alone.
+TEST_F(CudaLayerGraph, ReplaysAfterACallWasRefused) {
+  const LayerCase layer_case = spread(medium_case(DType::kBF16), {100, 111});
+  run_ranks(2, [&](Group& group) {
+    LayerOnGpu gpu(group, layer_case);
+    StepGraph graph(gpu, group);
+    const RankResult wanted = graph.replay();
+    MoeForwardArgs wrong = gpu.rank.forward_args();
+    wrong.weights.gate.weight = {};
+    expect_refused(group, "the gate must be", [&] { (void)gpu.rank.layer.forward(wrong); });
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(find_difference(gpu.run(), wanted, 0.0), "");
+      group.agree({.operation = "replay"});
+      EXPECT_EQ(find_difference(graph.replay(), wanted, 0.0), "");
+    }
+  });
+}
+
 TEST_F(CudaLayerGraph, ReplaysShardedExperts) {
   expect_replays(sharded_case(DType::kBF16, 2, {100, 111}), 50);
   LayerCase layer_case = sharded_case(DType::kBF16, 2, {0, 60, 150, 1});

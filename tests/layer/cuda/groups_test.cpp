@@ -1,13 +1,18 @@
 // Layers on GPUs that count over other groups than their own, or whose tokens are replicated:
 // results of the CPU.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 
+#include "dispatch/cuda/rank_agreement.hpp"
 #include "layer/cuda/layer_on_gpu.hpp"
 #include "layer/replicated_case.hpp"
+#include "support/message_of.hpp"
 
 namespace crossdock {
 namespace {
@@ -162,11 +167,15 @@ TEST_F(CudaLayerGroups, ReplicatedTokensHaveTheBitsOfTokensThatAreSliced) {
   });
 }
 
-// Outputs of the caller, delayed gradients, and more tokens from step to step.
+// Outputs of the caller, and another number of tokens in every step.
 TEST_F(CudaLayerGroups, ReplicatedTokensMayBecomeMore) {
-  const LayerCase all = spread(medium_case(DType::kBF16), {100});
+  LayerCase all = spread(medium_case(DType::kBF16), {100});
+  all.config.router.aux_loss_coeff = 0.0;  // a token's results do not depend on the others
   const int64_t D = all.config.router.width;
-  const std::vector<double> wanted = run_layer_on_gpu(all)[0].out;
+  const RankResult wanted = run_layer_on_gpu(all)[0];
+  const auto first = [&](const std::vector<double>& values, int64_t T) {
+    return std::vector<double>(values.begin(), values.begin() + T * D);
+  };
   run_ranks(2, [&](Group& world) {
     LayerOnGpu gpu(world, all, 0.0, {.replicated_over = &world}, 0);
     for (const int64_t T : {3, 100, 0, 57}) {
@@ -177,11 +186,11 @@ TEST_F(CudaLayerGroups, ReplicatedTokensMayBecomeMore) {
       args.out = out.view;
       MoeForwardResult forward = gpu.rank.layer.forward(args);
       EXPECT_EQ(forward.out.view.data, out.view.data);
-      const std::vector<double> got = values_of(out.view, gpu.stream);
-      EXPECT_EQ(got, std::vector<double>(wanted.begin(), wanted.begin() + T * D)) << T << " tokens";
+      EXPECT_EQ(values_of(out.view, gpu.stream), first(wanted.out, T)) << T << " tokens";
       MoeBackwardArgs back = gpu.rank.backward_args(forward.saved);
       back.x.shape = back.grad_out.shape = {T, D};
-      EXPECT_EQ(gpu.rank.layer.backward(back).view.num_rows(), T);
+      const OwnedTensor grad_x = gpu.rank.layer.backward(back);
+      EXPECT_EQ(values_of(grad_x.view, gpu.stream), first(wanted.grad_x, T)) << T << " tokens";
     }
   });
 }
@@ -213,6 +222,46 @@ TEST_F(CudaLayerGroups, RefusalsReachTheRanksOfOtherGroups) {
               }
             },
             {.group = {.arrival_deadline = std::chrono::seconds(60)}});
+}
+
+// Found on the GPU, after the ranks have agreed on the forward: the next call reports it.
+TEST_F(CudaLayerGroups, TooManyRowsAreTheSameErrorOnAllRanks) {
+  LayerCase layer_case = spread(medium_case(DType::kBF16), {20, 20});
+  layer_case.config.dispatch.max_rows = 5;
+  for (const bool may_run_ahead : {false, true}) {
+    std::optional<cuda::ThreadsRunAhead> ahead;
+    if (may_run_ahead) ahead.emplace();
+    run_ranks(2,
+              [&](Group& world) {
+                LayerOnGpu gpu(world, layer_case, 0.0, {.replicated_over = &world}, 0);
+                std::string message;
+                for (int step = 0; step < 3 && message.empty(); ++step) {
+                  message = message_of([&] { (void)gpu.rank.forward(); });
+                  gpu.stream.synchronize();
+                }
+                EXPECT_THAT(message, ::testing::HasSubstr("max_rows")) << "rank " << world.rank();
+                EXPECT_FALSE(world.is_poisoned());
+              },
+              {.group = {.arrival_deadline = std::chrono::seconds(60)}});
+  }
+}
+
+TEST_F(CudaLayerGroups, BitsDoNotDependOnRunningAhead) {
+  const LayerCase layer_case = spread(medium_case(DType::kBF16), {60, 40, 0, 111});
+  const auto run = [&] {
+    std::vector<RankResult> results(kRanks);
+    run_ranks(kRanks, [&](Group& world) {
+      const std::unique_ptr<Group> pair = pair_of(world);
+      LayerOnGpu gpu(world, layer_case, 0.0, {.counting_group = pair.get()});
+      for (int step = 0; step < 3; ++step) {
+        results[static_cast<size_t>(world.rank())] = gpu.run();
+      }
+    });
+    return shared_bits(results);
+  };
+  const std::vector<double> wanted = run();
+  const cuda::ThreadsRunAhead ahead;
+  EXPECT_EQ(run(), wanted);
 }
 
 TEST_F(CudaLayerGroups, RefusesWhatOnlyHostsCanCount) {
