@@ -94,9 +94,12 @@ typedef struct crossdock_error_info {
 CROSSDOCK_C_API const char* crossdock_last_error(void);
 CROSSDOCK_C_API crossdock_status crossdock_last_error_info(crossdock_error_info* info);
 /// For bindings that find an invalid argument before a collective call, which the other ranks make:
-/// the calling thread's next collective call does not read its arguments and fails on every rank,
-/// with CROSSDOCK_INVALID_ARGUMENT and this reason. The group stays usable. The reason is copied;
-/// NULL withdraws it.
+/// the calling thread's next collective call with a group, dispatcher, layer or mesh fails on every
+/// rank with CROSSDOCK_INVALID_ARGUMENT and this reason. The group stays usable. Besides its own
+/// handle, the call reads only the plan, `saved` or `decision`: pass it as on the other ranks, or
+/// the error is CROSSDOCK_MISMATCH. If its own handle is invalid, the call fails on this rank alone
+/// and the refusal stays pending. The reason is copied; NULL withdraws it. Functions that make a
+/// group (crossdock_group_subgroup, _join and _from_*) ignore it.
 CROSSDOCK_C_API void crossdock_refuse_next_call(const char* reason);
 /// "ok", "invalid argument", ...; "unknown" for other numbers.
 CROSSDOCK_C_API const char* crossdock_status_name(crossdock_status status);

@@ -290,8 +290,13 @@ def _reader_of(kind: type) -> _Reader:
 
 
 def _reason(error: Optional[Exception]) -> bytes:
-    """What the other ranks learn. Errors about a value say which; others need their type to be understood."""
-    text = str(error) if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: {error}"
+    """The reason as other ranks see it. TypeError and ValueError explain themselves; other errors are prefixed with their
+    type."""
+    kind = type(error).__name__
+    try:
+        text = str(error) if isinstance(error, (TypeError, ValueError)) else f"{kind}: {error}"
+    except Exception:
+        text = f"{kind} without a text"
     return text.encode(errors="replace")
 
 
@@ -316,7 +321,7 @@ class Marshal:
     def __init__(self, stream: int = 0):
         self.keep: List[Any] = []
         self.refusal: Optional[Exception] = None
-        self.is_refused = False  # whatever the arguments are
+        self.is_refused = False  # True: the call is refused regardless of its arguments
         self.stream = stream
 
     def __enter__(self) -> "Marshal":
@@ -330,11 +335,14 @@ class Marshal:
 
     def call(self, rank: int, function: Any, *args: Any) -> None:
         """Calls a collective function of the library on this rank. Raises its failure."""
-        if self.is_refused:
-            lib.refuse_next_call(_reason(self.refusal))
-        if function(*args):
+        try:
             if self.is_refused:
-                lib.refuse_next_call(None)  # a call without its dispatcher or layer is not collective
+                lib.refuse_next_call(_reason(self.refusal))
+            status = function(*args)
+        finally:
+            if self.is_refused:
+                lib.refuse_next_call(None)  # still pending if the call was interrupted, or its own handle is invalid
+        if status:
             fail(rank, self.refusal)
 
     def put(self, struct_: ctypes.Structure, offset: int, value: Any) -> None:
@@ -343,11 +351,9 @@ class Marshal:
             return
         try:
             reader = _readers.get(type(value)) or _reader_of(type(value))
-            fields = reader(value, self.keep, self.stream)
+            _LAYOUT.pack_into(struct_, offset, *reader(value, self.keep, self.stream))
         except Exception as error:
-            self.refusal = self.refusal or error
-            fields = _REFUSED
-        _LAYOUT.pack_into(struct_, offset, *fields)
+            self._refuse(struct_, offset, error)
 
     def put_output(self, struct_: ctypes.Structure, offset: int, value: Any) -> None:
         """As put, for memory that the call writes to."""
@@ -361,13 +367,17 @@ class Marshal:
                 fields = _numpy_fields(value)
             else:
                 fields = reader(value, self.keep, self.stream)
+            _LAYOUT.pack_into(struct_, offset, *fields)
         except Exception as error:
-            self.refusal = self.refusal or error
-            fields = _REFUSED
-        _LAYOUT.pack_into(struct_, offset, *fields)
+            self._refuse(struct_, offset, error)
 
     def keep_values(self, *values: Any) -> None:
         self.keep.extend(values)
+
+    def _refuse(self, struct_: ctypes.Structure, offset: int, error: Exception) -> None:
+        """The array at this offset cannot be used."""
+        self.refusal = self.refusal or error
+        _LAYOUT.pack_into(struct_, offset, *_REFUSED)
 
 
 # ---- Out ----

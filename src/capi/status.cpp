@@ -110,8 +110,11 @@ void crossdock_set_callback_error(const char* reason) {
 }
 
 void crossdock_refuse_next_call(const char* reason) {
-  static_cast<void>(capi::guarded([&] {
-    capi::refusal_of_next_call.reset();
-    if (reason != nullptr) capi::refusal_of_next_call = reason;
-  }));
+  capi::refusal_of_next_call.reset();
+  if (reason == nullptr) return;
+  try {
+    capi::refusal_of_next_call.emplace(reason);
+  } catch (const std::bad_alloc&) {  // the call must be refused all the same
+    capi::refusal_of_next_call.emplace("no memory");
+  }
 }

@@ -68,7 +68,8 @@ template <typename Id>
 void check_forced_values(const RouterConfig& config, std::span<const Id> ids, const bool* mask) {
   const int64_t K = config.top_k;
   const int64_t E = config.num_experts;
-  std::vector<int64_t> last_token(static_cast<size_t>(E), -1);  // [E] to name the expert; -1: none
+  // [E] last token that named the expert; -1: none
+  std::vector<int64_t> last_token(static_cast<size_t>(E), -1);
   for (int64_t i = 0; i < std::ssize(ids); ++i) {
     const int64_t token = i / K;
     if (mask != nullptr && mask[token]) continue;

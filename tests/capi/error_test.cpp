@@ -114,6 +114,34 @@ TEST(CErrors, ACallerRefusesItsNextCallOnEveryRank) {
   });
 }
 
+TEST(CErrors, ARefusedCallMustHaveThePlanOfTheOtherRanks) {
+  run_c_ranks(3, [](crossdock_group* group, int rank) {
+    const Case input(rank);
+    const Planned planned(group, input);
+    auto args = made<crossdock_dispatch_args>();
+    args.x = tensor(input.x, input.T, Case::D);
+    auto sent = made<crossdock_dispatch_result>();
+    if (rank == 1) crossdock_refuse_next_call("the seed must be an integer, got 'x'");
+    EXPECT_EQ(
+        crossdock_dispatch(planned.dispatcher, rank == 1 ? nullptr : planned.plan, &args, &sent),
+        CROSSDOCK_MISMATCH);
+    EXPECT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent));
+    EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+  });
+}
+
+TEST(CErrors, FunctionsThatMakeAGroupIgnoreARefusal) {
+  run_c_ranks(2, [](crossdock_group* group, int rank) {
+    if (rank == 1) crossdock_refuse_next_call("not for a group");
+    const int32_t members[] = {0, 1};
+    crossdock_group* made = nullptr;
+    ASSERT_OK(crossdock_group_subgroup(group, members, 2, &made));
+    EXPECT_EQ(crossdock_group_all_reduce(made, nullptr, 0), CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(crossdock_last_error(), "rank 1: not for a group");
+    crossdock_group_destroy(made);
+  });
+}
+
 TEST(CErrors, ARankThatLeavesIsNamedAndPoisonsTheGroup) {
   run_c_ranks(3, [](crossdock_group* group, int rank) {
     if (rank == 2) return;

@@ -1,4 +1,6 @@
 """An argument that Python cannot use on one rank: the same error on every rank, with the reason, and the group stays usable."""
+import ctypes
+
 import numpy as np
 import pytest
 from case import CONFIG, Case
@@ -6,6 +8,7 @@ from conftest import run_threads
 from layer_test import gradients, layer_of, of_rank, parameters, tokens
 
 import crossdock
+from crossdock._tensor import Marshal
 
 CULPRIT = 1
 
@@ -29,6 +32,29 @@ class NoConversion:
     def __dlpack_device__(self):
         return (1, 0)
 
+
+class Unspeakable(ValueError):
+    """An error that has no text."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class NoText:
+    """A number that fails with such an error."""
+
+    def __eq__(self, other):
+        raise Unspeakable()
+
+
+# Their fields do not fit in the library's.
+WRONG_TENSORS = (
+    crossdock.Tensor(0, "fp32", (3, 2)),
+    crossdock.Tensor(-1, crossdock.DType.F32, (3, 2)),
+    crossdock.Tensor(2**64, crossdock.DType.F32, (3, 2)),
+    crossdock.Tensor(0, crossdock.DType.F32, (3.0, 2)),
+    crossdock.Tensor(0, crossdock.DType.F32, (3, 2), device="cuda"),
+)
 
 DISPATCHER_CALLS = {
     "plan": lambda dispatcher, own, case, **wrong: dispatcher.plan(
@@ -62,11 +88,14 @@ def rows_of(plan):
     "call, wrong, words",
     (
         ("plan", {"expert_ids": [[0, 1]]}, "expert_ids: dtype must be"),
+        *(("plan", {"expert_ids": tensor}, "expert_ids: dtype must be") for tensor in WRONG_TENSORS),
+        *(("plan", {"mask": tensor}, "mask: dtype must be") for tensor in WRONG_TENSORS),
         ("plan", {"weights": NoConversion()}, "weights: dtype must be"),
         ("dispatch", {"x": "tokens"}, "x: dtype must be"),
         ("dispatch", {"num_chunks": 2**40}, r"num_chunks must be in \[-2147483648, 2147483647\], got 1099511627776"),
         ("dispatch", {"num_chunks": None}, "num_chunks"),
         ("dispatch", {"num_chunks": 1.5}, "num_chunks"),
+        ("dispatch", {"num_chunks": NoText()}, "Unspeakable"),
         ("dispatch", {"on_chunk": 7}, "on_chunk must be a function, got int"),
         ("dispatch", {"row_weights": "yes"}, "row_weights: dtype must be"),
         ("begin_dispatch", {"num_chunks": "two"}, "num_chunks"),
@@ -80,6 +109,25 @@ def test_arguments_of_a_dispatcher(call, wrong, words):
         make = DISPATCHER_CALLS[call]
         expect_refusal(group, words, lambda is_wrong: make(dispatcher, plan, case, **(wrong if is_wrong else {})))
         dispatcher.dispatch(plan, case.x)
+
+    run_threads(2, body)
+
+
+@pytest.mark.parametrize("wrong", (*WRONG_TENSORS, NoConversion(), "values"))
+def test_arguments_of_sums(wrong):
+    def body(group):
+        values, part = np.arange(4.0), np.zeros(2)
+        expect_refusal(
+            group, "tensors: dtype must be", lambda is_wrong: group.all_reduce(values, wrong if is_wrong else part)
+        )
+        expect_refusal(
+            group, "input: dtype must be", lambda is_wrong: group.reduce_scatter(wrong if is_wrong else values, part)
+        )
+        expect_refusal(
+            group, "out: dtype must be", lambda is_wrong: group.reduce_scatter(values, wrong if is_wrong else part)
+        )
+        group.reduce_scatter(values, part)
+        assert part.tolist() == [4 * group.rank, 4 * group.rank + 2]
 
     run_threads(2, body)
 
@@ -193,3 +241,16 @@ def test_a_refusal_does_not_outlive_its_call():
         closed.forward(x, weights, jitter_seed=-1)
     layer.forward(x, weights)
     group.all_reduce(x)
+
+
+@pytest.mark.parametrize("error", (KeyboardInterrupt, ctypes.ArgumentError))
+def test_a_refusal_does_not_outlive_a_call_that_was_not_made(error):
+    def call():
+        raise error
+
+    (group,) = crossdock.Group.from_threads(1)
+    with Marshal() as marshal:
+        raise ValueError("a wrong argument")
+    with pytest.raises(error):
+        marshal.call(group.rank, call)
+    group.all_reduce(np.zeros(2))

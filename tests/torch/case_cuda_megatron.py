@@ -1,7 +1,7 @@
 """Inside Megatron's MoELayer on GPUs, against Megatron's layer with all experts. The ranks may share a GPU.
 
-gloo has no all-to-all for CUDA tensors, and NCCL refuses ranks that share a GPU. So Megatron's dispatcher works without
-others: every rank passes the tokens of all ranks through a layer that has all experts.
+gloo has no all-to-all for CUDA tensors, and NCCL refuses ranks that share a GPU. So Megatron's dispatcher runs on
+a single rank: every rank passes the tokens of all ranks through a layer that has all experts.
 """
 import re
 import warnings
@@ -148,7 +148,7 @@ class Problem:
         for step, (out, grad_x) in enumerate(zip(outs, grad_inputs)):
             for rank in range(self.world):
                 batch = self.batch(rank, step)
-                if batch[0].numel() > 0:  # Megatron refuses no tokens
+                if batch[0].numel() > 0:  # Megatron refuses an empty batch
                     (wanted_out,), (wanted_x,), added = run(self.reference, [batch])
                     for name, gradient in added.items():
                         if rank == self.rank or "local_experts" in name:

@@ -208,7 +208,7 @@ def inside_moe_with_aligned_segments(rank, world):
 
 @case(1, 2)
 def inside_moe_as_hybridep(rank, world):
-    """Row tensors have a fixed size; the rows that are not in use are behind those of the last expert."""
+    """Row tensors have a fixed size; unused rows follow those of the last expert."""
     for dtype in DTYPES:
         problem = Problem(rank, world, hybridep(world), dtype)
         problem.check(run(problem.moe, problem.batches()))
@@ -238,7 +238,7 @@ def a_moe_may_run_in_any_stream(rank, world):
 
 @case(1)
 def a_step_may_be_captured(rank, world):
-    """Forward and backward in one CUDA graph, as torchtitan has it by default."""
+    """Forward and backward in one CUDA graph, as torchtitan does by default."""
     problem = Problem(rank, world, hybridep(world), torch.bfloat16)
     static_x, static_grad = problem.batch(rank)
     static_x.requires_grad_()

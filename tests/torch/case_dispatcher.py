@@ -223,6 +223,19 @@ def an_argument_of_another_type_is_the_same_error_on_every_rank(rank, world):
 
 
 @case(2, 4)
+def a_refused_combine_belongs_to_the_dispatcher_of_its_handle(rank, world):
+    first = Dispatcher(num_experts=E, top_k=K, width=D)
+    second = Dispatcher(dist.new_group(list(range(world))), num_experts=E, top_k=K, width=D)
+    x, ids, weights = make(0, world)
+    sent = first.dispatch(x, ids, weights)
+    error = error_of(lambda: second.combine(None if rank == 1 else sent.rows, sent.handle))
+    same_everywhere(str(error))
+    assert error.culprit == 1 and "y must be a tensor, got NoneType" in str(error), error
+    for dispatcher in (first, second):
+        assert torch.equal(dispatcher.combine(sent.rows, sent.handle), x * weights.sum(1, keepdim=True))
+
+
+@case(2, 4)
 def a_failed_allocation_is_the_same_error_on_every_rank(rank, world):
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
     x, ids, weights = make(0, world)

@@ -1,5 +1,6 @@
 """GroupedExperts and MoELayer against dense ones."""
 import copy
+import math
 import pickle
 
 import torch
@@ -84,6 +85,15 @@ def equal_scores_go_to_the_lower_expert(rank, world):
     assert torch.equal(weights, torch.full((2, 8), 1 / 8))
 
 
+def sorted_experts(scores):
+    """[T, E] -> [T, E]: the best first, NaN last; equal scores go to the lower id."""
+
+    def best_first(row):
+        return sorted(range(len(row)), key=lambda e: (1, 0, e) if math.isnan(row[e]) else (0, -row[e], e))
+
+    return torch.tensor([best_first(row) for row in scores.tolist()])
+
+
 @case(1)
 def experts_are_those_of_a_stable_sort(rank, world):
     inf, nan = float("inf"), float("nan")
@@ -94,9 +104,9 @@ def experts_are_those_of_a_stable_sort(rank, world):
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         wide = logits.to(dtype).to(torch.float64 if dtype == torch.float64 else torch.float32)
         for scores in (wide.softmax(-1), wide.sigmoid()):
+            wanted = sorted_experts(scores)
             for top_k in (1, 8, 63, 64):
-                want = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-                assert torch.equal(best_experts(scores, top_k), want), (dtype, top_k)
+                assert torch.equal(best_experts(scores, top_k), wanted[:, :top_k]), (dtype, top_k)
     assert best_experts(torch.zeros(0, 4), 2).shape == (0, 2)
 
 
@@ -166,3 +176,21 @@ def the_librarys_layer_equals_the_steps(rank, world):
             torch.testing.assert_close(a, b)
         with torch.no_grad():
             assert torch.equal(moe_layer(*inputs, *router, False)[0], out)
+
+
+@case(1, 4)
+def experts_with_nan_scores_are_chosen_last(rank, world):
+    """The library's layer does the same."""
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(rank)
+        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, score="sigmoid", dtype=dtype)
+        x = torch.randn((tokens_of(rank, world), D), generator=random_of(rank), dtype=dtype)
+        with torch.no_grad():
+            for e in (0, 3):
+                layer.router.weight[e] = float("nan")
+            expert_ids, weights = layer.route(x)
+            assert not torch.isin(expert_ids, torch.tensor([0, 3])).any() and weights.isfinite().all()
+            inputs = (x, layer.router.weight, layer.experts.w1, layer.experts.w2)
+            out = moe_layer(*inputs, layer.dispatcher._key, "sigmoid", True, 1.0, False)[0]
+            assert out.isfinite().all()
+            torch.testing.assert_close(layer(x), out)

@@ -61,7 +61,7 @@ def use_own_gpu(rank: int) -> None:
 
 
 def rows_are_close(name: str, got: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
-    """No row differs by more than `limit` times the norm of an average row: a single wrong row cannot pass."""
+    """No row differs by more than `limit` times the norm of an average row, so a wrong row of typical size cannot pass."""
     assert got.shape == wanted.shape, f"{name}: the shape is {tuple(got.shape)}, not {tuple(wanted.shape)}"
     got, wanted = (tensor.detach().double().reshape(-1, tensor.shape[-1]) for tensor in (got, wanted))
     if wanted.numel() > 0:

@@ -156,11 +156,11 @@ class Dispatcher(Shared):
         return ops.combine_unweighted(y, handle.plan, handle.routing.shape[0])
 
     def _refuse_combine(self, y: Any, handle: Any, function: Any) -> NoReturn:
-        core = self._open()
         if isinstance(handle, Handle):
-            error = TypeError(f"y must be a tensor, got {type(y).__name__}")
-            core.refuse(error, function, routes_of(handle.plan)._handle)
-        core.refuse(TypeError(f"handle must be the Handle of a dispatch, got {type(handle).__name__}"), function)
+            routes = routes_of(handle.plan)  # the other ranks call combine in the group of this plan
+            routes.core.refuse(TypeError(f"y must be a tensor, got {type(y).__name__}"), function, routes._handle)
+        error = TypeError(f"handle must be the Handle of a dispatch, got {type(handle).__name__}")
+        self._open().refuse(error, function)
 
     def close(self) -> None:
         """Ends the dispatcher on this rank. Does not wait for other ranks. The group stays, for other dispatchers."""

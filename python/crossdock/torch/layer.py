@@ -20,15 +20,18 @@ def _is_unchanged(module: nn.Module, kind: type) -> bool:
 
 
 def best_experts(scores: torch.Tensor, top_k: int) -> torch.Tensor:
-    """scores [T, E] in [0, 1] or NaN -> expert ids [T, K], best first. NaN is best; equal scores go to the lower id.
+    """scores [T, E] in [0, 1] or NaN -> expert ids [T, K], best first. As in the library's router, NaN is worse than any
+    number, and equal scores go to the lower id.
 
-    In fp32 on the CPU a topk of distinct keys decides as a stable sort does, in a fifth to two thirds of the time: as
-    fp64, scores are ordered like their bits, and the last 29 bits of an fp32 value are zero there, so they can hold the id.
+    In fp32 on the CPU a topk of distinct keys decides as a stable sort does, in a fifth to two thirds of the time.
+    Non-negative fp64 values order like their bit patterns, and the low 29 bits of a converted fp32 value are zero, so
+    they can hold the id. NaN becomes -1, whose bit pattern is a negative integer.
     """
     last = scores.shape[-1] - 1
+    scores = scores.nan_to_num(nan=-1.0)
     if scores.dtype != torch.float32 or not scores.is_cpu:
         return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k].contiguous()
-    keys = scores.nan_to_num(nan=2.0).double().view(torch.int64) | torch.arange(last, -1, -1, device=scores.device)
+    keys = scores.double().view(torch.int64) | torch.arange(last, -1, -1, device=scores.device)
     return keys.topk(min(top_k, last + 1), dim=-1).indices
 
 
@@ -110,7 +113,7 @@ class MoELayer(nn.Module):
 
     def route(self, x: torch.Tensor) -> tuple:
         """x [T, D] -> expert_ids [T, K] and weights [T, K], fp32 (fp64 for fp64 tokens). Equal scores go to the lower
-        expert id."""
+        expert id, and NaN is worse than any number."""
         logits = self.router(x)
         logits = logits.to(weights_dtype(logits.dtype))
         scores = logits.softmax(dim=-1) if self.score == "softmax" else logits.sigmoid()
