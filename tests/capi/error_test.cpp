@@ -63,70 +63,75 @@ TEST(CErrors, AnInvalidConfigurationIsReportedByTheFirstPlan) {
   });
 }
 
+/// A dispatch of one rank, with valid arguments.
+struct DispatchCall {
+  Case input;
+  Planned planned;
+  crossdock_dispatch_args args = made<crossdock_dispatch_args>();
+  crossdock_dispatch_result sent = made<crossdock_dispatch_result>();
+
+  DispatchCall(crossdock_group* group, int rank) : input(rank), planned(group, input) {
+    args.x = tensor(input.x, input.T, Case::D);
+  }
+
+  crossdock_status make() {
+    return crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent);
+  }
+  void expect_ok() {
+    EXPECT_OK(make());
+    EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+  }
+};
+
 // Only the C API can refuse these arguments: the other ranks must not wait.
 TEST(CErrors, ArgumentsThatCannotBeConvertedAreTheSameErrorOnEveryRank) {
   run_c_ranks(3, [](crossdock_group* group, int rank) {
-    const Case input(rank);
-    const Planned planned(group, input);
-    auto args = made<crossdock_dispatch_args>();
-    args.x = tensor(input.x, input.T, Case::D);
-    if (rank == 1) args.x.num_dims = 7;
-    auto sent = made<crossdock_dispatch_result>();
-    EXPECT_EQ(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent),
-              CROSSDOCK_INVALID_ARGUMENT);
+    DispatchCall call(group, rank);
+    if (rank == 1) call.args.x.num_dims = 7;
+    EXPECT_EQ(call.make(), CROSSDOCK_INVALID_ARGUMENT);
     EXPECT_STREQ(crossdock_last_error(), "rank 1: x: num_dims must be in [0, 4], got 7");
 
     const bool gives_none = rank == 2;
-    args.x = tensor(input.x, input.T, Case::D);
-    EXPECT_EQ(
-        crossdock_dispatch(planned.dispatcher, planned.plan, gives_none ? nullptr : &args, &sent),
-        CROSSDOCK_INVALID_ARGUMENT);
+    call.args.x = tensor(call.input.x, call.input.T, Case::D);
+    EXPECT_EQ(crossdock_dispatch(call.planned.dispatcher, call.planned.plan,
+                                 gives_none ? nullptr : &call.args, &call.sent),
+              CROSSDOCK_INVALID_ARGUMENT);
     EXPECT_STREQ(crossdock_last_error(), "rank 2: crossdock_dispatch_args must not be NULL");
 
-    EXPECT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent));
-    EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+    call.expect_ok();
   });
 }
 
 TEST(CErrors, ACallerRefusesItsNextCallOnEveryRank) {
   run_c_ranks(3, [](crossdock_group* group, int rank) {
-    const Case input(rank);
-    const Planned planned(group, input);
-    auto args = made<crossdock_dispatch_args>();
-    args.x = tensor(input.x, input.T, Case::D);
-    auto sent = made<crossdock_dispatch_result>();
+    DispatchCall call(group, rank);
     if (rank == 1) {
       crossdock_refuse_next_call("the seed must be an integer, got 'x'");
       EXPECT_EQ(crossdock_dispatch(nullptr, nullptr, nullptr, nullptr), CROSSDOCK_INVALID_ARGUMENT)
           << "not a collective call without a dispatcher";
     }
-    EXPECT_EQ(crossdock_dispatch(planned.dispatcher, planned.plan, rank == 1 ? nullptr : &args,
-                                 rank == 1 ? nullptr : &sent),
-              CROSSDOCK_INVALID_ARGUMENT);
+    EXPECT_EQ(
+        crossdock_dispatch(call.planned.dispatcher, call.planned.plan,
+                           rank == 1 ? nullptr : &call.args, rank == 1 ? nullptr : &call.sent),
+        CROSSDOCK_INVALID_ARGUMENT);
     EXPECT_STREQ(crossdock_last_error(), "rank 1: the seed must be an integer, got 'x'");
 
     if (rank == 1) {
       crossdock_refuse_next_call("withdrawn");
       crossdock_refuse_next_call(nullptr);
     }
-    EXPECT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent));
-    EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+    call.expect_ok();
   });
 }
 
 TEST(CErrors, ARefusedCallMustHaveThePlanOfTheOtherRanks) {
   run_c_ranks(3, [](crossdock_group* group, int rank) {
-    const Case input(rank);
-    const Planned planned(group, input);
-    auto args = made<crossdock_dispatch_args>();
-    args.x = tensor(input.x, input.T, Case::D);
-    auto sent = made<crossdock_dispatch_result>();
+    DispatchCall call(group, rank);
     if (rank == 1) crossdock_refuse_next_call("the seed must be an integer, got 'x'");
-    EXPECT_EQ(
-        crossdock_dispatch(planned.dispatcher, rank == 1 ? nullptr : planned.plan, &args, &sent),
-        CROSSDOCK_MISMATCH);
-    EXPECT_OK(crossdock_dispatch(planned.dispatcher, planned.plan, &args, &sent));
-    EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
+    EXPECT_EQ(crossdock_dispatch(call.planned.dispatcher, rank == 1 ? nullptr : call.planned.plan,
+                                 &call.args, &call.sent),
+              CROSSDOCK_MISMATCH);
+    call.expect_ok();
   });
 }
 

@@ -4,7 +4,8 @@
 namespace crossdock::ops::hopper {
 namespace {
 
-// Speed relative to torch._grouped_mm on an H200, 12 cases: geometric mean 1.06, minimum 1.01.
+// Chosen by speed relative to torch._grouped_mm on an H200, 12 cases: geometric mean 1.06, minimum
+// 1.01. Current figures: bench/results/h200_layer.md.
 using DxShape = TileShape<2, 256, false>;
 
 template <typename Element>

@@ -4,8 +4,8 @@
 namespace crossdock::ops::hopper {
 namespace {
 
-// Speed relative to torch._grouped_mm on an H200, 12 cases: geometric mean 1.10, minimum 1.01;
-// 128 x 256 without turns: 1.06, 1.02.
+// Chosen by speed relative to torch._grouped_mm on an H200, 12 cases: geometric mean 1.10, minimum
+// 1.01; 128 x 256 without turns had 1.06, 1.02. Current figures: bench/results/h200_layer.md.
 using ForwardShape = TileShape<2, 192, true>;
 // Storing fp32 sums needs registers that a tile with turns does not leave.
 using SumsShape = TileShape<2, 256, false>;
