@@ -162,27 +162,26 @@ function(crossdock_add_example name)
   crossdock_register_test(${target})
 endfunction()
 
-# crossdock_add_example_run(<NN_name> <run> [COMMAND <program>...] [ARGS <argument>...] [LABELS ...] [NEEDS ...])
+# crossdock_add_program_run(<target> <run> [COMMAND <program>...] [ARGS <argument>...] [LABELS ...] [NEEDS ...])
 #
-# Runs an example once more, as the test example_<NN_name>_<run>, with other arguments or under a launcher.
-# Exit status 77: skipped.
-function(crossdock_add_example_run name run)
+# Runs a program as the test <target>_<run>, with the given arguments and perhaps under a launcher. Exit status 77: skipped.
+function(crossdock_add_program_run name run)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "COMMAND;ARGS;LABELS;NEEDS")
-  crossdock_no_leftovers(crossdock_add_example_run ${name})
+  crossdock_no_leftovers(crossdock_add_program_run ${name})
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
   endif()
-  set(test example_${name}_${run})
+  set(test ${name}_${run})
   crossdock_find_missing(missing ${arg_NEEDS})
   if(missing)
     crossdock_add_skipped_test(${test} "${missing}" "${arg_LABELS}")
     return()
   endif()
-  add_test(NAME ${test} COMMAND ${arg_COMMAND} $<TARGET_FILE:example_${name}> ${arg_ARGS})
+  add_test(NAME ${test} COMMAND ${arg_COMMAND} $<TARGET_FILE:${name}> ${arg_ARGS})
   set_tests_properties(${test} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 900 SKIP_RETURN_CODE 77
                                           ENVIRONMENT "CUDA_DEVICE_MAX_CONNECTIONS=32")
   if("cuda" IN_LIST arg_LABELS)
-    add_dependencies(cuda_tests example_${name})
+    add_dependencies(cuda_tests ${name})
   endif()
 endfunction()
 

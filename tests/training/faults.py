@@ -1,4 +1,4 @@
-"""Bugs of real training programs, put into the example one at a time. The comparison must detect each of them."""
+"""Bugs of real training programs, put into the program one at a time. The comparison must detect each of them."""
 from unittest import mock
 
 import torch

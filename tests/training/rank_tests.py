@@ -1,4 +1,4 @@
-"""Tests on 8 ranks: short forms of the example's check, its faults, and checkpoints."""
+"""Tests on 8 ranks: short forms of the program's check, its faults, and checkpoints."""
 import dataclasses
 import pathlib
 import shutil

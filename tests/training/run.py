@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the training example: tests/training/run.py [pattern ...]; patterns select tests by parts of their names."""
+"""Tests of the transformer in tests/training/transformer: tests/training/run.py [pattern ...]; patterns select tests by parts of their names."""
 import argparse
 import json
 import os
@@ -12,8 +12,8 @@ import time
 import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
-EXAMPLE = HERE.parents[1] / "examples" / "python"
-sys.path[:0] = [str(HERE), str(EXAMPLE)]
+PROGRAM = HERE / "transformer"
+sys.path[:0] = [str(HERE), str(PROGRAM)]
 
 import killed  # noqa: E402
 import launch  # noqa: E402
@@ -53,7 +53,7 @@ def a_terminal_shows_progress_and_a_file_is_learned():
     terminal, its_end = pty.openpty()
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "log.jsonl"
-        command = [sys.executable, str(EXAMPLE / "train.py"), "--steps", "2", "--log", str(log)]
+        command = [sys.executable, str(PROGRAM / "train.py"), "--steps", "2", "--log", str(log)]
         command += ["--data", str(HERE.parents[1] / "README.md")]
         ended = subprocess.run(command, stderr=its_end, stdout=subprocess.PIPE, text=True, timeout=300)
         lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -66,13 +66,13 @@ def a_terminal_shows_progress_and_a_file_is_learned():
 
 
 def without_a_terminal_there_is_no_progress():
-    command = [sys.executable, str(EXAMPLE / "train.py"), "--steps", "1"]
+    command = [sys.executable, str(PROGRAM / "train.py"), "--steps", "1"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0 and "imbalance" not in ended.stderr, ended
 
 
 def the_command_explains_itself():
-    text = subprocess.run([sys.executable, str(EXAMPLE / "train.py"), "--help"], capture_output=True, text=True)
+    text = subprocess.run([sys.executable, str(PROGRAM / "train.py"), "--help"], capture_output=True, text=True)
     assert text.returncode == 0 and "--checkpoint FOLDER" in text.stdout, text
 
 

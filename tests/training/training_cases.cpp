@@ -3,7 +3,7 @@
 #include <map>
 #include <tuple>
 
-#include "examples/09_train/check.hpp"
+#include "training/blocks/check.hpp"
 
 namespace crossdock {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "crossdock/group.hpp"
-#include "examples/09_train/trainer.hpp"
+#include "training/blocks/trainer.hpp"
 
 namespace crossdock {
 

@@ -1,5 +1,5 @@
 // Training runs on meshes of threads, compared with one rank. tests/training/training_cases.hpp
-// defines equality; examples/09_train is the program under test.
+// defines equality; tests/training/blocks is the program under test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,9 +11,9 @@
 
 #include "crossdock/mesh.hpp"
 #include "crossdock/threads.hpp"
-#include "examples/09_train/model.hpp"
-#include "examples/09_train/parameter.hpp"
 #include "support/message_of.hpp"
+#include "training/blocks/model.hpp"
+#include "training/blocks/parameter.hpp"
 #include "training/training_cases.hpp"
 
 namespace crossdock {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows by training that every mesh computes the same results: python examples/python/check.py [pattern ...]
+"""Shows by training that every mesh computes the same results: python tests/training/transformer/check.py [pattern ...]
 
 Compares models on meshes of up to 8 processes on this machine with the same model on one rank: the loss and all
 gradients of the first step, and the losses of 50 freely routed steps, which must fall by a third. Then kills a run at a

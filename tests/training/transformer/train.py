@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Trains a small mixture-of-experts transformer on bytes, on any mesh.
 
-    python examples/python/train.py
-    torchrun --nproc-per-node 8 examples/python/train.py --tp 2 --cp 2 --pp 2 --ep 2
-    torchrun --nproc-per-node 4 examples/python/train.py --dp 2 --tp 2 --ep 4 --data-parallel fsdp
+    python tests/training/transformer/train.py
+    torchrun --nproc-per-node 8 tests/training/transformer/train.py --tp 2 --cp 2 --pp 2 --ep 2
+    torchrun --nproc-per-node 4 tests/training/transformer/train.py --dp 2 --tp 2 --ep 4 --data-parallel fsdp
 
 The processes are tp*cp*dp*pp; the experts are divided over etp*ep of each pipeline stage. The same options on another
 mesh give the same losses, up to rounding.

@@ -1,8 +1,8 @@
 // Trains a small MoE language model on any mesh of ranks, and shows that the mesh does not matter.
 //
-//   example_09_train --world 4 --tp 2 --ep 2 --check                # 4 threads
-//   mpirun -np 4 example_09_train --communicator mpi --cp 2 --etp 2 --check
-//   09_train/processes.sh 4 example_09_train --tp 2 --cp 2 --check  # 4 processes, sockets
+//   train_blocks --world 4 --tp 2 --ep 2 --check                # 4 threads
+//   mpirun -np 4 train_blocks --communicator mpi --cp 2 --etp 2 --check
+//   tests/training/blocks/processes.sh 4 train_blocks --tp 2 --cp 2 --check  # 4 processes, sockets
 //
 // The model predicts the next byte of packed sequences: a table of bytes and positions, blocks of
 // norm and MoE layer with a residual, and a head. There is no attention, so that a token's path

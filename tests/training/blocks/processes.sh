@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs the example on processes that find each other through their environment, as torchrun would:
+# Runs the program on processes that find each other through their environment, as torchrun would:
 #
-#   processes.sh 4 ./example_09_train --tp 2 --check
+#   processes.sh 4 ./train_blocks --tp 2 --check
 ranks=$1
 shift
 export WORLD_SIZE="$ranks" MASTER_ADDR=127.0.0.1 CROSSDOCK_JOB="$$"
