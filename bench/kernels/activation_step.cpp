@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "bench/cuda_memory.hpp"
-#include "ops/device_activation.hpp"
+#include "ops/cuda/device_activation.hpp"
 
 namespace crossdock::bench {
 namespace {

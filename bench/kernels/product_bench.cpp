@@ -10,7 +10,7 @@
 #include "bench/kernels/product_counts.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/threads.hpp"
-#include "ops/grouped_product.hpp"
+#include "ops/cuda/grouped_product.hpp"
 
 namespace crossdock::bench {
 namespace {

@@ -3,7 +3,7 @@
 #include <exception>
 #include <string>
 
-#include "ops/grouped_product.hpp"
+#include "ops/cuda/grouped_product.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "core/check.hpp"
-#include "core/fork_generation.hpp"
+#include "core/process_state.hpp"
 
 namespace crossdock::capi {
 

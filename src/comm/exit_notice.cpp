@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "core/per_process.hpp"
+#include "core/process_state.hpp"
 
 namespace crossdock::comm {
 namespace {

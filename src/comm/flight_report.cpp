@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "core/check.hpp"
-#include "core/utf8.hpp"
+#include "core/text.hpp"
 #include "core/write_signals.hpp"
 
 namespace crossdock::comm {

@@ -14,7 +14,7 @@
 #include "comm/shared_bytes.hpp"
 #include "comm/window.hpp"
 #include "core/check.hpp"
-#include "core/pool_wait.hpp"
+#include "core/threading.hpp"
 
 namespace crossdock {
 namespace {

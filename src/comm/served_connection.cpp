@@ -13,8 +13,8 @@
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
-#include "core/per_process.hpp"
-#include "core/start_thread.hpp"
+#include "core/process_state.hpp"
+#include "core/threading.hpp"
 
 namespace crossdock::comm {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "core/block_ledger.hpp"
 #include "core/check.hpp"
-#include "core/owned_tensor.hpp"
+#include "core/tensor_memory.hpp"
 #include "core/sizes.hpp"
 #include "crossdock/tensor.hpp"
 

@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "core/index_of_name.hpp"
+#include "core/text.hpp"
 
 namespace crossdock {
 namespace {

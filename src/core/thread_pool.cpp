@@ -11,10 +11,8 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/fork_generation.hpp"
-#include "core/num_cores.hpp"
-#include "core/pool_wait.hpp"
-#include "core/start_thread.hpp"
+#include "core/process_state.hpp"
+#include "core/threading.hpp"
 
 namespace crossdock {
 namespace {

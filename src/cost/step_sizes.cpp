@@ -2,8 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <numeric>
+#include <set>
+#include <utility>
+#include <vector>
 
+#include "core/block_ledger.hpp"
 #include "cost/route_sums.hpp"
 #include "plan/capacity.hpp"
 
@@ -152,6 +158,195 @@ StepSizes limited_sizes(const CostInputs& inputs, const Placement& placement, si
   sizes.padded = padded_source > 0 ? around.num_ranks * padded_source * around.num_experts
                                    : sizes.received + pads;
   return sizes;
+}
+
+namespace {
+
+constexpr double kPageBytes = 4096;
+constexpr double kHeaderBytes = 72;  // of an agreement
+
+// Models the windows: a request gets the smallest free block that is large enough, unless more than
+// half of it would be wasted; otherwise a new block, which replaces a free one at least half as
+// large.
+class WindowModel {
+ public:
+  double take(double num_bytes) {
+    if (num_bytes <= 0) return 0;
+    const double wanted = std::ceil(num_bytes / kPageBytes) * kPageBytes;
+    const auto found = free_.lower_bound(wanted);
+    if (found == free_.end() || *found > 2 * wanted) {
+      if (found != free_.begin() && 2 * *std::prev(found) >= wanted) {
+        held_ -= *std::prev(found);
+        free_.erase(std::prev(found));
+      }
+      held_ += wanted;
+      return wanted;
+    }
+    const double block = *found;
+    free_.erase(found);
+    return block;
+  }
+  void give_back(double block) {
+    if (block > 0) free_.insert(block);
+  }
+  double held() const { return held_; }
+
+ private:
+  std::multiset<double> free_;
+  double held_ = 0;
+};
+
+// Models the pool.
+class PoolModel {
+ public:
+  /// No request exceeds `largest` bytes. The ledger counts in bytes or, if a few times `largest`
+  /// would overflow, in larger units.
+  explicit PoolModel(double largest)
+      : unit_(std::exp2(std::max(0.0, std::ceil(std::log2(std::max(1.0, largest))) - 57.0))) {}
+
+  BlockLedger::Grant take(double num_bytes, BlockUse use) {
+    const auto wanted = pages(num_bytes);
+    return wanted > 0 ? ledger_.take(wanted, use) : BlockLedger::Grant{};
+  }
+  void give_back(const BlockLedger::Grant& grant, double num_bytes) {
+    if (grant.block_bytes > 0) ledger_.give_back(grant.block_bytes, pages(num_bytes));
+  }
+  double held() const { return static_cast<double>(ledger_.bytes_held()) * unit_; }
+
+ private:
+  int64_t pages(double num_bytes) const {
+    const double rounded = std::ceil(std::max(0.0, num_bytes) / kPageBytes) * kPageBytes;
+    return static_cast<int64_t>(rounded / unit_);
+  }
+  double unit_;
+  BlockLedger ledger_;
+};
+
+// The requests of one step, in the order of the code.
+class StepTrace final : public MemoryTrace {
+ public:
+  /// kept_in_pool: bytes that a plan keeps in the pool for the whole step.
+  StepTrace(const StrategyModel& model, const StepSizes& sizes, const StrategyJob& job,
+            double largest_request, std::vector<double> kept_in_pool = {})
+      : model_(model),
+        n_(sizes),
+        job_(job),
+        bytes_(job.row_bytes),
+        P_(job.num_ranks()),
+        E_(static_cast<double>(job.config.num_experts)),
+        K_(static_cast<double>(job.config.top_k)),
+        pool_(largest_request),
+        kept_in_pool_(std::move(kept_in_pool)) {}
+
+  // Forward and backward of a layer: rows are kept for backward, the experts' result is not;
+  // backward sends the weights to the rows and returns their gradients.
+  void run() {
+    const Lease plan_weights = take_result(n_.tokens * K_ * kWeightBytes);
+    std::vector<Lease> kept;
+    for (const double num_bytes : kept_in_pool_) kept.push_back(take_result(num_bytes));
+    plan();
+    const Lease rows = take_rows(n_.padded * bytes_.tokens);
+    const Lease row_scales = take_result(n_.padded * bytes_.scales);
+    move_rows(Movement::kDispatch, bytes_.tokens);
+    if (bytes_.scales > 0) {
+      // Scales are in the pool, where peers cannot store them.
+      const Lease landing = take_window(model_.reaches_peers() ? n_.padded * bytes_.scales : 0);
+      move_rows(Movement::kDispatch, bytes_.scales);
+    }
+    Lease y = take_rows(n_.padded * bytes_.results);
+    const Lease out = take_result(n_.tokens * bytes_.results);
+    gather();
+    y.end();
+
+    const Lease grad_y = take_rows(n_.padded * bytes_.results);
+    const Lease row_weights = take_result(n_.padded * kWeightBytes);
+    exchange(n_.sent * kWeightBytes, n_.received * kWeightBytes);  // scatter_routes
+    move_rows(Movement::kGradients, bytes_.results);
+    const Lease grad_rows = take_rows(n_.padded * bytes_.results);
+    const Lease grad_row_weights = take_result(n_.padded * kWeightBytes);
+    const Lease grad_x = take_result(n_.tokens * bytes_.results);
+    gather();
+    const Lease grad_weights = take_result(n_.tokens * K_ * kWeightBytes);
+    exchange(n_.received * kWeightBytes, n_.sent * kWeightBytes);  // gather_routes
+  }
+
+  MemoryNeed held() const {
+    return {.window_bytes = windows_.held(), .pool_bytes = pool_.held(), .plan_bytes = plan_bytes_};
+  }
+  double largest_request() const { return largest_request_; }
+  const std::vector<double>& kept_in_pool() const { return kept_in_pool_; }
+
+  Lease take_scratch(double num_bytes) override { return take(num_bytes, BlockUse::kScratch); }
+  void agree() override {
+    const Lease header = take_scratch(kHeaderBytes);
+    const Lease headers = take_scratch(P_ * kHeaderBytes);
+  }
+  void keep_in_pool(double num_bytes) override {
+    largest_request_ = std::max(largest_request_, num_bytes);
+    kept_in_pool_.push_back(num_bytes);
+  }
+  void keep_in_plan(double num_bytes) override { plan_bytes_ += num_bytes; }
+
+ private:
+  Lease take(double num_bytes, BlockUse use) {
+    largest_request_ = std::max(largest_request_, num_bytes);
+    return Lease([this, num_bytes, grant = pool_.take(num_bytes, use)] {
+      pool_.give_back(grant, num_bytes);
+    });
+  }
+  Lease take_result(double num_bytes) { return take(num_bytes, BlockUse::kResult); }
+  Lease take_window(double num_bytes) {
+    return Lease([this, block = windows_.take(num_bytes)] { windows_.give_back(block); });
+  }
+  Lease take_rows(double num_bytes) {
+    return model_.reaches_peers() ? take_window(num_bytes) : take_result(num_bytes);
+  }
+
+  void plan() {
+    const Lease counts = take_scratch(P_ * (E_ + 1) * kIndexBytes);
+    agree();
+    // The vectors of PlanData that grow with T or P * E.
+    plan_bytes_ =
+        n_.tokens * K_ * (4 + 2 * kIndexBytes) + n_.sent * kIndexBytes + 2 * P_ * E_ * kIndexBytes;
+    kept_in_pool_.clear();
+    model_.trace_plan(n_, job_, *this);
+  }
+
+  void move_rows(Movement movement, double row_bytes) {
+    model_.trace_rows(movement, row_bytes, n_, job_, *this);
+  }
+  void gather() {
+    const Movement movement = job_.config.partial_sums == PartialSums::kNone
+                                  ? Movement::kCombine
+                                  : Movement::kPartialSums;
+    move_rows(movement, bytes_.of(movement));
+  }
+
+  const StrategyModel& model_;
+  const StepSizes& n_;
+  const StrategyJob& job_;
+  RowBytes bytes_;
+  double P_;
+  double E_;
+  double K_;
+  PoolModel pool_;
+  WindowModel windows_;
+  std::vector<double> kept_in_pool_;
+  double largest_request_ = 0;
+  double plan_bytes_ = 0;
+};
+
+}  // namespace
+
+MemoryNeed memory_of_step(const StrategyModel& model, const StepSizes& sizes,
+                          const StrategyJob& job) {
+  // In units of infinite size no request takes a block: this step only records the requests.
+  StepTrace first(model, sizes, job, std::numeric_limits<double>::infinity());
+  first.run();
+  // The next step uses the blocks of this one differently; memory settles after a few steps.
+  StepTrace trace(model, sizes, job, 2 * first.largest_request(), first.kept_in_pool());
+  for (int step = 0; step < 4; ++step) trace.run();
+  return trace.held();
 }
 
 }  // namespace crossdock

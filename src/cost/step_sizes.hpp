@@ -21,4 +21,9 @@ StepSizes worst_sizes(const CostInputs& inputs, const Placement& placement, size
 /// The same under the configured capacity or max_rows. REQUIRES one of them.
 StepSizes limited_sizes(const CostInputs& inputs, const Placement& placement, size_t rank);
 
+/// A rank's memory after several forward and backward steps with these sizes: all requests of the
+/// library and of the strategy, in order, served as BufferPool and WindowPool serve them.
+MemoryNeed memory_of_step(const StrategyModel& model, const StepSizes& sizes,
+                          const StrategyJob& job);
+
 }  // namespace crossdock

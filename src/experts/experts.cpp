@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/index_of_name.hpp"
 #include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
+#include "core/text.hpp"
 #include "experts/backend.hpp"
 
 namespace crossdock {

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "core/pointer.hpp"
+#include "core/tensor_memory.hpp"
 #include "ops/convert.hpp"
-#include "ops/device_rows.hpp"
+#include "ops/cuda/device_rows.hpp"
 
 namespace crossdock {
 namespace {

@@ -1,7 +1,7 @@
 #include "experts/shared_experts.hpp"
 
-#include "ops/add.hpp"
-#include "ops/device_rows.hpp"
+#include "ops/cuda/device_rows.hpp"
+#include "ops/sum_rows.hpp"
 
 namespace crossdock {
 namespace {

@@ -5,10 +5,32 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-
-#include "layer/worker.hpp"
+#include <thread>
 
 namespace crossdock {
+
+/// A thread that runs tasks in the order they were added. Thread-safe.
+class Worker {
+ public:
+  /// Throws Error(kUnsupported) if no thread can be started.
+  Worker();
+  /// Waits for all tasks.
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  /// REQUIRES: the task does not throw.
+  void add(std::function<void()> task);
+
+ private:
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> tasks_;
+  bool is_stopping_ = false;
+  std::thread thread_;
+};
 
 /// Tasks that a worker runs in order while their owner continues with an exchange. Not thread-safe.
 class BackgroundWork {

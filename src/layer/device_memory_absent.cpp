@@ -1,6 +1,5 @@
 #include "crossdock/error.hpp"
 #include "layer/device_memory.hpp"
-#include "layer/device_shards.hpp"
 
 // Builds without CUDA.
 

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/owned_tensor.hpp"
-#include "core/pointer.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 
 namespace crossdock {
 namespace {

@@ -6,7 +6,7 @@
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "experts/partial_rows.hpp"
-#include "layer/device_shards.hpp"
+#include "layer/device_memory.hpp"
 
 namespace crossdock {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "layer/background_work.hpp"
 #include "layer/layer_parts.hpp"
-#include "layer/worker.hpp"
 
 namespace crossdock {
 

@@ -9,7 +9,6 @@
 #include "comm/agreed_items.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
-#include "layer/host_tokens.hpp"
 #include "layer/token_identity.hpp"
 
 namespace crossdock {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "crossdock/moe_layer.hpp"
-#include "layer/device_gather.hpp"
+#include "layer/device_counts.hpp"
 #include "layer/layer_parts.hpp"
 
 namespace crossdock {

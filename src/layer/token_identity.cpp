@@ -10,7 +10,8 @@
 #include "comm/agreed_failure.hpp"
 #include "comm/agreed_items.hpp"
 #include "core/check.hpp"
-#include "core/pointer.hpp"
+#include "core/tensor_memory.hpp"
+#include "router/backend.hpp"
 #include "router/jitter.hpp"
 
 namespace crossdock {
@@ -123,6 +124,22 @@ void refuse_equal_tokens(Group& group, std::span<const uint64_t> samples,
                   " are bit-identical and would count twice in the gradients; set "
                   "replicated_over to the group that they are replicated over, or "
                   "allow_equal_tokens if they are meant to be tokens of their own");
+}
+
+namespace {
+
+std::vector<std::byte> read(const ConstTensorView& tensor, Stream stream) {
+  std::vector<std::byte> bytes(tensor.given() ? static_cast<size_t>(tensor.num_bytes()) : 0);
+  if (!bytes.empty()) router::read_device(tensor, bytes, stream);
+  return bytes;
+}
+
+}  // namespace
+
+HostTokens::HostTokens(const LocalTokens& on_gpu, Stream stream)
+    : x_(read(on_gpu.x, stream)), mask_(read(on_gpu.mask, stream)), tokens_(on_gpu) {
+  tokens_.x = {x_.data(), on_gpu.x.dtype, on_gpu.x.shape};
+  if (on_gpu.mask.given()) tokens_.mask = {mask_.data(), on_gpu.mask.dtype, on_gpu.mask.shape};
 }
 
 }  // namespace crossdock

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "crossdock/group.hpp"
 #include "crossdock/tensor.hpp"
@@ -30,5 +32,19 @@ uint64_t hash_tokens(const LocalTokens& tokens);
 /// of them are equal do the ranks compare all tokens, with one more agreement. Collective.
 void refuse_equal_tokens(Group& group, std::span<const uint64_t> samples,
                          const LocalTokens& tokens);
+
+/// Copies of GPU tokens in host memory.
+class HostTokens {
+ public:
+  /// Waits for the stream.
+  HostTokens(const LocalTokens& on_gpu, Stream stream);
+
+  const LocalTokens& tokens() const { return tokens_; }
+
+ private:
+  std::vector<std::byte> x_;
+  std::vector<std::byte> mask_;
+  LocalTokens tokens_;
+};
 
 }  // namespace crossdock

@@ -2,7 +2,7 @@
 #include <array>
 
 #include "core/check.hpp"
-#include "core/index_of_name.hpp"
+#include "core/text.hpp"
 #include "crossdock/mesh.hpp"
 
 namespace crossdock {

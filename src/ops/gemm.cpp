@@ -2,8 +2,6 @@
 
 #include <memory>
 
-#include "ops/gemm_kernels.hpp"
-
 namespace crossdock::ops {
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "ops/gemm_kernels.hpp"
+#include "ops/gemm.hpp"
 
 namespace crossdock::ops {
 namespace {

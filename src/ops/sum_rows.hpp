@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "crossdock/dtype.hpp"
+#include "crossdock/tensor.hpp"
 #include "crossdock/thread_pool.hpp"
 
 namespace crossdock::ops {
@@ -37,5 +38,13 @@ struct SumRowsBackwardArgs {
   DType dtype = DType::kF32;  // of y and grad: fp64, fp32, bf16 or fp16
 };
 void sum_rows_backward(const SumRowsBackwardArgs& args, ThreadPool& pool);
+
+/// sum[i] = round(sum[i] + term[i]), added in fp32 (fp64 for fp64).
+struct AddArgs {
+  ConstTensorView term;  // same dtype and shape as sum
+  TensorView sum;        // fp64, fp32, bf16 or fp16
+};
+
+void add(const AddArgs& args, ThreadPool& pool);
 
 }  // namespace crossdock::ops

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/index_of_name.hpp"
+#include "core/text.hpp"
 #include "crossdock/extend/plan_data.hpp"
 
 namespace crossdock {

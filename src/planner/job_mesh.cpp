@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "cost/cost_check.hpp"
+#include "cost/cost_model.hpp"
 
 namespace crossdock {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/index_of_name.hpp"
+#include "core/text.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/pointer.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 #include "router/balance_losses.hpp"
 
 namespace crossdock::router {

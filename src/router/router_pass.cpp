@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "core/pointer.hpp"
+#include "core/tensor_memory.hpp"
 #include "ops/convert.hpp"
 #include "ops/grouped_gemm.hpp"
 #include "router/choice.hpp"

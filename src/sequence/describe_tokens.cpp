@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "core/check.hpp"
-#include "core/owned_tensor.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/sequence.hpp"
 
 namespace crossdock {

@@ -2,11 +2,11 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/pointer.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/sequence.hpp"
 #include "ops/copy_rows.hpp"
-#include "ops/device_rows.hpp"
+#include "ops/cuda/device_rows.hpp"
 #include "sequence/row_forms.hpp"
 
 namespace crossdock {

@@ -2,12 +2,12 @@
 #include <cstring>
 
 #include "core/check.hpp"
-#include "core/pointer.hpp"
 #include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/sequence.hpp"
 #include "ops/copy_rows.hpp"
-#include "ops/device_rows.hpp"
+#include "ops/cuda/device_rows.hpp"
 
 namespace crossdock {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "comm/exit_notice.hpp"
 #include "comm/sockets/linger.hpp"
-#include "core/per_process.hpp"
+#include "core/process_state.hpp"
 #include "support/forked_child.hpp"
 
 namespace crossdock::comm {

@@ -1,5 +1,3 @@
-#include "core/free_ranges.hpp"
-
 #include <gtest/gtest.h>
 
 #include <iterator>
@@ -7,6 +5,8 @@
 #include <optional>
 #include <random>
 #include <vector>
+
+#include "core/block_ledger.hpp"
 
 namespace crossdock {
 namespace {

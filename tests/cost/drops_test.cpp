@@ -5,7 +5,6 @@
 #include <numeric>
 #include <random>
 
-#include "cost/binomial.hpp"
 #include "cost/route_sums.hpp"
 #include "cost/top_k_odds.hpp"
 #include "crossdock/planner.hpp"

@@ -1,5 +1,3 @@
-#include "cost/step_memory.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "comm/window.hpp"
+#include "cost/step_sizes.hpp"
 #include "crossdock/crossdock.hpp"
 #include "dispatch/random_case.hpp"
 

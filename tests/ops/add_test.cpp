@@ -1,8 +1,7 @@
-#include "ops/add.hpp"
-
 #include <gtest/gtest.h>
 
 #include "crossdock/testing/reference.hpp"
+#include "ops/sum_rows.hpp"
 
 namespace crossdock::ops {
 namespace {

@@ -8,8 +8,6 @@
 #include <random>
 #include <vector>
 
-#include "ops/gemm_kernels.hpp"
-
 namespace crossdock::ops {
 namespace {
 

@@ -1,8 +1,8 @@
-#include "ops/cuda/hopper/paired_tiles.hpp"
-
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "ops/cuda/hopper/tile_shape.hpp"
 
 namespace crossdock::ops::hopper {
 namespace {

@@ -1,10 +1,9 @@
 // Arguments that grouped products refuse. Checks only look at descriptions, so no GPU is needed.
 
-#include "ops/product_check.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "ops/cuda/grouped_product.hpp"
 #include "support/message_of.hpp"
 
 namespace crossdock::ops {

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "core/cuda/driver.hpp"
+#include "core/cuda/check.hpp"
 
 namespace crossdock::cuda {
 namespace {

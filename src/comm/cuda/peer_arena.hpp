@@ -13,7 +13,7 @@
 
 #include "comm/cuda/shared_arena.hpp"
 #include "comm/served_connection.hpp"
-#include "core/cuda/mapped_range.hpp"
+#include "core/cuda/physical_memory.hpp"
 #include "core/one_shot_event.hpp"
 
 namespace crossdock::cuda {

@@ -4,9 +4,8 @@
 #include "comm/cuda/peer_channel.hpp"
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
-#include "core/cuda/host_words.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/pinned_memory.hpp"
 
 namespace crossdock::cuda {
 namespace {

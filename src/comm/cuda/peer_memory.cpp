@@ -10,7 +10,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/leak.hpp"
+#include "core/process_state.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "comm/descriptor_socket.hpp"
 #include "comm/secret.hpp"
-#include "core/cuda/range_arena.hpp"
+#include "core/cuda/device_arena.hpp"
 
 namespace crossdock::cuda {
 

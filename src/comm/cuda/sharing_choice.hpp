@@ -7,7 +7,7 @@
 
 #include "comm/cuda/peer_arena.hpp"
 #include "comm/cuda/shared_arena.hpp"
-#include "core/cuda/memory_sharing.hpp"
+#include "core/cuda/physical_memory.hpp"
 #include "crossdock/group.hpp"
 
 namespace crossdock::cuda {

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "core/start_thread.hpp"
+#include "core/threading.hpp"
 
 namespace crossdock::comm {
 

@@ -9,7 +9,7 @@
 
 #include "comm/nccl/library.hpp"
 #include "core/check.hpp"
-#include "core/fork_generation.hpp"
+#include "core/process_state.hpp"
 
 namespace crossdock::cuda {
 

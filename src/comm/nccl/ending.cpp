@@ -7,8 +7,8 @@
 #include <mutex>
 
 #include "comm/deadlines.hpp"
-#include "core/fork_generation.hpp"
-#include "core/start_thread.hpp"
+#include "core/process_state.hpp"
+#include "core/threading.hpp"
 
 namespace crossdock::cuda {
 namespace {

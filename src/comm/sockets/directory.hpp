@@ -11,7 +11,7 @@
 #include "comm/control_message.hpp"
 #include "comm/sockets/blob.hpp"
 #include "comm/sockets/shared_file.hpp"
-#include "core/fork_generation.hpp"
+#include "core/process_state.hpp"
 
 namespace crossdock::comm {
 

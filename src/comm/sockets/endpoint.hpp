@@ -20,7 +20,7 @@
 #include "comm/sockets/connection.hpp"
 #include "comm/sockets/directory.hpp"
 #include "comm/sockets/pair_connection.hpp"
-#include "core/fork_generation.hpp"
+#include "core/process_state.hpp"
 #include "crossdock/sockets.hpp"
 
 namespace crossdock::comm {

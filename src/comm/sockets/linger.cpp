@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "comm/deadlines.hpp"
-#include "core/per_process.hpp"
+#include "core/process_state.hpp"
 
 namespace crossdock::comm {
 namespace {

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "core/fork_generation.hpp"
+#include "core/process_state.hpp"
 
 namespace crossdock::comm {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "comm/failure.hpp"
 #include "core/check.hpp"
-#include "core/pool_wait.hpp"
+#include "core/threading.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock {

@@ -1,7 +1,7 @@
 #include "comm/threads/board.hpp"
 #include "comm/threads/communicator.hpp"
 #include "core/check.hpp"
-#include "core/num_cores.hpp"
+#include "core/threading.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock {

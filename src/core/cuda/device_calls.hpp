@@ -4,10 +4,10 @@
 
 #include <mutex>
 
-#include "core/cuda/callers_stream.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/device_pool.hpp"
-#include "core/owned_tensor.hpp"
+#include "core/cuda/stream.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock::cuda {

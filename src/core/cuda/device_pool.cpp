@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/cuda/callers_stream.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"

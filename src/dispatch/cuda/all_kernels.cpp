@@ -12,7 +12,7 @@
 #include "dispatch/cuda/kernels/scatter.hpp"
 #include "dispatch/cuda/kernels/scatter_chunk.hpp"
 #include "dispatch/cuda/kernels/sum_groups.hpp"
-#include "ops/device_rows.hpp"
+#include "ops/cuda/device_rows.hpp"
 #include "ops/fp8_rows.hpp"
 #include "plan/cuda/device_plan.hpp"
 #include "plan/cuda/route_slots.hpp"

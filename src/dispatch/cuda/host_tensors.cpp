@@ -7,7 +7,7 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/owned_tensor.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/dispatch_args.hpp"

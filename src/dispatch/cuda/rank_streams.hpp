@@ -10,7 +10,6 @@
 #include "comm/cuda/group_stream.hpp"
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/stream_watch.hpp"
-#include "core/cuda/callers_stream.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
 #include "crossdock/group.hpp"

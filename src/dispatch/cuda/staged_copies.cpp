@@ -6,7 +6,7 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/pinned_memory.hpp"
-#include "core/leak.hpp"
+#include "core/process_state.hpp"
 #include "crossdock/group.hpp"
 #include "dispatch/cuda/row_transport.hpp"
 

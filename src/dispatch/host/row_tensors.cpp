@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "core/pointer.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "plan/plan_builder.hpp"
 

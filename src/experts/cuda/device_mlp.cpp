@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "ops/device_activation.hpp"
-#include "ops/device_segments.hpp"
+#include "ops/cuda/device_activation.hpp"
+#include "ops/cuda/device_segments.hpp"
 
 namespace crossdock::experts {
 

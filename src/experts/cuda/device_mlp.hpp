@@ -3,7 +3,7 @@
 #include "core/cuda/device_calls.hpp"
 #include "experts/backend.hpp"
 #include "ops/activation.hpp"
-#include "ops/grouped_product.hpp"
+#include "ops/cuda/grouped_product.hpp"
 
 namespace crossdock::experts {
 

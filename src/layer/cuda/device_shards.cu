@@ -4,10 +4,10 @@
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/cuda/stream.hpp"
-#include "core/pointer.hpp"
-#include "layer/device_shards.hpp"
+#include "core/tensor_memory.hpp"
+#include "layer/device_memory.hpp"
 
 namespace crossdock {
 namespace {

@@ -5,11 +5,10 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
+#include "ops/cuda/grouped_product.hpp"
 #include "ops/cuda/hopper/products.hpp"
 #include "ops/cuda/plain/products.hpp"
 #include "ops/cuda/product_scratch.hpp"
-#include "ops/grouped_product.hpp"
-#include "ops/product_check.hpp"
 
 namespace crossdock::ops {
 namespace {

@@ -4,7 +4,6 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "plan/cuda/device_plan.hpp"
 #include "plan/cuda/plan_exchange.cuh"
 #include "plan/cuda/plan_limits.hpp"

@@ -2,7 +2,7 @@
 
 #include "comm/cuda/peer_signals.cuh"
 #include "core/cuda/check.hpp"
-#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/launch.hpp"
 #include "plan/cuda/route_slots.hpp"
 
 namespace crossdock::cuda {

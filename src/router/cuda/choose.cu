@@ -3,7 +3,6 @@
 
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "router/cuda/choose.hpp"
 #include "router/cuda/score_row.cuh"
 

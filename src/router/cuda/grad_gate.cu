@@ -3,12 +3,11 @@
 
 #include "core/cuda/check.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "core/sizes.hpp"
-#include "ops/fma_product.cuh"
 #include "ops/gemm.hpp"
-#include "ops/split_product.cuh"
+#include "router/cuda/fma_product.cuh"
 #include "router/cuda/grad_gate.hpp"
+#include "router/cuda/split_product.cuh"
 #include "router/cuda/token_matrix.cuh"
 
 namespace crossdock::router {
@@ -49,16 +48,16 @@ __device__ void store_grad_gate(const GradGateArgs& args, int64_t e, int64_t d, 
 // A block computes one tile of one slice.
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
-    fma_grad_gate_kernel(const __grid_constant__ GradGateArgs args, ops::DeviceMatrix grad_logits,
-                         ops::DeviceMatrix x) {
+    fma_grad_gate_kernel(const __grid_constant__ GradGateArgs args, DeviceMatrix grad_logits,
+                         DeviceMatrix x) {
   const GatePart part = GatePart::of<Tile>(args);
-  const ops::OperandByColumns<ops::DeviceMatrix> a{grad_logits, args.E};
-  const ops::OperandByColumns<TokenMatrix> b{{x, args.jitter, args.sequences}, args.D};
-  ops::fma_product<Tile>(a, b, {part.expert, part.column, part.begin, part.end},
-                         [&](int64_t e, int64_t d, const float(&values)[4]) {
+  const OperandByColumns<DeviceMatrix> a{grad_logits, args.E};
+  const OperandByColumns<TokenMatrix> b{{x, args.jitter, args.sequences}, args.D};
+  fma_product<Tile>(a, b, {part.expert, part.column, part.begin, part.end},
+                    [&](int64_t e, int64_t d, const float(&values)[4]) {
 #pragma unroll
-                           for (int j = 0; j < 4; ++j) store_grad_gate(args, e, d + j, values[j]);
-                         });
+                      for (int j = 0; j < 4; ++j) store_grad_gate(args, e, d + j, values[j]);
+                    });
 }
 
 // A block computes one tile of one slice.
@@ -67,9 +66,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     split_grad_gate_kernel(const __grid_constant__ GradGateArgs args) {
   extern __shared__ __align__(16) std::byte grad_gate_memory[];
   const GatePart part = GatePart::of<Tile>(args);
-  const ops::SplitOperands operands{
+  const SplitOperands operands{
       args.grad_logits, static_cast<const BF16*>(args.x), args.sequences, args.E, args.D, args.T};
-  ops::SplitProduct<Tile, true, kCopiesVectors> product(
+  SplitProduct<Tile, true, kCopiesVectors> product(
       operands, {part.expert, part.column, part.begin, part.end}, grad_gate_memory);
   product.run([&](int64_t e, int64_t d, float first, float second) {
     store_grad_gate(args, e, d, first);
@@ -157,8 +156,8 @@ dim3 gate_grid(const GradGateArgs& args) {
 template <typename Tile>
 void launch_fma_gate(const GradGateArgs& args, cudaStream_t stream) {
   fma_grad_gate_kernel<Tile><<<gate_grid<Tile>(args), Tile::kThreads, 0, stream>>>(
-      args, ops::device_matrix(args.grad_logits, DType::kF32, args.E),
-      ops::device_matrix(args.x, args.x_dtype, args.D));
+      args, device_matrix(args.grad_logits, DType::kF32, args.E),
+      device_matrix(args.x, args.x_dtype, args.D));
 }
 
 template <typename Tile, bool kCopiesVectors>
@@ -172,13 +171,13 @@ void launch_split_gate(const GradGateArgs& args, cudaStream_t stream) {
                     reinterpret_cast<uintptr_t>(args.x) | static_cast<uintptr_t>(args.E * 4) |
                     static_cast<uintptr_t>(args.D * 2);
   if (bits % 16 != 0) {
-    launch_split_gate<ops::SplitTile<32>, false>(args, stream);
+    launch_split_gate<SplitTile<32>, false>(args, stream);
   } else if (args.E <= 32) {
-    launch_split_gate<ops::SplitTile<32>, true>(args, stream);
+    launch_split_gate<SplitTile<32>, true>(args, stream);
   } else if (args.E <= 64) {
-    launch_split_gate<ops::SplitTile<64>, true>(args, stream);
+    launch_split_gate<SplitTile<64>, true>(args, stream);
   } else {
-    launch_split_gate<ops::SplitTile<128>, true>(args, stream);
+    launch_split_gate<SplitTile<128>, true>(args, stream);
   }
 }
 
@@ -208,22 +207,22 @@ TokenSlices bias_slices(int64_t T) {
 }
 
 void load_grad_gate() {
-  cuda::load_kernels(fma_grad_gate_kernel<ops::WideFmaTile>,
-                     fma_grad_gate_kernel<ops::SmallFmaTile>, sum_slices_kernel<float, 1>,
-                     sum_slices_kernel<float, 4>, sum_slices_kernel<double, 1>, bias_slices_kernel);
-  load_split_gate<ops::SplitTile<32>, false>();
-  load_split_gate<ops::SplitTile<32>, true>();
-  load_split_gate<ops::SplitTile<64>, true>();
-  load_split_gate<ops::SplitTile<128>, true>();
+  cuda::load_kernels(fma_grad_gate_kernel<WideFmaTile>, fma_grad_gate_kernel<SmallFmaTile>,
+                     sum_slices_kernel<float, 1>, sum_slices_kernel<float, 4>,
+                     sum_slices_kernel<double, 1>, bias_slices_kernel);
+  load_split_gate<SplitTile<32>, false>();
+  load_split_gate<SplitTile<32>, true>();
+  load_split_gate<SplitTile<64>, true>();
+  load_split_gate<SplitTile<128>, true>();
 }
 
 void launch_grad_gate(const GradGateArgs& args, cudaStream_t stream) {
   if (args.x_dtype == DType::kBF16 && args.jitter.size == 0.0f) {
     launch_split_gate(args, stream);
   } else if (args.E > 32) {
-    launch_fma_gate<ops::WideFmaTile>(args, stream);
+    launch_fma_gate<WideFmaTile>(args, stream);
   } else {
-    launch_fma_gate<ops::SmallFmaTile>(args, stream);
+    launch_fma_gate<SmallFmaTile>(args, stream);
   }
   CROSSDOCK_CUDA(cudaGetLastError());
   launch_sum_gate(args, stream);

@@ -19,7 +19,7 @@ TokenSlices gate_slices(int64_t T, int64_t E, int64_t D);
 TokenSlices bias_slices(int64_t T);
 
 /// grad_gate (+)= grad_logits^T x. Without jitter, bf16 tokens run on tensor cores, as exact as in
-/// fp32 (ops/split_product.cuh); others are fp32 fma.
+/// fp32 (split_product.cuh); others are fp32 fma.
 struct GradGateArgs {
   const float* grad_logits;  // [T, E]
   const void* x;             // [T, D]

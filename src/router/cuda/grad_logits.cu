@@ -2,11 +2,10 @@
 
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
-#include "ops/split_product.cuh"
 #include "router/cuda/balance_table.cuh"
 #include "router/cuda/grad_logits.hpp"
 #include "router/cuda/score_row.cuh"
+#include "router/cuda/split_product.cuh"
 
 namespace crossdock::router {
 namespace {
@@ -183,7 +182,7 @@ __device__ void store_parts(const GradLogitsArgs& args, int64_t token, const flo
   Part parts[kNumParts];
 #pragma unroll
   for (int i = 0; i < kPer; i += 2) {
-    const ops::SplitPair split(grad[i], i + 1 < kPer ? grad[i + 1] : 0.0f);
+    const SplitPair split(grad[i], i + 1 < kPer ? grad[i + 1] : 0.0f);
 #pragma unroll
     for (int part = 0; part < kNumParts; ++part) {
       parts[part].bits[i] = static_cast<uint16_t>(split.parts[part]);

@@ -2,16 +2,16 @@
 
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/cuda/load_kernels.hpp"
-#include "ops/fma_product.cuh"
-#include "ops/split_product.cuh"
+#include "core/cuda/launch.hpp"
+#include "router/cuda/fma_product.cuh"
 #include "router/cuda/grad_x.hpp"
+#include "router/cuda/split_product.cuh"
 #include "router/cuda/token_matrix.cuh"
 
 namespace crossdock::router {
 namespace {
 
-using GradXTile = ops::SplitTile<64>;
+using GradXTile = SplitTile<64>;
 
 // A block's tile of grad_x in shared memory, behind the operands: what is there already is read in
 // advance, and results are stored in whole vectors.
@@ -76,20 +76,20 @@ __device__ int64_t first_column_of_tile(int64_t D) {
 }
 
 // A block computes one tile.
-__global__ void __launch_bounds__(ops::WideFmaTile::kThreads)
-    fma_grad_x_kernel(const __grid_constant__ GradXArgs args, ops::DeviceMatrix grad_logits,
-                      ops::DeviceMatrix gate) {
-  using Tile = ops::WideFmaTile;
-  const ops::OperandByRows<ops::DeviceMatrix> a{grad_logits, args.T};
-  const ops::OperandByColumns<ops::DeviceMatrix> b{gate, args.D};
-  const ops::FmaPart part{first_token_of_tile<Tile>(args.D), first_column_of_tile<Tile>(args.D), 0,
-                          args.E};
-  ops::fma_product<Tile>(a, b, part, [&](int64_t token, int64_t d, float(&values)[4]) {
+__global__ void __launch_bounds__(WideFmaTile::kThreads)
+    fma_grad_x_kernel(const __grid_constant__ GradXArgs args, DeviceMatrix grad_logits,
+                      DeviceMatrix gate) {
+  using Tile = WideFmaTile;
+  const OperandByRows<DeviceMatrix> a{grad_logits, args.T};
+  const OperandByColumns<DeviceMatrix> b{gate, args.D};
+  const FmaPart part{first_token_of_tile<Tile>(args.D), first_column_of_tile<Tile>(args.D), 0,
+                     args.E};
+  fma_product<Tile>(a, b, part, [&](int64_t token, int64_t d, float(&values)[4]) {
     store_grad_x(args, token, d, values);
   });
 }
 
-__device__ ops::SplitOperands split_operands(const GradXArgs& args) {
+__device__ SplitOperands split_operands(const GradXArgs& args) {
   return {args.grad_logits, static_cast<const BF16*>(args.gate), nullptr, args.T, args.D, args.E};
 }
 
@@ -108,11 +108,11 @@ __global__ void __launch_bounds__(GradXTile::kThreads, GradXTile::kBlocksPerSm)
   const int64_t first_token = first_token_of_tile<Tile>(args.D);
   const int64_t first_column = first_column_of_tile<Tile>(args.D);
   if (args.accumulates) {  // arrives with the first operands
-    ops::copy_part<Tile::kRows, Tile::kColumns, kPitch, Tile::kThreads, true>(
+    copy_part<Tile::kRows, Tile::kColumns, kPitch, Tile::kThreads, true>(
         grad_x, {first_token, args.T, first_column, args.D, args.D}, tile);
   }
-  ops::SplitProduct<Tile, false, true> product(
-      split_operands(args), {first_token, first_column, 0, args.E}, grad_x_memory);
+  SplitProduct<Tile, false, true> product(split_operands(args),
+                                          {first_token, first_column, 0, args.E}, grad_x_memory);
   product.run([&](int64_t token, int64_t d, float first, float second) {
     if (args.jitter.size != 0.0f && token < args.T) {
       const TokenJitter<float> jitter = jitter_of_token(args.jitter, token);
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(GradXTile::kThreads, GradXTile::kBlocksPerSm)
 __global__ void __launch_bounds__(GradXTile::kThreads, GradXTile::kBlocksPerSm)
     unaligned_split_grad_x_kernel(const __grid_constant__ GradXArgs args) {
   extern __shared__ __align__(16) std::byte grad_x_memory[];
-  ops::SplitProduct<GradXTile, false, false> product(
+  SplitProduct<GradXTile, false, false> product(
       split_operands(args),
       {first_token_of_tile<GradXTile>(args.D), first_column_of_tile<GradXTile>(args.D), 0, args.E},
       grad_x_memory);
@@ -194,9 +194,9 @@ void load_grad_x() {
 void launch_grad_x(const GradXArgs& args, cudaStream_t stream) {
   if (args.T == 0) return;
   if (args.gate_dtype != DType::kBF16) {
-    fma_grad_x_kernel<<<num_grad_x_tiles<ops::WideFmaTile>(args), ops::WideFmaTile::kThreads, 0,
-                        stream>>>(args, ops::device_matrix(args.grad_logits, DType::kF32, args.E),
-                                  ops::device_matrix(args.gate, args.gate_dtype, args.D));
+    fma_grad_x_kernel<<<num_grad_x_tiles<WideFmaTile>(args), WideFmaTile::kThreads, 0, stream>>>(
+        args, device_matrix(args.grad_logits, DType::kF32, args.E),
+        device_matrix(args.gate, args.gate_dtype, args.D));
   } else if (args.x_dtype == DType::kF32) {
     launch_split<float>(args, stream);
   } else if (args.x_dtype == DType::kBF16) {

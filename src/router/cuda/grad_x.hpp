@@ -10,7 +10,7 @@
 namespace crossdock::router {
 
 /// grad_x (+)= grad_logits gate, times the jitter. With a bf16 gate on tensor cores, as exact as in
-/// fp32 (ops/split_product.cuh); with others fp32 fma.
+/// fp32 (split_product.cuh); with others fp32 fma.
 struct GradXArgs {
   const float* grad_logits;  // [T, E]
   const void* gate;          // [E, D]

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/cuda/check.hpp"
-#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/launch.hpp"
 #include "router/cuda/balance_table.cuh"
 #include "router/cuda/losses.hpp"
 #include "router/cuda/score_row.cuh"

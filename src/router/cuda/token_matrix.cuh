@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "ops/fma_product.cuh"
 #include "router/cuda/batch_jitter.hpp"
+#include "router/cuda/fma_product.cuh"
 #include "router/jitter.hpp"
 
 namespace crossdock::router {
@@ -16,7 +16,7 @@ __device__ inline TokenJitter<float> jitter_of_token(const BatchJitter& jitter, 
 
 /// Tokens x [T, D] as the gate sees them: times the jitter, zero in padding.
 struct TokenMatrix {
-  ops::DeviceMatrix x;
+  DeviceMatrix x;
   BatchJitter jitter;
   const int32_t* sequences;  // [T]; negative: padding; null: no token is zero
 

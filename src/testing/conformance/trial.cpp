@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "core/check.hpp"
-#include "core/owned_tensor.hpp"
+#include "core/tensor_memory.hpp"
 #include "testing/conformance/values.hpp"
 
 namespace crossdock::conformance {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/cuda/peer_memory.hpp"
-#include "core/cuda/range_arena.hpp"
+#include "core/cuda/device_arena.hpp"
 #include "dispatch/cuda/gate.hpp"
 #include "dispatch/cuda/sharing.hpp"
 #include "support/process_communicator.hpp"

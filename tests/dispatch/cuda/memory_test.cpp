@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/cuda/device_arena.hpp"
 #include "core/cuda/device_pool.hpp"
-#include "core/cuda/range_arena.hpp"
 #include "dispatch/cuda/gate.hpp"
 #include "dispatch/cuda/tensors.hpp"
 #include "support/message_of.hpp"

@@ -7,7 +7,7 @@
 
 #include "experts/partial_rows.hpp"
 #include "layer/cuda/layer_on_gpu.hpp"
-#include "layer/device_shards.hpp"
+#include "layer/device_memory.hpp"
 #include "layer/etp_cases.hpp"
 
 namespace crossdock {

@@ -1,5 +1,5 @@
 // Activations on a GPU equal those on the CPU; only rows of segments are written.
-#include "ops/device_activation.hpp"
+#include "ops/cuda/device_activation.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Ragged rows on a GPU: which rows are zeroed, added and summed, and which are left unchanged.
-#include "ops/device_segments.hpp"
+#include "ops/cuda/device_segments.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Grouped products on a GPU against those on the CPU: exact, because the operands are small whole
 // numbers. Memory that must not be read, and outputs, are initialised with NaN.
 
-#include "ops/grouped_product.hpp"
+#include "ops/cuda/grouped_product.hpp"
 
 #include <gtest/gtest.h>
 

@@ -7,11 +7,11 @@
 #include <random>
 #include <vector>
 
-#include "core/pointer.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/thread_pool.hpp"
 #include "dispatch/cuda/tensors.hpp"
+#include "ops/cuda/grouped_product.hpp"
 #include "ops/grouped_gemm.hpp"
-#include "ops/grouped_product.hpp"
 
 namespace crossdock::ops {
 

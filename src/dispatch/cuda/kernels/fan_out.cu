@@ -2,7 +2,6 @@
 
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/kernels/fan_out.hpp"
 #include "dispatch/cuda/kernels/zero_rows.cuh"
 

@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/kernels/link_rows.hpp"
 #include "dispatch/cuda/kernels/zero_rows.cuh"
 

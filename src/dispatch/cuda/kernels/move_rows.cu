@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/cuda/check.hpp"
-#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/launch.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
 
 namespace crossdock::cuda {

@@ -1,5 +1,5 @@
 #include "core/cuda/check.hpp"
-#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/launch.hpp"
 #include "dispatch/cuda/kernels/pad_rows.hpp"
 #include "dispatch/cuda/kernels/zero_rows.cuh"
 

@@ -2,7 +2,6 @@
 
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "core/cuda/row_vector.cuh"
 #include "dispatch/cuda/kernels/partial_sums.hpp"
 

@@ -3,7 +3,6 @@
 
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
 #include "dispatch/cuda/kernels/scatter_parts.cuh"
 

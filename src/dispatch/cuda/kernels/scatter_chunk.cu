@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "dispatch/cuda/kernels/scatter_chunk.hpp"
 #include "dispatch/cuda/kernels/scatter_parts.cuh"
 

@@ -2,7 +2,6 @@
 #include <type_traits>
 
 #include "core/cuda/launch.hpp"
-#include "core/cuda/load_kernels.hpp"
 #include "core/cuda/row_vector.cuh"
 #include "dispatch/cuda/kernels/sum_groups.hpp"
 

@@ -6,7 +6,7 @@
 
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/owned_tensor.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/kernels/gather_routes.hpp"
 #include "dispatch/cuda/kernels/gather_sum_backward.hpp"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/window.hpp"
-#include "core/owned_tensor.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/device_path.hpp"
 #include "dispatch/host/partial_sums.hpp"

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "core/cuda/check.hpp"
-#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/launch.hpp"
 #include "ops/cuda/hopper/product_kernel.cuh"
 #include "ops/cuda/hopper/products.hpp"
 

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "ops/cuda/grouped_product.hpp"
 #include "ops/cuda/hopper/product_params.hpp"
 #include "ops/cuda/hopper/tensor_map.hpp"
-#include "ops/product_check.hpp"
 
 namespace crossdock::ops::hopper {
 

@@ -5,10 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/cuda/grouped_product.hpp"
 #include "ops/cuda/hopper/product_params.hpp"
 #include "ops/cuda/hopper/tensor_map.hpp"
-#include "ops/grouped_product.hpp"
-#include "ops/product_check.hpp"
 
 // Grouped products on Hopper GPUs (sm_90a), for checked arguments.
 

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "ops/cuda/hopper/paired_tiles.hpp"
 #include "ops/cuda/hopper/product_params.hpp"
 #include "ops/cuda/hopper/tile_shape.hpp"
 

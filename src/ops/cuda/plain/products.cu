@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/cuda/check.hpp"
-#include "core/cuda/load_kernels.hpp"
-#include "core/pointer.hpp"
+#include "core/cuda/launch.hpp"
+#include "core/tensor_memory.hpp"
 #include "ops/cuda/plain/product_kernels.cuh"
 #include "ops/cuda/plain/products.hpp"
 

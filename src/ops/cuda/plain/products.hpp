@@ -2,8 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "ops/grouped_product.hpp"
-#include "ops/product_check.hpp"
+#include "ops/cuda/grouped_product.hpp"
 
 // Grouped products on every GPU from sm_80 on, of any width and alignment, for checked arguments:
 // simple kernels that put correctness first.

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "core/cuda/check.hpp"
-#include "core/cuda/load_kernels.hpp"
+#include "core/cuda/launch.hpp"
 #include "core/sizes.hpp"
 
 // Kernels for sm_90a, with much shared memory.

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "core/check.hpp"
+#include "crossdock/thread_pool.hpp"
+
+namespace crossdock::detail {
+
+/// Cores that this process may use, at least 1.
+int num_cores();
+
+}  // namespace crossdock::detail
+
+namespace crossdock {
+
+/// Starts a std::thread. Throws Error(kUnsupported) if none can be started; `purpose` completes
+/// "cannot start a thread for" and may add what to do.
+template <typename Body>
+std::thread start_thread(std::string_view purpose, Body body) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::kUnsupported,
+                concat("cannot start a thread (", error.code().message(), ") for ", purpose));
+  }
+}
+
+}  // namespace crossdock
+
+namespace crossdock::detail {
+
+/// Marks a thread pool's worker as waiting for other threads during this object's life. They may
+/// need the pool themselves: while all workers wait, callers of parallel_for run the bodies on
+/// their own threads. Does nothing on any other thread.
+class PoolWait {
+ public:
+  PoolWait();
+  ~PoolWait();
+  PoolWait(const PoolWait&) = delete;
+  PoolWait& operator=(const PoolWait&) = delete;
+
+ private:
+  ThreadPool::State* pool_;  // null: not a worker
+};
+
+}  // namespace crossdock::detail
