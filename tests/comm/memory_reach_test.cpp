@@ -1,6 +1,6 @@
-#include "comm/cuda/memory_reach.hpp"
-
 #include <gtest/gtest.h>
+
+#include "comm/cuda/gpu_reach.hpp"
 
 namespace crossdock::cuda {
 namespace {

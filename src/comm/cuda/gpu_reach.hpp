@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -61,5 +62,31 @@ class UnreachableGpus {
   UnreachableGpus(const UnreachableGpus&) = delete;
   UnreachableGpus& operator=(const UnreachableGpus&) = delete;
 };
+
+/// Which devices can use memory, by how it was allocated.
+enum class MemoryKind : uint8_t {
+  kPlain,    // cudaMalloc: devices with peer access
+  kCommon,   // managed or page-locked host memory: all devices
+  kGranted,  // cudaMallocAsync, cuMemMap: only devices that its owner gave access
+};
+
+/// A device that runs kernels of another rank.
+struct PeerDevice {
+  int device = 0;
+  bool has_access = false;  // to this memory; for kGranted only
+};
+
+/// Whether memory of this kind on `device` must be copied to memory that the peers can reach.
+constexpr bool needs_copy(int device, MemoryKind kind, std::span<const PeerDevice> peers) {
+  return kind == MemoryKind::kGranted && std::ranges::any_of(peers, [&](const PeerDevice& peer) {
+           return peer.device != device && !peer.has_access;
+         });
+}
+
+/// How the memory at `data` was allocated; kGranted if the driver does not know.
+MemoryKind kind_of(const void* data);
+
+/// Whether the owner of memory of kind kGranted gave `device` read and write access.
+bool has_access(int device, const void* data);
 
 }  // namespace crossdock::cuda

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "comm/cuda/memory_access.hpp"
+#include "comm/cuda/gpu_reach.hpp"
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"

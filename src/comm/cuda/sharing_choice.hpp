@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/cuda/peer_arena.hpp"
 #include "comm/cuda/shared_arena.hpp"
 #include "core/cuda/physical_memory.hpp"
 #include "crossdock/group.hpp"

@@ -33,4 +33,13 @@ void free_closed_communicators();
 /// Drops the rest without freeing them; called before MPI is finalised.
 void give_up_closing();
 
+/// Requests that are no longer waited for, and the memory they refer to.
+struct AbandonedRequests {
+  std::vector<MPI_Request> requests;
+  std::vector<std::shared_ptr<const void>> memory;
+};
+
+/// Keeps them until they have completed, or until exit.
+void keep_until_exit(AbandonedRequests abandoned);
+
 }  // namespace crossdock::comm

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "comm/mpi/abandoned_requests.hpp"
+#include "comm/mpi/closing.hpp"
 #include "comm/mpi/environment.hpp"
 
 namespace crossdock::comm {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/mpi/abandoned_requests.hpp"
+#include "comm/mpi/closing.hpp"
 #include "comm/mpi/environment.hpp"
 #include "core/check.hpp"
 

@@ -4,9 +4,8 @@
 
 #include <cstdint>
 
-#include "router/cuda/balance.hpp"
+#include "router/cuda/kernels.hpp"
 #include "router/cuda/score_row.cuh"
-#include "router/cuda/score_rules.hpp"
 
 namespace crossdock::router {
 

@@ -3,7 +3,7 @@
 
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "router/cuda/choose.hpp"
+#include "router/cuda/kernels.hpp"
 #include "router/cuda/score_row.cuh"
 
 namespace crossdock::router {

@@ -2,7 +2,7 @@
 
 #include "core/cuda/check.hpp"
 #include "core/cuda/launch.hpp"
-#include "router/cuda/counts.hpp"
+#include "router/cuda/kernels.hpp"
 
 namespace crossdock::router {
 namespace {

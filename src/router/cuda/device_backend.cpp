@@ -8,15 +8,9 @@
 #include "core/tensor_memory.hpp"
 #include "router/backend.hpp"
 #include "router/balance_losses.hpp"
-#include "router/cuda/choose.hpp"
-#include "router/cuda/counts.hpp"
-#include "router/cuda/grad_gate.hpp"
-#include "router/cuda/grad_logits.hpp"
-#include "router/cuda/grad_x.hpp"
 #include "router/cuda/hopper/gradients.hpp"
 #include "router/cuda/hopper/logits.hpp"
-#include "router/cuda/logits.hpp"
-#include "router/cuda/losses.hpp"
+#include "router/cuda/kernels.hpp"
 
 namespace crossdock::router {
 namespace {

@@ -6,7 +6,7 @@
 #include "core/sizes.hpp"
 #include "ops/gemm.hpp"
 #include "router/cuda/fma_product.cuh"
-#include "router/cuda/grad_gate.hpp"
+#include "router/cuda/kernels.hpp"
 #include "router/cuda/split_product.cuh"
 #include "router/cuda/token_matrix.cuh"
 

@@ -3,7 +3,7 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "router/cuda/balance_table.cuh"
-#include "router/cuda/grad_logits.hpp"
+#include "router/cuda/kernels.hpp"
 #include "router/cuda/score_row.cuh"
 #include "router/cuda/split_product.cuh"
 

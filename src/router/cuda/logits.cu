@@ -8,9 +8,8 @@
 #include "core/cuda/launch.hpp"
 #include "ops/gemm.hpp"
 #include "router/cuda/fma_product.cuh"
-#include "router/cuda/gate_bias.cuh"
 #include "router/cuda/hopper/logits.hpp"
-#include "router/cuda/logits.hpp"
+#include "router/cuda/kernels.hpp"
 #include "router/cuda/mma_tile.cuh"
 #include "router/cuda/token_matrix.cuh"
 

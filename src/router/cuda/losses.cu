@@ -3,7 +3,7 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/launch.hpp"
 #include "router/cuda/balance_table.cuh"
-#include "router/cuda/losses.hpp"
+#include "router/cuda/kernels.hpp"
 #include "router/cuda/score_row.cuh"
 
 namespace crossdock::router {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "router/cuda/score_rules.hpp"
+#include "router/cuda/kernels.hpp"
 #include "router/scores.hpp"
 
 // router/scores.hpp for a warp: a row of E values, in registers. Lane l holds the kPer elements

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "router/cuda/batch_jitter.hpp"
 #include "router/cuda/fma_product.cuh"
+#include "router/cuda/kernels.hpp"
 #include "router/jitter.hpp"
 
 namespace crossdock::router {
@@ -33,5 +33,13 @@ struct TokenMatrix {
     for (int j = 0; j < 4; ++j) out[j] *= factors.factor(d + j);
   }
 };
+
+/// The gate's bias of an expert; 0 without biases.
+__device__ inline float bias_of(const LogitsArgs& args, int64_t e) {
+  if (args.bias == nullptr) return 0.0f;
+  if (args.gate_dtype == DType::kF32) return static_cast<const float*>(args.bias)[e];
+  if (args.gate_dtype == DType::kBF16) return to_float(static_cast<const BF16*>(args.bias)[e]);
+  return to_float(static_cast<const F16*>(args.bias)[e]);
+}
 
 }  // namespace crossdock::router

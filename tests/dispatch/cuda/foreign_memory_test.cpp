@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/cuda/memory_access.hpp"
+#include "comm/cuda/gpu_reach.hpp"
 #include "comm/cuda/peer_memory.hpp"
 #include "dispatch/cuda/step.hpp"
 

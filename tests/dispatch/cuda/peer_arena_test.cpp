@@ -1,7 +1,5 @@
 // Arenas mapped as other processes map them, but in one process: its own memory at other addresses.
 
-#include "comm/cuda/peer_arena.hpp"
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -16,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/cuda/shared_arena.hpp"
 #include "dispatch/cuda/gate.hpp"
 #include "dispatch/cuda/tensors.hpp"
 #include "support/message_of.hpp"

@@ -3,9 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "ops/cuda/hopper/tensor_map.hpp"
-#include "router/cuda/grad_gate.hpp"
-#include "router/cuda/grad_parts.hpp"
-#include "router/cuda/grad_x.hpp"
+#include "router/cuda/kernels.hpp"
 
 // The gradients of bf16 tokens and of a bf16 gate on sm_90a, in one pass over the tokens.
 

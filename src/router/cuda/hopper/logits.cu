@@ -7,11 +7,11 @@
 #include "ops/cuda/hopper/tma.cuh"
 #include "ops/cuda/hopper/wgmma.cuh"
 #include "ops/gemm.hpp"
-#include "router/cuda/gate_bias.cuh"
 #include "router/cuda/hopper/column_boxes.cuh"
 #include "router/cuda/hopper/launch_clusters.hpp"
 #include "router/cuda/hopper/logits.hpp"
 #include "router/cuda/hopper/slot_ring.cuh"
+#include "router/cuda/token_matrix.cuh"
 
 // A block computes the logits of a tile of tokens for all experts, so that x is read once. One
 // thread loads x and the gate step by step into a ring of slots; the warpgroups multiply gate x^T,

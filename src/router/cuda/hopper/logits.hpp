@@ -3,7 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "ops/cuda/hopper/tensor_map.hpp"
-#include "router/cuda/logits.hpp"
+#include "router/cuda/kernels.hpp"
 
 // Logits of 16-bit tokens and gates on sm_90a, limited by the memory traffic of x.
 
