@@ -152,7 +152,8 @@ RouterStatistics DeviceCounts::sum_over(Group& group, const RouterStatistics& ow
   return total;
 }
 
-// Ranks that wait for this rank's counts may be in other groups than the one that fails here.
+// If one group fails, ranks of the other groups may still be waiting for our counts, so fail all of
+// them.
 void DeviceCounts::count(const MoeForwardArgs& args, MoeDecision& decision) {
   const RouterStatistics& own = decision.router->statistics;
   Group* counting = counts_.batch_group();

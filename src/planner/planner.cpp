@@ -32,11 +32,10 @@ void check_layer(const JobDescription& job) {
 int64_t weight_bytes(const JobDescription& job, int64_t num_experts) {
   const int64_t row_bytes = 3 * job.width * size_of(job.dtype);
   const int64_t largest = std::numeric_limits<int64_t>::max() / num_experts / row_bytes;
-  CROSSDOCK_CHECK(job.inner <= largest, "inner (", job.inner, ") with width ", job.width, " and ",
-                  num_experts,
-                  " experts per rank gives more bytes of weights than can be counted; "
-                  "the largest inner is ",
-                  largest);
+  CROSSDOCK_CHECK(
+      job.inner <= largest, "inner (", job.inner, ") with width ", job.width, " and ", num_experts,
+      " experts per rank: the expert weights would exceed 2^63 bytes; the largest inner is ",
+      largest);
   return num_experts * row_bytes * job.inner;
 }
 

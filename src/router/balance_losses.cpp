@@ -114,7 +114,7 @@ void check_summable(const RouterConfig& config, const RouterStatistics& a,
   CROSSDOCK_CHECK(a.num_sequences == b.num_sequences && has_sizes(a, E) && has_sizes(b, E),
                   "statistics to be added must have the same sequences and ", E, " experts; got ",
                   a.num_sequences, " and ", b.num_sequences, " sequences");
-  CROSSDOCK_CHECK(is_same_place(a, b), "statistics to be added must be in one place; one is ",
+  CROSSDOCK_CHECK(is_same_place(a, b), "both statistics must be on the same device; one is ",
                   place_of(a), ", the other ", place_of(b));
 }
 

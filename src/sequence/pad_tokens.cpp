@@ -22,7 +22,7 @@ bool same_rows(const ConstTensorView& a, const ConstTensorView& b) {
 
 void check_pair(const ConstTensorView& x, const ConstTensorView& padded) {
   CROSSDOCK_CHECK(x.given() && same_rows(x, padded) && padded.num_rows() >= x.num_rows(),
-                  "padded must have the dtype and rows of x and at least as many of them; x is ",
+                  "padded must have the dtype and row shape of x and at least as many rows; x is ",
                   describe(x), ", padded is ", describe(padded));
   CROSSDOCK_CHECK(x.device == padded.device, "x and padded must be on the same device");
   check_not_null("x", x);

@@ -80,7 +80,7 @@ TEST(PlannerExtremes, RefusesSizesThatCannotBeCounted) {
   job.width = 2147483647;
   job.tokens = 0;
   job.inner = 2147483647;
-  EXPECT_THAT(refusal_of(job), HasSubstr("more bytes of weights than can be counted"));
+  EXPECT_THAT(refusal_of(job), HasSubstr("the expert weights would exceed 2^63 bytes"));
 }
 
 // Would take too long with K * E steps.

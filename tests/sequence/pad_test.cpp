@@ -76,12 +76,12 @@ TEST(PadTokens, RefusesTensorsThatDoNotFit) {
   EXPECT_EQ(message_of([&] {
               pad_tokens({x.data(), {4, 3}}, {padded.data(), {3, 3}});
             }),
-            "padded must have the dtype and rows of x and at least as many of them; x is [4, 3] "
+            "padded must have the dtype and row shape of x and at least as many rows; x is [4, 3] "
             "fp64, padded is [3, 3] fp64");
   EXPECT_EQ(message_of([&] {
               trim_tokens({padded.data(), {8, 3}}, {x.data(), {6, 2}});
             }),
-            "padded must have the dtype and rows of x and at least as many of them; x is [6, 2] "
+            "padded must have the dtype and row shape of x and at least as many rows; x is [6, 2] "
             "fp64, padded is [8, 3] fp64");
   EXPECT_EQ(message_of([&] {
               pad_tokens({padded.data(), {2, 3}}, {padded.data(), {8, 3}});

@@ -86,8 +86,8 @@ class PeerMemory {
   int64_t offset_of(const void* data) const;
   /// What kernels of this rank add to an offset of rank `peer`. REQUIRES: the peer is near.
   std::byte* base_of(int peer) const;
-  /// Memory of this rank up to this offset is mapped by all near peers, or will be before they
-  /// queue kernels of the call in whose rendezvous they heard of it. Never decreases.
+  /// All near peers have mapped this rank's memory below this offset, or will have before they
+  /// queue a kernel that uses it. Only grows.
   int64_t common_bytes() const { return common_bytes_; }
   /// Memory of rank `peer` up to this offset is mapped here.
   int64_t mapped_bytes(int peer) const;

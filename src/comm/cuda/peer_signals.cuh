@@ -170,8 +170,8 @@ __device__ inline void poison(const PeerSignals& signals, FaultCode code, int cu
   atomicCAS(&signals.state->poison, 0u, named | static_cast<uint32_t>(code));
 }
 
-/// What a rank whose channel has ended tells its peers: which rank to name. Otherwise the peers
-/// would name the rank that told them.
+/// Sent when a channel has ended, so that every error names the rank that failed first, not the one
+/// that reported it.
 struct ChannelFailure {
   static constexpr uint32_t kFailed = 1;      // this rank
   static constexpr uint32_t kPeerFailed = 2;  // this plus the rank that had failed before
@@ -230,8 +230,7 @@ struct SignalStart {
   bool is_halted;    // kernels neither signal nor wait
 };
 
-/// Reads both words at once: a kernel that asked for the epoch only if it is not halted would wait
-/// twice.
+/// Loads both words before testing either, to pay for one memory latency instead of two.
 __device__ inline SignalStart read_start(const PeerSignals& signals) {
   const auto* state = static_cast<const volatile SignalState*>(signals.state);
   const uint32_t epoch = state->epoch;

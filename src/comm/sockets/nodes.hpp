@@ -20,8 +20,8 @@ struct ReachablePeers {
 };
 ReachablePeers find_reachable_peers(const SocketsWorld& world);
 
-/// Node ids [P] from the rows [P][P] of `reaches` of all ranks: a rank belongs to the first node,
-/// in the order of lowest ranks, with all of whose members it shares memory in both directions.
+/// Node ids [P] from the rows [P][P] of `reaches` of all ranks. Nodes are ordered by their lowest
+/// rank. A rank joins the first node whose members all share memory with it, both ways.
 std::vector<int> group_into_nodes(std::span<const uint8_t> rows, int size);
 
 }  // namespace crossdock::comm
