@@ -13,9 +13,10 @@
 ///   Experts     a grouped MLP over the rows of a plan; also usable without a layer
 ///   plan_job    traffic, memory and time of a job before it starts (planner.hpp)
 ///
-/// Start with examples/01_single_process.cpp. Not included here:
+/// Start with examples/01_single_process.cpp. Two folders are for authors of strategies and
+/// communicators; of the first, the headers below include what their own declarations need:
 ///
-///   crossdock/extend/   for writing a strategy or a communicator: examples/03_own_strategy.cpp
+///   crossdock/extend/   for writing one: examples/03_own_strategy.cpp, 05_own_communicator.cpp
 ///   crossdock/testing/  for testing one: reference results, conformance suite, fault injection. A
 ///                       separate library: link crossdock::testing
 
