@@ -164,7 +164,7 @@ TEST_F(CudaBegin, EndsACallThatIsDropped) {
       const Pending<DispatchResult> dropped = dispatcher.begin_dispatch(plan, args);
       places.insert(dropped.result().rows.view.data);
     }
-    EXPECT_LE(places.size(), 2u);
+    EXPECT_LE(places.size(), 5u);
     const DispatchResult moved = dispatcher.dispatch(plan, args);
     EXPECT_EQ(to_host(moved.rows.view, stream), wanted.rows);
     dispatcher.check();
