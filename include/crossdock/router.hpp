@@ -152,7 +152,7 @@ struct RouteArgs {
   /// BalanceScope::kSequence, which requires it if num_sequences > 1. Ranks that share sequences
   /// must number them identically.
   ConstTensorView sequence_ids = {};
-  int64_t num_sequences = 1;  // B
+  int64_t num_sequences = 1;  // B; with such a loss, B * (E + 1) is at most 2^28
   /// [T, K] int32 or int64, optional: routes to use instead of the selection (-1: none), e.g. the
   /// expert_ids of an earlier step; distinct per token. Weights come from the scores.
   ConstTensorView forced_ids = {};

@@ -63,7 +63,7 @@ class CROSSDOCK_API PackedSequences {
 
 /// All tokens and how they are cut among ranks. Identical on every rank.
 struct SequenceLayout {
-  int64_t batch = 1;   // B
+  int64_t batch = 1;   // B; at most 2^24 if batch-first sequences are cut
   int64_t length = 0;  // L
   int num_ranks = 1;   // n, the ranks that share each sequence
   TokenOrder order = TokenOrder::kBatchFirst;
@@ -178,7 +178,7 @@ enum class BalancePolicy : uint8_t {
 
 struct BalanceArgs {
   std::span<const int64_t> lengths{};  // [N] tokens of each sequence; may be 0
-  int num_ranks = 1;
+  int num_ranks = 1;                   // at most kMaxMeshRanks
   BalancePolicy policy = BalancePolicy::kLongestFirst;
   /// A sequence of l tokens costs cost_per_token * l + cost_per_token_pair * l^2 (attention).
   double cost_per_token = 1.0;

@@ -9,6 +9,7 @@
 #include "comm/exchange_arguments.hpp"
 #include "comm/failure.hpp"
 #include "core/check.hpp"
+#include "crossdock/mesh.hpp"
 
 namespace crossdock::capi {
 namespace {
@@ -146,7 +147,8 @@ class CallbackCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_callback_communicator(const crossdock_communicator& callbacks) {
-  CROSSDOCK_CHECK(callbacks.size >= 1, "crossdock_communicator: size must be at least 1, got ",
+  CROSSDOCK_CHECK(callbacks.size >= 1 && callbacks.size <= kMaxMeshRanks,
+                  "crossdock_communicator: size must be in [1, ", kMaxMeshRanks, "], got ",
                   callbacks.size);
   CROSSDOCK_CHECK(callbacks.rank >= 0 && callbacks.rank < callbacks.size,
                   "crossdock_communicator: rank must be in [0, ", callbacks.size, "), got ",

@@ -17,6 +17,8 @@
 namespace crossdock {
 namespace {
 
+constexpr int kMaxThreads = 4096;
+
 int num_threads_from_environment() {
   const char* text = std::getenv("CROSSDOCK_THREADS");
   if (text == nullptr || *text == '\0') return 0;
@@ -100,7 +102,8 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int num_threads)
     : num_threads_(num_threads > 0 ? num_threads : detail::num_cores()),
       state_(std::make_unique<State>()) {
-  CROSSDOCK_CHECK(num_threads >= 0, "num_threads must not be negative, got ", num_threads);
+  CROSSDOCK_CHECK(num_threads >= 0 && num_threads <= kMaxThreads, "num_threads must be in [0, ",
+                  kMaxThreads, "], got ", num_threads);
   if (num_threads_ == 1) return;
   state_->workers.reserve(static_cast<size_t>(num_threads_));
   try {

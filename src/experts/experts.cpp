@@ -62,10 +62,11 @@ void check_free_sms(int free_sms) {
 void check_places(const Segments& segments, int64_t num_rows) {
   int64_t end = 0;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
-    CROSSDOCK_CHECK(segments.starts[e] >= end && segments.counts[e] >= 0, "segment ", e,
-                    " must start at row ", end,
-                    " or later and have a count of at least 0, got start ", segments.starts[e],
-                    " count ", segments.counts[e]);
+    CROSSDOCK_CHECK(segments.starts[e] >= end && segments.counts[e] >= 0 &&
+                        segments.starts[e] <= kMaxBytes - segments.counts[e],
+                    "segment ", e, " must start at row ", end,
+                    " or later, have a count of at least 0 and end at row 2^60 at most, got start ",
+                    segments.starts[e], " count ", segments.counts[e]);
     end = segments.starts[e] + segments.counts[e];
   }
   CROSSDOCK_CHECK(segments.num_rows() >= end && segments.num_rows() <= num_rows,

@@ -4,17 +4,21 @@
 #include <array>
 #include <cmath>
 #include <iomanip>
+#include <limits>
 #include <sstream>
+#include <vector>
 
 #include "core/check.hpp"
 #include "core/sizes.hpp"
 #include "plan/capacity.hpp"
+#include "plan/placement.hpp"
 
 namespace crossdock {
 namespace {
 
 // The counts of all experts are kept for every rank; more experts are assumed to be a mistake.
 constexpr int64_t kMaxExperts = int64_t{1} << 20;
+constexpr int64_t kMaxPaddedRows = std::numeric_limits<int32_t>::max();
 constexpr std::array<int64_t, 7> kAlignments = {1, 8, 16, 32, 64, 128, 256};
 
 void check_capacity(const DispatchConfig& config, int num_ranks) {
@@ -31,6 +35,26 @@ void check_capacity(const DispatchConfig& config, int num_ranks) {
       row_bytes_fit_int64({rows + config.alignment, config.num_experts, num_ranks}, config),
       "capacity factor ", capacity.factor, " with max_tokens ", capacity.max_tokens, " asks for ",
       rows, " rows per expert and rank, more than can be counted");
+}
+
+// REQUIRES: a checked placement.
+int64_t most_local_experts(const DispatchConfig& config, int num_ranks) {
+  std::vector<int64_t> num_experts(index(num_ranks), 0);
+  for (const int32_t owner : make_placement(config, num_ranks).owner) ++num_experts[index(owner)];
+  return std::ranges::max(num_experts);
+}
+
+// With pad_to_capacity, the rows of a rank do not depend on the routing.
+void check_padded_rows(const DispatchConfig& config, int num_ranks) {
+  const int64_t rows = padded_rows_per_source(config);
+  if (rows == 0) return;
+  const int64_t num_segments = most_local_experts(config, num_ranks);
+  CROSSDOCK_CHECK(product_within(kMaxPaddedRows, {rows, num_ranks, num_segments}),
+                  "pad_to_capacity with capacity factor ", config.capacity->factor,
+                  " and max_tokens ", config.capacity->max_tokens, " pads the ", num_segments,
+                  " experts of a rank to ", rows, " rows for each of ", num_ranks,
+                  " ranks; a rank can have at most ", kMaxPaddedRows,
+                  " rows in all: reduce max_tokens to the largest number of tokens of any rank");
 }
 
 }  // namespace
@@ -68,6 +92,7 @@ void check_config(const DispatchConfig& config, int num_ranks) {
                       "), got ", config.placement[expert]);
     }
   }
+  check_padded_rows(config, num_ranks);
   CROSSDOCK_CHECK(!config.max_rows || *config.max_rows >= 0, "max_rows must not be negative, got ",
                   config.max_rows.value_or(0));
   CROSSDOCK_CHECK(row_bytes_fit_int64({config.max_rows.value_or(0)}, config), "max_rows (",

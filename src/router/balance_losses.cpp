@@ -48,7 +48,8 @@ bool has_sizes(const RouterStatistics& statistics, int64_t E) {
   const int64_t B = statistics.num_sequences;
   if (statistics.is_on_device()) {
     const ConstTensorView counts = statistics.device_counts.view;
-    return counts.dtype == DType::kI64 && counts.shape == Shape{B * E + B};
+    return counts.dtype == DType::kI64 && B >= 0 && B <= counts.num_elements() &&
+           counts.shape == Shape{B * E + B};
   }
   return std::ssize(statistics.num_tokens) == B &&
          std::ssize(statistics.routes_per_expert) == B * E;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -14,6 +15,18 @@ namespace {
 void check_update(const BiasUpdate& update) {
   CROSSDOCK_CHECK(std::isfinite(update.rate), "the rate of an update of the expert bias must be ",
                   "finite, got ", update.rate);
+}
+
+int64_t total_of(std::span<const int64_t> load) {
+  int64_t total = 0;
+  for (size_t e = 0; e < load.size(); ++e) {
+    CROSSDOCK_CHECK(load[e] >= 0 && load[e] <= std::numeric_limits<int64_t>::max() - total,
+                    "the loads are numbers of routes: they must not be negative and must sum to at "
+                    "most 2^63 - 1, got ",
+                    load[e], " for expert ", e);
+    total += load[e];
+  }
+  return total;
 }
 
 template <typename T>
@@ -41,11 +54,12 @@ void update_expert_bias(TensorView bias, std::span<const int64_t> load, const Bi
   const auto E = static_cast<int64_t>(load.size());
   const bool is_f64 = bias.dtype == DType::kF64;
   check_tensor("bias", bias, is_f64 ? DType::kF64 : DType::kF32, Shape{E});
-  const int64_t total = std::accumulate(load.begin(), load.end(), int64_t{0});
+  const int64_t total = total_of(load);
   std::vector<double> steps(load.size());
   for (size_t e = 0; e < load.size(); ++e) {
-    const int64_t lacking = total - load[e] * E;  // E * (mean - load), without rounding
-    steps[e] = lacking > 0 ? update.rate : lacking < 0 ? -update.rate : 0.0;
+    // Compares the load with total / E, without rounding.
+    const bool is_below = load[e] < total / E || (load[e] == total / E && total % E > 0);
+    steps[e] = is_below ? update.rate : load[e] > total / E ? -update.rate : 0.0;
   }
   if (update.centred && E > 0) {
     const double mean = std::accumulate(steps.begin(), steps.end(), 0.0) / static_cast<double>(E);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <iomanip>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,9 @@ void check_if_given(const char* name, const ConstTensorView& tensor, Device devi
                     const Shape& shape) {
   if (tensor.given()) check_tensor(name, tensor, device, dtype, shape);
 }
+
+constexpr int64_t kMaxSequences = std::numeric_limits<int32_t>::max();  // ids are int32
+constexpr int64_t kMaxCounters = int64_t{1} << 28;                      // 2 GiB
 
 void check_finite(const char* name, double value) {
   CROSSDOCK_CHECK(std::isfinite(value), name, " must be finite, got ", value);
@@ -47,8 +51,13 @@ void check_forced_ids(const ConstTensorView& ids, Device device, const Shape& sh
 }
 
 void check_sequences(const RouterConfig& config, const RouteArgs& args, int64_t T) {
-  CROSSDOCK_CHECK(args.num_sequences >= 1, "num_sequences must be at least 1, got ",
-                  args.num_sequences);
+  CROSSDOCK_CHECK(args.num_sequences >= 1 && args.num_sequences <= kMaxSequences,
+                  "num_sequences must be in [1, ", kMaxSequences, "], got ", args.num_sequences);
+  CROSSDOCK_CHECK(!config.counts(BalanceScope::kSequence) ||
+                      args.num_sequences <= kMaxCounters / (config.num_experts + 1),
+                  "num_sequences (", args.num_sequences, ") times num_experts + 1 (",
+                  config.num_experts + 1, ") must be at most ", kMaxCounters,
+                  ", the number of counters of a call; route fewer sequences at a time");
   CROSSDOCK_CHECK(args.sequence_ids.given() || !config.counts(BalanceScope::kSequence) ||
                       args.num_sequences == 1 || T == 0,
                   "sequence_ids must be given for the loss of ", args.num_sequences, " sequences");

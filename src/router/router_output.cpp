@@ -29,6 +29,10 @@ RouterStatistics RouterStatistics::on_host(Stream stream) const {
 
 std::vector<int64_t> RouterStatistics::load() const {
   require_host_counts(*this, "on_host().load()");
+  const auto num_counts = std::ssize(routes_per_expert);
+  CROSSDOCK_CHECK(num_counts == 0 || (num_sequences >= 1 && num_counts % num_sequences == 0),
+                  "routes_per_expert must be [num_sequences (", num_sequences, "), E], got ",
+                  num_counts, " values");
   const size_t E =
       routes_per_expert.size() / static_cast<size_t>(std::max<int64_t>(num_sequences, 1));
   std::vector<int64_t> sums(E, 0);

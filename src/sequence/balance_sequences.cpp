@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/sizes.hpp"
+#include "crossdock/mesh.hpp"
 #include "crossdock/sequence.hpp"
 
 namespace crossdock {
@@ -16,7 +18,8 @@ namespace {
 using Costs = std::vector<double>;
 
 Costs costs_of(const BalanceArgs& args) {
-  CROSSDOCK_CHECK(args.num_ranks >= 1, "num_ranks must be at least 1, got ", args.num_ranks);
+  CROSSDOCK_CHECK(args.num_ranks >= 1 && args.num_ranks <= kMaxMeshRanks,
+                  "num_ranks must be in [1, ", kMaxMeshRanks, "], got ", args.num_ranks);
   for (const double cost : {args.cost_per_token, args.cost_per_token_pair}) {
     CROSSDOCK_CHECK(cost >= 0.0 && std::isfinite(cost),
                     "cost_per_token and cost_per_token_pair must be finite and not negative, got ",
@@ -24,9 +27,14 @@ Costs costs_of(const BalanceArgs& args) {
   }
   Costs costs;
   costs.reserve(args.lengths.size());
+  int64_t num_tokens = 0;
   for (size_t s = 0; s < args.lengths.size(); ++s) {
     CROSSDOCK_CHECK(args.lengths[s] >= 0, "lengths[", s, "] must not be negative, got ",
                     args.lengths[s]);
+    CROSSDOCK_CHECK(args.lengths[s] <= kMaxBytes - num_tokens,
+                    "the lengths must sum to at most 2^60 tokens, got more with lengths[", s, "] (",
+                    args.lengths[s], ")");
+    num_tokens += args.lengths[s];
     const auto length = static_cast<double>(args.lengths[s]);
     costs.push_back(args.cost_per_token * length + args.cost_per_token_pair * length * length);
   }

@@ -11,6 +11,9 @@
 namespace crossdock {
 namespace {
 
+// In batch-first order, every sequence that is cut has runs of its own.
+constexpr int64_t kMaxCutSequences = int64_t{1} << 24;
+
 // Positions [start, start + count) of a sequence.
 struct Chunk {
   int64_t start = 0;
@@ -38,8 +41,16 @@ void check_layout(const SequenceLayout& layout, int rank) {
   CROSSDOCK_CHECK(layout.batch >= 0 && layout.length >= 0,
                   "batch and length must not be negative, got ", layout.batch, " and ",
                   layout.length);
+  CROSSDOCK_CHECK(layout.batch <= kMaxBytes && layout.length <= kMaxBytes,
+                  "batch and length must be at most 2^60, got ", layout.batch, " and ",
+                  layout.length);
   CROSSDOCK_CHECK(product_within(kMaxBytes, {layout.batch, layout.length}), "batch (", layout.batch,
                   ") times length (", layout.length, ") must be at most 2^60");
+  CROSSDOCK_CHECK(layout.num_ranks == 1 || layout.order == TokenOrder::kSequenceFirst ||
+                      layout.batch <= kMaxCutSequences,
+                  "batch must be at most ", kMaxCutSequences,
+                  " for sequences that are cut among ranks, got ", layout.batch,
+                  "; use TokenOrder::kSequenceFirst or shards of fewer sequences");
   CROSSDOCK_CHECK(!layout.packed || (layout.batch == 1 && layout.length == 0),
                   "batch and length must keep their defaults, 1 and 0, with packed sequences, got ",
                   layout.batch, " and ", layout.length);
@@ -66,7 +77,8 @@ SequenceShard::SequenceShard(SequenceLayout layout, int rank)
     local_length_ += chunk.count;
   }
   if (local_length_ == 0) return;
-  if (layout_.order == TokenOrder::kSequenceFirst) {
+  // In both cases the tokens at the positions of a chunk are contiguous.
+  if (layout_.order == TokenOrder::kSequenceFirst || layout_.num_ranks == 1) {
     append_runs(0, layout_.length, layout_.batch);
     return;
   }

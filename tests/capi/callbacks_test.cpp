@@ -247,6 +247,17 @@ TEST(Callbacks, KeepTheirContextIfNoGroupIsMade) {
   EXPECT_EQ(context.left, "");
 }
 
+TEST(Callbacks, NumbersOfRanksThatCannotBeAreRefused) {
+  crossdock_group* group = nullptr;
+  auto callbacks = made<crossdock_communicator>();
+  callbacks.size = 100'000'000;
+  EXPECT_EQ(crossdock_group_from_callbacks(&callbacks, nullptr, &group),
+            CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_STREQ(crossdock_last_error(),
+               "crossdock_communicator: size must be in [1, 65536], got 100000000");
+  EXPECT_EQ(crossdock_group_from_threads(100'000'000, nullptr, &group), CROSSDOCK_INVALID_ARGUMENT);
+}
+
 TEST(Callbacks, BothExchangesAreNeeded) {
   auto callbacks = made<crossdock_communicator>();
   callbacks.size = 1;

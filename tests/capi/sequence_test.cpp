@@ -176,6 +176,26 @@ TEST(CSequence, SequencesAreBalanced) {
   EXPECT_EQ(crossdock_balance_sequences(&args, ranks.data(), nullptr), CROSSDOCK_INVALID_ARGUMENT);
 }
 
+TEST(CApi, SizesOfSequencesThatCannotBeAreRefused) {
+  const int64_t lengths[2] = {int64_t{1} << 62, int64_t{1} << 62};
+  auto args = made<crossdock_balance_args>();
+  args.lengths = lengths;
+  args.num_sequences = 2;
+  int32_t ranks[2] = {};
+  EXPECT_EQ(crossdock_balance_sequences(&args, ranks, nullptr), CROSSDOCK_INVALID_ARGUMENT);
+  args.num_sequences = 0;
+  args.num_ranks = 100'000'000;
+  EXPECT_EQ(crossdock_balance_sequences(&args, ranks, nullptr), CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_STREQ(crossdock_last_error(), "num_ranks must be in [1, 65536], got 100000000");
+  auto layout = made<crossdock_sequence_layout>();
+  layout.batch = 0x7fffffff;
+  layout.length = 4;
+  layout.num_ranks = 2;
+  crossdock_sequence_shard* shard = nullptr;
+  EXPECT_EQ(crossdock_sequence_shard_create(&layout, &shard), CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_EQ(shard, nullptr);
+}
+
 TEST(CAbi, SequenceLayout) {
   EXPECT_SIZE(crossdock_sequence_layout, 160);
   EXPECT_FIELD(crossdock_sequence_layout, struct_size, 0);

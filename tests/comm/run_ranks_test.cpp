@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 #include <future>
+#include <limits>
 #include <thread>
 
 #include "crossdock/threads.hpp"
@@ -23,6 +24,12 @@ TEST(RunRanks, RunsTheBodyOncePerRank) {
     ranks_seen |= 1 << group.rank();
   });
   EXPECT_EQ(ranks_seen, 0b11111);
+}
+
+TEST(RunRanks, RefusesNumbersOfRanksThatCannotBe) {
+  for (const int size : {-1, 0, 65537, std::numeric_limits<int>::max()}) {
+    EXPECT_THROW(static_cast<void>(make_thread_communicators(size)), Error) << size;
+  }
 }
 
 TEST(RunRanks, ThrowsWhatTheFirstRankToFailThrew) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -120,8 +121,10 @@ TEST(ThreadPool, OfAParentRunsOnTheCallingThreadOfAForkedChild) {
             4);
 }
 
-TEST(ThreadPool, RefusesANegativeSize) {
-  EXPECT_THROW(ThreadPool(-1), Error);
+TEST(ThreadPool, RefusesASizeThatCannotBe) {
+  for (const int num_threads : {-1, 4097, std::numeric_limits<int>::max()}) {
+    EXPECT_THROW(ThreadPool{num_threads}, Error) << num_threads;
+  }
 }
 
 TEST(ThreadPool, OfTheProcessIsOne) {

@@ -152,7 +152,10 @@ TEST(Refusal, SizesThatCannotBeCountedAreRefusedByAll) {
        [&](DispatchConfig& c) {
          c.capacity = pads(int64_t{1} << 40);
          c.width = 1 << 20;
-       }}};
+       }},
+      {" ranks; a rank can have at most 2147483647 rows in all: reduce max_tokens to the largest "
+       "number of tokens of any rank",
+       [&](DispatchConfig& c) { c.capacity = pads(int64_t{1} << 40); }}};
   for (const Setting& setting : settings) {
     for (const char* strategy : {"direct", "alltoall"}) {
       const auto message = agreed_message(ErrorCode::kInvalidArgument, [&](Group& group) {

@@ -60,10 +60,13 @@ TEST(Experts, RefuseWeightsAndSegmentsOfTheWrongShape) {
   const int64_t starts[] = {0, 1, 2};
   const int64_t counts[] = {2, 1};
   args.segments = {.starts = starts, .counts = counts, .num_segments = 2, .device = {}};
-  EXPECT_THAT(
-      [&] { two.forward(args); },
-      refusal(
-          "segment 1 must start at row 2 or later and have a count of at least 0, got start 1"));
+  EXPECT_THAT([&] { two.forward(args); },
+              refusal("segment 1 must start at row 2 or later, have a count of at least 0 and end "
+                      "at row 2^60 at most, got start 1"));
+  const int64_t far_starts[] = {0, 2, 2};
+  const int64_t far_counts[] = {2, std::numeric_limits<int64_t>::max()};
+  args.segments = {.starts = far_starts, .counts = far_counts, .num_segments = 2, .device = {}};
+  EXPECT_THAT([&] { two.forward(args); }, refusal("end at row 2^60 at most, got start 2"));
 }
 
 TEST(Experts, RefuseOutputsThatOverlapInputs) {

@@ -135,6 +135,28 @@ TEST(MoeLayerRefusal, ANegativeNumberOfSequences) {
                  });
 }
 
+TEST(MoeLayerRefusal, MoreSequencesThanCanBeCounted) {
+  struct Setting {
+    int64_t num_sequences;
+    std::string words;
+  };
+  const std::vector<Setting> settings = {
+      {int64_t{1} << 58, "num_sequences must be in [1, 2147483647], got 288230376151711744"},
+      {int64_t{1} << 31, "num_sequences must be in [1, 2147483647], got 2147483648"},
+      {int64_t{1} << 30, "num_sequences (1073741824) times num_experts + 1 (7) must be at most"}};
+  for (const Setting& setting : settings) {
+    expect_refusal(setting.words, [&](Group& group, const LayerCase& layer_case) {
+      LayerCase other = layer_case;
+      other.config.router.aux_loss_coeff = 0.5;
+      other.config.router.aux_loss_scope = BalanceScope::kSequence;
+      LayerOnRank rank(group, other);
+      MoeForwardArgs args = rank.forward_args();
+      if (group.rank() == kCulprit) args.num_sequences = setting.num_sequences;
+      (void)rank.layer.forward(args);
+    });
+  }
+}
+
 TEST(MoeLayerRefusal, InnerWidthsThatCannotBeCounted) {
   const auto expect_refused = [](const std::string& words,
                                  const std::function<void(MoeLayerConfig&)>& change) {

@@ -303,6 +303,26 @@ TEST(ExpertBias, RefusesARateThatIsNotFinite) {
   EXPECT_THAT(bias, ElementsAre(1.0F, 1.0F));
 }
 
+TEST(ExpertBias, ComparesTheLargestLoadsExactly) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  std::vector<float> bias(3, 0.0F);
+  const std::vector<int64_t> load = {kMost / 3, kMost / 3, kMost / 3 + 1};
+  update_expert_bias({bias.data(), {3}}, load, {.rate = 0.25});
+  EXPECT_EQ(bias, (std::vector<float>{0.25F, 0.25F, -0.25F}));  // the mean is kMost / 3 + 1/3
+}
+
+TEST(ExpertBias, RefusesLoadsThatCannotBe) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  std::vector<float> bias(2, 0.0F);
+  for (const std::vector<int64_t>& load : {std::vector<int64_t>{kMost, 1}, {-1, 1}, {-kMost, 0}}) {
+    EXPECT_THROW(update_expert_bias({bias.data(), {2}}, load, {.rate = 0.25}), Error);
+  }
+  EXPECT_EQ(bias, std::vector<float>(2, 0.0F));
+  const RouterStatistics statistics{
+      .num_sequences = 3, .routes_per_expert = {4, 1}, .num_tokens = {5, 5, 5}};
+  EXPECT_THROW(static_cast<void>(statistics.load()), Error);
+}
+
 TEST(ExpertBias, KeepsItsMeanWhereCentred) {
   std::vector<double> bias(4, 0.0);
   const std::vector<int64_t> load = {10, 2, 4, 0};

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "crossdock/sequence.hpp"
@@ -175,9 +176,29 @@ TEST(BalanceSequences, RefusesWhatHasNoCost) {
     return message_of([&] { static_cast<void>(balance_sequences(args)); });
   };
   EXPECT_EQ(refusal({.lengths = lengths}), "lengths[1] must not be negative, got -1");
-  EXPECT_EQ(refusal({.num_ranks = 0}), "num_ranks must be at least 1, got 0");
+  EXPECT_EQ(refusal({.num_ranks = 0}), "num_ranks must be in [1, 65536], got 0");
   EXPECT_EQ(refusal({.cost_per_token = -1.0}),
             "cost_per_token and cost_per_token_pair must be finite and not negative, got -1 and 0");
+}
+
+TEST(BalanceSequences, RefusesSizesThatCannotBe) {
+  const auto refusal = [](const BalanceArgs& args) {
+    return message_of([&] { static_cast<void>(balance_sequences(args)); });
+  };
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  const Lengths two_huge = {kHuge / 2 + 1, kHuge / 2 + 1};
+  const Lengths almost = {int64_t{1} << 60, 0, 1};
+  for (const auto policy : {BalancePolicy::kLongestFirst, BalancePolicy::kKeepOrder}) {
+    EXPECT_EQ(refusal({.lengths = two_huge, .policy = policy}),
+              "the lengths must sum to at most 2^60 tokens, got more with lengths[0] "
+              "(4611686018427387904)");
+    EXPECT_EQ(refusal({.lengths = almost, .policy = policy}),
+              "the lengths must sum to at most 2^60 tokens, got more with lengths[2] (1)");
+    EXPECT_EQ(refusal({.lengths = std::span(almost).first(2), .policy = policy}),
+              "nothing was thrown");
+    EXPECT_EQ(refusal({.num_ranks = 100'000'000, .policy = policy}),
+              "num_ranks must be in [1, 65536], got 100000000");
+  }
 }
 
 }  // namespace

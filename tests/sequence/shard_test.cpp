@@ -283,6 +283,19 @@ TEST(MoveTokens, OnAGpuNeedOne) {
             "nothing was thrown");
 }
 
+// As many sequences as have an int32 number; counting them one by one would take seconds.
+TEST(SequenceShard, OfWholeSequencesIsOneRun) {
+  constexpr int64_t kBatch = std::numeric_limits<int32_t>::max();
+  for (const SequenceCut cut : {SequenceCut::kContiguous, SequenceCut::kZigzag}) {
+    const SequenceShard shard({.batch = kBatch, .length = 5, .cut = cut}, 0);
+    EXPECT_EQ(shard.num_tokens(), 5 * kBatch);
+    EXPECT_EQ(shard.shape(), (Shape{kBatch, 5}));
+    ASSERT_EQ(shard.runs().size(), 1u);
+    EXPECT_EQ(shard.runs()[0].count, 5 * kBatch);
+    EXPECT_EQ(shard.global_index(5 * kBatch - 1), 5 * kBatch - 1);
+  }
+}
+
 TEST(SequenceShard, RefusesLayoutsThatCannotBe) {
   const auto refusal = [](const SequenceLayout& layout, int rank) {
     return message_of([&] { SequenceShard(layout, rank); }, ErrorCode::kInvalidArgument);
@@ -293,6 +306,14 @@ TEST(SequenceShard, RefusesLayoutsThatCannotBe) {
             "batch and length must not be negative, got -1 and 4");
   EXPECT_EQ(refusal({.batch = int64_t{1} << 40, .length = int64_t{1} << 40}, 0),
             "batch (1099511627776) times length (1099511627776) must be at most 2^60");
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(refusal({.batch = 0, .length = kHuge, .num_ranks = 2}, 0),
+            "batch and length must be at most 2^60, got 0 and 9223372036854775807");
+  EXPECT_EQ(refusal({.batch = kHuge, .length = 0}, 0),
+            "batch and length must be at most 2^60, got 9223372036854775807 and 0");
+  EXPECT_EQ(refusal({.batch = kHuge >> 32, .length = 4, .num_ranks = 2}, 1),
+            "batch must be at most 16777216 for sequences that are cut among ranks, got "
+            "2147483647; use TokenOrder::kSequenceFirst or shards of fewer sequences");
   EXPECT_EQ(refusal({.batch = 2, .packed = pack({3})}, 0),
             "batch and length must keep their defaults, 1 and 0, with packed sequences, got 2 and "
             "0");

@@ -124,7 +124,7 @@ typedef struct crossdock_layer_forward_args {
   crossdock_tensor sequence_ids;  // [T] int32, optional: with CROSSDOCK_BALANCE_SEQUENCE
   crossdock_tensor forced_ids;    // [T, K] int32 or int64, optional: routes to use; -1: none
   crossdock_tensor token_ids;     // [T] int64, optional: identifies each token for the jitter
-  int64_t num_sequences;          // 0: 1
+  int64_t num_sequences;          // 0: 1. With CROSSDOCK_BALANCE_SEQUENCE, times E + 1 at most 2^28
   int64_t total_sequences;        // in the counting group; 0: the layer counts them
   uint64_t jitter_seed;           // use a different seed in every step
   /// Optional: an earlier forward of these tokens, whose routes and plan are used again

@@ -29,7 +29,7 @@ enum {                                                             // cut of L t
 /// All tokens, how they are cut among ranks, and one of these ranks.
 typedef struct crossdock_sequence_layout {
   size_t struct_size;
-  int64_t batch;      // B; 0: 1
+  int64_t batch;      // B; 0: 1. At most 2^24 if batch-first sequences are cut
   int64_t length;     // L
   int32_t num_ranks;  // ranks that share each sequence; 0: 1
   int32_t rank;
@@ -126,7 +126,7 @@ typedef struct crossdock_balance_args {
   size_t struct_size;
   const int64_t* lengths;      // [num_sequences] tokens of each; may be NULL if there are none
   int64_t num_sequences;       // N
-  int32_t num_ranks;           // 0: 1
+  int32_t num_ranks;           // at most 65536; 0: 1
   int32_t policy;              // contiguous ranges in the given order, or longest first
   double cost_per_token;       // a sequence of l tokens costs cost_per_token * l
   double cost_per_token_pair;  // + cost_per_token_pair * l^2. Both 0: each token costs 1

@@ -2,13 +2,15 @@
 #include "comm/threads/communicator.hpp"
 #include "core/check.hpp"
 #include "core/threading.hpp"
+#include "crossdock/mesh.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock {
 
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size,
                                                                      const ThreadOptions& options) {
-  CROSSDOCK_CHECK(size > 0, "there must be at least one rank, got ", size);
+  CROSSDOCK_CHECK(size >= 1 && size <= kMaxMeshRanks, "the number of ranks must be in [1, ",
+                  kMaxMeshRanks, "], got ", size);
   CROSSDOCK_CHECK(options.ranks_per_node >= 0, "ranks_per_node must be 0 (one node) or positive, ",
                   "got ", options.ranks_per_node);
   auto board = std::make_shared<comm::ThreadBoard>(
