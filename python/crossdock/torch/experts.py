@@ -49,8 +49,10 @@ class GroupedExperts(nn.Module):
         many experts there are, so ranks with the same seed stay in step."""
         if self.w1.is_meta:  # reset them when they have memory
             return
-        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(2**62))
-        generator = torch.Generator(self.w1.device)
+        drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(2**62)
+        if type(drawn) is not torch.Tensor:  # a mode such as FakeTensorMode, in which tensors have no values
+            return
+        seed, generator = int(drawn), torch.Generator(self.w1.device)
         parameters = (self.w1, self.w2)
         with torch.no_grad():
             values = [torch.empty(p.shape, dtype=p.dtype, device=p.device) if _is_sharded(p) else p for p in parameters]

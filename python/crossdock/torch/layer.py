@@ -7,7 +7,7 @@ from torch import nn
 from .dispatcher import Dispatcher
 from .experts import GroupedExperts, library_computes
 from .library_layer import moe_layer
-from .registration import HAS_OPERATORS
+from .registration import HAS_OPERATORS, is_transformed, transform_error
 from .tensors import weights_dtype
 
 
@@ -150,6 +150,8 @@ class MoELayer(nn.Module):
         if not isinstance(x, torch.Tensor) or x.shape[-1:] != (self.width,):
             found = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
             self.dispatcher._open().refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"))
+        if is_transformed((x,)):  # routing cannot be
+            self.dispatcher._open().refuse(transform_error())
         self._check_kind(x)
         tokens = x.reshape(-1, x.shape[-1])
         if self._is_one_operator(tokens):
