@@ -16,7 +16,10 @@ from launch import PATIENCE, connect, start_ranks, wait_for
 
 SETS = {  # modules, and the numbers of ranks that they have cases for, in this order
     "quick": (
-        ["case_dispatcher", "case_autograd", "case_transforms", "case_native", "case_layer", "case_weights", "case_groups", "case_import"],
+        [
+            *("case_dispatcher", "case_autograd", "case_transforms", "case_native"),
+            *("case_layer", "case_weights", "case_groups", "case_import"),
+        ],
         [1, 2, 4],
     ),  # any version of torch
     "torch": (["case_compile", "case_training", "case_checkpoint"], [1, 2, 4]),

@@ -83,7 +83,8 @@ def _is_in_transform() -> bool:
     return _are_transforms_active()
 
 
-_is_in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compilers trace inside the same transforms
+# Compilers trace inside the same transforms, and not all versions know the function of torch._C.
+_is_in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_transformed(inputs: Tuple) -> bool:
