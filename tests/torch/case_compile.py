@@ -1,9 +1,10 @@
 """torch.compile, selective checkpointing, autocast. Needs torch 2.4."""
 import torch
-from cases import case, first_expert, random_of, random_routes, scale_by_expert, tokens_of
+from cases import case, first_expert, raises, random_of, random_routes, scale_by_expert, tokens_of
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from crossdock.torch import Dispatcher, MoELayer, TitanTokenDispatcher, calls, save_ops
+import crossdock
+from crossdock.torch import Dispatcher, MoELayer, TitanTokenDispatcher, calls, group, save_ops
 
 E, K, D = 8, 2, 16
 
@@ -67,6 +68,18 @@ def the_layer_is_one_graph(rank, world):
 
 
 @case(1)
+def a_layer_can_be_made_of_fake_tensors(rank, world):
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    group()
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32)
+        out = layer(torch.ones(5, D))
+    assert isinstance(out, FakeTensor) and out.shape == (5, D)
+
+
+@case(1)
 def the_layer_is_one_graph_under_autocast(rank, world):
     torch._dynamo.reset()
     layer = MoELayer(num_experts=E, top_k=K, width=D, inner=32)
@@ -74,6 +87,21 @@ def the_layer_is_one_graph_under_autocast(rank, world):
     x = make(rank, 5)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(compiled(x), layer(x))
+
+
+@case(1)
+def transforms_are_refused_while_compiling(rank, world):
+    """torch would trace the operators without their tangents."""
+    torch._dynamo.reset()
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = (given.detach() for given in make(rank, 5))
+
+    def call(x):
+        return function(dispatcher, x, ids, weights)
+
+    for transformed in (lambda x: torch.func.jvp(call, (x,), (x,))[1], torch.func.grad(lambda x: call(x).sum())):
+        with raises(crossdock.Error, "does not support forward-mode derivatives or transforms of torch.func"):
+            torch.compile(transformed, backend="aot_eager")(x)
 
 
 @case(1, 4)

@@ -121,6 +121,32 @@ def tokens_of_another_shape_are_the_same_error_on_every_rank(rank, world):
     assert layer(x[0]).shape == (D,)
 
 
+@case(2)
+def tokens_of_another_dtype_are_the_same_error_on_every_rank(rank, world):
+    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    for dtype in dtypes:
+        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, dtype=dtype)
+        for other in (*dtypes, torch.float16, torch.int64):
+            for is_wrong in (rank == 1, True):
+                if other != dtype:
+                    x = torch.ones((3, D), dtype=other if is_wrong else dtype)
+                    error = error_of(lambda layer=layer, x=x: layer(x))
+                    same_everywhere(str(error))
+                    assert f"x must have the dtype and device of the layer, {dtype} on cpu, got {other} on cpu" in str(error)
+    assert layer(torch.ones((3, D), dtype=dtype)).dtype == dtype
+
+
+@case(1)
+def a_router_that_converts_tokens_may_get_others(rank, world):
+    x = torch.ones((3, D))
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F)
+    layer.router.to(torch.float64)
+    layer.router.register_forward_pre_hook(lambda module, inputs: tuple(given.double() for given in inputs))
+    assert layer(x).dtype == x.dtype
+    layer.router = torch.nn.Sequential(torch.nn.Linear(D, E))
+    assert layer(x).dtype == x.dtype
+
+
 @case(1)
 def copies_of_a_layer_share_its_dispatcher(rank, world):
     layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F)

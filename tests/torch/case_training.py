@@ -164,6 +164,25 @@ def losses_agree_with_tensor_parallelism(rank, world):
 
 
 @case(4)
+def sharded_experts_get_the_weights_of_whole_ones(rank, world):
+    """Two ranks have the same experts, each a part, from the meta device."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "edp"))
+    ids = range(mesh.get_local_rank("ep") * 3, mesh.get_local_rank("ep") * 3 + 3)
+    torch.manual_seed(3)
+    whole = GroupedExperts(6, D, F)
+    experts = GroupedExperts(3, D, F, expert_ids=ids, device="meta")
+    fully_shard(experts, mesh=mesh["edp"])
+    experts.to_empty(device="cpu")
+    torch.manual_seed(3)
+    experts.reset_parameters()
+    assert torch.equal(experts.w1.full_tensor(), whole.w1[list(ids)])
+    assert torch.equal(experts.w2.full_tensor(), whole.w2[list(ids)])
+    assert experts.w1.to_local().shape[0] < 3
+
+
+@case(4)
 def loss_scaling_skips_steps_with_infinite_gradients(rank, world):
     model = Model(crossdock_dispatcher())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -15,8 +15,14 @@ import traceback
 from launch import PATIENCE, connect, start_ranks, wait_for
 
 SETS = {  # modules, and the numbers of ranks that they have cases for, in this order
-    "quick": (["case_dispatcher", "case_autograd", "case_native", "case_layer", "case_groups"], [1, 2, 4]),  # any version of torch
-    "torch": (["case_compile", "case_training"], [1, 4]),
+    "quick": (
+        [
+            *("case_dispatcher", "case_autograd", "case_transforms", "case_native"),
+            *("case_layer", "case_weights", "case_groups", "case_import"),
+        ],
+        [1, 2, 4],
+    ),  # any version of torch
+    "torch": (["case_compile", "case_training", "case_checkpoint"], [1, 2, 4]),
     "titan": (["case_titan"], [4]),
     "megatron": (["case_megatron"], [4]),  # last: it changes torch, to run on the CPU
     "cuda": (["case_cuda", "case_cuda_layer"], [1, 2]),

@@ -30,7 +30,8 @@ class Core(Shared):
         self.rank = group.rank
         self.width: int = config["width"]
         self.max_rows: Optional[int] = config.get("max_rows")
-        self.num_local_experts = _num_local_experts(group, config)
+        self.local_experts = _local_experts(group, config)
+        self.num_local_experts = len(self.local_experts)
         self.new_counts = ctypes.c_int64 * self.num_local_experts
         self.captured: List["Routes"] = []  # plans that replays of CUDA graphs use
         self.key = key = next(_keys)
@@ -90,12 +91,13 @@ class Core(Shared):
         return target
 
 
-def _num_local_experts(group: crossdock.Group, config: dict) -> int:
+def _local_experts(group: crossdock.Group, config: dict) -> List[int]:
     placement = config.get("placement")
     if placement is not None:
-        return sum(1 for rank in placement if rank == group.rank)
+        return [expert for expert, rank in enumerate(placement) if rank == group.rank]
     each, more = divmod(config["num_experts"], group.size)
-    return each + (1 if group.rank < more else 0)
+    first = group.rank * each + min(group.rank, more)
+    return list(range(first, first + each + (1 if group.rank < more else 0)))
 
 
 _keys = itertools.count(1)

@@ -1,5 +1,5 @@
 """Dispatcher: carries tokens to the ranks of their experts, and the results back, with gradients."""
-from typing import Any, NamedTuple, NoReturn, Optional, Sequence, Union
+from typing import Any, List, NamedTuple, NoReturn, Optional, Sequence, Union
 
 import torch
 
@@ -118,6 +118,11 @@ class Dispatcher(Shared):
     def num_local_experts(self) -> int:
         """E_local, the experts of this rank."""
         return self._open().num_local_experts
+
+    @property
+    def local_experts(self) -> List[int]:
+        """[E_local] the experts of this rank, in ascending order, as the rows of `dispatch` have them."""
+        return list(self._open().local_experts)
 
     @property
     def strategy(self) -> str:

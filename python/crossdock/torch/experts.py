@@ -1,11 +1,12 @@
 """Experts over rows that are grouped by expert."""
 import math
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from .expert_tensors import marked, plain
 from .library_experts import swiglu_experts
 from .registration import HAS_OPERATORS, define, refuse_gradient, save_nothing
 
@@ -16,19 +17,64 @@ class GroupedExperts(nn.Module):
     w1 [E_local, 2F, D] has the gate's rows, then the linear ones; w2 is [E_local, D, F]. Every expert takes part in
     the graph, so experts without rows get zero gradients. Computes in the dtype of the rows, or in autocast's. On a GPU the
     library computes bf16 and fp16, without waiting.
+
+    Args:
+        num_local_experts, width, inner: E_local, D and F.
+        expert_ids: [E_local] the numbers of these experts among those of all ranks (`Dispatcher.local_experts`). Their
+            first values follow from these numbers and torch's seed, on any number of ranks. Default: 0, 1, ...; for
+            experts that are the only ones.
     """
 
-    def __init__(self, num_local_experts: int, width: int, inner: int, *, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        num_local_experts: int,
+        width: int,
+        inner: int,
+        *,
+        expert_ids: Optional[Sequence[int]] = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         super().__init__()
+        if expert_ids is not None and len(expert_ids) != num_local_experts:
+            raise ValueError(f"expert_ids must have {num_local_experts} entries, one per local expert, got {len(expert_ids)}")
+        self.expert_ids = None if expert_ids is None else list(expert_ids)
         options = {"device": device, "dtype": dtype}
         self.w1 = nn.Parameter(torch.empty((num_local_experts, 2 * inner, width), **options))
         self.w2 = nn.Parameter(torch.empty((num_local_experts, width, inner), **options))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Gives every expert the values that follow from its number. Takes one number from torch's CPU generator, however
+        many experts there are, so ranks with the same seed stay in step."""
+        if self.w1.is_meta:  # reset them when they have memory
+            return
+        drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(2**62)
+        if type(drawn) is not torch.Tensor:  # a mode such as FakeTensorMode, in which tensors have no values
+            return
+        seed, generator = int(drawn), torch.Generator(self.w1.device)
+        parameters = (self.w1, self.w2)
         with torch.no_grad():
-            self.w1.uniform_(-1, 1).div_(math.sqrt(self.w1.shape[2]))
-            self.w2.uniform_(-1, 1).div_(math.sqrt(self.w2.shape[2]))
+            values = [torch.empty(p.shape, dtype=p.dtype, device=p.device) if _is_sharded(p) else p for p in parameters]
+            for local, expert in enumerate(self.expert_ids or range(self.w1.shape[0])):
+                generator.manual_seed(seed + expert)
+                for value in values:
+                    value[local].uniform_(-1, 1, generator=generator).div_(math.sqrt(value.shape[2]))
+            for parameter, value in zip(parameters, values):
+                if value is not parameter:
+                    _copy_to_shards(value, parameter)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.expert_ids is not None and not keep_vars:
+            for name in (prefix + "w1", prefix + "w2"):
+                destination[name] = marked(destination[name])
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        for name in (prefix + "w1", prefix + "w2"):
+            if name in state_dict:  # a copy of the caller's
+                state_dict[name] = plain(state_dict[name])
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """rows [R, D], grouped by expert -> y [R, D]. Rows after those of the last expert become zero."""
@@ -49,6 +95,17 @@ def library_computes(tokens: torch.Tensor, *parameters: torch.Tensor) -> bool:
     if not tokens.is_cuda or tokens.dtype not in (torch.bfloat16, torch.float16):
         return False
     return all(p.is_cuda and type(p) in (torch.Tensor, nn.Parameter) for p in parameters)
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether it is a DTensor, as in FSDP2."""
+    return hasattr(parameter, "device_mesh")
+
+
+def _copy_to_shards(value: torch.Tensor, parameter: Any) -> None:
+    from torch.distributed.tensor import distribute_tensor
+
+    parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements))
 
 
 def _computing_dtype(rows: torch.Tensor) -> torch.dtype:

@@ -7,7 +7,7 @@ from torch import nn
 from .dispatcher import Dispatcher
 from .experts import GroupedExperts, library_computes
 from .library_layer import moe_layer
-from .registration import HAS_OPERATORS
+from .registration import HAS_OPERATORS, is_transformed, transform_error
 from .tensors import weights_dtype
 
 
@@ -17,6 +17,14 @@ MOST_EXPERTS, MOST_ROUTES = 1024, 32  # limits of the library's router on a GPU
 def _is_unchanged(module: nn.Module, kind: type) -> bool:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return type(module) is kind and not any(getattr(module, name, None) for name in hooks)
+
+
+def is_autocast(tensor: torch.Tensor) -> bool:
+    """Whether autocast is on for the tensor's kind of device."""
+    kind = tensor.device.type
+    if HAS_OPERATORS:
+        return torch.is_autocast_enabled(kind)
+    return torch.is_autocast_enabled() if kind == "cuda" else torch.is_autocast_cpu_enabled()
 
 
 def best_experts(scores: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -87,21 +95,23 @@ class MoELayer(nn.Module):
         self.dispatcher = Dispatcher(group, num_experts=num_experts, top_k=top_k, width=width, **options)
         self.router = nn.Linear(width, num_experts, bias=False, device=device, dtype=dtype)
         if experts is None:
-            num_local_experts = self.dispatcher.num_local_experts
-            experts = GroupedExperts(num_local_experts, width, inner, device=device, dtype=dtype)
+            own = self.dispatcher.local_experts
+            expert_ids = own if self.dispatcher.group.size > 1 else None  # None: all experts
+            experts = GroupedExperts(len(own), width, inner, expert_ids=expert_ids, device=device, dtype=dtype)
         self.experts = experts
 
     def expert_parameters(self) -> list:
         """The parameters of this rank's experts."""
         return list(self.experts.parameters())
 
+    def _is_own_route(self) -> bool:
+        return type(self).route is MoELayer.route and "route" not in self.__dict__
+
     def _is_one_operator(self, tokens: torch.Tensor) -> bool:
         """Whether the library's layer computes the same as this module."""
-        autocast = torch.is_autocast_enabled("cuda") if HAS_OPERATORS else torch.is_autocast_enabled()
-        if not tokens.is_cuda or autocast:
+        if not tokens.is_cuda or is_autocast(tokens):
             return False
-        is_own_route = type(self).route is MoELayer.route and "route" not in self.__dict__
-        if not is_own_route or (self.normalise and self.top_k == 1):
+        if not self._is_own_route() or (self.normalise and self.top_k == 1):
             return False
         if not (_is_unchanged(self.router, nn.Linear) and _is_unchanged(self.experts, GroupedExperts)):
             return False
@@ -123,10 +133,26 @@ class MoELayer(nn.Module):
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return expert_ids, weights * self.scale
 
+    def _check_kind(self, x: torch.Tensor) -> None:
+        """Refuses tokens that the router cannot multiply, on every rank: the others would wait in dispatch."""
+        weight = getattr(self.router, "weight", None)
+        if not isinstance(weight, torch.Tensor) or (x.dtype == weight.dtype and x.device == weight.device):
+            return
+        if not self._is_own_route() or not _is_unchanged(self.router, nn.Linear):
+            return  # they may convert x
+        if x.device == weight.device and x.is_floating_point() and x.dtype != torch.float64 and is_autocast(x):
+            return
+        wanted, given = (f"{tensor.dtype} on {tensor.device}" for tensor in (weight, x))
+        error = f"x must have the dtype and device of the layer, {wanted}, got {given}; convert x or the layer, or use autocast"
+        self.dispatcher._open().refuse(TypeError(error))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not isinstance(x, torch.Tensor) or x.shape[-1:] != (self.width,):
             found = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
             self.dispatcher._open().refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"))
+        if is_transformed((x,)):  # routing cannot be
+            self.dispatcher._open().refuse(transform_error())
+        self._check_kind(x)
         tokens = x.reshape(-1, x.shape[-1])
         if self._is_one_operator(tokens):
             parameters = (self.router.weight, self.experts.w1, self.experts.w2)

@@ -136,6 +136,7 @@ moe_layer = define(
     _fake_layer,
     _save,
     _gradient,
+    refuse=lambda error, inputs: core_of(inputs[4]).refuse(error),
 )
 moe_layer_backward = define(
     "moe_layer_backward",
@@ -145,4 +146,5 @@ moe_layer_backward = define(
     _fake_backward,
     save_nothing,
     refuse_gradient,
+    refuse=lambda error, inputs: core_of(inputs[6]).refuse(error),
 )

@@ -2,6 +2,9 @@
 from typing import Any, Callable, Optional, Tuple
 
 import torch
+from torch.autograd import forward_ad
+
+from crossdock._library import lib
 
 from . import calls
 from .registration import HAS_OPERATORS, apply_of, define, eager_function, is_observed, refuse_gradient, save_nothing
@@ -80,7 +83,9 @@ def _keep(ctx: Any, plan: torch.Tensor) -> None:
 
 def _is_plain(ctx: Any, grad: torch.Tensor) -> bool:
     """Whether nothing observes the operators of backward or requests their gradients, which are refused."""
-    return ctx.routes is not None and not torch.is_grad_enabled() and not (HAS_OPERATORS and is_observed(grad))
+    if ctx.routes is None or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return False
+    return not (HAS_OPERATORS and is_observed(grad))
 
 
 def _save_dispatch(ctx: Any, inputs: Tuple, output: Tuple) -> None:
@@ -208,8 +213,23 @@ def _dispatch_operator(x, routing, weights, dispatcher, with_row_weights):
     return rows, weights.new_empty(0) if row_weights is None else row_weights, counts, plan
 
 
+def _refusal(name: str) -> Callable:
+    """Makes the call that the other ranks make, which raises the error on all of them."""
+    function = getattr(lib, {"combine_unweighted_backward": "dispatch"}.get(name, name))
+    arguments = _SCHEMAS[name].split(" -> ")[0].strip("()").split(", ")
+
+    def refuse(error: Exception, inputs: Tuple) -> None:
+        if name == "dispatch":
+            calls.core_of(inputs[arguments.index("int dispatcher")]).refuse(error)
+        routes = calls.routes_of(inputs[arguments.index("Tensor plan")])
+        routes.core.refuse(error, function, routes._handle)
+
+    return refuse
+
+
 def _define(name: str, operator_call: Optional[Callable] = None, eager: Optional[Callable] = None) -> Callable:
-    return define(name, _SCHEMAS[name], getattr(calls, name), _FAKES[name], *_GRADIENTS[name], operator_call, eager)
+    call, fake, gradient = getattr(calls, name), _FAKES[name], _GRADIENTS[name]
+    return define(name, _SCHEMAS[name], call, fake, *gradient, operator_call, eager, _refusal(name))
 
 
 dispatch = _define("dispatch", _dispatch_operator, _eager_dispatch)

@@ -3,9 +3,10 @@
 With torch 2.4 and later they are operators with fake versions, so torch.compile keeps the graph whole and selective
 checkpointing can name them. In eager mode, and with older versions, they are autograd functions.
 """
-from typing import Any, Callable, Optional, Type
+from typing import Any, Callable, NoReturn, Optional, Tuple, Type
 
 import torch
+from torch.autograd import forward_ad
 
 HAS_OPERATORS = hasattr(torch.library, "register_fake") and hasattr(torch.library, "register_autograd")
 
@@ -24,6 +25,7 @@ def define(
     gradient: Callable,
     operator_call: Optional[Callable] = None,
     eager: Optional[Callable] = None,
+    refuse: Optional[Callable] = None,
 ) -> Callable:
     """Returns a function that runs the operator if anything observes operators, else the call itself, which is several
     times cheaper.
@@ -37,6 +39,7 @@ def define(
         gradient: gradient(ctx, *gradients of the results) -> gradients of the inputs.
         operator_call: `call` with the results that the schema promises, if these differ.
         eager: the call with its gradient, used if nothing observes operators. Default: made from the above.
+        refuse: refuse(error, inputs) raises the error on all ranks that make the call. Default: on this one.
     """
     eager = eager or eager_function(name, call, save, gradient)
     operator = None
@@ -48,9 +51,10 @@ def define(
         operator = getattr(torch.ops.crossdock, name).default
 
     def run(*inputs: Any) -> Any:
-        if operator is not None and is_observed(inputs[0]):
-            return operator(*inputs)
-        return eager(*inputs)
+        observed = operator is not None and is_observed(inputs[0])
+        if (observed or forward_ad._current_level >= 0) and is_transformed(inputs):
+            (refuse or _raise)(transform_error(), inputs)
+        return operator(*inputs) if observed else eager(*inputs)
 
     run.__name__ = name
     run.__doc__ = call.__doc__
@@ -73,6 +77,35 @@ def is_observed(tensor: torch.Tensor) -> bool:
     """Whether anything observes operators: a compiler, a mode such as selective checkpointing, a transform of
     torch.func, a tensor subclass."""
     return torch.compiler.is_compiling() or _num_modes() > 0 or _are_transforms_active() or type(tensor) not in _PLAIN
+
+
+def _is_in_transform() -> bool:
+    return _are_transforms_active()
+
+
+# Compilers trace inside the same transforms, and not all versions know the function of torch._C.
+_is_in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_transformed(inputs: Tuple) -> bool:
+    """Whether a transform of torch.func is active or an input has a tangent. Operators would drop tangents silently."""
+    if _is_in_transform():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    tensors = (given for given in inputs if isinstance(given, torch.Tensor))
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def transform_error() -> Exception:
+    return RuntimeError(
+        "crossdock does not support forward-mode derivatives or transforms of torch.func (jvp, grad, vjp, vmap and others); use "
+        "backward or torch.autograd.grad, and keep dispatch, combine and experts out of what is transformed"
+    )
+
+
+def _raise(error: Exception, _: Any) -> NoReturn:
+    raise error
 
 
 def apply_of(function: Type[torch.autograd.Function]) -> Callable:

@@ -10,7 +10,6 @@ from . import ops
 from .calls import Core, shared_core
 from .dispatcher import Handle
 from .groups import group_of, group_of_one
-from .registration import HAS_OPERATORS
 
 _numbers = itertools.count(1)
 _owners: "weakref.WeakValueDictionary[int, TitanTokenDispatcher]" = weakref.WeakValueDictionary()
@@ -82,5 +81,7 @@ def _key_of(number: int, width: int) -> int:
     return core.key
 
 
-if HAS_OPERATORS:  # a compiler makes the dispatcher while tracing and treats its number as a constant
-    _key_of = torch.compiler.assume_constant_result(_key_of)
+# A compiler makes the dispatcher while tracing and treats its number as a constant. This is what
+# torch.compiler.assume_constant_result sets, which first imports the compiler: most of the time that importing
+# crossdock.torch would take.
+_key_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
