@@ -96,7 +96,11 @@ struct PendingChunk {
   std::shared_ptr<const void> done;  // next_chunk waits for it; null: the rows have arrived
 };
 
-/// A pending call, made by Dispatcher::begin_dispatch or begin_combine. Pass it to finish.
+/// The work of a pending call. For the library.
+struct PendingWork;
+
+/// A pending call, made by Dispatcher::begin_dispatch or begin_combine. Pass it to finish. If it is
+/// destroyed instead, the call ends as with finish, and its result is released.
 template <typename Result>
 class [[nodiscard]] Pending {
  public:
@@ -110,9 +114,8 @@ class [[nodiscard]] Pending {
   friend class Dispatcher;
 
   Result result_{};
-  std::shared_ptr<const void> done_;  // finish waits for it; null: the call is done
-  Plan plan_;                         // in use until then
-  std::vector<PendingChunk> chunks_;  // of a dispatch
+  std::shared_ptr<PendingWork> work_;  // ends the call when released
+  std::vector<PendingChunk> chunks_;   // of a dispatch
   size_t next_chunk_ = 0;
 };
 
@@ -184,8 +187,9 @@ class CROSSDOCK_API Dispatcher {
   /// dispatch and combine in two halves, to overlap them with computation. On a GPU, begin queues
   /// the call in a separate stream. There it waits for the work already queued in the stream of
   /// set_device_options and runs concurrently with later work, until finish makes that stream wait
-  /// for the result. Inputs and outputs must not be used in between. begin is collective; several
-  /// calls may be pending, with others between them. On the CPU, begin completes the call.
+  /// for the result. Inputs and outputs must not be used in between; those in memory that the
+  /// library allocated may be released. begin is collective; several calls may be pending, with
+  /// others between them. On the CPU, begin completes the call.
   [[nodiscard]] Pending<DispatchResult> begin_dispatch(const Plan& plan, const DispatchArgs& args);
   [[nodiscard]] Pending<OwnedTensor> begin_combine(const Plan& plan, ConstTensorView y,
                                                    TensorView out = {});

@@ -328,3 +328,7 @@ crossdock_status crossdock_finish_combine(crossdock_dispatcher* dispatcher,
     capi::set_result(out, std::move(made), {dispatcher->group, dispatcher->stream});
   });
 }
+
+void crossdock_pending_destroy(crossdock_pending* pending) {
+  capi::destroy(pending);
+}

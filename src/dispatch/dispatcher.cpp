@@ -1,8 +1,11 @@
 #include "crossdock/dispatcher.hpp"
 
 #include <functional>
+#include <initializer_list>
+#include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
@@ -43,6 +46,33 @@ PathContext make_context(Group& group, DispatchConfig config, const MakeStrategy
 }
 
 }  // namespace
+
+/// Once released, the caller's stream waits for the call before its plan and tensors are reused.
+struct PendingWork {
+  PendingWork() = default;
+  ~PendingWork() {
+    try {
+      end();
+    } catch (...) {  // the GPU is lost
+    }
+  }
+  PendingWork(const PendingWork&) = delete;
+  PendingWork& operator=(const PendingWork&) = delete;
+
+  void end() {
+    const std::shared_ptr<const void> mark = std::exchange(done, nullptr);
+    if (mark) wait_for(mark);
+  }
+  /// Does nothing if the dispatcher is gone: its destructor has waited for the GPU.
+  void wait_for(const std::shared_ptr<const void>& mark) const {
+    if (const std::shared_ptr<Path> begun_by = path.lock()) begun_by->finish(mark);
+  }
+
+  std::weak_ptr<Path> path;
+  Plan plan;
+  std::vector<std::shared_ptr<const void>> owners;  // of the tensors
+  std::shared_ptr<const void> done{};               // null: the call is done
+};
 
 struct Dispatcher::Impl {
   explicit Impl(PathContext shared) : context(std::move(shared)), host_path(context) {}
@@ -105,15 +135,19 @@ struct Dispatcher::Impl {
     return made;
   }
 
-  // `check` throws if this rank refuses the call.
+  // A call on `tensors`. `check` throws if this rank refuses it.
   template <typename Result>
-  Pending<Result> begin(const char* operation, const Plan& plan, const std::function<void()>& check,
-                        const std::function<Result()>& call) {
+  Pending<Result> begin(const char* operation, const Plan& plan,
+                        std::initializer_list<ConstTensorView> tensors,
+                        const std::function<void()>& check, const std::function<Result()>& call) {
     Path& path = path_of(plan);
     Pending<Result> pending;
-    pending.plan_ = plan;
     const std::optional<Error> refusal = refusal_of([&] {
       check();
+      pending.work_ = std::make_shared<PendingWork>();
+      pending.work_->plan = plan;
+      pending.work_->owners = path.owners_of(tensors);
+      if (&path == device_path.get()) pending.work_->path = device_path;
       path.begin_aside();
     });
     if (refusal) {  // throws on all ranks
@@ -126,19 +160,19 @@ struct Dispatcher::Impl {
       path.finish(path.end_aside());
       throw;
     }
-    run_agreed(context.group, [&] { pending.done_ = path.end_aside(); });
+    run_agreed(context.group, [&] { pending.work_->done = path.end_aside(); });
     return pending;
   }
 
   template <typename Result>
-  Result finish(Pending<Result>& pending) {
-    path_of(pending.plan_).finish(pending.done_);
+  static Result finish(Pending<Result>& pending) {
+    if (pending.work_) pending.work_->end();
     return std::move(pending.result_);
   }
 
   PathContext context;
   HostPath host_path;
-  std::unique_ptr<Path> device_path;
+  std::shared_ptr<Path> device_path;
   bool knows_gpus = false;
   bool has_planned_on_device = false;  // on all ranks: their signals are connected
 };
@@ -261,11 +295,13 @@ Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const Dispa
     CROSSDOCK_CHECK(!args.on_chunk || !plan.valid() || plan.device().is_cpu(),
                     "begin_dispatch on a GPU does not call on_chunk; call next_chunk instead");
   };
-  Pending<DispatchResult> pending =
-      impl_->begin<DispatchResult>("dispatch", plan, check, [&] { return dispatch(plan, args); });
+  Pending<DispatchResult> pending = impl_->begin<DispatchResult>(
+      "dispatch", plan, {args.x, args.scales, args.rows, args.row_scales, args.row_weights}, check,
+      [&] { return dispatch(plan, args); });
   pending.chunks_ = impl_->path_of(plan).take_chunks();
   if (pending.chunks_.empty()) {
-    pending.chunks_.push_back({.experts = {0, plan.num_local_experts()}, .done = pending.done_});
+    pending.chunks_.push_back(
+        {.experts = {0, plan.num_local_experts()}, .done = pending.work_->done});
   }
   return pending;
 }
@@ -273,13 +309,13 @@ Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const Dispa
 Pending<OwnedTensor> Dispatcher::begin_combine(const Plan& plan, ConstTensorView y,
                                                TensorView out) {
   return impl_->begin<OwnedTensor>(
-      "combine", plan, [] {}, [&] { return combine(plan, y, out); });
+      "combine", plan, {y, out}, [] {}, [&] { return combine(plan, y, out); });
 }
 
 std::optional<DispatchChunk> Dispatcher::next_chunk(Pending<DispatchResult>& pending) {
   if (pending.next_chunk_ == pending.chunks_.size()) return std::nullopt;
   const PendingChunk& chunk = pending.chunks_[pending.next_chunk_++];
-  impl_->path_of(pending.plan_).finish(chunk.done);
+  if (chunk.done) pending.work_->wait_for(chunk.done);
   return chunk.experts;
 }
 

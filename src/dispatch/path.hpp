@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,13 @@ class Path {
   /// complete when they return.
   virtual void begin_aside() = 0;
   virtual std::shared_ptr<const void> end_aside() = 0;
+  /// (optional) Owners of these tensors' memory, as far as the library allocated it, for a call
+  /// that uses the tensors until it is finished. Default: none, calls are complete when they
+  /// return.
+  virtual std::vector<std::shared_ptr<const void>> owners_of(
+      std::span<const ConstTensorView> /*tensors*/) const {
+    return {};
+  }
   /// (optional) The chunks of the dispatch that was queued since begin_aside, in order. Default:
   /// none, all rows arrive together.
   virtual std::vector<PendingChunk> take_chunks() { return {}; }

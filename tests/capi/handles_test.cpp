@@ -1,6 +1,7 @@
 // Handles of the wrong type, destroyed too early or used out of order.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -130,6 +131,54 @@ TEST(Handles, APendingCallSurvivesAnInvalidFinish) {
     ASSERT_OK(crossdock_finish_dispatch(planned.dispatcher, pending, &sent));
     EXPECT_OK(crossdock_output_release(&sent.rows, nullptr));
   });
+}
+
+TEST(Handles, DestroyedPendingCallsGiveTheirMemoryBack) {
+  for (const char* strategy : {"direct", "hierarchical", "alltoall", "allgather"}) {
+    run_c_ranks(3, [&](crossdock_group* group, int rank) {
+      const Case input(rank);
+      auto config = Case::config();
+      config.strategy = strategy;
+      const Planned planned(group, input, config);
+      auto args = made<crossdock_dispatch_args>();
+      args.x = tensor(input.x, input.T, Case::D);
+      std::set<const void*> places;
+      for (int step = 0; step < 50; ++step) {
+        crossdock_pending* pending = nullptr;
+        ASSERT_OK(
+            crossdock_begin_dispatch(planned.dispatcher, planned.plan, &args, nullptr, &pending));
+        auto arrived = made<crossdock_dispatch_result>();
+        int64_t first = 0;
+        int64_t last = 0;
+        ASSERT_OK(crossdock_next_chunk(planned.dispatcher, pending, &arrived, &first, &last));
+        places.insert(arrived.rows.tensor.data);
+        crossdock_pending_destroy(pending);
+      }
+      EXPECT_LE(places.size(), 5u) << strategy;
+    });
+  }
+}
+
+TEST(Handles, APendingCallMayBeDestroyedLast) {
+  crossdock_group* group = nullptr;
+  ASSERT_OK(crossdock_group_from_threads(1, nullptr, &group));
+  const Case input(0);
+  crossdock_pending* sent = nullptr;
+  crossdock_pending* combined = nullptr;
+  {
+    const Planned planned(group, input);
+    auto args = made<crossdock_dispatch_args>();
+    args.x = tensor(input.x, input.T, Case::D);
+    ASSERT_OK(crossdock_begin_dispatch(planned.dispatcher, planned.plan, &args, nullptr, &sent));
+    const int64_t num_rows = planned.info.capacity_rows;
+    const std::vector<float> rows(static_cast<size_t>(num_rows * Case::D), 1.0F);
+    const crossdock_tensor y = tensor(rows, num_rows, Case::D);
+    ASSERT_OK(crossdock_begin_combine(planned.dispatcher, planned.plan, &y, nullptr, &combined));
+  }
+  crossdock_group_destroy(group);
+  crossdock_pending_destroy(sent);
+  crossdock_pending_destroy(combined);
+  crossdock_pending_destroy(nullptr);
 }
 
 // Passes NULL for each pointer that must not be NULL.

@@ -256,6 +256,29 @@ TEST_P(EveryStrategy, GivesTheSameWhereCallsAreBegunAndFinished) {
   });
 }
 
+TEST_P(EveryStrategy, GetsTheMemoryOfDroppedCallsBack) {
+  const DispatchConfig config{.num_experts = 5, .top_k = 2, .width = 4};
+  const auto test_case = random_case(config, uneven_tokens(), 15);
+  run_on_ranks([&](Group& group) {
+    const auto r = static_cast<size_t>(group.rank());
+    const auto tensors = tensors_of(config, test_case.ranks[r], DType::kF32);
+    Dispatcher dispatcher(group, config, GetParam().strategy);
+    const Plan plan = dispatcher.plan(tensors.routing());
+    const OwnedTensor y = dispatcher.allocate_rows(plan, DType::kF32);
+    std::fill_n(static_cast<float*>(y.view.data), y.view.num_elements(), 1.0F);
+    int64_t held = 0;
+    for (int step = 0; step < 50; ++step) {
+      {
+        const auto dropped = dispatcher.begin_dispatch(plan, {.x = tensors.x.view});
+        const auto also_dropped = dispatcher.begin_combine(plan, y.view);
+      }
+      const GroupMemory memory = group.memory();
+      if (step == 0) held = memory.pool_bytes + memory.window_bytes;
+      EXPECT_EQ(memory.pool_bytes + memory.window_bytes, held) << "step " << step;
+    }
+  });
+}
+
 TEST_P(EveryStrategy, DispatchAndUnweightedCombineAreTransposes) {
   const DispatchConfig config{.num_experts = 5, .top_k = 2, .width = 4, .alignment = 8};
   const auto test_case = random_case(config, uneven_tokens(), 6);

@@ -246,10 +246,11 @@ CROSSDOCK_C_API crossdock_status crossdock_allocate_rows(crossdock_dispatcher* d
 // dispatch and combine in two halves, to overlap them with computation. On a GPU, begin queues the
 // call in a separate stream, and finish makes the caller's stream wait for it; on the CPU, begin
 // completes the call. Inputs and outputs must not be used in between, except the rows of chunks
-// that crossdock_next_chunk has returned; on_chunk is refused on a GPU. begin reads the outputs
+// that crossdock_next_chunk has returned; those in memory that the library allocated may be
+// released. on_chunk is refused on a GPU. begin reads the outputs
 // that the caller provides in `given` (NULL: none). finish sets the result, whose owners must be
-// NULL and whose tensors are ignored, and frees `pending`, unless an argument is invalid. Every
-// begun call must be finished, by the same dispatcher, before the dispatcher is destroyed.
+// NULL and whose tensors are ignored, and frees `pending`, unless an argument is invalid. A begun
+// call is finished by the same dispatcher, or dropped with crossdock_pending_destroy.
 
 CROSSDOCK_C_API crossdock_status crossdock_begin_dispatch(crossdock_dispatcher* dispatcher,
                                                           const crossdock_plan* plan,
@@ -275,6 +276,9 @@ CROSSDOCK_C_API crossdock_status crossdock_begin_combine(crossdock_dispatcher* d
 CROSSDOCK_C_API crossdock_status crossdock_finish_combine(crossdock_dispatcher* dispatcher,
                                                           crossdock_pending* pending,
                                                           crossdock_output* out);
+/// Ends a call without finish and releases its results; for example, after an error. On a GPU the
+/// caller's stream waits for it. Not collective; also valid after the dispatcher was destroyed.
+CROSSDOCK_C_API void crossdock_pending_destroy(crossdock_pending* pending);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -13,6 +13,7 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
+#include "core/per_process.hpp"
 #include "core/sizes.hpp"
 
 namespace crossdock::cuda {
@@ -33,6 +34,11 @@ struct Block {
   }
 };
 
+struct UsedBlock {
+  int64_t num_bytes = 0;
+  std::weak_ptr<const void> owner;
+};
+
 }  // namespace
 
 struct DevicePool::State {
@@ -41,7 +47,7 @@ struct DevicePool::State {
   mutable std::mutex mutex;
   std::optional<cudaStream_t> lasting;  // see DevicePool::set_lasting_stream
   std::multimap<int64_t, Block> free_blocks;
-  std::map<const std::byte*, int64_t> used_blocks;  // base -> bytes
+  std::map<const std::byte*, UsedBlock> used_blocks;  // by base
   int64_t bytes_in_use = 0;
   int64_t bytes_free = 0;
 
@@ -78,7 +84,22 @@ struct DevicePool::State {
   void hand_out(int64_t block_bytes, const Block& block) {
     const std::lock_guard lock(mutex);
     bytes_in_use += block_bytes;
-    used_blocks.emplace(static_cast<const std::byte*>(block.memory.get()), block_bytes);
+    used_blocks.emplace(static_cast<const std::byte*>(block.memory.get()),
+                        UsedBlock{.num_bytes = block_bytes, .owner = {}});
+  }
+
+  void set_owner(const std::byte* base, const std::shared_ptr<const void>& owner) {
+    const std::lock_guard lock(mutex);
+    used_blocks[base].owner = owner;
+  }
+
+  // The used block that contains this address; null if none does. REQUIRES: mutex is held.
+  const std::pair<const std::byte* const, UsedBlock>* used_at(const void* data) const {
+    const auto* address = static_cast<const std::byte*>(data);
+    const auto after = used_blocks.upper_bound(address);
+    if (after == used_blocks.begin()) return nullptr;
+    const auto& found = *std::prev(after);
+    return address < found.first + found.second.num_bytes ? &found : nullptr;
   }
 
   void give_back(int64_t block_bytes, Block block) {
@@ -133,8 +154,22 @@ struct DevicePool::State {
   }
 };
 
+struct DevicePool::AllPools {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<State>> states;
+};
+
+DevicePool::AllPools& DevicePool::all_pools() {
+  static constinit PerProcess<AllPools> all;
+  return all.get();
+}
+
 DevicePool::DevicePool(std::shared_ptr<DeviceArena> arena) : state_(std::make_shared<State>()) {
   state_->arena = std::move(arena);
+  AllPools& all = all_pools();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.states, [](const auto& state) { return state.expired(); });
+  all.states.push_back(state_);
 }
 
 DevicePool::~DevicePool() {
@@ -195,6 +230,7 @@ Buffer DevicePool::take(int64_t num_bytes, cudaStream_t stream) {
       state->retire(block_bytes, std::move(block));
     }
   });
+  state_->set_owner(data, owner);
   return {std::move(owner), data, num_bytes, where};
 }
 
@@ -207,13 +243,23 @@ std::shared_ptr<const void> DevicePool::memory() const {
 }
 
 std::optional<MemoryBlock> DevicePool::find(const void* data) const {
-  const auto* address = static_cast<const std::byte*>(data);
   const std::lock_guard lock(state_->mutex);
-  auto after = state_->used_blocks.upper_bound(address);
-  if (after == state_->used_blocks.begin()) return std::nullopt;
-  const auto& [base, num_bytes] = *--after;
-  if (address >= base + num_bytes) return std::nullopt;
-  return MemoryBlock{.base = const_cast<std::byte*>(base), .num_bytes = num_bytes};
+  const auto* const used = state_->used_at(data);
+  if (used == nullptr) return std::nullopt;
+  return MemoryBlock{.base = const_cast<std::byte*>(used->first),
+                     .num_bytes = used->second.num_bytes};
+}
+
+std::shared_ptr<const void> DevicePool::owner_of(const void* data) {
+  AllPools& all = all_pools();
+  const std::lock_guard all_lock(all.mutex);
+  for (const std::weak_ptr<State>& weak : all.states) {
+    const std::shared_ptr<State> state = weak.lock();
+    if (!state) continue;
+    const std::lock_guard lock(state->mutex);
+    if (const auto* const used = state->used_at(data)) return used->second.owner.lock();
+  }
+  return nullptr;
 }
 
 int64_t DevicePool::bytes_in_use() const {

@@ -40,6 +40,10 @@ class DevicePool {
   /// The allocation of memory that was taken from this pool; nullopt for other memory.
   std::optional<MemoryBlock> find(const void* data) const;
 
+  /// Owner of the buffer that contains this address and was taken from any pool of this process;
+  /// null for other memory.
+  static std::shared_ptr<const void> owner_of(const void* data);
+
   /// Keeps all memory of the pool alive, in use or free.
   std::shared_ptr<const void> memory() const;
 
@@ -49,6 +53,9 @@ class DevicePool {
 
  private:
   struct State;
+  struct AllPools;
+  static AllPools& all_pools();
+
   std::shared_ptr<State> state_;
 };
 

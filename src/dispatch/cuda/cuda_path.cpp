@@ -27,6 +27,13 @@ Plan CudaPath::plan(const DenseRouting& routing) {
   return plan_on_host(rank_, routing, [&](const Plan& made) { return upload(made); });
 }
 
+std::vector<std::shared_ptr<const void>> CudaPath::owners_of(
+    std::span<const ConstTensorView> tensors) const {
+  std::vector<std::shared_ptr<const void>> owners;
+  for (const ConstTensorView& tensor : tensors) owners.push_back(DevicePool::owner_of(tensor.data));
+  return owners;
+}
+
 uint64_t CudaPath::run(const Call& call, const MakeReady& make_ready) {
   const CudaRank::CallScope scope(rank_);
   rank_.take_copied_bytes();  // discards those of a refused call

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,8 @@ class CudaPath : public FramedPath {
   std::shared_ptr<const void> end_aside() final {
     return runs_aside() ? rank_.streams().end_aside() : nullptr;
   }
+  std::vector<std::shared_ptr<const void>> owners_of(
+      std::span<const ConstTensorView> tensors) const final;
   std::vector<PendingChunk> take_chunks() final { return std::exchange(chunks_, {}); }
   void finish(const std::shared_ptr<const void>& done) final { rank_.streams().finish(done); }
   void set_options(const DeviceOptions& options) final { rank_.set_options(options); }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "dispatch/cuda/gate.hpp"
@@ -101,6 +102,72 @@ TEST_F(CudaBegin, RunsBegunCallsBesideTheStream) {
       EXPECT_EQ(to_host(moved.rows.view, stream), wanted.rows);
     }
     EXPECT_TRUE(has_overlapped || rank.group.rank() != 0);
+  });
+}
+
+// Rank 1 is late, so the combine that rank 0 has begun still reads y, whose memory must not be
+// handed out again.
+TEST_F(CudaBegin, KeepsTheRowsThatItsCallerHasReleased) {
+  const DispatchCase the_case = random_case(small_config(), {20, 30}, 18);
+  const Gate gate;
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    const RankStream& stream = rank.stream;
+    Dispatcher& dispatcher = rank.dispatcher;
+    const Plan plan = rank.plan();
+    const DispatchResult moved = dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
+    static_cast<void>(dispatcher.finish(dispatcher.begin_combine(plan, moved.rows.view)));
+    OwnedTensor y = dispatcher.allocate_rows(plan, moved.rows.view.dtype);
+    cuda_ok(cudaMemcpyAsync(y.view.data, moved.rows.view.data,
+                            static_cast<size_t>(y.view.num_bytes()), cudaMemcpyDeviceToDevice,
+                            stream.get()));
+    stream.synchronize();
+    if (rank.group.rank() == 1) gate.hold(stream.get());
+    rank.group.agree({.operation = "held"});
+    Pending<OwnedTensor> pending = dispatcher.begin_combine(plan, y.view);
+    if (rank.group.rank() == 0) {
+      const GateOpener opener(gate);
+      const void* const place = y.view.data;
+      y = {};
+      const OwnedTensor other = dispatcher.allocate_rows(plan, moved.rows.view.dtype);
+      EXPECT_NE(other.view.data, place);
+      cuda_ok(cudaMemsetAsync(other.view.data, 0xff, static_cast<size_t>(other.view.num_bytes()),
+                              stream.get()));
+      stream.synchronize();
+    }
+    const OwnedTensor out = dispatcher.finish(std::move(pending));
+    EXPECT_EQ(to_host(out.view, stream), wanted.out);
+    dispatcher.check();
+  });
+}
+
+// Rank 1 is late: once rank 0 has dropped its call, rank 0's stream waits for it.
+TEST_F(CudaBegin, EndsACallThatIsDropped) {
+  const DispatchCase the_case = random_case(small_config(), {20, 30}, 19);
+  const Gate gate;
+  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    const RankStream& stream = rank.stream;
+    Dispatcher& dispatcher = rank.dispatcher;
+    const Plan plan = rank.plan();
+    const DispatchArgs args{.x = rank.tensors.x.view};
+    static_cast<void>(dispatcher.finish(dispatcher.begin_dispatch(plan, args)));
+    stream.synchronize();
+    if (rank.group.rank() == 1) gate.hold(stream.get());
+    rank.group.agree({.operation = "held"});
+    { const Pending<DispatchResult> dropped = dispatcher.begin_dispatch(plan, args); }
+    if (rank.group.rank() == 0) {
+      const GateOpener opener(gate);
+      EXPECT_EQ(cudaStreamQuery(stream.get()), cudaErrorNotReady);
+      EXPECT_TRUE(gate.is_closed());
+    }
+    std::set<const void*> places;
+    for (int step = 0; step < 50; ++step) {
+      const Pending<DispatchResult> dropped = dispatcher.begin_dispatch(plan, args);
+      places.insert(dropped.result().rows.view.data);
+    }
+    EXPECT_LE(places.size(), 2u);
+    const DispatchResult moved = dispatcher.dispatch(plan, args);
+    EXPECT_EQ(to_host(moved.rows.view, stream), wanted.rows);
+    dispatcher.check();
   });
 }
 
