@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "capi/running_calls.hpp"
 #include "core/check.hpp"
 #include "core/fork_generation.hpp"
 
@@ -57,6 +58,7 @@ bool is_usable(const Object* given) {
 /// Destroys the object behind a handle, unless this process must not touch it.
 template <HandleObject Object>
 void destroy(Object* given) noexcept {
+  const RunningCall running;
   if (is_usable(given)) delete given;
 }
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "capi/running_calls.hpp"
 #include "crossdock/crossdock.h"
 #include "crossdock/error.hpp"
 
@@ -14,6 +15,7 @@ crossdock_status keep_failure() noexcept;
 /// Runs the body of a C API function. An exception becomes the function's status.
 template <typename Body>
 crossdock_status guarded(const Body& body) noexcept {
+  const RunningCall running;
   try {
     body();
     return CROSSDOCK_OK;
