@@ -145,7 +145,6 @@ crossdock_status crossdock_group_subgroup(crossdock_group* group, const int32_t*
 }
 
 void crossdock_group_leave(crossdock_group* group, const char* reason) {
-  const capi::RunningCall running;
   if (!capi::is_usable(group)) return;
   group->shared->group->leave(reason != nullptr ? reason : comm::kPlainLeave);
 }
@@ -177,7 +176,6 @@ crossdock_status crossdock_group_reduce_scatter(crossdock_group* group,
 }
 
 void crossdock_group_destroy(crossdock_group* group) {
-  const capi::RunningCall running;
   if (!capi::is_usable(group) || group->belongs_to_mesh) return;
   group->shared->is_destroyed = true;
   group->shared->group->leave(comm::kPlainLeave);

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "capi/running_calls.hpp"
 #include "core/check.hpp"
 #include "core/fork_generation.hpp"
 
@@ -58,7 +57,6 @@ bool is_usable(const Object* given) {
 /// Destroys the object behind a handle, unless this process must not touch it.
 template <HandleObject Object>
 void destroy(Object* given) noexcept {
-  const RunningCall running;
   if (is_usable(given)) delete given;
 }
 

@@ -191,6 +191,8 @@ def droppables():
     yield "saved values", layer.forward(x, weights).saved
     yield "layer", layer_of(group)
     yield "experts", experts
+    yield "capsule", dispatcher.allocate_rows(plan, "fp32").__dlpack__()
+    yield "consumed capsule", np.from_dlpack(dispatcher.allocate_rows(plan, "fp32"))
     yield "bootstrap", crossdock.Bootstrap("127.0.0.1")
     yield "group", crossdock.Group.from_threads(1)[0]
 
