@@ -97,11 +97,11 @@ def exit_status(script, delay):
 
 @pytest.mark.parametrize(
     "script, repetitions",
-    ((LONG_CALLBACK, 3), (SLEEPING_CALLBACK, 3), (STEPS, 20), (STUBBORN_STEPS, 12), (WAITS, 3)),
+    ((LONG_CALLBACK, 2), (SLEEPING_CALLBACK, 2), (STEPS, 10), (STUBBORN_STEPS, 8), (WAITS, 2)),
     ids=("long callback", "sleeping callback", "steps", "stubborn steps", "waits"),
 )
 def test_an_exit_ends_without_a_signal(script, repetitions):
-    delays = [0.003 * number for number in range(repetitions)]
+    delays = [0.03 + 0.005 * number for number in range(repetitions)]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         ended = list(pool.map(lambda delay: exit_status(script, delay), delays))
     assert [status for status, _ in ended] == [0] * repetitions, [errors for status, errors in ended if status]
