@@ -157,6 +157,9 @@ CROSSDOCK_C_API crossdock_status crossdock_output_release(crossdock_output* outp
 /// once the output and all tensors that share it are released, in any order and by any thread.
 CROSSDOCK_C_API crossdock_status crossdock_output_to_dlpack(const crossdock_output* output,
                                                             void* stream, void** managed_tensor);
+/// The destructor of a Python capsule named "dltensor" with a managed_tensor: calls its deleter,
+/// unless a consumer has renamed the capsule.
+CROSSDOCK_C_API void crossdock_destroy_dlpack_capsule(void* capsule);
 
 /// Tensors in host memory; set device_kind and device_index for others.
 static inline crossdock_tensor crossdock_tensor_3d(const void* data, int32_t dtype, int64_t dim0,

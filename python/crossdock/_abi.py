@@ -214,7 +214,19 @@ class DispatchResult(Sized):
     ]
 
 
-OnChunk = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(DispatchResult), c_int64, c_int64)
+class Chunk(ctypes.Structure):
+    pass
+
+
+ChunkCallback = ctypes.CFUNCTYPE(None, POINTER(Chunk))
+Chunk._fields_ = [
+    ("callback", ChunkCallback),
+    ("result", POINTER(DispatchResult)),
+    ("first_expert", c_int64),
+    ("last_expert", c_int64),
+    ("status", c_int32),
+    ("padding", c_int32),
+]
 
 
 class DispatchArgs(Sized):
@@ -224,7 +236,7 @@ class DispatchArgs(Sized):
         ("scales", CTensor),
         ("with_row_weights", c_int32),
         ("num_chunks", c_int32),
-        ("on_chunk", OnChunk),
+        ("on_chunk", c_void_p),
         ("on_chunk_context", c_void_p),
     ]
 
@@ -247,6 +259,7 @@ FUNCTIONS = {
     "version": "s",
     "output_release": "i p p",
     "output_to_dlpack": "i p p p",
+    "destroy_dlpack_capsule": "v p",
     "group_from_threads": "i i p p",
     "group_from_mpi": "i p p p",
     "bootstrap_open": "i p p",
@@ -255,6 +268,7 @@ FUNCTIONS = {
     "group_join": "i p p p p",
     "group_from_environment": "i p p p",
     "set_callback_error": "v s",
+    "end_calls": "i d",
     "refuse_next_call": "v s",
     "group_describe": "i p p",
     "group_check": "i p",
@@ -275,6 +289,7 @@ FUNCTIONS = {
     "plan_num_rows": "i p p",
     "plan_dropped": "i p p",
     "dispatch": "i p p p p",
+    "pass_chunk": "i p p l l",
     "dispatch_backward": "i p p p p",
     "combine": "i p p p p",
     "combine_unweighted": "i p p p p",
@@ -286,6 +301,7 @@ FUNCTIONS = {
     "finish_dispatch": "i p p p",
     "begin_combine": "i p p p p p",
     "finish_combine": "i p p p",
+    "pending_destroy": "v p",
     "experts_create": "i p p",
     "experts_destroy": "v p",
     "experts_forward": "i p p p",

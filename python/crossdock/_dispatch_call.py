@@ -1,9 +1,10 @@
 """One dispatch: its arguments, its results, and a call that is pending."""
+import ctypes
 from ctypes import byref
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Generator, Iterator, NamedTuple, Optional, Tuple
 
-from ._abi import DispatchArgs, DispatchResult, OnChunk, maker
-from ._errors import Error, ErrorCode
+from ._abi import Chunk, ChunkCallback, DispatchArgs, DispatchResult, maker
+from ._errors import Error, exception_text
 from ._library import lib
 from ._owner import Owner
 from ._plan import Plan
@@ -19,18 +20,36 @@ class Dispatched(NamedTuple):
 
 
 class Pending(Owner):
-    """A call that has begun. Keeps its arrays alive. Every begun call must be finished before its dispatcher is closed."""
+    """A call that has begun. Keeps its arrays alive. If it is dropped or closed, the call ends without results."""
 
-    def __init__(self, handle: Optional[int], finish: Callable[[int], Any]):
+    def __init__(self, handle: ctypes.c_void_p, finish: Callable[[], Any]):
+        """The begun call sets `handle`; the end of the call clears it."""
+        self._own(lib.pending_destroy, handle)
         self._handle = handle
-        self._finish = finish
+        self._finish: Any = finish
 
     def finish(self) -> Any:
         """The results. On a GPU, the dispatcher's stream waits for the call; the host does not."""
-        handle, self._handle = self._handle, None
-        if handle is None:
+        if not self._handle:
             raise ValueError("the call has been finished already")
-        return self._finish(handle)
+        try:
+            return self._finish()
+        finally:
+            if not self._handle:
+                self._finish = None  # it keeps the arrays
+
+    def close(self) -> None:
+        """Ends the call without results, as dropping it does. Does nothing after finish."""
+        pending = self._handle.value
+        self._handle.value = None  # no signal handler runs before the call
+        lib.pending_destroy(pending)
+        self._finish = None
+
+    def __enter__(self) -> "Pending":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
 
 
 class PendingDispatch(Pending):
@@ -38,9 +57,9 @@ class PendingDispatch(Pending):
 
     def __init__(
         self,
-        handle: Optional[int],
-        finish: Callable[[int], Dispatched],
-        next_chunk: Callable[[int], Optional[Tuple[Dispatched, int, int]]],
+        handle: ctypes.c_void_p,
+        finish: Callable[[], Dispatched],
+        next_chunk: Callable[[], Optional[Tuple[Dispatched, int, int]]],
     ):
         super().__init__(handle, finish)
         self._next_chunk = next_chunk
@@ -49,8 +68,8 @@ class PendingDispatch(Pending):
         """Yields (arrived, first_expert, last_expert) for every chunk, in expert order. On a GPU, the dispatcher's stream
         waits for the rows and weights of these local experts; the host does not. Rows of later chunks must not be used
         yet. On the CPU there is one chunk."""
-        while self._handle is not None:
-            chunk = self._next_chunk(self._handle)
+        while self._handle:
+            chunk = self._next_chunk()
             if chunk is None:
                 return
             yield chunk
@@ -61,6 +80,7 @@ _SCALES = DispatchArgs.scales.offset
 _ROWS = DispatchResult.rows.offset
 _ROW_SCALES = DispatchResult.row_scales.offset
 _ROW_WEIGHTS = DispatchResult.row_weights.offset
+_PASS_CHUNK = ctypes.cast(lib.pass_chunk, ctypes.c_void_p).value
 _new_args = maker(DispatchArgs)
 _new_results = maker(DispatchResult)
 
@@ -68,7 +88,7 @@ _new_results = maker(DispatchResult)
 class DispatchCall:
     """The arguments and results of one dispatch."""
 
-    __slots__ = ("args", "exception", "given", "has_chunks", "kept", "marshal", "plan", "rank", "results")
+    __slots__ = ("args", "callback", "chunk", "exception", "given", "has_chunks", "kept", "marshal", "plan", "rank", "results")
 
     def __init__(
         self,
@@ -88,6 +108,7 @@ class DispatchCall:
         self.args: Any = args
         self.results = results = _new_results()
         self.given = (x, rows, None if isinstance(row_weights, bool) else row_weights, row_scales, scales, plan)
+        self.callback: Any = None
         self.exception: Optional[BaseException] = None
         self.has_chunks = False
         self.kept: Optional[Dispatched] = None
@@ -107,22 +128,26 @@ class DispatchCall:
             if num_chunks != 1:
                 args.num_chunks = num_chunks
             if on_chunk is not None:
-                args.on_chunk = self._callback(on_chunk)
+                self._set_callback(args, on_chunk)
 
     def call(self, function: Any, dispatcher: Optional[int], *more: Any) -> None:
         """Calls lib.dispatch or begin_dispatch."""
         try:
             self.marshal.call(self.rank, function, dispatcher, self.plan, byref(self.args), byref(self.results), *more)
         except Error:
-            self.args = None  # its callback refers to this object
-            if self.exception is not None:
-                raise self.exception
-            raise
+            if self.exception is None:
+                raise
+        finally:
+            if self.callback is not None:
+                self.callback.close()
+                self.callback = self.chunk = None  # they refer to this object
+        exception, self.exception = self.exception, None
+        if exception is not None:
+            raise exception
 
     def finish(self, stream: int) -> Dispatched:
         x, rows, row_weights, row_scales, scales, _ = self.given
         with_row_weights = self.args.with_row_weights
-        self.args = None  # its callback refers to this object
         dispatched = Dispatched(
             result(self.results, _ROWS, rows, x, stream),
             result(self.results, _ROW_WEIGHTS, row_weights, x, stream) if with_row_weights else None,
@@ -145,17 +170,35 @@ class DispatchCall:
 
         return Dispatched(*(array_at(offset) for offset in (_ROWS, _ROW_WEIGHTS, _ROW_SCALES)))
 
-    def _callback(self, on_chunk: Callable[[Dispatched, int, int], None]) -> Any:
+    def _set_callback(self, args: Any, on_chunk: Callable[[Dispatched, int, int], None]) -> None:
         if not callable(on_chunk):
             raise TypeError(f"on_chunk must be a function, got {type(on_chunk).__name__}")
+        self.callback = self._chunks(on_chunk)
+        next(self.callback)
+        self.chunk = Chunk(ChunkCallback(self.callback.send))
+        args.on_chunk = _PASS_CHUNK
+        args.on_chunk_context = ctypes.addressof(self.chunk)
 
-        def callback(_context: Any, results: Any, first_expert: int, last_expert: int) -> int:
-            try:
-                on_chunk(self.arrived(results.contents), first_expert, last_expert)
-                return 0
-            except BaseException as exception:
-                self.exception = exception
-                lib.set_callback_error(f"{type(exception).__name__}: {exception}".encode())
-                return ErrorCode.COMMUNICATION
-
-        return OnChunk(callback)
+    def _chunks(self, on_chunk: Callable[[Dispatched, int, int], None]) -> Generator[None, Any, None]:
+        """Receives the chunks. Not a function: a signal handler may run, and raise, before a function's first line, where
+        no `try` is in effect yet. A generator is resumed inside its `try`. A chunk fails unless its status is set to 0, after
+        which no handler can run until `yield` has returned to the library."""
+        chunk = None
+        try:
+            chunk = yield
+            while True:
+                arrived = chunk.contents
+                on_chunk(self.arrived(arrived.result.contents), arrived.first_expert, arrived.last_expert)
+                arrived.status, chunk = 0, None
+                chunk = yield
+        except GeneratorExit as exception:
+            if chunk is None:  # closed: there are no more chunks
+                return
+            self.exception = exception
+        except BaseException as exception:
+            self.exception = exception
+        try:
+            lib.set_callback_error(exception_text(self.exception))
+        except BaseException as exception:  # a signal
+            self.exception = exception
+        yield

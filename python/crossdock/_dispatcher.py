@@ -1,6 +1,5 @@
 """Dispatchers: carry tokens to the ranks of their experts, and results back."""
 import ctypes
-import weakref
 from ctypes import byref
 from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -189,6 +188,7 @@ class Dispatcher(Shared):
         )
         handle = ctypes.c_void_p()
         check(lib.dispatcher_create(group._handle, byref(config), byref(handle)))
+        self._own(lib.dispatcher_destroy, handle)
         self.group = group
         self.num_experts = num_experts
         self.top_k = top_k
@@ -197,7 +197,6 @@ class Dispatcher(Shared):
         self._rank = group.rank
         self._stream = 0
         self._options: Any = None  # passed to the last set_stream
-        self._destroy = weakref.finalize(self, lib.dispatcher_destroy, self._handle)
 
     # ---- Not collective ----
 
@@ -240,8 +239,10 @@ class Dispatcher(Shared):
 
     def close(self) -> None:
         """Frees the dispatcher. Does nothing the second time."""
-        self._destroy()
-        self._handle = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._disown()
+            lib.dispatcher_destroy(handle)
 
     def __enter__(self) -> "Dispatcher":
         return self
@@ -363,22 +364,22 @@ class Dispatcher(Shared):
         be used before pending.finish() returns the results, except rows that pending.chunks() has yielded."""
         call = DispatchCall(self, plan, x, scales, row_weights, rows, row_scales, num_chunks, None)
         handle = ctypes.c_void_p()
-        call.call(lib.begin_dispatch, self._handle, byref(handle))
 
-        def finish(pending: int) -> Dispatched:
+        def finish() -> Dispatched:
             call.results = DispatchResult()
-            if lib.finish_dispatch(self._handle, pending, byref(call.results)):
-                fail(self._rank)
+            self._finish(lib.finish_dispatch, handle, call.results)
             return call.finish(self._stream)
 
-        def next_chunk(pending: int) -> Optional[Tuple[Dispatched, int, int]]:
+        def next_chunk() -> Optional[Tuple[Dispatched, int, int]]:
             results = DispatchResult()
             first, last = ctypes.c_int64(), ctypes.c_int64()
-            if lib.next_chunk(self._handle, pending, byref(results), byref(first), byref(last)):
+            if lib.next_chunk(self._handle, handle, byref(results), byref(first), byref(last)):
                 fail(self._rank)
             return None if first.value < 0 else (call.arrived(results), first.value, last.value)
 
-        return PendingDispatch(handle.value, finish, next_chunk)
+        begun = PendingDispatch(handle, finish, next_chunk)  # before the call: it owns what the call makes
+        call.call(lib.begin_dispatch, self._handle, byref(handle))
+        return begun
 
     def begin_combine(self, plan: Plan, y: ArrayLike, *, out: Optional[ArrayLike] = None) -> Pending:
         """Begins a weighted combine, as begin_dispatch does."""
@@ -388,16 +389,24 @@ class Dispatcher(Shared):
             marshal.put(tensors, 0, y)
             marshal.put_output(tensors, _TARGET, out)
             marshal.keep_values(plan, y, out)
-        args = (byref(tensors), byref(tensors, _TARGET), byref(handle))
-        marshal.call(self._rank, lib.begin_combine, self._handle, routes, *args)
 
-        def finish(pending: int, _keep: Any = marshal) -> Any:
+        def finish(_keep: Any = marshal) -> Any:
             output = COutput()
-            if lib.finish_combine(self._handle, pending, byref(output)):
-                fail(self._rank)
+            self._finish(lib.finish_combine, handle, output)
             return result(output, 0, out, y, self._stream)
 
-        return Pending(handle.value, finish)
+        begun = Pending(handle, finish)  # before the call: it owns what the call makes
+        args = (byref(tensors), byref(tensors, _TARGET), byref(handle))
+        marshal.call(self._rank, lib.begin_combine, self._handle, routes, *args)
+        return begun
+
+    def _finish(self, function: Any, handle: ctypes.c_void_p, results: ctypes.Structure) -> None:
+        """Calls lib.finish_dispatch or finish_combine, which frees the pending call unless this dispatcher is closed."""
+        dispatcher, pending, output = self._handle, handle.value, byref(results)
+        if dispatcher is not None:
+            handle.value = None  # no signal handler runs before the call: the handle is freed exactly once
+        if function(dispatcher, pending, output):
+            fail(self._rank)
 
     def _move(self, function: Any, plan: Plan, source: ArrayLike, target: Optional[ArrayLike]) -> Any:
         tensors, routes, stream = _Move(), None, self._stream

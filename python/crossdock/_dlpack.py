@@ -4,6 +4,7 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uin
 from typing import Any, Optional, Tuple
 
 from ._dtype import DType
+from ._library import lib
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _NAME = b"dltensor"
@@ -44,27 +45,14 @@ _DTYPES = {  # (DLDataTypeCode, bits)
     (6, 8): DType.BOOL,
 }
 
-# The capsule's destructor receives an object whose reference count is 0, so it is a plain pointer here.
-_Destructor = ctypes.PYFUNCTYPE(None, c_void_p)
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 _pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_dying_pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_dying_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-
-
-def _destroy(capsule: int) -> None:
-    if _dying_is_valid(capsule, _NAME):  # the tensor was never consumed
-        managed = _dying_pointer(capsule, _NAME)
-        _DLManagedTensor.from_address(managed).deleter(managed)
-
-
-_destroy_capsule = _Destructor(_destroy)
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_destroy_capsule))
+_destroy = ctypes.cast(lib.destroy_dlpack_capsule, c_void_p)
 
 
 def capsule_of(managed: Optional[int]) -> Any:
     """A capsule that owns a DLManagedTensor."""
-    return _new(managed, _NAME, ctypes.cast(_destroy_capsule, c_void_p))
+    return _new(managed, _NAME, _destroy)
 
 
 def read(value: Any, stream: Optional[int]) -> Tuple[int, DType, Tuple[int, ...], Optional[int], Any]:

@@ -4,7 +4,7 @@ import enum
 import re
 from typing import NoReturn, Optional
 
-from . import _interrupt
+from ._interrupt import give_back_signal
 from ._abi import ErrorInfo
 from ._library import lib
 
@@ -75,11 +75,30 @@ def fail(rank: Optional[int] = None, cause: Optional[BaseException] = None) -> N
     """Raises the calling thread's last failure, in a call by `rank`. `cause` is the reason why Python refused an
     argument."""
     error = last_error()
-    if error.code == ErrorCode.COMMUNICATION:
-        _interrupt.give_back_signal(str(error), error.culprit == rank)
+    give_back_signal()
     raise error from cause
 
 
 def check(status: int, rank: Optional[int] = None) -> None:
     if status:
         fail(rank)
+
+
+# Texts of exceptions, as the other ranks see them.
+
+
+def exception_text(error: Optional[BaseException]) -> bytes:
+    """Type and text, even if the error cannot tell its text."""
+    kind = type(error).__name__
+    try:
+        text = f"{kind}: {error}"
+    except Exception:
+        text = f"{kind} without a text"
+    return text.encode(errors="replace")
+
+
+def refusal_text(error: Optional[Exception]) -> bytes:
+    """As exception_text, without the type of a TypeError or ValueError, which explain themselves."""
+    text = exception_text(error)
+    prefix = type(error).__name__.encode(errors="replace") + b": "
+    return text[len(prefix) :] if isinstance(error, (TypeError, ValueError)) and text.startswith(prefix) else text

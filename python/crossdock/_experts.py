@@ -1,6 +1,5 @@
 """Experts: a grouped MLP over the rows of a plan."""
 import ctypes
-import weakref
 from ctypes import byref
 from typing import Any, NamedTuple, Optional, Tuple, Union
 
@@ -34,10 +33,8 @@ class ExpertsSaved(Owner):
     """Values of one forward that its backward needs. After a capture in a CUDA graph, keep it as long as the graph."""
 
     def __init__(self, handle: Optional[int]):
+        self._own(lib.experts_saved_destroy, handle)
         self._handle = handle
-
-    def __del__(self, _destroy=lib.experts_saved_destroy) -> None:
-        _destroy(self._handle)
 
 
 def experts_config(
@@ -108,9 +105,9 @@ class Experts(Shared):
         )
         handle = ctypes.c_void_p()
         check(lib.experts_create(byref(config), byref(handle)))
+        self._own(lib.experts_destroy, handle)
         self._handle = handle.value
         self._dtype = DType(config.dtype)
-        self._destroy = weakref.finalize(self, lib.experts_destroy, self._handle)
 
     def forward(
         self,

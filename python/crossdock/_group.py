@@ -1,4 +1,5 @@
 """Groups: the ranks that exchange rows."""
+import atexit
 import ctypes
 import os
 import weakref
@@ -73,8 +74,8 @@ class Bootstrap(Owner):
         config = _bootstrap_config(address, setup_deadline, ranks_per_node)
         handle = ctypes.c_void_p()
         check(lib.bootstrap_open(ctypes.byref(config), ctypes.byref(handle)))
+        self._own(lib.bootstrap_destroy, handle)
         self._handle = handle.value
-        self._destroy = weakref.finalize(self, lib.bootstrap_destroy, self._handle)
 
     @property
     def blob(self) -> bytes:
@@ -103,8 +104,10 @@ class Bootstrap(Owner):
 
     def close(self) -> None:
         """Stops listening. Does nothing the second time."""
-        self._destroy()
-        self._handle = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._disown()
+            lib.bootstrap_destroy(handle)
 
 
 class Group(Shared):
@@ -119,8 +122,9 @@ class Group(Shared):
 
     def __init__(self, handle: Optional[int]):
         """For the from_ functions."""
+        self._own(lib.group_destroy, handle)
         self._handle = handle
-        self._destroy = weakref.finalize(self, lib.group_destroy, handle)  # also at the end of the interpreter
+        _open_groups[:] = [other for other in _open_groups if other() is not None] + [weakref.ref(self)]
         info = self._describe()
         self.rank: int = info.rank
         self.size: int = info.size
@@ -230,8 +234,10 @@ class Group(Shared):
     def close(self) -> None:
         """Leaves the group. Its memory is freed once everything made with it is gone. Never waits for other ranks; does
         nothing the second time."""
-        self._destroy()
-        self._handle = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._disown()
+            lib.group_destroy(handle)
 
     @property
     def closed(self) -> bool:
@@ -250,3 +256,18 @@ class Group(Shared):
         info = GroupInfo()
         check(lib.group_describe(self._handle, ctypes.byref(info)))
         return info
+
+
+_open_groups: List["weakref.ref[Group]"] = []
+
+
+def _close_all() -> None:
+    """At the end of the interpreter. Daemon threads may be in calls, whose objects must then stay as they are."""
+    if lib.end_calls(1.0):
+        for reference in _open_groups:
+            group = reference()
+            if group is not None:
+                group.close()
+
+
+atexit.register(_close_all)

@@ -1,27 +1,22 @@
-"""Ends waits for other ranks: on Ctrl-C, and when the interpreter ends.
+"""Ends waits for other ranks on Ctrl-C.
 
 The library asks at least every 100 ms whether a wait should end. The callback must not run Python code: that would run
 the signal handler, whose exception cannot leave a callback. So it is composed of C functions. PyOS_InterruptOccurred
 detects SIGINT on the main thread; once the call has failed, the signal is returned to Python.
 """
 import _thread
-import atexit
 import ctypes
-import operator
-import sys
-import threading
-import time
-import weakref
-from typing import Any, List
+import itertools
+from typing import Dict
 
 _occurred = ctypes.pythonapi.PyOS_InterruptOccurred
 _occurred.restype = ctypes.c_int
 _occurred.argtypes = []
 
-_ending: List[bool] = []  # not empty: the interpreter is exiting
+_taken: Dict[int, int] = {0: 0}  # has the key 1 while Python misses a signal that the callback has taken
 
-# Every call is _occurred() | len(_ending).
-_answer = map(operator.or_, iter(_occurred, None), iter(_ending.__len__, None)).__next__
+# Every call is _taken.setdefault(_occurred(), 1): the value of _occurred().
+_answer = map(_taken.setdefault, iter(_occurred, None), itertools.repeat(1)).__next__
 _callback = ctypes.CFUNCTYPE(ctypes.c_int)(_answer)  # ignores the library's argument, the context
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))  # a thread may use it until the process ends
 
@@ -29,39 +24,8 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))  # a thread may use it u
 INTERRUPT = ctypes.cast(_callback, ctypes.c_void_p)
 
 
-def give_back_signal(text: str, is_culprit: bool) -> None:
-    """After a failed call: if it was interrupted here, Python's handler of SIGINT runs next. It raises KeyboardInterrupt,
+def give_back_signal() -> None:
+    """After a failed call: if it has been interrupted, Python's handler of SIGINT runs next. It raises KeyboardInterrupt,
     unless the program has set another one."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    in_set_up = "interrupted while waiting for" in text  # only the interrupted rank's text says this
-    if in_set_up or (is_culprit and "interrupted in " in text):
+    if _taken.pop(1, None):
         _thread.interrupt_main()
-
-
-# Waits of daemon threads must end before the interpreter is gone: Python then ends any thread that requests the GIL, and
-# the library's code does not survive that.
-
-
-def _is_in_a_call(frame: Any) -> bool:
-    package = __name__.rpartition(".")[0]
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(package):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _end_waits() -> None:
-    _ending.append(True)
-    own = threading.get_ident()
-    deadline = time.monotonic() + 1
-    while time.monotonic() < deadline:
-        frames = sys._current_frames()
-        if not any(_is_in_a_call(frame) for thread, frame in frames.items() if thread != own):
-            return
-        time.sleep(0.01)
-
-
-weakref.finalize(_is_in_a_call, int)  # from here on, finalizers of groups run after _end_waits
-atexit.register(_end_waits)

@@ -1,6 +1,5 @@
 """Layers: router, dispatch, experts and combine, forward and backward."""
 import ctypes
-import weakref
 from ctypes import byref
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -58,12 +57,10 @@ class LayerSaved(Owner):
     """
 
     def __init__(self, handle: Optional[int], num_experts: int, losses: Any):
+        self._own(lib.layer_saved_destroy, handle)
         self._handle = handle
         self._num_experts = num_experts
         self._losses = losses  # fields of a tensor on a GPU
-
-    def __del__(self, _destroy=lib.layer_saved_destroy) -> None:
-        _destroy(self._handle)
 
     @property
     def device_losses(self) -> Any:
@@ -222,13 +219,13 @@ class Layer(Shared):
         )
         handle = ctypes.c_void_p()
         check(lib.layer_create(group._handle, byref(config), byref(handle)))
+        self._own(lib.layer_destroy, handle)
         self.group = group
         self._other_groups = (counting_group, sequence_group, replicated_over)  # must outlive the layer
         self.num_experts = num_experts
         self._stream = 0
         self._options: Any = None  # passed to the last set_stream
         self._handle: Optional[int] = handle.value
-        self._destroy = weakref.finalize(self, lib.layer_destroy, self._handle)
 
     @property
     def num_local_experts(self) -> int:
@@ -253,8 +250,10 @@ class Layer(Shared):
 
     def close(self) -> None:
         """Frees the layer. Does nothing the second time."""
-        self._destroy()
-        self._handle = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._disown()
+            lib.layer_destroy(handle)
 
     def forward(
         self,

@@ -23,19 +23,16 @@ class Plan(Owner):
 
     def __init__(self, handle: Optional[int], dispatcher: Any):
         """For Dispatcher.plan."""
+        self._own(lib.plan_destroy, handle)
         self._handle = handle
         self._dispatcher = dispatcher
         self._info: Optional[PlanInfo] = None
-
-    def __del__(self, _destroy=lib.plan_destroy) -> None:  # modules may be gone at exit
-        handle = getattr(self, "_handle", None)
-        if handle is not None:
-            _destroy(handle)
 
     def close(self) -> None:
         """Frees the plan and the memory of its arrays. Does nothing the second time."""
         handle, self._handle, self._info = self._handle, None, None
         if handle is not None:
+            self._disown()
             lib.plan_destroy(handle)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from . import _dlpack
 from ._abi import COutput, CTensor
 from ._dtype import BY_NAME, TYPESTRS, DType
-from ._errors import fail
+from ._errors import fail, refusal_text
 from ._library import lib
 from ._owner import Owner
 
@@ -84,13 +84,24 @@ class Array(Owner):
     interface. Results are released when the last reference is gone.
     """
 
-    __slots__ = ("fields", "stream", "_output", "_keeper", "__weakref__")
+    __slots__ = ("fields", "_stream", "_output", "_keeper", "__weakref__")
 
     def __init__(self, fields: Fields, output: Optional[COutput] = None, keeper: Any = None, stream: int = 0):
         self.fields = fields
-        self.stream = stream  #: stream of the last use on a GPU; if you used another one, set it before the release
         self._keeper = keeper
         self._output = output
+        self.stream = stream
+
+    @property
+    def stream(self) -> int:
+        """Stream of the last use on a GPU. If you used another one, set it before the release."""
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream: int) -> None:
+        self._stream = stream
+        if self._output is not None:
+            self._own(lib.output_release, ctypes.byref(self._output), stream)
 
     @property
     def ptr(self) -> int:
@@ -125,11 +136,7 @@ class Array(Owner):
         if output is not None:
             self.fields = (0, *self.fields[1:6], 0, *self.fields[7:])  # calls refuse it
             lib.output_release(ctypes.byref(output), self.stream if stream is None else stream)
-
-    def __del__(self, _release=lib.output_release, _byref=ctypes.byref) -> None:  # modules may be gone at exit
-        output = getattr(self, "_output", None)
-        if output is not None:
-            _release(_byref(output), self.stream)
+            self._disown()  # the release has emptied `output`: a second one does nothing
 
     def numpy(self) -> Any:
         """A numpy array of this memory, without a copy. bf16 and fp8 have the types of ml_dtypes if it is installed."""
@@ -289,17 +296,6 @@ def _reader_of(kind: type) -> _Reader:
     return reader
 
 
-def _reason(error: Optional[Exception]) -> bytes:
-    """The reason as other ranks see it. TypeError and ValueError explain themselves; other errors are prefixed with their
-    type."""
-    kind = type(error).__name__
-    try:
-        text = str(error) if isinstance(error, (TypeError, ValueError)) else f"{kind}: {error}"
-    except Exception:
-        text = f"{kind} without a text"
-    return text.encode(errors="replace")
-
-
 def handle_in(name: str, value: Any, kind: type) -> Optional[int]:
     """The handle of an argument of this type."""
     if not isinstance(value, kind):
@@ -337,7 +333,7 @@ class Marshal:
         """Calls a collective function of the library on this rank. Raises its failure."""
         try:
             if self.is_refused:
-                lib.refuse_next_call(_reason(self.refusal))
+                lib.refuse_next_call(refusal_text(self.refusal))
             status = function(*args)
         finally:
             if self.is_refused:

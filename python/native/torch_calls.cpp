@@ -7,6 +7,8 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <initializer_list>
@@ -40,22 +42,19 @@ Struct sized() {
   return made;
 }
 
-/// Releases the GIL.
-class ReleasedGil {
- public:
-  ReleasedGil() : state_(PyEval_SaveThread()) {}
-  ~ReleasedGil() { PyEval_RestoreThread(state_); }
-  ReleasedGil(const ReleasedGil&) = delete;
-  ReleasedGil& operator=(const ReleasedGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
-
+/// Makes a call without the GIL. If the interpreter is ending, it ends a thread that requests the
+/// GIL (until Python 3.13). Unwinding would then release Python objects here, so the thread is held
+/// until the process exits.
 template <typename Call>
 crossdock_status run(const Call& call) {
-  const ReleasedGil released;
-  return call();
+  PyThreadState* const state = PyEval_SaveThread();
+  const crossdock_status status = call();
+  try {
+    PyEval_RestoreThread(state);
+  } catch (const abi::__forced_unwind&) {
+    while (true) pause();
+  }
+  return status;
 }
 
 int32_t dtype_of(DLDataType dtype) {

@@ -6,6 +6,7 @@
 
 #include "capi/group_options.hpp"
 #include "capi/handles.hpp"
+#include "capi/running_calls.hpp"
 #include "capi/status.hpp"
 #include "capi/structs.hpp"
 #include "crossdock/sockets.hpp"
@@ -27,7 +28,7 @@ SocketsOptions to_options(const crossdock_bootstrap_config* given) {
   options.ranks_per_node = config.ranks_per_node;
   if (config.interrupt != nullptr) {
     options.interrupt = [interrupt = config.interrupt, context = config.interrupt_context] {
-      return interrupt(context) != 0;
+      return have_calls_ended() || call_back([&] { return interrupt(context) != 0; });
     };
   }
   return options;

@@ -1,4 +1,6 @@
 // Shares the library's memory with other libraries through DLPack (https://dmlc.github.io/dlpack).
+#include <dlfcn.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -69,9 +71,11 @@ struct SharedTensor {
   void* stream = nullptr;
 };
 
-void release(DLManagedTensor* self) noexcept {
+// Not a guarded call: in Python the thread holds the GIL, so it must not stop here while Python
+// exits.
+void destroy_shared(DLManagedTensor* self) noexcept {
   const std::unique_ptr<SharedTensor> shared(static_cast<SharedTensor*>(self->manager_ctx));
-  crossdock_output_release(&shared->output, shared->stream);
+  caught([&] { release(&shared->output, shared->stream); });
 }
 
 }  // namespace
@@ -101,7 +105,7 @@ crossdock_status crossdock_output_to_dlpack(const crossdock_output* output, void
         .strides = nullptr,
         .byte_offset = 0};
     shared->managed.manager_ctx = shared.get();
-    shared->managed.deleter = capi::release;
+    shared->managed.deleter = capi::destroy_shared;
     shared->stream = stream;
     if (given.owner != nullptr || view.num_elements() > 0) {  // an empty result may have no memory
       const crossdock_memory& memory = capi::handle("output.owner", given.owner);
@@ -112,4 +116,16 @@ crossdock_status crossdock_output_to_dlpack(const crossdock_output* output, void
     }
     made = &shared.release()->managed;
   });
+}
+
+void crossdock_destroy_dlpack_capsule(void* capsule) {
+  // Python's own functions; this library is not linked to Python.
+  static const auto is_valid =
+      reinterpret_cast<int (*)(void*, const char*)>(dlsym(RTLD_DEFAULT, "PyCapsule_IsValid"));
+  static const auto pointer_in =
+      reinterpret_cast<void* (*)(void*, const char*)>(dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer"));
+  constexpr const char* kName = "dltensor";
+  if (is_valid == nullptr || pointer_in == nullptr || is_valid(capsule, kName) == 0) return;
+  auto* tensor = static_cast<capi::DLManagedTensor*>(pointer_in(capsule, kName));
+  tensor->deleter(tensor);
 }

@@ -8,6 +8,7 @@
 
 #include "capi/collective.hpp"
 #include "capi/handles.hpp"
+#include "capi/running_calls.hpp"
 #include "capi/status.hpp"
 #include "capi/structs.hpp"
 #include "capi/tensors.hpp"
@@ -52,9 +53,10 @@ std::function<void(const DispatchResult&, const DispatchChunk&)> to_on_chunk(
   if (args.on_chunk == nullptr) return {};
   return [on_chunk = args.on_chunk, context = args.on_chunk_context](const DispatchResult& arrived,
                                                                      const DispatchChunk& chunk) {
+    if (have_calls_ended()) throw Error(ErrorCode::kCommunication, "the program is exiting");
     const crossdock_dispatch_result result = from_arrived(arrived);
-    const crossdock_status status =
-        on_chunk(context, &result, chunk.first_expert, chunk.last_expert);
+    const crossdock_status status = call_back(
+        [&] { return on_chunk(context, &result, chunk.first_expert, chunk.last_expert); });
     const std::string reason = take_callback_error();
     if (status == CROSSDOCK_OK) return;
     throw Error(code_of(status),
@@ -165,6 +167,17 @@ crossdock_status crossdock_dispatch(crossdock_dispatcher* dispatcher, const cros
     });
     capi::set_result(result, target.dispatcher().dispatch(target.plan, converted), target.memory());
   });
+}
+
+crossdock_status crossdock_pass_chunk(void* chunk, const crossdock_dispatch_result* result,
+                                      int64_t first_expert, int64_t last_expert) {
+  auto& passed = *static_cast<crossdock_chunk*>(chunk);
+  passed.result = result;
+  passed.first_expert = first_expert;
+  passed.last_expert = last_expert;
+  passed.status = CROSSDOCK_COMMUNICATION;
+  passed.callback(&passed);
+  return passed.status;
 }
 
 crossdock_status crossdock_dispatch_backward(crossdock_dispatcher* dispatcher,

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "capi/running_calls.hpp"
 #include "crossdock/crossdock.h"
 #include "crossdock/error.hpp"
 
@@ -11,15 +12,22 @@ namespace crossdock::capi {
 /// REQUIRES: called inside a catch block.
 crossdock_status keep_failure() noexcept;
 
-/// Runs the body of a C API function. An exception becomes the function's status.
+/// Runs a function. An exception becomes a status.
 template <typename Body>
-crossdock_status guarded(const Body& body) noexcept {
+crossdock_status caught(const Body& body) noexcept {
   try {
     body();
     return CROSSDOCK_OK;
   } catch (...) {
     return keep_failure();
   }
+}
+
+/// Runs the body of a C API function.
+template <typename Body>
+crossdock_status guarded(const Body& body) noexcept {
+  const RunningCall running;
+  return caught(body);
 }
 
 /// The error code for a status that a failed callback returned. Statuses that stand for an error

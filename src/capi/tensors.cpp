@@ -102,21 +102,23 @@ void set_outputs(std::span<const Result> results, const MemorySource& source) {
   }
 }
 
+void release(crossdock_output* output, void* stream) {
+  crossdock_memory* const owner = pointee("output", output).owner;
+  if (owner == nullptr) return;
+  CROSSDOCK_CHECK(owner->is_of_this_kind(),
+                  "output.owner must be the one that a call of the library set");
+  *output = {};
+  if (owner->is_of_parent()) return;
+  const std::unique_ptr<crossdock_memory> memory(owner);
+  if (memory->device.is_cpu() || stream == memory->stream.handle) return;
+  // The memory returns to its pool in the order of the stream in which it was allocated.
+  make_stream_wait(memory->stream, Stream{stream}, memory->device);
+}
+
 }  // namespace crossdock::capi
 
 using namespace crossdock;
 
 crossdock_status crossdock_output_release(crossdock_output* output, void* stream) {
-  return capi::guarded([&] {
-    crossdock_memory* const owner = capi::pointee("output", output).owner;
-    if (owner == nullptr) return;
-    CROSSDOCK_CHECK(owner->is_of_this_kind(),
-                    "output.owner must be the one that a call of the library set");
-    *output = {};
-    if (owner->is_of_parent()) return;
-    const std::unique_ptr<crossdock_memory> memory(owner);
-    if (memory->device.is_cpu() || stream == memory->stream.handle) return;
-    // The memory returns to its pool in the order of the stream in which it was allocated.
-    make_stream_wait(memory->stream, Stream{stream}, memory->device);
-  });
+  return capi::guarded([&] { capi::release(output, stream); });
 }

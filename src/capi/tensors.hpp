@@ -40,4 +40,7 @@ struct MemorySource {
 /// Hands the results to the caller: all of them, or none if memory runs out.
 void set_outputs(std::span<const Result> results, const MemorySource& source);
 
+/// The body of crossdock_output_release.
+void release(crossdock_output* output, void* stream);
+
 }  // namespace crossdock::capi

@@ -189,6 +189,21 @@ typedef struct crossdock_dispatch_args {
 #define CROSSDOCK_DISPATCH_ARGS_INIT \
   { .struct_size = sizeof(crossdock_dispatch_args) }
 
+/// The chunk that crossdock_pass_chunk describes to its callback.
+typedef struct crossdock_chunk {
+  void (*callback)(struct crossdock_chunk* chunk);  // set by the caller
+  const crossdock_dispatch_result* result;          // the arguments of on_chunk
+  int64_t first_expert;
+  int64_t last_expert;
+  int32_t status;  // CROSSDOCK_COMMUNICATION, until the callback sets another one
+  int32_t padding;
+} crossdock_chunk;
+/// An on_chunk for languages whose callbacks may end without returning a value, as in Python when a
+/// signal arrives. Its context is a crossdock_chunk, which may be used for all chunks of a call.
+CROSSDOCK_C_API crossdock_status crossdock_pass_chunk(void* chunk,
+                                                      const crossdock_dispatch_result* result,
+                                                      int64_t first_expert, int64_t last_expert);
+
 /// x [T, D] -> rows [R, D].
 CROSSDOCK_C_API crossdock_status crossdock_dispatch(crossdock_dispatcher* dispatcher,
                                                     const crossdock_plan* plan,

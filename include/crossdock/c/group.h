@@ -158,6 +158,13 @@ crossdock_group_from_callbacks(const crossdock_communicator* communicator,
 /// For callbacks that fail: sets the reason, which becomes part of the error text. Copied.
 CROSSDOCK_C_API void crossdock_set_callback_error(const char* reason);
 
+/// For languages whose runtime ends before the process does: ends all calls before the runtime is
+/// gone. Waits with an interrupt end as if it had returned nonzero, and callbacks are not called
+/// any more. Other threads that make a call from now on stay in it until the process exits. Waits
+/// at most this long for running calls to end. Returns 1 if none is running any more, so that
+/// groups may be destroyed.
+CROSSDOCK_C_API int32_t crossdock_end_calls(double seconds);
+
 // ---- Using a group ----
 
 typedef struct crossdock_group_info {
