@@ -1,5 +1,6 @@
 """The library's calls with PyTorch tensors: no autograd, torch's memory in and out."""
 import ctypes
+import functools
 import itertools
 import weakref
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple, Union
@@ -120,11 +121,8 @@ class Routes(crossdock.Plan):
         self._dispatcher = core.dispatcher
         self.core = core
         self.key = next(_keys)
-        _routes[self.key] = weakref.ref(self)
-
-    def __del__(self, _forget=_routes.pop, _destroy=lib.plan_destroy) -> None:  # modules may be gone at exit
-        _forget(self.key, None)
-        _destroy(self._handle)
+        _routes[self.key] = weakref.ref(self, functools.partial(_routes.pop, self.key))  # no Python code: see Owner
+        self._own(lib.plan_destroy, handle)
 
 
 def shared_core(group: crossdock.Group, **config: Any) -> Core:
