@@ -8,6 +8,7 @@ import _thread
 import atexit
 import ctypes
 import operator
+import re
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ def give_back_signal(text: str, is_culprit: bool) -> None:
     unless the program has set another one."""
     if threading.current_thread() is not threading.main_thread():
         return
-    in_set_up = "interrupted while waiting for" in text  # only the interrupted rank's text says this
+    in_set_up = re.match(r"rank \d+ of \d+: interrupted ", text)  # other ranks' text says that this rank gave up
     if in_set_up or (is_culprit and "interrupted in " in text):
         _thread.interrupt_main()
 
