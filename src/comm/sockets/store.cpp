@@ -186,9 +186,9 @@ class Store {
   std::vector<std::vector<std::byte>> serve() {
     Patience patience(args_);
     while (!missing_.empty()) {
-      if (auto failure = patience.look(to_start(missing_))) give_up(std::move(*failure));
+      if (auto failure = patience.look(to_start(missing_))) give_up(*failure);
       look();
-      if (failure_) give_up(*failure_);
+      if (failure_) pass_on(*failure_);
       tell_who_is_missing();
     }
     send_blobs();
@@ -196,15 +196,19 @@ class Store {
       auto failure = patience.look({.ranks = {0}, .text = "the others to take the addresses"});
       // A rank that does not take them is found to be late when the ranks join.
       if (failure && failure->code == ErrorCode::kTimeout) break;
-      if (failure) give_up(std::move(*failure));
+      if (failure) give_up(*failure);
       look();
     }
     return blobs_;
   }
 
-  /// Tells the ranks that arrive before `end` why rank 0 gives up.
-  void refuse(Failure cause, Clock::time_point end) {
-    failure_ = std::move(cause);
+  /// Tells the ranks that have arrived, and those that do so within kRefusalTime, why the set-up
+  /// has failed.
+  void refuse(const Failure& failure) {
+    failure_ = failure;
+    tell_all(failure);
+    const auto end =
+        Clock::now() + std::min<std::chrono::nanoseconds>(args_.deadline, kRefusalTime);
     while (!missing_.empty() && Clock::now() < end) look();
     say_farewell();
   }
@@ -261,6 +265,7 @@ class Store {
     const std::vector<std::byte> payload(peer.input.begin() + sizeof *request, peer.input.end());
     peer.input.clear();
     if (request->blob_bytes == 0) {
+      std::erase(missing_, request->rank);
       note_failure(failure_in(payload, args_.size));
       return dismiss(peer, StoreReply::Kind::kFailed, payload);
     }
@@ -287,6 +292,7 @@ class Store {
     const std::string text =
         concat("rank ", request.rank, " runs another version of Crossdock than rank 0 (protocol ",
                request.version, ", not ", kSocketsVersion, "); all ranks must run the same build");
+    std::erase(missing_, request.rank);
     note_failure(Failure{.code = ErrorCode::kMismatch,
                          .culprit = request.rank,
                          .reporter = -1,
@@ -357,14 +363,26 @@ class Store {
                        [](const Peer& peer) { return !peer.output.empty(); });
   }
 
-  [[noreturn]] void give_up(Failure failure) {
+  void tell_all(const Failure& failure) {
     for (Peer& peer : peers_) {
-      if (peer.rank >= 0) {
-        peer.reply(StoreReply::Kind::kFailed, bytes_of(abort_message(failure)));
-        peer.write();
-      }
+      if (peer.rank < 0) continue;
+      peer.reply(StoreReply::Kind::kFailed, bytes_of(abort_message(failure)));
+      peer.write();
     }
+  }
+
+  [[noreturn]] void give_up(const Failure& failure) {
+    tell_all(failure);
     say_farewell();
+    throw to_error(failure, args_.rank, args_.size);
+  }
+
+  // A rank has given up. If it cannot take part, ranks that have not arrived yet learn it too.
+  [[noreturn]] void pass_on(const Failure& failure) {
+    const bool has_waited =
+        failure.code == ErrorCode::kTimeout || failure.code == ErrorCode::kCommunication;
+    if (has_waited) give_up(failure);
+    refuse(failure);
     throw to_error(failure, args_.rank, args_.size);
   }
 
@@ -533,7 +551,7 @@ void refuse_exchange(const StoreArgs& args, const Error& cause) noexcept {
     brief.blob.clear();
     brief.on_wait = {};
     if (args.rank == 0) {
-      Store(brief).refuse(std::move(failure), deadline_after(Clock::now(), brief.deadline));
+      Store(brief).refuse(failure);
     } else {
       Client(brief, bytes_of(abort_message(failure))).ask_all_ports();
     }
