@@ -92,6 +92,10 @@ def interrupted_in_set_up():
         sys.exit(3)
 
 
+def late_in_set_up():
+    crossdock.Group.from_environment(setup_notice_after=0.2).close()
+
+
 def handled():
     """The program's own handler replaces KeyboardInterrupt; the call then raises Error."""
     seen = []
