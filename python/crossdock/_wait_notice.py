@@ -58,10 +58,17 @@ def _callback(number: Any, given: Any) -> None:
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))  # a thread may use it until the process ends
 
 
+def _has_terminal() -> bool:
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except ValueError:  # closed
+        return False
+
+
 def on_wait_fields(on_wait: OnWait) -> Any:
     """The fields on_wait and on_wait_context of a config. None: prints if a terminal shows standard error; False: nothing."""
     if on_wait is None:
-        on_wait = sys.stderr is not None and sys.stderr.isatty() and _print
+        on_wait = _print if _has_terminal() else False
     if not on_wait:
         return {}
     if not callable(on_wait):

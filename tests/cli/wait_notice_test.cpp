@@ -99,9 +99,10 @@ TEST(WaitNotice, NamesARankThatStartsLate) {
   EXPECT_EQ(ranks.wait_for(0), 0);
   EXPECT_EQ(ranks.wait_for(1), 0);
   const std::string said = ranks.err(0);
-  EXPECT_THAT(said, AllOf(StartsWith("crossdock: rank 0 of 2: waiting for rank 1 to start for 3 s; "
-                                     "gives up in 59")));
-  EXPECT_EQ(said.find('\n'), said.size() - 1) << said;
+  EXPECT_THAT(said, AllOf(StartsWith("crossdock: rank 0 of 2: waiting for rank 1 to start for "),
+                          HasSubstr("; gives up in 59")));
+  const std::string first_line = said.substr(0, said.find('\n') + 1);
+  EXPECT_EQ(said.find(first_line, 1), std::string::npos) << said;
   EXPECT_TRUE(json::accept(ranks.out(0))) << ranks.out(0);
   EXPECT_THAT(ranks.err(1) + ranks.out(1), IsEmpty());
 }

@@ -93,7 +93,7 @@ SocketsOptions options_with(std::chrono::nanoseconds deadline) {
 }
 
 TEST(SetUp, AllRanksNameTheSameMissingRanks) {
-  constexpr std::chrono::seconds kDeadline{4};
+  constexpr std::chrono::seconds kDeadline{6};
   const std::vector<std::pair<std::vector<int>, std::string>> known = {
       {{0}, "for rank 0 at 127.0.0.1, port "},
       {{1}, "for rank 1 to start"},
@@ -116,7 +116,7 @@ TEST(SetUp, AllRanksNameTheSameMissingRanks) {
       if (is_missing(job, rank)) continue;
       EXPECT_THAT(jobs[job].end_of(rank),
                   AllOf(StartsWith(std::to_string(known[job].first.front()) + " rank " +
-                                   std::to_string(rank) + " of 4: waited 4 s "),
+                                   std::to_string(rank) + " of 4: waited 6 s "),
                         HasSubstr(known[job].second + port + "; are all processes running")));
     }
   }
