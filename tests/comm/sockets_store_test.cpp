@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "comm/control_message.hpp"
 #include "comm/sockets/blob.hpp"
 #include "comm/sockets/socket.hpp"
 #include "comm/sockets/store.hpp"
@@ -146,6 +147,27 @@ TEST(Store, ARankOfAnotherVersionEndsTheSetUpOfAll) {
     EXPECT_EQ(outcome.culprit, 2);
     EXPECT_THAT(outcome.message, HasSubstr("rank 2 runs another version of Crossdock"));
   }
+}
+
+TEST(Store, IgnoresARefusalThatIsNone) {
+  const int port = some_port();
+  std::vector<Outcome> outcomes(2);
+  const auto run = [&](int rank) {
+    outcomes[static_cast<size_t>(rank)] =
+        outcome_of([&] { comm::exchange_blobs(args_of(rank, 2, port)); });
+  };
+  {
+    std::jthread rank_0(run, 0);
+    const comm::Socket stranger = connect_to(port);
+    std::vector<std::byte> bytes(sizeof(comm::StoreRequest) + sizeof(comm::ControlMessage),
+                                 std::byte{0xff});
+    const comm::StoreRequest request{
+        .version = comm::kSocketsVersion, .key = 5, .rank = 1, .size = 2, .blob_bytes = 0};
+    std::memcpy(bytes.data(), &request, sizeof request);
+    EXPECT_EQ(send(stranger.descriptor(), bytes.data(), bytes.size(), 0), std::ssize(bytes));
+    std::jthread rank_1(run, 1);
+  }
+  for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.threw) << outcome.message;
 }
 
 TEST(Store, SaysOnEveryRankForWhomItWaits) {

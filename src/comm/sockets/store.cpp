@@ -265,8 +265,10 @@ class Store {
     const std::vector<std::byte> payload(peer.input.begin() + sizeof *request, peer.input.end());
     peer.input.clear();
     if (request->blob_bytes == 0) {
+      const auto failure = failure_in(payload, args_.size);
+      if (!failure) return false;
       std::erase(missing_, request->rank);
-      note_failure(failure_in(payload, args_.size));
+      note_failure(*failure);
       return dismiss(peer, StoreReply::Kind::kFailed, payload);
     }
     peer.rank = request->rank;
