@@ -12,6 +12,7 @@
 #include "cli/processes/launch.hpp"
 #include "cli/processes/launched_job.hpp"
 #include "cli/text/progress_line.hpp"
+#include "cli/text/wait_notice.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/group.hpp"
 
@@ -115,8 +116,9 @@ bench::Selection selection_of(const BenchArgs& args, const bench::Sizes& sizes,
 
 // This process is one of the ranks.
 int run_as_rank(const BenchArgs& args, const std::string& communicator) {
-  Group group(make_job_communicator(
-      communicator, {.ranks_per_node = args.ranks_per_node, .max_in_flight = args.max_in_flight}));
+  Group group(make_job_communicator(communicator, {.ranks_per_node = args.ranks_per_node,
+                                                   .max_in_flight = args.max_in_flight}),
+              {.on_wait = print_wait_notice});
   bench::Sizes sizes = sizes_in(args);
   check_against_job(group.communicator(), args.communicators,
                     {sizes.ranks.begin(), sizes.ranks.end()});

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "cli/processes/free_port.hpp"
+#include "cli/text/wait_notice.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/sockets.hpp"
 
@@ -83,7 +84,9 @@ void share_results(Group& group, EvalResult& result) {
 EvalResult run_as_rank(const SocketsLaunch& launch, const EvalCase& eval_case) {
   SocketsOptions options;
   options.ranks_per_node = eval_case.ranks_per_node;
-  Group group(make_sockets_communicator(launch, std::move(options)));
+  options.on_wait = print_wait_notice;
+  Group group(make_sockets_communicator(launch, std::move(options)),
+              {.on_wait = print_wait_notice});
   EvalResult result = empty_result(eval_case);
   run_rank(group, eval_case, result);
   share_results(group, result);

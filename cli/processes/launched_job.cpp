@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "cli/commands.hpp"
+#include "cli/text/wait_notice.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/mpi.hpp"
@@ -69,10 +70,12 @@ std::unique_ptr<Communicator> make_job_communicator(const std::string& communica
                                                     const JobOptions& options) {
   if (communicator == "sockets") {
     return make_sockets_communicator(SocketsOptions{.ranks_per_node = options.ranks_per_node,
-                                                    .setup_deadline = options.setup_deadline});
+                                                    .setup_deadline = options.setup_deadline,
+                                                    .on_wait = print_wait_notice});
   }
   MpiOptions mpi{.ranks_per_node = options.ranks_per_node,
-                 .setup_deadline = options.setup_deadline};
+                 .setup_deadline = options.setup_deadline,
+                 .on_wait = print_wait_notice};
   if (options.max_in_flight > 0) mpi.max_in_flight = options.max_in_flight;
   if (options.chunk_bytes > 0) mpi.chunk_bytes = options.chunk_bytes;
   return make_mpi_communicator(mpi);
@@ -107,7 +110,8 @@ void check_same_words(const std::string& communicator, const std::vector<std::st
   if (communicator.empty() || (communicator == "mpi" && !mpi_is_built())) return;
   std::string own;
   for (const std::string& word : words) own += " " + word;
-  Group group(make_job_communicator(communicator, {.setup_deadline = setup_deadline}));
+  Group group(make_job_communicator(communicator, {.setup_deadline = setup_deadline}),
+              {.on_wait = print_wait_notice});
   const Agreement all =
       group.agree({.operation = "command_line", .body = std::as_bytes(std::span(own))});
   const auto words_of = [&all](int rank) {

@@ -14,6 +14,7 @@
 #include "cli/text/layout.hpp"
 #include "cli/text/progress_line.hpp"
 #include "cli/text/terminal.hpp"
+#include "cli/text/wait_notice.hpp"
 #include "crossdock/crossdock.hpp"
 
 namespace crossdock::cli {
@@ -26,7 +27,8 @@ RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
               RunResult own = run_rank(group, job, progress);
               if (group.rank() == 0) result = std::move(own);
             },
-            {.ranks_per_node = job.ranks_per_node, .group = {.recorded_events = kRecordedEvents}});
+            {.ranks_per_node = job.ranks_per_node,
+             .group = {.recorded_events = kRecordedEvents, .on_wait = print_wait_notice}});
   return result;
 }
 
@@ -38,7 +40,7 @@ std::unique_ptr<Group> join_processes(const RunArgs& args) {
       make_job_communicator(communicator, {.ranks_per_node = args.ranks_per_node,
                                            .max_in_flight = args.max_in_flight,
                                            .chunk_bytes = args.chunk_bytes}),
-      GroupOptions{.recorded_events = kRecordedEvents});
+      GroupOptions{.recorded_events = kRecordedEvents, .on_wait = print_wait_notice});
 }
 
 [[noreturn]] void start_processes(const RunArgs& args, const RunJob& job) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <iterator>
 
+#include "cli/text/wait_notice.hpp"
 #include "cli/verify/layer_checks.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
@@ -116,7 +117,7 @@ VerifyResult verify_on_threads(const VerifyCell& cell, const std::vector<Check>&
               VerifyResult own = verify_on(group, cell, checks, progress);
               if (group.rank() == 0) result = std::move(own);
             },
-            {.ranks_per_node = cell.ranks_per_node});
+            {.ranks_per_node = cell.ranks_per_node, .group = {.on_wait = print_wait_notice}});
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include "cli/processes/launched_job.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/text/progress_line.hpp"
+#include "cli/text/wait_notice.hpp"
 #include "cli/verify/report.hpp"
 #include "cli/verify/run.hpp"
 #include "crossdock/crossdock.hpp"
@@ -125,8 +126,9 @@ int run_verify(const VerifyArgs& args) {
   if (args.device == "cuda") prepare_gpus();
   std::unique_ptr<Group> group;
   if (const std::string job = launched_communicator(args.communicators); !job.empty()) {
-    group = std::make_unique<Group>(
-        make_job_communicator(job, {.ranks_per_node = args.ranks_per_node}));
+    group =
+        std::make_unique<Group>(make_job_communicator(job, {.ranks_per_node = args.ranks_per_node}),
+                                GroupOptions{.on_wait = print_wait_notice});
   }
   const std::vector<VerifyResult> results =
       group ? verify_as_rank(args, *group, checks) : verify_all(args, checks);

@@ -41,6 +41,10 @@ struct GroupOptions {
   /// Thread pool that moves and sums rows. Default: the process-wide pool if ranks are threads,
   /// which share it; a pool with this rank's share of the node's cores if they are processes.
   std::shared_ptr<ThreadPool> threads{};
+  /// (optional) Called once in a call that has waited for other ranks for `notice_after` without
+  /// progress. May be called by several threads at once if the ranks are threads.
+  OnWait on_wait{};
+  std::chrono::nanoseconds notice_after = std::chrono::seconds(10);
 };
 
 /// One rank's input to Group::agree.

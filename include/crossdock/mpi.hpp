@@ -16,6 +16,10 @@ struct MpiOptions {
   /// Time for all processes to take part when a communicator or a subgroup is made. Default:
   /// CROSSDOCK_ARRIVAL_DEADLINE (seconds), else 600 s.
   std::optional<std::chrono::nanoseconds> setup_deadline{};
+  /// (optional) Called once while a communicator or a subgroup is made if that has taken
+  /// `notice_after`. Calls of a group have GroupOptions::on_wait.
+  OnWait on_wait{};
+  std::chrono::nanoseconds notice_after = std::chrono::seconds(3);
 };
 
 /// Whether this build has MPI. A shared libcrossdock does not link MPI itself; it has MPI if the

@@ -29,6 +29,10 @@ struct SocketsOptions {
   /// (optional) Called at least every 100 ms by the waiting thread during a wait. If it returns
   /// true, the wait ends with Error(kCommunication), which the peers get too. Must not throw.
   std::function<bool()> interrupt{};
+  /// (optional) Called once while a communicator is made if that has waited for other ranks for
+  /// `notice_after`. Calls of a group have GroupOptions::on_wait.
+  OnWait on_wait{};
+  std::chrono::nanoseconds notice_after = std::chrono::seconds(3);
 };
 
 /// Connections that have been refused since the communicator's world was joined. A world of one

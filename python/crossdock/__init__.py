@@ -20,6 +20,7 @@ from ._library import __version__, find_library
 from ._plan import Plan
 from ._planner import plan
 from ._tensor import Array, Tensor
+from ._wait_notice import WaitNotice
 
 __all__ = [
     "Array",
@@ -44,6 +45,7 @@ __all__ = [
     "PendingDispatch",
     "Plan",
     "Tensor",
+    "WaitNotice",
     "__version__",
     "find_library",
     "plan",

@@ -93,6 +93,22 @@ class ErrorInfo(Sized):
 # ---- Groups ----
 
 
+class WaitNotice(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("awaited", POINTER(c_int32)),
+        ("num_awaited", c_int32),
+        ("padding", c_int32),
+        ("sequence", c_uint64),
+        ("operation", c_char_p),
+        ("waited_s", c_double),
+        ("left_s", c_double),
+        ("text", c_char_p),
+    ]
+
+
 class GroupConfig(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -104,6 +120,10 @@ class GroupConfig(Sized):
         ("report_file", c_char_p),
         ("num_threads", c_int32),
         ("ranks_per_node", c_int32),
+        ("on_wait", c_void_p),
+        ("on_wait_context", c_void_p),
+        ("notice_after_s", c_double),
+        ("setup_notice_after_s", c_double),
     ]
 
 
@@ -116,6 +136,9 @@ class BootstrapConfig(Sized):
         ("interrupt_context", c_void_p),
         ("ranks_per_node", c_int32),
         ("padding", c_int32),
+        ("on_wait", c_void_p),
+        ("on_wait_context", c_void_p),
+        ("notice_after_s", c_double),
     ]
 
 

@@ -3,7 +3,7 @@ import atexit
 import ctypes
 import os
 import weakref
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
 
 from ._abi import BootstrapConfig, CTensor, GroupConfig, GroupInfo, JoinArgs, check_range, int_array
 from ._errors import check
@@ -11,6 +11,7 @@ from ._interrupt import INTERRUPT
 from ._library import lib
 from ._owner import Owner, Shared
 from ._tensor import Marshal
+from ._wait_notice import OnWait, on_wait_fields
 
 
 def group_config(
@@ -22,6 +23,9 @@ def group_config(
     report_file: Union[str, "os.PathLike[str]", None] = None,
     num_threads: Optional[int] = None,
     ranks_per_node: Optional[int] = None,
+    on_wait: OnWait = None,
+    notice_after: Optional[float] = None,
+    setup_notice_after: Optional[float] = None,
 ) -> GroupConfig:
     """Options of all groups; None: the library's default.
 
@@ -33,8 +37,15 @@ def group_config(
     report_file: receives the recent events of a failure (CROSSDOCK_REPORT)
     num_threads: threads that move and sum rows (this rank's share of the cores)
     ranks_per_node: for tests: ranks per simulated node
+    on_wait: called with a WaitNotice, by the thread that waits, once in a call or set-up that takes long; None: prints its
+        text if standard error is a terminal; False: does nothing. Kept until the process ends
+    notice_after: seconds without progress until then, in a call (10)
+    setup_notice_after: seconds until then, while a group is made (3)
     """
     return GroupConfig(
+        **on_wait_fields(on_wait),
+        notice_after_s=notice_after or 0,
+        setup_notice_after_s=setup_notice_after or 0,
         arrival_deadline_s=arrival_deadline or 0,
         progress_deadline_s=progress_deadline or 0,
         setup_deadline_s=setup_deadline or 0,
@@ -47,14 +58,26 @@ def group_config(
 
 
 def _bootstrap_config(
-    address: Optional[str] = None, setup_deadline: Optional[float] = None, ranks_per_node: Optional[int] = None
+    address: Optional[str] = None,
+    setup_deadline: Optional[float] = None,
+    ranks_per_node: Optional[int] = None,
+    on_wait: OnWait = None,
+    setup_notice_after: Optional[float] = None,
 ) -> BootstrapConfig:
     return BootstrapConfig(
+        **on_wait_fields(on_wait),
+        notice_after_s=setup_notice_after or 0,
         address=address.encode() if address is not None else None,
         setup_deadline_s=setup_deadline or 0,
         interrupt=INTERRUPT,
         ranks_per_node=ranks_per_node or 0,
     )
+
+
+def _setup_options(options: Dict[str, Any]) -> Dict[str, Any]:
+    """The options of a bootstrap among those of a group."""
+    own = {name: options.get(name) for name in ("setup_deadline", "on_wait", "setup_notice_after")}
+    return {"ranks_per_node": options.pop("ranks_per_node", None), **own}
 
 
 class Bootstrap(Owner):
@@ -69,9 +92,11 @@ class Bootstrap(Owner):
         address: Optional[str] = None,
         setup_deadline: Optional[float] = None,
         ranks_per_node: Optional[int] = None,
+        on_wait: OnWait = None,
+        setup_notice_after: Optional[float] = None,
     ):
         """Listens on `address` (numeric; None: the address of the interface in use). Not collective."""
-        config = _bootstrap_config(address, setup_deadline, ranks_per_node)
+        config = _bootstrap_config(address, setup_deadline, ranks_per_node, on_wait, setup_notice_after)
         handle = ctypes.c_void_p()
         check(lib.bootstrap_open(ctypes.byref(config), ctypes.byref(handle)))
         self._own(lib.bootstrap_destroy, handle)
@@ -114,8 +139,8 @@ class Group(Shared):
     """One rank's view of the ranks that exchange rows.
 
     Made by one of the from_ functions or by Bootstrap.join. Their options are arrival_deadline, progress_deadline and
-    setup_deadline (seconds), recorded_events, staging_bytes, report_file, num_threads and ranks_per_node;
-    docs/python.md explains them.
+    setup_deadline (seconds), recorded_events, staging_bytes, report_file, num_threads, ranks_per_node, on_wait,
+    notice_after and setup_notice_after (seconds); docs/python.md explains them.
 
     An object may be used by any thread, but by only one at a time. In a forked child a group does nothing.
     """
@@ -141,7 +166,7 @@ class Group(Shared):
 
         Collective.
         """
-        bootstrap = Bootstrap(address, options.get("setup_deadline"), options.pop("ranks_per_node", None))
+        bootstrap = Bootstrap(address, **_setup_options(options))
         try:
             return bootstrap.join(list(all_gather(bootstrap.blob)), rank, **options)
         finally:
@@ -151,7 +176,7 @@ class Group(Shared):
     def from_environment(address: Optional[str] = None, **options: Any) -> "Group":
         """A group of processes that meet at MASTER_ADDR and MASTER_PORT, with RANK and WORLD_SIZE (torchrun) or Slurm's
         variables. Collective."""
-        bootstrap = _bootstrap_config(address, options.get("setup_deadline"), options.pop("ranks_per_node", None))
+        bootstrap = _bootstrap_config(address, **_setup_options(options))
         config = group_config(**options)
         handle = ctypes.c_void_p()
         check(lib.group_from_environment(ctypes.byref(bootstrap), ctypes.byref(config), ctypes.byref(handle)))

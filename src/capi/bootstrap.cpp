@@ -26,6 +26,9 @@ SocketsOptions to_options(const crossdock_bootstrap_config* given) {
   if (config.address != nullptr) options.address = config.address;
   options.setup_deadline = to_deadline("setup_deadline_s", config.setup_deadline_s);
   options.ranks_per_node = config.ranks_per_node;
+  options.on_wait = to_on_wait(config.on_wait, config.on_wait_context);
+  options.notice_after =
+      to_deadline("notice_after_s", config.notice_after_s).value_or(options.notice_after);
   if (config.interrupt != nullptr) {
     options.interrupt = [interrupt = config.interrupt, context = config.interrupt_context] {
       return have_calls_ended() || call_back([&] { return interrupt(context) != 0; });

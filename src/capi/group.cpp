@@ -24,6 +24,28 @@ std::optional<std::chrono::nanoseconds> to_deadline(const char* name, double sec
   return std::chrono::nanoseconds(std::llround(seconds * 1e9));
 }
 
+OnWait to_on_wait(void (*on_wait)(void* context, const crossdock_wait_notice* notice),
+                  void* context) {
+  if (on_wait == nullptr) return {};
+  return [on_wait, context](const WaitNotice& notice) {
+    const auto to_seconds = [](std::chrono::nanoseconds time) {
+      return std::chrono::duration<double>(time).count();
+    };
+    const std::string text = notice.text();
+    auto given = default_struct<crossdock_wait_notice>();
+    given.rank = notice.rank;
+    given.size = notice.size;
+    given.awaited = notice.awaited.data();
+    given.num_awaited = static_cast<int32_t>(notice.awaited.size());
+    given.sequence = notice.sequence;
+    given.operation = notice.operation.c_str();
+    given.waited_s = to_seconds(notice.waited);
+    given.left_s = to_seconds(notice.left);
+    given.text = text.c_str();
+    on_wait(context, &given);
+  };
+}
+
 GroupSettings to_settings(const crossdock_group_config* given) {
   const auto config = read_optional("crossdock_group_config", given);
   GroupSettings settings;
@@ -45,6 +67,10 @@ GroupSettings to_settings(const crossdock_group_config* given) {
                   config.num_threads);
   if (config.num_threads > 0) group.threads = std::make_shared<ThreadPool>(config.num_threads);
   settings.ranks_per_node = config.ranks_per_node;
+  group.on_wait = to_on_wait(config.on_wait, config.on_wait_context);
+  group.notice_after =
+      to_deadline("notice_after_s", config.notice_after_s).value_or(group.notice_after);
+  settings.setup_notice_after = to_deadline("setup_notice_after_s", config.setup_notice_after_s);
   return settings;
 }
 
@@ -87,6 +113,8 @@ crossdock_status crossdock_group_from_mpi(const void* mpi_comm,
     MpiOptions options;
     options.ranks_per_node = settings.ranks_per_node;
     options.setup_deadline = settings.setup_deadline;
+    options.on_wait = settings.group.on_wait;
+    options.notice_after = settings.setup_notice_after.value_or(options.notice_after);
     made = capi::make_group(mpi_comm != nullptr ? make_mpi_communicator(mpi_comm, options)
                                                 : make_mpi_communicator(options),
                             settings.group)

@@ -12,11 +12,16 @@ namespace crossdock::capi {
 struct GroupSettings {
   GroupOptions group{};
   std::optional<std::chrono::nanoseconds> setup_deadline{};
+  std::optional<std::chrono::nanoseconds> setup_notice_after{};
   int ranks_per_node = 0;
 };
 
 /// A deadline in seconds; nullopt, the default, for 0.
 std::optional<std::chrono::nanoseconds> to_deadline(const char* name, double seconds);
+
+/// The callback of a config as that of the C++ API; empty if there is none.
+OnWait to_on_wait(void (*on_wait)(void* context, const crossdock_wait_notice* notice),
+                  void* context);
 
 /// Throws Error(kInvalidArgument) if a field is invalid. `given` may be null.
 GroupSettings to_settings(const crossdock_group_config* given);

@@ -287,7 +287,9 @@ WaitContext Group::wait_context(const char* operation, uint64_t sequence) const 
   return {.operation = operation,
           .sequence = sequence,
           .arrival = *options().progress_deadline,
-          .progress = *options().progress_deadline};
+          .progress = *options().progress_deadline,
+          .on_wait = &options().on_wait,
+          .notice_after = options().notice_after};
 }
 
 Agreement Group::agree(const Proposal& proposal) {

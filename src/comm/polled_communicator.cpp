@@ -213,6 +213,7 @@ void PolledCommunicator::look_for_failures(Waiting& waiting) {
   }
   if (waiting.ending) report_ending(waiting);
   look_for_dead_processes(waiting);
+  tell_of_long_wait(waiting);
   const auto waited = waiting.clock.expired(waiting.transfers);
   if (!waited) return;
   if (!waiting.inquiry) {
@@ -259,13 +260,30 @@ void PolledCommunicator::look_for_dead_processes(Waiting& waiting) {
   const bool is_idle = waiting.clock.idle() > kProcessWatchInterval;  // data has stopped arriving
   if (!is_idle || now - waiting.last_watch < kProcessWatchInterval) return;
   waiting.last_watch = now;
+  const auto fail_if_refused = [this] {
+    if (const auto found = refusal()) fail(failure_from(*found));
+  };
+  fail_if_refused();
   for (const int peer : waiting.transfers.pending_peers()) {
     const auto p = static_cast<size_t>(peer);
     if (!is_watched_[p] || !has_ended(members_.processes[p])) continue;
     poll_control(waiting);  // its last messages
+    fail_if_refused();
     fail(left_failure(peer, concat("its process, pid ", members_.processes[p].pid, ", has ended"),
                       waiting.wait));
   }
+}
+
+void PolledCommunicator::tell_of_long_wait(Waiting& waiting) const {
+  const auto idle = waiting.clock.idle();
+  if (!waiting.notice.is_due(idle)) return;
+  waiting.notice.say({.rank = rank_,
+                      .size = size_,
+                      .awaited = waiting.transfers.pending_peers(),
+                      .operation = waiting.wait.operation,
+                      .sequence = waiting.wait.sequence,
+                      .waited = idle,
+                      .left = waiting.clock.left(waiting.transfers)});
 }
 
 void PolledCommunicator::throw_timeout(Waiting& waiting, std::chrono::nanoseconds waited) {

@@ -14,6 +14,7 @@
 #include "comm/process_watch.hpp"
 #include "comm/transfers.hpp"
 #include "comm/wait_clock.hpp"
+#include "comm/wait_notice.hpp"
 #include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {
@@ -48,6 +49,9 @@ class PolledCommunicator : public Communicator {
   void abort(const Error& cause) final;
   void leave(std::string_view reason) final;
 
+  /// Why it has failed, if it has.
+  const std::optional<Failure>& failure() const { return failure_; }
+
  protected:
   struct ExchangeArgs {
     uint64_t number = 0;                              // of the exchange, from 1
@@ -79,6 +83,9 @@ class PolledCommunicator : public Communicator {
   /// (optional) Why a peer can no longer take part, if that is known. The end of a visible process
   /// is detected without it.
   virtual std::optional<std::string> end_of(int /*peer*/) const { return std::nullopt; }
+  /// (optional) The kAbort message of a peer that could not take part from the beginning and left
+  /// it where only this finds it.
+  virtual std::optional<ControlMessage> refusal() const { return std::nullopt; }
   /// (optional) Called often during a wait; throws to end it.
   virtual void check_interrupt(const WaitContext& /*wait*/) {}
   /// (optional) Called when the communicator has failed.
@@ -110,6 +117,7 @@ class PolledCommunicator : public Communicator {
     std::optional<Inquiry> inquiry{};
     std::optional<Ending> ending{};
     Clock::time_point last_watch = Clock::now();
+    OnceNotice notice{wait.on_wait, wait.notice_after};
   };
 
   void gather_quickly(const SharedBytes& send, const SharedBytes& recv,
@@ -125,6 +133,7 @@ class PolledCommunicator : public Communicator {
   void ask_about(int ended, Waiting& waiting);
   void report_ending(Waiting& waiting);
   void look_for_dead_processes(Waiting& waiting);
+  void tell_of_long_wait(Waiting& waiting) const;
   [[noreturn]] void throw_timeout(Waiting& waiting, std::chrono::nanoseconds waited);
   void handle(int sender, const ControlMessage& message, Waiting& waiting);
   void answer(int peer, const Waiting& waiting);

@@ -21,8 +21,12 @@ class WaitClock {
 
   /// The time waited, if over the deadline.
   std::optional<std::chrono::nanoseconds> expired(const Transfers& transfers) const;
+  /// The time left if there is no further progress.
+  std::chrono::nanoseconds left(const Transfers& transfers) const;
 
  private:
+  Clock::time_point end_if(bool all_arrived) const;
+
   const WaitContext& wait_;
   Clock::time_point begin_;
   Clock::time_point last_progress_;

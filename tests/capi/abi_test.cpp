@@ -28,8 +28,23 @@ TEST(CAbi, Output) {
   EXPECT_FIELD(crossdock_output, owner, 56);
 }
 
+TEST(CAbi, WaitNotice) {
+  EXPECT_SIZE(crossdock_wait_notice, 72);
+  EXPECT_FIELD(crossdock_wait_notice, struct_size, 0);
+  EXPECT_FIELD(crossdock_wait_notice, rank, 8);
+  EXPECT_FIELD(crossdock_wait_notice, size, 12);
+  EXPECT_FIELD(crossdock_wait_notice, awaited, 16);
+  EXPECT_FIELD(crossdock_wait_notice, num_awaited, 24);
+  EXPECT_FIELD(crossdock_wait_notice, padding, 28);
+  EXPECT_FIELD(crossdock_wait_notice, sequence, 32);
+  EXPECT_FIELD(crossdock_wait_notice, operation, 40);
+  EXPECT_FIELD(crossdock_wait_notice, waited_s, 48);
+  EXPECT_FIELD(crossdock_wait_notice, left_s, 56);
+  EXPECT_FIELD(crossdock_wait_notice, text, 64);
+}
+
 TEST(CAbi, GroupConfig) {
-  EXPECT_SIZE(crossdock_group_config, 64);
+  EXPECT_SIZE(crossdock_group_config, 96);
   EXPECT_FIELD(crossdock_group_config, struct_size, 0);
   EXPECT_FIELD(crossdock_group_config, arrival_deadline_s, 8);
   EXPECT_FIELD(crossdock_group_config, progress_deadline_s, 16);
@@ -39,10 +54,14 @@ TEST(CAbi, GroupConfig) {
   EXPECT_FIELD(crossdock_group_config, report_file, 48);
   EXPECT_FIELD(crossdock_group_config, num_threads, 56);
   EXPECT_FIELD(crossdock_group_config, ranks_per_node, 60);
+  EXPECT_FIELD(crossdock_group_config, on_wait, 64);
+  EXPECT_FIELD(crossdock_group_config, on_wait_context, 72);
+  EXPECT_FIELD(crossdock_group_config, notice_after_s, 80);
+  EXPECT_FIELD(crossdock_group_config, setup_notice_after_s, 88);
 }
 
 TEST(CAbi, BootstrapConfig) {
-  EXPECT_SIZE(crossdock_bootstrap_config, 48);
+  EXPECT_SIZE(crossdock_bootstrap_config, 72);
   EXPECT_FIELD(crossdock_bootstrap_config, struct_size, 0);
   EXPECT_FIELD(crossdock_bootstrap_config, address, 8);
   EXPECT_FIELD(crossdock_bootstrap_config, setup_deadline_s, 16);
@@ -50,6 +69,9 @@ TEST(CAbi, BootstrapConfig) {
   EXPECT_FIELD(crossdock_bootstrap_config, interrupt_context, 32);
   EXPECT_FIELD(crossdock_bootstrap_config, ranks_per_node, 40);
   EXPECT_FIELD(crossdock_bootstrap_config, padding, 44);
+  EXPECT_FIELD(crossdock_bootstrap_config, on_wait, 48);
+  EXPECT_FIELD(crossdock_bootstrap_config, on_wait_context, 56);
+  EXPECT_FIELD(crossdock_bootstrap_config, notice_after_s, 64);
 }
 
 TEST(CAbi, JoinArgs) {

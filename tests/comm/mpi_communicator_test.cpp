@@ -57,6 +57,32 @@ TEST(MpiWindow, BoundsTheRequestsInFlightWhateverIsSent) {
   }
 }
 
+/// Rank 0 is late until another rank has noticed, which it hears of in another communicator.
+TEST(MpiCommunicators, AnnounceALongWaitWhenTheyAreMade) {
+  if (world_size() < 2) GTEST_SKIP() << "needs another rank";
+  const auto other = make_mpi_communicator(MpiOptions{});
+  const int rank = other->rank();
+  char token = 0;
+  if (rank == 0) MPI_Recv(&token, 1, MPI_CHAR, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  std::vector<WaitNotice> notices;
+  const OnWait on_wait = [&](const WaitNotice& notice) {
+    notices.push_back(notice);
+    if (rank == 1) MPI_Send(&token, 1, MPI_CHAR, 0, 0, MPI_COMM_WORLD);
+  };
+  const auto made =
+      make_mpi_communicator(MpiOptions{.setup_deadline = kAmple,
+                                       .on_wait = on_wait,
+                                       .notice_after = std::chrono::milliseconds(100)});
+  if (rank == 1) {
+    ASSERT_EQ(notices.size(), 1U);
+    EXPECT_EQ(notices.front().rank, 1);
+    EXPECT_EQ(notices.front().size, world_size());
+    EXPECT_EQ(notices.front().operation, "set-up");
+    EXPECT_EQ(notices.front().text().find("rank 1 of "), 0U);
+  }
+  exchange(*made, 10);
+}
+
 TEST(MpiCommunicators, MayBeMadeOfTheCallersOwn) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

@@ -67,8 +67,10 @@ class ScriptedCommunicator final : public PolledCommunicator {
 
   ScriptedControl script;
   std::vector<Letter> last_letters;  // arrive after the regular poll, while peers are examined
+  std::optional<ControlMessage> left_refusal;
 
  protected:
+  std::optional<ControlMessage> refusal() const override { return left_refusal; }
   ControlChannel& control() override { return script; }
   std::unique_ptr<Transfers> start(ExchangeArgs /*args*/, Traffic& /*traffic*/) override {
     return std::make_unique<SilentTransfers>();
@@ -134,6 +136,17 @@ TEST(PolledCommunicator, BlamesTheFirstToFailNotARankThatLeftBecauseOfIt) {
   const Error error = failed_exchange(communicator);
   EXPECT_EQ(error.context().culprit, 3);
   EXPECT_THAT(error.what(), HasSubstr("rank 3 gave up: the device is gone"));
+}
+
+TEST(PolledCommunicator, BlamesWhatMadeAProcessGiveUpNotItsEnd) {
+  ChildProcess child;
+  auto processes = living_processes();
+  processes[2] = child.identity();
+  ScriptedCommunicator communicator(std::move(processes));
+  communicator.left_refusal = abort_of(3);
+  child.end();
+  EXPECT_THAT(failed_exchange(communicator).what(),
+              HasSubstr("rank 3 gave up: the device is gone"));
 }
 
 TEST(PolledCommunicator, ReadsTheLastMessagesOfAProcessThatHasEnded) {

@@ -92,6 +92,28 @@ def interrupted_in_set_up():
         sys.exit(3)
 
 
+def missing_in_set_up():
+    """Rank 2 does not take part."""
+    if RANK == 2:
+        return
+    try:
+        crossdock.Group.from_environment(setup_deadline=6)
+    except crossdock.Error as error:
+        print(error.code.name, error.culprit, error, flush=True)
+
+
+def refused_in_set_up():
+    """Rank 1 has an address that does not exist."""
+    try:
+        crossdock.Group.from_environment(address="nowhere" if RANK == 1 else None)
+    except crossdock.Error as error:
+        print(error, flush=True)
+
+
+def late_in_set_up():
+    crossdock.Group.from_environment(setup_notice_after=0.2).close()
+
+
 def handled():
     """The program's own handler replaces KeyboardInterrupt; the call then raises Error."""
     seen = []

@@ -21,6 +21,20 @@ def test_processes_meet_by_the_environment(processes):
     expect_success(processes(4, "environment").finish())
 
 
+def test_all_processes_name_the_one_that_is_missing(processes):
+    for rank, (_, output, errors) in enumerate(processes(3, "missing_in_set_up").finish()):
+        expected = f"TIMEOUT 2 rank {rank} of 3: waited 6 s for rank 2 to start" if rank != 2 else ""
+        assert output.startswith(expected) and errors == "", (rank, output, errors)
+
+
+def test_all_processes_learn_why_one_cannot_take_part(processes):
+    ended = processes(3, "refused_in_set_up").finish()
+    reason = ended[1][1]
+    assert "nowhere" in reason, ended
+    for rank in (0, 2):
+        assert ended[rank][1] == f"rank {rank} of 3: rank 1 gave up: {reason}", ended
+
+
 def test_processes_meet_by_blobs(processes, tmp_path):
     expect_success(processes(3, "blobs", str(tmp_path)).finish())
 

@@ -14,6 +14,21 @@ extern "C" {
 /// One rank's view of a group.
 typedef struct crossdock_group crossdock_group;
 
+/// A wait for other ranks that takes long. Valid until the callback returns.
+typedef struct crossdock_wait_notice {
+  size_t struct_size;
+  int32_t rank;            // the rank that waits
+  int32_t size;            // P
+  const int32_t* awaited;  // [num_awaited] the ranks it waits for, ascending
+  int32_t num_awaited;     // 0: not known
+  int32_t padding;         // 0
+  uint64_t sequence;       // number of the collective in its group; 0 in set-up
+  const char* operation;   // "dispatch", ...; "set-up" while a group is made
+  double waited_s;
+  double left_s;     // until the wait fails, unless there is progress
+  const char* text;  // the above in words, one line
+} crossdock_wait_notice;
+
 typedef struct crossdock_group_config {
   size_t struct_size;
   double arrival_deadline_s;   // for a peer to arrive; 0: CROSSDOCK_ARRIVAL_DEADLINE, else 600
@@ -25,6 +40,14 @@ typedef struct crossdock_group_config {
   const char* report_file;     // receives the recent events of a failure; NULL: CROSSDOCK_REPORT
   int32_t num_threads;         // threads that move and sum rows; 0: this rank's share of the cores
   int32_t ranks_per_node;      // threads and MPI, for tests: ranks per simulated node; 0: detected
+  /// (optional) Called once by a thread that has waited for other ranks for notice_after_s without
+  /// progress, for example to print the text: the library itself prints nothing. Must not use the
+  /// group.
+  void (*on_wait)(void* context, const crossdock_wait_notice* notice);
+  void* on_wait_context;        // argument of `on_wait`; must outlive the group, its subgroups and
+                                // the objects made with them
+  double notice_after_s;        // in a call; 0: 10
+  double setup_notice_after_s;  // MPI: while the group is made; 0: 3
 } crossdock_group_config;
 #define CROSSDOCK_GROUP_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_group_config) }
@@ -64,6 +87,10 @@ typedef struct crossdock_bootstrap_config {
                             // the objects made with them
   int32_t ranks_per_node;   // for tests: ranks per simulated node; 0: detected
   int32_t padding;          // 0
+  /// (optional) As in crossdock_group_config, while a group or a subgroup is made.
+  void (*on_wait)(void* context, const crossdock_wait_notice* notice);
+  void* on_wait_context;  // argument of `on_wait`; must live as long as interrupt_context
+  double notice_after_s;  // 0: 3
 } crossdock_bootstrap_config;
 #define CROSSDOCK_BOOTSTRAP_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_bootstrap_config) }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,12 +38,33 @@ struct SharedBytes {
   std::shared_ptr<const void> owner;
 };
 
+/// A wait for other ranks that takes long.
+struct CROSSDOCK_API WaitNotice {
+  int rank = 0;              // the rank that waits
+  int size = 1;              // P
+  std::vector<int> awaited;  // the ranks it waits for, ascending; empty: not known
+  std::string operation;     // "dispatch", ...; "set-up" while a communicator is made
+  uint64_t sequence = 0;     // number of the collective in its group; 0 in set-up
+  std::chrono::nanoseconds waited{};
+  std::chrono::nanoseconds left{};  // until the wait fails, unless there is progress
+
+  /// "rank 0 of 4: waiting for rank 3 in dispatch (call 12) for 10 s; gives up in 590 s"
+  std::string text() const;
+};
+
+/// Receives notices of long waits, for example to print them: the library itself prints nothing.
+/// Called by the waiting thread, at most once per wait. Exceptions are ignored. Must not use the
+/// group.
+using OnWait = std::function<void(const WaitNotice&)>;
+
 /// The operation that a wait belongs to, and how long it may take.
 struct WaitContext {
   const char* operation = "";           // a string literal, for messages
   uint64_t sequence = 0;                // number of the collective in its group
   std::chrono::nanoseconds arrival{};   // time for a peer to arrive at this operation
   std::chrono::nanoseconds progress{};  // time without any progress once data is moving
+  const OnWait* on_wait = nullptr;      // (optional) called after notice_after without progress
+  std::chrono::nanoseconds notice_after{};
 };
 
 /// Bytes and requests of a communicator since its creation.

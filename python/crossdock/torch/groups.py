@@ -77,7 +77,8 @@ def _connect(process_group: dist.ProcessGroup, options: Dict[str, Any]) -> cross
     bootstrap, failure, mine = None, None, None
     try:
         check_options(**options)
-        bootstrap = crossdock.Bootstrap(address, options.get("setup_deadline"), ranks_per_node)
+        of_setup = {name: options.get(name) for name in ("setup_deadline", "on_wait", "setup_notice_after")}
+        bootstrap = crossdock.Bootstrap(address, ranks_per_node=ranks_per_node, **of_setup)
         mine = bootstrap.blob
     except Exception as error:
         failure, mine = error, str(error)

@@ -25,4 +25,12 @@ void throw_abandoned_call(const std::string& what, std::chrono::nanoseconds wait
               {.culprit = -1, .sequence = 0, .operation = "set-up"});
 }
 
+WaitNotice notice_of_call(std::chrono::nanoseconds waited, std::chrono::nanoseconds deadline) {
+  WaitNotice notice{
+      .awaited = {}, .operation = "set-up", .waited = waited, .left = deadline - waited};
+  MPI_Comm_rank(MPI_COMM_WORLD, &notice.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &notice.size);
+  return notice;
+}
+
 }  // namespace crossdock::comm

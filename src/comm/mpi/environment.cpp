@@ -60,8 +60,8 @@ void initialize() {
     MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
     return copy;
   };
-  own_mpi.exit_communicator =
-      run_with_deadline(duplicate_world, "all processes to start", own_mpi.exit_deadline);
+  own_mpi.exit_communicator = run_with_deadline(duplicate_world, "all processes to start",
+                                                {.deadline = own_mpi.exit_deadline});
 }
 
 }  // namespace

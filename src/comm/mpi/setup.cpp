@@ -65,8 +65,9 @@ std::unique_ptr<Communicator> assemble(MpiParts parts, const MpiOptions& options
                                            options);
 }
 
-std::chrono::nanoseconds setup_deadline_of(const MpiOptions& options) {
-  return options.setup_deadline.value_or(default_arrival_deadline());
+CallLimits limits_of(const MpiOptions& options) {
+  return {.deadline = options.setup_deadline.value_or(default_arrival_deadline()),
+          .notice = OnceNotice(&options.on_wait, options.notice_after)};
 }
 
 // A communicator of these ranks of `communicator`. Called only by them.
@@ -100,7 +101,7 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOpti
                         const MPI_Comm data = duplicate(original);
                         return MpiParts{data, duplicate(data), find_members(data, ranks_per_node)};
                       },
-                      "all processes to make a communicator", setup_deadline_of(options)),
+                      "all processes to make a communicator", limits_of(options)),
                   options);
 }
 
@@ -109,17 +110,17 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm original, const MpiOpti
 std::unique_ptr<Communicator> make_subgroup(const MpiSubgroup& subgroup,
                                             const MpiOptions& options) {
   Members members = subset_of(subgroup.of, subgroup.ranks);
-  return assemble(run_with_deadline<MpiParts>(
-                      [parent = subgroup.parent,
-                       ranks = std::vector<int>(subgroup.ranks.begin(), subgroup.ranks.end()),
-                       members = std::move(members)] {
-                        free_closed_communicators();
-                        const MPI_Comm data = communicator_of(parent, ranks);
-                        return MpiParts{data, duplicate(data), members};
-                      },
-                      concat(subgroup.ranks.size(), " processes to make a subgroup"),
-                      setup_deadline_of(options)),
-                  options);
+  return assemble(
+      run_with_deadline<MpiParts>(
+          [parent = subgroup.parent,
+           ranks = std::vector<int>(subgroup.ranks.begin(), subgroup.ranks.end()),
+           members = std::move(members)] {
+            free_closed_communicators();
+            const MPI_Comm data = communicator_of(parent, ranks);
+            return MpiParts{data, duplicate(data), members};
+          },
+          concat(subgroup.ranks.size(), " processes to make a subgroup"), limits_of(options)),
+      options);
 }
 
 std::unique_ptr<Communicator> make_world_communicator(const MpiOptions& options) {

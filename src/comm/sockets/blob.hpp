@@ -14,7 +14,7 @@
 namespace crossdock::comm {
 
 /// Version of blobs, frames and shared memory: ranks with different versions refuse each other.
-inline constexpr uint32_t kSocketsVersion = 2;
+inline constexpr uint32_t kSocketsVersion = 3;
 
 /// Everything that other processes must know about a process to connect to it.
 struct SocketsBlob {

@@ -9,6 +9,7 @@
 #include "comm/sockets/blob.hpp"
 #include "comm/sockets/communicator.hpp"
 #include "comm/sockets/endpoint.hpp"
+#include "comm/sockets/late_flush.hpp"
 #include "comm/sockets/nodes.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
@@ -17,6 +18,8 @@
 namespace crossdock {
 namespace comm {
 namespace {
+
+constexpr std::string_view kWorld = "world";  // the channel of the communicator to be made
 
 void check_options(const SocketsOptions& options) {
   CROSSDOCK_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= kMaxPayloadBytes,
@@ -130,6 +133,19 @@ void broadcast_from_root(Communicator& star, std::vector<int>& values, const Wai
   values = *recv;
 }
 
+/// Tells the ranks that are past this part of the set-up, and wait for this one in the next, why it
+/// gives up: those of its node by its directory, the others by a message.
+void refuse_world(const std::shared_ptr<Endpoint>& endpoint, const Failure& failure) {
+  const SocketsWorld& world = endpoint->world();
+  const uint64_t channel = channel_named(world, kWorld);
+  const ControlMessage message = abort_message(failure);
+  endpoint->directory().refuse(channel, message);
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (rank != world.rank) endpoint->send_control(channel, rank, message);
+  }
+  flush_in_background(endpoint);
+}
+
 /// All ranks learn which of them share a node. Uses TCP through rank 0, and thus also finds out
 /// whether all ranks have arrived.
 Topology agree_on_nodes(const std::shared_ptr<Endpoint>& endpoint, const ReachablePeers& peers,
@@ -140,12 +156,21 @@ Topology agree_on_nodes(const std::shared_ptr<Endpoint>& endpoint, const Reachab
   args.says_goodbye = false;  // it would connect all ranks to each other
   SocketsCommunicator star({.topology = apart, .processes = processes_of(world)},
                            std::make_unique<Links>(std::move(args)), /*note=*/"");
-  const WaitContext wait{
-      .operation = "join", .sequence = 1, .arrival = deadline, .progress = deadline};
-  const auto rows = gather_at_root(star, peers.reaches, wait);
+  const WaitContext wait{.operation = "join",
+                         .sequence = 1,
+                         .arrival = deadline,
+                         .progress = deadline,
+                         .on_wait = &endpoint->options().on_wait,
+                         .notice_after = endpoint->options().notice_after};
   std::vector<int> nodes(world.blobs.size());
-  if (world.rank == 0) nodes = group_into_nodes(rows, world.size());
-  broadcast_from_root(star, nodes, wait);
+  try {
+    const auto rows = gather_at_root(star, peers.reaches, wait);
+    if (world.rank == 0) nodes = group_into_nodes(rows, world.size());
+    broadcast_from_root(star, nodes, wait);
+  } catch (const Error&) {
+    if (star.failure()) refuse_world(endpoint, *star.failure());
+    throw;
+  }
   Topology found = Topology::from_node_ids(nodes);
   const int ranks_per_node = endpoint->options().ranks_per_node;
   if (ranks_per_node == 0) return found;
@@ -164,7 +189,7 @@ std::unique_ptr<Communicator> join_world(const std::shared_ptr<Endpoint>& endpoi
   const auto deadline = endpoint->options().setup_deadline.value_or(default_arrival_deadline());
   ReachablePeers peers = find_reachable_peers(world);
   const Topology topology = agree_on_nodes(endpoint, peers, deadline);
-  Links::Args args = links_of_world(endpoint, "world", topology, deadline);
+  Links::Args args = links_of_world(endpoint, kWorld, topology, deadline);
   args.directories = std::move(peers.directories);
   auto communicator = std::make_unique<SocketsCommunicator>(
       Members{.topology = topology, .processes = processes_of(world)},

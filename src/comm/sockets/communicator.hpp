@@ -37,6 +37,7 @@ class SocketsCommunicator final : public PolledCommunicator {
   Transfers* start_gather(const GatherArgs& args) override;
   void pause(std::chrono::nanoseconds idle) override { links_->pause(idle); }
   std::optional<std::string> end_of(int peer) const override { return links_->end_of(peer); }
+  std::optional<ControlMessage> refusal() const override { return links_->refusal(); }
   void check_interrupt(const WaitContext& wait) override;
   void check_process() const;  // throws in a forked child
   bool is_open() const override { return endpoint().is_in_creator(); }

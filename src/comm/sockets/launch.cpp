@@ -4,6 +4,7 @@
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -125,19 +126,26 @@ std::unique_ptr<Communicator> make_sockets_communicator(const SocketsLaunch& lau
     const std::string local = comm::interface_towards(launch.master_address).host_text();
     options.address = local;
   }
-  const auto deadline = options.setup_deadline.value_or(comm::default_arrival_deadline());
-  const auto interrupt = options.interrupt;
-  SocketsBootstrap bootstrap(std::move(options));
-  const auto own = bootstrap.blob();
-  const auto blobs = comm::exchange_blobs({.host = launch.master_address,
-                                           .port = launch.master_port,
-                                           .key = comm::key_of(launch, num_made++),
-                                           .rank = launch.rank,
-                                           .size = launch.size,
-                                           .blob = {own.begin(), own.end()},
-                                           .deadline = deadline,
-                                           .interrupt = interrupt});
-  return bootstrap.join(blobs, launch.rank);
+  comm::StoreArgs store{
+      .host = launch.master_address,
+      .port = launch.master_port,
+      .key = comm::key_of(launch, num_made++),
+      .rank = launch.rank,
+      .size = launch.size,
+      .blob = {},
+      .deadline = options.setup_deadline.value_or(comm::default_arrival_deadline()),
+      .interrupt = options.interrupt,
+      .on_wait = options.on_wait,
+      .notice_after = options.notice_after};
+  std::optional<SocketsBootstrap> bootstrap;
+  try {
+    bootstrap.emplace(std::move(options));
+  } catch (const Error& error) {
+    comm::refuse_exchange(store, error);
+    throw;
+  }
+  store.blob.assign(bootstrap->blob().begin(), bootstrap->blob().end());
+  return bootstrap->join(comm::exchange_blobs(store), launch.rank);
 }
 
 std::unique_ptr<Communicator> make_sockets_communicator(SocketsOptions options) {

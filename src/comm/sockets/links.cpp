@@ -8,6 +8,7 @@
 
 #include "comm/futex.hpp"
 #include "comm/sockets/late_flush.hpp"
+#include "comm/wait_notice.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -22,12 +23,6 @@ constexpr microseconds kSpinTime{200};
 constexpr milliseconds kYieldTime{1};
 constexpr const char* kSetUp = "set-up";  // the operation in errors of the constructor
 constexpr milliseconds kNearSleep{20};    // unless woken earlier; then checks for dead processes
-
-/// A failure to arrive that only this rank knows about so far.
-struct NewFailure : std::exception {
-  explicit NewFailure(Failure found) : failure(std::move(found)) {}
-  Failure failure;
-};
 
 /// Cores that at least one of these processes may use.
 int num_cores(std::span<const pid_t> processes) {
@@ -63,7 +58,7 @@ Links::Links(Args args)
   if (near.size() < 2) return;
   try {
     share_memory(near);
-  } catch (const NewFailure& found) {
+  } catch (const MemberIsMissing& found) {
     give_up(found.failure);
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
@@ -109,8 +104,19 @@ void Links::share_memory(const std::vector<int>& near) {
     memory.directories.push_back(args_.directories[static_cast<size_t>(peer)].get());
     processes.push_back(memory.blobs.back()->process.pid);
   }
+  const SocketsOptions& options = endpoint().options();
+  OnceNotice notice(&options.on_wait, options.notice_after);
   memory.while_waiting = [&, begin = Clock::now()](int missing) {
-    check_arrival(near[static_cast<size_t>(missing)], begin);
+    const int peer = near[static_cast<size_t>(missing)];
+    check_arrival(peer, begin);
+    const auto waited = Clock::now() - begin;
+    if (!notice.is_due(waited)) return;
+    notice.say({.rank = rank(),
+                .size = size(),
+                .awaited = {peer},
+                .operation = kSetUp,
+                .waited = waited,
+                .left = args_.deadline - waited});
   };
   may_spin_ = std::ssize(near) <= num_cores(processes);
   memory_ = std::make_unique<NodeMemory>(memory, endpoint().directory());
@@ -118,15 +124,17 @@ void Links::share_memory(const std::vector<int>& near) {
   if (!has_far_) posts_ = std::make_unique<Posts>(*memory_);
 }
 
-// Throws if a rank of the node cannot do its part, or is late. Does not announce it: the rank may
-// have arrived and left since the last check (NodeMemory::open_members).
+// Throws if a rank of the node cannot do its part, or is late. Refusals come first: a rank that is
+// gone may have said why. Does not announce a missing rank: it may have arrived and left since the
+// last check (NodeMemory::open_members).
 void Links::check_arrival(int peer, Clock::time_point begin) const {
-  for (const auto& directory : args_.directories) {
-    const auto refusal = directory ? directory->refusal_of(args_.channel) : std::nullopt;
-    if (!refusal || !is_valid(*refusal, size())) continue;
-    throw to_error(failure_from(*refusal), rank(), size());
+  const auto failure = failure_to_arrive(peer, begin);
+  if (const auto known = refusal()) throw to_error(failure_from(*known), rank(), size());
+  if (failure) throw MemberIsMissing(*failure);
+  if (const auto& interrupt = endpoint().options().interrupt; interrupt && interrupt()) {
+    throw Error(ErrorCode::kCommunication,
+                concat("interrupted while waiting for rank ", peer, " to make the communicator"));
   }
-  if (auto failure = failure_to_arrive(peer, begin)) throw NewFailure(std::move(*failure));
 }
 
 std::optional<Failure> Links::failure_to_arrive(int peer, Clock::time_point begin) const {
@@ -138,17 +146,16 @@ std::optional<Failure> Links::failure_to_arrive(int peer, Clock::time_point begi
   if (args_.directories[static_cast<size_t>(peer)]->is_closed()) {
     return left_failure(peer, "it gave up", wait);
   }
-  if (const auto& interrupt = endpoint().options().interrupt; interrupt && interrupt()) {
-    return Failure{
-        .code = ErrorCode::kCommunication,
-        .culprit = rank(),
-        .reporter = rank(),
-        .sequence = 0,
-        .operation = kSetUp,
-        .text = concat("interrupted while waiting for rank ", peer, " to make the communicator")};
-  }
   if (Clock::now() < deadline_after(begin, args_.deadline)) return std::nullopt;
   return late_failure({.culprit = peer, .reporter = rank(), .waited = args_.deadline}, wait);
+}
+
+std::optional<ControlMessage> Links::refusal() const {
+  for (const auto& directory : args_.directories) {
+    const auto found = directory ? directory->refusal_of(args_.channel) : std::nullopt;
+    if (found && is_valid(*found, size())) return found;
+  }
+  return std::nullopt;
 }
 
 // Tells the other ranks that this one has failed to make its part of the communicator.

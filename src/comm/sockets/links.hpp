@@ -38,8 +38,8 @@ class Links final : public ControlChannel {
     bool says_goodbye = true;  // false: no rank will wait for one that has left
   };
   /// Opens the channel, and waits for the ranks of the node to do the same. Throws kTimeout or
-  /// kPeerFailed, with the culprit, if one does not. If a rank cannot do its part, the ranks of its
-  /// node throw its error here, and the other ranks in their first exchange.
+  /// kPeerFailed, with the culprit, if one does not. If a rank cannot do its part, the ranks that
+  /// still wait for it throw its error here, and the others in their first exchange.
   explicit Links(Args args);
   ~Links() override;
   Links(const Links&) = delete;
@@ -74,6 +74,9 @@ class Links final : public ControlChannel {
   void poll() const;
   /// Why nothing more will arrive from this peer, once everything that did arrive has been read.
   std::optional<std::string> end_of(int peer) const;
+
+  /// Why a near rank could not do its part of the communicator, if there is one.
+  std::optional<ControlMessage> refusal() const;
 
   /// Waits a little: nothing has moved for `idle`. Spins first if every rank of the node can have
   /// its own core, then sleeps until something happens, at most for a few milliseconds.

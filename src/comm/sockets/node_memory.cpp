@@ -62,11 +62,12 @@ NodeMemory::~NodeMemory() {
 
 void NodeMemory::open_members(const Args& args) {
   // A member may do its part and leave between this check and the check whether it is still there.
+  // Anything else, such as an interrupt, ends the wait even if the member is ready by now.
   const auto wait_until = [&](int member, const auto& is_ready) {
     while (!is_ready()) {
       try {
         args.while_waiting(member);
-      } catch (...) {
+      } catch (const MemberIsMissing&) {
         if (is_ready()) return;
         throw;
       }

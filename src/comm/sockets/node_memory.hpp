@@ -5,9 +5,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/control_message.hpp"
@@ -56,6 +58,12 @@ struct NodeFileHead {
   std::array<Post, 2> posts;                                             // by number % 2
 };
 
+/// A failure to arrive that only this rank knows about so far.
+struct MemberIsMissing : std::exception {
+  explicit MemberIsMissing(Failure found) : failure(std::move(found)) {}
+  Failure failure;
+};
+
 /// The memory files of the ranks of one node in one communicator, seen from one of them, and how
 /// these ranks sleep and wake each other. Members are numbered from 0 in the order of their ranks.
 class NodeMemory {
@@ -65,7 +73,8 @@ class NodeMemory {
     int self = 0;                             // this rank's number
     std::vector<const SocketsBlob*> blobs;    // of the members
     std::vector<PeerDirectory*> directories;  // of the members; null for this rank
-    /// Called every millisecond with the number of an awaited member; throws to give up.
+    /// Called every millisecond with the number of an awaited member; throws to give up:
+    /// MemberIsMissing if the member will not do its part, unless it has just done it.
     std::function<void(int missing)> while_waiting;
   };
   /// Makes this rank's file, opens those of the members and waits until every member has opened

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/deadlines.hpp"
+#include "comm/wait_notice.hpp"
 
 namespace crossdock::comm {
 
@@ -59,14 +60,35 @@ void ThreadBoard::await_all_posted(int rank, uint64_t n, const WaitContext& wait
     bell_.wake();
     return;
   }
-  const auto deadline = deadline_after(Clock::now(), wait.arrival);
-  for (bool is_late = false;; is_late = Clock::now() >= deadline) {
+  const auto begin = Clock::now();
+  const auto deadline = deadline_after(begin, wait.arrival);
+  OnceNotice notice(wait.on_wait, wait.notice_after);
+  for (auto now = begin;; now = Clock::now()) {
     const uint32_t seen = bell_.read();
     if (all_have_posted()) return;
+    const bool is_late = now >= deadline;
     const bool must_check = is_late || has_trouble_.load();
     if (must_check && check_exchange(rank, n, wait, is_late)) return;
-    bell_.wait(seen, deadline, all_have_posted);
+    if (notice.is_due(now - begin)) {
+      notice.say({.rank = rank,
+                  .size = size(),
+                  .awaited = missing_in(n),
+                  .operation = wait.operation,
+                  .sequence = wait.sequence,
+                  .waited = now - begin,
+                  .left = deadline - now});
+    }
+    bell_.wait(seen, std::min(deadline, deadline_after(begin, notice.due_after())),
+               all_have_posted);
   }
+}
+
+std::vector<int> ThreadBoard::missing_in(uint64_t n) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!has_posted(rank, n)) missing.push_back(rank);
+  }
+  return missing;
 }
 
 bool ThreadBoard::stop_before(int rank, uint64_t n) {

@@ -101,6 +101,7 @@ class ThreadBoard {
   Seat& seat_of(int rank) { return seats_[static_cast<size_t>(rank)]; }
   /// Also false if the seat has been stopped; check_exchange handles that.
   bool has_posted(int rank, uint64_t n);
+  std::vector<int> missing_in(uint64_t n);
   /// Stops the posting of a rank unless it has posted n. Returns whether it is stopped.
   bool stop_before(int rank, uint64_t n);
   /// Returns true if exchange n is complete, throws if it never will be: a rank has failed or left
