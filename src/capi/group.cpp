@@ -28,6 +28,7 @@ OnWait to_on_wait(void (*on_wait)(void* context, const crossdock_wait_notice* no
                   void* context) {
   if (on_wait == nullptr) return {};
   return [on_wait, context](const WaitNotice& notice) {
+    if (have_calls_ended()) return;
     const auto to_seconds = [](std::chrono::nanoseconds time) {
       return std::chrono::duration<double>(time).count();
     };
@@ -42,7 +43,7 @@ OnWait to_on_wait(void (*on_wait)(void* context, const crossdock_wait_notice* no
     given.waited_s = to_seconds(notice.waited);
     given.left_s = to_seconds(notice.left);
     given.text = text.c_str();
-    on_wait(context, &given);
+    call_back([&] { on_wait(context, &given); });
   };
 }
 
