@@ -5,11 +5,11 @@
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <string_view>
 
 #include "core/check.hpp"
 #include "core/descriptor.hpp"
+#include "core/environment.hpp"
 #include "core/utf8.hpp"
 #include "core/write_signals.hpp"
 
@@ -101,8 +101,7 @@ void append(const std::string& file, const std::string& text) {
 }  // namespace
 
 std::string default_report_file() {
-  const char* name = std::getenv("CROSSDOCK_REPORT");
-  return name != nullptr ? name : "";
+  return environment_variable("CROSSDOCK_REPORT");
 }
 
 void PeerEvents::describe(EventRecorder& recorder, RendezvousHeader& header) {

@@ -25,13 +25,13 @@ using testing::StartsWith;
 constexpr int kSize = 4;
 constexpr const char* kRun = "run --tokens 8 --steps 100000000";
 
-// Whether the process has made a group, so that it has joined the others.
-bool has_group(pid_t process) {
+// Whether the process has a memory file whose name begins with this.
+bool has_file(pid_t process, const std::string& name) {
   std::error_code ended;
   const std::filesystem::path folder = "/proc/" + std::to_string(process) + "/fd";
   for (const auto& entry : std::filesystem::directory_iterator(folder, ended)) {
     const std::string target = std::filesystem::read_symlink(entry.path(), ended).string();
-    if (target.find("crossdock-events") != std::string::npos) return true;
+    if (target.find(name) != std::string::npos) return true;
   }
   return false;
 }
@@ -41,12 +41,12 @@ std::string unique_word() {
   return "CROSSDOCK_TEST_JOB=failure." + std::to_string(getpid()) + "." + std::to_string(++number);
 }
 
-// Kills a rank of the job with this word once it has a group.
-void kill_rank(const std::string& word, int rank) {
+// Kills a rank of the job with this word once it has the file.
+void kill_rank(const std::string& word, int rank, const std::string& file) {
   std::vector<pid_t> found;
   EXPECT_TRUE(comes_true([&] {
     found = processes_with({word, "RANK=" + std::to_string(rank)});
-    return !found.empty() && has_group(found[0]);
+    return !found.empty() && has_file(found[0], file);
   }));
   if (!found.empty()) kill(found[0], SIGKILL);
 }
@@ -70,7 +70,7 @@ class InAJobOfTheCommand : public RankFailure {};
 
 TEST_P(InAJobOfTheCommand, IsSaidOnceByTheCommand) {
   RunningCommand command(word_, arguments_ + " --communicator sockets --ranks 4");
-  kill_rank(word_, victim_);
+  kill_rank(word_, victim_, "crossdock-mailboxes");
   const CommandResult result = command.wait();
   const std::string message = "rank " + std::to_string(victim_) + " was ended by signal 9 (Killed)";
   EXPECT_EQ(result.status, 1);
@@ -103,7 +103,7 @@ TEST_P(InAJobOfALauncher, IsSaidOnceByEverySurvivor) {
   for (int rank = 0; rank < kSize; ++rank) {
     ranks.push_back(std::make_unique<RunningCommand>(job + std::to_string(rank), arguments_));
   }
-  kill_rank(word_, victim_);
+  kill_rank(word_, victim_, "crossdock-window");  // in a call, after set-up
   const std::string cause = "rank " + std::to_string(victim_) + " left the group";
   for (int rank = 0; rank < kSize; ++rank) {
     const CommandResult result = ranks[static_cast<size_t>(rank)]->wait();

@@ -21,9 +21,11 @@ class StandardStreams : public testing::TestWithParam<const char*> {
   }
 
   static CommandResult run(const std::string& redirections) {
-    return run_program(std::string("timeout 100 sh -c '") + CROSSDOCK_COMMAND +
-                       " run --tokens 4 --steps 1 --ranks 2 --communicator " + GetParam() + " " +
-                       redirections + "'");
+    return run_program(
+        std::string("timeout 100 sh -c '") + CROSSDOCK_COMMAND +
+        " run --tokens 4 --width 8 --inner 8 --experts 4 --top-k 2 --steps 1 --ranks 2 "
+        "--communicator " +
+        GetParam() + " " + redirections + "'");
   }
 };
 
