@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, InAJobOfALauncher,
                          testing::Values(Victim{0, kRun}, Victim{2, kRun},
                                          Victim{0, "run --tokens 8 --steps 100000000 --json"},
                                          Victim{2, "run --tokens 8 --steps 100000000 --json"},
-                                         Victim{0, kBench}, Victim{0, "verify --strategy direct"},
+                                         Victim{0, "verify --strategy direct"},
                                          Victim{2, "verify --strategy direct"}));
 
 // A rank that cannot start its part, before there is a group.

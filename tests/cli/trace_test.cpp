@@ -168,9 +168,10 @@ TEST_F(TraceFile, IntoAPipeThatNobodyReadsIsAnError) {
   const CommandResult without_reader = run_program(run);
   EXPECT_EQ(without_reader.status, 1);
   EXPECT_THAT(without_reader.err, HasSubstr("no process has opened the pipe to read it"));
+  const std::string more_than_fits = run + " --steps 100";
   const CommandResult without_reading =
-      run_program("sh -c 'sleep 100 < " + path("pipe") + " & " + run + "; status=$?; kill $!; " +
-                  "exit $status'");
+      run_program("sh -c 'sleep 100 < " + path("pipe") + " & " + more_than_fits +
+                  "; status=$?; kill $!; exit $status'");
   EXPECT_EQ(without_reading.status, 1);
   EXPECT_THAT(without_reading.err, HasSubstr("does not read it"));
 }
