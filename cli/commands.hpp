@@ -8,12 +8,14 @@
 
 /// The commands. Each has a function that adds its options, which check that names are known and
 /// numbers in range, and one that runs it. The latter returns the exit status: 0, or 1 for a
-/// failure that it has reported. Status 2, for bad arguments, is returned by main.cpp.
+/// failure that it has reported. Other failures are exceptions, which main.cpp reports.
 namespace crossdock::cli {
 
 class Options;
 
-constexpr int kMaxRanks = 1024;  // limit on the ranks that a command starts
+constexpr int kFailure = 1;       // the exit status
+constexpr int kBadArguments = 2;  // the exit status; returned by main.cpp only
+constexpr int kMaxRanks = 1024;   // limit on the ranks that a command starts
 
 std::vector<std::string> model_names();
 

@@ -1,6 +1,6 @@
+#include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <exception>
 #include <iostream>
 
@@ -8,7 +8,9 @@
 #include "cli/json_writer.hpp"
 #include "cli/processes/launched_job.hpp"
 #include "cli/processes/parent_watch.hpp"
+#include "cli/processes/rank_failure.hpp"
 #include "cli/processes/rank_launcher.hpp"
+#include "cli/standard_streams.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/terminal.hpp"
 #include "crossdock/error.hpp"
@@ -16,7 +18,6 @@
 namespace crossdock::cli {
 namespace {
 
-constexpr int kBadArguments = 2;
 constexpr std::chrono::seconds kComplaintDeadline{10};
 
 // Commands that one process executes alone, even in a job of several.
@@ -74,35 +75,69 @@ int run(const CommandLine& line, const std::string& job, const std::string& name
   }
 }
 
+// What a report of a failure needs to know.
+struct Speaker {
+  std::string name = "crossdock";  // the program and its command
+  std::string job{};               // of which this process is a rank; empty: none
+  bool wants_json = false;
+};
+
+void print_failure(const Speaker& speaker, const std::string& message) {
+  std::cerr << wrap(speaker.name + ": " + message, message_width(), 2) << std::endl;
+}
+
+void report(const Speaker& speaker, const std::exception& failure) {
+  const std::string message = failure.what();
+  const bool is_rank = !speaker.job.empty();
+  const int rank = is_rank ? rank_in_job(speaker.job) : -1;
+  if (is_rank && is_rank_of_command()) {
+    const auto* error = dynamic_cast<const Error*>(&failure);
+    report_to_command({.rank = rank,
+                       .culprit = error != nullptr ? error->context().culprit : -1,
+                       .message = message});
+    return;
+  }
+  bool is_said = false;
+  if (speaker.wants_json && (!is_rank || rank == 0)) {
+    std::cout << error_json(message) << std::endl;
+    is_said = flush_output();
+  }
+  const std::string prefix = is_rank && rank >= 0 ? "rank " + std::to_string(rank) : "";
+  // Errors of a group begin with the rank.
+  const bool has_prefix = prefix.empty() || message.starts_with(prefix + " ");
+  if (!is_said || is_rank) print_failure(speaker, has_prefix ? message : prefix + ": " + message);
+}
+
+int run_as(Speaker& speaker, int argc, char** argv) {
+  const CommandLine line = read_command_line(argc, argv);
+  if (!line.command.empty()) speaker.name += " " + line.command;
+  speaker.wants_json = line.wants_json();
+  const std::string job = launched_communicator(communicators_named_in(line));
+  if (!is_for_one(line)) {
+    speaker.job = job;
+    const std::string note = note_on_environment(communicators_named_in(line));
+    if (!note.empty()) print_failure(speaker, note);
+  }
+  const int status = run(line, job, speaker.name);
+  if (flush_output()) return status;
+  print_failure(speaker, "cannot write to standard output");
+  return std::max(status, kFailure);
+}
+
 }  // namespace
 }  // namespace crossdock::cli
 
 int main(int argc, char** argv) {
+  crossdock::cli::open_missing_streams();
   if (crossdock::cli::is_rank_launcher(argc, argv)) return crossdock::cli::launch_ranks(argc, argv);
   // A file beyond its size limit (ulimit -f) is an error to report, not a signal.
   std::signal(SIGXFSZ, SIG_IGN);
   crossdock::cli::watch_parent();
-  std::string name = "crossdock";
-  bool wants_json = false;
+  crossdock::cli::Speaker speaker;
   try {
-    const crossdock::cli::CommandLine line = crossdock::cli::read_command_line(argc, argv);
-    const std::string job =
-        crossdock::cli::launched_communicator(crossdock::cli::communicators_named_in(line));
-    wants_json = line.wants_json() && job.empty();
-    if (!line.command.empty()) name += " " + line.command;
-    const int status = crossdock::cli::run(line, job, name);
-    if (status == 0 && (!std::cout.flush() || std::fflush(stdout) != 0)) {
-      std::fprintf(stderr, "%s: cannot write to standard output\n", name.c_str());
-      return 1;
-    }
-    return status;
-  } catch (const std::exception& error) {
-    if (wants_json) {
-      std::cout << crossdock::cli::error_json(error.what()) << std::endl;
-    } else {
-      const int width = crossdock::cli::message_width();
-      std::cerr << crossdock::cli::wrap(name + ": " + error.what(), width, 2) << std::endl;
-    }
-    return 1;
+    return crossdock::cli::run_as(speaker, argc, argv);
+  } catch (const std::exception& failure) {
+    crossdock::cli::report(speaker, failure);
+    return crossdock::cli::kFailure;
   }
 }

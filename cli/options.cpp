@@ -128,7 +128,12 @@ template void Options::number(const char*, std::optional<double>&, std::string);
 
 void Options::text(const char* name, const char* placeholder, std::string& value,
                    const std::string& words) {
-  command_.add_option(name, value, with_default(words, value))->option_text(placeholder);
+  const auto complaint = [](const std::string& given) -> std::string {
+    return given.empty() ? "must not be empty; leave the option out instead" : "";
+  };
+  command_.add_option(name, value, with_default(words, value))
+      ->check(CLI::Validator(complaint, "", ""))
+      ->option_text(placeholder);
 }
 
 void Options::choice(const char* name, std::string& value, const std::vector<std::string>& names,

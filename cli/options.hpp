@@ -30,7 +30,7 @@ class Options {
   /// double, or optional.
   template <typename Number>
   void number(const char* name, Number& value, std::string words);
-  /// Any text; help calls it `placeholder`.
+  /// Any text that is not empty; help calls it `placeholder`.
   void text(const char* name, const char* placeholder, std::string& value,
             const std::string& words);
   /// One of `names`. `fallback` describes the default if the value is empty.

@@ -1,15 +1,18 @@
 #include "cli/output_file.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "crossdock/error.hpp"
 
@@ -17,10 +20,13 @@ namespace crossdock::cli {
 namespace {
 
 constexpr mode_t kNewFileMode = 0666;
+constexpr std::chrono::milliseconds kPatience{10'000};  // with the reader of a pipe
 
 [[noreturn]] void throw_failure(const std::string& what, const std::string& file, int failure) {
-  throw Error(ErrorCode::kInvalidArgument,
-              "cannot write " + what + " to " + file + ": " + std::strerror(failure));
+  std::string reason = std::strerror(failure);
+  if (failure == ENXIO) reason = "no process has opened the pipe to read it";
+  if (failure == ETIMEDOUT) reason = "the process that has opened the pipe does not read it";
+  throw Error(ErrorCode::kInvalidArgument, "cannot write " + what + " to " + file + ": " + reason);
 }
 
 // Where the bytes go.
@@ -64,24 +70,42 @@ Target find_target(const std::string& file) {
           .mode = found.st_mode};
 }
 
-// Returns 0 or an errno.
+// Returns 0 or an errno: ETIMEDOUT if a pipe's reader has read nothing for a while.
 int write_all(int descriptor, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t count = write(descriptor, text.data() + done, text.size() - done);
-    if (count < 0 && errno != EINTR) return errno;
+    if (count < 0 && errno == EAGAIN) {
+      pollfd waiting{.fd = descriptor, .events = POLLOUT, .revents = 0};
+      if (poll(&waiting, 1, static_cast<int>(kPatience.count())) == 0) return ETIMEDOUT;
+    } else if (count < 0 && errno != EINTR) {
+      return errno;
+    }
     if (count > 0) done += static_cast<size_t>(count);
   }
   return 0;
 }
 
+// Opens it for writing. Waits a while for the reader of a pipe, who may start later than this
+// program: ENXIO if none comes. Returns -1 with errno if it fails.
+int open_target(const Target& target) {
+  // O_CREAT only for new files: it fails for a pipe of another user.
+  const int flags =
+      O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC | O_NONBLOCK | (target.exists ? 0 : O_CREAT);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  int descriptor = -1;
+  while ((descriptor = open(target.path.c_str(), flags, kNewFileMode)) < 0 && errno == ENXIO &&
+         S_ISFIFO(target.mode) && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return descriptor;
+}
+
 // A pipe without a reader is an error, not a signal.
 int write_in_place(const Target& target, const std::string& text) {
   // If this process's output is a regular file, a second descriptor would have its own position,
-  // and later output would overwrite the text. O_CREAT only for new files: it fails for a pipe of
-  // another user.
-  const int flags = O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC | (target.exists ? 0 : O_CREAT);
+  // and later output would overwrite the text.
   const bool is_output = target.output >= 0;
-  const int descriptor = is_output ? target.output : open(target.path.c_str(), flags, kNewFileMode);
+  const int descriptor = is_output ? target.output : open_target(target);
   if (descriptor < 0) return errno;
   const auto old_handler = std::signal(SIGPIPE, SIG_IGN);
   const int failure = write_all(descriptor, text);

@@ -67,9 +67,27 @@ BenchFormat format_of(const BenchArgs& args) {
   return args.format == "json" ? BenchFormat::kJson : BenchFormat::kTable;
 }
 
+// The scenarios of the device that these names and patterns select.
+std::vector<std::string> scenarios_on(const std::string& device,
+                                      const std::vector<std::string>& names) {
+  const bool on_gpu = device == "cuda";
+  std::vector<std::string> selected;
+  for (const std::string& name : names) {
+    const size_t num_before = selected.size();
+    for (const bench::Scenario& one : bench::find_scenarios({name})) {
+      if (one.runs_on_gpu() == on_gpu) selected.push_back(one.name);
+    }
+    if (selected.size() > num_before) continue;
+    throw ArgumentError("scenario " + name + " runs on " + (on_gpu ? "the CPU" : "GPUs") +
+                        ", but --device is " + device + "; give --device " +
+                        (on_gpu ? "cpu" : "cuda"));
+  }
+  return selected;
+}
+
 // Empty: the CPU's default scenarios. `sizes` other than the number of ranks make a scenario.
 std::vector<std::string> wanted_scenarios(const BenchArgs& args, const bench::Sizes& sizes) {
-  if (!args.scenarios.empty()) return args.scenarios;
+  if (!args.scenarios.empty()) return scenarios_on(args.device, args.scenarios);
   const bool on_gpu = args.device == "cuda";
   if (sizes.any_but_ranks()) return {on_gpu ? "custom-cuda" : "custom"};
   return on_gpu ? std::vector<std::string>{"h200-*"} : std::vector<std::string>{};
@@ -150,6 +168,8 @@ std::vector<std::string> arguments_of_ranks(const BenchArgs& args, const Case& o
                                    "--json",
                                    "--scenario",
                                    one.scenario.name,
+                                   "--device",
+                                   args.device,
                                    "--communicator",
                                    one.communicator,
                                    "--repeat",

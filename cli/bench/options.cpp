@@ -37,12 +37,14 @@ Examples:
 void add_options(Options& options, BenchArgs& args) {
   options.flag("--list", args.list, "List the scenarios");
   options.list("--scenario", args.scenarios,
-               "Names, or prefixes followed by * (default: those that --list marks with *)");
+               "Names, or prefixes followed by *, of scenarios on --device (default: on the CPU "
+               "those that --list marks with *)");
   options.list("--strategy", args.strategies, "Strategies, or anchor-mpi-pack (default: all)");
   options.choices("--communicator", args.communicators, {"threads", "mpi", "sockets"},
                   "Communicators", "threads, and on the CPU mpi if it works here");
-  options.choice("--device", args.device, {"cpu", "cuda"},
-                 "Device for your own sizes; without any, its scenarios run: the CPU's or h200-*");
+  options.choice(
+      "--device", args.device, {"cpu", "cuda"},
+      "Device of the scenarios, also of your own sizes; without either: h200-* with cuda");
   options.list("--tokens", args.tokens,
                "Tokens per rank. This and the sizes below replace those of --scenario; without it "
                "they make a scenario of their own");

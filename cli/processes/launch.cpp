@@ -11,10 +11,13 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <iostream>
 #include <thread>
 
+#include "cli/commands.hpp"
 #include "cli/machine.hpp"
 #include "cli/processes/parent_watch.hpp"
+#include "cli/processes/rank_failure.hpp"
 #include "cli/processes/rank_launcher.hpp"
 #include "cli/text/terminal.hpp"
 #include "crossdock/error.hpp"
@@ -25,6 +28,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPollMilliseconds = 200;
+constexpr int kSignalled =
+    128;  // and the signal's number: how a launcher shows that a signal ended a rank
 constexpr rlim_t kLargestFileOfMpirun = 4 << 20;  // a segment of PMIx
 
 // "NAME=value" entries, each name once.
@@ -80,21 +85,27 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   throw Error(ErrorCode::kCommunication, message);
 }
 
-// Ignored signals stay ignored across exec. This program ignores SIGXFSZ; others must not.
-void restore_signals() {
-  signal(SIGXFSZ, SIG_DFL);
-}
-
 volatile sig_atomic_t caught_signal = 0;
+volatile sig_atomic_t group_of_child = 0;  // 0: there is none
+
+// Ctrl-Z in the terminal does not reach the child, which has a process group of its own.
+void pause_with_child(int /*signal*/) {
+  const int error = errno;
+  if (group_of_child != 0) kill(-group_of_child, SIGSTOP);
+  raise(SIGSTOP);
+  if (group_of_child != 0) kill(-group_of_child, SIGCONT);
+  errno = error;
+}
 
 // While this object exists, signals to terminate this process are only recorded, so that it can end
 // its child first.
 class SignalCatcher {
  public:
   SignalCatcher() {
-    struct sigaction keep {};
-    keep.sa_handler = [](int signal) { caught_signal = signal; };
     for (size_t i = 0; i < kSignals.size(); ++i) {
+      struct sigaction keep {};
+      keep.sa_handler = [](int signal) { caught_signal = signal; };
+      if (kSignals[i] == SIGTSTP) keep.sa_handler = pause_with_child;
       sigaction(kSignals[i], nullptr, &old_[i]);
       if (old_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &keep, nullptr);
     }
@@ -106,7 +117,7 @@ class SignalCatcher {
   SignalCatcher& operator=(const SignalCatcher&) = delete;
 
  private:
-  static constexpr std::array kSignals = {SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+  static constexpr std::array kSignals = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
   std::array<struct sigaction, kSignals.size()> old_{};
 };
 
@@ -124,12 +135,18 @@ struct Start {
   // The launcher ends when this process does, for whatever reason, and then ends its ranks.
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != start.parent) _exit(EXIT_FAILURE);
+  // The signals of the terminal are for this program, which ends the launcher with one signal:
+  // mpirun would leave its files behind if it got a second one while it ends.
+  setpgid(0, 0);
+  signal(SIGTTOU, SIG_IGN);  // may print to the terminal
+  const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (nothing >= 0) dup2(nothing, STDIN_FILENO);  // must not read from the terminal
   dup2(start.output, STDOUT_FILENO);
   if (start.is_quiet) {
     const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
   }
-  restore_signals();
+  signal(SIGXFSZ, SIG_DFL);  // ignored by this program; others must not
   execve(start.command[0], start.command.data(), start.environment.data());
   _exit(kCannotStart);
 }
@@ -147,6 +164,10 @@ class Child {
                       .parent = getpid()};
     pid_ = fork();
     if (pid_ == 0) become_program(start);
+    if (pid_ > 0) {
+      setpgid(pid_, pid_);  // whichever of the two processes is first
+      group_of_child = pid_;
+    }
     close(ends[1]);
     output_ = ends[0];
     if (pid_ < 0) {
@@ -156,13 +177,14 @@ class Child {
   }
   ~Child() {
     close(output_);
+    group_of_child = 0;
     if (pid_ < 0) return;
     kill(pid_, SIGTERM);  // the launcher then ends its ranks
     for (int i = 0; i < 100; ++i) {
       if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    kill(pid_, SIGKILL);
+    kill(-pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
   Child(const Child&) = delete;
@@ -211,6 +233,7 @@ struct JobEnd {
   std::string launcher;
   int status;
   std::string output;
+  std::vector<RankFailure> failures{};
 };
 
 // mpirun of Open MPI hangs if it cannot write its own files.
@@ -267,7 +290,8 @@ JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
               /*is_quiet=*/has_a_death);
   std::string output;
   const Child::Reading reading = child.read_to_end(output, Clock::now() + job.limit);
-  if (reading == Child::Reading::kSignal) return {launcher.name, -1, ""};
+  if (reading == Child::Reading::kSignal)
+    return {.launcher = launcher.name, .status = -1, .output = ""};
   if (reading == Child::Reading::kDeadline) {
     throw Error(ErrorCode::kTimeout, launcher.name + ": " + std::to_string(job.ranks) +
                                          " ranks did not end within " +
@@ -275,22 +299,30 @@ JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
   }
   const int status = child.wait_for_end();
   if (status == kCannotStart && output.empty()) throw_failure("cannot start " + launcher.name);
-  return {launcher.name, status, std::move(output)};
+  return {.launcher = launcher.name, .status = status, .output = std::move(output)};
 }
 
 JobEnd run(const ProcessJob& job, bool has_a_death) {
   JobEnd end = run_or_be_interrupted(job, has_a_death);
   if (caught_signal != 0) raise(caught_signal);  // the job has ended; this process ends as asked
+  end.failures = take_reports(end.output);
   return end;
+}
+
+[[noreturn]] void throw_failure_of(const JobEnd& end) {
+  if (!end.failures.empty()) throw_failure(describe(end.failures));
+  if (end.status < 0) throw_failure(end.launcher + " was ended by a signal");
+  throw_failure(end.launcher + ": " +
+                (end.status > kSignalled
+                     ? "a rank " + describe_end(end.status - kSignalled)
+                     : "the ranks ended with status " + std::to_string(end.status)));
 }
 
 }  // namespace
 
 std::string run_processes(const ProcessJob& job) {
   JobEnd end = run(job, /*has_a_death=*/false);
-  if (end.status != 0) {
-    throw_failure(end.launcher + ": the ranks ended with status " + std::to_string(end.status));
-  }
+  if (end.status != 0) throw_failure_of(end);
   return std::move(end.output);
 }
 
@@ -298,12 +330,14 @@ std::string run_processes_with_a_death(const ProcessJob& job) {
   return run(job, /*has_a_death=*/true).output;
 }
 
-void continue_as_processes(const ProcessJob& job) {
-  Launcher launcher = launcher_of(job, /*has_a_death=*/false);
-  restore_signals();
-  execve(launcher.command[0].c_str(), pointers_to(launcher.command).data(),
-         pointers_to(launcher.environment.variables()).data());
-  throw_failure("cannot start " + launcher.name);
+int show_processes(const ProcessJob& job) {
+  const JobEnd end = run(job, /*has_a_death=*/false);
+  // The ranks have printed why, in their results or as a complaint about arguments.
+  const bool is_said =
+      end.status == kBadArguments || (end.status == kFailure && !end.output.empty());
+  if (!end.failures.empty() || (end.status != 0 && !is_said)) throw_failure_of(end);
+  std::cout << end.output << std::flush;
+  return end.status;
 }
 
 }  // namespace crossdock::cli

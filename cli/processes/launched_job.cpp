@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "cli/commands.hpp"
 #include "cli/text/wait_notice.hpp"
@@ -19,13 +20,18 @@ bool contains(const std::vector<std::string>& names, const char* name) {
   return std::ranges::find(names, name) != names.end();
 }
 
+bool is_set(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text != nullptr && *text != '\0';
+}
+
 // RANK without WORLD_SIZE is some other program's variable, unless sockets were requested. With
 // both, an invalid value is an error: otherwise every process of the job would run the whole job.
 bool sockets_are_launched(bool are_wanted) {
   try {
     return sockets_launch_from_environment().has_value();
   } catch (const Error&) {
-    if (are_wanted || std::getenv("WORLD_SIZE") != nullptr) throw;
+    if (are_wanted || is_set("WORLD_SIZE")) throw;
     return false;
   }
 }
@@ -64,6 +70,28 @@ std::string launched_communicator(const std::vector<std::string>& wanted) {
   if (wants_sockets && sockets_are_launched(true)) return "sockets";
   if (mpi_is_launched()) return "mpi";
   return wanted.empty() && sockets_are_launched(false) ? "sockets" : "";
+}
+
+int rank_in_job(const std::string& communicator) {
+  if (communicator == "sockets") {
+    const auto launch = sockets_launch_from_environment();
+    return launch ? launch->rank : -1;
+  }
+  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    if (is_set(variable)) return std::atoi(std::getenv(variable));
+  }
+  return -1;
+}
+
+std::string note_on_environment(const std::vector<std::string>& wanted) {
+  if (!wanted.empty() || !launched_communicator(wanted).empty()) return "";
+  for (const auto& [set, unset] : {std::pair{"RANK", "WORLD_SIZE"}, {"WORLD_SIZE", "RANK"}}) {
+    if (!is_set(set) || is_set(unset)) continue;
+    return std::string(set) + " is set but " + unset +
+           " is not, so this process is not a rank of a job; its ranks are threads "
+           "(--communicator threads says the same without this note)";
+  }
+  return "";
 }
 
 std::unique_ptr<Communicator> make_job_communicator(const std::string& communicator,

@@ -18,6 +18,13 @@ namespace crossdock::cli {
 /// not used if only others are.
 std::string launched_communicator(const std::vector<std::string>& wanted);
 
+/// The rank of this process in its job, as its launcher says; -1 if it does not say.
+int rank_in_job(const std::string& communicator);
+
+/// Says why this process is no rank although a variable of a launcher is set; empty if none is, or
+/// if the command line says what the ranks are.
+std::string note_on_environment(const std::vector<std::string>& wanted);
+
 struct JobOptions {
   int ranks_per_node = 0;   // 0: as the communicator reports
   int max_in_flight = 0;    // with mpi; 0: its default

@@ -5,9 +5,10 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <system_error>
 #include <thread>
+
+#include "cli/processes/rank_failure.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -33,7 +34,7 @@ constexpr std::chrono::milliseconds kPause{200};
 }  // namespace
 
 void watch_parent() {
-  if (std::getenv(kEndsWithParent) == nullptr) return;
+  if (!is_rank_of_command()) return;
   try {
     std::thread(end_with, getppid()).detach();
   } catch (const std::system_error&) {

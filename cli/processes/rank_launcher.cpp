@@ -13,6 +13,7 @@
 #include <ctime>
 
 #include "cli/processes/free_port.hpp"
+#include "cli/processes/rank_failure.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -36,6 +37,11 @@ sigset_t awaited_signals() {
 }
 
 class RankProcesses {
+  struct Process {
+    int rank;
+    pid_t pid;
+  };
+
  public:
   RankProcesses(int num_ranks, bool survives_deaths)
       : num_ranks_(num_ranks), survives_deaths_(survives_deaths) {}
@@ -64,7 +70,7 @@ class RankProcesses {
         }
         return false;
       }
-      running_.push_back(pid);
+      running_.push_back({.rank = rank, .pid = pid});
     }
     return true;
   }
@@ -92,7 +98,14 @@ class RankProcesses {
     int status = 0;
     pid_t ended = 0;
     while ((ended = waitpid(-1, &status, WNOHANG)) > 0) {
-      std::erase(running_, ended);
+      const auto rank = std::ranges::find(running_, ended, &Process::pid);
+      if (rank == running_.end()) continue;
+      // A rank that fails exits with status 1 or 2 and says why itself; nobody speaks for others.
+      const bool is_silent = !WIFEXITED(status) || WEXITSTATUS(status) > 2;
+      if (is_silent && !survives_deaths_ && !has_been_asked_) {
+        report_to_command({.rank = rank->rank, .has_died = true, .message = describe_end(status)});
+      }
+      running_.erase(rank);
       if (status == 0 || status_ != 0) continue;
       status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       if (!survives_deaths_ && end_at_ == kNever) end_at_ = Clock::now() + kEndTime;
@@ -108,12 +121,12 @@ class RankProcesses {
   }
 
   void send_all(int signal) const {
-    for (const pid_t pid : running_) kill(pid, signal);
+    for (const Process& one : running_) kill(one.pid, signal);
   }
 
   const int num_ranks_;
   const bool survives_deaths_;
-  std::vector<pid_t> running_;
+  std::vector<Process> running_;
   Clock::time_point end_at_ = kNever;
   bool has_been_asked_ = false;
   int status_ = 0;  // of the first rank that failed

@@ -4,14 +4,12 @@
 #include "bench/memory.hpp"
 #include "cli/commands.hpp"
 #include "cli/device/rank_device.hpp"
-#include "cli/json_writer.hpp"
 #include "cli/output_file.hpp"
 #include "cli/processes/launch.hpp"
 #include "cli/processes/launched_job.hpp"
 #include "cli/run/job.hpp"
 #include "cli/run/rank.hpp"
 #include "cli/run/report.hpp"
-#include "cli/text/layout.hpp"
 #include "cli/text/progress_line.hpp"
 #include "cli/text/terminal.hpp"
 #include "cli/text/wait_notice.hpp"
@@ -43,12 +41,14 @@ std::unique_ptr<Group> join_processes(const RunArgs& args) {
       GroupOptions{.recorded_events = kRecordedEvents, .on_wait = print_wait_notice});
 }
 
-[[noreturn]] void start_processes(const RunArgs& args, const RunJob& job) {
+int start_processes(const RunArgs& args, const RunJob& job) {
   if (job.communicator == "mpi" && !mpi_is_built()) {
     throw Error(ErrorCode::kUnsupported, "communicator mpi: this build has no MPI");
   }
-  continue_as_processes(
-      {.communicator = job.communicator, .ranks = job.num_ranks, .args = args.words});
+  return show_processes({.communicator = job.communicator,
+                         .ranks = job.num_ranks,
+                         .args = args.words,
+                         .limit = kNoLimit});
 }
 
 // Minimum memory of all ranks together: parameters and gradients; x, grad_out, out and scores of
@@ -68,54 +68,36 @@ double least_bytes(const RunJob& job) {
          ((job.with_backward ? 2 : 1) * parameters + of_tokens + of_rows);
 }
 
-int print(const RunArgs& args, const RunJob& job, const RunResult& result) {
+void print(const RunArgs& args, const RunJob& job, const RunResult& result) {
   if (args.json) {
     std::cout << to_json(job, result) << "\n" << std::flush;
   } else {
     std::cout << to_text(job, result, output_style()) << std::flush;
   }
-  return !result.check || result.check->passed ? 0 : 1;
-}
-
-void print_error(const RunArgs& args, const char* message) {
-  if (!args.json) {
-    std::cerr << wrap(std::string("crossdock run: ") + message, message_width()) << "\n";
-    return;
-  }
-  std::cout << error_json(message) << "\n" << std::flush;
 }
 
 }  // namespace
 
-int run_run(const RunArgs& args) {
+int run_run(const RunArgs& args) try {
   const std::unique_ptr<Group> processes = join_processes(args);
-  const bool prints = !processes || processes->rank() == 0;
-  try {
-    const RunJob job = make_job(args, processes ? &processes->communicator() : nullptr);
-    if (job.is_on_gpus()) prepare_gpus();
-    if (!processes) {
-      bench::check_memory("this layer", least_bytes(job), job.num_ranks);
-      if (!job.trace_file.empty()) check_output_file(kTrace, job.trace_file);
-      if (job.communicator != "threads") start_processes(args, job);
-    }
-    RunResult result;
-    {
-      const ProgressLine line;
-      const StepProgress progress = [&](const std::string& words) { line.show(words); };
-      result = processes ? run_rank(*processes, job, progress) : run_on_threads(job, progress);
-    }
-    if (prints) return print(args, job, result);
-    return !result.check || result.check->passed ? 0 : 1;
-  } catch (const ArgumentError&) {
-    throw;
-  } catch (const std::bad_alloc&) {
-    if (prints)
-      print_error(args, "there is not enough memory for this layer; choose a smaller one");
-    return 1;
-  } catch (const std::exception& error) {
-    if (prints) print_error(args, error.what());
-    return 1;
+  const RunJob job = make_job(args, processes ? &processes->communicator() : nullptr);
+  if (job.is_on_gpus()) prepare_gpus();
+  if (!processes) {
+    bench::check_memory("this layer", least_bytes(job), job.num_ranks);
+    if (!job.trace_file.empty()) check_output_file(kTrace, job.trace_file);
+    if (job.communicator != "threads") return start_processes(args, job);
   }
+  RunResult result;
+  {
+    const ProgressLine line;
+    const StepProgress progress = [&](const std::string& words) { line.show(words); };
+    result = processes ? run_rank(*processes, job, progress) : run_on_threads(job, progress);
+  }
+  if (!processes || processes->rank() == 0) print(args, job, result);
+  return !result.check || result.check->passed ? 0 : kFailure;
+} catch (const std::bad_alloc&) {
+  throw Error(ErrorCode::kCapacity,
+              "there is not enough memory for this layer; choose a smaller one");
 }
 
 }  // namespace crossdock::cli

@@ -137,6 +137,8 @@ int run_verify(const VerifyArgs& args) {
     std::cout << (args.json ? to_json(results) + "\n" : to_text(results, output_style()))
               << std::flush;
   }
+  // Rank 0 has printed why, if it could.
+  if (group && group->rank() != 0 && !args.always_zero) group->check();
   const bool passed = std::all_of(results.begin(), results.end(),
                                   [](const auto& result) { return result.passed(); });
   return passed || args.always_zero ? 0 : 1;

@@ -8,6 +8,7 @@
 #include "capi/callback_communicator.hpp"
 #include "capi/collective.hpp"
 #include "capi/group_options.hpp"
+#include "capi/running_calls.hpp"
 #include "capi/status.hpp"
 #include "capi/structs.hpp"
 #include "capi/tensors.hpp"

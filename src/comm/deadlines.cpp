@@ -1,10 +1,11 @@
 #include "comm/deadlines.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 
 #include "core/check.hpp"
+#include "core/environment.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -13,10 +14,12 @@ constexpr double kMaxSeconds = 1e9;  // over 30 years, far from overflow of the 
 
 std::chrono::nanoseconds seconds_from_environment(const char* variable, double otherwise) {
   double seconds = otherwise;
-  if (const char* text = std::getenv(variable)) {
-    char* end = nullptr;
-    seconds = std::strtod(text, &end);
-    CROSSDOCK_CHECK(end != text && *end == '\0' && std::isfinite(seconds) && seconds > 0, variable,
+  const std::string text = environment_variable(variable);
+  if (!text.empty()) {
+    const char* end = text.data() + text.size();
+    const auto [stop, failure] = std::from_chars(text.data(), end, seconds);
+    const bool is_number = failure == std::errc{} && stop == end && std::isfinite(seconds);
+    CROSSDOCK_CHECK(is_number && seconds > 0, variable,
                     " must be a positive number of seconds such as 600 or 2.5, got '", text, "'");
   }
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, kMaxSeconds) * 1e9));

@@ -5,10 +5,11 @@
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <string_view>
 
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
+#include "core/environment.hpp"
 #include "core/text.hpp"
 #include "core/write_signals.hpp"
 
@@ -91,18 +92,16 @@ void append(const std::string& file, const std::string& text) {
   // Non-blocking: a pipe without a reader must not delay a rank that has failed.
   constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   const WriteSignalBlock no_signals;
-  const int descriptor = open(file.c_str(), kFlags, 0644);
-  if (descriptor < 0) return;
+  const Descriptor opened(open(file.c_str(), kFlags, 0644));
+  if (!opened.is_open()) return;
   // One write, so lines appended by several ranks at once are not interleaved.
-  [[maybe_unused]] const ssize_t written = write(descriptor, text.data(), text.size());
-  close(descriptor);
+  [[maybe_unused]] const ssize_t written = write(opened.number(), text.data(), text.size());
 }
 
 }  // namespace
 
 std::string default_report_file() {
-  const char* name = std::getenv("CROSSDOCK_REPORT");
-  return name != nullptr ? name : "";
+  return environment_variable("CROSSDOCK_REPORT");
 }
 
 void PeerEvents::describe(EventRecorder& recorder, RendezvousHeader& header) {

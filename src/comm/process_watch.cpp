@@ -1,16 +1,26 @@
 #include "comm/process_watch.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <array>
 #include <sstream>
 #include <string>
 
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
 #include "core/hash.hpp"
 
 namespace crossdock::comm {
 namespace {
+
+// The beginning of a file of /proc; empty if it cannot be read.
+std::string read_proc_file(const std::string& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 1024> text{};
+  const ssize_t length = read(file.number(), text.data(), text.size());
+  return length > 0 ? std::string(text.data(), static_cast<size_t>(length)) : std::string();
+}
 
 struct ProcessStat {
   char state = 'X';  // 'X': no such process
@@ -18,12 +28,9 @@ struct ProcessStat {
 };
 
 // /proc/<pid>/stat: pid (name) state ... with the start time as field 22. The name may contain
-// anything, so fields are counted from the last parenthesis. If the process ends after its file was
-// opened, reading fails: getline, unlike an iterator, does not throw then.
+// anything, so fields are counted from the last parenthesis.
 ProcessStat read_stat(int32_t pid) {
-  std::ifstream file(concat("/proc/", pid, "/stat"));
-  std::string text;
-  std::getline(file, text, '\0');
+  const std::string text = read_proc_file(concat("/proc/", pid, "/stat"));
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return {};
   std::istringstream fields(text.substr(name_end + 1));
@@ -36,10 +43,8 @@ ProcessStat read_stat(int32_t pid) {
 }
 
 std::string read_boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot_id;
-  file >> boot_id;
-  return boot_id;
+  const std::string text = read_proc_file("/proc/sys/kernel/random/boot_id");
+  return text.substr(0, text.find('\n'));
 }
 
 std::string pid_namespace() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
 #include "core/sizes.hpp"
 #include "core/write_signals.hpp"
 
@@ -115,8 +116,8 @@ void WindowPool::allocate(Block& block, int64_t num_bytes) {
     return;
   }
   const bool is_new = block.mapping == nullptr;
-  const int descriptor =
-      is_new ? memfd_create("crossdock-window", MFD_CLOEXEC) : block.mapping->descriptor();
+  const int descriptor = is_new ? above_standard(memfd_create("crossdock-window", MFD_CLOEXEC))
+                                : block.mapping->descriptor();
   if (descriptor < 0) throw_errno("cannot make a memory file", "memfd_create must be allowed");
   const int failure =
       num_bytes > memory_of_this_machine() ? ENOMEM : reserve(descriptor, num_bytes);
@@ -199,7 +200,7 @@ std::byte* WindowPool::reach(int peer, const WindowHandle& handle) {
   if (!mapping) {
     const std::string path =
         concat("/proc/", handle.owner_process, "/fd/", handle.owner_descriptor);
-    const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    const int descriptor = above_standard(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (descriptor < 0) {
       const int error = errno;
       const bool lacks_resources = error == EMFILE || error == ENFILE || error == ENOMEM;

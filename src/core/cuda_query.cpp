@@ -1,4 +1,5 @@
 #include "core/build_info.hpp"
+#include "core/descriptor.hpp"
 #include "crossdock/cuda.hpp"
 
 #if CROSSDOCK_HAS_CUDA
@@ -16,6 +17,7 @@ bool cuda_is_built() {
 namespace {
 
 cudaError_t count_devices(int& count) noexcept {
+  const StandardDescriptorGuard guard;  // the driver opens devices
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) {
     count = 0;

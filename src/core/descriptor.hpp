@@ -6,11 +6,27 @@
 
 namespace crossdock {
 
-/// A file descriptor that is closed with its owner.
+/// Moves a descriptor that a system call has just returned to a number above those of standard
+/// input, output and error. If the program was started without these, what it prints would
+/// otherwise go into the descriptor. Returns the new number; -1, with errno, if the call failed or
+/// there is no free number.
+int above_standard(int number);
+
+/// While one exists, the numbers of standard input, output and error are in use: another library
+/// does not get them for what it opens.
+class StandardDescriptorGuard {
+ public:
+  StandardDescriptorGuard();
+  ~StandardDescriptorGuard();
+  StandardDescriptorGuard(const StandardDescriptorGuard&) = delete;
+  StandardDescriptorGuard& operator=(const StandardDescriptorGuard&) = delete;
+};
+
+/// A file descriptor above those of standard input, output and error, closed with its owner.
 class Descriptor {
  public:
   Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
+  explicit Descriptor(int number) : number_(above_standard(number)) {}
   ~Descriptor() {
     if (number_ >= 0) ::close(number_);
   }

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
 #include "core/write_signals.hpp"
 
 namespace crossdock::detail {
@@ -44,7 +45,7 @@ struct EventRing::Memory {
 };
 
 EventRing::EventRing(int64_t capacity, bool is_shared)
-    : descriptor_(is_shared ? memfd_create("crossdock-events", MFD_CLOEXEC) : -1),
+    : descriptor_(is_shared ? above_standard(memfd_create("crossdock-events", MFD_CLOEXEC)) : -1),
       memory_(nullptr),
       num_bytes_(Memory::bytes(capacity)) {
   static_assert(std::is_trivially_copyable_v<Event>, "events are read by other processes");
@@ -66,7 +67,7 @@ EventRing::EventRing(int descriptor, Memory* memory, size_t num_bytes)
 
 std::unique_ptr<EventRing> EventRing::open(int process, int descriptor) {
   const std::string path = concat("/proc/", process, "/fd/", descriptor);
-  const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int own = above_standard(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (own < 0) return nullptr;
   struct stat file {};
   const bool is_ring = fstat(own, &file) == 0 && file.st_size >= static_cast<off_t>(sizeof(Memory));

@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
 
 namespace crossdock {
 
 OpenedLibrary::OpenedLibrary(std::string file, Symbols symbols) : file_(std::move(file)) {
+  const StandardDescriptorGuard guard;
   handle_ =
       dlopen(file_.c_str(), RTLD_NOW | (symbols == Symbols::kGlobal ? RTLD_GLOBAL : RTLD_LOCAL));
   if (handle_ != nullptr) return;

@@ -1,7 +1,7 @@
 #include "crossdock/thread_pool.hpp"
 
+#include <charconv>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/environment.hpp"
 #include "core/process_state.hpp"
 #include "core/threading.hpp"
 
@@ -20,13 +21,14 @@ namespace {
 constexpr int kMaxThreads = 4096;
 
 int num_threads_from_environment() {
-  const char* text = std::getenv("CROSSDOCK_THREADS");
-  if (text == nullptr || *text == '\0') return 0;
-  char* end = nullptr;
-  const int64_t value = std::strtoll(text, &end, 10);
-  CROSSDOCK_CHECK(*end == '\0' && value >= 1 && value <= 4096,
+  const std::string text = environment_variable("CROSSDOCK_THREADS");
+  if (text.empty()) return 0;
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, failure] = std::from_chars(text.data(), end, value);
+  CROSSDOCK_CHECK(failure == std::errc{} && stop == end && value >= 1 && value <= 4096,
                   "CROSSDOCK_THREADS must be a number from 1 to 4096, got \"", text, "\"");
-  return static_cast<int>(value);
+  return value;
 }
 
 // One parallel_for; lives on its caller's stack until all started bodies have ended.

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
+#include <string>
 
 #include "cli/command.hpp"
 #include "crossdock/cuda.hpp"
@@ -271,6 +273,28 @@ TEST(BenchSweep, RefusesBadSizes) {
   });
 }
 
+TEST(Bench, RefusesScenariosOfTheOtherDevice) {
+  expect_bad_arguments({
+      {"bench --device cuda --scenario layer-overlap",
+       "scenario layer-overlap runs on the CPU, but --device is cuda; give --device cpu"},
+      {"bench --device cuda --scenario 'grouped-*,cpu-*'", "scenario cpu-* runs on the CPU"},
+      {"bench --scenario h200-decode",
+       "scenario h200-decode runs on GPUs, but --device is cpu; give --device cuda"},
+      {"bench --device cpu --scenario 'grouped-*'", "scenario grouped-* runs on GPUs"},
+  });
+}
+
+// layer-overlap is a scenario on the CPU, layer-qwen3 one on GPUs.
+TEST(Bench, PatternsSelectScenariosOfTheDevice) {
+  const CommandResult on_cpu = run_command(
+      "bench --scenario 'layer*' --tokens 8 --width 16 --experts 4 --top-k 2 "
+      "--ranks 2 --strategy direct --communicator threads --repeat 1 --warm-up 0 --json");
+  EXPECT_EQ(on_cpu.status, 0) << on_cpu.err;
+  std::set<std::string> names;
+  for (const json& one : json::parse(on_cpu.out)) names.insert(one.at("scenario"));
+  EXPECT_THAT(names, testing::ElementsAre("layer", "layer-overlap"));
+}
+
 TEST(Bench, ReportsWhatItDoesNotKnow) {
   expect_bad_arguments({
       {"bench --scenario cpu-huge", "scenario must be one of"},
@@ -278,7 +302,8 @@ TEST(Bench, ReportsWhatItDoesNotKnow) {
       {"bench --communicator pigeons", "communicator must be one of"},
       {"bench --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"bench --scenario decode --max-sms 8", "no selected scenario runs on one"},
-      {"bench --scenario layer-qwen3 --communicator sockets", "has one rank, a thread"},
+      {"bench --device cuda --scenario layer-qwen3 --communicator sockets",
+       "has one rank, a thread"},
       {"bench --scenario decode --copies per_rank", "no selected scenario runs on one"},
       {"bench --scenario h200-decode --copies one", "must be one of auto, per_route, per_rank"},
       {"bench --max-in-flight 1", "--max-in-flight must be at least 2, got 1"},

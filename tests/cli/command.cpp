@@ -10,15 +10,12 @@
 #include <iterator>
 
 namespace crossdock::cli {
-namespace {
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   EXPECT_TRUE(file) << path;
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
-
-}  // namespace
 
 CommandResult run_program(const std::string& program, const std::string& input) {
   const std::string base = testing::TempDir() + "crossdock_cli_" + std::to_string(getpid());

@@ -23,6 +23,9 @@ CommandResult run_program(const std::string& line, const std::string& input = ""
 /// the given words on standard error.
 void expect_bad_arguments(const std::vector<std::pair<std::string, std::string>>& known);
 
+/// The bytes of a file, which must exist.
+std::string read_file(const std::string& path);
+
 /// The text of a file of the project, by its path from the root.
 std::string read_project_file(const std::string& path);
 

@@ -76,6 +76,23 @@ TEST(Command, SaysThatAnOptionWasGivenTwice) {
   });
 }
 
+// An empty variable counts as not set.
+TEST(Command, ReadsVariablesStrictly) {
+  const std::string run =
+      " " CROSSDOCK_COMMAND
+      " run --width 8 --inner 8 --experts 4 --top-k 2 --ranks 2 --tokens 4 --steps 1 --no-check";
+  for (const char* variable :
+       {"CROSSDOCK_ARRIVAL_DEADLINE", "CROSSDOCK_PROGRESS_DEADLINE", "CROSSDOCK_THREADS"}) {
+    const std::string name = std::string("env ") + variable + "=";
+    EXPECT_EQ(run_program(name + run).status, 0) << variable;
+    for (const char* value : {"0x10", "\" 5\"", "+5"}) {
+      const CommandResult result = run_program(name + value + run);
+      EXPECT_EQ(result.status, 1) << variable << "=" << value;
+      EXPECT_THAT(result.err, HasSubstr(variable));
+    }
+  }
+}
+
 TEST(Command, FailsWhereItsOutputCannotBeWritten) {
   const std::vector<std::string> known = {
       "--help",

@@ -6,45 +6,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <thread>
-#include <vector>
+#include <string>
 
 #include "cli/command.hpp"
+#include "cli/job_processes.hpp"
 #include "crossdock/mpi.hpp"
 
 namespace crossdock::cli {
 namespace {
 
 using testing::HasSubstr;
-
-// Processes, except zombies, with this word in their environment, which all processes of a job
-// inherit.
-std::vector<pid_t> processes_with(const std::string& word) {
-  std::vector<pid_t> found;
-  std::error_code ended;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ended)) {
-    std::ifstream file(entry.path() / "environ");
-    const std::string environment(std::istreambuf_iterator<char>(file), {});
-    if (environment.find(word) == std::string::npos) continue;
-    found.push_back(std::stoi(entry.path().filename().string()));
-  }
-  return found;
-}
-
-template <typename Condition>
-bool comes_true(const Condition& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
-  return true;
-}
 
 struct LongJob {
   const char* arguments;
@@ -60,10 +33,10 @@ void PrintTo(const LongJob& job, std::ostream* out) {  // NOLINT(readability-ide
 class EndOfJob : public testing::TestWithParam<LongJob> {
  protected:
   ~EndOfJob() override {
-    for (const pid_t left : processes_with(word)) kill(left, SIGKILL);
+    for (const pid_t left : processes_with({word})) kill(left, SIGKILL);
   }
 
-  int num_processes() const { return static_cast<int>(processes_with(word).size()); }
+  int num_processes() const { return static_cast<int>(processes_with({word}).size()); }
 
   // Starts the command with the word in its environment.
   pid_t start(const std::string& arguments) const {
@@ -101,6 +74,7 @@ constexpr const char* kBench =
 constexpr const char* kSocketsBench =
     "bench --scenario decode --strategy alltoall --communicator sockets --ranks 2 --repeat "
     "100000000";
+constexpr const char* kRun = "run --tokens 8 --communicator mpi --ranks 2 --steps 100000000";
 constexpr const char* kFaults =
     "verify --faults --communicator mpi --strategy direct --case stalls";
 
@@ -108,7 +82,8 @@ INSTANTIATE_TEST_SUITE_P(Commands, EndOfJob,
                          testing::Values(LongJob{kBench, 4, SIGKILL}, LongJob{kBench, 4, SIGTERM},
                                          LongJob{kFaults, 6, SIGKILL}, LongJob{kFaults, 6, SIGINT},
                                          LongJob{kSocketsBench, 4, SIGKILL},
-                                         LongJob{kSocketsBench, 4, SIGTERM}));
+                                         LongJob{kSocketsBench, 4, SIGTERM},
+                                         LongJob{kRun, 4, SIGKILL}, LongJob{kRun, 4, SIGTERM}));
 
 TEST(Launcher, ADirectoryNamedMpirunIsNotTheProgram) {
   if (!mpi_is_built()) GTEST_SKIP() << "built without MPI";

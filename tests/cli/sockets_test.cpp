@@ -169,9 +169,16 @@ TEST(SocketsJob, RefusesDifferentArgumentsOfItsProcesses) {
 }
 
 TEST(SocketsJob, AnEnvironmentThatNamesARankInPartIsNoJob) {
-  EXPECT_EQ(run_program("env -u WORLD_SIZE RANK=3 " CROSSDOCK_COMMAND " " + std::string(kSmallRun))
-                .status,
-            0);
+  const std::string run = CROSSDOCK_COMMAND " " + std::string(kSmallRun);
+  for (const auto& [variables, words] :
+       {std::pair{"env -u WORLD_SIZE RANK=3 ", "RANK is set but WORLD_SIZE is not"},
+        {"env RANK=3 WORLD_SIZE= ", "RANK is set but WORLD_SIZE is not"},
+        {"env -u RANK WORLD_SIZE=4 ", "WORLD_SIZE is set but RANK is not"}}) {
+    const CommandResult alone = run_program(variables + run);
+    EXPECT_EQ(alone.status, 0) << variables;
+    EXPECT_THAT(alone.err, HasSubstr(words)) << variables;
+    EXPECT_THAT(run_program(variables + run + "--communicator threads").err, IsEmpty());
+  }
   const CommandResult wanted =
       run_program("env -u WORLD_SIZE RANK=3 " CROSSDOCK_COMMAND " run --communicator sockets");
   EXPECT_EQ(wanted.status, 1);

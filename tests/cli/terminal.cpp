@@ -69,10 +69,15 @@ class Emulator {
 };
 
 // Reads all output until the program closes the terminal; returns false past the time limit.
-bool read_all(int terminal, std::string& bytes) {
+bool read_all(int terminal, std::function<std::string()>& typing, std::string& bytes) {
   const auto end = std::chrono::steady_clock::now() + kLimit;
   std::array<char, 4096> piece{};
   while (std::chrono::steady_clock::now() < end) {
+    const std::string typed = typing ? typing() : "";
+    if (!typed.empty()) {
+      typing = nullptr;
+      if (write(terminal, typed.data(), typed.size()) < 0) return false;
+    }
     pollfd waiting{.fd = terminal, .events = POLLIN, .revents = 0};
     if (poll(&waiting, 1, 100) <= 0) continue;
     const ssize_t count = read(terminal, piece.data(), piece.size());
@@ -90,7 +95,7 @@ std::string Screen::text() const {
   return all;
 }
 
-Screen run_in_terminal(const std::string& line, int columns) {
+Screen run_in_terminal(const std::string& line, int columns, std::function<std::string()> typing) {
   winsize size{};
   size.ws_col = static_cast<unsigned short>(columns);
   size.ws_row = 24;
@@ -102,11 +107,12 @@ Screen run_in_terminal(const std::string& line, int columns) {
   }
   Screen screen;
   if (pid < 0) return screen;
-  if (!read_all(terminal, screen.bytes)) kill(-pid, SIGKILL);  // forkpty made a session
+  if (!read_all(terminal, typing, screen.bytes)) kill(-pid, SIGKILL);  // forkpty made a session
   close(terminal);
   int status = 0;
   waitpid(pid, &status, 0);
   screen.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  screen.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   Emulator(columns, screen).show(screen.bytes);
   return screen;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@ namespace crossdock::cli {
 /// A terminal after a program has run in it.
 struct Screen {
   int status = -1;                 // exit status; -1 if a signal ended it
+  int signal = 0;                  // the signal that ended it
   std::string bytes;               // as written
   std::vector<std::string> lines;  // as left on the screen, without colours
   bool has_wrapped = false;        // a line was longer than the terminal is wide
@@ -16,7 +18,9 @@ struct Screen {
 };
 
 /// Runs a command line, as a shell reads it, with a pseudo terminal of this width as its standard
-/// input, output and error. Ends it after two minutes.
-Screen run_in_terminal(const std::string& line, int columns);
+/// input, output and error. Ends it after two minutes. `typing`, if given, is called repeatedly
+/// until it returns a text, which is then typed.
+Screen run_in_terminal(const std::string& line, int columns,
+                       std::function<std::string()> typing = nullptr);
 
 }  // namespace crossdock::cli

@@ -162,6 +162,24 @@ TEST_F(TraceFile, IsWrittenIntoAPipe) {
   EXPECT_TRUE(is_trace(path("read"))) << result.err;
 }
 
+TEST_F(TraceFile, IntoAPipeThatNobodyReadsIsAnError) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  const std::string run = "timeout 100 " CROSSDOCK_COMMAND " " + run_to(path("pipe"));
+  const CommandResult without_reader = run_program(run);
+  EXPECT_EQ(without_reader.status, 1);
+  EXPECT_THAT(without_reader.err, HasSubstr("no process has opened the pipe to read it"));
+  const std::string more_than_fits = run + " --steps 100";
+  const CommandResult without_reading =
+      run_program("sh -c 'sleep 100 < " + path("pipe") + " & " + more_than_fits +
+                  "; status=$?; kill $!; exit $status'");
+  EXPECT_EQ(without_reading.status, 1);
+  EXPECT_THAT(without_reading.err, HasSubstr("does not read it"));
+}
+
+TEST_F(TraceFile, MustHaveAName) {
+  expect_bad_arguments({{"run --trace \"\"", "--trace must not be empty"}});
+}
+
 TEST_F(TraceFile, LeavesADeviceADevice) {
   const std::string device = path("null");  // not the real /dev/null, which a bug would destroy
   if (mknod(device.c_str(), S_IFCHR | 0666, makedev(1, 3)) != 0 ||

@@ -47,11 +47,18 @@ TEST(Deadlines, ComeFromTheEnvironment) {
   });
 }
 
+TEST(Deadlines, IgnoreEmptyVariables) {
+  const Variable arrival("CROSSDOCK_ARRIVAL_DEADLINE", "");
+  EXPECT_EQ(default_arrival_deadline(), seconds(600));
+}
+
 TEST(Deadlines, MustBePositiveNumbers) {
   EXPECT_EQ(message_for("soon"),
             "CROSSDOCK_ARRIVAL_DEADLINE must be a positive number of seconds such as 600 or 2.5, "
             "got 'soon'");
-  for (const char* value : {"", "0", "-1", "5 s", "nan", "inf"}) EXPECT_NE(message_for(value), "");
+  for (const char* value : {"0", "-1", "5 s", " 5", "5 ", "0x10", "+5", "nan", "inf"}) {
+    EXPECT_NE(message_for(value), "") << value;
+  }
 }
 
 TEST(Deadlines, OfAGroupMustBePositive) {

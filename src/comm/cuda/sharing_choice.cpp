@@ -1,6 +1,5 @@
 #include "comm/cuda/sharing_choice.hpp"
 
-#include <cstdlib>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -8,6 +7,7 @@
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
+#include "core/environment.hpp"
 #include "core/packed_items.hpp"
 
 namespace crossdock::cuda {
@@ -21,8 +21,8 @@ struct Setting {
 };
 
 Setting read_setting(const SharingArgs& args) {
-  const char* text = std::getenv(kSharingVariable);
-  const std::string_view given = text == nullptr ? "auto" : text;
+  const std::string text = environment_variable(kSharingVariable);
+  const std::string_view given = text.empty() ? "auto" : std::string_view(text);
   const bool is_known = given == "auto" || given == "fd" || given == "fabric" || given == "ipc";
   CROSSDOCK_CHECK(is_known, kSharingVariable, " must be auto, fd, fabric or ipc, got '", given,
                   "'");

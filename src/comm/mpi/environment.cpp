@@ -13,6 +13,7 @@
 #include "comm/mpi/blocking_call.hpp"
 #include "comm/mpi/closing.hpp"
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -52,6 +53,7 @@ void initialize() {
   own_mpi.exit_deadline = default_arrival_deadline();
   own_mpi.exit_deadline_after_failure = default_progress_deadline();
   int provided = 0;
+  const StandardDescriptorGuard guard;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   std::atexit(finalize_at_exit);
   const std::function<MPI_Comm()> duplicate_world = [] {

@@ -1,5 +1,4 @@
-#include <cstdlib>
-
+#include "core/environment.hpp"
 #include "crossdock/mpi.hpp"
 
 namespace crossdock {
@@ -7,7 +6,7 @@ namespace crossdock {
 bool mpi_is_launched() {
   // Open MPI; PMIx (prte, Slurm); PMI-1/2 (MPICH, Intel MPI, Slurm).
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
-    if (std::getenv(variable) != nullptr) return true;
+    if (!environment_variable(variable).empty()) return true;
   }
   return false;
 }

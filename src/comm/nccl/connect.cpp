@@ -10,6 +10,7 @@
 #include "comm/deadlines.hpp"
 #include "comm/nccl_slot.hpp"
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -46,6 +47,7 @@ ncclUniqueId agree_on_id(Group& group, const NcclLibrary& library) {
   ncclUniqueId id{};
   std::optional<Error> refusal;
   if (group.rank() == 0) {
+    const StandardDescriptorGuard guard;  // NCCL listens
     refusal =
         refusal_of([&] { check_nccl(library, library.get_unique_id(&id), "ncclGetUniqueId"); });
   }
@@ -94,6 +96,7 @@ void await_connection(Group& group, const std::shared_ptr<NcclCommunicator>& com
 std::shared_ptr<NcclCommunicator> make_communicator(Group& group,
                                                     const NcclConnection& connection) {
   const ncclUniqueId id = agree_on_id(group, connection.library);
+  const StandardDescriptorGuard guard;
   std::shared_ptr<NcclCommunicator> made;
   const std::optional<Error> refusal = refusal_of([&] {
     made = std::make_shared<NcclCommunicator>(

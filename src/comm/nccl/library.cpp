@@ -1,8 +1,7 @@
 #include "comm/nccl/library.hpp"
 
-#include <cstdlib>
-
 #include "core/check.hpp"
+#include "core/environment.hpp"
 #include "core/opened_library.hpp"
 
 namespace crossdock::cuda {
@@ -59,8 +58,8 @@ NcclLibrary open_nccl(const std::string& file) {
 
 const NcclLibrary& nccl_library() {
   static const NcclLibrary kLibrary = [] {
-    const char* file = std::getenv(kVariable);
-    return open_nccl(file != nullptr ? file : "libnccl.so.2");
+    const std::string file = environment_variable(kVariable);
+    return open_nccl(!file.empty() ? file : "libnccl.so.2");
   }();
   return kLibrary;
 }

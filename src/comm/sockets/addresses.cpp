@@ -1,8 +1,7 @@
 #include "comm/sockets/addresses.hpp"
 
-#include <cstdlib>
-
 #include "core/check.hpp"
+#include "core/environment.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -33,15 +32,16 @@ SocketAddress interface_towards(const std::string& host) {
 }
 
 SocketAddress address_to_listen_at(const std::string& address) {
-  const char* variable = std::getenv("CROSSDOCK_SOCKETS_ADDRESS");
-  const std::string given = address.empty() && variable != nullptr ? variable : address;
+  const std::string given =
+      address.empty() ? environment_variable("CROSSDOCK_SOCKETS_ADDRESS") : address;
   if (!given.empty()) {
     const auto parsed = parse_address(given, 0);
     CROSSDOCK_CHECK(parsed.has_value(), "the address to listen on must be numeric, such as ",
                     "10.0.0.1, got '", given, "'");
     return *parsed;
   }
-  if (const char* master = std::getenv("MASTER_ADDR")) return interface_towards(master);
+  const std::string master = environment_variable("MASTER_ADDR");
+  if (!master.empty()) return interface_towards(master);
   return default_interface();
 }
 

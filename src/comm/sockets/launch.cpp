@@ -122,7 +122,7 @@ std::unique_ptr<Communicator> make_sockets_communicator(const SocketsLaunch& lau
       "master_port must be from 1 to ", comm::kMaxPort, ", got ", launch.master_port);
   // Every process makes its communicators in the same order.
   static std::atomic<uint64_t> num_made = 0;
-  if (options.address.empty() && std::getenv("CROSSDOCK_SOCKETS_ADDRESS") == nullptr) {
+  if (options.address.empty() && comm::variable("CROSSDOCK_SOCKETS_ADDRESS").empty()) {
     const std::string local = comm::interface_towards(launch.master_address).host_text();
     options.address = local;
   }

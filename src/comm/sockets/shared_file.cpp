@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
 #include "core/write_signals.hpp"
 
 namespace crossdock::comm {
@@ -23,7 +24,7 @@ std::byte* map(int descriptor, int64_t num_bytes) {
 }  // namespace
 
 std::unique_ptr<SharedFile> SharedFile::create(const char* name, int64_t num_bytes) {
-  const int descriptor = memfd_create(name, MFD_CLOEXEC);
+  const int descriptor = above_standard(memfd_create(name, MFD_CLOEXEC));
   const auto give_up = [&](int error) {
     if (descriptor >= 0) ::close(descriptor);
     throw Error(ErrorCode::kCommunication,
@@ -45,7 +46,7 @@ std::unique_ptr<SharedFile> SharedFile::create(const char* name, int64_t num_byt
 std::unique_ptr<SharedFile> SharedFile::open(int pid, int descriptor, int64_t num_bytes,
                                              std::string& why) {
   const std::string path = concat("/proc/", pid, "/fd/", descriptor);
-  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int opened = above_standard(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (opened < 0) {
     why = concat("cannot open ", path, ": ", std::strerror(errno));
     return nullptr;

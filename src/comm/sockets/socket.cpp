@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/descriptor.hpp"
 #include "core/process_state.hpp"
 
 namespace crossdock::comm {
@@ -102,7 +103,7 @@ std::optional<SocketAddress> from_native(const sockaddr* native) {
 
 int open_descriptor(const SocketAddress& address, int type) {
   const int family = address.family == 4 ? AF_INET : AF_INET6;
-  return ::socket(family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  return above_standard(::socket(family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 Socket open_socket(const SocketAddress& address, int type) {
@@ -245,8 +246,8 @@ int connect_error(const Socket& socket) {
 }
 
 std::optional<Socket> accept_from(const Socket& listener) {
-  const int descriptor =
-      accept4(listener.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  const int descriptor = above_standard(
+      accept4(listener.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (descriptor < 0) return std::nullopt;
   Socket socket(descriptor);
   set_connection_options(socket);

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+/// How the command learns why ranks that it started have failed: they, and their launcher, write
+/// reports to standard output, which the command reads. It tells the user once.
+namespace crossdock::cli {
+
+struct RankFailure {
+  int rank = -1;          // -1: unknown
+  int culprit = -1;       // the rank that the message blames; -1: none
+  bool has_died = false;  // seen by the launcher
+  std::string message;
+};
+
+/// Whether the command has started this process as a rank and waits for its report.
+bool is_rank_of_command();
+
+/// Writes a report. Its launcher and the ranks of a job share one pipe.
+void report_to_command(const RankFailure& failure);
+
+/// Removes the reports from the output of a job and returns them.
+std::vector<RankFailure> take_reports(std::string& output);
+
+/// Which rank has failed and why. REQUIRES: there is a failure.
+std::string describe(const std::vector<RankFailure>& failures);
+
+/// "was ended by signal 9 (Killed)", "ended with status 3"; `status` as from waitpid.
+std::string describe_end(int status);
+
+}  // namespace crossdock::cli

@@ -1,0 +1,107 @@
+// Ctrl-C in a terminal ends the command by that signal, whatever it runs and wherever, and leaves
+// nothing behind.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cli/job_processes.hpp"
+#include "cli/terminal.hpp"
+#include "crossdock/mpi.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr const char* kControlC = "\x03";
+
+std::vector<std::string> files_in(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_directory()) files.push_back(entry.path().string());
+  }
+  return files;
+}
+
+std::string long_job(const std::string& command, const std::string& communicator) {
+  if (command == "verify") return "verify --ranks 2 --communicator " + communicator;
+  const std::string ranks = " --ranks 2 --communicator " + communicator;
+  if (command == "run") return "run --tokens 8 --steps 100000000" + ranks;
+  return "bench --scenario decode --strategy alltoall --repeat 100000000" + ranks;
+}
+
+using Job = std::tuple<const char*, const char*>;  // command, communicator
+
+class Interrupt : public testing::TestWithParam<Job> {
+ protected:
+  void SetUp() override {
+    if (communicator() == "mpi" && !mpi_is_built()) GTEST_SKIP() << "built without MPI";
+    std::filesystem::create_directories(folder_);
+  }
+  ~Interrupt() override {
+    for (const pid_t left : processes_with({word_})) kill(left, SIGKILL);
+    std::filesystem::remove_all(folder_);
+  }
+
+  static std::string communicator() { return std::get<1>(GetParam()); }
+
+  // All files of Open MPI go to the folder. NO_COLOR: the screen shows no progress.
+  std::string line() const {
+    return "exec env NO_COLOR=1 " + word_ + " TMPDIR=" + folder_ +
+           " OMPI_MCA_btl_vader_backing_directory=" + folder_ + " " CROSSDOCK_COMMAND " " +
+           long_job(std::get<0>(GetParam()), communicator());
+  }
+
+  // The command, the launcher and the ranks.
+  bool has_started() const {
+    return processes_with({word_}).size() >= (communicator() == "threads" ? 1 : 4);
+  }
+
+  void expect_nothing_left() const {
+    EXPECT_TRUE(comes_true([&] { return processes_with({word_}).empty(); }));
+    EXPECT_THAT(files_in(folder_), testing::IsEmpty());
+  }
+
+  const std::string word_ = "CROSSDOCK_TEST_JOB=interrupt." + std::to_string(getpid());
+  const std::string folder_ =
+      testing::TempDir() + "crossdock_interrupt_" + std::to_string(getpid());
+};
+
+TEST_P(Interrupt, EndsTheCommandByTheSignalAndLeavesNothing) {
+  for (int round = 0; round < 3; ++round) {
+    const Screen screen =
+        run_in_terminal(line(), 80, [&] { return has_started() ? kControlC : ""; });
+    EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
+    EXPECT_EQ(screen.text(), "^C\n");
+    expect_nothing_left();
+  }
+}
+
+// As timeout and shells do: the signal goes to the command and to its whole process group.
+TEST_P(Interrupt, BySignalsToTheProcessGroupDoesTheSame) {
+  const Screen screen = run_in_terminal(line(), 80, [&] {
+    if (!has_started()) return "";
+    const std::vector<pid_t> processes = processes_with({word_});
+    const auto is_first = [](pid_t one) { return getpgid(one) == getsid(one); };
+    const auto command = std::ranges::find_if(processes, is_first);
+    if (command == processes.end()) return "";
+    kill(*command, SIGTERM);
+    kill(-*command, SIGTERM);
+    return " ";
+  });
+  EXPECT_EQ(screen.signal, SIGTERM) << screen.status << "\n" << screen.text();
+  expect_nothing_left();
+}
+
+INSTANTIATE_TEST_SUITE_P(Commands, Interrupt,
+                         testing::Combine(testing::Values("run", "bench", "verify"),
+                                          testing::Values("threads", "sockets", "mpi")));
+
+}  // namespace
+}  // namespace crossdock::cli
