@@ -9,22 +9,6 @@
 #include "dispatch/host/peer_rows.hpp"
 
 namespace crossdock {
-namespace {
-
-std::string dtype_text(DType dtype) {
-  return std::string("dtype=").append(name_of(dtype));
-}
-
-// Weights must be fp64 with fp64 rows, and fp32 otherwise.
-void check_weight_dtype(const Plan& plan, DType row_dtype) {
-  const DType wanted = row_dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  CROSSDOCK_CHECK(plan.data().weight_dtype == wanted, "weights must be ", name_of(wanted),
-                  " with rows of ", name_of(row_dtype), "; the plan was made with ",
-                  name_of(plan.data().weight_dtype));
-}
-
-}  // namespace
-
 FramedPath::FramedPath(PathContext context, const Traits& traits)
     : context_(std::move(context)), traits_(traits) {}
 
@@ -79,25 +63,6 @@ OwnedTensor FramedPath::take_dispatch_rows(const Plan& plan, DType dtype) {
   return take_rows("dispatch", plan, dtype);
 }
 
-void FramedPath::check_summable(const char* name, const ConstTensorView& rows) const {
-  const bool is_wide = rows.dtype == DType::kF64;
-  CROSSDOCK_CHECK(is_summable(rows.dtype) && (traits_.takes_fp64 || !is_wide), name, traits_.where,
-                  " must be ", traits_.takes_fp64 ? "fp64, " : "", "fp32, bf16 or fp16, got ",
-                  name_of(rows.dtype));
-}
-
-void FramedPath::check_tokens(const Plan& plan, const DispatchArgs& args) const {
-  const DType dtype = args.x.dtype;
-  check_tensor("x", args.x, {plan.num_tokens(), config().width});
-  const bool is_known = is_summable(dtype) || dtype == DType::kF8E4M3;
-  CROSSDOCK_CHECK(is_known && (traits_.takes_fp64 || dtype != DType::kF64), "x", traits_.where,
-                  " must be ", traits_.takes_fp64 ? "fp64, " : "",
-                  "fp32, bf16, fp16 or fp8_e4m3, got ", name_of(dtype));
-  if (const auto scales_shape = check_args(args, plan.num_tokens(), config().width)) {
-    check_tensor("scales", args.scales, *scales_shape);
-  }
-}
-
 DispatchResult FramedPath::dispatch(const Plan& plan, const DispatchArgs& args) {
   DispatchResult result;
   const Call call{.operation = "dispatch",
@@ -105,7 +70,7 @@ DispatchResult FramedPath::dispatch(const Plan& plan, const DispatchArgs& args) 
                   .text = call_text(args),
                   .must_meet = args.on_chunk != nullptr};
   run(call, [&] {
-    check_tokens(plan, args);
+    check_args(plan, args, device());
     const int64_t R = plan.capacity_rows();
     result.rows = args.rows.given()
                       ? output_or_new("rows", args.rows, args.x.dtype, {R, config().width})
@@ -132,14 +97,8 @@ DispatchResult FramedPath::dispatch(const Plan& plan, const DispatchArgs& args) 
 OwnedTensor FramedPath::gather_sum(const char* operation, const Plan& plan,
                                    const GatherSumArgs& args) {
   OwnedTensor out;
-  const bool weighted = args.weights.given();
-  std::string text = dtype_text(args.rows.dtype);
-  text += weighted ? ";weighted=1" : ";weighted=0";
-  run({.operation = operation, .plan = &plan, .text = std::move(text)}, [&] {
-    check_tensor("rows", args.rows, {plan.capacity_rows(), config().width});
-    check_summable("rows", args.rows);
-    if (weighted) check_weight_dtype(plan, args.rows.dtype);
-    check_outputs(args);
+  run({.operation = operation, .plan = &plan, .text = call_text(args)}, [&] {
+    check_args(plan, args, device());
     out = output_or_new("out", args.out, args.rows.dtype, {plan.num_tokens(), config().width});
     return ready_gather_sum(operation, plan,
                             {.rows = args.rows, .weights = args.weights, .out = out.view});
@@ -152,15 +111,8 @@ CombineBackwardResult FramedPath::combine_backward(const Plan& plan,
   const ConstTensorView& grad_out = args.grad_out;
   const ConstTensorView& y = args.y;
   CombineBackwardResult result;
-  std::string text = dtype_text(grad_out.dtype);
-  run({.operation = "combine_backward", .plan = &plan, .text = std::move(text)}, [&] {
-    check_tensor("grad_out", grad_out, {plan.num_tokens(), config().width});
-    check_tensor("y", y, {plan.capacity_rows(), config().width});
-    check_summable("grad_out", grad_out);
-    CROSSDOCK_CHECK(y.dtype == grad_out.dtype, "y and grad_out must have the same dtype, got ",
-                    name_of(y.dtype), " and ", name_of(grad_out.dtype));
-    check_weight_dtype(plan, y.dtype);
-    check_outputs(args);
+  run({.operation = "combine_backward", .plan = &plan, .text = call_text(args)}, [&] {
+    check_args(plan, args, device());
     result.grad_rows = args.grad_rows.given()
                            ? output_or_new("grad_rows", args.grad_rows, y.dtype, y.shape)
                            : take_rows("combine_backward", plan, y.dtype);
@@ -176,14 +128,8 @@ CombineBackwardResult FramedPath::combine_backward(const Plan& plan,
 
 OwnedTensor FramedPath::collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) {
   OwnedTensor result;
-  std::string text = dtype_text(rows.dtype);
-  run({.operation = "collect_routes", .plan = &plan, .text = std::move(text)}, [&] {
-    check_tensor("rows", rows, {plan.capacity_rows()});
-    const bool is_wide = rows.dtype == DType::kF64;
-    CROSSDOCK_CHECK(rows.dtype == DType::kF32 || (traits_.takes_fp64 && is_wide), "rows",
-                    traits_.where, " must be ", traits_.takes_fp64 ? "fp32 or fp64" : "fp32",
-                    ", got ", name_of(rows.dtype));
-    check_collected(rows, routes);
+  run({.operation = "collect_routes", .plan = &plan, .text = call_text_of_routes(rows)}, [&] {
+    check_collected(plan, rows, routes, device());
     result = output_or_new("routes", routes, rows.dtype, {plan.num_tokens(), plan.data().K});
     return ready_collect_routes(plan, rows, result.view);
   });

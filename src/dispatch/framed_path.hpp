@@ -75,8 +75,7 @@ class FramedPath : public Path {
 
   /// Throws if the path is unusable. Does what must precede any use of tensors.
   virtual void check_usable() = 0;
-  virtual void check_tensor(const char* name, const ConstTensorView& tensor,
-                            const Shape& shape) const = 0;
+  virtual Device device() const = 0;
   /// Memory for an output.
   virtual OwnedTensor take(DType dtype, const Shape& shape) = 0;
   /// The caller's output, checked; new memory if the caller gave none.
@@ -104,9 +103,6 @@ class FramedPath : public Path {
                                          const TensorView& routes) = 0;
 
  private:
-  void check_tokens(const Plan& plan, const DispatchArgs& args) const;
-  void check_summable(const char* name, const ConstTensorView& rows) const;
-
   PathContext context_;
   Traits traits_;
 };

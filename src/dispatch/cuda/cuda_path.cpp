@@ -43,11 +43,6 @@ void CudaPath::check_usable() {
   rank_.follow_caller();
 }
 
-void CudaPath::check_tensor(const char* name, const ConstTensorView& tensor,
-                            const Shape& shape) const {
-  rank_.check_tensor(name, tensor, shape);
-}
-
 OwnedTensor CudaPath::output_or_new(const char* name, const TensorView& given, DType dtype,
                                     const Shape& shape) {
   return rank_.output_or_new(name, given, dtype, shape);

@@ -70,8 +70,7 @@ class CudaPath : public FramedPath {
 
  private:
   void check_usable() final;
-  void check_tensor(const char* name, const ConstTensorView& tensor,
-                    const Shape& shape) const final;
+  Device device() const final { return rank_.where(); }
   OwnedTensor take(DType dtype, const Shape& shape) final { return rank_.take(dtype, shape); }
   OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
                             const Shape& shape) final;

@@ -268,7 +268,7 @@ OwnedTensor HostTensors::collect_routes(const Plan& plan, ConstTensorView rows, 
   OwnedTensor values;
   OwnedTensor collected;
   copy_in("collect_routes", &plan, [&] {
-    check_collected(rows, routes);
+    check_outputs(rows, routes);
     values = upload_rows(plan, rows);
     collected = upload(routes);
   });
