@@ -44,7 +44,9 @@ OwnedTensor output_or_new(Memory& memory, const TensorView& given, DType dtype,
   return memory.take(dtype, shape);
 }
 
-/// The outputs of a dispatch besides its rows. REQUIRES: args have been checked.
+// Outputs that the caller left unset. REQUIRES: args have been checked.
+
+/// The outputs of a dispatch besides its rows.
 template <typename Memory>
 void take_outputs(Memory& memory, const Plan& plan, const DispatchArgs& args,
                   DispatchResult& result) {
@@ -56,6 +58,15 @@ void take_outputs(Memory& memory, const Plan& plan, const DispatchArgs& args,
   if (args.with_row_weights) {
     result.row_weights = output_or_new(memory, args.row_weights, plan.data().weight_dtype, {R});
   }
+}
+
+/// The outputs of a combine_backward, with grad_rows from `memory` too.
+template <typename Memory>
+void take_outputs(Memory& memory, const Plan& plan, const CombineBackwardArgs& args,
+                  CombineBackwardResult& result) {
+  result.grad_rows = output_or_new(memory, args.grad_rows, args.y.dtype, args.y.shape);
+  result.grad_weights = output_or_new(memory, args.grad_weights, plan.data().weight_dtype,
+                                      {plan.num_tokens(), plan.data().K});
 }
 
 }  // namespace crossdock

@@ -5,7 +5,7 @@ Usage: docs_test.py SOURCE_DIR
 
  - links between pages, and paths of files in `backticks`, exist
  - every environment variable that sources, tests or tools read is in docs/environment.md
- - the files that docs/architecture.md lists to follow one token are few and have at most 400 lines each; its table of
+ - the files that docs/architecture.md lists to follow one token are few and have at most 600 lines each; its table of
    who may include whom matches tools/check_layers.py
  - tables and plots of benchmarks match the raw results
 """
@@ -22,8 +22,8 @@ SOURCES = (".cpp", ".hpp", ".cu", ".cuh")
 LITERAL = re.compile(r'"([A-Z][A-Z0-9]+(?:_\w+)?)"')
 OWN_LITERAL = re.compile(r'"(CROSSDOCK_[A-Z_]+)"')
 IN_SHELL = re.compile(r"\$\{(CROSSDOCK_[A-Z_]+):-")
-MOST_LINES = 400
-MOST_FILES = {"On the CPU": 7, "On a GPU": 9}
+MOST_LINES = 600
+MOST_FILES = {"On the CPU": 10, "On a GPU": 11}
 
 
 def pages(source):

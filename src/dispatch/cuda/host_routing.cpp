@@ -8,6 +8,8 @@
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/cuda/gpu_call.hpp"
+#include "dispatch/dispatch_args.hpp"
 #include "dispatch/host/host_path.hpp"
 
 namespace crossdock::cuda {
@@ -17,21 +19,13 @@ template <typename AnyRouting, typename PlanRouting>
 Plan plan_copied(CudaRank& rank, const AnyRouting& routing, const PlanRouting& plan,
                  const MakeDeviceData& make_device_data) {
   HostRouting host;
-  const std::optional<Error> refusal = refusal_of([&] {
-    rank.check_usable();
-    rank.follow_caller();
+  GpuCall call(rank, {.operation = "plan"});
+  call.prepare([&] {
     check_not_captured(rank);
     rank.await_stream();  // copies must not wait for kernels
     host = HostRouting(routing, rank);
   });
-  if (refusal) {
-    rank.agree({.operation = "plan",  // throws on all ranks
-                .subject = 0,
-                .call_text = {},
-                .handles = {},
-                .must_meet = true,
-                .refusal = &*refusal});
-  }
+  if (call.is_refused()) call.agree({.must_meet = true});  // throws on all ranks
   const Plan host_plan = plan(host);
   std::shared_ptr<const DevicePlanData> device_data;
   run_agreed(rank.group(), [&] { device_data = make_device_data(host_plan); });
@@ -49,7 +43,7 @@ void check_not_captured(const CudaRank& rank) {
 ConstTensorView HostRouting::copy(const char* name, const ConstTensorView& tensor, Buffer& buffer,
                                   const CudaRank& rank) {
   if (!tensor.given()) return tensor;
-  rank.check_device(name, tensor);
+  check_device(rank.where(), name, tensor);
   if (tensor.data == nullptr) return {nullptr, tensor.dtype, tensor.shape};  // refused later
   buffer = Buffer(tensor.num_bytes());
   if (tensor.num_bytes() > 0) {

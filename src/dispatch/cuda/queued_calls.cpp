@@ -20,10 +20,15 @@ std::shared_ptr<QueuedCalls> QueuedCalls::of(Group& group) {
 // waits for anything that is still to come, and the streams of all ranks drain. The hosts then
 // compare what their devices have found, and resume. Memory that the calls use is not reused before
 // the devices of all ranks have finished with it.
-void QueuedCalls::recover(CallQueue& queue, const std::optional<CallAccount>& own) {
+void QueuedCalls::recover(CallQueue& queue, const std::optional<RefusedCall>& refused) {
+  std::optional<CallAccount> own;
+  if (refused) own = refused->account;
   const uint32_t number = own ? queue.note_refused(own->call) : 0;
   const Operation operation = own ? operation_of(own->call.operation) : Operation::kPlan;
-  for (CallQueue* one : queues_) one->stop(one == &queue ? number : 0, operation);
+  for (CallQueue* one : queues_) {
+    const bool refuses = own && one == &queue;
+    one->stop(refuses ? refused->lane : nullptr, refuses ? number : 0, operation);
+  }
   meet_hosts();
   for (CallQueue* one : queues_) one->await_stop();
   std::optional<CallAccount> account;

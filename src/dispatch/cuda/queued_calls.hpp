@@ -7,8 +7,15 @@
 
 #include "comm/cuda/peer_signals.cuh"
 #include "dispatch/cuda/call_account.hpp"
+#include "dispatch/cuda/rank_streams.hpp"
 
 namespace crossdock::cuda {
+
+/// A call that this rank refuses, in one of its lanes.
+struct RefusedCall {
+  CallAccount account;
+  const RankStreams::Lane* lane;
+};
 
 /// One dispatcher's part in QueuedCalls.
 class CallQueue {
@@ -18,8 +25,8 @@ class CallQueue {
   /// Notes a call that this rank refuses; returns its number.
   virtual uint32_t note_refused(const CallText& call) = 0;
   /// Tells the peers that this rank queues no further calls, so that their kernels do not wait for
-  /// them. refused: number of a call in the current stream that this rank refuses; 0: none.
-  virtual void stop(uint32_t refused, Operation operation) = 0;
+  /// them. refusing: the lane of call `number`, which this rank refuses; null: none.
+  virtual void stop(const RankStreams::Lane* refusing, uint32_t number, Operation operation) = 0;
   /// Waits until the queued work is done. Throws if the group has failed.
   virtual void await_stop() = 0;
   /// What this rank knows about the first halted call, if any. own: this rank's refusal of call
@@ -47,10 +54,10 @@ class QueuedCalls {
   void add(CallQueue& queue) { queues_.push_back(&queue); }
   void remove(CallQueue& queue) { std::erase(queues_, &queue); }
 
-  /// For a rank whose devices are halted, or that refuses a call (`own`) of `queue`. All ranks call
+  /// For a rank whose devices are halted, or that refuses a call of `queue`. All ranks call
   /// it, each from the call in which it notices. Meets the other hosts, resumes, and throws the
   /// same error on all ranks.
-  [[noreturn]] void recover(CallQueue& queue, const std::optional<CallAccount>& own);
+  [[noreturn]] void recover(CallQueue& queue, const std::optional<RefusedCall>& refused);
 
  private:
   void meet_hosts();

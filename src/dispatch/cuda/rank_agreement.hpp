@@ -22,6 +22,7 @@ namespace crossdock::cuda {
 
 /// A rank's part in the agreement on a call.
 struct CallProposal {
+  RankStreams::Lane& lane;  // in which the call is queued
   const char* operation;
   uint64_t subject;                   // number of the plan; 0: none yet
   std::string call_text;              // must be identical on every rank
@@ -74,12 +75,13 @@ class RankAgreement : private CallQueue {
   /// meet, in a later call. The first time in a lane it also connects the ranks' signals. max_sms:
   /// SM limit of kernels that wait for their peers; 0: none.
   AgreedCall agree(CallProposal proposal, int max_sms);
-  /// Whether the next call in the current lane only queues. Identical on every rank.
-  bool runs_ahead() const;
+  /// Whether the next call in the lane only queues. Identical on every rank.
+  bool runs_ahead(const RankStreams::Lane& lane) const;
 
   /// Queues what must precede the use of other ranks' memory: a barrier, or the exchange of calls
   /// that replaces it.
-  void await_peers(const AgreedCall& agreed, Operation operation) const;
+  void await_peers(const RankStreams::Lane& lane, const AgreedCall& agreed,
+                   Operation operation) const;
 
   /// Throws if the devices have recorded a fault (fatal ones first) or the watch has found an
   /// error. Does not wait.
@@ -103,8 +105,8 @@ class RankAgreement : private CallQueue {
   AgreedCall agree_alone(CallProposal proposal, int max_sms);
   AgreedCall queue(CallProposal proposal, int max_sms);
   AgreedCall meet(CallProposal proposal, int max_sms);
-  void connect(const char* operation, uint64_t subject, const AgreedCall& agreed);
-  bool has_waiting_room(int max_sms);
+  void connect(const CallProposal& proposal, const AgreedCall& agreed);
+  bool has_waiting_room(const RankStreams::Lane& lane, int max_sms);
   std::vector<RankStreams::Lane*> connected_lanes() const;
 
   [[noreturn]] void raise(const RankStreams::Lane& lane, Fault fault);
@@ -113,12 +115,12 @@ class RankAgreement : private CallQueue {
 
   // How a halt ends; see CallQueue.
   uint32_t note_refused(const CallText& call) override;
-  void stop(uint32_t refused, Operation operation) override;
+  void stop(const RankStreams::Lane* refusing, uint32_t number, Operation operation) override;
   void await_stop() override;
   std::optional<CallAccount> account(const std::optional<CallAccount>& own,
                                      uint32_t own_number) const override;
   void resume(uint64_t sequence) override;
-  void clear_reported_faults();
+  void clear_reported_faults(const RankStreams::Lane& lane);
 
   Parts parts_;
   bool may_run_ahead_;

@@ -79,7 +79,7 @@ OwnedTensor HostPath::allocate_rows(const Plan& plan, DType dtype) {
   return take_rows("allocate_rows", plan, dtype);
 }
 
-DispatchResult HostPath::dispatch(const Plan& plan, const DispatchArgs& args) {
+DispatchResult HostPath::dispatch(const Plan& plan, const DispatchArgs& args, Begun* /*begun*/) {
   HostCall call(context_, {.operation = "dispatch", .plan = &plan, .text = call_text(args)});
   DispatchResult result;
   std::vector<RowPart> parts;
@@ -129,8 +129,8 @@ void HostPath::scatter_tokens(const Exchange& exchange, std::span<const RowPart>
   arrived(0);
 }
 
-OwnedTensor HostPath::gather_sum(const char* operation, const Plan& plan,
-                                 const GatherSumArgs& args) {
+OwnedTensor HostPath::gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
+                                 Begun* /*begun*/) {
   HostCall call(context_, {.operation = operation, .plan = &plan, .text = call_text(args)});
   OwnedTensor out;
   call.prepare([&] {

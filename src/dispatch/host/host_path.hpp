@@ -19,16 +19,14 @@ class HostPath final : public Path {
 
   Plan plan(const Routing& routing) override { return make_host_plan(context_, routing); }
   Plan plan(const DenseRouting& routing) override { return make_host_plan(context_, routing); }
-  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) override;
-  OwnedTensor gather_sum(const char* operation, const Plan& plan,
-                         const GatherSumArgs& args) override;
+  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) override;
+  OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
+                         Begun* begun) override;
   CombineBackwardResult combine_backward(const Plan& plan,
                                          const CombineBackwardArgs& args) override;
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) override;
   void agree_on(const Proposal& proposal) override { group().agree(proposal); }
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) override;
-  void begin_aside() override {}
-  std::shared_ptr<const void> end_aside() override { return nullptr; }
   void finish(const std::shared_ptr<const void>& /*done*/) override {}
   void set_options(const DeviceOptions& /*options*/) override {}
   void check() override {}
