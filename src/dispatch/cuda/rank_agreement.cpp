@@ -45,12 +45,12 @@ RankAgreement::RankAgreement(const Parts& parts)
           parts.context.config->max_rows && !parts.context.calls_wait && !is_alone() &&
           (!group().communicator().shares_address_space() || num_threads_running_ahead > 0)) {
   if (!may_run_ahead_) return;
-  queued_calls_ = QueuedCalls::of(group());
-  queued_calls_->add(*this);
+  recovery_ = Recovery::of(group());
+  recovery_->add(*this);
 }
 
 RankAgreement::~RankAgreement() {
-  if (queued_calls_) queued_calls_->remove(*this);
+  if (recovery_) recovery_->remove(*this);
 }
 
 bool RankAgreement::runs_ahead(const RankStreams::Lane& lane) const {
@@ -85,7 +85,7 @@ AgreedCall RankAgreement::queue(CallProposal proposal, int max_sms) {
     const CallText call{proposal.operation, proposal.subject, std::move(proposal.call_text)};
     std::optional<RefusedCall> own;
     if (!is_halted()) own = {.account = {call, *proposal.refusal}, .lane = &proposal.lane};
-    queued_calls_->recover(*this, own);
+    recovery_->recover(*this, own);
   }
   CROSSDOCK_ASSERT(std::ssize(proposal.handles) <= kMostShown);
   AgreedCall agreed;
@@ -136,8 +136,8 @@ AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
   } catch (const Error& error) {
     if (group().is_poisoned() || is_capturing(parts_.streams.stream_of(lane))) throw;
     const bool peers_are_halted = comm::is_halt(error);
-    if (queued_calls_ && (peers_are_halted || is_halted())) {
-      queued_calls_->recover(*this, std::nullopt);
+    if (recovery_ && (peers_are_halted || is_halted())) {
+      recovery_->recover(*this, std::nullopt);
     }
     clear_reported_faults(lane);
     throw;
@@ -214,7 +214,7 @@ std::vector<std::shared_ptr<const void>> RankAgreement::reservations() const {
 
 std::vector<std::shared_ptr<const void>> RankAgreement::late_mailboxes() const {
   std::vector<std::shared_ptr<const void>> mailboxes;
-  if (!queued_calls_) return mailboxes;
+  if (!recovery_) return mailboxes;
   for (const RankStreams::Lane* lane : connected_lanes()) {
     mailboxes.push_back(lane->channel->mailbox().owner());
   }
@@ -280,8 +280,8 @@ bool RankAgreement::is_halted() const {
 
 void RankAgreement::check() {
   group().check();
-  if (queued_calls_ && is_halted() && !is_capturing(parts_.streams.callers_stream())) {
-    queued_calls_->recover(*this, std::nullopt);
+  if (recovery_ && is_halted() && !is_capturing(parts_.streams.callers_stream())) {
+    recovery_->recover(*this, std::nullopt);
   }
   raise_faults();
 }

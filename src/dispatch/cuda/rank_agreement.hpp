@@ -10,12 +10,11 @@
 
 #include "comm/cuda/peer_calls.cuh"
 #include "comm/cuda/peer_memory.hpp"
-#include "dispatch/cuda/call_account.hpp"
-#include "dispatch/cuda/call_log.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
 #include "dispatch/cuda/lost_peers.hpp"
-#include "dispatch/cuda/queued_calls.hpp"
 #include "dispatch/cuda/rank_streams.hpp"
+#include "dispatch/cuda/run_ahead/call_log.hpp"
+#include "dispatch/cuda/run_ahead/recovery.hpp"
 #include "dispatch/path.hpp"
 
 namespace crossdock::cuda {
@@ -55,7 +54,7 @@ struct AgreedCall {
 /// Ranks run ahead in this way if they are processes, the configuration has max_rows, and the call
 /// is not being captured. Threads of one process do not: while a rank's kernels wait for another
 /// rank on the same GPU, many of the other rank's CUDA calls would wait for those kernels.
-class RankAgreement : private CallQueue {
+class RankAgreement {
  public:
   /// The parts of its rank that it uses; they must outlive it.
   struct Parts {
@@ -67,7 +66,7 @@ class RankAgreement : private CallQueue {
     bool may_run_ahead;  // see ChannelUse
   };
   explicit RankAgreement(const Parts& parts);
-  ~RankAgreement() override;
+  ~RankAgreement();
   RankAgreement(const RankAgreement&) = delete;
   RankAgreement& operator=(const RankAgreement&) = delete;
 
@@ -99,6 +98,23 @@ class RankAgreement : private CallQueue {
   /// Memory that peers may write at any time after this rank has left: their farewells.
   std::vector<std::shared_ptr<const void>> late_mailboxes() const;
 
+  // How a halt ends; for Recovery.
+
+  /// Notes a call that this rank refuses; returns its number.
+  uint32_t note_refused(const CallText& call);
+  /// Tells the peers that this rank queues no further calls, so that their kernels do not wait for
+  /// them. refusing: the lane of call `number`, which this rank refuses; null: none.
+  void stop(const RankStreams::Lane* refusing, uint32_t number, Operation operation);
+  /// Waits until the queued work is done. Throws if the group has failed.
+  void await_stop();
+  /// What this rank knows about the first halted call, if any. own: this rank's refusal of call
+  /// own_number.
+  std::optional<CallAccount> account(const std::optional<CallAccount>& own,
+                                     uint32_t own_number) const;
+  /// Allows calls to be queued again. REQUIRES: await_stop has returned on all ranks. sequence:
+  /// number of the meeting.
+  void resume(uint64_t sequence);
+
  private:
   Group& group() const { return parts_.context.group; }
   bool is_alone() const { return group().size() == 1; }
@@ -113,18 +129,11 @@ class RankAgreement : private CallQueue {
   Error error_of(const RankStreams::Lane& lane, Fault fault) const;
   bool is_halted() const;
 
-  // How a halt ends; see CallQueue.
-  uint32_t note_refused(const CallText& call) override;
-  void stop(const RankStreams::Lane* refusing, uint32_t number, Operation operation) override;
-  void await_stop() override;
-  std::optional<CallAccount> account(const std::optional<CallAccount>& own,
-                                     uint32_t own_number) const override;
-  void resume(uint64_t sequence) override;
   void clear_reported_faults(const RankStreams::Lane& lane);
 
   Parts parts_;
   bool may_run_ahead_;
-  std::shared_ptr<QueuedCalls> queued_calls_;  // null if it never runs ahead
+  std::shared_ptr<Recovery> recovery_;  // null if it never runs ahead
   CallLog log_;
   uint64_t last_meeting_ = 0;  // its sequence number
   uint64_t num_calls_ = 0;     // calls since then, without a meeting
