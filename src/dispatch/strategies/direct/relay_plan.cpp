@@ -2,8 +2,8 @@
 
 #include "core/sizes.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
+#include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/strategies/direct/direct.hpp"
 #include "dispatch/strategies/direct/source_partials.hpp"
 
