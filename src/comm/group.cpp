@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/attachment.hpp"
 #include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
 #include "comm/flight_report.hpp"
 #include "comm/nccl_slot.hpp"
-#include "comm/queued_calls_slot.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/shared_bytes.hpp"
 #include "comm/window.hpp"
@@ -150,30 +150,28 @@ std::vector<std::string> gather_texts(Group& group, std::string_view own,
   return texts;
 }
 
-[[noreturn]] void throw_other_config(Group& group, std::span<const RendezvousHeader> headers,
-                                     const Disagreement& odd, const std::string& config,
-                                     const WaitContext& wait) {
+// The configurations of the culprit and of the reference, which only those ranks send.
+std::pair<std::string, std::string> gather_configs(Group& group,
+                                                   std::span<const RendezvousHeader> headers,
+                                                   const Disagreement& odd,
+                                                   const std::string& config,
+                                                   const WaitContext& wait) {
   const bool speaks = group.rank() == odd.culprit || group.rank() == odd.reference;
   std::vector<int64_t> sizes(headers.size());
   for (const int rank : {odd.culprit, odd.reference}) {
     sizes[static_cast<size_t>(rank)] = headers[static_cast<size_t>(rank)].config_bytes;
   }
   const auto texts = gather_texts(group, speaks ? config : "", sizes, wait);
-  throw Error(ErrorCode::kMismatch,
-              comm::describe_other_config(odd, texts[static_cast<size_t>(odd.culprit)],
-                                          texts[static_cast<size_t>(odd.reference)]),
-              {odd.culprit, wait.sequence, wait.operation});
+  return {texts[static_cast<size_t>(odd.culprit)], texts[static_cast<size_t>(odd.reference)]};
 }
 
-[[noreturn]] void throw_refusal(Group& group, std::span<const RendezvousHeader> headers,
-                                int refusing, const Error* own_refusal, const WaitContext& wait) {
+// Why a rank refuses, which only that rank sends.
+std::string gather_refusal(Group& group, std::span<const RendezvousHeader> headers, int refusing,
+                           const Error* own_refusal, const WaitContext& wait) {
   std::vector<int64_t> sizes(headers.size());
   const auto r = static_cast<size_t>(refusing);
   sizes[r] = headers[r].body_bytes;
-  const auto texts =
-      gather_texts(group, group.rank() == refusing ? own_refusal->what() : "", sizes, wait);
-  throw Error(headers[r].refusal_code(), concat("rank ", refusing, ": ", texts[r]),
-              {refusing, wait.sequence, wait.operation});
+  return gather_texts(group, group.rank() == refusing ? own_refusal->what() : "", sizes, wait)[r];
 }
 
 }  // namespace
@@ -213,7 +211,7 @@ struct Group::State {
   std::unique_ptr<const HeaderMemory> headers;
   comm::PeerEvents peer_events;
   std::weak_ptr<cuda::NcclCommunicator> nccl_communicator;
-  std::weak_ptr<cuda::QueuedCalls> queued_calls;
+  std::weak_ptr<void> attachment;
   uint64_t next_sequence = 1;
   const char* last_operation = "";  // of the last agreement, number next_sequence - 1
   std::optional<Error> poison;
@@ -231,8 +229,8 @@ std::weak_ptr<cuda::NcclCommunicator>& comm::nccl_communicator_of(Group& group) 
   return GroupInternals::state(group).nccl_communicator;
 }
 
-std::weak_ptr<cuda::QueuedCalls>& comm::queued_calls_of(Group& group) {
-  return GroupInternals::state(group).queued_calls;
+std::weak_ptr<void>& comm::attachment_of(Group& group) {
+  return GroupInternals::state(group).attachment;
 }
 
 comm::WindowPool& comm::windows_of(Group& group) {
@@ -305,15 +303,15 @@ Agreement Group::agree(const Proposal& proposal) {
   state_->peer_events.open(headers, communicator());
 
   // From here on every rank sees the same headers and comes to the same result.
-  if (const auto odd = comm::find_other_call(headers)) {
-    const bool is_halt = comm::find_halted(headers) >= 0;
-    throw Error(ErrorCode::kMismatch, comm::describe_other_call(headers, *odd),
-                {odd->culprit, wait.sequence, is_halt ? comm::kHaltOperation : wait.operation});
-  }
-  const int refusing = comm::find_refusal(headers);
-  if (refusing >= 0) throw_refusal(*this, headers, refusing, proposal.refusal, wait);
-  if (const auto odd = comm::find_other_config(headers)) {
-    throw_other_config(*this, headers, *odd, proposal.config, wait);
+  const auto refusal_of = [&](int rank) {
+    return gather_refusal(*this, headers, rank, proposal.refusal, wait);
+  };
+  const auto configs_of = [&](const Disagreement& odd) {
+    return gather_configs(*this, headers, odd, proposal.config, wait);
+  };
+  const ErrorContext context{.culprit = -1, .sequence = wait.sequence, .operation = wait.operation};
+  if (const auto error = comm::find_disagreement(headers, refusal_of, configs_of, context)) {
+    throw *error;
   }
 
   Agreement agreement{.sequence = wait.sequence, .bytes = {}, .offsets = {}};

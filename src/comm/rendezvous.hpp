@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/check.hpp"
 #include "crossdock/group.hpp"
 
 namespace crossdock::comm {
@@ -65,5 +66,30 @@ std::string describe_other_call(std::span<const RendezvousHeader> headers, const
 /// "rank 3 has top_k=4 where rank 0 has top_k=8; ..."
 std::string describe_other_config(const Disagreement& odd, std::string_view culprit_config,
                                   std::string_view reference_config);
+
+/// Why the ranks do not agree on a call, if they do not: the same on every rank. `context` has no
+/// culprit yet. refusal_of(rank) returns a rank's message, and configs_of(odd) the configurations
+/// of the culprit and the reference; they may be collective, and are called alike on all ranks.
+template <typename RefusalOf, typename ConfigsOf>
+std::optional<Error> find_disagreement(std::span<const RendezvousHeader> headers,
+                                       const RefusalOf& refusal_of, const ConfigsOf& configs_of,
+                                       ErrorContext context) {
+  if (const auto odd = find_other_call(headers)) {
+    context.culprit = odd->culprit;
+    if (find_halted(headers) >= 0) context.operation = kHaltOperation;
+    return Error(ErrorCode::kMismatch, describe_other_call(headers, *odd), context);
+  }
+  if (const int refusing = find_refusal(headers); refusing >= 0) {
+    context.culprit = refusing;
+    return Error(headers[static_cast<size_t>(refusing)].refusal_code(),
+                 concat("rank ", refusing, ": ", refusal_of(refusing)), context);
+  }
+  if (const auto odd = find_other_config(headers)) {
+    context.culprit = odd->culprit;
+    const auto [culprits, reference] = configs_of(*odd);
+    return Error(ErrorCode::kMismatch, describe_other_config(*odd, culprits, reference), context);
+  }
+  return std::nullopt;
+}
 
 }  // namespace crossdock::comm

@@ -1,27 +1,72 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 
 namespace crossdock {
 
-// Checks of a dispatch's arguments, for tensors on the host and on GPUs.
+// Arguments of a dispatcher's calls, in host memory or on a GPU.
 
 /// The arguments that must be identical on every rank, for Proposal::config.
 std::string call_text(const DispatchArgs& args);
+std::string call_text(const GatherSumArgs& args);
+std::string call_text(const CombineBackwardArgs& args);
+std::string call_text_of_routes(const ConstTensorView& rows);
+
+// Checks of a call's tensors, which must be on `device`. Each throws Error(kInvalidArgument).
+// REQUIRES: the plan is valid.
+
+void check_args(const Plan& plan, const DispatchArgs& args, Device device);
+void check_args(const Plan& plan, const GatherSumArgs& args, Device device);
+void check_args(const Plan& plan, const CombineBackwardArgs& args, Device device);
+void check_collected(const Plan& plan, const ConstTensorView& rows, const TensorView& routes,
+                     Device device);
+void check_device(Device device, const char* name, const ConstTensorView& tensor);
+/// The tensor must also have this shape and, unless empty, not be null.
+void check_tensor_on(Device device, const char* name, const ConstTensorView& tensor,
+                     const Shape& shape);
 
 /// Throws Error(kInvalidArgument) if an output overlaps another tensor.
 void check_outputs(const DispatchArgs& args);
 void check_outputs(const GatherSumArgs& args);
 void check_outputs(const CombineBackwardArgs& args);
-void check_collected(const ConstTensorView& rows, const TensorView& routes);
+void check_outputs(const ConstTensorView& rows, const TensorView& routes);
 
-/// Throws Error(kInvalidArgument) if scales do not match x, num_chunks is invalid or an output
-/// overlaps another tensor. Returns the shape that scales must have; nothing if there are none.
-std::optional<Shape> check_args(const DispatchArgs& args, int64_t T, int64_t D);
+/// The caller's output, or new memory from `memory`, which has take(dtype, shape).
+template <typename Memory>
+OwnedTensor output_or_new(Memory& memory, const TensorView& given, DType dtype,
+                          const Shape& shape) {
+  if (given.given()) return {.view = given, .owner = nullptr};
+  return memory.take(dtype, shape);
+}
+
+// Outputs that the caller left unset. REQUIRES: args have been checked.
+
+/// The outputs of a dispatch besides its rows.
+template <typename Memory>
+void take_outputs(Memory& memory, const Plan& plan, const DispatchArgs& args,
+                  DispatchResult& result) {
+  const int64_t R = plan.capacity_rows();
+  if (args.scales.given()) {
+    result.row_scales =
+        output_or_new(memory, args.row_scales, args.scales.dtype, {R, args.scales.shape[1]});
+  }
+  if (args.with_row_weights) {
+    result.row_weights = output_or_new(memory, args.row_weights, plan.data().weight_dtype, {R});
+  }
+}
+
+/// The outputs of a combine_backward, with grad_rows from `memory` too.
+template <typename Memory>
+void take_outputs(Memory& memory, const Plan& plan, const CombineBackwardArgs& args,
+                  CombineBackwardResult& result) {
+  result.grad_rows = output_or_new(memory, args.grad_rows, args.y.dtype, args.y.shape);
+  result.grad_weights = output_or_new(memory, args.grad_weights, plan.data().weight_dtype,
+                                      {plan.num_tokens(), plan.data().K});
+}
 
 }  // namespace crossdock

@@ -27,6 +27,10 @@ std::string candidates_text(std::string_view strategy_name, const StrategyList& 
   return text;
 }
 
+ConstTensorView weights_of(const Plan& plan) {
+  return plan.valid() ? plan.weights() : ConstTensorView{};
+}
+
 using MakeStrategy = std::function<std::unique_ptr<Strategy>(const DispatchConfig& config)>;
 
 // A failure becomes the context's refusal.
@@ -135,33 +139,24 @@ struct Dispatcher::Impl {
     return made;
   }
 
-  // A call on `tensors`. `check` throws if this rank refuses it.
+  // Combine and its like; see Path::gather_sum.
+  OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
+                         Begun* begun = nullptr) {
+    return path_of(plan).gather_sum(operation, plan, args, begun);
+  }
+
+  // Makes a begun call keep its plan and the memory of `tensors` until it ends.
   template <typename Result>
-  Pending<Result> begin(const char* operation, const Plan& plan,
-                        std::initializer_list<ConstTensorView> tensors,
-                        const std::function<void()>& check, const std::function<Result()>& call) {
-    Path& path = path_of(plan);
-    Pending<Result> pending;
-    const std::optional<Error> refusal = refusal_of([&] {
-      check();
+  void keep(Pending<Result>& pending, const Plan& plan, const Begun& begun,
+            std::initializer_list<ConstTensorView> tensors) {
+    run_agreed(context.group, [&] {
       pending.work_ = std::make_shared<PendingWork>();
+      pending.work_->done = begun.done;
+      if (&path_of(plan) != device_path.get()) return;  // complete
+      pending.work_->path = device_path;
       pending.work_->plan = plan;
-      pending.work_->owners = path.owners_of(tensors);
-      if (&path == device_path.get()) pending.work_->path = device_path;
-      path.begin_aside();
+      pending.work_->owners = device_path->owners_of(tensors);
     });
-    if (refusal) {  // throws on all ranks
-      const uint64_t subject = plan.valid() ? plan.id() : 0;
-      path.agree_on({.operation = operation, .subject = subject, .refusal = &*refusal});
-    }
-    try {
-      pending.result_ = call();
-    } catch (...) {
-      path.finish(path.end_aside());
-      throw;
-    }
-    run_agreed(context.group, [&] { pending.work_->done = path.end_aside(); });
-    return pending;
   }
 
   template <typename Result>
@@ -234,7 +229,7 @@ Plan Dispatcher::plan(const DenseRouting& routing) {
 }
 
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {
-  return impl_->path_of(plan).dispatch(plan, args);
+  return impl_->path_of(plan).dispatch(plan, args, nullptr);
 }
 
 OwnedTensor Dispatcher::combine(const Plan& plan, ConstTensorView y) {
@@ -242,9 +237,7 @@ OwnedTensor Dispatcher::combine(const Plan& plan, ConstTensorView y) {
 }
 
 OwnedTensor Dispatcher::combine(const Plan& plan, ConstTensorView y, TensorView out) {
-  const ConstTensorView weights = plan.valid() ? plan.weights() : ConstTensorView{};
-  return impl_->path_of(plan).gather_sum("combine", plan,
-                                         {.rows = y, .weights = weights, .out = out});
+  return impl_->gather_sum("combine", plan, {.rows = y, .weights = weights_of(plan), .out = out});
 }
 
 OwnedTensor Dispatcher::combine_unweighted(const Plan& plan, ConstTensorView y) {
@@ -252,8 +245,7 @@ OwnedTensor Dispatcher::combine_unweighted(const Plan& plan, ConstTensorView y) 
 }
 
 OwnedTensor Dispatcher::combine_unweighted(const Plan& plan, ConstTensorView y, TensorView out) {
-  return impl_->path_of(plan).gather_sum("combine_unweighted", plan,
-                                         {.rows = y, .weights = {}, .out = out});
+  return impl_->gather_sum("combine_unweighted", plan, {.rows = y, .weights = {}, .out = out});
 }
 
 OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad_rows) {
@@ -262,8 +254,8 @@ OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad
 
 OwnedTensor Dispatcher::dispatch_backward(const Plan& plan, ConstTensorView grad_rows,
                                           TensorView grad_x) {
-  return impl_->path_of(plan).gather_sum("dispatch_backward", plan,
-                                         {.rows = grad_rows, .weights = {}, .out = grad_x});
+  return impl_->gather_sum("dispatch_backward", plan,
+                           {.rows = grad_rows, .weights = {}, .out = grad_x});
 }
 
 CombineBackwardResult Dispatcher::combine_backward(const Plan& plan, ConstTensorView grad_out,
@@ -291,14 +283,12 @@ OwnedTensor Dispatcher::allocate_rows(const Plan& plan, DType dtype) {
 }
 
 Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const DispatchArgs& args) {
-  const auto check = [&] {
-    CROSSDOCK_CHECK(!args.on_chunk || !plan.valid() || plan.device().is_cpu(),
-                    "begin_dispatch on a GPU does not call on_chunk; call next_chunk instead");
-  };
-  Pending<DispatchResult> pending = impl_->begin<DispatchResult>(
-      "dispatch", plan, {args.x, args.scales, args.rows, args.row_scales, args.row_weights}, check,
-      [&] { return dispatch(plan, args); });
-  pending.chunks_ = impl_->path_of(plan).take_chunks();
+  Begun begun;
+  Pending<DispatchResult> pending;
+  pending.result_ = impl_->path_of(plan).dispatch(plan, args, &begun);
+  impl_->keep(pending, plan, begun,
+              {args.x, args.scales, args.rows, args.row_scales, args.row_weights});
+  pending.chunks_ = std::move(begun.chunks);
   if (pending.chunks_.empty()) {
     pending.chunks_.push_back(
         {.experts = {0, plan.num_local_experts()}, .done = pending.work_->done});
@@ -308,8 +298,12 @@ Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const Dispa
 
 Pending<OwnedTensor> Dispatcher::begin_combine(const Plan& plan, ConstTensorView y,
                                                TensorView out) {
-  return impl_->begin<OwnedTensor>(
-      "combine", plan, {y, out}, [] {}, [&] { return combine(plan, y, out); });
+  Begun begun;
+  Pending<OwnedTensor> pending;
+  pending.result_ = impl_->gather_sum("combine", plan,
+                                      {.rows = y, .weights = weights_of(plan), .out = out}, &begun);
+  impl_->keep(pending, plan, begun, {y, out});
+  return pending;
 }
 
 std::optional<DispatchChunk> Dispatcher::next_chunk(Pending<DispatchResult>& pending) {

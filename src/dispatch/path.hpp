@@ -28,6 +28,12 @@ struct PathContext {
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.
 void check_plan(const PathContext& context, const Plan& plan);
 
+/// What a begun call leaves for finish and next_chunk.
+struct Begun {
+  std::shared_ptr<const void> done{};  // a marker for Path::finish; null: the call is complete
+  std::vector<PendingChunk> chunks{};  // of a dispatch; none: all rows arrive together
+};
+
 /// Carries out a dispatcher's calls for the tensors of a plan: in host memory or on a GPU. Members
 /// correspond to those of Dispatcher, and are collective where those are.
 class Path {
@@ -37,10 +43,13 @@ class Path {
   virtual Plan plan(const Routing& routing) = 0;
   virtual Plan plan(const DenseRouting& routing) = 0;
 
-  virtual DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) = 0;
+  // If `begun` is given, the call may be queued in a separate stream, which waits for the work that
+  // is already in the caller's stream and runs concurrently with later work there.
+
+  virtual DispatchResult dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) = 0;
   /// combine, combine_unweighted or dispatch_backward; `operation` is the name of the call.
-  virtual OwnedTensor gather_sum(const char* operation, const Plan& plan,
-                                 const GatherSumArgs& args) = 0;
+  virtual OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
+                                 Begun* begun) = 0;
   virtual CombineBackwardResult combine_backward(const Plan& plan,
                                                  const CombineBackwardArgs& args) = 0;
   virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) = 0;
@@ -48,22 +57,13 @@ class Path {
   /// Not collective.
   virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
 
-  /// Calls between begin_aside and end_aside are queued in a separate stream, which waits for the
-  /// work that is already in the caller's stream and runs concurrently with later work there.
-  /// end_aside returns a marker, for which finish makes the caller's stream wait; null if calls are
-  /// complete when they return.
-  virtual void begin_aside() = 0;
-  virtual std::shared_ptr<const void> end_aside() = 0;
-  /// (optional) Owners of these tensors' memory, as far as the library allocated it, for a call
-  /// that uses the tensors until it is finished. Default: none, calls are complete when they
-  /// return.
+  /// (optional) Owners of these tensors' memory, as far as the library allocated it, for a begun
+  /// call that uses the tensors until it ends. Default: none, calls are complete when they return.
   virtual std::vector<std::shared_ptr<const void>> owners_of(
       std::span<const ConstTensorView> /*tensors*/) const {
     return {};
   }
-  /// (optional) The chunks of the dispatch that was queued since begin_aside, in order. Default:
-  /// none, all rows arrive together.
-  virtual std::vector<PendingChunk> take_chunks() { return {}; }
+  /// Makes the caller's stream wait for a begun call, or for a chunk of it.
   virtual void finish(const std::shared_ptr<const void>& done) = 0;
 
   /// Sets the stream and limits of later calls.

@@ -25,7 +25,6 @@ struct Exchange {
   const Plan& plan;
   uint64_t sequence;      // of the agreement
   const char* operation;  // for messages and records
-  Stream stream;
 };
 
 /// One part of every row, moved as bits; scatter gets a span of them. fp8 rows have two parts,

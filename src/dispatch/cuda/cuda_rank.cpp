@@ -9,14 +9,13 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/cuda/waiting_room.hpp"
-#include "core/tensor_memory.hpp"
 #include "core/packed_items.hpp"
 #include "core/process_state.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/all_kernels.hpp"
 #include "dispatch/cuda/fault_error.hpp"
-#include "dispatch/cuda/kernels/pad_rows.hpp"
 #include "plan/capacity.hpp"
 
 namespace crossdock::cuda {
@@ -157,20 +156,6 @@ void CudaRank::set_options(const DeviceOptions& options) {
   streams_.wait_for(before);
 }
 
-PeerSignals CudaRank::near_signals() const {
-  PeerSignals near = signals();
-  for (int p = 0; p < near.P; ++p) {
-    if (!is_near(channel_ranks_.rank_at(p))) near.mailbox[p] = nullptr;
-  }
-  return near;
-}
-
-PeerSignals CudaRank::local_signals() const {
-  PeerSignals alone = signals();
-  alone.P = 0;
-  return alone;
-}
-
 CudaPlanInputs CudaRank::plan_inputs(int64_t T, int64_t K) const {
   CudaPlanInputs inputs{.T = T,
                         .P = group().size(),
@@ -193,49 +178,16 @@ CudaPlanInputs CudaRank::plan_inputs(int64_t T, int64_t K) const {
   return inputs;
 }
 
-void CudaRank::check_device(const char* name, const ConstTensorView& tensor) const {
-  CROSSDOCK_CHECK(tensor.device == where(), name, " must be on GPU ", device_,
-                  ", as the first routing was; it is ", describe(tensor.device));
-}
-
-void CudaRank::check_tensor(const char* name, const ConstTensorView& tensor,
-                            const Shape& shape) const {
-  CROSSDOCK_CHECK(tensor.shape == shape, name, " must be ", shape.to_string(), ", got ",
-                  describe(tensor));
-  check_device(name, tensor);
-  check_not_null(name, tensor);
-}
-
-OwnedTensor CudaRank::take(DType dtype, const Shape& shape) {
-  return owned_tensor(pool_->take(shape.num_elements() * size_of(dtype), stream()), dtype, shape);
-}
-
-OwnedTensor CudaRank::output_or_new(const char* name, const TensorView& given, DType dtype,
-                                    const Shape& shape) {
-  if (!given.given()) return take(dtype, shape);
-  check_tensor(name, given, shape);
-  CROSSDOCK_CHECK(given.dtype == dtype, name, " must be ", name_of(dtype), ", got ",
-                  name_of(given.dtype));
-  return {.view = given, .owner = nullptr};
+OwnedTensor CudaRank::take(DType dtype, const Shape& shape, cudaStream_t stream) {
+  return owned_tensor(pool_->take(shape.num_elements() * size_of(dtype), stream), dtype, shape);
 }
 
 std::byte* CudaRank::scratch(int64_t num_bytes) {
-  std::vector<Buffer>& buffers = streams_.lane().scratch;
+  std::vector<Buffer>& buffers = streams_.main().scratch;
   if (buffers.empty() || buffers.back().num_bytes() < num_bytes) {
     buffers.push_back(allocate_device(pool_->arena(), num_bytes));
   }
   return buffers.back().data();
-}
-
-void CudaRank::zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const {
-  launch_pad_rows({.plan = plan.arrays(),
-                   .shape = plan.shape(),
-                   .P = plan.inputs().P,
-                   .rank = plan.inputs().rank,
-                   .num_local = static_cast<int32_t>(plan.inputs().num_local),
-                   .rows = rows,
-                   .row_bytes = row_bytes},
-                  stream());
 }
 
 void CudaRank::check_usable() {
@@ -247,44 +199,6 @@ void CudaRank::check_usable() {
   CROSSDOCK_CHECK(options_.nccl_comm == context_.options.nccl_comm,
                   "nccl_comm must be set before the first plan and must not change; make another "
                   "dispatcher for another communicator");
-}
-
-// Peers that learn an address on the device have already chosen kernels for aligned rows.
-bool CudaRank::hides(const void* data) const {
-  return runs_ahead() && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-}
-
-ExposedMemory CudaRank::show(const void* data, int64_t num_bytes, bool with_contents) {
-  ExposedMemory shown;
-  if (num_bytes == 0) data = nullptr;
-  shown.data = static_cast<std::byte*>(const_cast<void*>(data));
-  shown.wanted = shown.data;
-  shown.num_bytes = num_bytes;
-  std::optional<MemoryBlock> block = pool_->find(data);
-  if (data != nullptr && ((!block && peers_.needs_copy(data)) || hides(data))) {
-    copied_bytes_ += num_bytes;
-    const Buffer copy = pool_->take(num_bytes, stream());
-    shown.lease = copy.owner();
-    shown.data = copy.data();
-    block = pool_->find(shown.data);
-    if (with_contents) {
-      CROSSDOCK_CUDA(cudaMemcpyAsync(shown.data, data, static_cast<size_t>(num_bytes),
-                                     cudaMemcpyDeviceToDevice, stream()));
-    }
-  }
-  if (!block) block = MemoryBlock{.base = shown.data, .num_bytes = num_bytes};
-  shown.handle = peers_.show(shown.data, *block);
-  const bool has_offset = shown.handle.device >= 0 && peers_.has_offsets();
-  if (has_offset && runs_ahead() && shown.handle.offset + num_bytes > peers_.common_bytes()) {
-    peers_.publish();
-  }
-  return shown;
-}
-
-void CudaRank::fetch(const ExposedMemory& shown) const {
-  if (!shown.lease) return;
-  CROSSDOCK_CUDA(cudaMemcpyAsync(shown.wanted, shown.data, static_cast<size_t>(shown.num_bytes),
-                                 cudaMemcpyDeviceToDevice, stream()));
 }
 
 }  // namespace crossdock::cuda

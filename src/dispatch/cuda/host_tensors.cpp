@@ -177,7 +177,7 @@ Plan HostTensors::plan(const DenseRouting& routing) {
   return plan_copy(routing.map, routing);
 }
 
-DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args) {
+DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args, Begun* /*begun*/) {
   OwnedTensor x;
   OwnedTensor scales;
   OwnedTensor rows;
@@ -215,13 +215,13 @@ DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args)
       args.on_chunk(result, chunk);
     };
   }
-  const DispatchResult moved = path_->dispatch(plan_on_device(plan), on_device);
+  const DispatchResult moved = path_->dispatch(plan_on_device(plan), on_device, nullptr);
   if (!args.on_chunk) run_agreed(group_, [&] { copy_back(moved); });
   return result;
 }
 
 OwnedTensor HostTensors::gather_sum(const char* operation, const Plan& plan,
-                                    const GatherSumArgs& args) {
+                                    const GatherSumArgs& args, Begun* /*begun*/) {
   OwnedTensor rows;
   OwnedTensor out;
   copy_in(operation, &plan, [&] {
@@ -231,8 +231,9 @@ OwnedTensor HostTensors::gather_sum(const char* operation, const Plan& plan,
   });
   const ConstTensorView weights =
       args.weights.given() ? plan_on_device(plan).weights() : ConstTensorView{};
-  const OwnedTensor sum = path_->gather_sum(
-      operation, plan_on_device(plan), {.rows = rows.view, .weights = weights, .out = out.view});
+  const OwnedTensor sum =
+      path_->gather_sum(operation, plan_on_device(plan),
+                        {.rows = rows.view, .weights = weights, .out = out.view}, nullptr);
   OwnedTensor result;
   run_agreed(group_, [&] { result = download(sum.view, plan.num_tokens(), args.out); });
   return result;
@@ -268,7 +269,7 @@ OwnedTensor HostTensors::collect_routes(const Plan& plan, ConstTensorView rows, 
   OwnedTensor values;
   OwnedTensor collected;
   copy_in("collect_routes", &plan, [&] {
-    check_collected(rows, routes);
+    check_outputs(rows, routes);
     values = upload_rows(plan, rows);
     collected = upload(routes);
   });

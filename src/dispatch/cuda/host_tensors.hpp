@@ -19,16 +19,15 @@ class HostTensors final : public Path {
   void set_options(const DeviceOptions& options) override;
   Plan plan(const Routing& routing) override;
   Plan plan(const DenseRouting& routing) override;
-  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args) override;
-  OwnedTensor gather_sum(const char* operation, const Plan& plan,
-                         const GatherSumArgs& args) override;
+  /// Begun calls are complete when they return.
+  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) override;
+  OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
+                         Begun* begun) override;
   CombineBackwardResult combine_backward(const Plan& plan,
                                          const CombineBackwardArgs& args) override;
   OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) override;
   void agree_on(const Proposal& proposal) override { path_->agree_on(proposal); }
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) override;
-  void begin_aside() override {}  // results are copied back before a call returns
-  std::shared_ptr<const void> end_aside() override { return nullptr; }
   void finish(const std::shared_ptr<const void>& /*done*/) override {}
   void check() override { path_->check(); }
   void await() override { path_->await(); }

@@ -95,20 +95,22 @@ void NcclTransport::connect() {
   watch_exchanges();
 }
 
-void NcclTransport::run(const CudaRank::Agreed& agreed, size_t /*first_entry*/,
+void NcclTransport::run(const GpuCall& call, size_t /*first_entry*/,
                         std::span<const RowTransfer> transfers) {
-  rank_.watch().begin_exchange(rank_.stream(), agreed.operation, agreed.sequence);
+  const cudaStream_t stream = call.stream();
+  rank_.watch().begin_exchange(stream, call.agreed().operation, call.agreed().sequence);
   communicator_->use([&](ncclComm_t comm) {
     NcclGroup group(library_);
     for (const RowTransfer& transfer : transfers) {
-      for (int p = 0; p < rank_.group().size(); ++p) queue(comm, transfer, p);
+      for (int p = 0; p < rank_.group().size(); ++p) queue(comm, transfer, p, stream);
     }
     await(comm, group.end());
   });
-  rank_.watch().end_exchange(rank_.stream());
+  rank_.watch().end_exchange(stream);
 }
 
-void NcclTransport::queue(ncclComm_t comm, const RowTransfer& transfer, int peer) const {
+void NcclTransport::queue(ncclComm_t comm, const RowTransfer& transfer, int peer,
+                          cudaStream_t stream) const {
   const RowTraffic::Part& part = transfer.traffic.parts[static_cast<size_t>(peer)];
   const auto bytes = [&](int64_t rows) { return static_cast<size_t>(rows * transfer.row_bytes); };
   // A non-blocking communicator may return ncclInProgress.
@@ -117,12 +119,12 @@ void NcclTransport::queue(ncclComm_t comm, const RowTransfer& transfer, int peer
   };
   if (part.send_count > 0) {
     check_queued(library_.send(transfer.send + bytes(part.send_begin), bytes(part.send_count),
-                               ncclUint8, peer, comm, rank_.stream()),
+                               ncclUint8, peer, comm, stream),
                  "ncclSend");
   }
   if (part.recv_count > 0) {
     check_queued(library_.recv(transfer.recv + bytes(part.recv_begin), bytes(part.recv_count),
-                               ncclUint8, peer, comm, rank_.stream()),
+                               ncclUint8, peer, comm, stream),
                  "ncclRecv");
   }
 }

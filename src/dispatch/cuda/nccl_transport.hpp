@@ -23,12 +23,12 @@ class NcclTransport final : public RowTransport {
   NcclTransport& operator=(const NcclTransport&) = delete;
 
   void connect() override;
-  void run(const CudaRank::Agreed& agreed, size_t first_entry,
+  void run(const GpuCall& call, size_t first_entry,
            std::span<const RowTransfer> transfers) override;
 
  private:
   void watch_exchanges();
-  void queue(ncclComm_t comm, const RowTransfer& transfer, int peer) const;
+  void queue(ncclComm_t comm, const RowTransfer& transfer, int peer, cudaStream_t stream) const;
   void await(ncclComm_t comm, ncclResult_t status) const;
 
   CudaRank& rank_;

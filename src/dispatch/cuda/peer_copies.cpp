@@ -8,17 +8,15 @@ namespace {
 // theirs.
 class PeerCopies final : public RowTransport {
  public:
-  explicit PeerCopies(CudaRank& rank) : rank_(rank) {}
-
-  void run(const CudaRank::Agreed& agreed, size_t first_entry,
+  void run(const GpuCall& call, size_t first_entry,
            std::span<const RowTransfer> transfers) override {
-    const int P = rank_.group().size();
+    const int P = call.rank().group().size();
     const Operation operation = transfers[0].operation;
-    launch_barrier(rank_.signals(), operation, rank_.stream());
+    launch_barrier(call.signals(), operation, call.stream());
     for (size_t i = 0; i < transfers.size(); ++i) {
       const RowTransfer& transfer = transfers[i];
       const std::byte* sent[kMaxPeers] = {};
-      rank_.reach(agreed, first_entry + i, sent);
+      call.reach(first_entry + i, sent);
       for (int p = 0; p < P; ++p) {
         const RowTraffic::Part& part = transfer.traffic.parts[static_cast<size_t>(p)];
         launch_move_rows({.from = sent[p] + part.peer_begin * transfer.row_bytes,
@@ -27,21 +25,18 @@ class PeerCopies final : public RowTransport {
                           .to_index = nullptr,
                           .num_rows = part.recv_count,
                           .row_bytes = transfer.row_bytes,
-                          .signals = rank_.signals().state},
-                         rank_.stream());
+                          .signals = call.signals().state},
+                         call.stream());
       }
     }
-    launch_barrier(rank_.signals(), operation, rank_.stream());
+    launch_barrier(call.signals(), operation, call.stream());
   }
-
- private:
-  CudaRank& rank_;
 };
 
 }  // namespace
 
-std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank) {
-  return std::make_unique<PeerCopies>(rank);
+std::unique_ptr<RowTransport> make_peer_copies() {
+  return std::make_unique<PeerCopies>();
 }
 
 }  // namespace crossdock::cuda

@@ -45,23 +45,24 @@ RankAgreement::RankAgreement(const Parts& parts)
           parts.context.config->max_rows && !parts.context.calls_wait && !is_alone() &&
           (!group().communicator().shares_address_space() || num_threads_running_ahead > 0)) {
   if (!may_run_ahead_) return;
-  queued_calls_ = QueuedCalls::of(group());
-  queued_calls_->add(*this);
+  recovery_ = Recovery::of(group());
+  recovery_->add(*this);
 }
 
 RankAgreement::~RankAgreement() {
-  if (queued_calls_) queued_calls_->remove(*this);
+  if (recovery_) recovery_->remove(*this);
 }
 
-bool RankAgreement::runs_ahead() const {
-  return may_run_ahead_ && parts_.streams.lane().is_connected && parts_.peers.grows_alone() &&
-         !is_capturing(parts_.streams.stream());
+bool RankAgreement::runs_ahead(const RankStreams::Lane& lane) const {
+  return may_run_ahead_ && lane.is_connected && parts_.peers.grows_alone() &&
+         !is_capturing(parts_.streams.stream_of(lane));
 }
 
 AgreedCall RankAgreement::agree(CallProposal proposal, int max_sms) {
-  if (!proposal.must_meet && runs_ahead()) return queue(std::move(proposal), max_sms);
-  const bool is_connected = parts_.streams.lane().is_connected;
-  if (is_alone() && is_connected && proposal.refusal == nullptr) {
+  if (!proposal.must_meet && runs_ahead(proposal.lane)) {
+    return queue(std::move(proposal), max_sms);
+  }
+  if (is_alone() && proposal.lane.is_connected && proposal.refusal == nullptr) {
     return agree_alone(std::move(proposal), max_sms);
   }
   return meet(std::move(proposal), max_sms);
@@ -72,9 +73,9 @@ AgreedCall RankAgreement::agree_alone(CallProposal proposal, int max_sms) {
   agreed.operation = proposal.operation;
   agreed.sequence = last_meeting_ * kCallsPerMeeting + ++num_calls_;
   agreed.num_slots = proposal.num_slots;
-  agreed.has_waiting_room = has_waiting_room(max_sms);
+  agreed.has_waiting_room = has_waiting_room(proposal.lane, max_sms);
   agreed.handles.push_back(std::move(proposal.handles));
-  parts_.streams.note_work();
+  parts_.streams.note_work(proposal.lane);
   return agreed;
 }
 
@@ -82,16 +83,16 @@ AgreedCall RankAgreement::queue(CallProposal proposal, int max_sms) {
   if (proposal.refusal != nullptr) {
     group().check();  // a failure is not a refusal
     const CallText call{proposal.operation, proposal.subject, std::move(proposal.call_text)};
-    std::optional<CallAccount> own;
-    if (!is_halted()) own = {.call = call, .refusal = *proposal.refusal};
-    queued_calls_->recover(*this, own);
+    std::optional<RefusedCall> own;
+    if (!is_halted()) own = {.account = {call, *proposal.refusal}, .lane = &proposal.lane};
+    recovery_->recover(*this, own);
   }
   CROSSDOCK_ASSERT(std::ssize(proposal.handles) <= kMostShown);
   AgreedCall agreed;
   agreed.operation = proposal.operation;
   agreed.sequence = last_meeting_ * kCallsPerMeeting + ++num_calls_;
   agreed.needs_barrier = true;
-  agreed.has_waiting_room = has_waiting_room(max_sms);
+  agreed.has_waiting_room = has_waiting_room(proposal.lane, max_sms);
   agreed.queued.number = log_.add(proposal.operation, proposal.subject, proposal.call_text);
   agreed.queued.hash = hash_of_call(proposal.operation, proposal.subject, proposal.call_text);
   for (const MemoryHandle& handle : proposal.handles) {
@@ -99,12 +100,12 @@ AgreedCall RankAgreement::queue(CallProposal proposal, int max_sms) {
         handle.device < 0 ? QueuedCall::kNoMemory : handle.offset;
   }
   agreed.handles.push_back(std::move(proposal.handles));
-  parts_.streams.note_work();
+  parts_.streams.note_work(proposal.lane);
   return agreed;
 }
 
 AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
-  RankStreams::Lane& lane = parts_.streams.lane();
+  RankStreams::Lane& lane = proposal.lane;
   PeerMemory& peers = parts_.peers;
   std::vector<ChunkNotice> news;
   const std::optional<Error> refusal = refusal_of([&] {
@@ -119,7 +120,7 @@ AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
   const ProposalHeader own{.num_handles = std::ssize(proposal.handles),
                            .num_news = std::ssize(news),
                            .needs_barrier = proposal.needs_barrier,
-                           .has_waiting_room = has_waiting_room(max_sms),
+                           .has_waiting_room = has_waiting_room(proposal.lane, max_sms),
                            .num_slots = proposal.num_slots};
   std::vector<std::byte> body;
   append_item(body, own);
@@ -133,12 +134,12 @@ AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
                                .body = body,
                                .refusal = as_refusal(refusal)});
   } catch (const Error& error) {
-    if (group().is_poisoned() || is_capturing(parts_.streams.stream())) throw;
+    if (group().is_poisoned() || is_capturing(parts_.streams.stream_of(lane))) throw;
     const bool peers_are_halted = comm::is_halt(error);
-    if (queued_calls_ && (peers_are_halted || is_halted())) {
-      queued_calls_->recover(*this, std::nullopt);
+    if (recovery_ && (peers_are_halted || is_halted())) {
+      recovery_->recover(*this, std::nullopt);
     }
-    clear_reported_faults();
+    clear_reported_faults(lane);
     throw;
   }
   last_meeting_ = agreement.sequence;
@@ -158,14 +159,14 @@ AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
     const auto of_peer = split_items<ChunkNotice>(bytes, header.num_news);
     if (!of_peer.empty()) run_agreed(group(), [&] { peers.hear(p, of_peer); });
   }
-  if (!lane.is_connected) connect(proposal.operation, proposal.subject, agreed);
-  parts_.streams.note_work();
+  if (!lane.is_connected) connect(proposal, agreed);
+  parts_.streams.note_work(proposal.lane);
   return agreed;
 }
 
 // A rank that cannot reach a peer refuses before any rank launches a kernel that waits for it.
-void RankAgreement::connect(const char* operation, uint64_t subject, const AgreedCall& agreed) {
-  RankStreams::Lane& lane = parts_.streams.lane();
+void RankAgreement::connect(const CallProposal& proposal, const AgreedCall& agreed) {
+  RankStreams::Lane& lane = proposal.lane;
   const std::optional<Error> refusal = refusal_of([&] {
     num_sharing_ = 1;
     std::vector<std::byte*> mailboxes;
@@ -187,16 +188,16 @@ void RankAgreement::connect(const char* operation, uint64_t subject, const Agree
     lost_peers_.set_watch(parts_.peers.watch_owners(
         [this](int peer) { lost_peers_.note(parts_.channel_ranks.slot_of(peer)); }));
   });
-  group().agree({.operation = operation,
-                 .subject = subject,
+  group().agree({.operation = proposal.operation,
+                 .subject = proposal.subject,
                  .under_way = true,
                  .refusal = as_refusal(refusal)});
   lane.is_connected = true;
 }
 
-bool RankAgreement::has_waiting_room(int max_sms) {
+bool RankAgreement::has_waiting_room(const RankStreams::Lane& lane, int max_sms) {
   if (max_sms <= 0) return false;
-  const uint64_t stream_id = id_of(parts_.streams.stream());
+  const uint64_t stream_id = id_of(parts_.streams.stream_of(lane));
   std::shared_ptr<const void>& room = waiting_rooms_[{stream_id, max_sms}];
   if (!room) {
     room = WaitingRoom::of(parts_.device)
@@ -213,19 +214,21 @@ std::vector<std::shared_ptr<const void>> RankAgreement::reservations() const {
 
 std::vector<std::shared_ptr<const void>> RankAgreement::late_mailboxes() const {
   std::vector<std::shared_ptr<const void>> mailboxes;
-  if (!queued_calls_) return mailboxes;
+  if (!recovery_) return mailboxes;
   for (const RankStreams::Lane* lane : connected_lanes()) {
     mailboxes.push_back(lane->channel->mailbox().owner());
   }
   return mailboxes;
 }
 
-void RankAgreement::await_peers(const AgreedCall& agreed, Operation operation) const {
-  const PeerSignals& signals = parts_.streams.lane().channel->signals();
+void RankAgreement::await_peers(const RankStreams::Lane& lane, const AgreedCall& agreed,
+                                Operation operation) const {
+  const PeerSignals& signals = lane.channel->signals();
+  const cudaStream_t stream = parts_.streams.stream_of(lane);
   if (agreed.is_queued()) {
-    launch_exchange(signals, agreed.queued, operation, bases_, parts_.streams.stream());
+    launch_exchange(signals, agreed.queued, operation, bases_, stream);
   } else {
-    launch_barrier(signals, operation, parts_.streams.stream());
+    launch_barrier(signals, operation, stream);
   }
 }
 
@@ -277,8 +280,8 @@ bool RankAgreement::is_halted() const {
 
 void RankAgreement::check() {
   group().check();
-  if (queued_calls_ && is_halted() && !is_capturing(parts_.streams.stream())) {
-    queued_calls_->recover(*this, std::nullopt);
+  if (recovery_ && is_halted() && !is_capturing(parts_.streams.callers_stream())) {
+    recovery_->recover(*this, std::nullopt);
   }
   raise_faults();
 }
@@ -287,14 +290,13 @@ uint32_t RankAgreement::note_refused(const CallText& call) {
   return log_.add(call.operation, call.subject, call.config);
 }
 
-void RankAgreement::stop(uint32_t refused, Operation operation) {
+void RankAgreement::stop(const RankStreams::Lane* refusing, uint32_t number, Operation operation) {
   const CallGuard guard(parts_.device);
   for (const RankStreams::Lane* lane : connected_lanes()) {
     const cudaStream_t stream = parts_.streams.stream_of(*lane);
     if (is_capturing(stream)) continue;
-    const bool refuses = refused != 0 && lane == &parts_.streams.lane();
-    const QueuedCall call{.number = refused,
-                          .hash = refuses ? QueuedCall::kRefuses : QueuedCall::kStops,
+    const QueuedCall call{.number = number,
+                          .hash = lane == refusing ? QueuedCall::kRefuses : QueuedCall::kStops,
                           .num_shown = 0};
     launch_exchange(lane->channel->signals(), call, operation, bases_, stream);
   }
@@ -349,11 +351,12 @@ void RankAgreement::resume(uint64_t sequence) {
 // After a meeting that failed on all ranks. A routing that the devices refused is refused on all
 // ranks and has now been reported. Clear it, or a rank whose device was behind would report it
 // again.
-void RankAgreement::clear_reported_faults() {
-  parts_.streams.watch()->try_await(parts_.streams.stream());  // the next call reports a timeout
-  for (const RankStreams::Lane* lane : parts_.streams.lanes()) {
-    const std::optional<Fault> fault = lane->channel->fault();
-    if (fault && !is_fatal(*fault)) lane->channel->clear_fault();
+void RankAgreement::clear_reported_faults(const RankStreams::Lane& lane) {
+  parts_.streams.watch()->try_await(
+      parts_.streams.stream_of(lane));  // the next call reports a timeout
+  for (const RankStreams::Lane* one : parts_.streams.lanes()) {
+    const std::optional<Fault> fault = one->channel->fault();
+    if (fault && !is_fatal(*fault)) one->channel->clear_fault();
   }
 }
 

@@ -10,18 +10,18 @@
 
 #include "comm/cuda/peer_calls.cuh"
 #include "comm/cuda/peer_memory.hpp"
-#include "dispatch/cuda/call_account.hpp"
-#include "dispatch/cuda/call_log.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
 #include "dispatch/cuda/lost_peers.hpp"
-#include "dispatch/cuda/queued_calls.hpp"
 #include "dispatch/cuda/rank_streams.hpp"
+#include "dispatch/cuda/run_ahead/call_log.hpp"
+#include "dispatch/cuda/run_ahead/recovery.hpp"
 #include "dispatch/path.hpp"
 
 namespace crossdock::cuda {
 
 /// A rank's part in the agreement on a call.
 struct CallProposal {
+  RankStreams::Lane& lane;  // in which the call is queued
   const char* operation;
   uint64_t subject;                   // number of the plan; 0: none yet
   std::string call_text;              // must be identical on every rank
@@ -54,7 +54,7 @@ struct AgreedCall {
 /// Ranks run ahead in this way if they are processes, the configuration has max_rows, and the call
 /// is not being captured. Threads of one process do not: while a rank's kernels wait for another
 /// rank on the same GPU, many of the other rank's CUDA calls would wait for those kernels.
-class RankAgreement : private CallQueue {
+class RankAgreement {
  public:
   /// The parts of its rank that it uses; they must outlive it.
   struct Parts {
@@ -66,7 +66,7 @@ class RankAgreement : private CallQueue {
     bool may_run_ahead;  // see ChannelUse
   };
   explicit RankAgreement(const Parts& parts);
-  ~RankAgreement() override;
+  ~RankAgreement();
   RankAgreement(const RankAgreement&) = delete;
   RankAgreement& operator=(const RankAgreement&) = delete;
 
@@ -74,12 +74,13 @@ class RankAgreement : private CallQueue {
   /// meet, in a later call. The first time in a lane it also connects the ranks' signals. max_sms:
   /// SM limit of kernels that wait for their peers; 0: none.
   AgreedCall agree(CallProposal proposal, int max_sms);
-  /// Whether the next call in the current lane only queues. Identical on every rank.
-  bool runs_ahead() const;
+  /// Whether the next call in the lane only queues. Identical on every rank.
+  bool runs_ahead(const RankStreams::Lane& lane) const;
 
   /// Queues what must precede the use of other ranks' memory: a barrier, or the exchange of calls
   /// that replaces it.
-  void await_peers(const AgreedCall& agreed, Operation operation) const;
+  void await_peers(const RankStreams::Lane& lane, const AgreedCall& agreed,
+                   Operation operation) const;
 
   /// Throws if the devices have recorded a fault (fatal ones first) or the watch has found an
   /// error. Does not wait.
@@ -97,32 +98,42 @@ class RankAgreement : private CallQueue {
   /// Memory that peers may write at any time after this rank has left: their farewells.
   std::vector<std::shared_ptr<const void>> late_mailboxes() const;
 
+  // How a halt ends; for Recovery.
+
+  /// Notes a call that this rank refuses; returns its number.
+  uint32_t note_refused(const CallText& call);
+  /// Tells the peers that this rank queues no further calls, so that their kernels do not wait for
+  /// them. refusing: the lane of call `number`, which this rank refuses; null: none.
+  void stop(const RankStreams::Lane* refusing, uint32_t number, Operation operation);
+  /// Waits until the queued work is done. Throws if the group has failed.
+  void await_stop();
+  /// What this rank knows about the first halted call, if any. own: this rank's refusal of call
+  /// own_number.
+  std::optional<CallAccount> account(const std::optional<CallAccount>& own,
+                                     uint32_t own_number) const;
+  /// Allows calls to be queued again. REQUIRES: await_stop has returned on all ranks. sequence:
+  /// number of the meeting.
+  void resume(uint64_t sequence);
+
  private:
   Group& group() const { return parts_.context.group; }
   bool is_alone() const { return group().size() == 1; }
   AgreedCall agree_alone(CallProposal proposal, int max_sms);
   AgreedCall queue(CallProposal proposal, int max_sms);
   AgreedCall meet(CallProposal proposal, int max_sms);
-  void connect(const char* operation, uint64_t subject, const AgreedCall& agreed);
-  bool has_waiting_room(int max_sms);
+  void connect(const CallProposal& proposal, const AgreedCall& agreed);
+  bool has_waiting_room(const RankStreams::Lane& lane, int max_sms);
   std::vector<RankStreams::Lane*> connected_lanes() const;
 
   [[noreturn]] void raise(const RankStreams::Lane& lane, Fault fault);
   Error error_of(const RankStreams::Lane& lane, Fault fault) const;
   bool is_halted() const;
 
-  // How a halt ends; see CallQueue.
-  uint32_t note_refused(const CallText& call) override;
-  void stop(uint32_t refused, Operation operation) override;
-  void await_stop() override;
-  std::optional<CallAccount> account(const std::optional<CallAccount>& own,
-                                     uint32_t own_number) const override;
-  void resume(uint64_t sequence) override;
-  void clear_reported_faults();
+  void clear_reported_faults(const RankStreams::Lane& lane);
 
   Parts parts_;
   bool may_run_ahead_;
-  std::shared_ptr<QueuedCalls> queued_calls_;  // null if it never runs ahead
+  std::shared_ptr<Recovery> recovery_;  // null if it never runs ahead
   CallLog log_;
   uint64_t last_meeting_ = 0;  // its sequence number
   uint64_t num_calls_ = 0;     // calls since then, without a meeting

@@ -29,15 +29,11 @@ std::vector<RankStreams::Lane*> RankStreams::lanes() {
   return all;
 }
 
-cudaStream_t RankStreams::stream() const {
-  return stream_of(lane());
-}
-
 cudaStream_t RankStreams::set_callers_stream(Stream stream) {
   const CallGuard guard(device_);
   const cudaStream_t before = callers_stream();
   const cudaStream_t wanted = group_stream(group_, stream);
-  // Taking the stream that replaces the threads' own may wait for the GPU (see begin_aside).
+  // Taking the stream that replaces the threads' own may wait for the GPU (see enter_aside).
   const bool takes_stream = wanted == cudaStreamPerThread && !callers_.is_per_thread();
   if (takes_stream && has_queued_ && !is_capturing(before)) {
     CROSSDOCK_CUDA(cudaStreamSynchronize(before));
@@ -57,7 +53,7 @@ void RankStreams::wait_for(cudaStream_t before) {
   here.make_wait(after);
 }
 
-void RankStreams::begin_aside() {
+RankStreams::Lane& RankStreams::enter_aside() {
   const CallGuard guard(device_);
   follow_caller();
   if (!aside_) {
@@ -71,19 +67,13 @@ void RankStreams::begin_aside() {
   const OwnedEvent here(device_);
   here.record(callers_stream());
   here.make_wait(aside_->stream->get());
-  is_aside_ = true;
+  return *aside_;
 }
 
-std::shared_ptr<const void> RankStreams::end_aside() {
-  std::shared_ptr<const void> done = mark();
-  is_aside_ = false;
-  return done;
-}
-
-std::shared_ptr<const void> RankStreams::mark() const {
+std::shared_ptr<const void> RankStreams::mark(const Lane& lane) const {
   const CallGuard guard(device_);
   auto here = std::make_shared<OwnedEvent>(device_);
-  here->record(stream());
+  here->record(stream_of(lane));
   return here;
 }
 

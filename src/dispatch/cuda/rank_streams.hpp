@@ -29,7 +29,7 @@ class RankStreams {
     std::shared_ptr<const OwnedStream> stream;  // null: the caller's
     std::vector<Buffer> scratch{};              // of plans; graphs may use any, the last is largest
   };
-  /// Makes a lane with its channel; called by open and by the first begin_aside.
+  /// Makes a lane with its channel; called by open and by the first enter_aside.
   using MakeLane = std::function<Lane()>;
   void open(MakeLane make_lane);
 
@@ -58,28 +58,26 @@ class RankStreams {
   bool is_per_thread() const { return callers_.is_per_thread(); }
 
   cudaStream_t callers_stream() const { return callers_.get(); }
-  /// The stream in which work is queued, and its lane.
-  cudaStream_t stream() const;
-  Lane& lane() { return is_aside_ ? *aside_ : main_; }
-  const Lane& lane() const { return is_aside_ ? *aside_ : main_; }
+  /// The lane of the caller's stream.
+  Lane& main() { return main_; }
+  const Lane& main() const { return main_; }
+  bool is_main(const Lane& lane) const { return &lane == &main_; }
   std::vector<Lane*> lanes();  // none before open
   cudaStream_t stream_of(const Lane& lane) const {
     return lane.stream ? lane.stream->get() : callers_stream();
   }
-  /// Records that work is about to be queued in stream().
-  void note_work() { has_queued_ = has_queued_ || !is_aside_; }
+  /// Records that work is about to be queued in the lane's stream.
+  void note_work(const Lane& lane) { has_queued_ = has_queued_ || is_main(lane); }
 
-  /// Until end_aside, work is queued in a separate stream with separate signals (see Path).
-  void begin_aside();
-  std::shared_ptr<const void> end_aside();
-  bool is_aside() const { return is_aside_; }
-  /// Marks all work queued in stream() so far; finish makes the caller's stream wait for the mark.
-  std::shared_ptr<const void> mark() const;
+  /// The lane of begun calls, with a stream of its own. It waits for the work that is already in
+  /// the caller's stream and runs concurrently with later work there.
+  Lane& enter_aside();
+  /// Marks all work queued in the lane so far; finish makes the caller's stream wait for the mark.
+  std::shared_ptr<const void> mark(const Lane& lane) const;
   void finish(const std::shared_ptr<const void>& done) const;
 
   const std::shared_ptr<StreamWatch>& watch() const { return watch_; }
-  /// Waits for stream(). On a timeout, fails the group and throws.
-  void await() const { await(stream()); }
+  /// Waits for the lane's work. On a timeout, fails the group and throws.
   void await(const Lane& lane) const { await(stream_of(lane)); }
   /// Waits for a lane's work; returns whether it ended in time. If not, the group fails.
   bool ends_in_time(const Lane& lane) noexcept;
@@ -94,8 +92,7 @@ class RankStreams {
   MakeLane make_lane_;
   Lane main_;
   std::optional<Lane> aside_;  // made when first needed
-  bool is_aside_ = false;
-  bool has_queued_ = false;  // work is in the caller's stream
+  bool has_queued_ = false;    // work is in the caller's stream
 };
 
 }  // namespace crossdock::cuda

@@ -16,16 +16,15 @@ const int64_t* rows_in_use(const CudaPlan& plan) {
 
 }  // namespace
 
-ReadyLinks ready_links(CudaRank& rank, const CudaPlan& plan) {
+ReadyLinks ready_links(GpuCall& call, const CudaPlan& plan) {
   ReadyLinks links;
-  links.memory = plan.take_links(rank.pool(), plan.capacity_rows());
+  links.memory = plan.take_links(call.rank().pool(), plan.capacity_rows());
   const int64_t num_bytes = links.memory->num_rows * static_cast<int64_t>(sizeof(RowLink));
-  links.shown = rank.show(links.memory->rows, num_bytes, /*with_contents=*/false);
+  links.shown = call.show(links.memory->rows, num_bytes, /*with_contents=*/false);
   return links;
 }
 
-void queue_links(CudaRank& rank, const CudaRank::Agreed& agreed, const CudaPlan& plan,
-                 const ReadyLinks& links) {
+void queue_links(const GpuCall& call, const CudaPlan& plan, const ReadyLinks& links) {
   plan.set_links(links.memory);
   LinkRowsArgs args{};
   args.targets = plan.arrays().targets;
@@ -33,13 +32,13 @@ void queue_links(CudaRank& rank, const CudaRank::Agreed& agreed, const CudaPlan&
   args.T = plan.inputs().T;
   args.K = plan.shape().K;
   args.links = *links.memory;
-  args.signals = rank.signals();
-  rank.reach(agreed, 0, args.rows);
-  rank.zero_pads(plan, reinterpret_cast<std::byte*>(args.links.rows), sizeof(RowLink));
-  launch_link_rows(args, rank.stream());
+  args.signals = call.signals();
+  call.reach(0, args.rows);
+  call.zero_pads(plan, reinterpret_cast<std::byte*>(args.links.rows), sizeof(RowLink));
+  launch_link_rows(args, call.stream());
 }
 
-void queue_fan_out(CudaRank& rank, const CudaPlan& plan, std::span<const FanOutPart> parts,
+void queue_fan_out(const GpuCall& call, const CudaPlan& plan, std::span<const FanOutPart> parts,
                    const TensorView& row_weights) {
   FanOutArgs args{};
   args.links = *plan.links();
@@ -47,11 +46,11 @@ void queue_fan_out(CudaRank& rank, const CudaPlan& plan, std::span<const FanOutP
   args.num_parts = static_cast<int32_t>(parts.size());
   std::ranges::copy(parts, args.parts);
   args.row_weights = static_cast<float*>(row_weights.data);
-  args.signals = rank.signals().state;
-  launch_fan_out(args, rank.max_sms(), rank.stream());
+  args.signals = call.signals().state;
+  launch_fan_out(args, call.max_sms(), call.stream());
 }
 
-void queue_partial_sums(CudaRank& rank, const CudaPlan& plan, const GatherSumArgs& args,
+void queue_partial_sums(const GpuCall& call, const CudaPlan& plan, const GatherSumArgs& args,
                         const TensorView& partials) {
   launch_partial_sums({.links = *plan.links(),
                        .rows_in_use = rows_in_use(plan),
@@ -61,8 +60,8 @@ void queue_partial_sums(CudaRank& rank, const CudaPlan& plan, const GatherSumArg
                        .partial_dtype = partials.dtype,
                        .rows = static_cast<const std::byte*>(args.rows.data),
                        .partials = static_cast<std::byte*>(partials.data),
-                       .signals = rank.signals().state},
-                      rank.max_sms(), rank.stream());
+                       .signals = call.signals().state},
+                      call.max_sms(), call.stream());
 }
 
 }  // namespace crossdock::cuda

@@ -3,7 +3,7 @@
 #include <memory>
 #include <span>
 
-#include "dispatch/cuda/cuda_rank.hpp"
+#include "dispatch/cuda/gpu_call.hpp"
 #include "dispatch/cuda/kernels/fan_out.hpp"
 
 namespace crossdock::cuda {
@@ -18,21 +18,20 @@ struct ReadyLinks {
 };
 
 /// Takes the memory. REQUIRES: the plan's capacity is set.
-ReadyLinks ready_links(CudaRank& rank, const CudaPlan& plan);
+ReadyLinks ready_links(GpuCall& call, const CudaPlan& plan);
 
-/// Queues the kernel that writes the links, and adds them to the plan. Their handles are entry 0.
-/// REQUIRES: all ranks' links are free to be written when the kernel starts.
-void queue_links(CudaRank& rank, const CudaRank::Agreed& agreed, const CudaPlan& plan,
-                 const ReadyLinks& links);
+/// Queues the kernel that writes the links, and adds them to the plan. They are entry 0 of the
+/// call. REQUIRES: all ranks' links are free to be written when the kernel starts.
+void queue_links(const GpuCall& call, const CudaPlan& plan, const ReadyLinks& links);
 
 /// After a scatter to the links' rank_targets: copies each token to its other rows here and, if
 /// row_weights is given, sets the weights of all rows.
-void queue_fan_out(CudaRank& rank, const CudaPlan& plan, std::span<const FanOutPart> parts,
+void queue_fan_out(const GpuCall& call, const CudaPlan& plan, std::span<const FanOutPart> parts,
                    const TensorView& row_weights);
 
 /// Sums the rows of each token here: rows [R, D] -> partials [R, D]. The sum is in the row of the
 /// token's lowest slot here.
-void queue_partial_sums(CudaRank& rank, const CudaPlan& plan, const GatherSumArgs& args,
+void queue_partial_sums(const GpuCall& call, const CudaPlan& plan, const GatherSumArgs& args,
                         const TensorView& partials);
 
 }  // namespace crossdock::cuda

@@ -5,8 +5,8 @@
 #include <memory>
 #include <span>
 
-#include "dispatch/cuda/cuda_rank.hpp"
 #include "dispatch/cuda/exchange_plan.hpp"
+#include "dispatch/cuda/gpu_call.hpp"
 
 namespace crossdock::cuda {
 
@@ -29,16 +29,16 @@ class RowTransport {
   virtual void connect() {}
 
   /// (optional) Throws if transfers cannot be queued now. Called before the ranks agree on a call.
-  virtual void check_usable() const {}
+  virtual void check_usable(const GpuCall& /*call*/) const {}
 
-  /// Queues transfers. The agreed handles from `first_entry` on belong to their send buffers. Once
+  /// Queues transfers. The call has shown their send buffers as entries from `first_entry` on. Once
   /// the stream has executed the transfers, they are complete and send buffers may be reused.
-  virtual void run(const CudaRank::Agreed& agreed, size_t first_entry,
+  virtual void run(const GpuCall& call, size_t first_entry,
                    std::span<const RowTransfer> transfers) = 0;
 };
 
 /// Every rank copies its rows out of its peers' memory.
-std::unique_ptr<RowTransport> make_peer_copies(CudaRank& rank);
+std::unique_ptr<RowTransport> make_peer_copies();
 
 /// Through page-locked host memory and the group's communicator, for GPUs that do not reach each
 /// other's memory. The host waits for the rows, so a call cannot be captured.

@@ -44,33 +44,34 @@ class StagedCopies final : public RowTransport {
  public:
   explicit StagedCopies(CudaRank& rank) : rank_(rank) {}
 
-  void check_usable() const override {
-    CROSSDOCK_CHECK(!is_capturing(rank_.stream()),
+  void check_usable(const GpuCall& call) const override {
+    CROSSDOCK_CHECK(!is_capturing(call.stream()),
                     "GPUs that cannot reach each other's memory exchange rows through host memory, "
                     "which cannot be captured in a graph; give an NCCL communicator "
                     "(DeviceOptions::nccl_comm)");
   }
 
-  void run(const CudaRank::Agreed& agreed, size_t /*first_entry*/,
+  void run(const GpuCall& call, size_t /*first_entry*/,
            std::span<const RowTransfer> transfers) override {
-    for (const RowTransfer& transfer : transfers) exchange(agreed, transfer);
+    for (const RowTransfer& transfer : transfers) exchange(call, transfer);
   }
 
  private:
-  void exchange(const CudaRank::Agreed& agreed, const RowTransfer& transfer) {
+  void exchange(const GpuCall& call, const RowTransfer& transfer) {
+    const char* const operation = call.agreed().operation;
     const int64_t staging_bytes = rank_.group().options().staging_bytes;
     const int64_t rows_per_part =
         std::max<int64_t>(1, staging_bytes / (rank_.group().size() * transfer.row_bytes));
     const int64_t own = most_rows(transfer.traffic);
-    const Agreement all = rank_.group().agree({.operation = agreed.operation,
+    const Agreement all = rank_.group().agree({.operation = operation,
                                                .config = concat("staging_bytes=", staging_bytes),
                                                .body = body_of(own),
                                                .under_way = true});
     int64_t most = 0;
     for (int p = 0; p < rank_.group().size(); ++p) most = std::max(most, item_of<int64_t>(all, p));
     for (int64_t first = 0; first < most; first += rows_per_part) {
-      run_round(transfer, first, rows_per_part,
-                rank_.group().wait_context(agreed.operation, all.sequence));
+      run_round(call, transfer, first, rows_per_part,
+                rank_.group().wait_context(operation, all.sequence));
     }
   }
 
@@ -82,8 +83,8 @@ class StagedCopies final : public RowTransport {
   }
 
   // Rows [first, first + rows_per_part) of every pair of ranks.
-  void run_round(const RowTransfer& transfer, int64_t first, int64_t rows_per_part,
-                 const WaitContext& wait) {
+  void run_round(const GpuCall& call, const RowTransfer& transfer, int64_t first,
+                 int64_t rows_per_part, const WaitContext& wait) {
     StagedSide send;
     StagedSide recv;
     for (const RowTraffic::Part& part : transfer.traffic.parts) {
@@ -95,33 +96,33 @@ class StagedCopies final : public RowTransport {
     send.staging = lease_pinned_memory(send.offsets.back());
     recv.staging = lease_pinned_memory(recv.offsets.back());
     for (size_t p = 0; p < send.rows.size(); ++p) {
-      copy(send.staging.data() + send.offsets[p],
+      copy(call, send.staging.data() + send.offsets[p],
            transfer.send + send.rows[p].begin * transfer.row_bytes,
            send.rows[p].count * transfer.row_bytes);
     }
-    await_copies(send.staging);
+    await_copies(call, send.staging);
     rank_.group().all_to_all_v(send.bytes(), send.offsets, recv.bytes(), recv.offsets, wait);
     for (size_t p = 0; p < recv.rows.size(); ++p) {
-      copy(transfer.recv + recv.rows[p].begin * transfer.row_bytes,
+      copy(call, transfer.recv + recv.rows[p].begin * transfer.row_bytes,
            recv.staging.data() + recv.offsets[p], recv.rows[p].count * transfer.row_bytes);
     }
-    await_copies(recv.staging);
+    await_copies(call, recv.staging);
   }
 
   // Waits until the device no longer uses the staging memory. On failure the memory is leaked.
-  void await_copies(const Buffer& staging) const {
+  static void await_copies(const GpuCall& call, const Buffer& staging) {
     try {
-      rank_.await_stream();
+      call.await();
     } catch (...) {
       leak(staging.owner());
       throw;
     }
   }
 
-  void copy(void* to, const void* from, int64_t num_bytes) const {
+  static void copy(const GpuCall& call, void* to, const void* from, int64_t num_bytes) {
     if (num_bytes == 0) return;
     CROSSDOCK_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault,
-                                   rank_.stream()));
+                                   call.stream()));
   }
 
   CudaRank& rank_;

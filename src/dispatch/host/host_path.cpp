@@ -4,8 +4,9 @@
 
 #include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
-#include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/collective_call.hpp"
+#include "dispatch/dispatch_args.hpp"
 #include "dispatch/host/row_tensors.hpp"
 #include "ops/sum_rows.hpp"
 #include "plan/capacity.hpp"
@@ -52,7 +53,7 @@ Plan make_plan(const PathContext& context, const AnyRouting& routing) {
   std::shared_ptr<const void> state;
   run_agreed(group, [&] {
     const Plan bare(data, nullptr);
-    state = context.strategy->prepare({group, bare, agreement.sequence, "plan", {}});
+    state = context.strategy->prepare({group, bare, agreement.sequence, "plan"});
   });
   return {std::move(data), std::move(state)};
 }
@@ -67,44 +68,35 @@ Plan make_host_plan(const PathContext& context, const DenseRouting& routing) {
   return make_plan(context, routing);
 }
 
-HostPath::HostPath(PathContext context) : FramedPath(std::move(context), Traits{}) {}
+HostPath::HostPath(PathContext context) : context_(std::move(context)) {}
 
-void HostPath::check_tensor(const char* name, const ConstTensorView& tensor,
-                            const Shape& shape) const {
-  crossdock::check_tensor(name, tensor, shape);
-}
-
-OwnedTensor HostPath::take(DType dtype, const Shape& shape) {
-  return group().pool().take(dtype, shape);
-}
-
-OwnedTensor HostPath::output_or_new(const char* name, const TensorView& given, DType dtype,
-                                    const Shape& shape) {
-  if (!given.given()) return take(dtype, shape);
-  crossdock::check_tensor(name, given, dtype, shape);
-  return {.view = given, .owner = nullptr};
-}
-
-OwnedTensor HostPath::take_rows(const char* operation, const Plan& plan, DType dtype) {
-  return strategy().allocate_rows({group(), plan, 0, operation, {}}, dtype,
-                                  {plan.num_rows(), config().width});
+OwnedTensor HostPath::take_rows(const char* operation, const Plan& plan, DType dtype) const {
+  return strategy().allocate_rows({group(), plan, 0, operation}, dtype,
+                                  {plan.num_rows(), context_.config->width});
 }
 
 OwnedTensor HostPath::allocate_rows(const Plan& plan, DType dtype) {
   return take_rows("allocate_rows", plan, dtype);
 }
 
-ReadyCall HostPath::ready_dispatch(const Plan& plan, const DispatchArgs& args,
-                                   const DispatchResult& result) {
-  std::vector<RowPart> parts{row_part(args.x, result.rows.view)};
-  if (args.scales.given()) parts.push_back(row_part(args.scales, result.row_scales.view));
-  const int64_t num_bytes = plan.data().num_sent() * parts[0].row_bytes;
-  return {.move =
-              [this, &plan, &args, &result, parts = std::move(parts)](uint64_t sequence) {
-                scatter_tokens({group(), plan, sequence, "dispatch", {}}, parts, args, result);
-                if (args.on_chunk) agree_on_chunks(plan);
-              },
-          .num_bytes = num_bytes};
+DispatchResult HostPath::dispatch(const Plan& plan, const DispatchArgs& args, Begun* /*begun*/) {
+  HostCall call(context_, {.operation = "dispatch", .plan = &plan, .text = call_text(args)});
+  DispatchResult result;
+  std::vector<RowPart> parts;
+  call.prepare([&] {
+    check_args(plan, args, {});
+    result.rows = args.rows.given() ? OwnedTensor{.view = args.rows, .owner = nullptr}
+                                    : take_rows("dispatch", plan, args.x.dtype);
+    take_outputs(group().pool(), plan, args, result);
+    parts.push_back(row_part(args.x, result.rows.view));
+    if (args.scales.given()) parts.push_back(row_part(args.scales, result.row_scales.view));
+  });
+  const uint64_t sequence = call.agree();
+  call.move(plan.data().num_sent() * parts[0].row_bytes, [&] {
+    scatter_tokens({group(), plan, sequence, "dispatch"}, parts, args, result);
+    if (args.on_chunk) agree_on_chunks(group(), plan);
+  });
+  return result;
 }
 
 // Scatters tokens to the rows of their experts, at once or chunk by chunk.
@@ -137,56 +129,86 @@ void HostPath::scatter_tokens(const Exchange& exchange, std::span<const RowPart>
   arrived(0);
 }
 
-ReadyCall HostPath::ready_gather_sum(const char* operation, const Plan& plan,
-                                     const GatherSumArgs& args) {
-  return {.move =
-              [this, operation, &plan, args](uint64_t sequence) {
-                const Exchange exchange{group(), plan, sequence, operation, {}};
-                if (config().partial_sums != PartialSums::kNone) {
-                  strategy().gather_partial_sums(exchange, args);
-                } else {
-                  strategy().gather_sum(exchange, args);
-                }
-              },
-          .num_bytes = plan.data().num_received() * args.rows.row_bytes()};
+OwnedTensor HostPath::gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
+                                 Begun* /*begun*/) {
+  HostCall call(context_, {.operation = operation, .plan = &plan, .text = call_text(args)});
+  OwnedTensor out;
+  call.prepare([&] {
+    check_args(plan, args, {});
+    out = output_or_new(group().pool(), args.out, args.rows.dtype,
+                        {plan.num_tokens(), context_.config->width});
+  });
+  const uint64_t sequence = call.agree();
+  call.move(plan.data().num_received() * args.rows.row_bytes(), [&] {
+    const Exchange exchange{group(), plan, sequence, operation};
+    const GatherSumArgs sum{.rows = args.rows, .weights = args.weights, .out = out.view};
+    if (context_.config->partial_sums != PartialSums::kNone) {
+      strategy().gather_partial_sums(exchange, sum);
+    } else {
+      strategy().gather_sum(exchange, sum);
+    }
+  });
+  return out;
 }
 
 // Sends grad_out and the weights to the rows, computes both gradients there and returns the weight
 // gradients.
-ReadyCall HostPath::ready_combine_backward(const Plan& plan, const GradientTensors& tensors) {
-  const PlanData& data = plan.data();
-  const OwnedTensor row_weights = take(data.weight_dtype, {data.num_rows()});
-  const OwnedTensor row_grads = take(data.weight_dtype, {data.num_rows()});
-  const auto move = [this, &plan, tensors, row_weights, row_grads](uint64_t sequence) {
-    const Exchange exchange{group(), plan, sequence, "combine_backward", {}};
-    const RowPart part = row_part(tensors.grad_out, tensors.grad_rows);
-    zero_pad_rows(plan.data(), tensors.grad_rows);
+CombineBackwardResult HostPath::combine_backward(const Plan& plan,
+                                                 const CombineBackwardArgs& args) {
+  HostCall call(context_,
+                {.operation = "combine_backward", .plan = &plan, .text = call_text(args)});
+  CombineBackwardResult result;
+  OwnedTensor row_weights;
+  OwnedTensor row_grads;
+  call.prepare([&] {
+    check_args(plan, args, {});
+    const DType weight_dtype = plan.data().weight_dtype;
+    BufferPool& pool = group().pool();
+    result.grad_rows = args.grad_rows.given()
+                           ? OwnedTensor{.view = args.grad_rows, .owner = nullptr}
+                           : take_rows("combine_backward", plan, args.y.dtype);
+    result.grad_weights =
+        output_or_new(pool, args.grad_weights, weight_dtype, {plan.num_tokens(), plan.data().K});
+    row_weights = pool.take(weight_dtype, {plan.num_rows()});
+    row_grads = pool.take(weight_dtype, {plan.num_rows()});
+  });
+  const uint64_t sequence = call.agree();
+  const TensorView& grad_rows = result.grad_rows.view;
+  call.move(plan.data().num_sent() * grad_rows.row_bytes(), [&] {
+    const Exchange exchange{group(), plan, sequence, "combine_backward"};
+    const RowPart part = row_part(args.grad_out, grad_rows);
+    zero_pad_rows(plan.data(), grad_rows);
     strategy().scatter(exchange, {&part, 1});
     zero_pad_rows(plan.data(), row_weights.view);
     strategy().scatter_routes(exchange, plan.weights(), row_weights.view);
-    ops::sum_rows_backward({.y = static_cast<const std::byte*>(tensors.y.data),
-                            .grad = static_cast<std::byte*>(tensors.grad_rows.data),
+    ops::sum_rows_backward({.y = static_cast<const std::byte*>(args.y.data),
+                            .grad = static_cast<std::byte*>(grad_rows.data),
                             .weights = row_weights.view.data,
                             .grad_weights = row_grads.view.data,
                             .R = plan.num_rows(),
-                            .D = config().width,
-                            .dtype = tensors.y.dtype},
+                            .D = context_.config->width,
+                            .dtype = args.y.dtype},
                            *group().threads());
-    zero(tensors.grad_weights);
-    strategy().gather_routes(exchange, row_grads.view, tensors.grad_weights);
-  };
-  return {.move = move, .num_bytes = data.num_sent() * tensors.grad_rows.row_bytes()};
+    zero(result.grad_weights.view);
+    strategy().gather_routes(exchange, row_grads.view, result.grad_weights.view);
+  });
+  return result;
 }
 
-ReadyCall HostPath::ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
-                                         const TensorView& routes) {
-  return {
-      .move =
-          [this, &plan, rows, routes](uint64_t sequence) {
-            zero(routes);
-            strategy().gather_routes({group(), plan, sequence, "collect_routes", {}}, rows, routes);
-          },
-      .num_bytes = plan.data().num_received() * size_of(rows.dtype)};
+OwnedTensor HostPath::collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) {
+  HostCall call(context_,
+                {.operation = "collect_routes", .plan = &plan, .text = call_text_of_routes(rows)});
+  OwnedTensor result;
+  call.prepare([&] {
+    check_collected(plan, rows, routes, {});
+    result = output_or_new(group().pool(), routes, rows.dtype, {plan.num_tokens(), plan.data().K});
+  });
+  const uint64_t sequence = call.agree();
+  call.move(plan.data().num_received() * size_of(rows.dtype), [&] {
+    zero(result.view);
+    strategy().gather_routes({group(), plan, sequence, "collect_routes"}, rows, result.view);
+  });
+  return result;
 }
 
 }  // namespace crossdock

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <memory>
 #include <span>
-#include <vector>
 
-#include "dispatch/framed_path.hpp"
+#include "dispatch/path.hpp"
 
 namespace crossdock {
 
@@ -13,41 +13,35 @@ Plan make_host_plan(const PathContext& context, const DenseRouting& routing);
 
 /// The path for tensors in host memory: the dispatcher's strategy moves the rows. A call is done
 /// when it returns.
-class HostPath final : public FramedPath {
+class HostPath final : public Path {
  public:
   explicit HostPath(PathContext context);
 
-  Plan plan(const Routing& routing) override { return make_host_plan(context(), routing); }
-  Plan plan(const DenseRouting& routing) override { return make_host_plan(context(), routing); }
+  Plan plan(const Routing& routing) override { return make_host_plan(context_, routing); }
+  Plan plan(const DenseRouting& routing) override { return make_host_plan(context_, routing); }
+  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) override;
+  OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
+                         Begun* begun) override;
+  CombineBackwardResult combine_backward(const Plan& plan,
+                                         const CombineBackwardArgs& args) override;
+  OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) override;
+  void agree_on(const Proposal& proposal) override { group().agree(proposal); }
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) override;
-  void begin_aside() override {}
-  std::shared_ptr<const void> end_aside() override { return nullptr; }
   void finish(const std::shared_ptr<const void>& /*done*/) override {}
   void set_options(const DeviceOptions& /*options*/) override {}
   void check() override {}
   void await() override {}
 
  private:
-  void check_usable() override {}
-  void check_tensor(const char* name, const ConstTensorView& tensor,
-                    const Shape& shape) const override;
-  OwnedTensor take(DType dtype, const Shape& shape) override;
-  OwnedTensor output_or_new(const char* name, const TensorView& given, DType dtype,
-                            const Shape& shape) override;
-  OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) override;
-
-  ReadyCall ready_dispatch(const Plan& plan, const DispatchArgs& args,
-                           const DispatchResult& result) override;
-  ReadyCall ready_gather_sum(const char* operation, const Plan& plan,
-                             const GatherSumArgs& args) override;
-  ReadyCall ready_combine_backward(const Plan& plan, const GradientTensors& tensors) override;
-  ReadyCall ready_collect_routes(const Plan& plan, const ConstTensorView& rows,
-                                 const TensorView& routes) override;
-
+  /// Memory for rows [R, D] that peers may write.
+  OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) const;
   void scatter_tokens(const Exchange& exchange, std::span<const RowPart> parts,
                       const DispatchArgs& args, const DispatchResult& result);
 
-  Strategy& strategy() const { return *context().strategy; }
+  Group& group() const { return context_.group; }
+  Strategy& strategy() const { return *context_.strategy; }
+
+  PathContext context_;
 };
 
 }  // namespace crossdock

@@ -1,5 +1,7 @@
 #include "dispatch/host/peer_rows.hpp"
 
+#include <utility>
+
 #include "core/packed_items.hpp"
 #include "core/stream_copy.hpp"
 #include "crossdock/extend/plan_data.hpp"
@@ -48,25 +50,26 @@ void ExposedRows::fetch(const Exchange& exchange, int64_t row_bytes) const {
   ops::copy_blocks({.from = data_, .to = wanted_, .blocks = blocks, .row_bytes = row_bytes});
 }
 
-PeerRows::PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown)
-    : num_entries_(shown.size()) {
+PeerRows exchange_addresses(const Exchange& exchange, std::span<const ExposedRows> shown) {
   std::vector<comm::WindowHandle> handles;
   for (const ExposedRows& rows : shown) handles.push_back(rows.handle());
   const Agreement agreement = exchange.group.agree({.operation = exchange.operation,
                                                     .subject = exchange.plan.id(),
                                                     .body = std::as_bytes(std::span(handles)),
                                                     .under_way = true});
+  std::vector<std::byte*> addresses;
   for (int rank = 0; rank < exchange.group.size(); ++rank) {
     std::span<const std::byte> body = agreement.body(rank);
     for (const auto& handle : split_items<comm::WindowHandle>(body, std::ssize(handles))) {
-      addresses_.push_back(is_reachable(exchange, rank)
-                               ? comm::windows_of(exchange.group).reach(rank, handle)
-                               : nullptr);
+      addresses.push_back(is_reachable(exchange, rank)
+                              ? comm::windows_of(exchange.group).reach(rank, handle)
+                              : nullptr);
     }
   }
+  return {shown.size(), std::move(addresses)};
 }
 
-void end_exchange(const Exchange& exchange) {
+void barrier(const Exchange& exchange) {
   finish_stores();
   exchange.group.agree(
       {.operation = exchange.operation, .subject = exchange.plan.id(), .under_way = true});

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/window.hpp"
@@ -37,10 +38,12 @@ class ExposedRows {
   comm::WindowHandle handle_;
 };
 
-/// The rows of all ranks of this node, one entry per ExposedRows. Collective over the whole group.
+/// The rows of all ranks of this node, one entry per ExposedRows.
 class PeerRows {
  public:
-  PeerRows(const Exchange& exchange, std::span<const ExposedRows> shown);
+  /// addresses: [P, entries]
+  PeerRows(size_t num_entries, std::vector<std::byte*> addresses)
+      : num_entries_(num_entries), addresses_(std::move(addresses)) {}
 
   /// Null if `rank` is on another node or has no rows.
   std::byte* at(int rank, size_t entry = 0) const {
@@ -49,12 +52,15 @@ class PeerRows {
 
  private:
   size_t num_entries_;
-  std::vector<std::byte*> addresses_;  // [P, entries]
+  std::vector<std::byte*> addresses_;
 };
 
-/// Ends an exchange in which ranks used each other's memory: when it returns, all ranks are done.
-/// Collective.
-void end_exchange(const Exchange& exchange);
+/// Tells all ranks where this rank's rows are. Collective over the whole group.
+PeerRows exchange_addresses(const Exchange& exchange, std::span<const ExposedRows> shown);
+
+/// Ends an exchange in which ranks used each other's memory: when it returns, the stores of all
+/// ranks are done. Collective.
+void barrier(const Exchange& exchange);
 
 /// Whether `rank` is on this rank's node.
 bool is_reachable(const Exchange& exchange, int rank);

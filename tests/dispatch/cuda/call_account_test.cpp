@@ -1,7 +1,5 @@
 // How the hosts, meeting after their devices were halted, find the cause. Needs no GPU.
 
-#include "dispatch/cuda/call_account.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +7,7 @@
 
 #include "comm/cuda/peer_calls.cuh"
 #include "crossdock/threads.hpp"
-#include "dispatch/cuda/call_log.hpp"
+#include "dispatch/cuda/run_ahead/call_log.hpp"
 
 namespace crossdock::cuda {
 namespace {

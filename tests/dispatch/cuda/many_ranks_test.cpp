@@ -104,15 +104,15 @@ class HostTransport final : public cuda::RowTransport {
  public:
   explicit HostTransport(cuda::CudaRank& rank) : rank_(rank) {}
 
-  void run(const cuda::CudaRank::Agreed& agreed, size_t /*first_entry*/,
+  void run(const cuda::GpuCall& call, size_t /*first_entry*/,
            std::span<const cuda::RowTransfer> transfers) override {
     cuda_ok(cudaStreamSynchronize(rank_.stream()));
-    for (const cuda::RowTransfer& transfer : transfers) exchange(agreed, transfer);
+    for (const cuda::RowTransfer& transfer : transfers) exchange(call.agreed(), transfer);
     cuda_ok(cudaStreamSynchronize(rank_.stream()));
   }
 
  private:
-  void exchange(const cuda::CudaRank::Agreed& agreed, const cuda::RowTransfer& transfer) {
+  void exchange(const cuda::AgreedCall& agreed, const cuda::RowTransfer& transfer) {
     std::vector<int64_t> send_offsets{0};
     std::vector<int64_t> recv_offsets{0};
     for (const cuda::RowTraffic::Part& part : transfer.traffic.parts) {

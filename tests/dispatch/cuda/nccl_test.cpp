@@ -98,7 +98,7 @@ TEST_F(CudaNccl, DispatchersOfOneRankShareTheCommunicator) {
         const auto first = make_packed_path(group, setting);
         const auto second = make_packed_path(group, setting);
         std::set<const cuda::NcclCommunicator*> made;
-        for (cuda::CudaPacked* path : {first.get(), second.get()}) {
+        for (Path* path : {first.get(), second.get()}) {
           path->set_options({.stream = stream.view()});
           const Plan plan = path->plan(tensors.routing());
           made.insert(comm::nccl_communicator_of(group).lock().get());
@@ -134,8 +134,9 @@ TEST_F(CudaNccl, ACommunicatorOfTheLibrarysOwnIsAbortedAfterAFailure) {
       [&](Group& group) {
         const PackedRank rank(group, setting);
         const Plan plan = rank.path->plan(rank.tensors.routing());
-        EXPECT_THAT(message_of([&] { rank.path->dispatch(plan, {.x = rank.tensors.x.view}); }),
-                    HasSubstr("ncclGroupEnd: an error of the stand-in"));
+        EXPECT_THAT(
+            message_of([&] { rank.path->dispatch(plan, {.x = rank.tensors.x.view}, nullptr); }),
+            HasSubstr("ncclGroupEnd: an error of the stand-in"));
         EXPECT_TRUE(group.is_poisoned());
       },
       setting.options);

@@ -4,9 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "dispatch/cuda/cuda_packed.hpp"
+#include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/cuda/step.hpp"
-#include "dispatch/strategies/packings.hpp"
 
 namespace crossdock {
 
@@ -21,13 +20,12 @@ struct PackedSetting {
   DispatchCase the_case;
   ThreadOptions options{};
   std::string strategy;
-  cuda::CudaPacked::MakeTransport make_transport;
+  cuda::MakeTransport make_transport;
 };
 
 /// One rank's path with that transport.
-inline std::unique_ptr<cuda::CudaPacked> make_packed_path(Group& group,
-                                                          const PackedSetting& setting) {
-  return std::make_unique<cuda::CudaPacked>(
+inline std::unique_ptr<Path> make_packed_path(Group& group, const PackedSetting& setting) {
+  return cuda::make_packed_path(
       PathContext{.group = group,
                   .config = std::make_shared<const DispatchConfig>(setting.the_case.config),
                   .strategy = make_strategy(setting.strategy),
@@ -49,7 +47,7 @@ struct PackedRank {
 
   const RankStream stream;
   const DeviceTensors tensors;
-  const std::unique_ptr<cuda::CudaPacked> path;
+  const std::unique_ptr<Path> path;
 };
 
 /// Expects that one step is bit-identical to the CPU.
@@ -62,10 +60,11 @@ inline void expect_bits_of_the_cpu(const PackedSetting& setting) {
         const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
         const PackedRank rank(group, setting);
         const Plan plan = rank.path->plan(rank.tensors.routing());
-        const DispatchResult moved =
-            rank.path->dispatch(plan, {.x = rank.tensors.x.view, .with_row_weights = true});
+        const DispatchResult moved = rank.path->dispatch(
+            plan, {.x = rank.tensors.x.view, .with_row_weights = true}, nullptr);
         const OwnedTensor out = rank.path->gather_sum(
-            "combine", plan, {.rows = moved.rows.view, .weights = plan.weights(), .out = {}});
+            "combine", plan, {.rows = moved.rows.view, .weights = plan.weights(), .out = {}},
+            nullptr);
         const CombineBackwardResult backward = rank.path->combine_backward(
             plan, {.grad_out = rank.tensors.grad_out.view, .y = moved.rows.view});
         EXPECT_EQ(to_host(moved.rows.view, rank.stream), wanted.rows);

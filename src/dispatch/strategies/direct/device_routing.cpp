@@ -1,13 +1,13 @@
 #include "dispatch/strategies/direct/device_routing.hpp"
 
 #include <algorithm>
-#include <optional>
 
-#include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/tensor_check.hpp"
+#include "dispatch/cuda/gpu_call.hpp"
+#include "dispatch/dispatch_args.hpp"
 #include "plan/cuda/route_slots.hpp"
 
 namespace crossdock::cuda {
@@ -21,9 +21,9 @@ void check_common(const CudaRank& rank, const ConstTensorView& routes,
   const int64_t T = routes.shape[0];
   CROSSDOCK_CHECK(weights.shape == routes.shape && is_summable(weights.dtype), "weights must be ",
                   routes.shape.to_string(), " fp32, fp64, bf16 or fp16, got ", describe(weights));
-  rank.check_tensor("weights", weights, routes.shape);
+  check_tensor_on(rank.where(), "weights", weights, routes.shape);
   if (mask.given()) {
-    rank.check_tensor("mask", mask, {T});
+    check_tensor_on(rank.where(), "mask", mask, {T});
     CROSSDOCK_CHECK(mask.dtype == DType::kBool, "mask must be [", T, "] bool, got ",
                     describe(mask));
   }
@@ -41,7 +41,7 @@ void check_map(const CudaRank& rank, const DenseRouting& routing) {
   const ConstTensorView& map = routing.map;
   CROSSDOCK_CHECK(map.shape.rank() == 2 && map.shape[1] == E && map.dtype == DType::kBool,
                   "map must be [T, ", E, "] bool, got ", describe(map));
-  rank.check_tensor("map", map, map.shape);
+  check_tensor_on(rank.where(), "map", map, map.shape);
   check_common(rank, map, routing.weights, routing.mask);
 }
 
@@ -72,7 +72,7 @@ ReadyRouting ready_routing(CudaRank& rank, const Routing& routing) {
   CROSSDOCK_CHECK(ids.shape.rank() == 2 && ids.shape[1] == K &&
                       (ids.dtype == DType::kI32 || ids.dtype == DType::kI64),
                   "expert_ids must be [T, ", K, "] int32 or int64, got ", describe(ids));
-  rank.check_tensor("expert_ids", ids, ids.shape);
+  check_tensor_on(rank.where(), "expert_ids", ids, ids.shape);
   check_common(rank, ids, routing.weights, routing.mask);
   ReadyRouting ready{.slots = {.expert_ids = ids.data,
                                .ids_are_64_bit = ids.dtype == DType::kI64,
@@ -121,27 +121,18 @@ int64_t agree_num_slots(CudaRank& rank, const DenseRouting& routing) {
   const DispatchConfig& config = rank.config();
   if (config.max_routes_per_token > 0) return config.max_routes_per_token;
   if (config.top_k == config.num_experts) return config.top_k;
-  const CudaRank::CallScope scope(rank);
   int64_t slots = config.top_k;
-  const std::optional<Error> refusal = refusal_of([&] {
-    rank.check_usable();
-    rank.follow_caller();
+  GpuCall call(rank, {.operation = "plan",
+                      .plan = nullptr,
+                      .text = concat(rank.context().config_text, ";routing=map;device=cuda")});
+  call.prepare([&] {
     CROSSDOCK_CHECK(!is_capturing(rank.stream()),
                     "a plan of a dense map that is captured in a graph needs max_routes_per_token "
                     "in the configuration: without it the host must wait for the number of bits");
     check_map(rank, routing);
     slots = std::max(slots, most_bits(rank, routing));
   });
-  return rank
-      .agree({.operation = "plan",
-              .subject = 0,
-              .call_text = concat(rank.context().config_text, ";routing=map;device=cuda"),
-              .handles = {},
-              .needs_barrier = false,
-              .num_slots = slots,
-              .must_meet = true,
-              .refusal = as_refusal(refusal)})
-      .num_slots;
+  return call.agree({.needs_barrier = false, .num_slots = slots, .must_meet = true}).num_slots;
 }
 
 }  // namespace crossdock::cuda

@@ -1,10 +1,9 @@
-#include "dispatch/strategies/direct/relay_plan.hpp"
-
 #include <vector>
 
 #include "core/sizes.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_arrays.hpp"
+#include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/strategies/direct/direct.hpp"
 #include "dispatch/strategies/direct/source_partials.hpp"
 
@@ -133,8 +132,7 @@ SumList make_token_sums(const PlanData& data, const SourcePartials& partials,
   return sums;
 }
 
-}  // namespace
-
+// `plan` was made on the host by direct or hierarchical. Collective; waits for the GPU.
 RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   const PlanData& data = plan.data();
   const Relay& relay = relay_of(plan);
@@ -153,6 +151,7 @@ RelayPlan make_relay_plan(CudaRank& rank, const Plan& plan) {
   return made;
 }
 
+// Gateways sum the rows of a copy, the source sums near rows itself.
 PartialSumLists make_relay_sums(const CudaRank& rank, const Plan& plan) {
   const Relay& relay = relay_of(plan);
   const ChannelRanks& slots = rank.channel_ranks();
@@ -162,6 +161,12 @@ PartialSumLists make_relay_sums(const CudaRank& rank, const Plan& plan) {
           .recv_offsets = relay.copy_offsets,
           .tokens = make_token_sums(plan.data(), partials_of(plan), slots, arrived_source),
           .arrived_source = arrived_source};
+}
+
+}  // namespace
+
+Packing relay_packing() {
+  return {.relay = make_relay_plan, .sum_lists = make_relay_sums};
 }
 
 }  // namespace crossdock::cuda

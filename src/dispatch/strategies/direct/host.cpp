@@ -1,5 +1,3 @@
-#include "dispatch/strategies/direct/direct.hpp"
-
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -11,6 +9,7 @@
 #include "dispatch/device_path.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/peer_rows.hpp"
+#include "dispatch/strategies/direct/direct.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 #include "dispatch/strategies/direct/relay_model.hpp"
 #include "dispatch/strategies/direct/source_partials.hpp"
@@ -125,7 +124,7 @@ class Direct final : public Strategy {
 
   void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
     const std::vector<ExposedRows> shown = expose_for_writing(exchange, parts);
-    const PeerRows peers(exchange, shown);
+    const PeerRows peers = exchange_addresses(exchange, shown);
     scatter_parts(exchange, exchange.plan.strategy_state<DirectState>().relay, parts, shown, peers);
   }
 
@@ -136,11 +135,11 @@ class Direct final : public Strategy {
     const std::vector<Relay> relays =
         split_relay(exchange.plan.strategy_state<DirectState>().relay, plan, chunks);
     const std::vector<ExposedRows> shown = expose_for_writing(exchange, parts);
-    const PeerRows peers(exchange, shown);
+    const PeerRows peers = exchange_addresses(exchange, shown);
     for (size_t i = 0; i < chunks.size(); ++i) {
       const Plan part(std::make_shared<const PlanData>(part_of_plan(plan, chunks[i])), nullptr);
-      scatter_parts({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
-                    relays[i], parts, shown, peers);
+      scatter_parts({exchange.group, part, exchange.sequence, exchange.operation}, relays[i], parts,
+                    shown, peers);
       arrived(i);
     }
   }
@@ -148,7 +147,7 @@ class Direct final : public Strategy {
   void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
     const PlanData& plan = exchange.plan.data();
     const ExposedRows shown = show(exchange, args.rows);
-    const PeerRows peers(exchange, {&shown, 1});
+    const PeerRows peers = exchange_addresses(exchange, {&shown, 1});
     std::vector<const std::byte*> rows = near_rows(exchange, peers, args.rows.row_bytes());
     if (!has_far_ranks(exchange)) sum_tokens(exchange, args, rows, 0, plan.T);
     const Relay& relay = exchange.plan.strategy_state<DirectState>().relay;
@@ -162,14 +161,14 @@ class Direct final : public Strategy {
       sum_tokens(exchange, args, rows, std::min(round.first_token, plan.T),
                  std::min(round.last_token, plan.T));
     }
-    end_exchange(exchange);
+    barrier(exchange);
   }
 
   void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
     const int64_t T = exchange.plan.data().T;
     const auto& state = exchange.plan.strategy_state<DirectState>();
     const ExposedRows shown = show(exchange, args.rows);
-    const PeerRows peers(exchange, {&shown, 1});
+    const PeerRows peers = exchange_addresses(exchange, {&shown, 1});
     for (const RelayRound& round : relay_rounds(exchange, state.relay, RelayedRows::kSums,
                                                 partial_row_bytes(exchange, args))) {
       ReturnedRows returned;
@@ -183,7 +182,7 @@ class Direct final : public Strategy {
                    .last_token = std::min(round.last_token, T),
                    .sum = args});
     }
-    end_exchange(exchange);
+    barrier(exchange);
   }
 
   OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
@@ -223,7 +222,7 @@ class Direct final : public Strategy {
         relay_round_out(exchange, relay, round, part, peers, entry);
       }
     }
-    end_exchange(exchange);
+    barrier(exchange);
     for (size_t entry = 0; entry < parts.size(); ++entry) {
       shown[entry].fetch(exchange, parts[entry].row_bytes);
     }

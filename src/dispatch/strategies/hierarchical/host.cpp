@@ -1,9 +1,8 @@
-#include "dispatch/strategies/hierarchical/hierarchical.hpp"
-
 #include <vector>
 
 #include "dispatch/strategies/direct/direct.hpp"
 #include "dispatch/strategies/direct/relay_model.hpp"
+#include "dispatch/strategies/hierarchical/hierarchical.hpp"
 
 namespace crossdock {
 namespace {

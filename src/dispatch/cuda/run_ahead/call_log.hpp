@@ -1,9 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "crossdock/error.hpp"
+#include "crossdock/group.hpp"
 
 namespace crossdock::cuda {
 
@@ -33,5 +37,17 @@ class CallLog {
 
 /// A hash of the call for QueuedCall.
 uint32_t hash_of_call(const char* operation, uint64_t subject, std::string_view config);
+
+/// What a rank knows about the call at which all ranks' devices were halted.
+struct CallAccount {
+  CallText call{};
+  std::optional<Error> refusal{};  // why this rank refused it
+};
+
+/// The hosts meet and find out why their devices were halted. Returns the same error on every rank:
+/// the one that Group::agree would have thrown had the hosts met in that call. A rank has no
+/// account if its device was halted because another rank stopped; if no rank has one, the error is
+/// kInternal. Collective.
+Error explain_halt(Group& group, const std::optional<CallAccount>& own);
 
 }  // namespace crossdock::cuda

@@ -1,8 +1,7 @@
-#include "dispatch/device_path.hpp"
-
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/cuda/packed_path.hpp"
+#include "dispatch/device_path.hpp"
 #include "dispatch/strategies/allgather/allgather.hpp"
-#include "dispatch/strategies/packings.hpp"
 
 namespace crossdock {
 namespace {
@@ -35,7 +34,7 @@ cuda::Packing cuda::allgather_packing() {
 }
 
 std::unique_ptr<Path> make_allgather_device_path(const PathContext& context, Device device) {
-  return std::make_unique<cuda::CudaPacked>(context, device.index, cuda::allgather_packing());
+  return cuda::make_packed_path(context, device.index, cuda::allgather_packing());
 }
 
 }  // namespace crossdock

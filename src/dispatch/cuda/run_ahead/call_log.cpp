@@ -1,13 +1,12 @@
-#include "dispatch/cuda/call_account.hpp"
+#include "dispatch/cuda/run_ahead/call_log.hpp"
 
-#include <algorithm>
-#include <string>
+#include <span>
 #include <utility>
-#include <vector>
 
 #include "comm/agreed_failure.hpp"
+#include "comm/cuda/peer_calls.cuh"
 #include "comm/rendezvous.hpp"
-#include "core/check.hpp"
+#include "core/hash.hpp"
 #include "core/packed_items.hpp"
 
 namespace crossdock::cuda {
@@ -71,34 +70,50 @@ std::optional<Accounts> unpack(const Agreement& agreement, int num_ranks) {
 
 }  // namespace
 
+uint32_t CallLog::add(const char* operation, uint64_t subject, std::string_view config) {
+  const uint32_t number = ++last_;
+  const size_t place = (number - 1) % kMostCalls;
+  if (place == calls_.size()) calls_.emplace_back();
+  CallText& call = calls_[place];
+  call.operation = operation;
+  call.subject = subject;
+  call.config.assign(config);
+  return number;
+}
+
+const CallText* CallLog::find(uint32_t number) const {
+  const bool is_kept = number >= 1 && number <= last_ && last_ - number < kMostCalls;
+  return is_kept ? &calls_[(number - 1) % kMostCalls] : nullptr;
+}
+
+uint32_t hash_of_call(const char* operation, uint64_t subject, std::string_view config) {
+  const std::span<const uint64_t> plan(&subject, 1);
+  uint64_t hash = hash_bytes(std::string_view(operation));
+  hash = hash_bytes(std::as_bytes(plan), hash);
+  hash = hash_bytes(config, hash);
+  const uint64_t mixed = hash ^ hash >> 32;
+  constexpr uint64_t kNumHashes = QueuedCall::kFailed - QueuedCall::kFirstHash;
+  return QueuedCall::kFirstHash + static_cast<uint32_t>(mixed % kNumHashes);
+}
+
 Error explain_halt(Group& group, const std::optional<CallAccount>& own) {
   const std::vector<std::byte> body = pack(own);
   const Agreement agreement = group.agree({.operation = "explain", .body = body});
   const std::optional<Accounts> all = unpack(agreement, group.size());
-  const char* const operation = own ? own->call.operation : "";
-  const auto context = [&](int culprit) {
-    return ErrorContext{.culprit = culprit, .sequence = agreement.sequence, .operation = operation};
-  };
+  const ErrorContext context{
+      .culprit = -1, .sequence = agreement.sequence, .operation = own ? own->call.operation : ""};
   if (!all) {
-    return {ErrorCode::kInternal, "the ranks' GPUs were halted and no rank knows why", context(-1)};
+    return {ErrorCode::kInternal, "the ranks' GPUs were halted and no rank knows why", context};
   }
-  if (const auto odd = comm::find_other_call(all->headers)) {
-    return {ErrorCode::kMismatch, comm::describe_other_call(all->headers, *odd),
-            context(odd->culprit)};
+  const auto refusal_of = [&](int rank) { return all->refusals[static_cast<size_t>(rank)]; };
+  const auto config_of = [&](int rank) { return all->configs[static_cast<size_t>(rank)]; };
+  const auto configs_of = [&](const comm::Disagreement& odd) {
+    return std::pair(config_of(odd.culprit), config_of(odd.reference));
+  };
+  if (auto error = comm::find_disagreement(all->headers, refusal_of, configs_of, context)) {
+    return *std::move(error);
   }
-  if (const int refusing = comm::find_refusal(all->headers); refusing >= 0) {
-    const auto r = static_cast<size_t>(refusing);
-    return {all->headers[r].refusal_code(), concat("rank ", refusing, ": ", all->refusals[r]),
-            context(refusing)};
-  }
-  if (const auto odd = comm::find_other_config(all->headers)) {
-    return {ErrorCode::kMismatch,
-            comm::describe_other_config(*odd, all->configs[static_cast<size_t>(odd->culprit)],
-                                        all->configs[static_cast<size_t>(odd->reference)]),
-            context(odd->culprit)};
-  }
-  return {ErrorCode::kInternal, "the ranks' GPUs were halted although their calls agree",
-          context(-1)};
+  return {ErrorCode::kInternal, "the ranks' GPUs were halted although their calls agree", context};
 }
 
 }  // namespace crossdock::cuda

@@ -1,5 +1,3 @@
-#include "dispatch/strategies/allgather/allgather.hpp"
-
 #include <numeric>
 #include <vector>
 
@@ -8,6 +6,7 @@
 #include "dispatch/device_path.hpp"
 #include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
+#include "dispatch/strategies/allgather/allgather.hpp"
 #include "ops/copy_rows.hpp"
 #include "ops/sum_rows.hpp"
 

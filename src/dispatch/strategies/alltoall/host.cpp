@@ -1,5 +1,3 @@
-#include "dispatch/strategies/alltoall/alltoall.hpp"
-
 #include <memory>
 #include <vector>
 
@@ -8,6 +6,7 @@
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
+#include "dispatch/strategies/alltoall/alltoall.hpp"
 #include "ops/copy_rows.hpp"
 #include "plan/plan_builder.hpp"
 
@@ -77,8 +76,7 @@ class Alltoall final : public Strategy {
     for (size_t i = 0; i < chunks.size(); ++i) {
       const Plan part(
           std::make_shared<const PlanData>(part_of_plan(exchange.plan.data(), chunks[i])), nullptr);
-      scatter({exchange.group, part, exchange.sequence, exchange.operation, exchange.stream},
-              parts);
+      scatter({exchange.group, part, exchange.sequence, exchange.operation}, parts);
       arrived(i);
     }
   }

@@ -1,7 +1,6 @@
-#include "dispatch/device_path.hpp"
-
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/strategies/packings.hpp"
+#include "dispatch/cuda/packed_path.hpp"
+#include "dispatch/device_path.hpp"
 
 namespace crossdock {
 namespace {
@@ -34,7 +33,7 @@ cuda::Packing cuda::alltoall_packing() {
 }
 
 std::unique_ptr<Path> make_alltoall_device_path(const PathContext& context, Device device) {
-  return std::make_unique<cuda::CudaPacked>(context, device.index, cuda::alltoall_packing());
+  return cuda::make_packed_path(context, device.index, cuda::alltoall_packing());
 }
 
 }  // namespace crossdock

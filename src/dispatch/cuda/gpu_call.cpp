@@ -1,0 +1,126 @@
+#include "dispatch/cuda/gpu_call.hpp"
+
+#include <utility>
+
+#include "core/cuda/check.hpp"
+#include "dispatch/cuda/kernels/pad_rows.hpp"
+#include "dispatch/host/peer_rows.hpp"
+
+namespace crossdock::cuda {
+
+GpuCall::GpuCall(CudaRank& rank, CallTerms terms, Begun* begun)
+    : scope_(rank),
+      rank_(rank),
+      terms_(std::move(terms)),
+      begun_(begun),
+      lane_(&rank.streams().main()) {
+  rank_.group().check();
+}
+
+GpuCall::~GpuCall() {
+  if (!is_aside() || begun_->done) return;
+  refusal_of([&] { rank_.streams().finish(mark()); });
+}
+
+void GpuCall::enter() {
+  if (begun_ != nullptr) lane_ = &rank_.streams().enter_aside();
+  rank_.check_usable();
+  rank_.follow_caller();
+  if (terms_.plan != nullptr) check_plan(rank_.context(), *terms_.plan);
+}
+
+const AgreedCall& GpuCall::agree(const Offer& offer) {
+  // Begun calls have separate signals: all ranks must begin the call, or none.
+  if (is_aside()) terms_.text += ";begun=1";
+  agreed_ = rank_.agreement().agree({.lane = *lane_,
+                                     .operation = terms_.operation,
+                                     .subject = terms_.subject_id(),
+                                     .call_text = std::move(terms_.text),
+                                     .handles = std::move(shown_),
+                                     .needs_barrier = offer.needs_barrier,
+                                     .num_slots = offer.num_slots,
+                                     .must_meet = offer.must_meet,
+                                     .refusal = as_refusal(refusal_)},
+                                    max_sms());
+  return agreed_;
+}
+
+void GpuCall::record_copies() const {
+  if (copied_bytes_ == 0) return;
+  const EventRecorder::Scope copied(rank_.group().recorder(), agreed_.operation, agreed_.sequence,
+                                    copied_bytes_, kForeignCopy);
+}
+
+int GpuCall::max_sms() const {
+  const DeviceOptions& options = rank_.options();
+  return is_aside() && options.max_begun_sms > 0 ? options.max_begun_sms : options.max_sms;
+}
+
+PeerSignals GpuCall::near_signals() const {
+  PeerSignals near = signals();
+  for (int p = 0; p < near.P; ++p) {
+    if (!rank_.is_near(rank_.channel_ranks().rank_at(p))) near.mailbox[p] = nullptr;
+  }
+  return near;
+}
+
+PeerSignals GpuCall::local_signals() const {
+  PeerSignals alone = signals();
+  alone.P = 0;
+  return alone;
+}
+
+// Peers that learn an address on the device have already chosen kernels for aligned rows.
+bool GpuCall::hides(const void* data) const {
+  return runs_ahead() && reinterpret_cast<uintptr_t>(data) % 16 != 0;
+}
+
+ExposedMemory GpuCall::show(const void* data, int64_t num_bytes, bool with_contents) {
+  DevicePool& pool = rank_.pool();
+  PeerMemory& peers = rank_.peers();
+  ExposedMemory shown;
+  if (num_bytes == 0) data = nullptr;
+  shown.data = static_cast<std::byte*>(const_cast<void*>(data));
+  shown.wanted = shown.data;
+  shown.num_bytes = num_bytes;
+  std::optional<MemoryBlock> block = pool.find(data);
+  if (data != nullptr && ((!block && peers.needs_copy(data)) || hides(data))) {
+    copied_bytes_ += num_bytes;
+    const Buffer copy = pool.take(num_bytes, stream());
+    shown.lease = copy.owner();
+    shown.data = copy.data();
+    block = pool.find(shown.data);
+    if (with_contents) {
+      CROSSDOCK_CUDA(cudaMemcpyAsync(shown.data, data, static_cast<size_t>(num_bytes),
+                                     cudaMemcpyDeviceToDevice, stream()));
+    }
+  }
+  if (!block) block = MemoryBlock{.base = shown.data, .num_bytes = num_bytes};
+  const MemoryHandle handle = peers.show(shown.data, *block);
+  const bool has_offset = handle.device >= 0 && peers.has_offsets();
+  if (has_offset && runs_ahead() && handle.offset + num_bytes > peers.common_bytes()) {
+    peers.publish();
+  }
+  shown.entry = shown_.size();
+  shown_.push_back(handle);
+  return shown;
+}
+
+void GpuCall::fetch(const ExposedMemory& shown) const {
+  if (!shown.lease) return;
+  CROSSDOCK_CUDA(cudaMemcpyAsync(shown.wanted, shown.data, static_cast<size_t>(shown.num_bytes),
+                                 cudaMemcpyDeviceToDevice, stream()));
+}
+
+void GpuCall::zero_pads(const CudaPlan& plan, std::byte* rows, int64_t row_bytes) const {
+  launch_pad_rows({.plan = plan.arrays(),
+                   .shape = plan.shape(),
+                   .P = plan.inputs().P,
+                   .rank = plan.inputs().rank,
+                   .num_local = static_cast<int32_t>(plan.inputs().num_local),
+                   .rows = rows,
+                   .row_bytes = row_bytes},
+                  stream());
+}
+
+}  // namespace crossdock::cuda
