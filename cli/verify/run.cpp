@@ -6,9 +6,10 @@
 #include <chrono>
 #include <iterator>
 
-#include "cli/verify/layer_checks.hpp"
+#include "cli/device/rank_device.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
+#include "crossdock/testing/layer_worlds.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::cli {
@@ -37,6 +38,20 @@ void move_to_gpus(Check& check) {
   check.body = [body = check.body](Group& group, const StrategyFactory& strategy) {
     return body(group, [&] { return on_cuda(strategy()); });
   };
+}
+
+std::vector<Check> list_layer_checks(const std::string& device) {
+  using conformance::LayerPlace;
+  if (device == "cpu") {
+    return conformance::list_layer_checks({DType::kF32, DType::kBF16, DType::kF16, DType::kF64});
+  }
+  return conformance::list_layer_checks(
+      {DType::kF32, DType::kBF16, DType::kF16}, [](Group& group) -> LayerPlace {
+        const std::shared_ptr<RankDevice> gpu = make_gpu_device(group);
+        return {.to_device = [gpu](const ConstTensorView& host) { return gpu->to_device(host); },
+                .to_host = [gpu](const ConstTensorView& tensor) { return gpu->to_host(tensor); },
+                .stream = gpu->stream()};
+      });
 }
 
 // Failures as text: a line with the check and a line with the message.

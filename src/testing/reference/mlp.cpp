@@ -161,6 +161,31 @@ double backward_of_row(const MlpConfig& config, const MlpWeights& expert, const 
 
 }  // namespace
 
+MlpWeights shard_of(const MlpConfig& config, const MlpWeights& expert, int64_t etp,
+                    int64_t index) {
+  std::vector<int64_t> owners;  // [F]
+  for (int64_t j = 0; j < etp; ++j) {
+    owners.resize(owners.size() + static_cast<size_t>(config.F / etp + (j < config.F % etp)), j);
+  }
+  std::vector<bool> is_kept(static_cast<size_t>(w1_height(config)));  // rows of W1
+  for (int64_t f = 0; f < config.F; ++f) {
+    const auto [gate, linear] = w1_rows(config, f);
+    const bool is_own = owners[static_cast<size_t>(f)] == index;
+    is_kept[static_cast<size_t>(gate)] = is_kept[static_cast<size_t>(linear)] = is_own;
+  }
+  MlpWeights part{.b2 = expert.b2};
+  for (size_t i = 0; i < expert.w1.size(); ++i) {
+    if (is_kept[i / static_cast<size_t>(config.D)]) part.w1.push_back(expert.w1[i]);
+  }
+  for (size_t i = 0; i < expert.b1.size(); ++i) {
+    if (is_kept[i]) part.b1.push_back(expert.b1[i]);
+  }
+  for (size_t i = 0; i < expert.w2.size(); ++i) {
+    if (owners[i % static_cast<size_t>(config.F)] == index) part.w2.push_back(expert.w2[i]);
+  }
+  return part;
+}
+
 std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& expert,
                                 const std::vector<double>& rows,
                                 const std::vector<double>& row_weights) {
