@@ -19,13 +19,20 @@ using conformance::Findings;
 using conformance::World;
 
 /// Numbers that depend only on the seed, identical on every machine.
-class CROSSDOCK_API RandomNumbers {
+class RandomNumbers {
  public:
   explicit RandomNumbers(uint64_t seed) : state_(seed) {}
 
-  uint64_t next();
+  uint64_t next() {  // splitmix64
+    state_ += 0x9e3779b97f4a7c15U;
+    uint64_t bits = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9U;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebU;
+    return bits ^ (bits >> 31);
+  }
   /// In [least, most].
-  int64_t in(int64_t least, int64_t most);
+  int64_t in(int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(next() % static_cast<uint64_t>(most - least + 1));
+  }
   /// True for one number in `n`.
   bool one_in(int64_t n) { return in(1, n) == 1; }
   template <typename Value>
