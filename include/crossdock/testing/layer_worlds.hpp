@@ -11,6 +11,7 @@
 #include "crossdock/group.hpp"
 #include "crossdock/moe_layer.hpp"
 #include "crossdock/testing/conformance.hpp"
+#include "crossdock/testing/random_worlds.hpp"
 #include "crossdock/testing/reference.hpp"
 
 // Whole layers, compared with the reference: fixed ones and random ones.
@@ -48,6 +49,11 @@ struct LayerSpec {
   uint64_t jitter_seed = 0;
   bool earlier = false;       // the step's second micro-batch, with BalanceScope::kGlobalBatch
   bool equal_tokens = false;  // ranks with equally many tokens as rank 0 have equal tokens
+
+  double capacity_factor = 0.0;  // of dispatch.capacity; 0: none
+  DropPolicy drop_policy = DropPolicy::kPosition;
+  bool pad_to_capacity = false;
+  bool limit_rows = false;  // max_rows is set to as many as a rank could receive
 
   bool reuse_decision = false;  // the forward is repeated with its decision
   bool given_outputs = false;   // the caller allocates out and grad_x
@@ -90,24 +96,20 @@ struct LayerWorld {
   int num_ranks() const { return static_cast<int>(ranks.size()); }
 };
 
-/// Draws the values. A world that draws a selection, a drop or a clamped value on which rounding
+/// Whether the layer accepts these options together.
+CROSSDOCK_API bool is_valid(const LayerSpec& spec);
+
+/// Draws the values and completes `config`. REQUIRES: a valid spec. A world that draws a selection, a drop or a clamped value on which rounding
 /// might decide is drawn again, and `limit` is moved away from such values.
 CROSSDOCK_API LayerWorld make_layer_world(const LayerSpec& spec);
 
-/// What random layers may use.
-struct LayerLimits {
-  int min_ranks = 1;
-  int max_ranks = 8;
-  int64_t max_tokens = 24;  // T of a rank
-  bool on_gpu = false;      // only what layers support with tokens on a GPU
-};
+/// A valid layer with random options for this many ranks, made from the seed; on a GPU only with
+/// those that layers support there.
+CROSSDOCK_API LayerSpec random_layer_spec(uint64_t seed, int num_ranks, bool on_gpu = false);
 
-/// A layer with random options; identical for the same arguments.
-CROSSDOCK_API LayerSpec random_layer_spec(uint64_t seed, const LayerLimits& limits = {});
-
-/// Simpler layers: each turns an option off, or has fewer ranks or tokens or smaller sizes. Empty
-/// if nothing is left to simplify.
-CROSSDOCK_API std::vector<LayerSpec> simplify(const LayerSpec& spec);
+/// Valid layers that are simpler in one respect each: with fewer ranks or tokens, smaller sizes or
+/// one option less. The most effective first.
+CROSSDOCK_API std::vector<LayerSpec> simpler_layers(const LayerSpec& spec);
 
 /// Without the options that must not change any bit: overlap, recomputation, reused decisions,
 /// delayed gradients, outputs of the caller.
@@ -135,9 +137,10 @@ struct LayerPlace {
   Stream stream{};
 };
 
-/// Runs the layer forward and backward on one of the group's P ranks. Collective.
-CROSSDOCK_API LayerResults run_layer(Group& group, const StrategyFactory& strategy,
-                                     const LayerWorld& world, const LayerPlace& place = {});
+/// Runs the layer forward and backward on one of the group's P ranks. The options name a strategy
+/// or its candidates. Collective.
+CROSSDOCK_API LayerResults run_layer(Group& group, MoeLayerOptions options, const LayerWorld& world,
+                                     const LayerPlace& place = {});
 
 /// Differences beyond the rounding of the dtypes.
 CROSSDOCK_API Findings compare(const LayerWorld& world, int rank, const LayerResults& got,
@@ -147,7 +150,7 @@ CROSSDOCK_API Findings compare(const LayerWorld& world, int rank, const LayerRes
 /// communicator; with partial sums, for every strategy that makes them over the same ranks.
 CROSSDOCK_API uint64_t hash_of(const LayerResults& results);
 
-/// run_layer and compare. Collective; all ranks pass the same world.
+/// Runs the layer with a strategy and compares its results. Collective; all ranks pass the same world.
 CROSSDOCK_API Findings judge(Group& group, const StrategyFactory& strategy, const LayerWorld& world,
                              const LayerPlace& place = {});
 
@@ -176,3 +179,12 @@ CROSSDOCK_API std::vector<Check> list_layer_checks(
     const std::vector<DType>& dtypes, const std::function<LayerPlace(Group&)>& make_place = {});
 
 }  // namespace crossdock::conformance
+
+namespace crossdock::testing {
+
+/// A layer as a random case. Its ranks keep their tensors where `make_place` says.
+CROSSDOCK_API RandomCase layer_case(
+    const conformance::LayerSpec& spec, int ranks_per_node = 0,
+    std::function<conformance::LayerPlace(Group&)> make_place = {});
+
+}  // namespace crossdock::testing

@@ -1,6 +1,7 @@
 #include "testing/conformance/values.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -86,6 +87,16 @@ uint64_t hash_of(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
     hash = (hash ^ part) * 0xbf58476d1ce4e5b9U;
     hash = (hash ^ (hash >> 31)) * 0x94d049bb133111ebU;
     hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+uint64_t hash_values(const std::vector<double>& values, uint64_t hash) {
+  hash = hash_of(hash, values.size());
+  for (const double value : values) {
+    const uint64_t bits = std::isnan(value) ? ~uint64_t{0} : std::bit_cast<uint64_t>(value);
+    hash = (hash ^ bits) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 32;
   }
   return hash;
 }

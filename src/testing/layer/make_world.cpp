@@ -166,9 +166,30 @@ double clear_limit(const LayerWorld& world) {
   return limit;
 }
 
+// Options of the dispatch that follow from the sizes.
+void complete(LayerSpec& spec) {
+  DispatchConfig& dispatch = spec.config.dispatch;
+  const RouterConfig& router = spec.config.router;
+  int64_t num_rows = router.num_experts * dispatch.alignment;
+  for (const int64_t T : spec.tokens) num_rows += T * router.top_k;
+  if (spec.capacity_factor > 0) {
+    const int64_t most = std::max<int64_t>(std::ranges::max(spec.tokens), 1);
+    dispatch.capacity = {.factor = spec.capacity_factor,
+                         .policy = spec.drop_policy,
+                         .pad_to_capacity = spec.pad_to_capacity,
+                         .max_tokens = most};
+    num_rows += router.num_experts * spec.num_ranks() *
+                reference::capacity_of(most, router.top_k, router.num_experts,
+                                       spec.capacity_factor);
+  }
+  if (spec.limit_rows) dispatch.max_rows = num_rows;
+}
+
 }  // namespace
 
-LayerWorld make_layer_world(const LayerSpec& spec) {
+LayerWorld make_layer_world(const LayerSpec& given) {
+  LayerSpec spec = given;
+  complete(spec);
   LayerWorld world;
   for (uint64_t attempt = 0; attempt < kMostAttempts; ++attempt) {
     world = draw_world(spec, spec.seed + (attempt << 32));

@@ -35,7 +35,8 @@ class RankTensors {
   }
   Values read(const ConstTensorView& tensor) const {
     if (!tensor.given()) return {};
-    return reference::to_values(place_.to_host ? place_.to_host(tensor).view : tensor);
+    return place_.to_host ? reference::to_values(place_.to_host(tensor))
+                          : reference::to_values(tensor);
   }
   MlpWeights read(const ExpertGradients& mlp) const {
     return {.w1 = read(mlp.w1), .w2 = read(mlp.w2), .b1 = read(mlp.b1), .b2 = read(mlp.b2)};
@@ -185,7 +186,7 @@ OwnedTensor run_backward(MoeLayer& layer, const LayerSpec& spec, MoeBackwardArgs
 
 }  // namespace
 
-LayerResults run_layer(Group& group, const StrategyFactory& strategy, const LayerWorld& world,
+LayerResults run_layer(Group& group, MoeLayerOptions options, const LayerWorld& world,
                        const LayerPlace& place) {
   const LayerSpec& spec = world.spec;
   const LayerTokens& own = world.ranks[static_cast<size_t>(group.rank())];
@@ -193,12 +194,11 @@ LayerResults run_layer(Group& group, const StrategyFactory& strategy, const Laye
   const Parameters parameters = put_parameters(world, group.rank(), tensors);
   RankGroups groups(group);
   Group* layers_group = groups.of(spec.layer_groups);
-  MoeLayer layer(layers_group != nullptr ? *layers_group : group, spec.config,
-                 {.strategy = strategy(),
-                  .counting_group = groups.of(spec.counting_groups),
-                  .sequence_group = groups.of(spec.sequence_groups),
-                  .replicated_over = groups.of(spec.replicated_over),
-                  .device = {.stream = place.stream}});
+  options.counting_group = groups.of(spec.counting_groups);
+  options.sequence_group = groups.of(spec.sequence_groups);
+  options.replicated_over = groups.of(spec.replicated_over);
+  options.device.stream = place.stream;
+  MoeLayer layer(layers_group != nullptr ? *layers_group : group, spec.config, std::move(options));
   const Shape shape = token_shape(spec, own.T, spec.config.router.width);
 
   MoeForwardResult earlier;
