@@ -25,8 +25,8 @@ inline constexpr size_t kNumSizes = 6;
 /// All fields except `tokens`, in the order of case files.
 CROSSDOCK_API std::vector<LayerField> fields_of(LayerSpec& spec);
 
-/// A layer without options that has the tokens, dtype and seed of `spec`: in case files, fields with
-/// these values are left out.
+/// A layer without options that has the tokens, dtype and seed of `spec`: in case files, fields
+/// with these values are left out.
 CROSSDOCK_API LayerSpec without_options(const LayerSpec& spec);
 
 /// The names of the values of an enumeration's field, in their order; empty for other fields.

@@ -85,11 +85,11 @@ struct LayerTokens {
 /// A layer with the tokens and parameters of all ranks, rounded to their dtypes.
 struct LayerWorld {
   LayerSpec spec;
-  std::vector<LayerTokens> ranks;            // [P]
-  std::vector<LayerTokens> earlier{};        // [P] the step's first micro-batch; empty: none
-  std::vector<double> gate{};                // [E, D]
-  std::vector<double> gate_bias{};           // [E]; empty: none
-  std::vector<double> expert_bias{};         // [E]; empty: none
+  std::vector<LayerTokens> ranks;                // [P]
+  std::vector<LayerTokens> earlier{};            // [P] the step's first micro-batch; empty: none
+  std::vector<double> gate{};                    // [E, D]
+  std::vector<double> gate_bias{};               // [E]; empty: none
+  std::vector<double> expert_bias{};             // [E]; empty: none
   std::vector<reference::MlpWeights> experts{};  // [E]
   reference::MlpWeights shared{};                // empty: none
 
@@ -99,8 +99,9 @@ struct LayerWorld {
 /// Whether the layer accepts these options together.
 CROSSDOCK_API bool is_valid(const LayerSpec& spec);
 
-/// Draws the values and completes `config`. REQUIRES: a valid spec. A world that draws a selection, a drop or a clamped value on which rounding
-/// might decide is drawn again, and `limit` is moved away from such values.
+/// Draws the values and completes `config`. REQUIRES: a valid spec. A world that draws a selection,
+/// a drop or a clamped value on which rounding might decide is drawn again, and `limit` is moved
+/// away from such values.
 CROSSDOCK_API LayerWorld make_layer_world(const LayerSpec& spec);
 
 /// A valid layer with random options for this many ranks, made from the seed; on a GPU only with
@@ -150,7 +151,8 @@ CROSSDOCK_API Findings compare(const LayerWorld& world, int rank, const LayerRes
 /// communicator; with partial sums, for every strategy that makes them over the same ranks.
 CROSSDOCK_API uint64_t hash_of(const LayerResults& results);
 
-/// Runs the layer with a strategy and compares its results. Collective; all ranks pass the same world.
+/// Runs the layer with a strategy and compares its results. Collective; all ranks pass the same
+/// world.
 CROSSDOCK_API Findings judge(Group& group, const StrategyFactory& strategy, const LayerWorld& world,
                              const LayerPlace& place = {});
 
@@ -183,8 +185,7 @@ CROSSDOCK_API std::vector<Check> list_layer_checks(
 namespace crossdock::testing {
 
 /// A layer as a random case. Its ranks keep their tensors where `make_place` says.
-CROSSDOCK_API RandomCase layer_case(
-    const conformance::LayerSpec& spec, int ranks_per_node = 0,
-    std::function<conformance::LayerPlace(Group&)> make_place = {});
+CROSSDOCK_API RandomCase layer_case(const conformance::LayerSpec& spec, int ranks_per_node = 0,
+                                    std::function<conformance::LayerPlace(Group&)> make_place = {});
 
 }  // namespace crossdock::testing

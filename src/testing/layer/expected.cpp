@@ -70,8 +70,7 @@ class Counts {
 
   RouterCounts of_batch(int rank) const {
     const LayerSpec& spec = world_.spec;
-    const auto& groups =
-        spec.counting_groups.empty() ? spec.layer_groups : spec.counting_groups;
+    const auto& groups = spec.counting_groups.empty() ? spec.layer_groups : spec.counting_groups;
     return of(members_of(groups, spec.num_ranks(), rank), false);
   }
 
@@ -80,8 +79,7 @@ class Counts {
     const LayerSpec& spec = world_.spec;
     const int P = spec.num_ranks();
     const bool are_named = !spec.sequence_groups.empty() || !spec.counting_groups.empty();
-    const auto& named =
-        spec.sequence_groups.empty() ? spec.counting_groups : spec.sequence_groups;
+    const auto& named = spec.sequence_groups.empty() ? spec.counting_groups : spec.sequence_groups;
     RouterCounts counts;
     if (are_named) {
       counts = of(members_of(named, P, rank), true);
@@ -217,11 +215,10 @@ void finish_gradients(const LayerSpec& spec, LayerResults& results) {
   if (spec.skip_expert_gradients) results.grad_experts.b1.clear();
   if (spec.skip_shared_gradients) results.grad_shared = {};
   if (!spec.accumulate) return;
-  for (Values* values :
-       {&results.grad_gate, &results.grad_gate_bias, &results.grad_experts.w1,
-        &results.grad_experts.w2, &results.grad_experts.b1, &results.grad_experts.b2,
-        &results.grad_shared.w1, &results.grad_shared.w2, &results.grad_shared.b1,
-        &results.grad_shared.b2}) {
+  for (Values* values : {&results.grad_gate, &results.grad_gate_bias, &results.grad_experts.w1,
+                         &results.grad_experts.w2, &results.grad_experts.b1,
+                         &results.grad_experts.b2, &results.grad_shared.w1, &results.grad_shared.w2,
+                         &results.grad_shared.b1, &results.grad_shared.b2}) {
     for (double& value : *values) value += kInitialGradient;
   }
 }
@@ -262,8 +259,8 @@ Values as_values(const std::vector<int64_t>& counts) {
 std::vector<int> members_of(const std::vector<int64_t>& groups, int num_ranks, int rank) {
   std::vector<int> members;
   for (int r = 0; r < num_ranks; ++r) {
-    const bool is_in = groups.empty() || groups[static_cast<size_t>(r)] ==
-                                             groups[static_cast<size_t>(rank)];
+    const bool is_in =
+        groups.empty() || groups[static_cast<size_t>(r)] == groups[static_cast<size_t>(rank)];
     if (is_in) members.push_back(r);
   }
   return members;
@@ -362,8 +359,8 @@ std::vector<LayerResults> expected_results(const LayerWorld& world) {
         .dropped = as_values(group->output.layout.dropped[index]),
         .losses = step.losses,
         .totals = {static_cast<double>(step.batch.total_tokens), step.sequences.total_sequences}};
-    const Values factors = reference::jitter_factors(spec.config.router, spec.jitter_seed,
-                                                     routed.slices[r].token_ids);
+    const Values factors =
+        reference::jitter_factors(spec.config.router, spec.jitter_seed, routed.slices[r].token_ids);
     for (size_t i = 0; i < factors.size(); ++i) {
       result.grad_x[i] += factors[i] * step.grads.x[i];
     }

@@ -66,8 +66,8 @@ int64_t tokens_of(LayerRouting routing, int rank, int num_ranks) {
 
 // K different experts in [0, E) except [skip_first, skip_end); a larger `skew` favours the first
 // ones. Slots for which no expert is left are -1.
-std::vector<int64_t> draw_experts(NormalDraw& draw, const LayerWorld& world, int skew, int64_t skip_first,
-                                  int64_t skip_end) {
+std::vector<int64_t> draw_experts(NormalDraw& draw, const LayerWorld& world, int skew,
+                                  int64_t skip_first, int64_t skip_end) {
   std::vector<int64_t> left;
   for (int64_t e = 0; e < world.spec.config.router.num_experts; ++e) {
     if (e < skip_first || e >= skip_end) left.push_back(e);
@@ -186,7 +186,8 @@ LayerWorld make_layer_world(LayerRouting routing, DType dtype, int num_ranks) {
         draw.mlp(world.spec.config.experts, D, world.spec.config.experts.inner, with_biases));
   }
   if (world.spec.config.shared_inner > 0) {
-    world.shared = draw.mlp(world.spec.config.experts, D, world.spec.config.shared_inner, with_biases);
+    world.shared =
+        draw.mlp(world.spec.config.experts, D, world.spec.config.shared_inner, with_biases);
   }
   if (turn % 2 == 0) world.spec.config.dispatch.max_rows = most_rows(world);
   return world;

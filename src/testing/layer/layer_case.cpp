@@ -73,32 +73,31 @@ CaseOutcome run(SharedWorld& shared, const MakePlace& make_place, Group& group,
 
 RandomCase layer_case(const LayerSpec& spec, int ranks_per_node, MakePlace make_place) {
   const auto shared = std::make_shared<SharedWorld>(spec);
-  return {.kind = "layer",
-          .summary = to_json(spec),
-          .num_ranks = spec.num_ranks(),
-          .ranks_per_node = ranks_per_node,
-          .run =
-              [=](Group& group, const RandomSetting& setting) {
-                return run(*shared, make_place, group, setting);
-              },
-          .simpler =
-              [=] {
-                std::vector<RandomCase> cases;
-                for (const LayerSpec& simpler : simpler_layers(shared->spec())) {
-                  cases.push_back(layer_case(simpler, ranks_per_node, make_place));
-                }
-                return cases;
-              },
-          .to_file =
-              [=](const std::string& strategy, const std::string& communicator,
-                  const std::string& device) {
-                std::ostringstream text;
-                text << "{\"strategy\": \"" << strategy << "\", \"communicator\": \""
-                     << communicator << "\", \"device\": \"" << device << "\"";
-                if (ranks_per_node > 0) text << ", \"ranks_per_node\": " << ranks_per_node;
-                text << ",\n \"layer\": " << to_json(shared->spec()) << "}\n";
-                return text.str();
-              }};
+  return {
+      .kind = "layer",
+      .summary = to_json(spec),
+      .num_ranks = spec.num_ranks(),
+      .ranks_per_node = ranks_per_node,
+      .run = [=](Group& group,
+                 const RandomSetting& setting) { return run(*shared, make_place, group, setting); },
+      .simpler =
+          [=] {
+            std::vector<RandomCase> cases;
+            for (const LayerSpec& simpler : simpler_layers(shared->spec())) {
+              cases.push_back(layer_case(simpler, ranks_per_node, make_place));
+            }
+            return cases;
+          },
+      .to_file =
+          [=](const std::string& strategy, const std::string& communicator,
+              const std::string& device) {
+            std::ostringstream text;
+            text << "{\"strategy\": \"" << strategy << "\", \"communicator\": \"" << communicator
+                 << "\", \"device\": \"" << device << "\"";
+            if (ranks_per_node > 0) text << ", \"ranks_per_node\": " << ranks_per_node;
+            text << ",\n \"layer\": " << to_json(shared->spec()) << "}\n";
+            return text.str();
+          }};
 }
 
 }  // namespace crossdock::testing

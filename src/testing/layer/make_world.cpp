@@ -73,8 +73,7 @@ std::vector<LayerTokens> draw_ranks(const LayerSpec& spec, uint64_t seed) {
     if (spec.equal_tokens && T == spec.tokens[0]) holder = 0;
     const int64_t fewer = share_sequences || spec.equal_tokens ? 0 : rank % 2;
     Draw draw(seed + 1 + static_cast<uint64_t>(holder));
-    ranks.push_back(
-        draw_tokens(spec, T, std::max<int64_t>(spec.num_sequences - fewer, 1), draw));
+    ranks.push_back(draw_tokens(spec, T, std::max<int64_t>(spec.num_sequences - fewer, 1), draw));
   }
   return ranks;
 }
@@ -84,8 +83,8 @@ LayerWorld draw_world(const LayerSpec& spec, uint64_t seed) {
   Draw draw(seed);
   LayerWorld world{.spec = spec, .ranks = draw_ranks(spec, draw.bits())};
   if (spec.earlier) world.earlier = draw_ranks(spec, draw.bits());
-  world.gate = draw.values(router.num_experts * router.width, unit_sum(router.width),
-                           spec.gate_dtype);
+  world.gate =
+      draw.values(router.num_experts * router.width, unit_sum(router.width), spec.gate_dtype);
   if (spec.gate_bias) world.gate_bias = draw.values(router.num_experts, 0.5, spec.gate_dtype);
   if (spec.expert_bias) world.expert_bias = draw.values(router.num_experts, 0.3, spec.sum_dtype());
   for (int64_t e = 0; e < router.num_experts; ++e) {
@@ -178,9 +177,9 @@ void complete(LayerSpec& spec) {
                          .policy = spec.drop_policy,
                          .pad_to_capacity = spec.pad_to_capacity,
                          .max_tokens = most};
-    num_rows += router.num_experts * spec.num_ranks() *
-                reference::capacity_of(most, router.top_k, router.num_experts,
-                                       spec.capacity_factor);
+    num_rows +=
+        router.num_experts * spec.num_ranks() *
+        reference::capacity_of(most, router.top_k, router.num_experts, spec.capacity_factor);
   }
   if (spec.limit_rows) dispatch.max_rows = num_rows;
 }

@@ -117,8 +117,7 @@ void draw_router(LayerSpec& spec, bool on_gpu, Draw& draw) {
 void draw_experts(LayerSpec& spec, Draw& draw) {
   ExpertsConfig& experts = spec.config.experts;
   experts.inner = std::max(spec.config.etp, draw.pick(Numbers{1, 2, 3, 7, 8, 16, 21, 40}));
-  experts.activation =
-      static_cast<Activation>(draw.between(0, std::ssize(kActivationNames) - 1));
+  experts.activation = static_cast<Activation>(draw.between(0, std::ssize(kActivationNames) - 1));
   experts.interleaved = is_gated(experts.activation) && draw.percent(40);
   if (draw.percent(50)) experts.limit = draw.pick(std::vector<double>{0.3, 1.0, 2.0});
   experts.weights_in = draw.percent(50) ? WeightsIn::kExperts : WeightsIn::kCombine;
@@ -173,16 +172,15 @@ bool has_valid_groups(const LayerSpec& spec) {
   const auto size_of = [&](const Numbers& groups, int rank) {
     return std::ssize(members_of(groups, P, rank));
   };
-  for (const Numbers* groups : {&spec.layer_groups, &spec.counting_groups, &spec.sequence_groups,
-                                &spec.replicated_over}) {
+  for (const Numbers* groups :
+       {&spec.layer_groups, &spec.counting_groups, &spec.sequence_groups, &spec.replicated_over}) {
     if (!groups->empty() && std::ssize(*groups) != P) return false;
   }
   const int64_t size = size_of(spec.layer_groups, 0);
   for (int rank = 0; rank < P; ++rank) {
     if (size_of(spec.layer_groups, rank) != size) return false;
     if (spec.replicated_over.empty()) continue;
-    const auto holder =
-        static_cast<size_t>(members_of(spec.replicated_over, P, rank)[0]);
+    const auto holder = static_cast<size_t>(members_of(spec.replicated_over, P, rank)[0]);
     if (spec.tokens[static_cast<size_t>(rank)] != spec.tokens[holder]) return false;
   }
   const DispatchConfig& dispatch = spec.config.dispatch;
@@ -201,8 +199,7 @@ bool has_valid_selection(const RouterConfig& router) {
   if (router.num_groups < 1 || E % router.num_groups != 0) return false;
   if (router.group_top_k < 1 || router.group_top_k > router.num_groups) return false;
   if (router.group_top_k == router.num_groups) return true;
-  const bool can_share =
-      router.group_score == GroupScore::kTop2 || K % router.group_top_k == 0;
+  const bool can_share = router.group_score == GroupScore::kTop2 || K % router.group_top_k == 0;
   return can_share && router.group_top_k * (E / router.num_groups) >= K;
 }
 

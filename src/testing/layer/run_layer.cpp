@@ -88,8 +88,8 @@ Parameters put_parameters(const LayerWorld& world, int rank, RankTensors& tensor
   const std::vector<int64_t> experts = experts_of(spec, rank);
   const std::vector<int> members = members_of(spec.layer_groups, spec.num_ranks(), rank);
   const int64_t shard = (std::ranges::find(members, rank) - members.begin()) % config.etp;
-  const int64_t inner = config.experts.inner / config.etp +
-                        (shard < config.experts.inner % config.etp ? 1 : 0);
+  const int64_t inner =
+      config.experts.inner / config.etp + (shard < config.experts.inner % config.etp ? 1 : 0);
   MlpWeights local;
   for (const int64_t e : experts) {
     const MlpWeights part =

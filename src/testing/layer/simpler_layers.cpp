@@ -68,7 +68,9 @@ std::vector<LayerSpec> simpler_layers(const LayerSpec& spec) {
   for (size_t r = 0; r < spec.tokens.size(); ++r) {
     shrink(spec.tokens[r], 0, [r](LayerSpec& s, int64_t T) { s.tokens[r] = T; });
   }
-  std::erase_if(all, [&](const LayerSpec& s) { return s.tokens == spec.tokens && to_json(s) == to_json(spec); });
+  std::erase_if(all, [&](const LayerSpec& s) {
+    return s.tokens == spec.tokens && to_json(s) == to_json(spec);
+  });
   std::erase_if(all, [](const LayerSpec& s) { return !is_valid(s); });
   return all;
 }

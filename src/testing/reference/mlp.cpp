@@ -161,8 +161,7 @@ double backward_of_row(const MlpConfig& config, const MlpWeights& expert, const 
 
 }  // namespace
 
-MlpWeights shard_of(const MlpConfig& config, const MlpWeights& expert, int64_t etp,
-                    int64_t index) {
+MlpWeights shard_of(const MlpConfig& config, const MlpWeights& expert, int64_t etp, int64_t index) {
   std::vector<int64_t> owners;  // [F]
   for (int64_t j = 0; j < etp; ++j) {
     owners.resize(owners.size() + static_cast<size_t>(config.F / etp + (j < config.F % etp)), j);

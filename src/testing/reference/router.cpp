@@ -154,8 +154,7 @@ double smallest_gap(const std::vector<double>& values, const std::vector<int64_t
   for (int64_t i = 0; i < count && i + 1 < std::ssize(order); ++i) {
     const double a = values[static_cast<size_t>(order[static_cast<size_t>(i)])];
     const double b = values[static_cast<size_t>(order[static_cast<size_t>(i + 1)])];
-    smallest =
-        std::min(smallest, std::abs(a - b) / (0.1 + std::max(std::abs(a), std::abs(b))));
+    smallest = std::min(smallest, std::abs(a - b) / (0.1 + std::max(std::abs(a), std::abs(b))));
   }
   return smallest;
 }

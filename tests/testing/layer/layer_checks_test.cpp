@@ -1,11 +1,10 @@
 // The layer checks of `crossdock verify` must detect wrong layers.
-#include "crossdock/testing/layer_worlds.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <mutex>
 
+#include "crossdock/testing/layer_worlds.hpp"
 #include "crossdock/threads.hpp"
 #include "testing/conformance/faulty_strategy.hpp"
 
@@ -17,9 +16,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 
 StrategyFactory faulty(const Faults& faults) {
-  return [faults] {
-    return std::make_unique<FaultyStrategy>(make_strategy("direct"), faults);
-  };
+  return [faults] { return std::make_unique<FaultyStrategy>(make_strategy("direct"), faults); };
 }
 
 Check check_named(const std::string& name) {

@@ -89,8 +89,7 @@ TEST(RandomLayers, MatchTheReferenceWithTheSameBitsForAllStrategies) {
     const RandomCase layer = case_of(first + count);
     const std::string problem = problem_of(layer);
     if (problem.empty()) continue;
-    ADD_FAILURE() << "seed " << first + count << ": " << problem << "\nreduced: "
-                  << reduced(layer);
+    ADD_FAILURE() << "seed " << first + count << ": " << problem << "\nreduced: " << reduced(layer);
   }
   std::cout << count << " layers in " << seconds() << " s" << std::endl;
 }
