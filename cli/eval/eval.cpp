@@ -4,12 +4,14 @@
 #include <cstring>
 #include <iostream>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "cli/commands.hpp"
 #include "cli/eval/case.hpp"
 #include "cli/eval/check.hpp"
+#include "cli/eval/layer_case.hpp"
 #include "cli/eval/processes.hpp"
 #include "cli/eval/run.hpp"
 #include "cli/json_writer.hpp"
@@ -109,7 +111,11 @@ int print(const std::string& json, int status) {
 
 int run_eval(const EvalArgs& args) {
   try {
-    const EvalCase eval_case = parse_case(read_all(args.path));
+    const std::string text = read_all(args.path);
+    if (const std::optional<LayerCase> layer = parse_layer_case(text)) {
+      return run_layer_case(*layer, args.communicator, args.check);
+    }
+    const EvalCase eval_case = parse_case(text);
     const EvalResult result =
         args.communicator == "sockets" ? run_case_on_processes(eval_case) : run_case(eval_case);
     const std::string json = to_json(eval_case, result);

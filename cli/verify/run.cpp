@@ -6,7 +6,7 @@
 #include <chrono>
 #include <iterator>
 
-#include "cli/device/rank_device.hpp"
+#include "cli/device/layer_place.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/testing/layer_worlds.hpp"
@@ -41,17 +41,9 @@ void move_to_gpus(Check& check) {
 }
 
 std::vector<Check> list_layer_checks(const std::string& device) {
-  using conformance::LayerPlace;
-  if (device == "cpu") {
-    return conformance::list_layer_checks({DType::kF32, DType::kBF16, DType::kF16, DType::kF64});
-  }
-  return conformance::list_layer_checks(
-      {DType::kF32, DType::kBF16, DType::kF16}, [](Group& group) -> LayerPlace {
-        const std::shared_ptr<RankDevice> gpu = make_gpu_device(group);
-        return {.to_device = [gpu](const ConstTensorView& host) { return gpu->to_device(host); },
-                .to_host = [gpu](const ConstTensorView& tensor) { return gpu->to_host(tensor); },
-                .stream = gpu->stream()};
-      });
+  std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kF16};
+  if (device == "cpu") dtypes.push_back(DType::kF64);
+  return conformance::list_layer_checks(dtypes, layer_places(device));
 }
 
 // Failures as text: a line with the check and a line with the message.

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "crossdock/extend/strategy_list.hpp"
@@ -128,6 +129,10 @@ struct LayerResults {
   std::vector<double> totals;                     // tokens and, if counted, sequences
 };
 
+/// All of them, with their names.
+CROSSDOCK_API std::vector<std::pair<std::string_view, std::vector<double>*>> parts_of(
+    LayerResults& results);
+
 /// The results of all ranks, by the reference.
 CROSSDOCK_API std::vector<LayerResults> expected_results(const LayerWorld& world);
 
@@ -149,7 +154,7 @@ CROSSDOCK_API Findings compare(const LayerWorld& world, int rank, const LayerRes
 
 /// A hash of the bits of all results. On the CPU it is the same for every strategy and
 /// communicator; with partial sums, for every strategy that makes them over the same ranks.
-CROSSDOCK_API uint64_t hash_of(const LayerResults& results);
+CROSSDOCK_API uint64_t hash_of(LayerResults results);
 
 /// Runs the layer with a strategy and compares its results. Collective; all ranks pass the same
 /// world.

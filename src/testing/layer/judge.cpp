@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <sstream>
 
@@ -9,7 +8,6 @@
 namespace crossdock::conformance {
 namespace {
 
-using reference::MlpWeights;
 using Values = std::vector<double>;
 
 // Distance between neighbouring values near 1.
@@ -53,12 +51,6 @@ class Comparison {
       return findings_.push_back(message.str());
     }
   }
-  void compare(const std::string& name, const MlpWeights& got, const MlpWeights& wanted) {
-    compare(name + " w1", got.w1, wanted.w1);
-    compare(name + " w2", got.w2, wanted.w2);
-    compare(name + " b1", got.b1, wanted.b1);
-    compare(name + " b2", got.b2, wanted.b2);
-  }
   Findings take() { return std::move(findings_); }
 
  private:
@@ -72,27 +64,37 @@ class Comparison {
 Findings compare(const LayerWorld& world, int rank, const LayerResults& got,
                  const LayerResults& wanted) {
   Comparison comparison(rank, tolerance_of(world.spec));
-  comparison.compare("out", got.out, wanted.out);
-  comparison.compare("grad_x", got.grad_x, wanted.grad_x);
-  comparison.compare("grad of the gate", got.grad_gate, wanted.grad_gate);
-  comparison.compare("grad of the gate's bias", got.grad_gate_bias, wanted.grad_gate_bias);
-  comparison.compare("grad of the experts'", got.grad_experts, wanted.grad_experts);
-  comparison.compare("grad of the shared experts'", got.grad_shared, wanted.grad_shared);
-  comparison.compare("load", got.load, wanted.load);
-  comparison.compare("drops", got.dropped, wanted.dropped);
-  comparison.compare("losses", got.losses, wanted.losses);
-  comparison.compare("numbers of tokens and sequences", got.totals, wanted.totals);
+  LayerResults mine = got;
+  LayerResults theirs = wanted;
+  const auto parts = parts_of(theirs);
+  for (size_t i = 0; const auto& [name, values] : parts_of(mine)) {
+    comparison.compare(std::string(name), *values, *parts[i++].second);
+  }
   return comparison.take();
 }
 
-uint64_t hash_of(const LayerResults& results) {
+std::vector<std::pair<std::string_view, Values*>> parts_of(LayerResults& results) {
+  return {{"out", &results.out},
+          {"grad_x", &results.grad_x},
+          {"grad_gate", &results.grad_gate},
+          {"grad_gate_bias", &results.grad_gate_bias},
+          {"grad_w1", &results.grad_experts.w1},
+          {"grad_w2", &results.grad_experts.w2},
+          {"grad_b1", &results.grad_experts.b1},
+          {"grad_b2", &results.grad_experts.b2},
+          {"grad_shared_w1", &results.grad_shared.w1},
+          {"grad_shared_w2", &results.grad_shared.w2},
+          {"grad_shared_b1", &results.grad_shared.b1},
+          {"grad_shared_b2", &results.grad_shared.b2},
+          {"load", &results.load},
+          {"dropped", &results.dropped},
+          {"losses", &results.losses},
+          {"totals", &results.totals}};
+}
+
+uint64_t hash_of(LayerResults results) {
   uint64_t hash = kHashStart;
-  for (const Values* values :
-       {&results.out, &results.grad_x, &results.grad_gate, &results.grad_gate_bias,
-        &results.grad_experts.w1, &results.grad_experts.w2, &results.grad_experts.b1,
-        &results.grad_experts.b2, &results.grad_shared.w1, &results.grad_shared.w2,
-        &results.grad_shared.b1, &results.grad_shared.b2, &results.load, &results.dropped,
-        &results.losses, &results.totals}) {
+  for (const auto& [name, values] : parts_of(results)) {
     hash = hash_bytes(std::as_bytes(std::span(*values)), hash);
   }
   return hash;
