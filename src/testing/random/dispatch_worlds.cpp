@@ -183,10 +183,8 @@ void draw_weights(Draw& draw, World& world) {
   draw.weights = static_cast<WeightKind>(random.in(0, static_cast<int64_t>(WeightKind::kShort)));
   const bool propagates = draw.weights == WeightKind::kNonFinite;
   if (propagates || random.one_in(8)) world.config.nonfinite = NonFinite::kPropagate;
-  if (draw.weights == WeightKind::kShort) {
+  if (draw.weights == WeightKind::kShort && world.dtype != DType::kF64) {
     world.weight_dtype = random.one_of({DType::kBF16, DType::kF16});
-  } else if (world.dtype == DType::kF64 && random.one_in(2)) {
-    world.weight_dtype = DType::kF32;
   }
   const DType dtype =
       world.weight_dtype.value_or(world.dtype == DType::kF64 ? DType::kF64 : DType::kF32);
