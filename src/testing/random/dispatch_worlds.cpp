@@ -18,7 +18,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // Bounds the work of a case: values [routes, D] and rows [R, D], of all ranks together.
 constexpr int64_t kMostValues = 12'000;
-constexpr int64_t kMostValuesOfLarge = 600'000;
+constexpr int64_t kMostValuesOfLarge = 400'000;
 
 enum class WeightKind : uint8_t { kAny, kSoftmax, kEqual, kSigned, kExtreme, kNonFinite, kShort };
 
@@ -219,7 +219,7 @@ World random_dispatch_world(uint64_t seed, const RandomLimits& limits) {
   world.ranks.resize(static_cast<size_t>(limits.num_ranks));
   world.dtype = random.one_of({DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kF8E4M3,
                                DType::kF32, DType::kBF16});
-  draw.is_large = random.one_in(250);
+  draw.is_large = random.one_in(1000);
   draw_sizes(draw, world);
   if (random.one_in(3)) {
     const int64_t last = random.one_in(4) ? 0 : limits.num_ranks - 1;
