@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "crossdock/testing/layer_worlds.hpp"
@@ -9,18 +8,14 @@ namespace crossdock::cli {
 
 /// A case of a whole layer (docs/case_format.md, "Whole layers").
 struct LayerCase {
-  std::string strategy;
-  int ranks_per_node = 0;
-  std::string device = "cpu";
+  std::string strategy;                  // a name, or "auto"
+  std::string communicator = "threads";  // or "sockets" or "mpi"
+  std::string device = "cpu";            // or "cuda"
+  int ranks_per_node = 0;                // 0: as the communicator reports
   conformance::LayerSpec layer;
 };
 
-/// Nothing if the text is not a JSON object with the key "layer". Throws Error(kInvalidArgument) if
-/// it is one, but not a valid case.
-std::optional<LayerCase> parse_layer_case(const std::string& text);
-
-/// Runs a layer's case and prints its results. Returns the exit status: 1 if `check` is set and
-/// there is a difference, which it reports on standard error.
-int run_layer_case(const LayerCase& layer_case, const std::string& communicator, bool check);
+/// REQUIRES: kind_of_case is "layer". Throws Error(kInvalidArgument) if the case is not valid.
+LayerCase parse_layer_case(const std::string& text);
 
 }  // namespace crossdock::cli

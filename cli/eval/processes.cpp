@@ -80,6 +80,16 @@ void share_results(Group& group, EvalResult& result) {
   }
 }
 
+EvalResult run_as_rank(const SocketsLaunch& launch, const EvalCase& eval_case) {
+  SocketsOptions options;
+  options.ranks_per_node = eval_case.ranks_per_node;
+  Group group(make_sockets_communicator(launch, std::move(options)));
+  EvalResult result = empty_result(eval_case);
+  run_rank(group, eval_case, result);
+  share_results(group, result);
+  return result;
+}
+
 // Forked ranks. The destructor ends them: rank 0 has its results by then, or an error.
 class ForkedRanks {
  public:
@@ -91,7 +101,7 @@ class ForkedRanks {
   ForkedRanks(const ForkedRanks&) = delete;
   ForkedRanks& operator=(const ForkedRanks&) = delete;
 
-  void start(const std::function<void()>& rank) {
+  void start(const SocketsLaunch& launch, const EvalCase& eval_case) {
     const pid_t pid = fork();
     if (pid < 0) throw Error(ErrorCode::kCommunication, "cannot start a process for a rank");
     if (pid > 0) {
@@ -100,7 +110,7 @@ class ForkedRanks {
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     try {
-      rank();
+      run_as_rank(launch, eval_case);
     } catch (const std::exception&) {
       // Rank 0 gets the same error and reports it.
     }
@@ -113,30 +123,15 @@ class ForkedRanks {
 
 }  // namespace
 
-void run_on_processes(int size, int ranks_per_node, const std::function<void(Group&)>& body) {
+EvalResult run_case_on_processes(const EvalCase& eval_case) {
   SocketsLaunch launch;
-  launch.size = size;
+  launch.size = eval_case.num_ranks();
   launch.master_port = find_free_port();
   launch.job = std::to_string(getpid());
-  const auto run_rank = [&] {
-    SocketsOptions options;
-    options.ranks_per_node = ranks_per_node;
-    Group group(make_sockets_communicator(launch, std::move(options)));
-    body(group);
-  };
   ForkedRanks others;
-  for (launch.rank = 1; launch.rank < launch.size; ++launch.rank) others.start(run_rank);
+  for (launch.rank = 1; launch.rank < launch.size; ++launch.rank) others.start(launch, eval_case);
   launch.rank = 0;
-  run_rank();
-}
-
-EvalResult run_case_on_processes(const EvalCase& eval_case) {
-  EvalResult result = empty_result(eval_case);
-  run_on_processes(eval_case.num_ranks(), eval_case.ranks_per_node, [&](Group& group) {
-    run_rank(group, eval_case, result);
-    share_results(group, result);
-  });
-  return result;
+  return run_as_rank(launch, eval_case);
 }
 
 }  // namespace crossdock::cli

@@ -30,9 +30,9 @@ struct World {
                                             // dense
   /// true: values whose sums are exact in any order; false: values whose sums depend on the order.
   bool exact_sums = false;
-  std::optional<DType> weight_dtype{};  // of the weights given; default: fp64 for fp64 tokens, else
-                                        // fp32
-  int64_t num_chunks = 2;               // of the dispatch in chunks
+  /// Of the given weights; default: fp64 for fp64 tokens, which require it, else fp32.
+  std::optional<DType> weight_dtype{};
+  int64_t num_chunks = 2;      // of the dispatch in chunks
   bool awaits_chunks = false;  // it gets them from begin_dispatch and next_chunk, not on_chunk
   uint64_t seed = 100;         // of the values
 

@@ -81,6 +81,22 @@ struct RandomCase {
       to_file;
 };
 
+/// How a case ended.
+struct CaseVerdict {
+  std::string strategy;  // the first that failed; empty: passed
+  Findings findings;     // of all ranks, if the group still works; else of this rank
+  uint64_t bits = 0;     // of all ranks' results; 0 unless passed
+
+  bool passed() const { return findings.empty(); }
+};
+
+/// Runs a case with each strategy; their results must have the same bits. An exception is a finding
+/// and ends the case. The same verdict on all ranks of the group, unless the group is poisoned
+/// afterwards. Collective.
+CROSSDOCK_API CaseVerdict judge_case(Group& group, const RandomCase& random_case,
+                                     const std::vector<std::string>& strategies,
+                                     const StrategyList& candidates, bool on_gpu = false);
+
 /// Simplifies a failing case as long as `fails` accepts a simpler one, at most `most_tries` calls.
 /// Deterministic.
 CROSSDOCK_API RandomCase reduce(RandomCase failing,

@@ -92,10 +92,11 @@ RandomCase layer_case(const LayerSpec& spec, int ranks_per_node, MakePlace make_
           [=](const std::string& strategy, const std::string& communicator,
               const std::string& device) {
             std::ostringstream text;
-            text << "{\"strategy\": \"" << strategy << "\", \"communicator\": \"" << communicator
-                 << "\", \"device\": \"" << device << "\"";
+            text << "{\"kind\": \"layer\", \"strategy\": \"" << strategy
+                 << "\", \"communicator\": \"" << communicator << "\", \"device\": \"" << device
+                 << "\"";
             if (ranks_per_node > 0) text << ", \"ranks_per_node\": " << ranks_per_node;
-            text << ",\n \"layer\": " << to_json(shared->spec()) << "}\n";
+            text << ",\n \"layer\": " << to_json(shared->spec()) << "}";
             return text.str();
           }};
 }

@@ -187,10 +187,12 @@ void Simplifier::leave_out_options() {
   drop(world_.awaits_chunks, [](World& w) { w.awaits_chunks = false; });
   drop(world_.weight_dtype && *world_.weight_dtype != DType::kF32,
        [](World& w) { w.weight_dtype = DType::kF32; });
-  drop(world_.dtype != DType::kF32 && world_.weight_dtype.value_or(DType::kF64) == DType::kF32,
-       [](World& w) { w.dtype = DType::kF32; });
-  drop(world_.dtype != DType::kF32 && world_.dtype != DType::kF64,
-       [](World& w) { w.dtype = DType::kF32; });
+  drop(world_.dtype != DType::kF32, [](World& w) {
+    w.dtype = DType::kF32;
+    for (RankInput& rank : w.ranks) {
+      for (double& weight : rank.weights) weight = reference::round_to(DType::kF32, weight);
+    }
+  });
 }
 
 void Simplifier::leave_out_routes() {
