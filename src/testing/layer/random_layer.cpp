@@ -38,7 +38,7 @@ void draw_all_groups(LayerSpec& spec, int num_ranks, Draw& draw) {
 }
 
 void draw_tokens(LayerSpec& spec, int num_ranks, Draw& draw) {
-  const int64_t most = draw.pick(Numbers{0, 1, 3, 8, 16, 24});
+  const int64_t most = draw.percent(3) ? 70 : draw.pick(Numbers{0, 1, 3, 8, 16, 24});
   const int64_t kind = draw.between(0, 3);
   for (int rank = 0; rank < num_ranks; ++rank) {
     int64_t T = kind == 0 ? most : draw.between(0, most);
@@ -91,9 +91,10 @@ void draw_losses(LayerSpec& spec, Draw& draw) {
 
 void draw_router(LayerSpec& spec, bool on_gpu, Draw& draw) {
   RouterConfig& router = spec.config.router;
-  router.num_experts = draw.percent(70) ? draw.between(1, 12) : draw.between(1, 40);
+  router.num_experts = draw.percent(70) ? draw.between(1, 12) : draw.between(1, 70);
   router.top_k = draw.between(1, std::min<int64_t>(router.num_experts, draw.percent(80) ? 3 : 8));
   router.width = draw.pick(Numbers{1, 2, 3, 5, 8, 16, 17, 24, 33});
+  if (draw.percent(2)) router.width = draw.pick(Numbers{256, 300, 520});  // several blocks of sums
   draw_selection(router, draw);
   draw_losses(spec, draw);
   if (draw.percent(15)) {

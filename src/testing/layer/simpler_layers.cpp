@@ -7,11 +7,13 @@
 namespace crossdock::conformance {
 namespace {
 
-// The same layer without the last rank; empty if there are groups of ranks.
-void drop_rank(LayerSpec& spec) {
-  spec.tokens.pop_back();
-  for (int32_t& rank : spec.config.dispatch.placement) {
-    rank = std::min(rank, static_cast<int32_t>(std::ssize(spec.tokens) - 1));
+void drop_rank(LayerSpec& spec, int64_t rank) {
+  for (std::vector<int64_t>* of_ranks : {&spec.tokens, &spec.layer_groups, &spec.counting_groups,
+                                         &spec.sequence_groups, &spec.replicated_over}) {
+    if (!of_ranks->empty()) of_ranks->erase(of_ranks->begin() + rank);
+  }
+  for (int32_t& owner : spec.config.dispatch.placement) {
+    owner = std::min(owner, static_cast<int32_t>(std::ssize(spec.tokens) - 1));
   }
 }
 
@@ -55,10 +57,14 @@ std::vector<LayerSpec> simpler_layers(const LayerSpec& spec) {
       if (smaller >= least && smaller < size) add([&](LayerSpec& s) { set(s, smaller); });
     }
   };
-  if (spec.num_ranks() > 1) add(drop_rank);
-  add([](LayerSpec& s) {
-    for (int64_t& T : s.tokens) T /= 2;
-  });
+  for (int64_t rank = spec.num_ranks() - 1; rank >= 0 && spec.num_ranks() > 1; --rank) {
+    add([rank](LayerSpec& s) { drop_rank(s, rank); });
+  }
+  if (std::ranges::max(spec.tokens) > 0) {
+    add([](LayerSpec& s) {
+      for (int64_t& T : s.tokens) T /= 2;
+    });
+  }
   append_without_options(spec, all);
   const RouterConfig& router = spec.config.router;
   shrink(router.num_experts, 1, set_experts);
@@ -68,9 +74,6 @@ std::vector<LayerSpec> simpler_layers(const LayerSpec& spec) {
   for (size_t r = 0; r < spec.tokens.size(); ++r) {
     shrink(spec.tokens[r], 0, [r](LayerSpec& s, int64_t T) { s.tokens[r] = T; });
   }
-  std::erase_if(all, [&](const LayerSpec& s) {
-    return s.tokens == spec.tokens && to_json(s) == to_json(spec);
-  });
   std::erase_if(all, [](const LayerSpec& s) { return !is_valid(s); });
   return all;
 }
