@@ -97,7 +97,7 @@ TEST(Eval, WritesEnoughDigits) {
   eval_case["dtype"] = "bf16";
   EXPECT_EQ(evaluate(eval_case)["per_rank"][0]["rows"][0][0], 0.10009765625);
   eval_case["per_rank"][0]["x"][0][0] = -0.0;
-  EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("\"rows\": [[-0, 2]"));
+  EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("\"rows\": [[-0.0, 2]"));
 }
 
 TEST(Eval, WritesWhatIsNotFiniteAsStrings) {
