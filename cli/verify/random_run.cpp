@@ -97,25 +97,34 @@ std::vector<int> first_ranks(int count) {
 // first few of them.
 class ProcessGroups {
  public:
-  ProcessGroups(const RandomRun& run, const Connect& connect) : run_(run), connect_(connect) {}
+  ProcessGroups(const RandomRun& run, const Connect& connect)
+      : options_(run.group), connect_(connect) {}
 
   // All processes. Collective.
   Group& all(int ranks_per_node) {
     std::unique_ptr<Group>& group = all_[ranks_per_node];
-    if (!group) group = std::make_unique<Group>(connect_(ranks_per_node), run_.group);
+    if (!group) {
+      GroupOptions options = options_;
+      // Processes without cases wait for a whole block of them.
+      if (options.arrival_deadline) *options.arrival_deadline *= kCasesPerBlock;
+      group = std::make_unique<Group>(connect_(ranks_per_node), options);
+    }
     return *group;
   }
 
   // Collective over the first ranks.
   Group& first(int num_ranks, int ranks_per_node) {
     std::unique_ptr<Group>& group = first_[{num_ranks, ranks_per_node}];
-    if (!group) group = all(ranks_per_node).subgroup(first_ranks(num_ranks));
+    if (!group) {
+      Communicator& whole = all(ranks_per_node).communicator();
+      group = std::make_unique<Group>(whole.subgroup(first_ranks(num_ranks)), options_);
+    }
     return *group;
   }
   void forget(int num_ranks, int ranks_per_node) { first_.erase({num_ranks, ranks_per_node}); }
 
  private:
-  const RandomRun& run_;
+  GroupOptions options_;  // of groups for cases
   const Connect& connect_;
   std::map<int, std::unique_ptr<Group>> all_;
   std::map<std::pair<int, int>, std::unique_ptr<Group>> first_;

@@ -198,8 +198,9 @@ std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& exper
       scaled.push_back(p * a.value);
     }
     for (int64_t d = 0; d < config.D; ++d) {
-      y[static_cast<size_t>(r * config.D + d)] =
-          dot_row(expert.w2, d, scaled.data(), config.F) + p * at_or_zero(expert.b2, d);
+      double& entry = y[static_cast<size_t>(r * config.D + d)];
+      entry = dot_row(expert.w2, d, scaled.data(), config.F);
+      if (!expert.b2.empty()) entry += p * expert.b2[static_cast<size_t>(d)];
     }
   }
   return y;
