@@ -47,14 +47,18 @@ struct Found {
   World reduced;
 };
 
-// The first failure of a run; its reduced case has gone through a file.
-Found find_and_reduce(const RandomRun& run) {
+// The first failure of a run that is not a layer's; its reduced case has gone through a file.
+Found find_and_reduce(RandomRun run) {
+  run.most_failures = 100;
   const RandomResult result = run_random_on_threads(run);
-  if (result.failures.empty()) {
-    ADD_FAILURE() << "no case of " << result.num_cases << " failed";
+  const auto first = std::ranges::find_if(result.failures, [&](const RandomFailure& failure) {
+    return make_random_case(run.seed, failure.number, run.most_ranks).kind == "dispatch";
+  });
+  if (first == result.failures.end()) {
+    ADD_FAILURE() << "no dispatch of " << result.num_cases << " cases failed";
     return {};
   }
-  Found found{.failure = result.failures.front(), .reduced = {}};
+  Found found{.failure = *first, .reduced = {}};
   const auto fails = [&](const testing::RandomCase& one) {
     return !judge_on_threads(run, one, "direct").passed();
   };
