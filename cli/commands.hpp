@@ -32,9 +32,9 @@ void add_options(Options& options, InfoArgs& args);
 int run_info(const InfoArgs& args);
 
 struct EvalArgs {
-  std::string path;                      // "-": standard input
-  std::string communicator = "threads";  // or "sockets"
-  bool check = false;                    // compare with the reference, report on standard error
+  std::string path;          // "-": standard input
+  std::string communicator;  // "threads", "sockets" or "mpi"; empty: the case's
+  bool check = false;        // compare with the reference, report on standard error
 };
 void add_options(Options& options, EvalArgs& args);
 int run_eval(const EvalArgs& args);
@@ -137,11 +137,19 @@ struct VerifyArgs {
   int ranks_per_node = 0;                    // 0: as the communicator reports
   bool faults = false;                       // run the fault matrix instead of the checks
   bool always_zero = false;                  // exit with status 0 even if checks failed
+  std::optional<int64_t> random{};           // run so many random cases instead of the checks
+  std::optional<uint64_t> seed{};            // of the random cases; not given: a new one
+  int64_t first = 0;                         // number of the first random case
+  std::string output;                        // folder for files of failing cases; empty: this one
+  std::string case_file;                     // run this case, for processes that eval starts
 };
 void add_options(Options& options, VerifyArgs& args);
 int run_verify(const VerifyArgs& args);
 /// `--faults`: causes every fault at every step, on threads and processes, and prints the time from
 /// each fault to the last survivor's error.
 int run_verify_faults(const VerifyArgs& args);
+/// `--random`: judges random cases, and writes a file for each that fails.
+int run_verify_random(const VerifyArgs& args);
+int run_verify_case_file(const VerifyArgs& args);
 
 }  // namespace crossdock::cli

@@ -54,6 +54,8 @@ void JsonWriter::value(double number) {
   std::array<char, 32> digits;
   const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), number);
   text_.append(digits.data(), result.ptr);
+  // Readers that tell integers from other numbers would lose the sign of "-0".
+  if (number == 0 && std::signbit(number)) text_ += ".0";
 }
 
 void JsonWriter::integer(int64_t number) {

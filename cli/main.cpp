@@ -49,6 +49,8 @@ int run_command(const CommandLine& line, const std::string& job) {
   if (is_for_one(line) && !speaks_for_job(job)) return 0;
   if (line.command == "run") return run_run(line.run);
   if (line.command == "verify") {
+    if (line.verify.random) return run_verify_random(line.verify);
+    if (!line.verify.case_file.empty()) return run_verify_case_file(line.verify);
     return line.verify.faults ? run_verify_faults(line.verify) : run_verify(line.verify);
   }
   if (line.command == "eval") return run_eval(line.eval);

@@ -114,6 +114,8 @@ template void Options::whole_number(const char*, std::optional<int>&, const Rang
                                     const std::string&);
 template void Options::whole_number(const char*, std::optional<int64_t>&, const Range&,
                                     const std::string&);
+template void Options::whole_number(const char*, std::optional<uint64_t>&, const Range&,
+                                    const std::string&);
 template void Options::whole_number(const char*, std::vector<int>&, const Range&,
                                     const std::string&);
 
@@ -178,6 +180,10 @@ void Options::flag_off(const char* name, bool& value, const std::string& words) 
 
 void Options::hidden_flag(const char* name, bool& value) {
   command_.add_flag(name, value)->group("");
+}
+
+void Options::hidden_text(const char* name, std::string& value) {
+  command_.add_option(name, value)->group("");
 }
 
 void Options::argument(const char* name, std::string& value, const std::string& words) {

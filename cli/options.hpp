@@ -50,6 +50,7 @@ class Options {
   void flag_off(const char* name, bool& value, const std::string& words);
   /// A flag that help does not show.
   void hidden_flag(const char* name, bool& value);
+  void hidden_text(const char* name, std::string& value);
   /// A required positional argument.
   void argument(const char* name, std::string& value, const std::string& words);
 

@@ -11,7 +11,8 @@ namespace crossdock::cli {
 /// to the dtype, so that library and reference start from the same numbers.
 struct EvalCase {
   std::string strategy;
-  int ranks_per_node = 0;  // 0: all ranks on one node
+  std::string communicator = "threads";  // or "sockets"
+  int ranks_per_node = 0;                // 0: all ranks on one node
   DType dtype = DType::kF32;
   reference::LayerInput layer;
 

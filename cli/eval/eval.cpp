@@ -10,11 +10,13 @@
 #include "cli/commands.hpp"
 #include "cli/eval/case.hpp"
 #include "cli/eval/check.hpp"
+#include "cli/eval/dispatch_case.hpp"
 #include "cli/eval/processes.hpp"
 #include "cli/eval/run.hpp"
 #include "cli/json_writer.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/terminal.hpp"
+#include "cli/verify/case_file.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::cli {
@@ -105,13 +107,35 @@ int print(const std::string& json, int status) {
   return status;
 }
 
+// A case whose calls are all judged.
+int run_kind(const EvalArgs& args, const std::string& text) {
+  CaseFile file = parse_case_file(text);
+  if (!args.communicator.empty()) file.communicator = args.communicator;
+  const CaseReport report = run_case_file(file, args.path);
+  const int status = print(to_json(report), report.passed() ? 0 : 1);
+  if (args.check) {
+    const std::string words = report.passed()
+                                  ? "checked against the fp64 reference: " + file.one.summary
+                                  : "differs from the fp64 reference: " + report.findings.front();
+    std::cerr << wrap(words, message_width(), 2) << "\n";
+  }
+  return status;
+}
+
 }  // namespace
 
 int run_eval(const EvalArgs& args) {
   try {
-    const EvalCase eval_case = parse_case(read_all(args.path));
-    const EvalResult result =
-        args.communicator == "sockets" ? run_case_on_processes(eval_case) : run_case(eval_case);
+    const std::string text = read_all(args.path);
+    if (!kind_of_case(text).empty()) return run_kind(args, text);
+    EvalCase eval_case = parse_case(text);
+    if (!args.communicator.empty()) eval_case.communicator = args.communicator;
+    if (eval_case.communicator == "mpi") {
+      throw Error(ErrorCode::kUnsupported,
+                  "only cases with a kind can run on mpi; use --communicator sockets");
+    }
+    const EvalResult result = eval_case.communicator == "sockets" ? run_case_on_processes(eval_case)
+                                                                  : run_case(eval_case);
     const std::string json = to_json(eval_case, result);
     if (!args.check) return print(json, 0);
     const CheckReport report = check_result(eval_case, result);

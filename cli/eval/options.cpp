@@ -17,8 +17,8 @@ Examples:
 
 void add_options(Options& options, EvalArgs& args) {
   options.argument("CASE", args.path, "JSON file with the case; - for standard input");
-  options.choice("--communicator", args.communicator, {"threads", "sockets"},
-                 "How ranks communicate; sockets starts processes");
+  options.choice("--communicator", args.communicator, {"threads", "sockets", "mpi"},
+                 "How ranks communicate; sockets and mpi start processes", "the case's");
   options.flag("--check", args.check,
                "Compare with the fp64 reference and report on standard error; a difference exits "
                "with status 1");

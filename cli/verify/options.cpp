@@ -18,6 +18,8 @@ Examples:
   crossdock verify --strategy direct --communicator threads --case error
   crossdock verify --dtype bf16 --case 'routing/skewed/*'
   crossdock verify --faults --strategy direct --case stalls
+  crossdock verify --random 5000
+  crossdock verify --random 500 --seed 7 --communicator threads,sockets,mpi
   crossdock verify --device cuda --case layer --ranks 1,4
   mpirun -np 4 crossdock verify --quick)";
 
@@ -39,8 +41,16 @@ void add_options(Options& options, VerifyArgs& args) {
                        "Ranks per simulated node (default: real nodes)");
   options.flag("--faults", args.faults,
                "Instead of the checks, make one rank of four fail at every step");
+  options.whole_number("--random", args.random, {1, {}},
+                       "Instead of the checks, judge so many random cases");
+  options.whole_number("--seed", args.seed, {0, {}},
+                       "Seed of the random cases (default: a new one, which is printed)");
+  options.whole_number("--first", args.first, {0, {}}, "Number of the first random case");
+  options.text("--output", "FOLDER", args.output,
+               "Where files of failing random cases go (default: the current folder)");
   options.flag("--list", args.list, "List the names of the checks or faults without running them");
   options.flag("--json", args.json, "Print JSON");
+  options.hidden_text("--case-file", args.case_file);      // for ranks that eval starts
   options.hidden_flag("--always-zero", args.always_zero);  // for ranks that verify starts
   options.notes(kVerifyNotes);
 }

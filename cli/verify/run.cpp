@@ -6,10 +6,11 @@
 #include <chrono>
 #include <iterator>
 
+#include "cli/device/layer_place.hpp"
 #include "cli/text/wait_notice.hpp"
-#include "cli/verify/layer_checks.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
+#include "crossdock/testing/layer_worlds.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::cli {
@@ -38,6 +39,12 @@ void move_to_gpus(Check& check) {
   check.body = [body = check.body](Group& group, const StrategyFactory& strategy) {
     return body(group, [&] { return on_cuda(strategy()); });
   };
+}
+
+std::vector<Check> list_layer_checks(const std::string& device) {
+  std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kF16};
+  if (device == "cpu") dtypes.push_back(DType::kF64);
+  return conformance::list_layer_checks(dtypes, layer_places(device));
 }
 
 // Failures as text: a line with the check and a line with the message.

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "capi/tensors.hpp"
+#include "comm/agreed_failure.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::capi {
@@ -36,6 +37,19 @@ static_assert(static_cast<int>(BalanceScope::kBatch) == CROSSDOCK_BALANCE_BATCH)
 static_assert(static_cast<int>(BalanceScope::kSequence) == CROSSDOCK_BALANCE_SEQUENCE);
 static_assert(static_cast<int>(BalanceScope::kGlobalBatch) == CROSSDOCK_BALANCE_GLOBAL_BATCH);
 
+// Runs `check`; its error becomes the refusal.
+template <typename Check>
+void refuse_unless(std::optional<Error>& refusal, const Check& check) {
+  const std::optional<Error> failed = refusal_of(check);
+  if (!refusal) refusal = failed;
+}
+
+template <typename Enum>
+void set_enum(const char* name, int32_t value, int num_values, Enum& field,
+              std::optional<Error>& refusal) {
+  refuse_unless(refusal, [&] { field = static_cast<Enum>(checked_enum(name, value, num_values)); });
+}
+
 }  // namespace
 
 int checked_enum(const char* name, int32_t value, int num_values) {
@@ -49,26 +63,28 @@ PartialSums to_partial_sums(int32_t value) {
   return static_cast<PartialSums>(checked_enum("partial_sums", value, kCount));
 }
 
-DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_experts) {
+DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_experts,
+                         std::optional<Error>& refusal) {
   DispatchConfig config{.num_experts = given.num_experts,
                         .top_k = given.top_k,
                         .width = given.width,
-                        .alignment = or_default<int64_t>(given.alignment, 1),
-                        .partial_sums = to_partial_sums(given.partial_sums)};
-  config.nonfinite = static_cast<NonFinite>(checked_enum("nonfinite", given.nonfinite, 2));
+                        .alignment = or_default<int64_t>(given.alignment, 1)};
+  refuse_unless(refusal, [&] { config.partial_sums = to_partial_sums(given.partial_sums); });
+  set_enum("nonfinite", given.nonfinite, 2, config.nonfinite, refusal);
   config.keep_empty_segments = given.keep_empty_segments != 0;
   config.max_routes_per_token = given.max_routes_per_token;
   constexpr auto kNumCopies = static_cast<int>(kCopiesNames.size());
-  config.copies = static_cast<Copies>(checked_enum("copies", given.copies, kNumCopies));
+  set_enum("copies", given.copies, kNumCopies, config.copies, refusal);
   if (given.max_rows != 0) config.max_rows = given.max_rows;
   if (given.capacity_factor != 0) {
-    config.capacity = Capacity{
-        .factor = given.capacity_factor,
-        .policy = static_cast<DropPolicy>(checked_enum("drop_policy", given.drop_policy, 2)),
-        .pad_to_capacity = given.pad_to_capacity != 0,
-        .max_tokens = given.capacity_tokens};
+    config.capacity = Capacity{.factor = given.capacity_factor,
+                               .pad_to_capacity = given.pad_to_capacity != 0,
+                               .max_tokens = given.capacity_tokens};
+    set_enum("drop_policy", given.drop_policy, 2, config.capacity->policy, refusal);
   } else {
-    CROSSDOCK_CHECK(given.pad_to_capacity == 0, "pad_to_capacity needs a capacity_factor");
+    refuse_unless(refusal, [&] {
+      CROSSDOCK_CHECK(given.pad_to_capacity == 0, "pad_to_capacity needs a capacity_factor");
+    });
   }
   constexpr int64_t kMostExperts = int64_t{1} << 20;  // more are refused by the first plan
   if (given.placement != nullptr && num_experts > 0 && num_experts <= kMostExperts) {
@@ -77,34 +93,33 @@ DispatchConfig to_config(const crossdock_dispatch_config& given, int64_t num_exp
   return config;
 }
 
-ExpertsConfig to_config(const crossdock_experts_config& given) {
-  return {.num_local_experts = given.num_local_experts,
-          .width = given.width,
-          .inner = given.inner,
-          .activation = static_cast<Activation>(checked_enum(
-              "activation", given.activation, static_cast<int>(kActivationNames.size()))),
-          .interleaved = given.interleaved != 0,
-          .limit = or_default(given.limit, 7.0),
-          .weights_in = static_cast<WeightsIn>(checked_enum("weights_in", given.weights_in, 2)),
-          .dtype = to_dtype("crossdock_experts_config", given.dtype),
-          .recompute = given.recompute != 0};
+ExpertsConfig to_config(const crossdock_experts_config& given, std::optional<Error>& refusal) {
+  constexpr auto kNumActivations = static_cast<int>(kActivationNames.size());
+  ExpertsConfig config{.num_local_experts = given.num_local_experts,
+                       .width = given.width,
+                       .inner = given.inner,
+                       .interleaved = given.interleaved != 0,
+                       .limit = or_default(given.limit, 7.0),
+                       .recompute = given.recompute != 0};
+  set_enum("activation", given.activation, kNumActivations, config.activation, refusal);
+  set_enum("weights_in", given.weights_in, 2, config.weights_in, refusal);
+  refuse_unless(refusal, [&] { config.dtype = to_dtype("crossdock_experts_config", given.dtype); });
+  return config;
 }
 
-RouterConfig to_config(const crossdock_router_config& given) {
+RouterConfig to_config(const crossdock_router_config& given, std::optional<Error>& refusal) {
   RouterConfig config;
   config.num_experts = given.num_experts;
   config.top_k = given.top_k;
   config.width = given.width;
-  config.score =
-      static_cast<Score>(checked_enum("score", given.score, static_cast<int>(kScoreNames.size())));
+  set_enum("score", given.score, static_cast<int>(kScoreNames.size()), config.score, refusal);
   config.num_groups = or_default<int64_t>(given.num_groups, 1);
   config.group_top_k = or_default<int64_t>(given.group_top_k, 1);
-  config.group_score = static_cast<GroupScore>(checked_enum("group_score", given.group_score, 2));
+  set_enum("group_score", given.group_score, 2, config.group_score, refusal);
   if (given.normalise != 0) config.normalise = given.normalise > 0;
   config.scaling = or_default(given.scaling, 1.0);
   config.aux_loss_coeff = given.aux_loss_coeff;
-  config.aux_loss_scope =
-      static_cast<BalanceScope>(checked_enum("aux_loss_scope", given.aux_loss_scope, 3));
+  set_enum("aux_loss_scope", given.aux_loss_scope, 3, config.aux_loss_scope, refusal);
   config.aux_loss_coeffs = {.batch = given.aux_batch_coeff,
                             .sequence = given.aux_sequence_coeff,
                             .global_batch = given.aux_global_batch_coeff};

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "capi/collective.hpp"
 #include "capi/configs.hpp"
@@ -28,6 +30,7 @@ std::unique_ptr<crossdock_plan> make_plan(crossdock_dispatcher* dispatcher,
   bool is_dense = false;
   std::unique_ptr<crossdock_plan> made;
   convert(call_of(planner, owner.group->open(), "plan", Plan()), [&] {
+    throw_if_set(owner.refusal);
     check_outputs();
     const auto given = read_struct("crossdock_routing", routing);
     is_dense = given.map.num_dims != 0;
@@ -75,7 +78,10 @@ crossdock_status crossdock_dispatcher_create(crossdock_group* group,
     crossdock_dispatcher*& made = pointee("dispatcher", dispatcher);
     const auto given = capi::read_struct("crossdock_dispatch_config", config);
     const char* strategy = given.strategy != nullptr ? given.strategy : "auto";
-    made = new crossdock_dispatcher(members, capi::to_config(given, given.num_experts), strategy);
+    std::optional<Error> refusal;
+    const DispatchConfig converted = capi::to_config(given, given.num_experts, refusal);
+    made = new crossdock_dispatcher(members, converted, strategy);
+    made->refusal = std::move(refusal);
   });
 }
 

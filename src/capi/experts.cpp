@@ -34,7 +34,10 @@ crossdock_status crossdock_experts_create(const crossdock_experts_config* config
   return guarded([&] {
     crossdock_experts*& made = capi::pointee("experts", experts);
     const auto given = capi::read_struct("crossdock_experts_config", config);
-    made = new crossdock_experts(capi::to_config(given));
+    std::optional<Error> refusal;
+    const ExpertsConfig converted = capi::to_config(given, refusal);
+    capi::throw_if_set(refusal);
+    made = new crossdock_experts(converted);
   });
 }
 

@@ -71,8 +71,9 @@ struct crossdock_dispatcher : crossdock::capi::Handle<crossdock_dispatcher> {
 
   crossdock::capi::GroupPtr group;
   crossdock::Dispatcher dispatcher;
-  crossdock::Stream stream{};      // of the device options
-  mutable std::string strategy{};  // its name, once requested
+  std::optional<crossdock::Error> refusal{};  // why the first plan refuses the configuration
+  crossdock::Stream stream{};                 // of the device options
+  mutable std::string strategy{};             // its name, once requested
 };
 
 struct crossdock_plan : crossdock::capi::Handle<crossdock_plan> {
@@ -131,7 +132,8 @@ struct crossdock_layer : crossdock::capi::Handle<crossdock_layer> {
   crossdock::capi::GroupPtr group;
   crossdock::capi::LayerGroups others;
   crossdock::MoeLayer layer;
-  crossdock::Stream stream{};  // of the device options
+  std::optional<crossdock::Error> refusal{};  // why the first forward refuses the configuration
+  crossdock::Stream stream{};                 // of the device options
 };
 
 struct crossdock_layer_saved : crossdock::capi::Handle<crossdock_layer_saved> {

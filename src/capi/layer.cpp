@@ -17,13 +17,13 @@
 namespace crossdock::capi {
 namespace {
 
-MoeLayerConfig to_layer_config(const crossdock_layer_config& given) {
+MoeLayerConfig to_layer_config(const crossdock_layer_config& given, std::optional<Error>& refusal) {
   MoeLayerConfig config;
-  config.router = to_config(read_struct("crossdock_router_config", given.router));
-  config.experts = to_config(read_struct("crossdock_experts_config", given.experts));
+  config.router = to_config(read_struct("crossdock_router_config", given.router), refusal);
+  config.experts = to_config(read_struct("crossdock_experts_config", given.experts), refusal);
   config.experts.num_local_experts = 0;  // the layer sets it
   const auto dispatch = read_optional("crossdock_dispatch_config", given.dispatch);
-  config.dispatch = to_config(dispatch, config.router.num_experts);
+  config.dispatch = to_config(dispatch, config.router.num_experts, refusal);
   if (dispatch.strategy != nullptr) config.strategy = dispatch.strategy;
   config.shared_inner = given.shared_inner;
   config.overlap_shared = given.serial_shared == 0;
@@ -155,7 +155,9 @@ crossdock_status crossdock_layer_create(crossdock_group* group,
         .counting = capi::group_or_null("counting_group", given.counting_group),
         .sequences = capi::group_or_null("sequence_group", given.sequence_group),
         .replicated = capi::group_or_null("replicated_over", given.replicated_over)};
-    made = new crossdock_layer(members, others, capi::to_layer_config(given));
+    std::optional<Error> refusal;
+    made = new crossdock_layer(members, others, capi::to_layer_config(given, refusal));
+    made->refusal = std::move(refusal);
   });
 }
 
@@ -195,6 +197,7 @@ crossdock_status crossdock_layer_forward(crossdock_layer* layer,
     const capi::Call call =
         capi::call_of(called.layer, called.group->open(), "route", capi::plan_of(args));
     capi::convert_forward(called, call, [&] {
+      capi::throw_if_set(called.refusal);
       const auto outputs = capi::read_struct("crossdock_layer_forward_result", result,
                                              offsetof(crossdock_layer_forward_result, aux_loss));
       converted =

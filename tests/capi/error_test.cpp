@@ -83,6 +83,34 @@ struct DispatchCall {
   }
 };
 
+// The values of these fields do not fit in the C++ API's configuration. Only rank 1 has them.
+TEST(CErrors, AnUndefinedValueOfOneRankIsReportedByTheFirstPlanOnAll) {
+  using Config = crossdock_dispatch_config;
+  const std::pair<int32_t Config::*, const char*> fields[] = {
+      {&Config::nonfinite, "rank 1: nonfinite must be in [0, 2), got 257"},
+      {&Config::partial_sums, "rank 1: partial_sums must be in [0, 3), got 257"},
+      {&Config::copies, "rank 1: copies must be in [0, 3), got 257"},
+      {&Config::drop_policy, "rank 1: drop_policy must be in [0, 2), got 257"}};
+  run_c_ranks(2, [&](crossdock_group* group, int rank) {
+    for (const auto& [field, message] : fields) {
+      auto config = Case::config();
+      config.capacity_factor = 4;
+      if (rank == 1) config.*field = 257;
+      crossdock_dispatcher* dispatcher = nullptr;
+      ASSERT_OK(crossdock_dispatcher_create(group, &config, &dispatcher));
+      const Case input(rank);
+      const crossdock_routing routing = input.routing();
+      crossdock_plan* plan = nullptr;
+      EXPECT_EQ(crossdock_plan_create(dispatcher, &routing, &plan), CROSSDOCK_INVALID_ARGUMENT);
+      EXPECT_STREQ(crossdock_last_error(), message);
+      EXPECT_EQ(plan, nullptr);
+      EXPECT_OK(crossdock_group_check(group));
+      crossdock_dispatcher_destroy(dispatcher);
+    }
+    DispatchCall(group, rank).expect_ok();
+  });
+}
+
 // Only the C API can refuse these arguments: the other ranks must not wait.
 TEST(CErrors, ArgumentsThatCannotBeConvertedAreTheSameErrorOnEveryRank) {
   run_c_ranks(3, [](crossdock_group* group, int rank) {

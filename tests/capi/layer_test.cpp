@@ -77,32 +77,46 @@ Outcome run_cpp(Group& group, const Tensors& tensors) {
   return outcome;
 }
 
+struct LayerConfigs {
+  crossdock_router_config router = made<crossdock_router_config>();
+  crossdock_experts_config experts = made<crossdock_experts_config>();
+  crossdock_dispatch_config dispatch = made<crossdock_dispatch_config>();
+  crossdock_layer_config layer = made<crossdock_layer_config>();
+
+  explicit LayerConfigs(crossdock_group* counting_group) {
+    router.num_experts = E;
+    router.top_k = 2;
+    router.width = D;
+    router.aux_loss_coeff = kAuxLossCoeff;
+    experts.inner = F;
+    experts.dtype = CROSSDOCK_F32;
+    layer.router = &router;
+    layer.experts = &experts;
+    layer.dispatch = &dispatch;
+    layer.counting_group = counting_group;
+  }
+};
+
 crossdock_layer* make_layer(crossdock_group* group, crossdock_group* counting_group = nullptr) {
-  auto router = made<crossdock_router_config>();
-  router.num_experts = E;
-  router.top_k = 2;
-  router.width = D;
-  router.aux_loss_coeff = kAuxLossCoeff;
-  auto experts = made<crossdock_experts_config>();
-  experts.inner = F;
-  experts.dtype = CROSSDOCK_F32;
-  auto config = made<crossdock_layer_config>();
-  config.router = &router;
-  config.experts = &experts;
-  config.counting_group = counting_group;
+  const LayerConfigs configs(counting_group);
   crossdock_layer* layer = nullptr;
-  EXPECT_OK(crossdock_layer_create(group, &config, &layer));
+  EXPECT_OK(crossdock_layer_create(group, &configs.layer, &layer));
   return layer;
 }
 
-Outcome run_c(crossdock_layer* layer, const Tensors& tensors, bool delay_dw = false) {
-  Outcome outcome;
+crossdock_layer_forward_args forward_args(const Tensors& tensors) {
   auto forward = made<crossdock_layer_forward_args>();
   forward.weights.gate = tensor(tensors.gate, E, D);
   forward.weights.experts.w1 =
       crossdock_tensor_3d(tensors.w1.data(), CROSSDOCK_F32, E_local, 2 * F, D);
   forward.weights.experts.w2 = crossdock_tensor_3d(tensors.w2.data(), CROSSDOCK_F32, E_local, D, F);
   forward.x = tensor(tensors.x, T, D);
+  return forward;
+}
+
+Outcome run_c(crossdock_layer* layer, const Tensors& tensors, bool delay_dw = false) {
+  Outcome outcome;
+  const crossdock_layer_forward_args forward = forward_args(tensors);
   auto result = made<crossdock_layer_forward_result>();
   result.out.tensor = tensor(outcome.out, T, D);
   crossdock_layer_saved* saved = nullptr;
@@ -184,6 +198,44 @@ TEST(CLayer, ArgumentsThatCannotBeConvertedAreTheSameErrorOnEveryRank) {
   });
 }
 
+// Only rank 1 has these values; the layer counts its losses in another group.
+TEST(CLayer, AnUndefinedValueOfOneRankIsReportedByTheFirstForwardOnAll) {
+  const char* const messages[] = {"rank 1: score must be in [0, 4), got 257",
+                                  "rank 1: group_score must be in [0, 2), got -1",
+                                  "rank 1: aux_loss_scope must be in [0, 3), got 3",
+                                  "rank 1: activation must be in [0, 6), got 300",
+                                  "rank 1: weights_in must be in [0, 2), got 2",
+                                  "rank 1: crossdock_experts_config: dtype must be one of",
+                                  "rank 1: partial_sums must be in [0, 3), got 9"};
+  run_c_ranks(kRanks, [&](crossdock_group* group, int rank) {
+    const int32_t members[] = {0, 1};
+    crossdock_group* counting = nullptr;
+    ASSERT_OK(crossdock_group_subgroup(group, members, 2, &counting));
+    for (size_t i = 0; i < std::size(messages); ++i) {
+      LayerConfigs configs(counting);
+      const std::pair<int32_t*, int32_t> changes[] = {
+          {&configs.router.score, 257},        {&configs.router.group_score, -1},
+          {&configs.router.aux_loss_scope, 3}, {&configs.experts.activation, 300},
+          {&configs.experts.weights_in, 2},    {&configs.experts.dtype, 99},
+          {&configs.dispatch.partial_sums, 9}};
+      if (rank == 1) *changes[i].first = changes[i].second;
+      crossdock_layer* layer = nullptr;
+      ASSERT_OK(crossdock_layer_create(group, &configs.layer, &layer));
+      const Tensors tensors(rank);
+      const crossdock_layer_forward_args forward = forward_args(tensors);
+      auto result = made<crossdock_layer_forward_result>();
+      EXPECT_EQ(crossdock_layer_forward(layer, &forward, &result, nullptr),
+                CROSSDOCK_INVALID_ARGUMENT);
+      EXPECT_EQ(std::string(crossdock_last_error()).find(messages[i]), 0U)
+          << crossdock_last_error();
+      EXPECT_OK(crossdock_group_check(group));
+      EXPECT_OK(crossdock_group_check(counting));
+      crossdock_layer_destroy(layer);
+    }
+    crossdock_group_destroy(counting);
+  });
+}
+
 // The ranks refuse in the layer's group first, then in the counting group: no rank may wait there.
 TEST(CLayer, ARefusalReachesTheCountingGroup) {
   run_c_ranks(kRanks, [](crossdock_group* group, int rank) {
@@ -192,13 +244,7 @@ TEST(CLayer, ARefusalReachesTheCountingGroup) {
     ASSERT_OK(crossdock_group_subgroup(group, members, 2, &counting));
     crossdock_layer* layer = make_layer(group, counting);
     const Tensors tensors(rank);
-    auto forward = made<crossdock_layer_forward_args>();
-    forward.weights.gate = tensor(tensors.gate, E, D);
-    forward.x = tensor(tensors.x, T, D);
-    forward.weights.experts.w1 =
-        crossdock_tensor_3d(tensors.w1.data(), CROSSDOCK_F32, E_local, 2 * F, D);
-    forward.weights.experts.w2 =
-        crossdock_tensor_3d(tensors.w2.data(), CROSSDOCK_F32, E_local, D, F);
+    const crossdock_layer_forward_args forward = forward_args(tensors);
     auto result = made<crossdock_layer_forward_result>();
     EXPECT_EQ(crossdock_layer_forward(layer, rank == 1 ? nullptr : &forward, &result, nullptr),
               CROSSDOCK_INVALID_ARGUMENT);

@@ -135,6 +135,23 @@ TEST(EvalCheck, PassesWhatIsNotFiniteThroughEveryActivation) {
   }
 }
 
+// Without a bias, an infinite weight has no 0 to multiply. Experts of one rank have biases
+// together: those without one have zeros.
+TEST(EvalCheck, PassesAnInfiniteWeightInTheExperts) {
+  for (const size_t num_with_bias : {0, 1, 4}) {
+    EvalCase eval_case = mlp_case({.F = 1});  // more inner values would sum to NaN
+    eval_case.layer.weights_in_experts = true;
+    eval_case.layer.config.nonfinite = NonFinite::kPropagate;
+    for (size_t e = 0; e < eval_case.layer.experts.size(); ++e) {
+      Values& b2 = eval_case.layer.experts[e].b2;
+      b2.assign(e < num_with_bias ? 4 : 0, 0.5);
+    }
+    for (reference::RankInput& rank : eval_case.layer.ranks) rank.weights[1] = kInf;
+    const CheckReport report = check(eval_case);
+    EXPECT_TRUE(report.passed) << num_with_bias << " experts with b2: " << report.summary;
+  }
+}
+
 TEST(EvalCheck, PassesANanThatOnlyOneSideOfAClampedGateMeets) {
   for (const bool gate : {false, true}) {
     for (const double other : {100.0, -100.0, 0.5}) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli/command.hpp"
 #include "crossdock/experts.hpp"
@@ -46,6 +47,34 @@ TEST(CaseFormat, ExampleInTheDocsIsWhatTheCommandPrints) {
       run_command("eval " + std::string(CROSSDOCK_SOURCE_DIR) + "/examples/cases/worked.json");
   EXPECT_EQ(result.status, 0);
   EXPECT_EQ(fenced_block(page, "json", 1), result.out);
+}
+
+TEST(Eval, JudgesEveryCallOfADispatchCase) {
+  const std::string file = std::string(CROSSDOCK_SOURCE_DIR) + "/examples/cases/dispatch.json";
+  std::set<std::string> checksums;
+  for (const char* communicator : {"threads", "sockets"}) {
+    const CommandResult result =
+        run_command("eval --check --communicator " + std::string(communicator) + " " + file);
+    EXPECT_EQ(result.status, 0) << result.out;
+    EXPECT_THAT(result.err, HasSubstr("checked against the fp64 reference: dispatch: ranks 2"));
+    checksums.insert(json::parse(result.out)["checksum"].get<std::string>());
+  }
+  EXPECT_EQ(checksums.size(), 1);
+}
+
+// Both ranks must throw this error; the group stays usable.
+TEST(Eval, ReportsErrorsOfADispatchCaseAsFindings) {
+  json eval_case = json::parse(read_project_file("examples/cases/dispatch.json"));
+  eval_case["alignment"] = 3;
+  const CommandResult result = run_command("eval --check -", eval_case.dump());
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(json::parse(result.out)["findings"][0].get<std::string>(),
+              HasSubstr("alignment must be 1, 8"));
+  eval_case["kind"] = "pancake";
+  EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("kind must be"));
+  eval_case["kind"] = "dispatch";
+  eval_case["communicator"] = "sockets";
+  EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("must be in a file"));
 }
 
 TEST(Eval, ChecksTheDemo) {
@@ -97,7 +126,7 @@ TEST(Eval, WritesEnoughDigits) {
   eval_case["dtype"] = "bf16";
   EXPECT_EQ(evaluate(eval_case)["per_rank"][0]["rows"][0][0], 0.10009765625);
   eval_case["per_rank"][0]["x"][0][0] = -0.0;
-  EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("\"rows\": [[-0, 2]"));
+  EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("\"rows\": [[-0.0, 2]"));
 }
 
 TEST(Eval, WritesWhatIsNotFiniteAsStrings) {

@@ -88,6 +88,36 @@ TEST(Verify, ChecksWholeLayers) {
   EXPECT_EQ(json["results"][0]["device"], "cpu");
 }
 
+TEST(Verify, RandomCasesHaveTheSameBitsOnThreadsAndProcesses) {
+  const CommandResult result =
+      run_command("verify --random 40 --ranks 2 --communicator threads,sockets --json");
+  EXPECT_EQ(result.status, 0) << result.out;
+  const auto json = nlohmann::json::parse(result.out);
+  ASSERT_EQ(json["results"].size(), 2);
+  EXPECT_EQ(json["results"][0]["seed"], json["results"][1]["seed"]);
+  EXPECT_EQ(json["results"][0]["checksum"], json["results"][1]["checksum"]) << result.out;
+  for (const auto& run : json["results"]) EXPECT_EQ(run["cases"], 40);
+}
+
+TEST(Verify, RandomCasesDependOnTheSeed) {
+  const auto checksum_of = [](const std::string& options) {
+    const CommandResult result = run_command("verify --random 20 --ranks 3 --json " + options);
+    EXPECT_EQ(result.status, 0) << result.out;
+    return nlohmann::json::parse(result.out)["results"][0]["checksum"];
+  };
+  EXPECT_EQ(checksum_of("--seed 5"), checksum_of("--seed 5"));
+  EXPECT_NE(checksum_of("--seed 5"), checksum_of("--seed 6"));
+  EXPECT_NE(checksum_of(""), checksum_of(""));
+}
+
+TEST(Verify, PrintsOneLineAboutRandomCases) {
+  const CommandResult result = run_command("verify --random 3 --seed 9 --ranks 2");
+  EXPECT_EQ(result.status, 0) << result.out;
+  EXPECT_THAT(result.out, testing::MatchesRegex("3 random cases on threads in [0-9.]+ s "
+                                                "\\([0-9]+ per second\\), seed 9, at most 2 "
+                                                "ranks, checksum [0-9a-f]+: all passed\n"));
+}
+
 TEST(Verify, SaysWhyItHasNoGpu) {
   if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
   const CommandResult result = run_command("verify --device cuda --quick");
@@ -107,6 +137,9 @@ TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
       {"verify --communicator pigeons", "pigeons"},
       {"verify --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"verify --faults --case no_such_thing", "no fault matches"},
+      {"verify --random 0", "--random must be at least 1"},
+      {"verify --random 5 --quick", "--random chooses everything itself"},
+      {"verify --random 5 --ranks 1,2", "--random takes one number"},
       {"verify --faults --ranks 3", "--faults runs on 4 ranks"},
       {"verify --faults --device cuda", "--faults is for --device cpu"},
       {"verify --faults --case killed --communicator threads", "only processes can be killed"},

@@ -58,33 +58,11 @@ reference::MlpConfig LayerCase::mlp(int64_t inner) const {
           config.experts.limit};
 }
 
-// Keeps the columns of F that belong to the rank's shard, one by one.
 MlpWeights shard_of(const MoeLayerConfig& config, const MlpWeights& whole, int rank) {
-  const int64_t D = config.router.width;
-  const int64_t F = config.experts.inner;
-  const bool gated = is_gated(config.experts.activation);
-  const int64_t hidden = gated ? 2 * F : F;
-  std::vector<int64_t> shard_of_column;
-  for (int64_t j = 0; j < config.etp; ++j) {
-    const int64_t count = F / config.etp + (j < F % config.etp ? 1 : 0);
-    shard_of_column.insert(shard_of_column.end(), static_cast<size_t>(count), j);
-  }
-  const auto is_kept = [&](int64_t column) {
-    return shard_of_column[static_cast<size_t>(column)] == rank % config.etp;
-  };
-  MlpWeights part;
-  for (int64_t h = 0; h < hidden; ++h) {
-    const bool kept = is_kept(gated && config.experts.interleaved ? h / 2 : h % F);
-    if (kept && !whole.b1.empty()) part.b1.push_back(whole.b1[static_cast<size_t>(h)]);
-    for (int64_t d = 0; kept && d < D; ++d) {
-      part.w1.push_back(whole.w1[static_cast<size_t>(h * D + d)]);
-    }
-  }
-  for (int64_t i = 0; i < D * F; ++i) {
-    if (is_kept(i % F)) part.w2.push_back(whole.w2[static_cast<size_t>(i)]);
-  }
-  part.b2 = whole.b2;
-  return part;
+  const reference::MlpConfig mlp{config.router.width, config.experts.inner,
+                                 config.experts.activation, config.experts.interleaved,
+                                 config.experts.limit};
+  return reference::shard_of(mlp, whole, config.etp, rank % config.etp);
 }
 
 std::vector<int64_t> experts_of(const MoeLayerConfig& config, int num_ranks, int rank) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,11 @@ struct World {
                                             // dense
   /// true: values whose sums are exact in any order; false: values whose sums depend on the order.
   bool exact_sums = false;
+  /// Of the given weights; default: fp64 for fp64 tokens, which require it, else fp32.
+  std::optional<DType> weight_dtype{};
+  int64_t num_chunks = 2;      // of the dispatch in chunks
+  bool awaits_chunks = false;  // it gets them from begin_dispatch and next_chunk, not on_chunk
+  uint64_t seed = 100;         // of the values
 
   int64_t num_slots() const { return slots > 0 ? slots : config.top_k; }
 };

@@ -159,6 +159,11 @@ struct MlpWeights {
   std::vector<double> b2 = {};  // [D]; empty: none
 };
 
+/// The part of an expert, or of its gradients, that one of `etp` ranks holds: whole columns of F,
+/// the first F mod etp ranks have one more; b2 is identical on all of them.
+CROSSDOCK_API MlpWeights shard_of(const MlpConfig& config, const MlpWeights& expert, int64_t etp,
+                                  int64_t index);
+
 /// rows [R, D] -> y [R, D] = W2 (p act(W1 x + b1)) + p b2, with p the row's weight; all 1 if
 /// row_weights is empty.
 CROSSDOCK_API std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& expert,

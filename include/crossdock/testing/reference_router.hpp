@@ -22,6 +22,11 @@ struct RouterInput {
   std::vector<int64_t> forced_ids = {};    // [T, K]; empty: the router selects
 };
 
+/// [T, D] the random factors by which x is multiplied for the gate: 1 + jitter * u, with u in
+/// [-1, 1) from 24 bits of a hash of seed, token id and column.
+CROSSDOCK_API std::vector<double> jitter_factors(const RouterConfig& config, uint64_t seed,
+                                                 const std::vector<int64_t>& token_ids);
+
 /// Counts from which the losses are computed, for a group or for one rank.
 struct RouterCounts {
   std::vector<int64_t> routes_per_expert = {};  // [B, E]
@@ -44,6 +49,10 @@ struct RouterResult {
 };
 
 CROSSDOCK_API RouterResult route(const RouterInput& input);
+
+/// How far the selection is from any other: the smallest |a - b| / (0.1 + max(|a|, |b|)) over the
+/// (biased) scores of experts and groups that the selection compares. Infinite without a choice.
+CROSSDOCK_API double selection_margin(const RouterInput& input, const RouterResult& result);
 
 struct RouterLossValues {
   double aux = 0.0;

@@ -33,16 +33,25 @@ class Trial {
   /// `out` of the weighted combine, as the library returned it. [T, D]
   const std::vector<double>& out() const { return out_; }
 
+  /// Hash of the results so far whose bits are fixed: of sums, gradients of rows, routes and
+  /// weights, but not of dot products and of partial sums that round.
+  uint64_t bits() const { return bits_; }
+
  private:
   void check_plan();
   void dispatch_with_scales(DType scale_dtype, int64_t group_size);
   void expect_bits(const std::string& what, ConstTensorView got, const std::vector<double>& wanted);
+  void expect_sums(const std::string& what, ConstTensorView got, const reference::PerRank& rows,
+                   const reference::PerRank* weights = nullptr);
+  std::vector<std::vector<double>> possible_sums(const reference::PerRank& rows,
+                                                 const reference::PerRank* weights) const;
   void expect_rows(const std::string& what, ConstTensorView got, uint64_t seed);
   void expect_near_weights(ConstTensorView got, const std::vector<double>& wanted,
                            const reference::PerRank& grad_out, const reference::PerRank& y);
   void find(const std::string& message);
   /// The dtype of results and gradients: the tokens' dtype, or bf16 for fp8.
   DType sum_dtype() const;
+  /// Of the plan's weights.
   DType weight_dtype() const;
   int64_t width() const { return world_.config.width; }
 
@@ -56,6 +65,7 @@ class Trial {
   reference::PerRank weights_;
   Plan plan_;
   std::vector<double> out_;
+  uint64_t bits_ = 0;
 };
 
 }  // namespace crossdock::conformance

@@ -1,6 +1,7 @@
 #include "testing/conformance/values.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -25,10 +26,13 @@ int mantissa_bits(DType dtype) {
 
 // A value that uses all mantissa bits of the dtype, magnitude in [1/8, 8).
 double full_value(DType dtype, uint64_t hash) {
+  constexpr int kBits = 52;                         // of a double
+  constexpr uint64_t kSmallestExponent = 1023 - 3;  // of 1/8
   const int bits = mantissa_bits(dtype);
-  const double mantissa = 1.0 + std::ldexp(static_cast<double>(hash >> (64 - bits)), -bits);
-  const int exponent = static_cast<int>(hash % 6) - 3;
-  return std::ldexp((hash >> 8) % 2 == 0 ? mantissa : -mantissa, exponent);
+  const uint64_t mantissa = (hash >> (64 - bits)) << (kBits - bits);
+  const uint64_t exponent = (kSmallestExponent + hash % 6) << kBits;
+  const uint64_t sign = (hash >> 8) % 2 << 63;
+  return std::bit_cast<double>(sign | exponent | mantissa);
 }
 
 // Multiples of 1/4 up to 3 3/4: every sum of them, times such weights, is exact in fp32.
@@ -90,6 +94,16 @@ uint64_t hash_of(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
   return hash;
 }
 
+uint64_t hash_values(const std::vector<double>& values, uint64_t hash) {
+  hash = hash_of(hash, values.size());
+  for (const double value : values) {
+    const uint64_t bits = std::isnan(value) ? ~uint64_t{0} : std::bit_cast<uint64_t>(value);
+    hash = (hash ^ bits) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
 int64_t global_token(const World& world, int rank, int64_t token) {
   for (int r = 0; r < rank; ++r) token += world.ranks[static_cast<size_t>(r)].T;
   return token;
@@ -98,12 +112,14 @@ int64_t global_token(const World& world, int rank, int64_t token) {
 std::vector<std::byte> token_bits(const World& world, int rank, int64_t row_bytes, uint64_t seed) {
   std::vector<std::byte> bytes;
   const int64_t T = world.ranks[static_cast<size_t>(rank)].T;
+  bytes.reserve(static_cast<size_t>(T * row_bytes));
+  uint64_t hash = 0;  // the next 8 bytes
   for (int64_t t = 0; t < T; ++t) {
     const auto id = static_cast<uint64_t>(global_token(world, rank, t));
     for (int64_t i = 0; i < row_bytes; ++i) {
       // The first bytes are the token's number, so that all tokens differ.
-      const uint64_t bits =
-          i < 2 ? (id >> (8 * i)) ^ seed : hash_of(seed, id, static_cast<uint64_t>(i));
+      if (i % 8 == 0) hash = hash_of(seed, id, static_cast<uint64_t>(i));
+      const uint64_t bits = i < 2 ? (id >> (8 * i)) ^ seed : hash >> (8 * (i % 8));
       bytes.push_back(static_cast<std::byte>(bits));
     }
   }

@@ -12,6 +12,9 @@ namespace crossdock::conformance {
 /// numbers.
 uint64_t hash_of(uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 
+/// Hash of the bits of values, on top of `hash`; all NaNs count as one.
+uint64_t hash_values(const std::vector<double>& values, uint64_t hash);
+
 /// The largest relative error of one rounding to the dtype.
 double unit_roundoff(DType dtype);
 

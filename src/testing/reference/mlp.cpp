@@ -161,6 +161,30 @@ double backward_of_row(const MlpConfig& config, const MlpWeights& expert, const 
 
 }  // namespace
 
+MlpWeights shard_of(const MlpConfig& config, const MlpWeights& expert, int64_t etp, int64_t index) {
+  std::vector<int64_t> owners;  // [F]
+  for (int64_t j = 0; j < etp; ++j) {
+    owners.resize(owners.size() + static_cast<size_t>(config.F / etp + (j < config.F % etp)), j);
+  }
+  std::vector<bool> is_kept(static_cast<size_t>(w1_height(config)));  // rows of W1
+  for (int64_t f = 0; f < config.F; ++f) {
+    const auto [gate, linear] = w1_rows(config, f);
+    const bool is_own = owners[static_cast<size_t>(f)] == index;
+    is_kept[static_cast<size_t>(gate)] = is_kept[static_cast<size_t>(linear)] = is_own;
+  }
+  MlpWeights part{.b2 = expert.b2};
+  for (size_t i = 0; i < expert.w1.size(); ++i) {
+    if (is_kept[i / static_cast<size_t>(config.D)]) part.w1.push_back(expert.w1[i]);
+  }
+  for (size_t i = 0; i < expert.b1.size(); ++i) {
+    if (is_kept[i]) part.b1.push_back(expert.b1[i]);
+  }
+  for (size_t i = 0; i < expert.w2.size(); ++i) {
+    if (owners[i % static_cast<size_t>(config.F)] == index) part.w2.push_back(expert.w2[i]);
+  }
+  return part;
+}
+
 std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& expert,
                                 const std::vector<double>& rows,
                                 const std::vector<double>& row_weights) {
@@ -174,8 +198,9 @@ std::vector<double> mlp_forward(const MlpConfig& config, const MlpWeights& exper
       scaled.push_back(p * a.value);
     }
     for (int64_t d = 0; d < config.D; ++d) {
-      y[static_cast<size_t>(r * config.D + d)] =
-          dot_row(expert.w2, d, scaled.data(), config.F) + p * at_or_zero(expert.b2, d);
+      double& entry = y[static_cast<size_t>(r * config.D + d)];
+      entry = dot_row(expert.w2, d, scaled.data(), config.F);
+      if (!expert.b2.empty()) entry += p * expert.b2[static_cast<size_t>(d)];
     }
   }
   return y;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "crossdock/testing/reference_router.hpp"
@@ -110,26 +111,68 @@ std::vector<int64_t> ranked(const std::vector<double>& values) {
   return order;
 }
 
-std::vector<int64_t> choose(const RouterConfig& config, const std::vector<double>& biased) {
-  const int64_t E = config.num_experts;
-  const int64_t size = E / config.num_groups;
+// [G] scores of the groups.
+std::vector<double> group_scores(const RouterConfig& config, const std::vector<double>& biased) {
+  const int64_t size = config.num_experts / config.num_groups;
   const int64_t share =
       config.group_score == GroupScore::kTop2 ? 2 : config.top_k / config.group_top_k;
-  std::vector<double> group_scores;
+  std::vector<double> scores;
   for (int64_t g = 0; g < config.num_groups; ++g) {
     std::vector<double> members(biased.begin() + g * size, biased.begin() + (g + 1) * size);
     std::sort(members.rbegin(), members.rend());
     members.resize(static_cast<size_t>(std::min(share, size)));
-    group_scores.push_back(std::accumulate(members.begin(), members.end(), 0.0));
+    scores.push_back(std::accumulate(members.begin(), members.end(), 0.0));
   }
-  std::vector<int64_t> groups = ranked(group_scores);
+  return scores;
+}
+
+// The experts of the best groups, best first.
+std::vector<int64_t> candidates(const RouterConfig& config, const std::vector<double>& biased) {
+  std::vector<int64_t> groups = ranked(group_scores(config, biased));
   groups.resize(static_cast<size_t>(config.group_top_k));
-  std::vector<int64_t> chosen;
+  std::vector<int64_t> experts;
   for (const int64_t e : ranked(biased)) {
-    const bool is_kept = std::find(groups.begin(), groups.end(), e / size) != groups.end();
-    if (is_kept && static_cast<int64_t>(chosen.size()) < config.top_k) chosen.push_back(e);
+    const int64_t group = e / (config.num_experts / config.num_groups);
+    if (std::find(groups.begin(), groups.end(), group) != groups.end()) experts.push_back(e);
   }
-  return chosen;
+  return experts;
+}
+
+// [E] the scores of a token by which experts are selected.
+std::vector<double> biased_scores(const RouterInput& input, const Row& scores) {
+  std::vector<double> biased;
+  for (size_t e = 0; e < scores.size(); ++e) {
+    biased.push_back(scores[e].value + (input.expert_bias.empty() ? 0.0 : input.expert_bias[e]));
+  }
+  return biased;
+}
+
+// The smallest relative difference between neighbours among the first `count` + 1 values.
+double smallest_gap(const std::vector<double>& values, const std::vector<int64_t>& order,
+                    int64_t count) {
+  double smallest = std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < count && i + 1 < std::ssize(order); ++i) {
+    const double a = values[static_cast<size_t>(order[static_cast<size_t>(i)])];
+    const double b = values[static_cast<size_t>(order[static_cast<size_t>(i + 1)])];
+    smallest = std::min(smallest, std::abs(a - b) / (0.1 + std::max(std::abs(a), std::abs(b))));
+  }
+  return smallest;
+}
+
+uint64_t splitmix64(uint64_t bits) {
+  bits += 0x9e3779b97f4a7c15U;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9U;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebU;
+  return bits ^ (bits >> 31);
+}
+
+// [E]
+Row row_of_logits(const RouterResult& result, int64_t t, int64_t E) {
+  Row logits;
+  for (int64_t e = 0; e < E; ++e) {
+    logits.push_back({result.logits[static_cast<size_t>(t * E + e)], 0.0});
+  }
+  return logits;
 }
 
 bool is_padding(const RouterInput& input, int64_t t) {
@@ -268,24 +311,15 @@ RouterResult route(const RouterInput& input) {
       }
       result.logits[static_cast<size_t>(t * E + e)] = logit;
     }
-    Row logits;
-    for (int64_t e = 0; e < E; ++e) {
-      logits.push_back({result.logits[static_cast<size_t>(t * E + e)], 0.0});
-    }
-    const Row scores = scores_of(config.score, logits);
+    const Row scores = scores_of(config.score, row_of_logits(result, t, E));
     int64_t* ids = result.expert_ids.data() + t * K;
     if (!input.forced_ids.empty()) {
       std::copy_n(input.forced_ids.begin() + t * K, K, ids);
     } else if (config.force_balance) {
       for (int64_t k = 0; k < K; ++k) ids[k] = (t * K + k) % E;
     } else {
-      std::vector<double> biased;
-      for (size_t e = 0; e < scores.size(); ++e) {
-        biased.push_back(scores[e].value +
-                         (input.expert_bias.empty() ? 0.0 : input.expert_bias[e]));
-      }
-      const std::vector<int64_t> chosen = choose(config, biased);
-      std::copy(chosen.begin(), chosen.end(), ids);
+      const std::vector<int64_t> best = candidates(config, biased_scores(input, scores));
+      std::copy_n(best.begin(), K, ids);
     }
     Row taken;
     for (int64_t k = 0; k < K; ++k) {
@@ -300,6 +334,35 @@ RouterResult route(const RouterInput& input) {
     }
   }
   return result;
+}
+
+double selection_margin(const RouterInput& input, const RouterResult& result) {
+  const RouterConfig& config = input.config;
+  double margin = std::numeric_limits<double>::infinity();
+  if (!input.forced_ids.empty() || config.force_balance) return margin;
+  for (int64_t t = 0; t < input.T; ++t) {
+    if (is_padding(input, t)) continue;
+    const Row scores = scores_of(config.score, row_of_logits(result, t, config.num_experts));
+    const std::vector<double> biased = biased_scores(input, scores);
+    margin = std::min(margin, smallest_gap(biased, candidates(config, biased), config.top_k));
+    if (config.group_top_k == config.num_groups) continue;
+    const std::vector<double> groups = group_scores(config, biased);
+    margin = std::min(margin, smallest_gap(groups, ranked(groups), config.group_top_k));
+  }
+  return margin;
+}
+
+std::vector<double> jitter_factors(const RouterConfig& config, uint64_t seed,
+                                   const std::vector<int64_t>& token_ids) {
+  std::vector<double> factors;
+  for (const int64_t token : token_ids) {
+    const uint64_t key = splitmix64(splitmix64(seed) ^ static_cast<uint64_t>(token));
+    for (int64_t d = 0; d < config.width; ++d) {
+      const uint64_t bits = splitmix64(key + static_cast<uint64_t>(d)) >> 40;
+      factors.push_back(1.0 + config.jitter * (static_cast<double>(bits) * 0x1p-23 - 1.0));
+    }
+  }
+  return factors;
 }
 
 RouterLossValues router_losses(const RouterInput& input, const RouterResult& result,

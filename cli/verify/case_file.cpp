@@ -1,0 +1,118 @@
+#include "cli/verify/case_file.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "cli/device/layer_place.hpp"
+#include "cli/device/rank_device.hpp"
+#include "cli/eval/dispatch_case.hpp"
+#include "cli/eval/layer_case.hpp"
+#include "cli/json_writer.hpp"
+#include "cli/processes/launch.hpp"
+#include "cli/processes/launched_job.hpp"
+#include "cli/verify/random_cases.hpp"
+#include "cli/verify/random_report.hpp"
+#include "cli/verify/random_run.hpp"
+#include "crossdock/cuda.hpp"
+
+namespace crossdock::cli {
+namespace {
+
+constexpr std::chrono::seconds kCaseDeadline{20};
+
+CaseReport report_of(testing::CaseVerdict verdict) {
+  return {.findings = std::move(verdict.findings), .bits = verdict.bits};
+}
+
+CaseReport parse_case_report(const std::string& output) {
+  const auto json = nlohmann::json::parse(output, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("findings")) {
+    throw Error(ErrorCode::kInternal, "the ranks printed no report of the case");
+  }
+  return {.findings = json["findings"],
+          .bits = std::stoull(json["checksum"].get<std::string>(), nullptr, 16)};
+}
+
+}  // namespace
+
+StrategyList candidates_on(const std::string& device) {
+  if (device != "cuda") return built_in_strategies();
+  StrategyList candidates;
+  for (const std::string& name : built_in_strategies().names()) {
+    candidates.add([name] { return on_cuda(make_strategy(name)); });
+  }
+  return candidates;
+}
+
+GroupOptions group_options_of_cases() {
+  return {.arrival_deadline = kCaseDeadline, .progress_deadline = kCaseDeadline};
+}
+
+CaseFile parse_case_file(const std::string& text) {
+  const std::string kind = kind_of_case(text);
+  if (kind == "layer") {
+    const LayerCase parsed = parse_layer_case(text);
+    return {.strategy = parsed.strategy,
+            .communicator = parsed.communicator,
+            .device = parsed.device,
+            .one = testing::layer_case(parsed.layer, parsed.ranks_per_node,
+                                       layer_places(parsed.device))};
+  }
+  if (kind != "dispatch") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "kind must be \"dispatch\" or \"layer\"; got \"" + kind + "\"");
+  }
+  const DispatchCase parsed = parse_dispatch_case(text);
+  return {.strategy = parsed.strategy,
+          .communicator = parsed.communicator,
+          .device = parsed.device,
+          .one = random_case_of(parsed.world, parsed.ranks_per_node)};
+}
+
+CaseReport run_case_file(const CaseFile& file, const std::string& path) {
+  if (file.communicator == "threads") {
+    const bool on_gpu = file.device == "cuda";
+    if (on_gpu) prepare_gpus();
+    const RandomRun run{.candidates = candidates_on(file.device),
+                        .on_gpu = on_gpu,
+                        .group = group_options_of_cases()};
+    return report_of(judge_on_threads(run, file.one, file.strategy));
+  }
+  if (path == "-") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a case for processes must be in a file, as all of them read it");
+  }
+  return parse_case_report(run_processes({.communicator = file.communicator,
+                                          .ranks = file.one.num_ranks,
+                                          .args = {"verify", "--case-file", path, "--always-zero",
+                                                   "--communicator", file.communicator},
+                                          .limit = 6 * kCaseDeadline}));
+}
+
+CaseReport run_case_file_as_rank(const CaseFile& file, const std::string& job) {
+  const bool on_gpu = file.device == "cuda";
+  if (on_gpu) prepare_gpus();
+  Group group(make_job_communicator(job, {.ranks_per_node = file.one.ranks_per_node}),
+              group_options_of_cases());
+  if (group.size() != file.one.num_ranks) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the case needs " + std::to_string(file.one.num_ranks) + " ranks; the job has " +
+                    std::to_string(group.size()));
+  }
+  return report_of(
+      testing::judge_case(group, file.one, {file.strategy}, candidates_on(file.device), on_gpu));
+}
+
+std::string to_json(const CaseReport& report) {
+  JsonWriter writer(2);
+  writer.begin_object();
+  writer.field("passed", report.passed());
+  writer.field("checksum", hex(report.bits));
+  writer.key("findings");
+  writer.begin_array();
+  for (const std::string& finding : report.findings) writer.value(finding);
+  writer.end_array();
+  writer.end_object();
+  return writer.text();
+}
+
+}  // namespace crossdock::cli

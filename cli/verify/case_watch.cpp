@@ -1,0 +1,101 @@
+#include "cli/verify/case_watch.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace crossdock::cli {
+namespace {
+
+constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+
+// Formatted before the case begins, as a handler of signals must not format.
+struct Note {
+  std::array<char, 160> text{};
+  size_t size = 0;
+};
+std::array<Note, 2> notes;
+std::atomic<size_t> current_note{0};
+
+void write_note() {
+  const Note& note = notes[current_note];
+  for (size_t done = 0; done < note.size;) {
+    const ssize_t count = write(STDERR_FILENO, note.text.data() + done, note.size - done);
+    if (count <= 0) return;
+    done += static_cast<size_t>(count);
+  }
+}
+
+// The default action, restored by SA_RESETHAND, follows when the handler returns.
+void on_crash(int signal) {
+  write_note();
+  raise(signal);
+}
+
+uint64_t seed_of_run = 0;
+
+void set_note(int64_t number) {
+  const size_t next = 1 - current_note;
+  const int size =
+      std::snprintf(notes[next].text.data(), notes[next].text.size(),
+                    "crossdock verify: did not survive case %lld; reproduce it with --random 1 "
+                    "--seed %llu --first %lld\n",
+                    static_cast<long long>(number), static_cast<unsigned long long>(seed_of_run),
+                    static_cast<long long>(number));
+  notes[next].size = static_cast<size_t>(size);
+  current_note = next;
+}
+
+}  // namespace
+
+CaseWatch::CaseWatch(uint64_t seed, std::chrono::seconds limit) {
+  seed_of_run = seed;
+  for (const int crash : kCrashes) {
+    struct sigaction old {};
+    sigaction(crash, nullptr, &old);
+    if (old.sa_handler != SIG_DFL) continue;  // a sanitizer's
+    struct sigaction action {};
+    action.sa_handler = on_crash;
+    action.sa_flags = SA_RESETHAND | SA_NODEFER;
+    sigaction(crash, &action, nullptr);
+  }
+  watcher_ = std::thread([this, limit] { watch(limit); });
+}
+
+CaseWatch::~CaseWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
+  changed_.notify_one();
+  watcher_.join();
+  for (const int crash : kCrashes) {
+    struct sigaction now {};
+    sigaction(crash, nullptr, &now);
+    if (now.sa_handler == on_crash) signal(crash, SIG_DFL);
+  }
+}
+
+void CaseWatch::begin(int64_t number) {
+  const std::lock_guard lock(mutex_);
+  set_note(number);
+  ++num_begun_;
+}
+
+void CaseWatch::watch(std::chrono::seconds limit) {
+  std::unique_lock lock(mutex_);
+  int64_t seen = num_begun_;
+  while (!changed_.wait_for(lock, limit, [this] { return is_over_; })) {
+    if (num_begun_ > 0 && num_begun_ == seen) {
+      write_note();
+      std::_Exit(EXIT_FAILURE);
+    }
+    seen = num_begun_;
+  }
+}
+
+}  // namespace crossdock::cli
