@@ -44,12 +44,14 @@ void record(int64_t number, const CaseVerdict& verdict, RandomResult& result) {
   result.failures.push_back({number, verdict.strategy, verdict.findings});
 }
 
-// Runs the cases until `end` or the first failure; returns the number after the last.
+// Runs the cases until `end` or the first failure; returns the number after the last. The first
+// rank of each process reports progress.
 int64_t run_cases(Group& group, const RandomRun& run, int64_t number, int64_t end,
                   RandomResult& result) {
   const bool speaks = group.rank() == 0;
+  const bool reports = speaks || group.communicator().name() != "threads";
   while (number < end) {
-    if (speaks && run.progress) run.progress(number);
+    if (reports && run.progress) run.progress(number);
     const RandomCase one = make_random_case(run.seed, number, run.most_ranks);
     const CaseVerdict verdict =
         testing::judge_case(group, one, strategies_of(run, number), run.candidates, run.on_gpu);
