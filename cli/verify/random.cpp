@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kThreads = 8;    // default limits on ranks
 constexpr int kProcesses = 4;  // also if several communicators are compared
 constexpr std::chrono::seconds kLimitOfCase{200};
-constexpr std::chrono::seconds kTimeToReduce{120};
+constexpr std::chrono::seconds kTimeToReduce{120};  // all cases of a run
 constexpr std::chrono::milliseconds kBetweenUpdates{100};
 
 uint64_t new_seed() {
@@ -74,12 +74,14 @@ class RandomProgress {
 };
 
 // Runs with progress, and with a note of the case if the process does not survive it.
-RandomResult watched(RandomRun& run, const std::string& communicator, const auto& body) {
+// `shows`: on rank 0.
+RandomResult watched(RandomRun& run, const std::string& communicator, bool shows,
+                     const auto& body) {
   RandomProgress progress(run, communicator);
   CaseWatch watch(run.seed, kLimitOfCase);
   run.progress = [&](int64_t number) {
     watch.begin(number);
-    progress.show(number);
+    if (shows) progress.show(number);
   };
   return body();
 }
@@ -90,7 +92,7 @@ RandomReport run_on_threads(const VerifyArgs& args, uint64_t seed, int most_rank
           .device = args.device,
           .ranks = most_ranks,
           .seed = seed,
-          .result = watched(run, "threads", [&] { return run_random_on_threads(run); })};
+          .result = watched(run, "threads", true, [&] { return run_random_on_threads(run); })};
 }
 
 RandomReport run_on_processes(const VerifyArgs& args, const std::string& communicator,
@@ -115,10 +117,10 @@ RandomReport run_on_processes(const VerifyArgs& args, const std::string& communi
 }
 
 // Reduces the case of a failure and writes its file. On threads if it fails there too, which is
-// quick, else in processes, of which each try needs new ones.
-void write_case(const VerifyArgs& args, const RandomReport& report, RandomFailure& failure) {
-  RandomRun run = run_of(args, report.seed, report.ranks);
-  const Clock::time_point end = Clock::now() + kTimeToReduce;
+// quick, else in processes, of which each try needs new ones. Not reduced further after `end`.
+void write_case(const VerifyArgs& args, const RandomReport& report, Clock::time_point end,
+                RandomFailure& failure) {
+  const RandomRun run = run_of(args, report.seed, report.ranks);
   const std::string file = (args.output.empty() ? "" : args.output + "/") + "crossdock-case-" +
                            std::to_string(report.seed) + "-" + std::to_string(failure.number) +
                            ".json";
@@ -126,8 +128,11 @@ void write_case(const VerifyArgs& args, const RandomReport& report, RandomFailur
   const auto write = [&](const RandomCase& one, const std::string& communicator) {
     write_file("the case", file, one.to_file(failure.strategy, communicator, args.device) + "\n");
   };
+  const auto fails_alone = [&](const RandomCase& one) {
+    return !judge_on_threads(run, one, failure.strategy).passed();
+  };
   const auto fails_on_threads = [&](const RandomCase& one) {
-    return Clock::now() < end && !judge_on_threads(run, one, failure.strategy).passed();
+    return Clock::now() < end && fails_alone(one);
   };
   const auto fails_in_processes = [&](const RandomCase& one) {
     if (Clock::now() >= end) return false;
@@ -140,9 +145,15 @@ void write_case(const VerifyArgs& args, const RandomReport& report, RandomFailur
     }
   };
   failure.file = file;
-  if (fails_on_threads(whole)) return write(testing::reduce(whole, fails_on_threads), "threads");
-  if (report.communicator == "threads") return write(whole, "threads");  // it does not always fail
+  write(whole, report.communicator);  // something is left if the reduction is interrupted
+  if (fails_alone(whole)) return write(testing::reduce(whole, fails_on_threads), "threads");
+  if (report.communicator == "threads") return;  // it does not always fail
   write(testing::reduce(whole, fails_in_processes), report.communicator);
+}
+
+void write_cases(const VerifyArgs& args, RandomReport& report) {
+  const Clock::time_point end = Clock::now() + kTimeToReduce;
+  for (RandomFailure& failure : report.result.failures) write_case(args, report, end, failure);
 }
 
 // In a job, every process uses the seed of rank 0.
@@ -182,17 +193,15 @@ int run_as_rank(const VerifyArgs& args, const std::string& job) {
   const auto connect = [&](int ranks_per_node) {
     return make_job_communicator(job, {.ranks_per_node = ranks_per_node});
   };
-  RandomReport report{
-      .communicator = job,
-      .device = args.device,
-      .ranks = whole->size(),
-      .seed = seed,
-      .result = watched(run, job, [&] { return run_random_as_process(run, connect); })};
+  RandomReport report{.communicator = job,
+                      .device = args.device,
+                      .ranks = whole->size(),
+                      .seed = seed,
+                      .result = watched(run, job, whole->rank() == 0,
+                                        [&] { return run_random_as_process(run, connect); })};
   if (whole->rank() != 0) return 0;
   // The process that started the ranks, if it is this program, reduces and writes the cases.
-  if (!args.always_zero) {
-    for (RandomFailure& failure : report.result.failures) write_case(args, report, failure);
-  }
+  if (!args.always_zero) write_cases(args, report);
   return print(args, {std::move(report)});
 }
 
@@ -242,9 +251,7 @@ int run_verify_random(const VerifyArgs& args) {
     reports.push_back(communicator == "threads"
                           ? run_on_threads(args, seed, most_ranks)
                           : run_on_processes(args, communicator, seed, most_ranks));
-    for (RandomFailure& failure : reports.back().result.failures) {
-      write_case(args, reports.back(), failure);
-    }
+    write_cases(args, reports.back());
   }
   return print(args, std::move(reports));
 }

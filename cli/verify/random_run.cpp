@@ -67,12 +67,14 @@ class Cases {
   RandomCase latest_;
 };
 
-// Runs the cases until `end` or the first failure; returns the number after the last.
+// Runs the cases until `end` or the first failure; returns the number after the last. The first
+// rank of each process reports progress.
 int64_t run_cases(Group& group, const RandomRun& run, Cases& cases, int64_t number, int64_t end,
                   RandomResult& result) {
   const bool speaks = group.rank() == 0;
+  const bool reports = speaks || group.communicator().name() != "threads";
   while (number < end) {
-    if (speaks && run.progress) run.progress(number);
+    if (reports && run.progress) run.progress(number);
     const RandomCase one = cases.at(number);
     const CaseVerdict verdict =
         testing::judge_case(group, one, strategies_of(run, number), run.candidates, run.on_gpu);

@@ -22,7 +22,7 @@ struct RandomRun {
   bool on_gpu = false;
   GroupOptions group{};   // of each case
   int most_failures = 3;  // the run ends after so many
-  /// Rank 0 calls this before each case, with its number.
+  /// Called before each case, with its number, once in each process that takes part in it.
   std::function<void(int64_t)> progress{};
 };
 

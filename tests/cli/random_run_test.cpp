@@ -247,6 +247,17 @@ TEST(RandomRun, FilesHoldWholeWorlds) {
   }
 }
 
+TEST(RandomRun, SimplerWorldsAreValid) {
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    for (const World& world :
+         testing::simpler_worlds(testing::random_dispatch_world(seed, {.num_ranks = 3}))) {
+      const std::string text = to_json(DispatchCase{.strategy = "auto", .world = world});
+      EXPECT_EQ(to_json(parse_dispatch_case(text)), text) << seed;
+      EXPECT_NO_THROW(reference::lay_out(world.config, world.ranks, world.slots)) << seed;
+    }
+  }
+}
+
 TEST(RandomRun, FilesThatAreWrongAreRefused) {
   const World world = testing::random_dispatch_world(1, {.num_ranks = 2});
   const std::string text = to_json(DispatchCase{.strategy = "direct", .world = world});

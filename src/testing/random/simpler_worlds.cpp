@@ -48,23 +48,6 @@ World without_rank(World world, size_t rank) {
   return world;
 }
 
-World without_expert(World world, int64_t expert) {
-  DispatchConfig& config = world.config;
-  --config.num_experts;
-  config.top_k = std::min(config.top_k, config.num_experts);
-  if (config.max_routes_per_token > 0) {
-    config.max_routes_per_token = std::min(config.max_routes_per_token, config.num_experts);
-  }
-  if (!config.placement.empty()) config.placement.erase(config.placement.begin() + expert);
-  for (RankInput& rank : world.ranks) {
-    for (int64_t& id : rank.expert_ids) {
-      if (id == expert) id = -1;
-      if (id > expert) --id;
-    }
-  }
-  return world;
-}
-
 // A smaller top_k leaves out the last slots.
 World with_top_k(World world, int64_t top_k) {
   const int64_t K = world.num_slots();
@@ -82,6 +65,25 @@ World with_top_k(World world, int64_t top_k) {
     }
     rank.expert_ids = std::move(ids);
     rank.weights = std::move(weights);
+  }
+  return world;
+}
+
+World without_expert(World world, int64_t expert) {
+  if (world.config.top_k == world.config.num_experts) {
+    world = with_top_k(std::move(world), world.config.top_k - 1);
+  }
+  DispatchConfig& config = world.config;
+  --config.num_experts;
+  if (config.max_routes_per_token > 0) {
+    config.max_routes_per_token = std::min(config.max_routes_per_token, config.num_experts);
+  }
+  if (!config.placement.empty()) config.placement.erase(config.placement.begin() + expert);
+  for (RankInput& rank : world.ranks) {
+    for (int64_t& id : rank.expert_ids) {
+      if (id == expert) id = -1;
+      if (id > expert) --id;
+    }
   }
   return world;
 }
@@ -181,7 +183,11 @@ void Simplifier::leave_out_options() {
   drop(config.copies != Copies::kAuto, [](World& w) { w.config.copies = Copies::kAuto; });
   drop(config.partial_sums != PartialSums::kNone,
        [](World& w) { w.config.partial_sums = PartialSums::kNone; });
-  drop(world_.dense && world_.num_slots() == config.top_k, [](World& w) { w.dense = false; });
+  drop(world_.dense && world_.num_slots() == config.top_k, [](World& w) {
+    w.dense = false;
+    w.slots = 0;
+    w.config.max_routes_per_token = 0;
+  });
   drop(world_.wide_ids, [](World& w) { w.wide_ids = false; });
   drop(world_.num_chunks > 1, [](World& w) { w.num_chunks = 1; });
   drop(world_.awaits_chunks, [](World& w) { w.awaits_chunks = false; });
