@@ -190,7 +190,8 @@ CROSSDOCK_API std::vector<Check> list_layer_checks(
 namespace crossdock::testing {
 
 /// A layer as a random case. Its ranks keep their tensors where `make_place` says.
-CROSSDOCK_API RandomCase layer_case(const conformance::LayerSpec& spec, int ranks_per_node = 0,
-                                    std::function<conformance::LayerPlace(Group&)> make_place = {});
+CROSSDOCK_API RandomCase
+layer_case(const conformance::LayerSpec& spec, int ranks_per_node = 0,
+           const std::function<conformance::LayerPlace(Group&)>& make_place = {});
 
 }  // namespace crossdock::testing

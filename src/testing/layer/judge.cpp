@@ -30,23 +30,38 @@ double tolerance_of(const LayerSpec& spec) {
   return 8.0 * epsilon_of(spec.dtype()) + 16.0 * std::sqrt(terms) * epsilon_of(spec.sum_dtype());
 }
 
+// The largest magnitude of an array shows the size of the terms that its values are sums of, unless
+// it has few values, in all of which terms may cancel. A term is a sum over D or F, and there is
+// one for each token.
+double term_size_of(const LayerSpec& spec) {
+  double num_tokens = 1.0;
+  for (const int64_t T : spec.tokens) num_tokens += static_cast<double>(T);
+  const auto terms = static_cast<double>(spec.config.router.width + spec.config.experts.inner);
+  return std::sqrt(terms * num_tokens);
+}
+
+constexpr size_t kFewValues = 16;
+
 class Comparison {
  public:
-  Comparison(int rank, double tolerance) : rank_(rank), tolerance_(tolerance) {}
+  Comparison(int rank, double tolerance, double term_size)
+      : rank_(rank), tolerance_(tolerance), term_size_(term_size) {}
 
-  // Values of tokens and parameters are near 1, so terms that cancel are, too.
+  // Values of tokens and parameters are near 1.
   void compare(const std::string& name, const Values& got, const Values& wanted) {
     std::ostringstream message;
     message.precision(9);
     message << "rank " << rank_ << ": " << name;
+    const bool is_exact = name == "load" || name == "dropped" || name == "totals";
     if (got.size() != wanted.size()) {
       message << " has " << got.size() << " values, must have " << wanted.size();
       return findings_.push_back(message.str());
     }
-    double scale = 1.0;
+    double scale = wanted.size() < kFewValues ? term_size_ : 1.0;
     for (const double value : wanted) scale = std::max(scale, std::abs(value));
     for (size_t i = 0; i < wanted.size(); ++i) {
-      if (std::abs(got[i] - wanted[i]) <= tolerance_ * scale) continue;  // not if got is NaN
+      if (std::abs(got[i] - wanted[i]) <= (is_exact ? 1e-9 : tolerance_ * scale))
+        continue;  // not if got is NaN
       message << ", value " << i << " is " << got[i] << ", must be " << wanted[i];
       return findings_.push_back(message.str());
     }
@@ -56,6 +71,7 @@ class Comparison {
  private:
   int rank_;
   double tolerance_;
+  double term_size_;
   Findings findings_;
 };
 
@@ -63,7 +79,7 @@ class Comparison {
 
 Findings compare(const LayerWorld& world, int rank, const LayerResults& got,
                  const LayerResults& wanted) {
-  Comparison comparison(rank, tolerance_of(world.spec));
+  Comparison comparison(rank, tolerance_of(world.spec), term_size_of(world.spec));
   LayerResults mine = got;
   LayerResults theirs = wanted;
   const auto parts = parts_of(theirs);

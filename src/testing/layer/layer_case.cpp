@@ -71,7 +71,7 @@ CaseOutcome run(SharedWorld& shared, const MakePlace& make_place, Group& group,
 
 }  // namespace
 
-RandomCase layer_case(const LayerSpec& spec, int ranks_per_node, MakePlace make_place) {
+RandomCase layer_case(const LayerSpec& spec, int ranks_per_node, const MakePlace& make_place) {
   const auto shared = std::make_shared<SharedWorld>(spec);
   return {
       .kind = "layer",
