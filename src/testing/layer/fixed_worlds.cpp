@@ -10,18 +10,18 @@ namespace {
 using reference::MlpWeights;
 using Values = std::vector<double>;
 
-constexpr std::array<std::string_view, 12> kRoutingNames = {"balanced",
-                                                            "skewed",
-                                                            "one_expert_takes_all",
-                                                            "rank_receives_nothing",
-                                                            "rank_has_no_tokens",
-                                                            "no_tokens",
-                                                            "absent_routes",
-                                                            "unequal_counts",
-                                                            "rank_without_experts",
-                                                            "padding",
-                                                            "chosen",
-                                                            "losses"};
+constexpr std::array<std::string_view, 12> kFixedRoutingNames = {"balanced",
+                                                                 "skewed",
+                                                                 "one_expert_takes_all",
+                                                                 "rank_receives_nothing",
+                                                                 "rank_has_no_tokens",
+                                                                 "no_tokens",
+                                                                 "absent_routes",
+                                                                 "unequal_counts",
+                                                                 "rank_without_experts",
+                                                                 "padding",
+                                                                 "chosen",
+                                                                 "losses"};
 
 class NormalDraw {
  public:
@@ -196,13 +196,13 @@ LayerWorld make_layer_world(LayerRouting routing, DType dtype, int num_ranks) {
 std::vector<Check> list_layer_checks(const std::vector<DType>& dtypes,
                                      const std::function<LayerPlace(Group&)>& make_place) {
   std::vector<Check> checks;
-  for (size_t routing = 0; routing < kRoutingNames.size(); ++routing) {
+  for (size_t routing = 0; routing < kFixedRoutingNames.size(); ++routing) {
     for (size_t i = 0; i < dtypes.size(); ++i) {
       const auto make = [=, dtype = dtypes[i]](int num_ranks) {
         return make_layer_world(static_cast<LayerRouting>(routing), dtype, num_ranks);
       };
       std::string name = "layer";
-      for (const std::string_view part : {kRoutingNames[routing], name_of(dtypes[i]),
+      for (const std::string_view part : {kFixedRoutingNames[routing], name_of(dtypes[i]),
                                           name_of(make(1).spec.config.experts.activation)}) {
         name.append("/").append(part);
       }
