@@ -9,8 +9,8 @@
 
 #include "core/block_ledger.hpp"
 #include "core/check.hpp"
-#include "core/tensor_memory.hpp"
 #include "core/sizes.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {

@@ -56,10 +56,10 @@ RowForms common_form(const Agreement& agreement, int num_ranks) {
     const auto form = item_of<RowForms>(agreement, rank);
     if (form.full != common.full) common.full = -1;
     if (form.flat != common.flat) common.flat = -1;
-    CROSSDOCK_CHECK(common != RowForms{}, "gather_tokens: local must have the same rank and row ",
-                    "size on all ranks; ranks 0 to ", rank - 1, " have rows of ",
-                    std::max(before.full, before.flat), " bytes, rank ", rank, " has rows of ",
-                    std::max(form.full, form.flat));
+    CROSSDOCK_CHECK(common != RowForms{}, "gather_tokens: local must have the same number of ",
+                    "dimensions and row size on all ranks; rank ", rank, " has rows of ",
+                    std::max(form.full, form.flat), " bytes, the ranks before it have rows of ",
+                    std::max(before.full, before.flat));
   }
   if (common.full >= 0) common.flat = -1;
   return common;

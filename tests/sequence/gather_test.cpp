@@ -99,8 +99,8 @@ TEST(GatherTokens, AnInvalidCallIsTheSameErrorOnEveryRank) {
         << wrong_rank;
 
     EXPECT_EQ(gather(layout, group.rank(), is_odd_one ? 5 : 2),
-              "gather_tokens: local must have the same number of dimensions and the same row on "
-              "every rank; the ranks below 1 have rows of 8 bytes, rank 1 has rows of 20");
+              "gather_tokens: local must have the same number of dimensions and row size on all "
+              "ranks; rank 1 has rows of 20 bytes, the ranks before it have rows of 8");
     EXPECT_EQ(gather(layout, group.rank(), 2), "nothing was thrown");  // the group is usable
   });
 }

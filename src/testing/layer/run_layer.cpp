@@ -124,7 +124,10 @@ MoeForwardArgs put_tokens(const LayerSpec& spec, const LayerTokens& tokens, Rank
   args.sequence_ids = into.put_if_any(DType::kI32, shape(), tokens.sequence_ids);
   args.forced_ids = into.put_if_any(spec.wide_ids ? DType::kI64 : DType::kI32,
                                     shape(spec.config.router.top_k), tokens.forced_ids);
-  args.token_ids = into.put_if_any(DType::kI64, shape(), tokens.token_ids);
+  if (spec.token_ids) {  // also without tokens
+    const Values ids(tokens.token_ids.begin(), tokens.token_ids.end());
+    args.token_ids = into.put(DType::kI64, shape(), ids);
+  }
   args.num_sequences = tokens.num_sequences;
   args.total_sequences = spec.total_sequences;
   args.jitter_seed = spec.jitter_seed;
