@@ -76,6 +76,7 @@ TEST_F(CudaGrowth, GoesOnWhileTheStreamsOfAllRanksAreHeldUp) {
   const auto arena = rank.arena();
   StreamGate gate(rank.stream.get());
   const int64_t before = rank.peers.mapped_bytes(0);
+  rank.group.agree({.operation = "sizes are read"});  // service threads map what a rank has grown
   const Buffer memory = cuda::allocate_device(*arena, arena->num_bytes() + 1);
   EXPECT_NE(reach_first_rank(rank.group, rank.peers, memory), nullptr);
   EXPECT_GT(rank.peers.mapped_bytes(0), before);

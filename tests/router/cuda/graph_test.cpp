@@ -290,7 +290,7 @@ TEST_F(CudaRouterCalls, RefuseTensorsOnSeveralDevices) {
               }),
               HasSubstr("must be where this rank's are, on GPU 0; they are in host memory"));
   EXPECT_THAT(message_of([&] { (void)router.sum(here.statistics, there.statistics); }),
-              HasSubstr("must be in one place"));
+              HasSubstr("must be on the same device"));
   EXPECT_THAT(message_of([&] {
                 router.backward({.x = x_here, .gate = {.weight = gate.view}, .output = &there});
               }),
