@@ -167,7 +167,8 @@ class Rank {
     args.x = matrix(CROSSDOCK_F32, num_tokens_, common_.config.width);
     args.with_row_weights = input_.one_in(2) ? 1 : 0;
     args.num_chunks = either(static_cast<int32_t>(input_.integer(0, 4)), -1);
-    args.struct_size = either(args.struct_size, static_cast<size_t>(input_.integer(0, 300)));
+    args.struct_size =
+        either(args.struct_size, static_cast<size_t>(input_.integer(0, sizeof args)));
     note(crossdock_dispatch(dispatcher_, plan_, &args, &rows_));
   }
 
