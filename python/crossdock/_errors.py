@@ -4,7 +4,7 @@ import enum
 import re
 from typing import NoReturn, Optional
 
-from ._interrupt import give_back_signal
+from ._interrupt import caught, give_back_signal, raise_caught
 from ._abi import ErrorInfo
 from ._library import lib
 
@@ -82,6 +82,8 @@ def fail(rank: Optional[int] = None, cause: Optional[BaseException] = None) -> N
 def check(status: int, rank: Optional[int] = None) -> None:
     if status:
         fail(rank)
+    if caught:
+        raise_caught()
 
 
 # Texts of exceptions, as the other ranks see them.

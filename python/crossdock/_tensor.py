@@ -8,6 +8,7 @@ from . import _dlpack
 from ._abi import COutput, CTensor
 from ._dtype import BY_NAME, TYPESTRS, DType
 from ._errors import fail, refusal_text
+from ._interrupt import caught, raise_caught
 from ._library import lib
 from ._owner import Owner
 
@@ -340,6 +341,8 @@ class Marshal:
                 lib.refuse_next_call(None)  # still pending if the call was interrupted, or its own handle is invalid
         if status:
             fail(rank, self.refusal)
+        if caught:
+            raise_caught()
 
     def put(self, struct_: ctypes.Structure, offset: int, value: Any) -> None:
         """Sets the input at this offset; None: no input."""
