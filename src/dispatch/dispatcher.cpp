@@ -307,7 +307,7 @@ Pending<OwnedTensor> Dispatcher::begin_combine(const Plan& plan, ConstTensorView
 }
 
 std::optional<DispatchChunk> Dispatcher::next_chunk(Pending<DispatchResult>& pending) {
-  if (pending.next_chunk_ == pending.chunks_.size()) return std::nullopt;
+  if (pending.next_chunk_ >= pending.chunks_.size()) return std::nullopt;  // also once finished
   const PendingChunk& chunk = pending.chunks_[pending.next_chunk_++];
   if (chunk.done) pending.work_->wait_for(chunk.done);
   return chunk.experts;
