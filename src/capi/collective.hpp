@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "capi/status.hpp"
-#include "comm/agreed_failure.hpp"
+#include "comm/refusal.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
 

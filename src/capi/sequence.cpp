@@ -11,7 +11,6 @@
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
-#include "capi/structs.hpp"
 #include "capi/tensors.hpp"
 #include "core/tensor_check.hpp"
 

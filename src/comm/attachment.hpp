@@ -10,3 +10,14 @@ namespace crossdock::comm {
 std::weak_ptr<void>& attachment_of(Group& group);
 
 }  // namespace crossdock::comm
+
+namespace crossdock::cuda {
+class NcclCommunicator;
+}  // namespace crossdock::cuda
+
+namespace crossdock::comm {
+
+/// The NCCL communicator that the library made last for this group, if a dispatcher still uses it.
+std::weak_ptr<cuda::NcclCommunicator>& nccl_communicator_of(Group& group);
+
+}  // namespace crossdock::comm

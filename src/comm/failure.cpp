@@ -3,7 +3,7 @@
 #include <mutex>
 #include <set>
 
-#include "comm/deadlines.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {

@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/environment.hpp"
-#include "core/process_state.hpp"
+#include "core/process.hpp"
 #include "core/threading.hpp"
 
 namespace crossdock {

@@ -12,8 +12,8 @@
 #include "cost/route_sums.hpp"
 #include "cost/step_sizes.hpp"
 #include "cost/top_k_odds.hpp"
-#include "plan/capacity.hpp"
 #include "plan/config_check.hpp"
+#include "plan/local_routes.hpp"
 
 namespace crossdock {
 namespace {

@@ -4,8 +4,8 @@
 #include <map>
 #include <numeric>
 
-#include "core/sizes.hpp"
-#include "plan/gateway.hpp"
+#include "core/tensor_memory.hpp"
+#include "plan/placement.hpp"
 
 namespace crossdock {
 namespace {

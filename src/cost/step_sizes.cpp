@@ -11,7 +11,7 @@
 
 #include "core/block_ledger.hpp"
 #include "cost/route_sums.hpp"
-#include "plan/capacity.hpp"
+#include "plan/local_routes.hpp"
 
 namespace crossdock {
 namespace {

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/refusal.hpp"
 #include "core/check.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/planner.hpp"
-#include "dispatch/device_path.hpp"
 #include "dispatch/host/host_path.hpp"
+#include "dispatch/path.hpp"
 #include "plan/config_check.hpp"
 
 namespace crossdock {
@@ -90,10 +90,12 @@ struct Dispatcher::Impl {
   // Agrees on the ranks' GPUs, once. Collective.
   void learn_gpus(Device device) {
     if (knows_gpus || context.group.size() == 1) return;
-    const GpuRelation relation = agree_on_gpus(context, device);
-    context.gpus_reach_each_other = relation.reach_each_other;
-    context.spans_gpus = relation.are_several;
-    context.ranks_share_gpus = relation.are_shared;
+    if constexpr (CROSSDOCK_HAS_CUDA) {
+      const GpuRelation relation = agree_on_gpus(context, device);
+      context.gpus_reach_each_other = relation.reach_each_other;
+      context.spans_gpus = relation.are_several;
+      context.ranks_share_gpus = relation.are_shared;
+    }
     knows_gpus = true;
   }
 
@@ -119,7 +121,9 @@ struct Dispatcher::Impl {
       PathContext shared = context;
       shared.calls_wait = context.strategy->device_for_host_tensors().has_value();
       std::unique_ptr<Path> made = context.strategy->make_device_path(shared, device);
-      if (shared.calls_wait) {
+      if constexpr (!CROSSDOCK_HAS_CUDA) {
+        if (shared.calls_wait) throw no_cuda_error();
+      } else if (shared.calls_wait) {
         made = make_host_tensors_path(std::move(made), context.group, device);
       }
       made->set_options(context.options);

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/agreed_items.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/refusal.hpp"
 #include "layer/token_identity.hpp"
 #include "router/backend.hpp"
 

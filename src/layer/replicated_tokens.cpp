@@ -5,8 +5,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/agreed_items.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/refusal.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
 #include "layer/token_identity.hpp"

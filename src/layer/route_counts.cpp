@@ -6,8 +6,8 @@
 #include <span>
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/agreed_items.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/refusal.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
 

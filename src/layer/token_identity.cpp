@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/agreed_items.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/refusal.hpp"
 #include "core/check.hpp"
 #include "core/tensor_memory.hpp"
 #include "router/backend.hpp"
-#include "router/jitter.hpp"
+#include "router/choice.hpp"
 
 namespace crossdock {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/refusal.hpp"
 #include "core/check.hpp"
 
 namespace crossdock {

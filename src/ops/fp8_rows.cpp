@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "core/simd.hpp"
 #include "core/tensor_check.hpp"
 #include "crossdock/tensor.hpp"
+#include "ops/convert.hpp"
 
 namespace crossdock {
 namespace {

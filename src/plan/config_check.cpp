@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
-#include "plan/capacity.hpp"
+#include "core/tensor_memory.hpp"
+#include "plan/local_routes.hpp"
 #include "plan/placement.hpp"
 
 namespace crossdock {

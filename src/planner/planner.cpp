@@ -5,11 +5,21 @@
 #include <limits>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
-#include "plan/capacity.hpp"
+#include "core/tensor_memory.hpp"
+#include "core/text.hpp"
+#include "plan/local_routes.hpp"
 #include "planner/job_mesh.hpp"
 
 namespace crossdock {
+
+const Fabric& find_fabric(std::string_view name) {
+  return kFabricPresets[index_of_name("fabric", name, kFabricPresets, &Fabric::name)];
+}
+
+const ModelPreset& find_model(std::string_view name) {
+  return kModelPresets[index_of_name("model", name, kModelPresets, &ModelPreset::name)];
+}
+
 namespace {
 
 // Libraries whose queue grows with the token count round it to a multiple of this.

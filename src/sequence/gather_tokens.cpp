@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/agreed_items.hpp"
-#include "comm/shared_bytes.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/memory/window.hpp"
+#include "comm/refusal.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
 #include "core/stream_copy.hpp"

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/sequence.hpp"
 
 namespace crossdock {

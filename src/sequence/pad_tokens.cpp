@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
 #include "core/tensor_memory.hpp"
 #include "crossdock/sequence.hpp"

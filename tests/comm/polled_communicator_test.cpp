@@ -1,13 +1,12 @@
 // How a rank handles control messages from its peers, in orders that real peers produce only by
 // chance.
-#include "comm/polled_communicator.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <deque>
 
 #include "comm/child_process.hpp"
+#include "comm/polled/communicator.hpp"
 
 namespace crossdock::comm {
 namespace {

@@ -13,13 +13,13 @@
 #include <thread>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/process_watch.hpp"
-#include "comm/sockets/blob.hpp"
+#include "comm/memory/window.hpp"
+#include "comm/polled/process_end.hpp"
+#include "comm/refusal.hpp"
 #include "comm/sockets/communicator.hpp"
-#include "comm/sockets/nodes.hpp"
+#include "comm/sockets/directory.hpp"
+#include "comm/sockets/node_memory.hpp"
 #include "comm/sockets_ranks.hpp"
-#include "comm/window.hpp"
 
 namespace crossdock::testing {
 namespace {

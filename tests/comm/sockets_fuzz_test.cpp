@@ -12,10 +12,9 @@
 #include <random>
 #include <thread>
 
-#include "comm/sockets/blob.hpp"
 #include "comm/sockets/connection.hpp"
+#include "comm/sockets/directory.hpp"
 #include "comm/sockets/endpoint.hpp"
-#include "comm/sockets/frame.hpp"
 #include "comm/sockets/store.hpp"
 
 namespace crossdock::comm {

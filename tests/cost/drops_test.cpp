@@ -8,7 +8,7 @@
 #include "cost/route_sums.hpp"
 #include "cost/top_k_odds.hpp"
 #include "crossdock/planner.hpp"
-#include "plan/capacity.hpp"
+#include "plan/local_routes.hpp"
 
 namespace crossdock {
 namespace {

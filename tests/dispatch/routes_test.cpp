@@ -7,7 +7,6 @@
 
 #include "crossdock/error.hpp"
 #include "dispatch/kept_routes.hpp"
-#include "plan/capacity.hpp"
 #include "plan/config_check.hpp"
 #include "plan/local_routes.hpp"
 #include "support/message_of.hpp"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/mpi/control.hpp"
+#include "comm/mpi/communicator.hpp"
 
 namespace crossdock::comm {
 

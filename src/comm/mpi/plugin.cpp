@@ -9,7 +9,7 @@
 
 #include "core/build_info.hpp"
 #include "core/check.hpp"
-#include "core/opened_library.hpp"
+#include "core/process.hpp"
 
 namespace crossdock {
 namespace {

@@ -4,13 +4,13 @@
 #include <string_view>
 #include <utility>
 
-#include "comm/deadlines.hpp"
-#include "comm/sockets/addresses.hpp"
-#include "comm/sockets/blob.hpp"
 #include "comm/sockets/communicator.hpp"
+#include "comm/sockets/directory.hpp"
 #include "comm/sockets/endpoint.hpp"
-#include "comm/sockets/late_flush.hpp"
-#include "comm/sockets/nodes.hpp"
+#include "comm/sockets/linger.hpp"
+#include "comm/sockets/node_memory.hpp"
+#include "comm/sockets/socket.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
 #include "crossdock/sockets.hpp"

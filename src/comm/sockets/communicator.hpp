@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/exit_notice.hpp"
-#include "comm/polled_communicator.hpp"
+#include "comm/polled/communicator.hpp"
+#include "comm/polled/process_end.hpp"
 #include "comm/sockets/links.hpp"
-#include "comm/sockets/posted_transfers.hpp"
+#include "comm/sockets/transfers.hpp"
 
 namespace crossdock::comm {
 

@@ -2,18 +2,49 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
-#include "comm/control_message.hpp"
-#include "comm/sockets/blob.hpp"
-#include "comm/sockets/shared_file.hpp"
-#include "core/process_state.hpp"
+#include "comm/memory/descriptor_socket.hpp"
+#include "comm/memory/shared_file.hpp"
+#include "comm/polled/control_message.hpp"
+#include "comm/polled/process_end.hpp"
+#include "comm/sockets/socket.hpp"
+#include "core/process.hpp"
 
 namespace crossdock::comm {
+
+/// Version of blobs, frames and shared memory: ranks with different versions refuse each other.
+inline constexpr uint32_t kSocketsVersion = 3;
+
+/// Everything that other processes must know about a process to connect to it.
+struct SocketsBlob {
+  uint32_t version = kSocketsVersion;
+  ProcessIdentity process;
+  uint64_t machine = 0;        // identify_this_machine()
+  SocketAddress address;       // where it listens
+  int32_t directory = -1;      // descriptor of its directory (directory.hpp), in its process
+  Secret secret{};             // needed to connect to it
+  int64_t window_bytes = 0;    // SocketsOptions, compared by join
+  int32_t ranks_per_node = 0;  // SocketsOptions, compared by join
+};
+
+std::vector<std::byte> encode(const SocketsBlob& blob);
+
+/// A blob, or why the bytes are not one. A blob of another version is decoded only up to its
+/// version.
+struct DecodedBlob {
+  std::optional<SocketsBlob> blob;
+  std::string flaw;  // completes "the blob of rank 3 "; empty if there is a blob
+  bool is_foreign_version = false;
+};
+DecodedBlob decode_blob(std::span<const std::byte> bytes);
 
 /// A page in a process's memory file that says where its mailboxes are: the descriptor of the
 /// memory file of each channel, and why it could not make some of them. The ranks of a node thus

@@ -8,15 +8,26 @@
 #include <span>
 #include <utility>
 
-#include "comm/deadlines.hpp"
-#include "comm/sockets/addresses.hpp"
-#include "comm/sockets/blob.hpp"
+#include "comm/sockets/directory.hpp"
+#include "comm/sockets/socket.hpp"
 #include "comm/sockets/store.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
+#include "core/process.hpp"
+#include "crossdock/mpi.hpp"
 #include "crossdock/sockets.hpp"
 
 namespace crossdock {
+
+bool mpi_is_launched() {
+  // Open MPI; PMIx (prte, Slurm); PMI-1/2 (MPICH, Intel MPI, Slurm).
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+    if (!environment_variable(variable).empty()) return true;
+  }
+  return false;
+}
+
 namespace comm {
 namespace {
 

@@ -8,13 +8,15 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
+#include <exception>
 #include <iterator>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
-#include "comm/deadlines.hpp"
-#include "core/process_state.hpp"
+#include "comm/waiting.hpp"
+#include "core/process.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -69,6 +71,36 @@ void close_gently(std::vector<Socket> sockets) {
   kept.insert(kept.end(), std::make_move_iterator(sockets.begin()),
               std::make_move_iterator(sockets.end()));
   std::erase_if(kept, is_closed_by_peer);
+}
+
+namespace {
+
+constexpr std::chrono::seconds kFlushTime{10};
+constexpr std::chrono::milliseconds kLook{10};
+
+void flush(Endpoint& endpoint) {
+  const auto end = Clock::now() + kFlushTime;
+  while (endpoint.has_unsent() && Clock::now() < end) {
+    endpoint.wait_for_sockets(kLook);
+    endpoint.poll();
+  }
+}
+
+}  // namespace
+
+void flush_in_background(std::shared_ptr<Endpoint> endpoint) {
+  if (!endpoint->has_unsent()) return;
+  try {
+    std::thread([endpoint = std::move(endpoint)] {
+      try {
+        flush(*endpoint);
+      } catch (const std::exception&) {
+        // The peers find out by their deadlines.
+      }
+    }).detach();
+  } catch (const std::system_error&) {
+    // Without a thread the peers find out by their deadlines.
+  }
 }
 
 }  // namespace crossdock::comm

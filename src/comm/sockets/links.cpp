@@ -6,9 +6,9 @@
 #include <exception>
 #include <utility>
 
-#include "comm/futex.hpp"
-#include "comm/sockets/late_flush.hpp"
-#include "comm/wait_notice.hpp"
+#include "comm/memory/bell.hpp"
+#include "comm/sockets/linger.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {

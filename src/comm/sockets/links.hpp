@@ -10,13 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "comm/control_message.hpp"
-#include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
+#include "comm/polled/control_message.hpp"
 #include "comm/sockets/endpoint.hpp"
 #include "comm/sockets/mailboxes.hpp"
 #include "comm/sockets/node_memory.hpp"
-#include "comm/sockets/posts.hpp"
+#include "comm/waiting.hpp"
 #include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {

@@ -4,8 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/deadlines.hpp"
-#include "comm/wait_notice.hpp"
+#include "comm/waiting.hpp"
 
 namespace crossdock::comm {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "comm/failure.hpp"
-#include "comm/threads/bell.hpp"
+#include "comm/memory/bell.hpp"
 #include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {

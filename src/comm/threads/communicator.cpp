@@ -4,8 +4,12 @@
 #include <utility>
 
 #include "comm/exchange_arguments.hpp"
+#include "comm/threads/board.hpp"
 #include "core/check.hpp"
 #include "core/stream_copy.hpp"
+#include "core/threading.hpp"
+#include "crossdock/mesh.hpp"
+#include "crossdock/threads.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -93,3 +97,26 @@ void ThreadCommunicator::read_posts(const SharedBytes& recv, std::span<const int
 }
 
 }  // namespace crossdock::comm
+
+namespace crossdock {
+
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size,
+                                                                     const ThreadOptions& options) {
+  CROSSDOCK_CHECK(size >= 1 && size <= kMaxMeshRanks, "the number of ranks must be in [1, ",
+                  kMaxMeshRanks, "], got ", size);
+  CROSSDOCK_CHECK(options.ranks_per_node >= 0, "ranks_per_node must be 0 (one node) or positive, ",
+                  "got ", options.ranks_per_node);
+  auto board = std::make_shared<comm::ThreadBoard>(
+      size,
+      options.ranks_per_node > 0 ? Topology::uniform(size, options.ranks_per_node)
+                                 : Topology::single_node(size),
+      /*may_spin=*/size <= detail::num_cores());
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  communicators.reserve(static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    communicators.push_back(std::make_unique<comm::ThreadCommunicator>(board, rank));
+  }
+  return communicators;
+}
+
+}  // namespace crossdock

@@ -5,15 +5,15 @@
 #include <utility>
 #include <vector>
 
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/call.hpp"
 #include "dispatch/cuda/fault_error.hpp"
-#include "dispatch/cuda/gpu_path.hpp"
+#include "dispatch/cuda/gpu_call.hpp"
 #include "dispatch/cuda/host_routing.hpp"
-#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
-#include "dispatch/dispatch_args.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -412,7 +412,7 @@ Begun* PackedPath::aside(Begun* begun) const {
 template <typename AnyRouting>
 Plan PackedPath::plan_on_host(const AnyRouting& routing) {
   const CudaRank::CallScope scope(rank_);
-  rank_.meet();
+  rank_.join_peers();
   transport_->connect();
   return cuda::plan_on_host(rank_, routing, [&](const Plan& made) { return upload(made); });
 }

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "dispatch/cuda/gpu_call.hpp"
-#include "dispatch/cuda/kernels/fan_out.hpp"
+#include "dispatch/cuda/kernels/link_rows.hpp"
 
 namespace crossdock::cuda {
 

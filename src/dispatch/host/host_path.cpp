@@ -2,15 +2,14 @@
 
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/refusal.hpp"
 #include "core/check.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/collective_call.hpp"
-#include "dispatch/dispatch_args.hpp"
-#include "dispatch/host/row_tensors.hpp"
+#include "dispatch/call.hpp"
+#include "dispatch/host/peer_rows.hpp"
 #include "ops/sum_rows.hpp"
-#include "plan/capacity.hpp"
-#include "plan/expert_chunks.hpp"
+#include "plan/local_routes.hpp"
+#include "plan/placement.hpp"
 #include "plan/plan_builder.hpp"
 
 namespace crossdock {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/host/row_tensors.hpp"
+#include "dispatch/host/peer_rows.hpp"
 #include "dispatch/host/wire.hpp"
 #include "ops/sum_rows.hpp"
 

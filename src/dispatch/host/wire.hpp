@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/shared_bytes.hpp"
+#include "comm/memory/window.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/tensor.hpp"
@@ -49,5 +49,9 @@ Buffer exchange_rows(const Exchange& exchange, const RowExchange& rows);
 
 /// Converts offsets in rows to offsets in bytes.
 std::vector<int64_t> byte_offsets(std::span<const int64_t> row_offsets, int64_t row_bytes);
+
+/// Exact gather_sum: an all-to-all returns every row to its source, which sums the rows in slot
+/// order directly from the receive buffer.
+void return_and_sum(const Exchange& exchange, const GatherSumArgs& args);
 
 }  // namespace crossdock

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/stream.hpp"

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "comm/cuda/peer_signals.cuh"
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "plan/cuda/route_slots.hpp"
 

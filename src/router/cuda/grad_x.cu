@@ -1,6 +1,5 @@
 #include <cstddef>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "router/cuda/fma_product.cuh"

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
+#include "router/choice.hpp"
 #include "router/cuda/fma_product.cuh"
 #include "router/cuda/kernels.hpp"
-#include "router/jitter.hpp"
 
 namespace crossdock::router {
 

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "testing/layer/draw.hpp"
 #include "testing/layer/layer_ranks.hpp"
 
 namespace crossdock::conformance {

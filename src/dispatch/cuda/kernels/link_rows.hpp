@@ -2,9 +2,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
-#include "comm/cuda/peer_pointers.hpp"
 #include "comm/cuda/peer_signals.cuh"
 #include "plan/cuda/device_plan.hpp"
 
@@ -27,5 +27,26 @@ struct LinkRowsArgs {
 /// are all zero.
 void load_link_rows();  // before the first launch
 void launch_link_rows(const LinkRowsArgs& args, cudaStream_t stream);
+
+/// One part of every row, moved as bits.
+struct FanOutPart {
+  std::byte* rows;  // [R, row_bytes]
+  int64_t row_bytes;
+};
+
+/// After a scatter to PlanLinks::rank_targets, locally on each rank: copies the row of a token's
+/// lowest slot to the token's other rows here, and sets the weight of every row.
+struct FanOutArgs {
+  PlanLinks links;
+  const int64_t* rows_in_use;  // [1]
+  int32_t num_parts;           // fp8: 2, values and scales; else 1
+  FanOutPart parts[2];
+  float* row_weights;          // [R], or null: not requested
+  const SignalState* signals;  // of this rank; if a rank has not arrived, all rows become zero
+};
+
+/// `sms`: SM limit; 0: none.
+void load_fan_out();  // before the first launch
+void launch_fan_out(const FanOutArgs& args, int sms, cudaStream_t stream);
 
 }  // namespace crossdock::cuda

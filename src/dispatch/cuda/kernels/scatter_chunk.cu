@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/cuda/launch.hpp"
-#include "dispatch/cuda/kernels/scatter_chunk.hpp"
+#include "dispatch/cuda/kernels/scatter.hpp"
 #include "dispatch/cuda/kernels/scatter_parts.cuh"
 
 namespace crossdock::cuda {

@@ -3,10 +3,10 @@
 
 #include "core/stream_copy.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/device_path.hpp"
-#include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
+#include "dispatch/path.hpp"
 #include "dispatch/strategies/allgather/allgather.hpp"
+#include "dispatch/strategies/list.hpp"
 #include "ops/copy_rows.hpp"
 #include "ops/sum_rows.hpp"
 
@@ -133,7 +133,8 @@ class Allgather final : public Strategy {
   std::string_view name() const override { return "allgather"; }
 
   std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
-    return make_allgather_device_path(context, device);
+    if constexpr (CROSSDOCK_HAS_CUDA) return make_allgather_device_path(context, device);
+    throw no_cuda_error();
   }
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
@@ -232,6 +233,9 @@ const RankSums& rank_sums_of(const Plan& plan) {
   return plan.strategy_state<AllgatherState>().sums;
 }
 
+/// Every rank gets all tokens and keeps those for its experts. Rows return to their source and are
+/// summed there; with partial_sums every rank sums its rows of every token, and the sums are
+/// reduce-scattered. Sends P - 1 rows per token; at most K return, or P - 1 with partial_sums.
 std::unique_ptr<Strategy> make_allgather() {
   return std::make_unique<Allgather>();
 }

@@ -2,11 +2,11 @@
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/device_path.hpp"
 #include "dispatch/host/partial_sums.hpp"
-#include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
+#include "dispatch/path.hpp"
 #include "dispatch/strategies/alltoall/alltoall.hpp"
+#include "dispatch/strategies/list.hpp"
 #include "ops/copy_rows.hpp"
 #include "plan/plan_builder.hpp"
 
@@ -49,7 +49,8 @@ class Alltoall final : public Strategy {
   std::string_view name() const override { return "alltoall"; }
 
   std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
-    return make_alltoall_device_path(context, device);
+    if constexpr (CROSSDOCK_HAS_CUDA) return make_alltoall_device_path(context, device);
+    throw no_cuda_error();
   }
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
@@ -101,6 +102,8 @@ class Alltoall final : public Strategy {
 
 }  // namespace
 
+/// Packs by destination, exchanges by all-to-all-v, regroups by expert; returns in reverse. At most
+/// K rows per token in each direction; with partial_sums one per (token, rank) returns.
 std::unique_ptr<Strategy> make_alltoall() {
   return std::make_unique<Alltoall>();
 }

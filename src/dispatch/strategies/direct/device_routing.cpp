@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/tensor_check.hpp"
+#include "dispatch/call.hpp"
 #include "dispatch/cuda/gpu_call.hpp"
-#include "dispatch/dispatch_args.hpp"
 #include "plan/cuda/route_slots.hpp"
 
 namespace crossdock::cuda {

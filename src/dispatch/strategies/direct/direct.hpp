@@ -4,14 +4,21 @@
 #include <string_view>
 
 #include "crossdock/extend/strategy.hpp"
+#include "dispatch/path.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 #include "dispatch/strategies/direct/source_partials.hpp"
 
 namespace crossdock {
 
-/// Writes every row directly to its final place in the receiver's memory, and combine reads it
-/// there. Between nodes a token is sent once per destination rank.
-std::unique_ptr<Strategy> make_direct();
+namespace cuda {
+struct Packing;
+/// What direct and hierarchical exchange between the nodes of GPUs.
+Packing relay_packing();
+}  // namespace cuda
+
+/// For direct and hierarchical. sums_per_rank: partial sums are made per rank, otherwise per node.
+std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device,
+                                              bool sums_per_rank);
 
 /// How a strategy that reaches near ranks directly handles far ranks.
 struct DirectVariant {

@@ -3,16 +3,17 @@
 #include <utility>
 #include <vector>
 
-#include "comm/window.hpp"
+#include "comm/memory/window.hpp"
 #include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/device_path.hpp"
 #include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/peer_rows.hpp"
+#include "dispatch/path.hpp"
 #include "dispatch/strategies/direct/direct.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 #include "dispatch/strategies/direct/relay_model.hpp"
 #include "dispatch/strategies/direct/source_partials.hpp"
+#include "dispatch/strategies/list.hpp"
 #include "ops/copy_rows.hpp"
 #include "ops/sum_rows.hpp"
 #include "plan/plan_builder.hpp"
@@ -103,7 +104,10 @@ class Direct final : public Strategy {
     const int last = context.group.size() - 1;
     const bool sums_per_rank =
         variant_.sum_group_of(topology, 0) != variant_.sum_group_of(topology, last);
-    return make_direct_device_path(context, device, sums_per_rank);
+    if constexpr (CROSSDOCK_HAS_CUDA) {
+      return make_direct_device_path(context, device, sums_per_rank);
+    }
+    throw no_cuda_error();
   }
 
   std::shared_ptr<const void> prepare(const Exchange& exchange) override {
@@ -268,6 +272,8 @@ std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant) {
   return std::make_unique<Direct>(variant);
 }
 
+/// Writes every row directly to its final place in the receiver's memory, and combine reads it
+/// there. Between nodes a token is sent once per destination rank.
 std::unique_ptr<Strategy> make_direct() {
   static const DirectModel kModel;
   return make_direct_variant(

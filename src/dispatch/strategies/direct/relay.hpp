@@ -7,7 +7,7 @@
 #include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "dispatch/host/peer_rows.hpp"
-#include "plan/gateway.hpp"
+#include "plan/placement.hpp"
 
 namespace crossdock {
 

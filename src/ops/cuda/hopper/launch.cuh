@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "ops/cuda/hopper/product_kernel.cuh"
 #include "ops/cuda/hopper/products.hpp"

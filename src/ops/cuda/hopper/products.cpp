@@ -1,6 +1,5 @@
 #include "ops/cuda/hopper/products.hpp"
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
 namespace crossdock::ops::hopper {

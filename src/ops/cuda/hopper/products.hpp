@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "ops/cuda/grouped_product.hpp"
+#include "ops/cuda/hopper/operands.hpp"
 #include "ops/cuda/hopper/product_params.hpp"
-#include "ops/cuda/hopper/tensor_map.hpp"
 
 // Grouped products on Hopper GPUs (sm_90a), for checked arguments.
 
