@@ -76,6 +76,8 @@ struct PendingWork {
   Plan plan;
   std::vector<std::shared_ptr<const void>> owners;  // of the tensors
   std::shared_ptr<const void> done{};               // null: the call is done
+  std::vector<PendingChunk> chunks{};               // of a dispatch
+  size_t next_chunk = 0;
 };
 
 struct Dispatcher::Impl {
@@ -292,10 +294,10 @@ Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const Dispa
   pending.result_ = impl_->path_of(plan).dispatch(plan, args, &begun);
   impl_->keep(pending, plan, begun,
               {args.x, args.scales, args.rows, args.row_scales, args.row_weights});
-  pending.chunks_ = std::move(begun.chunks);
-  if (pending.chunks_.empty()) {
-    pending.chunks_.push_back(
-        {.experts = {0, plan.num_local_experts()}, .done = pending.work_->done});
+  PendingWork& work = *pending.work_;
+  work.chunks = std::move(begun.chunks);
+  if (work.chunks.empty()) {
+    work.chunks.push_back({.experts = {0, plan.num_local_experts()}, .done = work.done});
   }
   return pending;
 }
@@ -311,9 +313,10 @@ Pending<OwnedTensor> Dispatcher::begin_combine(const Plan& plan, ConstTensorView
 }
 
 std::optional<DispatchChunk> Dispatcher::next_chunk(Pending<DispatchResult>& pending) {
-  if (pending.next_chunk_ == pending.chunks_.size()) return std::nullopt;
-  const PendingChunk& chunk = pending.chunks_[pending.next_chunk_++];
-  if (chunk.done) pending.work_->wait_for(chunk.done);
+  PendingWork* const work = pending.work_.get();
+  if (work == nullptr || work->next_chunk == work->chunks.size()) return std::nullopt;
+  const PendingChunk& chunk = work->chunks[work->next_chunk++];
+  if (chunk.done) work->wait_for(chunk.done);
   return chunk.experts;
 }
 

@@ -28,6 +28,12 @@ struct PathContext {
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.
 void check_plan(const PathContext& context, const Plan& plan);
 
+/// A chunk of a pending dispatch.
+struct PendingChunk {
+  DispatchChunk experts;
+  std::shared_ptr<const void> done;  // next_chunk waits for it; null: the rows have arrived
+};
+
 /// What a begun call leaves for finish and next_chunk.
 struct Begun {
   std::shared_ptr<const void> done{};  // a marker for Path::finish; null: the call is complete

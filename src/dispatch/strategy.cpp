@@ -13,26 +13,26 @@
 
 namespace crossdock {
 
-void Strategy::scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+void Strategy::scatter_chunks(const StrategyCall& call, std::span<const RowPart> parts,
                               std::span<const ExpertChunk> chunks,
                               const std::function<void(size_t)>& arrived) {
-  scatter(exchange, parts);
+  scatter(call, parts);
   for (size_t i = 0; i < chunks.size(); ++i) arrived(i);
 }
 
-void Strategy::scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) {
-  const PlanData& plan = exchange.plan.data();
+void Strategy::scatter_routes(const StrategyCall& call, ConstTensorView routes, TensorView rows) {
+  const PlanData& plan = call.plan.data();
   const int64_t element_bytes = size_of(routes.dtype);
-  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * element_bytes);
+  const Buffer packed = call.group.pool().take_scratch(plan.num_sent() * element_bytes);
   ops::gather_rows({.x = static_cast<const std::byte*>(routes.data),
                     .index = plan.sent_routes.data(),
                     .rows = packed.data(),
                     .num_rows = plan.num_sent(),
                     .row_bytes = element_bytes});
-  const Buffer arrived = exchange_rows(exchange, {.send = packed,
-                                                  .send_offsets = plan.send_offsets,
-                                                  .recv_offsets = plan.recv_offsets,
-                                                  .row_bytes = element_bytes});
+  const Buffer arrived = exchange_rows(call, {.send = packed,
+                                              .send_offsets = plan.send_offsets,
+                                              .recv_offsets = plan.recv_offsets,
+                                              .row_bytes = element_bytes});
   std::vector<ops::BlockCopy> blocks;
   for (const RowBlock& block : plan.recv_blocks) {
     blocks.push_back({.from = block.arrival, .to = block.row, .count = block.count});
@@ -43,10 +43,10 @@ void Strategy::scatter_routes(const Exchange& exchange, ConstTensorView routes, 
                     .row_bytes = element_bytes});
 }
 
-void Strategy::gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes) {
-  const PlanData& plan = exchange.plan.data();
+void Strategy::gather_routes(const StrategyCall& call, ConstTensorView rows, TensorView routes) {
+  const PlanData& plan = call.plan.data();
   const int64_t element_bytes = size_of(rows.dtype);
-  const Buffer packed = exchange.group.pool().take_scratch(plan.num_received() * element_bytes);
+  const Buffer packed = call.group.pool().take_scratch(plan.num_received() * element_bytes);
   std::vector<ops::BlockCopy> blocks;
   for (const RowBlock& block : plan.recv_blocks) {
     blocks.push_back({.from = block.row, .to = block.arrival, .count = block.count});
@@ -55,10 +55,10 @@ void Strategy::gather_routes(const Exchange& exchange, ConstTensorView rows, Ten
                     .to = packed.data(),
                     .blocks = blocks,
                     .row_bytes = element_bytes});
-  const Buffer arrived = exchange_rows(exchange, {.send = packed,
-                                                  .send_offsets = plan.recv_offsets,
-                                                  .recv_offsets = plan.send_offsets,
-                                                  .row_bytes = element_bytes});
+  const Buffer arrived = exchange_rows(call, {.send = packed,
+                                              .send_offsets = plan.recv_offsets,
+                                              .recv_offsets = plan.send_offsets,
+                                              .row_bytes = element_bytes});
   ops::scatter_rows({.x = arrived.data(),
                      .index = plan.sent_routes.data(),
                      .rows = static_cast<std::byte*>(routes.data),
@@ -66,8 +66,8 @@ void Strategy::gather_routes(const Exchange& exchange, ConstTensorView rows, Ten
                      .row_bytes = element_bytes});
 }
 
-OwnedTensor Strategy::allocate_rows(const Exchange& exchange, DType dtype, Shape shape) {
-  return exchange.group.pool().take(dtype, shape);
+OwnedTensor Strategy::allocate_rows(const StrategyCall& call, DType dtype, Shape shape) {
+  return call.group.pool().take(dtype, shape);
 }
 
 const StrategyModel& Strategy::model() const {

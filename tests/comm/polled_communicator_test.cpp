@@ -23,7 +23,7 @@ struct Letter {
 };
 
 /// Delivers one batch of messages per poll and keeps those that are sent.
-class ScriptedControl final : public ControlChannel {
+class ScriptedControl final : public ControlLinks {
  public:
   void send(int peer, const ControlMessage& message) override { sent.push_back({peer, message}); }
   void send_to_all_others(const ControlMessage& message) override {
@@ -70,7 +70,7 @@ class ScriptedCommunicator final : public PolledCommunicator {
 
  protected:
   std::optional<ControlMessage> refusal() const override { return left_refusal; }
-  ControlChannel& control() override { return script; }
+  ControlLinks& control() override { return script; }
   std::unique_ptr<Transfers> start(ExchangeArgs /*args*/, Traffic& /*traffic*/) override {
     return std::make_unique<SilentTransfers>();
   }

@@ -36,8 +36,8 @@ std::string place_of(const RendezvousHeader& header, bool with_call) {
   return text;
 }
 
-bool is_halted(const RendezvousHeader& header) {
-  return std::strcmp(header.operation, kHaltOperation) == 0;
+bool has_stopped(const RendezvousHeader& header) {
+  return std::strcmp(header.operation, kStopOperation) == 0;
 }
 
 struct Setting {
@@ -82,8 +82,8 @@ std::string show(const Setting* setting, std::string_view key, const Setting* ot
 
 }  // namespace
 
-bool is_halt(const Error& error) {
-  return std::strcmp(error.context().operation, kHaltOperation) == 0;
+bool is_stop(const Error& error) {
+  return std::strcmp(error.context().operation, kStopOperation) == 0;
 }
 
 RendezvousHeader make_header(const Proposal& proposal, uint64_t sequence) {
@@ -117,9 +117,9 @@ std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> 
   });
 }
 
-int find_halted(std::span<const RendezvousHeader> headers) {
-  const auto halted = std::find_if(headers.begin(), headers.end(), is_halted);
-  return halted == headers.end() ? -1 : static_cast<int>(halted - headers.begin());
+int find_stopped(std::span<const RendezvousHeader> headers) {
+  const auto stopped = std::find_if(headers.begin(), headers.end(), has_stopped);
+  return stopped == headers.end() ? -1 : static_cast<int>(stopped - headers.begin());
 }
 
 int find_refusal(std::span<const RendezvousHeader> headers) {
@@ -136,10 +136,10 @@ std::string describe_other_call(std::span<const RendezvousHeader> headers,
     return concat("rank ", odd.culprit, " and rank ", odd.reference,
                   " run different versions of Crossdock; all ranks must run the same build");
   }
-  if (const int halted = find_halted(headers); halted >= 0) {
-    return concat("rank ", halted,
-                  " has stopped, because its GPU found that the ranks' calls differ ",
-                  "or that one was refused; the next call of a dispatcher on a GPU says why");
+  if (const int stopped = find_stopped(headers); stopped >= 0) {
+    return concat("rank ", stopped,
+                  " has stopped, because the ranks' calls differ or one was refused; ",
+                  "the next call of a dispatcher that runs ahead says why");
   }
   const bool other_sequence = wrong.sequence != right.sequence;
   const bool others_agree = odd.num_wrong == 1 && headers.size() > 2;

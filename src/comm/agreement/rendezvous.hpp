@@ -11,11 +11,11 @@
 
 namespace crossdock::comm {
 
-/// The operation of a rank whose GPU found that the ranks' calls differ or that one was refused,
-/// and that waits for the others to find this too.
-inline constexpr const char* kHaltOperation = "halt";
-/// Whether an agreement failed because another rank is at kHaltOperation. The same on all ranks.
-bool is_halt(const Error& error);
+/// The operation of a rank that has found out, after agreeing, that the ranks' calls differ or that
+/// one was refused, and that waits for the others to find this too.
+inline constexpr const char* kStopOperation = "stop";
+/// Whether an agreement failed because another rank is at kStopOperation. The same on all ranks.
+bool is_stop(const Error& error);
 
 /// Sent by every rank to every other at the beginning of a collective call, as laid out in memory:
 /// the ranks of a group run the same build.
@@ -54,8 +54,8 @@ std::optional<Disagreement> find_other_call(std::span<const RendezvousHeader> he
 /// Finds ranks with a different configuration.
 std::optional<Disagreement> find_other_config(std::span<const RendezvousHeader> headers);
 
-/// The lowest rank at kHaltOperation, or -1.
-int find_halted(std::span<const RendezvousHeader> headers);
+/// The lowest rank at kStopOperation, or -1.
+int find_stopped(std::span<const RendezvousHeader> headers);
 
 /// The lowest rank that refuses, or -1.
 int find_refusal(std::span<const RendezvousHeader> headers);
@@ -76,7 +76,7 @@ std::optional<Error> find_disagreement(std::span<const RendezvousHeader> headers
                                        ErrorContext context) {
   if (const auto odd = find_other_call(headers)) {
     context.culprit = odd->culprit;
-    if (find_halted(headers) >= 0) context.operation = kHaltOperation;
+    if (find_stopped(headers) >= 0) context.operation = kStopOperation;
     return Error(ErrorCode::kMismatch, describe_other_call(headers, *odd), context);
   }
   if (const int refusing = find_refusal(headers); refusing >= 0) {

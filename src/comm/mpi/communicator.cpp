@@ -101,18 +101,18 @@ MpiTransfers::MpiTransfers(Args args, const MpiOptions& options, Traffic& traffi
       traffic_(traffic),
       sends_{.queue = ChunkQueue(options.chunk_bytes), .num_in_flight = 0},
       receives_{.queue = ChunkQueue(options.chunk_bytes), .num_in_flight = 0},
-      num_missing_(args_.lanes.size()),
-      has_arrived_(args_.lanes.size()) {
+      num_missing_(args_.peer_bytes.size()),
+      has_arrived_(args_.peer_bytes.size()) {
   int rank = 0;
   check_mpi(MPI_Comm_rank(args_.communicator, &rank), "MPI_Comm_rank");
-  const int size = static_cast<int>(args_.lanes.size());
+  const int size = static_cast<int>(args_.peer_bytes.size());
   for (int distance = 1; distance < size; ++distance) {
     const int to = (rank + distance) % size;
     const int from = (rank - distance + size) % size;
     num_missing_[static_cast<size_t>(to)] +=
-        sends_.queue.add(to, args_.lanes[static_cast<size_t>(to)].send_bytes);
+        sends_.queue.add(to, args_.peer_bytes[static_cast<size_t>(to)].send_bytes);
     num_missing_[static_cast<size_t>(from)] +=
-        receives_.queue.add(from, args_.lanes[static_cast<size_t>(from)].recv_bytes);
+        receives_.queue.add(from, args_.peer_bytes[static_cast<size_t>(from)].recv_bytes);
   }
 }
 
@@ -135,15 +135,15 @@ bool MpiTransfers::advance() {
 
 void MpiTransfers::post(Direction& direction, bool is_send) {
   const ChunkQueue::Chunk chunk = direction.queue.take();
-  const Lane& lane = args_.lanes[static_cast<size_t>(chunk.peer)];
+  const PeerBytes& bytes = args_.peer_bytes[static_cast<size_t>(chunk.peer)];
   const auto num_bytes = static_cast<int>(chunk.num_bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   if (is_send) {
-    check_mpi(MPI_Isend(lane.send + chunk.offset, num_bytes, MPI_BYTE, chunk.peer, args_.tag,
+    check_mpi(MPI_Isend(bytes.send + chunk.offset, num_bytes, MPI_BYTE, chunk.peer, args_.tag,
                         args_.communicator, &request),
               "MPI_Isend", chunk.peer);
   } else {
-    check_mpi(MPI_Irecv(lane.recv + chunk.offset, num_bytes, MPI_BYTE, chunk.peer, args_.tag,
+    check_mpi(MPI_Irecv(bytes.recv + chunk.offset, num_bytes, MPI_BYTE, chunk.peer, args_.tag,
                         args_.communicator, &request),
               "MPI_Irecv", chunk.peer);
   }
@@ -233,7 +233,7 @@ void MpiCommunicator::close() {
   left()[static_cast<size_t>(rank())] = own;
   free_when_all_have_left({.data = data_,
                            .control = control_communicator_,
-                           .channel = std::move(control_),
+                           .links = std::move(control_),
                            .left = std::move(left()),
                            .own_goodbye = own});
 }
@@ -250,7 +250,7 @@ std::unique_ptr<Transfers> MpiCommunicator::start(ExchangeArgs args, Traffic& tr
   return std::make_unique<MpiTransfers>(
       MpiTransfers::Args{.communicator = data_,
                          .tag = static_cast<int>(args.number % kNumTags),
-                         .lanes = std::move(args.lanes),
+                         .peer_bytes = std::move(args.peer_bytes),
                          .memory = std::move(args.memory)},
       options_, traffic);
 }

@@ -20,7 +20,7 @@
 namespace crossdock::comm {
 
 /// The control messages of one communicator, sent with MPI.
-class MpiControl final : public ControlChannel {
+class MpiControl final : public ControlLinks {
  public:
   /// Needs exclusive use of `communicator`.
   explicit MpiControl(MPI_Comm communicator);
@@ -58,8 +58,8 @@ class MpiTransfers final : public Transfers {
   struct Args {
     MPI_Comm communicator = MPI_COMM_NULL;
     int tag = 0;
-    std::vector<Lane> lanes;                          // [P]; this rank's own is ignored
-    std::vector<std::shared_ptr<const void>> memory;  // keeps the memory of the lanes alive
+    std::vector<PeerBytes> peer_bytes;                // [P]; this rank's own is ignored
+    std::vector<std::shared_ptr<const void>> memory;  // keeps the memory of the bytes alive
   };
   MpiTransfers(Args args, const MpiOptions& options, Traffic& traffic);
   /// Abandons pending requests: they are kept, with their memory, until exit.
@@ -122,7 +122,7 @@ class MpiCommunicator final : public PolledCommunicator {
   std::unique_ptr<Communicator> subgroup(std::span<const int> members) override;
 
  private:
-  ControlChannel& control() override { return *control_; }
+  ControlLinks& control() override { return *control_; }
   std::unique_ptr<Transfers> start(ExchangeArgs args, Traffic& traffic) override;
   void note_failure() override;
   bool is_open() const override;

@@ -89,24 +89,24 @@ void PolledCommunicator::all_gather_v(const SharedBytes& send, const SharedBytes
     gather_quickly(send, recv, recv_offsets, wait);
     return;
   }
-  std::vector<Lane> lanes(static_cast<size_t>(size_));
-  for (size_t peer = 0; peer < lanes.size(); ++peer) {
-    lanes[peer] = {.send = send.data,
-                   .send_bytes = send.num_bytes,
-                   .recv = recv.data + recv_offsets[peer],
-                   .recv_bytes = recv_offsets[peer + 1] - recv_offsets[peer]};
+  std::vector<PeerBytes> peer_bytes(static_cast<size_t>(size_));
+  for (size_t peer = 0; peer < peer_bytes.size(); ++peer) {
+    peer_bytes[peer] = {.send = send.data,
+                        .send_bytes = send.num_bytes,
+                        .recv = recv.data + recv_offsets[peer],
+                        .recv_bytes = recv_offsets[peer + 1] - recv_offsets[peer]};
   }
-  exchange(std::move(lanes), {send.owner, recv.owner}, wait);
+  exchange(std::move(peer_bytes), {send.owner, recv.owner}, wait);
 }
 
 void PolledCommunicator::gather_quickly(const SharedBytes& send, const SharedBytes& recv,
                                         std::span<const int64_t> recv_offsets,
                                         const WaitContext& wait) {
   throw_if_failed();
-  copy_own_lane({.send = send.data,
-                 .send_bytes = send.num_bytes,
-                 .recv = recv.data + recv_offsets[static_cast<size_t>(rank_)],
-                 .recv_bytes = send.num_bytes});
+  copy_own_bytes({.send = send.data,
+                  .send_bytes = send.num_bytes,
+                  .recv = recv.data + recv_offsets[static_cast<size_t>(rank_)],
+                  .recv_bytes = send.num_bytes});
   for (int peer = 0; peer < size_; ++peer) {
     count_bytes(traffic_, topology(), rank_, peer, send.num_bytes);
   }
@@ -125,17 +125,17 @@ void PolledCommunicator::all_to_all_v(const SharedBytes& send,
                                       const WaitContext& wait) {
   check_blocks("send", send, send_offsets, size_);
   check_blocks("recv", recv, recv_offsets, size_);
-  std::vector<Lane> lanes(static_cast<size_t>(size_));
-  for (size_t peer = 0; peer < lanes.size(); ++peer) {
-    lanes[peer] = {.send = send.data + send_offsets[peer],
-                   .send_bytes = send_offsets[peer + 1] - send_offsets[peer],
-                   .recv = recv.data + recv_offsets[peer],
-                   .recv_bytes = recv_offsets[peer + 1] - recv_offsets[peer]};
+  std::vector<PeerBytes> peer_bytes(static_cast<size_t>(size_));
+  for (size_t peer = 0; peer < peer_bytes.size(); ++peer) {
+    peer_bytes[peer] = {.send = send.data + send_offsets[peer],
+                        .send_bytes = send_offsets[peer + 1] - send_offsets[peer],
+                        .recv = recv.data + recv_offsets[peer],
+                        .recv_bytes = recv_offsets[peer + 1] - recv_offsets[peer]};
   }
-  exchange(std::move(lanes), {send.owner, recv.owner}, wait);
+  exchange(std::move(peer_bytes), {send.owner, recv.owner}, wait);
 }
 
-void PolledCommunicator::copy_own_lane(const Lane& own) const {
+void PolledCommunicator::copy_own_bytes(const PeerBytes& own) const {
   if (own.send_bytes != own.recv_bytes) {
     throw Error(ErrorCode::kInternal, concat("rank ", rank_, " sends itself ", own.send_bytes,
                                              " bytes and expects ", own.recv_bytes));
@@ -145,18 +145,20 @@ void PolledCommunicator::copy_own_lane(const Lane& own) const {
   }
 }
 
-void PolledCommunicator::exchange(std::vector<Lane> lanes,
+void PolledCommunicator::exchange(std::vector<PeerBytes> peer_bytes,
                                   std::vector<std::shared_ptr<const void>> memory,
                                   const WaitContext& wait) {
   throw_if_failed();
-  copy_own_lane(lanes[static_cast<size_t>(rank_)]);
+  copy_own_bytes(peer_bytes[static_cast<size_t>(rank_)]);
   for (int peer = 0; peer < size_; ++peer) {
-    count_bytes(traffic_, topology(), rank_, peer, lanes[static_cast<size_t>(peer)].send_bytes);
+    count_bytes(traffic_, topology(), rank_, peer,
+                peer_bytes[static_cast<size_t>(peer)].send_bytes);
   }
   carry_out(
       [&](uint64_t number) {
-        return start({.number = number, .lanes = std::move(lanes), .memory = std::move(memory)},
-                     traffic_);
+        return start(
+            {.number = number, .peer_bytes = std::move(peer_bytes), .memory = std::move(memory)},
+            traffic_);
       },
       wait);
 }

@@ -53,8 +53,8 @@ class PolledCommunicator : public Communicator {
  protected:
   struct ExchangeArgs {
     uint64_t number = 0;                              // of the exchange, from 1
-    std::vector<Lane> lanes;                          // [P]; this rank's own is already done
-    std::vector<std::shared_ptr<const void>> memory;  // keeps the memory of the lanes alive
+    std::vector<PeerBytes> peer_bytes;                // [P]; this rank's own is already done
+    std::vector<std::shared_ptr<const void>> memory;  // keeps the memory of the bytes alive
   };
 
   PolledCommunicator(int rank, Members members);
@@ -67,7 +67,7 @@ class PolledCommunicator : public Communicator {
     std::span<const int64_t> recv_offsets;  // [P + 1]
   };
 
-  virtual ControlChannel& control() = 0;
+  virtual ControlLinks& control() = 0;
   virtual std::unique_ptr<Transfers> start(ExchangeArgs args, Traffic& traffic) = 0;
   /// (optional) Whether start_gather, which need not allocate, carries out an all_gather_v with
   /// these offsets. Must be the same on every rank.
@@ -120,11 +120,11 @@ class PolledCommunicator : public Communicator {
 
   void gather_quickly(const SharedBytes& send, const SharedBytes& recv,
                       std::span<const int64_t> recv_offsets, const WaitContext& wait);
-  void exchange(std::vector<Lane> lanes, std::vector<std::shared_ptr<const void>> memory,
+  void exchange(std::vector<PeerBytes> peer_bytes, std::vector<std::shared_ptr<const void>> memory,
                 const WaitContext& wait);
   template <typename Start>
   void carry_out(const Start& start_transfers, const WaitContext& wait);
-  void copy_own_lane(const Lane& own) const;
+  void copy_own_bytes(const PeerBytes& own) const;
   void complete(Waiting& waiting);
   void poll_control(Waiting& waiting);
   void look_for_failures(Waiting& waiting);

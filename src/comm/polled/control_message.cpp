@@ -74,7 +74,7 @@ constexpr std::chrono::milliseconds kAnswerTime{500};
 
 }  // namespace
 
-Inquiry::Inquiry(Self self, ControlChannel& control)
+Inquiry::Inquiry(Self self, ControlLinks& control)
     : self_(std::move(self)), control_(control), begin_(Clock::now()) {
   for (const int peer : self_.pending) ask(peer);
 }

@@ -52,9 +52,9 @@ ControlMessage left_message(std::string_view reason, uint64_t exchange, uint64_t
 bool is_valid(const ControlMessage& message, int size);
 
 /// Sends and receives the control messages of one communicator. Never waits.
-class ControlChannel {
+class ControlLinks {
  public:
-  virtual ~ControlChannel() = default;
+  virtual ~ControlLinks() = default;
 
   virtual void send(int peer, const ControlMessage& message) = 0;
   virtual void send_to_all_others(const ControlMessage& message) = 0;
@@ -76,7 +76,7 @@ class Inquiry {
     uint64_t exchange = 0;
     std::vector<int> pending;
   };
-  Inquiry(Self self, ControlChannel& control);
+  Inquiry(Self self, ControlLinks& control);
 
   void note_answer(int peer, const ControlMessage& answer);
   /// Whether the time for answers is over.
@@ -101,7 +101,7 @@ class Inquiry {
   bool is_silent(int peer) const { return asked_.contains(peer) && !answers_.contains(peer); }
 
   const Self self_;
-  ControlChannel& control_;
+  ControlLinks& control_;
   const Clock::time_point begin_;
   std::set<int> asked_;
   std::map<int, ControlMessage> answers_;

@@ -12,7 +12,7 @@
 namespace crossdock::comm {
 
 /// The bytes that one rank exchanges with one peer.
-struct Lane {
+struct PeerBytes {
   const std::byte* send = nullptr;
   int64_t send_bytes = 0;
   std::byte* recv = nullptr;
@@ -50,7 +50,7 @@ class ChunkQueue {
  public:
   struct Chunk {
     int peer = 0;
-    int64_t offset = 0;  // in the lane
+    int64_t offset = 0;  // in the bytes of this peer
     int64_t num_bytes = 0;
   };
 

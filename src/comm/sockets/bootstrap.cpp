@@ -19,7 +19,7 @@ namespace crossdock {
 namespace comm {
 namespace {
 
-constexpr std::string_view kWorld = "world";  // the channel of the communicator to be made
+constexpr std::string_view kWorld = "world";  // names the communicator to be made
 
 void check_options(const SocketsOptions& options) {
   CROSSDOCK_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= kMaxPayloadBytes,
@@ -65,9 +65,9 @@ SocketsWorld decode_world(std::span<const std::vector<std::byte>> blobs, int ran
   return world;
 }
 
-uint64_t channel_named(const SocketsWorld& world, std::string_view name) {
+uint64_t id_named(const SocketsWorld& world, std::string_view name) {
   const uint64_t hash = hash_bytes(std::as_bytes(std::span(name)), world.id);
-  return hash == 0 ? 1 : hash;  // 0 is no channel
+  return hash == 0 ? 1 : hash;  // 0 is no communicator
 }
 
 /// Links between all ranks of the world.
@@ -75,7 +75,7 @@ Links::Args links_of_world(const std::shared_ptr<Endpoint>& endpoint, std::strin
                            const Topology& topology, std::chrono::nanoseconds deadline) {
   const SocketsWorld& world = endpoint->world();
   Links::Args args{.endpoint = endpoint,
-                   .channel = channel_named(world, name),
+                   .comm_id = id_named(world, name),
                    .world_ranks = {},
                    .rank = world.rank,
                    .topology = topology,
@@ -137,11 +137,11 @@ void broadcast_from_root(Communicator& star, std::vector<int>& values, const Wai
 /// gives up: those of its node by its directory, the others by a message.
 void refuse_world(const std::shared_ptr<Endpoint>& endpoint, const Failure& failure) {
   const SocketsWorld& world = endpoint->world();
-  const uint64_t channel = channel_named(world, kWorld);
+  const uint64_t comm_id = id_named(world, kWorld);
   const ControlMessage message = abort_message(failure);
-  endpoint->directory().refuse(channel, message);
+  endpoint->directory().refuse(comm_id, message);
   for (int rank = 0; rank < world.size(); ++rank) {
-    if (rank != world.rank) endpoint->send_control(channel, rank, message);
+    if (rank != world.rank) endpoint->send_control(comm_id, rank, message);
   }
   flush_in_background(endpoint);
 }

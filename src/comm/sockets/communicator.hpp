@@ -31,7 +31,7 @@ class SocketsCommunicator final : public PolledCommunicator {
   std::string note() const override { return note_; }
 
  private:
-  ControlChannel& control() override { return *links_; }
+  ControlLinks& control() override { return *links_; }
   std::unique_ptr<Transfers> start(ExchangeArgs args, Traffic& traffic) override;
   bool has_quick_gather(std::span<const int64_t> recv_offsets) const override;
   Transfers* start_gather(const GatherArgs& args) override;

@@ -20,13 +20,13 @@ bool is_valid(const FrameHeader& header, bool is_known) {
   using Kind = FrameHeader::Kind;
   if (header.magic != FrameHeader::kMagic || header.reserved != 0) return false;
   if (header.kind == Kind::kHello) {
-    return !is_known && header.payload_bytes == sizeof(Hello) && header.channel == 0 &&
+    return !is_known && header.payload_bytes == sizeof(Hello) && header.comm_id == 0 &&
            header.position == 0;
   }
   if (header.kind == Kind::kWelcome) {
-    return is_known && header.payload_bytes == 0 && header.channel == 0 && header.position == 0;
+    return is_known && header.payload_bytes == 0 && header.comm_id == 0 && header.position == 0;
   }
-  if (!is_known || header.channel == 0) return false;
+  if (!is_known || header.comm_id == 0) return false;
   switch (header.kind) {
     case Kind::kControl:
       return header.payload_bytes == sizeof(ControlMessage) && header.position == 0;

@@ -33,7 +33,7 @@ struct FrameHeader {
   Kind kind = Kind::kData;
   uint32_t payload_bytes = 0;
   uint32_t reserved = 0;
-  uint64_t channel = 0;   // the communicator that it belongs to; 0 with kHello, kWelcome
+  uint64_t comm_id = 0;   // the communicator that it belongs to; 0 with kHello, kWelcome
   uint64_t position = 0;  // kData: position of the payload in the stream; kCredit: see above
 };
 static_assert(sizeof(FrameHeader) == 32);

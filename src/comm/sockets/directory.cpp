@@ -136,11 +136,11 @@ DirectoryPage& Directory::page() const {
   return page_in(*file_);
 }
 
-void Directory::publish(uint64_t channel, int descriptor) {
+void Directory::publish(uint64_t comm_id, int descriptor) {
   const std::lock_guard lock(mutex_);
   auto& entries = page().entries;
   const auto free = std::find_if(entries.begin(), entries.end(), [](const auto& entry) {
-    return entry.channel.load(std::memory_order_relaxed) == 0;
+    return entry.comm_id.load(std::memory_order_relaxed) == 0;
   });
   if (free == entries.end()) {
     throw Error(ErrorCode::kCapacity,
@@ -148,22 +148,22 @@ void Directory::publish(uint64_t channel, int descriptor) {
                        " groups with ranks of its node; destroy those that are not needed"));
   }
   free->descriptor.store(descriptor, std::memory_order_relaxed);
-  free->channel.store(channel, std::memory_order_release);
+  free->comm_id.store(comm_id, std::memory_order_release);
 }
 
-void Directory::withdraw(uint64_t channel) {
+void Directory::withdraw(uint64_t comm_id) {
   const std::lock_guard lock(mutex_);
   for (auto& entry : page().entries) {
-    if (entry.channel.load(std::memory_order_relaxed) == channel) entry.channel.store(0);
+    if (entry.comm_id.load(std::memory_order_relaxed) == comm_id) entry.comm_id.store(0);
   }
 }
 
-void Directory::refuse(uint64_t channel, const ControlMessage& message) {
+void Directory::refuse(uint64_t comm_id, const ControlMessage& message) {
   const std::lock_guard lock(mutex_);
   auto& refusal = page().refusals[num_refusals_++ % DirectoryPage::kNumRefusals];
-  refusal.channel.store(0);
+  refusal.comm_id.store(0);
   refusal.message = message;
-  refusal.channel.store(channel);
+  refusal.comm_id.store(comm_id);
 }
 
 std::unique_ptr<PeerDirectory> PeerDirectory::open(const SocketsBlob& blob, std::string& why) {
@@ -178,18 +178,18 @@ std::unique_ptr<PeerDirectory> PeerDirectory::open(const SocketsBlob& blob, std:
   return std::unique_ptr<PeerDirectory>(new PeerDirectory(std::move(file)));
 }
 
-std::optional<int> PeerDirectory::find(uint64_t channel) const {
+std::optional<int> PeerDirectory::find(uint64_t comm_id) const {
   for (const auto& entry : page_in(*file_).entries) {
-    if (entry.channel.load(std::memory_order_acquire) == channel) return entry.descriptor.load();
+    if (entry.comm_id.load(std::memory_order_acquire) == comm_id) return entry.descriptor.load();
   }
   return std::nullopt;
 }
 
-std::optional<ControlMessage> PeerDirectory::refusal_of(uint64_t channel) const {
+std::optional<ControlMessage> PeerDirectory::refusal_of(uint64_t comm_id) const {
   for (const auto& refusal : page_in(*file_).refusals) {
-    if (refusal.channel.load() != channel) continue;
+    if (refusal.comm_id.load() != comm_id) continue;
     const ControlMessage message = refusal.message;
-    if (refusal.channel.load() == channel) return message;  // not overwritten in the meantime
+    if (refusal.comm_id.load() == comm_id) return message;  // not overwritten in the meantime
   }
   return std::nullopt;
 }

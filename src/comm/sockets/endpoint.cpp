@@ -45,8 +45,8 @@ size_t FarStream::read(std::byte* out, size_t max_bytes) {
 namespace {
 
 constexpr std::chrono::milliseconds kAcceptPause{100};  // after accept failed
-constexpr size_t kMaxEarlyChannels = 256;  // used by peers before this process has made them
-constexpr size_t kMaxMessages = 4096;      // control messages that nobody has taken
+constexpr size_t kMaxEarlyCommunicators = 256;  // used by peers before this process has made them
+constexpr size_t kMaxMessages = 4096;           // control messages that nobody has taken
 
 }  // namespace
 
@@ -78,16 +78,16 @@ void Endpoint::stop_listening() {
   close_gently(std::move(sockets));
 }
 
-void Endpoint::open_channel(uint64_t channel) {
+void Endpoint::open_communicator(uint64_t comm_id) {
   const std::lock_guard lock(mutex_);
-  CROSSDOCK_ASSERT(!inboxes_[channel].is_open && !closed_channels_.contains(channel));
-  inboxes_[channel].is_open = true;
+  CROSSDOCK_ASSERT(!inboxes_[comm_id].is_open && !closed_ids_.contains(comm_id));
+  inboxes_[comm_id].is_open = true;
 }
 
-void Endpoint::close_channel(uint64_t channel) {
+void Endpoint::close_communicator(uint64_t comm_id) {
   const std::lock_guard lock(mutex_);
-  inboxes_.erase(channel);
-  closed_channels_.insert(channel);
+  inboxes_.erase(comm_id);
+  closed_ids_.insert(comm_id);
 }
 
 void Endpoint::connect(int peer) {
@@ -124,32 +124,32 @@ PairConnection* Endpoint::connected_pair(int peer) {
   return &wanted;
 }
 
-size_t Endpoint::write(uint64_t channel, int peer, std::span<const std::byte> bytes) {
+size_t Endpoint::write(uint64_t comm_id, int peer, std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   PairConnection* to = connected_pair(peer);
   if (to == nullptr || !to->takes_data()) return 0;
-  FarStream& stream = inboxes_[channel].stream(peer, options_.window_bytes);
+  FarStream& stream = inboxes_[comm_id].stream(peer, options_.window_bytes);
   const auto num_bytes = static_cast<size_t>(std::min<uint64_t>(
       {bytes.size(), static_cast<uint64_t>(options_.chunk_bytes), stream.credit()}));
   if (num_bytes == 0) return 0;
   to->send_data({.kind = FrameHeader::Kind::kData,
                  .payload_bytes = static_cast<uint32_t>(num_bytes),
-                 .channel = channel,
+                 .comm_id = comm_id,
                  .position = stream.num_sent()},
                 bytes.first(num_bytes));
   stream.note_sent(num_bytes);
   return num_bytes;
 }
 
-size_t Endpoint::read(uint64_t channel, int peer, std::span<std::byte> bytes) {
+size_t Endpoint::read(uint64_t comm_id, int peer, std::span<std::byte> bytes) {
   const std::lock_guard lock(mutex_);
-  FarStream& stream = inboxes_[channel].stream(peer, options_.window_bytes);
+  FarStream& stream = inboxes_[comm_id].stream(peer, options_.window_bytes);
   const size_t num_bytes = stream.read(bytes.data(), bytes.size());
   if (stream.owes_credit()) {
     if (PairConnection* to = connected_pair(peer)) {
       to->send({.kind = FrameHeader::Kind::kCredit,
                 .payload_bytes = 0,
-                .channel = channel,
+                .comm_id = comm_id,
                 .position = stream.credit_position()},
                {});
     }
@@ -169,26 +169,26 @@ bool Endpoint::has_unsent() const {
   });
 }
 
-bool Endpoint::has_unread(uint64_t channel, int peer) const {
+bool Endpoint::has_unread(uint64_t comm_id, int peer) const {
   const std::lock_guard lock(mutex_);
-  const auto inbox = inboxes_.find(channel);
+  const auto inbox = inboxes_.find(comm_id);
   if (inbox == inboxes_.end()) return false;
   const auto stream = inbox->second.streams.find(peer);
   return stream != inbox->second.streams.end() && stream->second.has_unread();
 }
 
-void Endpoint::send_control(uint64_t channel, int peer, const ControlMessage& message) {
+void Endpoint::send_control(uint64_t comm_id, int peer, const ControlMessage& message) {
   const std::lock_guard lock(mutex_);
   if (PairConnection* to = connected_pair(peer)) {
     to->send(
-        {.kind = FrameHeader::Kind::kControl, .payload_bytes = sizeof message, .channel = channel},
+        {.kind = FrameHeader::Kind::kControl, .payload_bytes = sizeof message, .comm_id = comm_id},
         std::as_bytes(std::span(&message, 1)));
   }
 }
 
-std::optional<std::pair<int, ControlMessage>> Endpoint::take_control(uint64_t channel) {
+std::optional<std::pair<int, ControlMessage>> Endpoint::take_control(uint64_t comm_id) {
   const std::lock_guard lock(mutex_);
-  auto& messages = inboxes_[channel].messages;
+  auto& messages = inboxes_[comm_id].messages;
   if (messages.empty()) return std::nullopt;
   auto first = std::move(messages.front());
   messages.pop_front();
@@ -313,7 +313,7 @@ bool Endpoint::handle(Connection& connection, const FrameHeader& header,
   if (verdict != PairConnection::Verdict::kDeliver) {
     return verdict == PairConnection::Verdict::kSkip;
   }
-  ChannelInbox* inbox = inbox_for(header.channel);
+  EndpointInbox* inbox = inbox_for(header.comm_id);
   if (inbox == nullptr) return true;  // of a communicator that no longer exists
   const int peer = connection.peer();
   switch (header.kind) {
@@ -342,18 +342,18 @@ bool Endpoint::handle_hello(Connection& connection, const Hello& hello) {
   return true;
 }
 
-// Null if frames for this channel are to be dropped.
-ChannelInbox* Endpoint::inbox_for(uint64_t channel) {
-  if (closed_channels_.contains(channel)) return nullptr;
-  const auto found = inboxes_.find(channel);
+// Null if frames for this communicator are to be dropped.
+EndpointInbox* Endpoint::inbox_for(uint64_t comm_id) {
+  if (closed_ids_.contains(comm_id)) return nullptr;
+  const auto found = inboxes_.find(comm_id);
   if (found != inboxes_.end()) return &found->second;
   const auto num_early = std::count_if(inboxes_.begin(), inboxes_.end(),
                                        [](const auto& entry) { return !entry.second.is_open; });
-  if (static_cast<size_t>(num_early) >= kMaxEarlyChannels) {
+  if (static_cast<size_t>(num_early) >= kMaxEarlyCommunicators) {
     ++counters_.malformed_frames;
     return nullptr;
   }
-  return &inboxes_[channel];
+  return &inboxes_[comm_id];
 }
 
 SocketsCounters Endpoint::counters() const {

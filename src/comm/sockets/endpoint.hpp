@@ -59,7 +59,7 @@ class FarStream {
 
 /// Bytes and messages that far peers have sent to one communicator and that have not been taken
 /// yet.
-struct ChannelInbox {
+struct EndpointInbox {
   bool is_open = false;  // false: a peer was faster than this process in making the communicator
   std::map<int, FarStream> streams;  // by rank in the world of the blobs
   std::deque<std::pair<int, ControlMessage>> messages;
@@ -87,7 +87,7 @@ struct StrangerLimits {
 };
 
 /// The connections of this process to the others of its world, one per peer, shared by a
-/// communicator and its subgroups, which are channels here. A connection is opened when one of its
+/// communicator and its subgroups, told apart by comm_id. A connection is opened when one of its
 /// two processes first needs it.
 ///
 /// May be used by several threads at once. Nothing here waits except wait_for_sockets. In a forked
@@ -105,10 +105,10 @@ class Endpoint {
   Directory& directory() { return *directory_; }
   bool is_in_creator() const { return generation_ == fork_generation(); }
 
-  /// Opens a channel; data that peers have already sent to it can be read.
-  void open_channel(uint64_t channel);
-  /// Frames for this channel are dropped from now on.
-  void close_channel(uint64_t channel);
+  /// Opens a communicator; data that peers have already sent to it can be read.
+  void open_communicator(uint64_t comm_id);
+  /// Frames for this communicator are dropped from now on.
+  void close_communicator(uint64_t comm_id);
   /// Closes the listening socket and all connections: every process of the world is near.
   void stop_listening();
 
@@ -119,17 +119,17 @@ class Endpoint {
 
   /// Sends as many of these bytes, from the first, as credit and kernel allow; returns their
   /// number.
-  size_t write(uint64_t channel, int peer, std::span<const std::byte> bytes);
+  size_t write(uint64_t comm_id, int peer, std::span<const std::byte> bytes);
   /// Takes bytes that have arrived; returns their number.
-  size_t read(uint64_t channel, int peer, std::span<std::byte> bytes);
-  bool has_unread(uint64_t channel, int peer) const;
+  size_t read(uint64_t comm_id, int peer, std::span<std::byte> bytes);
+  bool has_unread(uint64_t comm_id, int peer) const;
   /// Whether the kernel has taken all bytes that were written for this peer.
   bool is_flushed(int peer) const;
   /// Whether anything, control messages included, still waits to be sent.
   bool has_unsent() const;
 
-  void send_control(uint64_t channel, int peer, const ControlMessage& message);
-  std::optional<std::pair<int, ControlMessage>> take_control(uint64_t channel);
+  void send_control(uint64_t comm_id, int peer, const ControlMessage& message);
+  std::optional<std::pair<int, ControlMessage>> take_control(uint64_t comm_id);
 
   /// Accepts, reads and writes what is possible now.
   void poll();
@@ -150,7 +150,7 @@ class Endpoint {
   bool handle(Connection& connection, const FrameHeader& header,
               std::span<const std::byte> payload);
   bool handle_hello(Connection& connection, const Hello& hello);
-  ChannelInbox* inbox_for(uint64_t channel);
+  EndpointInbox* inbox_for(uint64_t comm_id);
   void drop_silent_connections();
   Connection* stranger_in_the_way() const;
   bool may_accept() const;
@@ -168,8 +168,8 @@ class Endpoint {
   Clock::time_point next_accept_{};
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<PairConnection> pairs_;  // [P] with each peer; this process's own is not used
-  std::map<uint64_t, ChannelInbox> inboxes_;
-  std::set<uint64_t> closed_channels_;
+  std::map<uint64_t, EndpointInbox> inboxes_;
+  std::set<uint64_t> closed_ids_;
   SocketsCounters counters_;
 };
 

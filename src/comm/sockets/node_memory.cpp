@@ -75,8 +75,8 @@ size_t ring_bytes_for(size_t num_members) {
 }
 
 int64_t file_bytes(size_t num_members) {
-  const size_t mailbox = sizeof(MailboxHead) + ring_bytes_for(num_members);
-  return static_cast<int64_t>(round_up_to_page(kHeadBytes + num_members * mailbox));
+  const size_t stream = sizeof(StreamHead) + ring_bytes_for(num_members);
+  return static_cast<int64_t>(round_up_to_page(kHeadBytes + num_members * stream));
 }
 
 void ring_the_bell(NodeFileHead& head) {
@@ -87,25 +87,25 @@ void ring_the_bell(NodeFileHead& head) {
 }  // namespace
 
 NodeMemory::NodeMemory(const Args& args, Directory& directory)
-    : channel_(args.channel),
+    : id_(args.comm_id),
       self_(args.self),
       ring_bytes_(ring_bytes_for(args.blobs.size())),
       directory_(directory),
       files_(args.blobs.size()) {
   auto& own = files_[static_cast<size_t>(self_)];
-  own = SharedFile::create("crossdock-mailboxes", file_bytes(files_.size()));
-  head(self_).channel = channel_;
-  directory_.publish(channel_, own->descriptor());
+  own = SharedFile::create("crossdock-streams", file_bytes(files_.size()));
+  head(self_).comm_id = id_;
+  directory_.publish(id_, own->descriptor());
   try {
     open_members(args);
   } catch (...) {
-    directory_.withdraw(channel_);
+    directory_.withdraw(id_);
     throw;
   }
 }
 
 NodeMemory::~NodeMemory() {
-  directory_.withdraw(channel_);
+  directory_.withdraw(id_);
 }
 
 void NodeMemory::open_members(const Args& args) {
@@ -136,17 +136,17 @@ void NodeMemory::open_members(const Args& args) {
 // False if the member has not made its file yet, or has just given it up.
 bool NodeMemory::open_member(int member, const Args& args) {
   const auto m = static_cast<size_t>(member);
-  const auto descriptor = args.directories[m]->find(channel_);
+  const auto descriptor = args.directories[m]->find(id_);
   if (!descriptor) return false;
   std::string why = "it belongs to another group";
   files_[m] =
       SharedFile::open(args.blobs[m]->process.pid, *descriptor, file_bytes(files_.size()), why);
-  if (files_[m] && head(member).channel == channel_) return true;
+  if (files_[m] && head(member).comm_id == id_) return true;
   files_[m].reset();
-  if (!args.directories[m]->find(channel_)) return false;
+  if (!args.directories[m]->find(id_)) return false;
   args.while_waiting(member);  // throws if the process has ended
   throw Error(ErrorCode::kCommunication,
-              concat("cannot reach the mailboxes of a process on this node: ", why));
+              concat("cannot reach the streams of a process on this node: ", why));
 }
 
 // Memory files begin as zeros, which is a valid state of these types.
@@ -154,14 +154,14 @@ NodeFileHead& NodeMemory::head(int owner) const {
   return *reinterpret_cast<NodeFileHead*>(files_[static_cast<size_t>(owner)]->data());
 }
 
-MailboxHead& NodeMemory::mailbox(int owner, int sender) const {
+StreamHead& NodeMemory::stream(int owner, int sender) const {
   std::byte* first = files_[static_cast<size_t>(owner)]->data() + kHeadBytes;
-  const size_t mailbox_bytes = sizeof(MailboxHead) + ring_bytes_;
-  return *reinterpret_cast<MailboxHead*>(first + static_cast<size_t>(sender) * mailbox_bytes);
+  const size_t stream_bytes = sizeof(StreamHead) + ring_bytes_;
+  return *reinterpret_cast<StreamHead*>(first + static_cast<size_t>(sender) * stream_bytes);
 }
 
 std::byte* NodeMemory::ring(int owner, int sender) const {
-  return reinterpret_cast<std::byte*>(&mailbox(owner, sender)) + sizeof(MailboxHead);
+  return reinterpret_cast<std::byte*>(&stream(owner, sender)) + sizeof(StreamHead);
 }
 
 // The fences here and in prepare_to_sleep order "store, then look at the other's word" on both

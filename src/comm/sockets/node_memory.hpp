@@ -33,10 +33,10 @@ ReachablePeers find_reachable_peers(const SocketsWorld& world);
 /// rank. A rank joins the first node whose members all share memory with it, both ways.
 std::vector<int> group_into_nodes(std::span<const uint8_t> rows, int size);
 
-/// The head of a mailbox: one direction between two ranks of a node, in the memory file of the
-/// receiver. A ring of bytes follows. An all-zero mailbox is empty. Positions count all bytes or
+/// The head of a stream: one direction between two ranks of a node, in the memory file of the
+/// receiver. A ring of bytes follows. An all-zero stream is empty. Positions count all bytes or
 /// messages since the beginning.
-struct MailboxHead {
+struct StreamHead {
   static constexpr size_t kNumMessages = 4;
 
   alignas(64) std::atomic<uint64_t> bytes_written;  // by the sender
@@ -57,7 +57,7 @@ struct Post {
 };
 static_assert(sizeof(Post) == 4096);
 
-/// The head of a rank's memory file for one communicator. One mailbox per rank of the node follows.
+/// The head of a rank's memory file for one communicator. One stream per rank of the node follows.
 struct NodeFileHead {
   static constexpr size_t kMaxMembers = 4096;
   /// Values of `sleeps`; kForPostOf + m: only a post of member m or a control message matters.
@@ -65,7 +65,7 @@ struct NodeFileHead {
   static constexpr uint32_t kForAnything = 1;
   static constexpr uint32_t kForPostOf = 2;
 
-  uint64_t channel;                                  // whose memory this is
+  uint64_t comm_id;                                  // whose memory this is
   alignas(64) std::atomic<uint32_t> bell;            // futex: changes to wake the owner
   alignas(64) std::atomic<uint32_t> sleeps;          // what the owner is about to sleep for
   alignas(64) std::atomic<uint64_t> messages_to_me;  // control messages of all senders
@@ -84,7 +84,7 @@ struct MemberIsMissing : std::exception {
 class NodeMemory {
  public:
   struct Args {
-    uint64_t channel = 0;
+    uint64_t comm_id = 0;
     int self = 0;                             // this rank's number
     std::vector<const SocketsBlob*> blobs;    // of the members
     std::vector<PeerDirectory*> directories;  // of the members; null for this rank
@@ -105,7 +105,7 @@ class NodeMemory {
   size_t ring_bytes() const { return ring_bytes_; }
 
   NodeFileHead& head(int owner) const;
-  MailboxHead& mailbox(int owner, int sender) const;
+  StreamHead& stream(int owner, int sender) const;
   std::byte* ring(int owner, int sender) const;
 
   /// Called after something was written for `member`.
@@ -125,7 +125,7 @@ class NodeMemory {
   void open_members(const Args& args);
   bool open_member(int member, const Args& args);
 
-  const uint64_t channel_;
+  const uint64_t id_;
   const int self_;
   const size_t ring_bytes_;
   Directory& directory_;

@@ -26,15 +26,17 @@ void throw_other_exchange(int peer, const BlockLabel& arrived) {
               {.culprit = peer});
 }
 
-SocketsTransfers::SocketsTransfers(const std::vector<Lane>& lanes, uint64_t exchange, Links& links)
-    : links_(links), exchange_(exchange), blocks_(lanes.size()) {
+SocketsTransfers::SocketsTransfers(const std::vector<PeerBytes>& peer_bytes, uint64_t exchange,
+                                   Links& links)
+    : links_(links), exchange_(exchange), blocks_(peer_bytes.size()) {
   blocks_[static_cast<size_t>(links_.rank())].is_sent = true;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == links_.rank()) continue;
     Blocks& blocks = blocks_[static_cast<size_t>(peer)];
-    blocks.lane = lanes[static_cast<size_t>(peer)];
-    blocks.is_sent = blocks.lane.send_bytes == 0;
-    num_incomplete_ += (blocks.lane.send_bytes > 0 ? 1 : 0) + (blocks.lane.recv_bytes > 0 ? 1 : 0);
+    blocks.bytes = peer_bytes[static_cast<size_t>(peer)];
+    blocks.is_sent = blocks.bytes.send_bytes == 0;
+    num_incomplete_ +=
+        (blocks.bytes.send_bytes > 0 ? 1 : 0) + (blocks.bytes.recv_bytes > 0 ? 1 : 0);
     if (is_pending(peer)) links_.expect(peer);
   }
 }
@@ -83,10 +85,10 @@ bool SocketsTransfers::send_some(int peer) {
   if (blocks.sent < kLabelBytes) {
     // The beginning of the block is sent with the label: a small block needs a single message.
     std::array<std::byte, kLabelBytes + kWithLabelBytes> head;
-    const BlockLabel label{.exchange = exchange_, .num_bytes = blocks.lane.send_bytes};
-    const auto num_bytes = static_cast<size_t>(std::min(blocks.lane.send_bytes, kWithLabelBytes));
+    const BlockLabel label{.exchange = exchange_, .num_bytes = blocks.bytes.send_bytes};
+    const auto num_bytes = static_cast<size_t>(std::min(blocks.bytes.send_bytes, kWithLabelBytes));
     std::memcpy(head.data(), &label, sizeof label);
-    std::memcpy(head.data() + sizeof label, blocks.lane.send, num_bytes);
+    std::memcpy(head.data() + sizeof label, blocks.bytes.send, num_bytes);
     const auto bytes = std::span(head).first(sizeof label + num_bytes);
     blocks.sent +=
         static_cast<int64_t>(links_.write(peer, bytes.subspan(static_cast<size_t>(blocks.sent))));
@@ -94,7 +96,7 @@ bool SocketsTransfers::send_some(int peer) {
   if (blocks.sent >= kLabelBytes && blocks.sent < blocks.send_total()) {
     const int64_t done = blocks.sent - kLabelBytes;
     blocks.sent += static_cast<int64_t>(links_.write(
-        peer, {blocks.lane.send + done, static_cast<size_t>(blocks.lane.send_bytes - done)}));
+        peer, {blocks.bytes.send + done, static_cast<size_t>(blocks.bytes.send_bytes - done)}));
   }
   if (is_sent(peer)) {
     blocks.is_sent = true;
@@ -113,13 +115,13 @@ bool SocketsTransfers::receive_some(int peer) {
     blocks.received += static_cast<int64_t>(links_.read(peer, bytes));
     if (blocks.received == kLabelBytes) {
       check_block(peer, blocks.arriving,
-                  {.exchange = exchange_, .num_bytes = blocks.lane.recv_bytes});
+                  {.exchange = exchange_, .num_bytes = blocks.bytes.recv_bytes});
     }
   }
   if (blocks.received >= kLabelBytes) {
     const int64_t done = blocks.received - kLabelBytes;
     blocks.received += static_cast<int64_t>(links_.read(
-        peer, {blocks.lane.recv + done, static_cast<size_t>(blocks.lane.recv_bytes - done)}));
+        peer, {blocks.bytes.recv + done, static_cast<size_t>(blocks.bytes.recv_bytes - done)}));
   }
   if (blocks.received == blocks.recv_total()) --num_incomplete_;
   return blocks.received > before;

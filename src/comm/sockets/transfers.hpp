@@ -27,7 +27,7 @@ void check_block(int peer, const BlockLabel& arrived, const BlockLabel& expected
 class SocketsTransfers final : public Transfers {
  public:
   /// `links` must outlive this.
-  SocketsTransfers(const std::vector<Lane>& lanes, uint64_t exchange, Links& links);
+  SocketsTransfers(const std::vector<PeerBytes>& peer_bytes, uint64_t exchange, Links& links);
 
   bool is_done() const override { return num_incomplete_ == 0; }
   bool advance() override;
@@ -40,14 +40,14 @@ class SocketsTransfers final : public Transfers {
   static constexpr int64_t kWithLabelBytes = 512;
 
   struct Blocks {  // to and from one peer
-    Lane lane;
+    PeerBytes bytes;
     int64_t sent = 0;      // bytes of label and block
     bool is_sent = false;  // all bytes are sent, and none are kept here
     int64_t received = 0;  // bytes of label and block
     BlockLabel arriving;
 
-    int64_t send_total() const { return lane.send_bytes > 0 ? kLabelBytes + lane.send_bytes : 0; }
-    int64_t recv_total() const { return lane.recv_bytes > 0 ? kLabelBytes + lane.recv_bytes : 0; }
+    int64_t send_total() const { return bytes.send_bytes > 0 ? kLabelBytes + bytes.send_bytes : 0; }
+    int64_t recv_total() const { return bytes.recv_bytes > 0 ? kLabelBytes + bytes.recv_bytes : 0; }
   };
 
   void check_for_posts() const;

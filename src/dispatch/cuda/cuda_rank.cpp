@@ -97,9 +97,9 @@ void CudaRank::join_peers() {
   const std::string& config = context_.config_text;
   // Between nodes NCCL may register buffers; some versions cannot if a buffer spans chunks.
   peers_.share_memory(group(), {.reaches_peers = waits_ != Waits::kNone,
-                        .prefers_ipc = group().topology().num_nodes > 1,
-                        .config = config,
-                        .refusal = as_refusal(unusable)});
+                                .prefers_ipc = group().topology().num_nodes > 1,
+                                .config = config,
+                                .refusal = as_refusal(unusable)});
   const std::optional<Error> refusal = refusal_of([&] { open(); });
   try {
     group().agree(

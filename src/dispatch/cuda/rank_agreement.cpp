@@ -135,7 +135,7 @@ AgreedCall RankAgreement::meet_hosts(CallProposal proposal, int max_sms) {
                                .refusal = as_refusal(refusal)});
   } catch (const Error& error) {
     if (group().is_poisoned() || is_capturing(parts_.streams.stream_of(lane))) throw;
-    const bool peers_are_halted = comm::is_halt(error);
+    const bool peers_are_halted = comm::is_stop(error);
     if (recovery_ && (peers_are_halted || is_halted())) {
       recovery_->recover(*this, std::nullopt);
     }

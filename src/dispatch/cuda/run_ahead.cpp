@@ -158,7 +158,7 @@ void Recovery::recover(RankAgreement& dispatcher, const std::optional<RefusedCal
 void Recovery::meet_hosts() {
   while (true) {
     try {
-      group_.agree({.operation = comm::kHaltOperation});
+      group_.agree({.operation = comm::kStopOperation});
       return;
     } catch (const Error&) {
       if (group_.is_poisoned()) throw;

@@ -18,10 +18,10 @@ struct RowOrigin {
 };
 
 // The origins of all rows this rank sends, by (owner, token, slot).
-Buffer pack_origins(const Exchange& exchange) {
-  const PlanData& plan = exchange.plan.data();
+Buffer pack_origins(const StrategyCall& call) {
+  const PlanData& plan = call.plan.data();
   Buffer packed =
-      exchange.group.pool().take_scratch(plan.num_sent() * static_cast<int64_t>(sizeof(RowOrigin)));
+      call.group.pool().take_scratch(plan.num_sent() * static_cast<int64_t>(sizeof(RowOrigin)));
   auto* origins = reinterpret_cast<RowOrigin*>(packed.data());
   std::vector<int64_t> next(plan.send_offsets.begin(), plan.send_offsets.end() - 1);
   for (size_t slot = 0; slot < plan.expert_ids.size(); ++slot) {
@@ -35,11 +35,11 @@ Buffer pack_origins(const Exchange& exchange) {
 }
 
 // Groups the rows of the same source and token, in slot order.
-void group_by_token(const Exchange& exchange, const Buffer& arrived, RankSums& sums) {
-  const PlanData& plan = exchange.plan.data();
+void group_by_token(const StrategyCall& call, const Buffer& arrived, RankSums& sums) {
+  const PlanData& plan = call.plan.data();
   const auto* origins = reinterpret_cast<const RowOrigin*>(arrived.data());
   const auto num_received = static_cast<size_t>(plan.num_received());
-  sums.weights = exchange.group.pool().take(plan.num_received() * size_of(plan.weight_dtype));
+  sums.weights = call.group.pool().take(plan.num_received() * size_of(plan.weight_dtype));
   sums.rows.resize(num_received);
   sums.source_offsets.push_back(0);
   for (size_t source = 0; source < static_cast<size_t>(plan.P); ++source) {
@@ -101,11 +101,10 @@ std::vector<const std::byte*> addresses(const void* base, const std::vector<int6
   return result;
 }
 
-Buffer sum_by_offsets(const Exchange& exchange, const RankSums& sums,
+Buffer sum_by_offsets(const StrategyCall& call, const RankSums& sums,
                       const std::vector<int64_t>& offsets, const GatherSumArgs& args) {
   const auto num_sums = static_cast<int64_t>(offsets.size()) - 1;
-  Buffer partials =
-      exchange.group.pool().take_scratch(num_sums * partial_row_bytes(exchange, args));
+  Buffer partials = call.group.pool().take_scratch(num_sums * partial_row_bytes(call, args));
   const auto rows = addresses(args.rows.data, sums.rows, args.rows.row_bytes());
   ops::sum_rows({.rows = rows.data(),
                  .offsets = offsets.data(),
@@ -114,37 +113,37 @@ Buffer sum_by_offsets(const Exchange& exchange, const RankSums& sums,
                  .N = num_sums,
                  .D = args.rows.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = partial_dtype(exchange, args)},
-                *exchange.group.threads());
+                 .out_dtype = partial_dtype(call, args)},
+                *call.group.threads());
   return partials;
 }
 
 }  // namespace
 
-RankSums exchange_rank_sums(const Exchange& exchange) {
-  const PlanData& plan = exchange.plan.data();
-  const Buffer packed = pack_origins(exchange);
+RankSums exchange_rank_sums(const StrategyCall& call) {
+  const PlanData& plan = call.plan.data();
+  const Buffer packed = pack_origins(call);
   const Buffer arrived =
-      exchange_rows(exchange, {.send = packed,
-                               .send_offsets = plan.send_offsets,
-                               .recv_offsets = plan.recv_offsets,
-                               .row_bytes = static_cast<int64_t>(sizeof(RowOrigin))});
+      exchange_rows(call, {.send = packed,
+                           .send_offsets = plan.send_offsets,
+                           .recv_offsets = plan.recv_offsets,
+                           .row_bytes = static_cast<int64_t>(sizeof(RowOrigin))});
   RankSums sums;
-  group_by_token(exchange, arrived, sums);
+  group_by_token(call, arrived, sums);
   number_partials(plan, sums);
   return sums;
 }
 
-DType partial_dtype(const Exchange& exchange, const GatherSumArgs& args) {
-  return partial_dtype(exchange.plan.data().config->partial_sums, args.rows.dtype);
+DType partial_dtype(const StrategyCall& call, const GatherSumArgs& args) {
+  return partial_dtype(call.plan.data().config->partial_sums, args.rows.dtype);
 }
 
-int64_t partial_row_bytes(const Exchange& exchange, const GatherSumArgs& args) {
-  return args.rows.shape[1] * size_of(partial_dtype(exchange, args));
+int64_t partial_row_bytes(const StrategyCall& call, const GatherSumArgs& args) {
+  return args.rows.shape[1] * size_of(partial_dtype(call, args));
 }
 
-Buffer sum_at_experts(const Exchange& exchange, const RankSums& sums, const GatherSumArgs& args) {
-  return sum_by_offsets(exchange, sums, sums.sum_offsets, args);
+Buffer sum_at_experts(const StrategyCall& call, const RankSums& sums, const GatherSumArgs& args) {
+  return sum_by_offsets(call, sums, sums.sum_offsets, args);
 }
 
 std::vector<int64_t> dense_sum_offsets(const PlanData& plan, const RankSums& sums) {
@@ -160,22 +159,22 @@ std::vector<int64_t> dense_sum_offsets(const PlanData& plan, const RankSums& sum
   return offsets;
 }
 
-Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
+Buffer sum_at_experts_dense(const StrategyCall& call, const RankSums& sums,
                             const GatherSumArgs& args) {
-  return sum_by_offsets(exchange, sums, dense_sum_offsets(exchange.plan.data(), sums), args);
+  return sum_by_offsets(call, sums, dense_sum_offsets(call.plan.data(), sums), args);
 }
 
-void sum_partials(const Exchange& exchange, const RankSums& sums, const Buffer& arrived,
+void sum_partials(const StrategyCall& call, const RankSums& sums, const Buffer& arrived,
                   const GatherSumArgs& args) {
-  const auto rows = addresses(arrived.data(), sums.partials, partial_row_bytes(exchange, args));
+  const auto rows = addresses(arrived.data(), sums.partials, partial_row_bytes(call, args));
   ops::sum_rows({.rows = rows.data(),
                  .offsets = sums.token_offsets.data(),
                  .out = static_cast<std::byte*>(args.out.data),
-                 .N = exchange.plan.data().T,
+                 .N = call.plan.data().T,
                  .D = args.out.shape[1],
-                 .row_dtype = partial_dtype(exchange, args),
+                 .row_dtype = partial_dtype(call, args),
                  .out_dtype = args.out.dtype},
-                *exchange.group.threads());
+                *call.group.threads());
 }
 
 }  // namespace crossdock

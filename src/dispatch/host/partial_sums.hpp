@@ -27,25 +27,25 @@ struct RankSums {
 };
 
 /// Tells every rank which of its rows belong to the same token. Collective, one all-to-all.
-RankSums exchange_rank_sums(const Exchange& exchange);
+RankSums exchange_rank_sums(const StrategyCall& call);
 
 /// Dtype and size of the partial rows of this call.
-DType partial_dtype(const Exchange& exchange, const GatherSumArgs& args);
-int64_t partial_row_bytes(const Exchange& exchange, const GatherSumArgs& args);
+DType partial_dtype(const StrategyCall& call, const GatherSumArgs& args);
+int64_t partial_row_bytes(const StrategyCall& call, const GatherSumArgs& args);
 
 /// The sums this rank makes, [sums, D].
-Buffer sum_at_experts(const Exchange& exchange, const RankSums& sums, const GatherSumArgs& args);
+Buffer sum_at_experts(const StrategyCall& call, const RankSums& sums, const GatherSumArgs& args);
 
 /// Offsets of one sum for every token of every source, empty if this rank has no row of the token:
 /// [sum of tokens_per_rank + 1] into RankSums::rows.
 std::vector<int64_t> dense_sum_offsets(const PlanData& plan, const RankSums& sums);
 
 /// The sums of dense_sum_offsets; empty sums are zero: [sum of tokens_per_rank, D].
-Buffer sum_at_experts_dense(const Exchange& exchange, const RankSums& sums,
+Buffer sum_at_experts_dense(const StrategyCall& call, const RankSums& sums,
                             const GatherSumArgs& args);
 
 /// Computes args.out from the arrived partial rows, made by sum_at_experts.
-void sum_partials(const Exchange& exchange, const RankSums& sums, const Buffer& arrived,
+void sum_partials(const StrategyCall& call, const RankSums& sums, const Buffer& arrived,
                   const GatherSumArgs& args);
 
 }  // namespace crossdock

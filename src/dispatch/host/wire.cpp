@@ -38,26 +38,26 @@ std::vector<int64_t> byte_offsets(std::span<const int64_t> row_offsets, int64_t 
   return offsets;
 }
 
-Buffer exchange_rows(const Exchange& exchange, const RowExchange& rows) {
-  Group& group = exchange.group;
+Buffer exchange_rows(const StrategyCall& call, const RowExchange& rows) {
+  Group& group = call.group;
   const std::vector<int64_t> send_offsets = byte_offsets(rows.send_offsets, rows.row_bytes);
   const std::vector<int64_t> recv_offsets = byte_offsets(rows.recv_offsets, rows.row_bytes);
   Buffer recv = group.pool().take_scratch(recv_offsets.back());
   group.all_to_all_v(shared_bytes(rows.send), send_offsets, shared_bytes(recv), recv_offsets,
-                     group.wait_context(exchange.operation, exchange.sequence));
+                     group.wait_context(call.operation, call.sequence));
   return recv;
 }
 
 namespace {
 
 // Packs the rows of other ranks, in the order in which they arrived.
-Buffer pack_by_source(const Exchange& exchange, const ExchangedRows& travelling,
+Buffer pack_by_source(const StrategyCall& call, const ExchangedRows& travelling,
                       const ConstTensorView& rows) {
   std::vector<ops::BlockCopy> blocks;
   for (const RowBlock& block : travelling.recv_blocks()) {
     blocks.push_back({.from = block.row, .to = block.arrival, .count = block.count});
   }
-  Buffer packed = exchange.group.pool().take_scratch(travelling.num_received() * rows.row_bytes());
+  Buffer packed = call.group.pool().take_scratch(travelling.num_received() * rows.row_bytes());
   ops::copy_blocks({.from = static_cast<const std::byte*>(rows.data),
                     .to = packed.data(),
                     .blocks = blocks,
@@ -67,16 +67,16 @@ Buffer pack_by_source(const Exchange& exchange, const ExchangedRows& travelling,
 
 }  // namespace
 
-void return_and_sum(const Exchange& exchange, const GatherSumArgs& args) {
-  const PlanData& plan = exchange.plan.data();
+void return_and_sum(const StrategyCall& call, const GatherSumArgs& args) {
+  const PlanData& plan = call.plan.data();
   const int64_t row_bytes = args.rows.row_bytes();
   const ExchangedRows travelling(plan);
 
-  Buffer packed = pack_by_source(exchange, travelling, args.rows);
-  const Buffer arrived = exchange_rows(exchange, {.send = packed,
-                                                  .send_offsets = travelling.recv_offsets(),
-                                                  .recv_offsets = travelling.send_offsets(),
-                                                  .row_bytes = row_bytes});
+  Buffer packed = pack_by_source(call, travelling, args.rows);
+  const Buffer arrived = exchange_rows(call, {.send = packed,
+                                              .send_offsets = travelling.recv_offsets(),
+                                              .recv_offsets = travelling.send_offsets(),
+                                              .row_bytes = row_bytes});
   packed = {};
 
   const auto* here = static_cast<const std::byte*>(args.rows.data);
@@ -96,7 +96,7 @@ void return_and_sum(const Exchange& exchange, const GatherSumArgs& args) {
                  .D = args.out.shape[1],
                  .row_dtype = args.rows.dtype,
                  .out_dtype = args.out.dtype},
-                *exchange.group.threads());
+                *call.group.threads());
 }
 
 }  // namespace crossdock

@@ -45,13 +45,13 @@ struct RowExchange {
   std::span<const int64_t> recv_offsets;  // [P + 1] in rows
   int64_t row_bytes;
 };
-Buffer exchange_rows(const Exchange& exchange, const RowExchange& rows);
+Buffer exchange_rows(const StrategyCall& call, const RowExchange& rows);
 
 /// Converts offsets in rows to offsets in bytes.
 std::vector<int64_t> byte_offsets(std::span<const int64_t> row_offsets, int64_t row_bytes);
 
 /// Exact gather_sum: an all-to-all returns every row to its source, which sums the rows in slot
 /// order directly from the receive buffer.
-void return_and_sum(const Exchange& exchange, const GatherSumArgs& args);
+void return_and_sum(const StrategyCall& call, const GatherSumArgs& args);
 
 }  // namespace crossdock

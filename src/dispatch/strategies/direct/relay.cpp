@@ -54,22 +54,22 @@ std::vector<const std::byte*> target_rows(const Relay& relay, const RelayRound& 
 
 }  // namespace
 
-void relay_round_out(const Exchange& exchange, const Relay& relay, const RelayRound& round,
+void relay_round_out(const StrategyCall& call, const Relay& relay, const RelayRound& round,
                      const RowPart& part, const PeerRows& peers, size_t entry) {
   std::vector<int64_t> tokens;
   for_each(round.first_copy, round.last_copy,
            [&](size_t copy) { tokens.push_back(relay.copy_tokens[copy]); });
-  const Buffer packed = exchange.group.pool().take_scratch(std::ssize(tokens) * part.row_bytes);
+  const Buffer packed = call.group.pool().take_scratch(std::ssize(tokens) * part.row_bytes);
   ops::gather_rows({.x = part.tokens,
                     .index = tokens.data(),
                     .rows = packed.data(),
                     .num_rows = std::ssize(tokens),
                     .row_bytes = part.row_bytes});
   const Buffer arrived = exchange_rows(
-      exchange, {.send = packed,
-                 .send_offsets = offsets_of(round.first_copy, round.last_copy, count),
-                 .recv_offsets = offsets_of(round.first_arrival, round.last_arrival, count),
-                 .row_bytes = part.row_bytes});
+      call, {.send = packed,
+             .send_offsets = offsets_of(round.first_copy, round.last_copy, count),
+             .recv_offsets = offsets_of(round.first_arrival, round.last_arrival, count),
+             .row_bytes = part.row_bytes});
   const Stores stores = stores_for(arrived.num_bytes());
   const std::byte* row = arrived.data();
   for_each(round.first_arrival, round.last_arrival, [&](size_t arrival) {
@@ -83,11 +83,11 @@ void relay_round_out(const Exchange& exchange, const Relay& relay, const RelayRo
   finish_stores();
 }
 
-ReturnedRows return_round(const Exchange& exchange, const Relay& relay, const RelayRound& round,
+ReturnedRows return_round(const StrategyCall& call, const Relay& relay, const RelayRound& round,
                           const GatherSumArgs& args, const PeerRows& peers) {
   const int64_t row_bytes = args.rows.row_bytes();
   const auto rows = target_rows(relay, round, peers, row_bytes);
-  const Buffer packed = exchange.group.pool().take_scratch(std::ssize(rows) * row_bytes);
+  const Buffer packed = call.group.pool().take_scratch(std::ssize(rows) * row_bytes);
   std::byte* to = packed.data();
   for (const std::byte* row : rows) {
     copy_bytes(to, row, row_bytes, Stores::kCached);
@@ -108,14 +108,14 @@ ReturnedRows return_round(const Exchange& exchange, const Relay& relay, const Re
            relay.slot_offsets[static_cast<size_t>(first)];
   };
   returned.rows = exchange_rows(
-      exchange, {.send = packed,
-                 .send_offsets = offsets_of(round.first_arrival, round.last_arrival, targets),
-                 .recv_offsets = offsets_of(round.first_copy, round.last_copy, slots),
-                 .row_bytes = row_bytes});
+      call, {.send = packed,
+             .send_offsets = offsets_of(round.first_arrival, round.last_arrival, targets),
+             .recv_offsets = offsets_of(round.first_copy, round.last_copy, slots),
+             .row_bytes = row_bytes});
   return returned;
 }
 
-ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
+ReturnedRows return_round_sums(const StrategyCall& call, const Relay& relay,
                                const RelayRound& round, const GatherSumArgs& args,
                                const PeerRows& peers) {
   const auto rows = target_rows(relay, round, peers, args.rows.row_bytes());
@@ -131,8 +131,8 @@ ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
   const void* typed_weights = args.rows.dtype == DType::kF64
                                   ? static_cast<const void*>(weights.data())
                                   : static_cast<const void*>(float_weights.data());
-  const Buffer sums = exchange.group.pool().take_scratch((std::ssize(offsets) - 1) *
-                                                         partial_row_bytes(exchange, args));
+  const Buffer sums =
+      call.group.pool().take_scratch((std::ssize(offsets) - 1) * partial_row_bytes(call, args));
   ops::sum_rows({.rows = rows.data(),
                  .offsets = offsets.data(),
                  .weights = args.weights.given() ? typed_weights : nullptr,
@@ -140,16 +140,16 @@ ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
                  .N = std::ssize(offsets) - 1,
                  .D = args.rows.shape[1],
                  .row_dtype = args.rows.dtype,
-                 .out_dtype = partial_dtype(exchange, args)},
-                *exchange.group.threads());
+                 .out_dtype = partial_dtype(call, args)},
+                *call.group.threads());
   ReturnedRows returned;
   for_each(round.first_copy, round.last_copy,
            [&](size_t copy) { returned.numbers.push_back(static_cast<int64_t>(copy)); });
   returned.rows = exchange_rows(
-      exchange, {.send = sums,
-                 .send_offsets = offsets_of(round.first_arrival, round.last_arrival, count),
-                 .recv_offsets = offsets_of(round.first_copy, round.last_copy, count),
-                 .row_bytes = partial_row_bytes(exchange, args)});
+      call, {.send = sums,
+             .send_offsets = offsets_of(round.first_arrival, round.last_arrival, count),
+             .recv_offsets = offsets_of(round.first_copy, round.last_copy, count),
+             .row_bytes = partial_row_bytes(call, args)});
   return returned;
 }
 
@@ -169,14 +169,13 @@ Load most(const Load& a, const Load& b) {
 }
 
 // Maximum number of rows of this size in flight.
-int64_t max_rows_in_flight(const Exchange& exchange, int64_t row_bytes) {
-  return std::max<int64_t>(
-      1, exchange.group.options().staging_bytes / std::max<int64_t>(1, row_bytes));
+int64_t max_rows_in_flight(const StrategyCall& call, int64_t row_bytes) {
+  return std::max<int64_t>(1, call.group.options().staging_bytes / std::max<int64_t>(1, row_bytes));
 }
 
 // Maximum number of tokens in flight if each of their routes is a row.
-int64_t max_tokens_in_flight(const Exchange& exchange, int64_t row_bytes) {
-  return std::max<int64_t>(1, max_rows_in_flight(exchange, row_bytes) / exchange.plan.data().K);
+int64_t max_tokens_in_flight(const StrategyCall& call, int64_t row_bytes) {
+  return std::max<int64_t>(1, max_rows_in_flight(call, row_bytes) / call.plan.data().K);
 }
 
 // The range of a token; null if it is in a gap between ranges.
@@ -214,8 +213,8 @@ std::vector<Load> own_loads(const Relay& relay, const std::vector<RelayRange>& r
 }
 
 // Sets every load to its maximum over the ranks; each rank computes a share. Collective.
-void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
-  Group& group = exchange.group;
+void agree_on_most(const StrategyCall& call, std::vector<Load>& loads) {
+  Group& group = call.group;
   const int64_t P = group.size();
   const int64_t n = std::ssize(loads);
   constexpr int64_t kBytes = sizeof(Load);
@@ -228,10 +227,10 @@ void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
 
   const Buffer all = group.pool().take_scratch(n * kBytes);
   std::memcpy(all.data(), loads.data(), static_cast<size_t>(n * kBytes));
-  const Buffer arrived = exchange_rows(exchange, {.send = all,
-                                                  .send_offsets = share_offsets,
-                                                  .recv_offsets = own_offsets,
-                                                  .row_bytes = kBytes});
+  const Buffer arrived = exchange_rows(call, {.send = all,
+                                              .send_offsets = share_offsets,
+                                              .recv_offsets = own_offsets,
+                                              .row_bytes = kBytes});
   std::vector<Load> largest(static_cast<size_t>(own_size));
   for (int64_t i = 0; i < P * own_size; ++i) {
     Load one;
@@ -242,7 +241,7 @@ void agree_on_most(const Exchange& exchange, std::vector<Load>& loads) {
   const Buffer own = group.pool().take_scratch(own_size * kBytes);
   if (own_size > 0) std::memcpy(own.data(), largest.data(), static_cast<size_t>(own_size * kBytes));
   group.all_gather_v(shared_bytes(own), shared_bytes(all), byte_offsets(share_offsets, kBytes),
-                     group.wait_context(exchange.operation, exchange.sequence));
+                     group.wait_context(call.operation, call.sequence));
   std::memcpy(loads.data(), all.data(), static_cast<size_t>(n * kBytes));
 }
 
@@ -269,27 +268,27 @@ RelayRound make_round(const Relay& relay, int64_t first_token, int64_t last_toke
 
 }  // namespace
 
-std::vector<RelayRange> divide_tokens(const Exchange& exchange, const Relay& relay) {
-  const PlanData& plan = exchange.plan.data();
+std::vector<RelayRange> divide_tokens(const StrategyCall& call, const Relay& relay) {
+  const PlanData& plan = call.plan.data();
   const int64_t widest_row = plan.config->width * kWidestValue;
   const int64_t max_tokens =
       *std::max_element(plan.tokens_per_rank.begin(), plan.tokens_per_rank.end());
-  const int64_t length = max_tokens_in_flight(exchange, widest_row);
+  const int64_t length = max_tokens_in_flight(call, widest_row);
   std::vector<RelayRange> open;
   for (int64_t token = 0; token < max_tokens; token += length) {
     open.push_back({.first_token = token, .last_token = token + length});
   }
-  if (exchange.group.topology().num_nodes == 1) return open;
+  if (call.group.topology().num_nodes == 1) return open;
 
   // All ranks see the same loads, so they halve the same ranges.
   std::vector<RelayRange> ranges;
   while (!open.empty()) {
     std::vector<Load> loads = own_loads(relay, open);
-    agree_on_most(exchange, loads);
+    agree_on_most(call, loads);
     std::vector<RelayRange> halves;
     for (size_t i = 0; i < open.size(); ++i) {
       const auto [first, last, copies, routes] = open[i];
-      if (loads[i].num_routes <= max_rows_in_flight(exchange, widest_row) || last - first == 1) {
+      if (loads[i].num_routes <= max_rows_in_flight(call, widest_row) || last - first == 1) {
         ranges.push_back({first, last, loads[i].num_copies, loads[i].num_routes});
       } else {
         const int64_t middle = first + (last - first) / 2;
@@ -304,11 +303,11 @@ std::vector<RelayRange> divide_tokens(const Exchange& exchange, const Relay& rel
   return ranges;
 }
 
-std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
+std::vector<RelayRound> relay_rounds(const StrategyCall& call, const Relay& relay,
                                      RelayedRows travelling, int64_t row_bytes) {
-  const int64_t most_rows = max_rows_in_flight(exchange, row_bytes);
+  const int64_t most_rows = max_rows_in_flight(call, row_bytes);
   const int64_t most_tokens = travelling == RelayedRows::kSums
-                                  ? max_tokens_in_flight(exchange, row_bytes)
+                                  ? max_tokens_in_flight(call, row_bytes)
                                   : std::numeric_limits<int64_t>::max();
   std::vector<RelayRound> rounds;
   for (size_t i = 0; i < relay.ranges.size();) {

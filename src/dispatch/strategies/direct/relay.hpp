@@ -45,7 +45,7 @@ struct Relay {
 };
 
 /// Announces to the gateways which copies they will receive. Collective.
-Relay make_relay(const Exchange& exchange, const Gateway& gateway);
+Relay make_relay(const StrategyCall& call, const Gateway& gateway);
 
 /// Divides a scatter into chunks: a copy is sent once, with the first chunk that it serves, and all
 /// its targets get their rows then. Both ends know the same targets, so nothing is exchanged.
@@ -55,7 +55,7 @@ std::vector<Relay> split_relay(const Relay& relay, const PlanData& plan,
 /// Divides the tokens so that no rank sends or receives more rows for a range than may be in
 /// flight, for any dtype and however uneven the routes are; a single token is not divided.
 /// Collective if there are several nodes.
-std::vector<RelayRange> divide_tokens(const Exchange& exchange, const Relay& relay);
+std::vector<RelayRange> divide_tokens(const StrategyCall& call, const Relay& relay);
 
 /// Relayed rows are exchanged in rounds, each for a range of every source's tokens. Rows in flight
 /// take at most staging_bytes for sending and as much for receiving, for any T and any routing. All
@@ -69,12 +69,12 @@ struct RelayRound {
 /// The rows exchanged: one per copy, one per route, or one sum per copy. With sums, a source also
 /// makes up to one row per route within its own node.
 enum class RelayedRows : uint8_t { kCopies, kRoutes, kSums };
-std::vector<RelayRound> relay_rounds(const Exchange& exchange, const Relay& relay,
+std::vector<RelayRound> relay_rounds(const StrategyCall& call, const Relay& relay,
                                      RelayedRows travelling, int64_t row_bytes);
 
 /// Sends the copies of a round and stores them in the final rows on the gateways' nodes.
 /// Collective. REQUIRES: entry `entry` of `peers` shows the rows of all ranks.
-void relay_round_out(const Exchange& exchange, const Relay& relay, const RelayRound& round,
+void relay_round_out(const StrategyCall& call, const Relay& relay, const RelayRound& round,
                      const RowPart& part, const PeerRows& peers, size_t entry);
 
 /// Rows that a round returned to a source, one per element of `numbers`.
@@ -84,12 +84,12 @@ struct ReturnedRows {
 };
 
 /// Returns one row per route of a round. Collective.
-ReturnedRows return_round(const Exchange& exchange, const Relay& relay, const RelayRound& round,
+ReturnedRows return_round(const StrategyCall& call, const Relay& relay, const RelayRound& round,
                           const GatherSumArgs& args, const PeerRows& peers);
 
 /// Returns one row per copy of a round: gateways sum the targets' rows in slot order and round each
 /// sum to partial_dtype. Collective.
-ReturnedRows return_round_sums(const Exchange& exchange, const Relay& relay,
+ReturnedRows return_round_sums(const StrategyCall& call, const Relay& relay,
                                const RelayRound& round, const GatherSumArgs& args,
                                const PeerRows& peers);
 

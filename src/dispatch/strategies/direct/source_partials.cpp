@@ -38,15 +38,15 @@ std::vector<TokenCopy> copies_by_token(const Relay& relay, const SumGroup& group
 }
 
 // Adds the near sums of token t to `partials`, and lists their slots in `sums`.
-void add_near(const Exchange& exchange, int64_t t, const SumGroup& group_of, SourcePartials& sums,
+void add_near(const StrategyCall& call, int64_t t, const SumGroup& group_of, SourcePartials& sums,
               std::vector<Partial>& partials) {
-  const PlanData& plan = exchange.plan.data();
+  const PlanData& plan = call.plan.data();
   std::vector<std::pair<int, int64_t>> slots;  // (group, slot)
   for (int64_t slot = t * plan.K; slot < (t + 1) * plan.K; ++slot) {
     const int32_t expert = plan.expert_ids[static_cast<size_t>(slot)];
     if (expert < 0) continue;
     const int owner = plan.owner[static_cast<size_t>(expert)];
-    if (is_reachable(exchange, owner)) slots.emplace_back(group_of(owner), slot);
+    if (is_reachable(call, owner)) slots.emplace_back(group_of(owner), slot);
   }
   std::sort(slots.begin(), slots.end());
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -61,9 +61,9 @@ void add_near(const Exchange& exchange, int64_t t, const SumGroup& group_of, Sou
 
 }  // namespace
 
-SourcePartials make_source_partials(const Exchange& exchange, const Relay& relay,
+SourcePartials make_source_partials(const StrategyCall& call, const Relay& relay,
                                     const SumGroup& group_of) {
-  const PlanData& plan = exchange.plan.data();
+  const PlanData& plan = call.plan.data();
   const std::vector<TokenCopy> copies = copies_by_token(relay, group_of);
   SourcePartials sums;
   sums.near_offsets = sums.near_token_offsets = sums.partial_token_offsets = {0};
@@ -71,7 +71,7 @@ SourcePartials make_source_partials(const Exchange& exchange, const Relay& relay
   size_t next_copy = 0;
   for (int64_t t = 0; t < plan.T; ++t) {
     partials.clear();
-    add_near(exchange, t, group_of, sums, partials);
+    add_near(call, t, group_of, sums, partials);
     for (; next_copy < copies.size() && copies[next_copy].token == t; ++next_copy) {
       partials.push_back({copies[next_copy].group, ~copies[next_copy].copy});
     }
@@ -84,12 +84,12 @@ SourcePartials make_source_partials(const Exchange& exchange, const Relay& relay
   return sums;
 }
 
-void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedSumArgs& args) {
-  const PlanData& plan = exchange.plan.data();
+void sum_grouped(const StrategyCall& call, const PeerRows& peers, const GroupedSumArgs& args) {
+  const PlanData& plan = call.plan.data();
   const SourcePartials& partials = args.partials;
   const GatherSumArgs& sum = args.sum;
-  const DType dtype = partial_dtype(exchange, sum);
-  const int64_t row_bytes = partial_row_bytes(exchange, sum);
+  const DType dtype = partial_dtype(call, sum);
+  const int64_t row_bytes = partial_row_bytes(call, sum);
   const auto first = static_cast<size_t>(args.first_token);
   const auto last = static_cast<size_t>(args.last_token);
 
@@ -103,7 +103,7 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
   }
   const int64_t weight_bytes = size_of(plan.weight_dtype);
   std::vector<const std::byte*> rows;
-  const Buffer weights = exchange.group.pool().take_scratch(offsets.back() * weight_bytes);
+  const Buffer weights = call.group.pool().take_scratch(offsets.back() * weight_bytes);
   for (int64_t i = 0; i < offsets.back(); ++i) {
     const int64_t slot = partials.near_slots[static_cast<size_t>(first_slot + i)];
     const auto s = static_cast<size_t>(slot);
@@ -112,7 +112,7 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
     std::copy_n(plan.weights.data() + slot * weight_bytes, weight_bytes,
                 weights.data() + i * weight_bytes);
   }
-  const Buffer near = exchange.group.pool().take_scratch((std::ssize(offsets) - 1) * row_bytes);
+  const Buffer near = call.group.pool().take_scratch((std::ssize(offsets) - 1) * row_bytes);
   ops::sum_rows({.rows = rows.data(),
                  .offsets = offsets.data(),
                  .weights = sum.weights.given() ? weights.data() : nullptr,
@@ -121,7 +121,7 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
                  .D = sum.out.shape[1],
                  .row_dtype = sum.rows.dtype,
                  .out_dtype = dtype},
-                *exchange.group.threads());
+                *call.group.threads());
 
   // All partials of these tokens.
   std::unordered_map<int64_t, int64_t> place_of_copy;
@@ -148,7 +148,7 @@ void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedS
        .D = sum.out.shape[1],
        .row_dtype = dtype,
        .out_dtype = sum.out.dtype},
-      *exchange.group.threads());
+      *call.group.threads());
 }
 
 }  // namespace crossdock

@@ -26,7 +26,7 @@ struct SourcePartials {
   int64_t num_near() const { return std::ssize(near_offsets) - 1; }
 };
 
-SourcePartials make_source_partials(const Exchange& exchange, const Relay& relay,
+SourcePartials make_source_partials(const StrategyCall& call, const Relay& relay,
                                     const SumGroup& group_of);
 
 /// Rows [first_token, last_token) of args.out: near sums in slot order, then the sum of a token's
@@ -38,6 +38,6 @@ struct GroupedSumArgs {
   int64_t last_token;
   GatherSumArgs sum;
 };
-void sum_grouped(const Exchange& exchange, const PeerRows& peers, const GroupedSumArgs& args);
+void sum_grouped(const StrategyCall& call, const PeerRows& peers, const GroupedSumArgs& args);
 
 }  // namespace crossdock

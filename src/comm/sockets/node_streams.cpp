@@ -1,4 +1,4 @@
-#include "comm/sockets/mailboxes.hpp"
+#include "comm/sockets/node_streams.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -28,8 +28,8 @@ const Post* Posts::find_number(int member, uint64_t number) const {
   return post.number.load(std::memory_order_acquire) == number ? &post : nullptr;
 }
 
-size_t Mailboxes::write(int member, std::span<const std::byte> bytes) {
-  MailboxHead& box = memory_.mailbox(member, memory_.self());
+size_t NodeStreams::write(int member, std::span<const std::byte> bytes) {
+  StreamHead& box = memory_.stream(member, memory_.self());
   std::byte* ring = memory_.ring(member, memory_.self());
   const size_t ring_bytes = memory_.ring_bytes();
   const uint64_t written = box.bytes_written.load(std::memory_order_relaxed);
@@ -45,8 +45,8 @@ size_t Mailboxes::write(int member, std::span<const std::byte> bytes) {
   return num_bytes;
 }
 
-size_t Mailboxes::read(int member, std::span<std::byte> bytes) {
-  MailboxHead& box = memory_.mailbox(memory_.self(), member);
+size_t NodeStreams::read(int member, std::span<std::byte> bytes) {
+  StreamHead& box = memory_.stream(memory_.self(), member);
   const std::byte* ring = memory_.ring(memory_.self(), member);
   const size_t ring_bytes = memory_.ring_bytes();
   const uint64_t read = box.bytes_read.load(std::memory_order_relaxed);
@@ -65,8 +65,8 @@ size_t Mailboxes::read(int member, std::span<std::byte> bytes) {
   return num_bytes;
 }
 
-bool Mailboxes::peek(int member, std::span<std::byte> bytes) const {
-  const MailboxHead& box = memory_.mailbox(memory_.self(), member);
+bool NodeStreams::peek(int member, std::span<std::byte> bytes) const {
+  const StreamHead& box = memory_.stream(memory_.self(), member);
   const std::byte* ring = memory_.ring(memory_.self(), member);
   const uint64_t read = box.bytes_read.load(std::memory_order_relaxed);
   if (box.bytes_written.load(std::memory_order_acquire) - read < bytes.size()) return false;
@@ -74,33 +74,33 @@ bool Mailboxes::peek(int member, std::span<std::byte> bytes) const {
   return true;
 }
 
-void Mailboxes::send_control(int member, const ControlMessage& message) {
+void NodeStreams::send_control(int member, const ControlMessage& message) {
   constexpr uint64_t kReserved = 2;  // for an abort and a goodbye, each sent at most once
   const std::lock_guard lock(control_mutex_);
-  MailboxHead& box = memory_.mailbox(member, memory_.self());
+  StreamHead& box = memory_.stream(member, memory_.self());
   const uint64_t written = box.messages_written.load(std::memory_order_relaxed);
   const uint64_t unread = written - box.messages_read.load(std::memory_order_acquire);
   const bool is_last_word =
       message.kind == ControlMessage::Kind::kAbort || message.kind == ControlMessage::Kind::kLeft;
-  if (unread >= MailboxHead::kNumMessages - (is_last_word ? 0 : kReserved)) return;
-  box.messages[written % MailboxHead::kNumMessages] = message;
+  if (unread >= StreamHead::kNumMessages - (is_last_word ? 0 : kReserved)) return;
+  box.messages[written % StreamHead::kNumMessages] = message;
   box.messages_written.store(written + 1, std::memory_order_release);
   memory_.head(member).messages_to_me.fetch_add(1, std::memory_order_release);
   memory_.wake(member);
 }
 
-bool Mailboxes::has_new_control() {
+bool NodeStreams::has_new_control() {
   const uint64_t sent = memory_.head(memory_.self()).messages_to_me.load(std::memory_order_acquire);
   if (sent == messages_seen_) return false;
   messages_seen_ = sent;
   return true;
 }
 
-std::optional<ControlMessage> Mailboxes::take_control(int member) {
-  MailboxHead& box = memory_.mailbox(memory_.self(), member);
+std::optional<ControlMessage> NodeStreams::take_control(int member) {
+  StreamHead& box = memory_.stream(memory_.self(), member);
   const uint64_t read = box.messages_read.load(std::memory_order_relaxed);
   if (read == box.messages_written.load(std::memory_order_acquire)) return std::nullopt;
-  const ControlMessage message = box.messages[read % MailboxHead::kNumMessages];
+  const ControlMessage message = box.messages[read % StreamHead::kNumMessages];
   box.messages_read.store(read + 1, std::memory_order_release);
   return message;
 }

@@ -39,10 +39,10 @@ class Posts {
 /// Streams of bytes and control messages between the ranks of one node, in their memory files.
 ///
 /// Used by one thread at a time, except that another thread may call send_control concurrently.
-class Mailboxes {
+class NodeStreams {
  public:
   /// `memory` must outlive this.
-  explicit Mailboxes(NodeMemory& memory) : memory_(memory) {}
+  explicit NodeStreams(NodeMemory& memory) : memory_(memory) {}
 
   /// Sends as many of these bytes, from the first, as there is room for; returns their number.
   size_t write(int member, std::span<const std::byte> bytes);
@@ -51,7 +51,7 @@ class Mailboxes {
   /// Copies bytes that have arrived and leaves them there. Returns whether there were enough.
   bool peek(int member, std::span<std::byte> bytes) const;
 
-  /// Drops a question or an answer if the mailbox is full: the receiver is then not in a call.
+  /// Drops a question or an answer if the stream is full: the receiver is then not in a call.
   /// There is always room for an abort and a goodbye.
   void send_control(int member, const ControlMessage& message);
   /// Whether any member has sent a control message since the last call.
