@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "capi/collective.hpp"
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"

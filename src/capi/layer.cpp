@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "capi/collective.hpp"
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"

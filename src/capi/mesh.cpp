@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "capi/collective.hpp"
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"

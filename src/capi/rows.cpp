@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "capi/collective.hpp"
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"

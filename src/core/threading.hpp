@@ -12,13 +12,6 @@
 #include "core/check.hpp"
 #include "crossdock/thread_pool.hpp"
 
-namespace crossdock::detail {
-
-/// Cores that this process may use, at least 1.
-int num_cores();
-
-}  // namespace crossdock::detail
-
 namespace crossdock {
 
 /// Starts a std::thread. Throws Error(kUnsupported) if none can be started; `purpose` completes
@@ -32,28 +25,6 @@ std::thread start_thread(std::string_view purpose, Body body) {
                 concat("cannot start a thread (", error.code().message(), ") for ", purpose));
   }
 }
-
-}  // namespace crossdock
-
-namespace crossdock::detail {
-
-/// Marks a thread pool's worker as waiting for other threads during this object's life. They may
-/// need the pool themselves: while all workers wait, callers of parallel_for run the bodies on
-/// their own threads. Does nothing on any other thread.
-class PoolWait {
- public:
-  PoolWait();
-  ~PoolWait();
-  PoolWait(const PoolWait&) = delete;
-  PoolWait& operator=(const PoolWait&) = delete;
-
- private:
-  ThreadPool::State* pool_;  // null: not a worker
-};
-
-}  // namespace crossdock::detail
-
-namespace crossdock {
 
 /// Something that happens at most once, and the callbacks that it runs. Thread-safe.
 class OneShotEvent {
@@ -76,3 +47,24 @@ class OneShotEvent {
 };
 
 }  // namespace crossdock
+
+namespace crossdock::detail {
+
+/// Cores that this process may use, at least 1.
+int num_cores();
+
+/// Marks a thread pool's worker as waiting for other threads during this object's life. They may
+/// need the pool themselves: while all workers wait, callers of parallel_for run the bodies on
+/// their own threads. Does nothing on any other thread.
+class PoolWait {
+ public:
+  PoolWait();
+  ~PoolWait();
+  PoolWait(const PoolWait&) = delete;
+  PoolWait& operator=(const PoolWait&) = delete;
+
+ private:
+  ThreadPool::State* pool_;  // null: not a worker
+};
+
+}  // namespace crossdock::detail

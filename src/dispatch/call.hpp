@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"

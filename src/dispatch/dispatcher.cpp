@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/planner.hpp"
 #include "dispatch/host/host_path.hpp"
 #include "dispatch/path.hpp"
-#include "plan/config_check.hpp"
+#include "plan/plan_builder.hpp"
 
 namespace crossdock {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "comm/agreement/items.hpp"
-#include "comm/refusal.hpp"
-#include "layer/token_identity.hpp"
+#include "comm/failure.hpp"
+#include "layer/route_counts.hpp"
 #include "router/backend.hpp"
 
 namespace crossdock {

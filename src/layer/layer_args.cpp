@@ -13,7 +13,7 @@
 #include "crossdock/moe_layer.hpp"
 #include "layer/layer_parts.hpp"
 #include "layer/route_counts.hpp"
-#include "router/router_checks.hpp"
+#include "router/backend.hpp"
 
 namespace crossdock {
 namespace {

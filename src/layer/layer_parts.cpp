@@ -3,7 +3,7 @@
 #include <span>
 #include <utility>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "experts/shared_experts.hpp"
 #include "layer/device_memory.hpp"

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "layer/device_counts.hpp"
 #include "layer/layer_args.hpp"

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/threading.hpp"
 
 namespace crossdock {

@@ -6,10 +6,10 @@
 #include <numeric>
 
 #include "comm/agreement/items.hpp"
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
-#include "layer/token_identity.hpp"
+#include "layer/route_counts.hpp"
 
 namespace crossdock {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/agreement/items.hpp"
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
 #include "core/tensor_check.hpp"

@@ -10,7 +10,7 @@
 #include "core/tensor_memory.hpp"
 #include "crossdock/router.hpp"
 #include "ops/convert.hpp"
-#include "ops/grouped_gemm.hpp"
+#include "ops/gemm.hpp"
 #include "router/backend.hpp"
 #include "router/balance_losses.hpp"
 #include "router/choice.hpp"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/polled/process_end.hpp"
-#include "comm/sockets/linger.hpp"
+#include "comm/sockets/endpoint.hpp"
 #include "core/process.hpp"
 #include "support/forked_child.hpp"
 

@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "comm/failure.hpp"
 #include "comm/memory/window.hpp"
 #include "comm/polled/process_end.hpp"
-#include "comm/refusal.hpp"
 #include "comm/sockets/communicator.hpp"
 #include "comm/sockets/directory.hpp"
 #include "comm/sockets/node_memory.hpp"

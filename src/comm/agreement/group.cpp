@@ -9,7 +9,6 @@
 #include "comm/attachment.hpp"
 #include "comm/failure.hpp"
 #include "comm/memory/window.hpp"
-#include "comm/refusal.hpp"
 #include "comm/waiting.hpp"
 #include "core/check.hpp"
 #include "core/threading.hpp"

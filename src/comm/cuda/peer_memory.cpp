@@ -11,7 +11,7 @@
 
 #include "comm/agreement/items.hpp"
 #include "comm/cuda/gpu_reach.hpp"
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/process.hpp"

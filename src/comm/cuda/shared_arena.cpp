@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "comm/waiting.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/process.hpp"
 #include "core/threading.hpp"

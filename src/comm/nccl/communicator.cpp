@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "comm/attachment.hpp"
+#include "comm/failure.hpp"
 #include "comm/nccl/library.hpp"
-#include "comm/refusal.hpp"
 #include "comm/waiting.hpp"
 #include "core/check.hpp"
 #include "core/descriptor.hpp"

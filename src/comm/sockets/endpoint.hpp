@@ -19,6 +19,7 @@
 #include "comm/polled/control_message.hpp"
 #include "comm/sockets/connection.hpp"
 #include "comm/sockets/directory.hpp"
+#include "comm/sockets/socket.hpp"
 #include "core/process.hpp"
 #include "crossdock/sockets.hpp"
 
@@ -172,5 +173,15 @@ class Endpoint {
   std::set<uint64_t> closed_ids_;
   SocketsCounters counters_;
 };
+
+/// Closes connections so that the peers still get everything that was sent. Closing a socket with
+/// unread bytes would discard what the kernel has not sent yet, so the sockets are shut down for
+/// writing and kept until the peers have closed theirs. Never waits; only the exit of the process
+/// waits, for at most two seconds, until the peers have received all bytes.
+void close_gently(std::vector<Socket> sockets);
+
+/// Sends what the connections could not take yet, on a separate thread and for a limited time. For
+/// an abort, which must reach the peers even if this process makes no further call. Never waits.
+void flush_in_background(std::shared_ptr<Endpoint> endpoint);
 
 }  // namespace crossdock::comm

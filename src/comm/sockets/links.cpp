@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "comm/memory/bell.hpp"
-#include "comm/sockets/linger.hpp"
+#include "comm/sockets/endpoint.hpp"
 #include "comm/waiting.hpp"
 #include "core/check.hpp"
 

@@ -14,7 +14,6 @@
 #include "comm/polled/control_message.hpp"
 #include "comm/sockets/endpoint.hpp"
 #include "comm/sockets/node_memory.hpp"
-#include "comm/sockets/node_streams.hpp"
 #include "comm/waiting.hpp"
 #include "crossdock/extend/communicator.hpp"
 

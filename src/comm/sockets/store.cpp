@@ -14,7 +14,7 @@
 #include "comm/failure.hpp"
 #include "comm/polled/control_message.hpp"
 #include "comm/sockets/directory.hpp"
-#include "comm/sockets/linger.hpp"
+#include "comm/sockets/endpoint.hpp"
 #include "comm/sockets/socket.hpp"
 #include "comm/waiting.hpp"
 #include "core/check.hpp"

@@ -6,7 +6,7 @@
 
 #include "comm/cuda/gpu_reach.hpp"
 #include "comm/cuda/peer_memory.hpp"
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "dispatch/path.hpp"

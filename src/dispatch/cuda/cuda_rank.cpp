@@ -5,7 +5,7 @@
 
 #include "comm/agreement/items.hpp"
 #include "comm/cuda/peer_channel.hpp"
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
@@ -17,13 +17,10 @@
 #include "dispatch/cuda/kernels/gather_sum.hpp"
 #include "dispatch/cuda/kernels/link_rows.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
-#include "dispatch/cuda/kernels/partial_sums.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
-#include "dispatch/cuda/kernels/sum_groups.hpp"
+#include "ops/copy_rows.hpp"
 #include "ops/cuda/device_rows.hpp"
-#include "ops/fp8_rows.hpp"
 #include "plan/cuda/device_plan.hpp"
-#include "plan/cuda/route_slots.hpp"
 #include "plan/local_routes.hpp"
 
 namespace crossdock::cuda {

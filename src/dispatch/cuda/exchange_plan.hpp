@@ -17,8 +17,8 @@
 #include "crossdock/group.hpp"
 #include "crossdock/plan.hpp"
 #include "dispatch/cuda/cuda_rank.hpp"
-#include "dispatch/cuda/kernels/sum_groups.hpp"
-#include "dispatch/host/partial_sums.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
+#include "dispatch/host/wire.hpp"
 #include "plan/cuda/device_plan.hpp"
 
 namespace crossdock::cuda {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/cuda/peer_signals.cuh"
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "dispatch/call.hpp"
 #include "dispatch/cuda/cuda_rank.hpp"
 #include "dispatch/cuda/kernels/gather_sum.hpp"

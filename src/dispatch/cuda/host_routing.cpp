@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "crossdock/extend/plan_data.hpp"

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/device_pool.hpp"

@@ -3,8 +3,8 @@
 #include <thread>
 #include <utility>
 
+#include "comm/failure.hpp"
 #include "comm/nccl/communicator.hpp"
-#include "comm/refusal.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "dispatch/cuda/host_routing.hpp"

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/call.hpp"
@@ -546,6 +547,15 @@ OwnedTensor PackedPath::collect_routes(const Plan& plan, ConstTensorView rows, T
   return result;
 }
 
+Error no_nccl_error(const PathContext& context) {
+  const bool is_needed = context.options.nccl_comm == nullptr;
+  return {
+      ErrorCode::kUnsupported,
+      concat("this build has no NCCL",
+             is_needed ? ", and ranks on several nodes cannot reach each other's GPU memory" : "",
+             "; configure with CROSSDOCK_WITH_NCCL=ON where nccl.h is installed")};
+}
+
 }  // namespace
 
 std::unique_ptr<Path> make_packed_path(const PathContext& context, int device,
@@ -557,7 +567,12 @@ std::unique_ptr<Path> make_packed_path(const PathContext& context, int device,
   }
   if (uses_peer_memory(context)) waits = Waits::kForAll;
   return std::make_unique<PackedPath>(context, device, packing, waits, [&](CudaRank& rank) {
-    if (uses_nccl(context)) return make_nccl_transport(rank, context.options.nccl_comm);
+    if (uses_nccl(context)) {
+      if constexpr (CROSSDOCK_HAS_NCCL) {
+        return make_nccl_transport(rank, context.options.nccl_comm);
+      }
+      throw no_nccl_error(context);
+    }
     return uses_peer_memory(context) ? make_peer_copies() : make_staged_copies(rank);
   });
 }

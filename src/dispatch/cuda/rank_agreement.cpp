@@ -5,7 +5,7 @@
 
 #include "comm/agreement/items.hpp"
 #include "comm/agreement/rendezvous.hpp"
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"

@@ -7,7 +7,7 @@
 #include "comm/agreement/rendezvous.hpp"
 #include "comm/attachment.hpp"
 #include "comm/cuda/peer_calls.cuh"
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/hash.hpp"
 #include "dispatch/cuda/fault_error.hpp"
 #include "dispatch/cuda/rank_agreement.hpp"

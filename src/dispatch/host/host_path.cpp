@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "comm/refusal.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/call.hpp"

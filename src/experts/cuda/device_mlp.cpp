@@ -1,10 +1,10 @@
 #include <utility>
 
-#include "core/cuda/device_calls.hpp"
+#include "core/cuda/device_pool.hpp"
 #include "experts/backend.hpp"
 #include "ops/activation.hpp"
 #include "ops/cuda/device_activation.hpp"
-#include "ops/cuda/device_segments.hpp"
+#include "ops/cuda/device_rows.hpp"
 #include "ops/cuda/grouped_product.hpp"
 
 namespace crossdock::experts {

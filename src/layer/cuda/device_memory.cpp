@@ -2,7 +2,7 @@
 
 #include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device.hpp"
-#include "core/cuda/device_calls.hpp"
+#include "core/cuda/device_pool.hpp"
 
 namespace crossdock {
 namespace {

@@ -34,29 +34,21 @@ Segments write_segment_on_device(int64_t /*num_rows*/, const TensorView& /*memor
   refuse();
 }
 
-namespace {
-
-[[noreturn]] void refuse_products() {
-  throw Error(ErrorCode::kUnsupported, "grouped products on a GPU: this build has no CUDA");
-}
-
-}  // namespace
-
 struct GroupedProducts::State {};
 
 GroupedProducts::GroupedProducts(Device /*device*/, int /*max_sms*/, ProductKernels /*kernels*/) {
-  refuse_products();
+  refuse();
 }
 GroupedProducts::~GroupedProducts() = default;
 
 void GroupedProducts::forward(const ProductForwardArgs& /*args*/, Stream /*stream*/) {
-  refuse_products();
+  refuse();
 }
 void GroupedProducts::dx(const ProductDxArgs& /*args*/, Stream /*stream*/) {
-  refuse_products();
+  refuse();
 }
 void GroupedProducts::dw(const ProductDwArgs& /*args*/, Stream /*stream*/) {
-  refuse_products();
+  refuse();
 }
 
 }  // namespace crossdock::ops

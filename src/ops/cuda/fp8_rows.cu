@@ -4,7 +4,7 @@
 #include "core/cuda/launch.hpp"
 #include "core/cuda/stream.hpp"
 #include "crossdock/dtype.hpp"
-#include "ops/fp8_rows.hpp"
+#include "ops/copy_rows.hpp"
 
 namespace crossdock::ops {
 namespace {

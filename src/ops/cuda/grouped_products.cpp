@@ -16,7 +16,7 @@
 #include "core/cuda/device_arena.hpp"
 #include "core/cuda/stream.hpp"
 #include "ops/cuda/grouped_product.hpp"
-#include "ops/cuda/hopper/products.hpp"
+#include "ops/cuda/hopper/operands.hpp"
 #include "ops/cuda/plain/products.hpp"
 
 namespace crossdock::ops {

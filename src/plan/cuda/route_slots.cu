@@ -3,7 +3,7 @@
 #include "comm/cuda/peer_signals.cuh"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "plan/cuda/route_slots.hpp"
+#include "plan/cuda/device_plan.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // Router on a GPU: takes memory and queues kernels.
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/cuda/device_calls.hpp"
+#include "core/cuda/device_pool.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/tensor_memory.hpp"
 #include "router/backend.hpp"

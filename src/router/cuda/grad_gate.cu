@@ -5,7 +5,6 @@
 #include "core/cuda/launch.hpp"
 #include "core/tensor_memory.hpp"
 #include "ops/gemm.hpp"
-#include "router/cuda/fma_product.cuh"
 #include "router/cuda/kernels.hpp"
 #include "router/cuda/split_product.cuh"
 #include "router/cuda/token_matrix.cuh"

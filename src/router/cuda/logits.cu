@@ -6,7 +6,6 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "ops/gemm.hpp"
-#include "router/cuda/fma_product.cuh"
 #include "router/cuda/hopper/gate_products.hpp"
 #include "router/cuda/kernels.hpp"
 #include "router/cuda/split_product.cuh"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "crossdock/testing/random_worlds.hpp"
-#include "testing/random/world_slots.hpp"
+#include "testing/conformance/trial.hpp"
 
 namespace crossdock::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/host/partial_sums.hpp"
+#include "dispatch/host/wire.hpp"
 #include "dispatch/path.hpp"
 
 namespace crossdock {

@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/host/partial_sums.hpp"
 #include "dispatch/host/wire.hpp"
 #include "dispatch/path.hpp"
 #include "dispatch/strategies/alltoall/alltoall.hpp"

@@ -5,7 +5,7 @@
 #include "dispatch/cuda/exchange_plan.hpp"
 #include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/strategies/direct/direct.hpp"
-#include "dispatch/strategies/direct/source_partials.hpp"
+#include "dispatch/strategies/direct/relay.hpp"
 
 namespace crossdock::cuda {
 namespace {

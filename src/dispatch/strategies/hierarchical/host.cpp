@@ -1,7 +1,6 @@
 #include <vector>
 
 #include "dispatch/strategies/direct/direct.hpp"
-#include "dispatch/strategies/direct/relay_model.hpp"
 #include "dispatch/strategies/list.hpp"
 
 namespace crossdock {

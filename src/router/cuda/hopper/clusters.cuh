@@ -12,7 +12,6 @@
 #include "ops/cuda/hopper/barriers.cuh"
 #include "ops/cuda/hopper/operands.hpp"
 #include "ops/cuda/hopper/tile_shape.hpp"
-#include "ops/cuda/hopper/tma.cuh"
 
 // Kernels for sm_90a, with much shared memory.
 

@@ -2,7 +2,7 @@
 
 #include "core/cuda/launch.hpp"
 #include "ops/cuda/element.cuh"
-#include "ops/cuda/hopper/tma.cuh"
+#include "ops/cuda/hopper/barriers.cuh"
 #include "ops/cuda/hopper/wgmma.cuh"
 #include "ops/gemm.hpp"
 #include "router/cuda/hopper/clusters.cuh"

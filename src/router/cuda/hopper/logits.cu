@@ -4,7 +4,7 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/tensor_memory.hpp"
-#include "ops/cuda/hopper/tma.cuh"
+#include "ops/cuda/hopper/barriers.cuh"
 #include "ops/cuda/hopper/wgmma.cuh"
 #include "ops/gemm.hpp"
 #include "router/cuda/hopper/clusters.cuh"
