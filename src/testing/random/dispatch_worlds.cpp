@@ -280,7 +280,9 @@ namespace {
 std::string to_body(uint64_t bits, const std::vector<std::pair<std::string, std::string>>& found) {
   std::string body(sizeof(bits), '\0');
   std::memcpy(body.data(), &bits, sizeof(bits));
-  for (const auto& [strategy, finding] : found) body += strategy + "\n" + finding + '\0';
+  for (const auto& [strategy, finding] : found) {
+    body.append(strategy).append("\n").append(finding).push_back('\0');
+  }
   return body;
 }
 
