@@ -23,8 +23,7 @@ enum class ErrorCode {
   kTimeout,          // a rank missed a deadline; the group is poisoned
   kCommunication,    // the communicator failed; the group is poisoned
   kCuda,             // a CUDA call failed
-  kInternal,         // a bug in Crossdock
-  kOutOfMemory       // a rank has not enough memory; after a refusal the group stays usable
+  kInternal          // a bug in Crossdock
 };
 
 /// "invalid argument", "timeout", ...
