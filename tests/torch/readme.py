@@ -27,6 +27,12 @@ def programs(page):
     return [code for code in python_blocks(page) if "init_process_group" in code and "destroy_process_group" in code]
 
 
+def as_program(lines):
+    """A program of the README's two lines."""
+    begin = "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    return begin + lines + "print(layer(torch.randn(3, 512)).shape)\ndist.destroy_process_group()\n"
+
+
 def run_as_rank(folder, scripts):
     import torch
 
@@ -67,12 +73,14 @@ def main():
     training = programs("README.md")
     comparison = programs("docs/tutorial.md")
     assert len(training) == 1 and len(comparison) == 1, "README and tutorial each have one program to copy"
+    two_lines = next(code for code in python_blocks("README.md") if "MoELayer" in code)
+    assert two_lines.count("\n") == 2, "the README says two lines"
     lines = [line for line in training[0].split("\n") if line.strip()]
     assert "optimizer.step()" in lines[9], "the README says that ten lines train a layer"
     steps = sorted((ROOT / "examples" / "tutorial").glob("*.py"))
     assert len(steps) == 5, steps
     with tempfile.TemporaryDirectory() as folder:
-        scripts = {"readme_training": training[0], "tutorial_comparison": comparison[0]}
+        scripts = {"readme_training": training[0], "tutorial_comparison": comparison[0], "readme_layer": as_program(two_lines)}
         for name, code in scripts.items():
             (pathlib.Path(folder) / f"{name}.py").write_text(code)
         files = [*(pathlib.Path(folder) / f"{name}.py" for name in scripts), ROOT / "examples" / "08_torch.py", *steps]
@@ -80,6 +88,7 @@ def main():
     check_training(printed["readme_training"])
     check_comparison(printed["tutorial_comparison"])
     check_example(printed["08_torch"])
+    assert printed["readme_layer"] == ["torch.Size([3, 512])\n"] * WORLD, printed
     for step in steps:  # each checks its own results
         assert printed[step.stem][0], f"{step.name} printed nothing"
     print("README, tutorial and example: passed")
