@@ -35,12 +35,20 @@ def as_program(lines):
 
 def run_as_rank(folder, scripts):
     import torch
+    import torch.distributed as dist
 
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
+    init = dist.init_process_group
     fresh = torch.get_rng_state()
     for script in scripts:
-        torch.set_rng_state(fresh)  # as in a process of its own
         name = pathlib.Path(script).stem
-        with open(f"{folder}/{name}.{os.environ['RANK']}.txt", "w") as output, contextlib.redirect_stdout(output):
+        torch.set_rng_state(fresh)  # as in a process of its own
+        # torchrun's store still has the addresses of the programs before.
+        dist.init_process_group = lambda backend, name=name: init(
+            backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world
+        )
+        with open(f"{folder}/{name}.{rank}.txt", "w") as output, contextlib.redirect_stdout(output):
             runpy.run_path(script, run_name="__main__")
 
 
