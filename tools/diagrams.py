@@ -20,8 +20,8 @@ STYLE = """
   .c0 { fill: #4f8fe6 } .c1 { fill: #e08a2c } .c2 { fill: #3fa36b } .c3 { fill: #b565c9 }
   .l0 { stroke: #4f8fe6 } .l1 { stroke: #e08a2c } .l2 { stroke: #3fa36b } .l3 { stroke: #b565c9 }
   .l0, .l1, .l2, .l3 { fill: none; stroke-width: 2 } .head { fill: #59636e } .on { fill: #ffffff }
-  text { font-family: system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif; font-size: 17px }
-  .small { font-size: 15px } .bold { font-weight: 600 } .code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 15px }
+  text { font-family: system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif; font-size: 18px }
+  .small { font-size: 17px } .bold { font-weight: 600 } .code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 15px }
   .middle { text-anchor: middle } .end { text-anchor: end }
   @media (prefers-color-scheme: dark) {
     .paper { fill: #0d1117 } .text { fill: #e6edf3 } .muted { fill: #9198a1 } .on { fill: #0d1117 }
@@ -123,9 +123,9 @@ def five_steps():
         p.rect(10, y, 104, 62, f"c{colour}")
         p.text(62, y + 37, name, "on bold middle")
         p.text(126, y + 37, call, "text code")
-        p.text(360, y + 26, given, "muted small")
-        p.text(340, y + 50, "→", "muted small")
-        p.text(360, y + 50, made, "text small")
+        p.text(324, y + 26, given, "muted small")
+        p.text(304, y + 50, "→", "muted small")
+        p.text(324, y + 50, made, "text small")
         if i < 4:
             p.line(62, y + 62, 62, y + 80)
     p.text(320, 436, "T tokens here · K experts per token · D width · R rows received", "muted small middle")
@@ -172,12 +172,12 @@ def strategies():
         for rank, shift in across:
             p.line(start[0], start[1], m[rank][0] - 3, m[rank][1] + shift)
         if name == "hierarchical":
-            p.line(x + 230, m[3][1] + 14, x + 230, m[4][1] + 2)
-            p.line(x + 230, m[4][1] + 2, m[4][0] + 17, m[4][1] + 2)
+            p.line(x + 223, m[3][1] + 14, x + 223, m[4][1] + 2)
+            p.line(x + 223, m[4][1] + 2, m[4][0] + 17, m[4][1] + 2)
     p.rect(46, 424, 16, 16, "c0", 3)
     p.text(70, 438, "the token", "muted small")
     p.rect(176, 424, 16, 16, "c1", 3)
-    p.text(200, 438, "its rows: five experts on ranks 1, 3 and 4, two nodes", "muted small")
+    p.text(200, 438, "its rows: five experts on ranks 1, 3 and 4", "muted small")
     return p
 
 
