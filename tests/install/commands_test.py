@@ -30,7 +30,7 @@ NOT_RUN = {  # what matches a command, and why it is not run here
     r"^(RANK=\S+ WORLD_SIZE|for \w+ in|done)": "cli_sockets_test starts ranks this way",
     r"^srun|^#SBATCH|scontrol|^export CROSSDOCK_REPORT": "needs Slurm; tests of the sockets communicator set its variables",
     r"^torchrun --nnodes|^torchrun .*(--no-python|train\.py)": "needs torch, or several machines: tests/torch, tests/training",
-    r"^torchrun .*examples/|^python3 examples/": "tests/torch/readme.py, tests/python",
+    r"^torchrun .*examples/|^python3 examples/": "tests/torch, tests/python",
     r"^torchrun \.\.\.": "needs a model: tests/torch/case_titan.py",
     r"^python3? -m crossdock\.compare": "needs torch: tests/torch",
     r"tests/training/transformer": "tests/training/run.py",
