@@ -348,6 +348,7 @@ TEST(CLayer, TakesShardedExpertsReplicatedTokensAndSeveralLosses) {
     std::vector<int64_t> dropped(E, -1);
     EXPECT_OK(crossdock_layer_saved_dropped(saved, dropped.data()));
     EXPECT_EQ(dropped, std::vector<int64_t>(E, 0));
+    expect_report_of_shards(saved);
     crossdock_layer_saved_destroy(saved);
 
     // The result struct of an older version, which ends before the terms.

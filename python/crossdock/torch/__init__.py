@@ -13,7 +13,9 @@ from .dispatcher import Dispatched, Dispatcher, Handle
 from .experts import GroupedExperts
 from .groups import close, group
 from .layer import MoELayer
+from .loss_scale import set_loss_scale
 from .ops import save_ops
+from .report import LayerReport
 from .titan_dispatcher import TitanTokenDispatcher
 
 __all__ = [
@@ -21,11 +23,13 @@ __all__ = [
     "Dispatcher",
     "GroupedExperts",
     "Handle",
+    "LayerReport",
     "MoELayer",
     "TitanTokenDispatcher",
     "close",
     "group",
     "save_ops",
+    "set_loss_scale",
 ]
 
 
