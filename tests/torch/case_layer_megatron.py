@@ -1,7 +1,9 @@
 """MoELayer's router against Megatron-core's: choices, weights, losses, bias updates, masks, replay and drops, with gradients."""
 import types
+import warnings
 
-import megatron_on_cpu  # noqa: F401
+warnings.simplefilter("ignore")
+import megatron_on_cpu  # noqa: E402,F401
 import torch
 import torch.distributed as dist
 from case_layer_options import close, forward_hook
