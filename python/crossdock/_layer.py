@@ -15,7 +15,7 @@ from ._abi_layer import (
 )
 from ._abi_layer import LayerReport as CLayerReport
 from ._dispatcher import choice, dispatch_config
-from ._errors import Error, ErrorCode, check, fail
+from ._errors import Error, ErrorCode, check
 from ._experts import ExpertWeights, experts_config, put_expert_weights
 from ._group import Group
 from ._library import lib
@@ -381,8 +381,7 @@ class Layer(Shared):
         """Computes the gradients that a backward with delay_dw postponed, with the same arguments. Not collective."""
         marshal, args = Marshal(self._stream), LayerBackwardArgs(delay_dw=1)
         _put_backward(marshal, args, x, weights, grad_out, grads, accumulate)
-        if lib.layer_backward_dw(self._handle, byref(args), handle_in("saved", saved, LayerSaved)):
-            fail(cause=marshal.refusal)
+        marshal.call_alone(lib.layer_backward_dw, self._handle, byref(args), handle_in("saved", saved, LayerSaved))
 
 
 def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, centred: bool = False) -> None:
@@ -396,8 +395,7 @@ def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, cen
     if marshal.refusal is None and len(load) != tensor.shape[0]:
         raise ValueError(f"load must have one entry per value of bias ({tensor.shape[0]}), got {len(load)}")
     counts = int_array("load", load, ctypes.c_int64)
-    if lib.update_expert_bias(byref(tensor), counts, rate, centred):
-        fail(cause=marshal.refusal)
+    marshal.call_alone(lib.update_expert_bias, byref(tensor), counts, rate, centred)
 
 
 def _pointer_to(name: str, value: float) -> Any:

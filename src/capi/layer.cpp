@@ -291,14 +291,13 @@ crossdock_status crossdock_layer_saved_report(const crossdock_layer_saved* saved
     const ConstTensorView& counts = decision.device_load.device_counts.view;
     const auto* const load =
         counts.given() ? static_cast<const int64_t*>(counts.data) : decision.load.data();
-    capi::write_struct(
-        "crossdock_layer_report", report,
-        {.struct_size = sizeof(crossdock_layer_report),
-         .expert_ids = capi::from_view(routed.expert_ids),
-         .weights = capi::from_view(routed.weights),
-         .kept_weights = capi::from_view(decision.plan.weights()),
-         .load = vector(load, decision.router->E),
-         .rows_per_expert = vector(segments.counts, segments.num_segments)});
+    capi::write_struct("crossdock_layer_report", report,
+                       {.struct_size = sizeof(crossdock_layer_report),
+                        .expert_ids = capi::from_view(routed.expert_ids),
+                        .weights = capi::from_view(routed.weights),
+                        .kept_weights = capi::from_view(decision.plan.weights()),
+                        .load = vector(load, decision.router->E),
+                        .rows_per_expert = vector(segments.counts, segments.num_segments)});
   });
 }
 

@@ -18,7 +18,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "quick": (
         [
             *("case_dispatcher", "case_autograd", "case_transforms", "case_native"),
-            *("case_layer", "case_layer_options", "case_weights", "case_groups", "case_import"),
+            *("case_layer", "case_layer_options", "case_layer_errors", "case_weights", "case_groups", "case_import"),
         ],
         [1, 2, 4],
     ),  # any version of torch

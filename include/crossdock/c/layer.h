@@ -188,10 +188,10 @@ crossdock_layer_backward_dw(const crossdock_layer* layer, const crossdock_layer_
 /// GPU complete once the stream has reached the forward.
 typedef struct crossdock_layer_report {
   size_t struct_size;
-  crossdock_tensor expert_ids;       // [T, K] int32: the routes, best first; -1: none
-  crossdock_tensor weights;          // [T, K] fp32 (fp64 for fp64): their weights
-  crossdock_tensor kept_weights;     // [T, K * etp]: each etp times, 0 if capacity dropped the route
-  crossdock_tensor load;             // [E] int64: routes before any drop, summed over the group
+  crossdock_tensor expert_ids;    // [T, K] int32: the routes, best first; -1: none
+  crossdock_tensor weights;       // [T, K] fp32 (fp64 for fp64): their weights
+  crossdock_tensor kept_weights;  // [T, K * etp]: each etp times, 0 if capacity dropped the route
+  crossdock_tensor load;          // [E] int64: routes before any drop, summed over the group
   crossdock_tensor rows_per_expert;  // [E_local] int64: rows of this rank's experts
 } crossdock_layer_report;
 #define CROSSDOCK_LAYER_REPORT_INIT \

@@ -10,7 +10,7 @@ from crossdock._layer import update_expert_bias
 from .dispatcher import Dispatcher
 from .experts import GroupedExperts, library_computes
 from .groups import group_of
-from .layer_config import DispatchOptions, LayerConfig, make_config
+from .layer_config import DispatchOptions, make_config, stand_in
 from .library_layer import moe_layer
 from .registration import HAS_OPERATORS, is_transformed, transform_error
 from .report import LayerReport
@@ -184,7 +184,7 @@ class MoELayer(nn.Module):
         except Exception as error:
             self._error = error
         if self._error is not None:  # with what a program needs until the first forward
-            self.config = LayerConfig(num_experts=1, top_k=1, width=1, inner=1)
+            self.config = stand_in({} if experts is not None else given)
         config = self.config
         self.top_k, self.width, self.score = config.top_k, config.width, config.score
         self.normalise, self.scale = config.normalise, config.scale
@@ -348,7 +348,7 @@ class MoELayer(nn.Module):
         expert_ids = choose(self.config, logits.detach(), self.expert_bias)
         return expert_ids, weights_of(self.config, logits, expert_ids)
 
-    def _check_kind(self, x: torch.Tensor) -> None:
+    def _check_kind(self, x: torch.Tensor, is_whole: bool) -> None:
         """Refuses tokens that the router cannot multiply, on every rank: the others would wait in dispatch."""
         weight = getattr(self.router, "weight", None)
         if not isinstance(weight, torch.Tensor) or (x.dtype == weight.dtype and x.device == weight.device):
@@ -363,10 +363,17 @@ class MoELayer(nn.Module):
             return
         wanted, given = (f"{tensor.dtype} on {tensor.device}" for tensor in (weight, x))
         error = f"x must have the dtype and device of the layer, {wanted}, got {given}; convert x or the layer, or use autocast"
-        self._refuse(TypeError(error))
+        self._refuse(TypeError(error), is_whole)
 
-    def _refuse(self, error: Exception) -> NoReturn:
+    def _refuse(self, error: Exception, is_whole: bool) -> NoReturn:
+        """Raises the error on all ranks, in the call that they make. is_whole: see _is_whole."""
+        if is_whole:
+            self._state.refuse(error)
         self.dispatcher._open().refuse(error)
+
+    def _is_whole(self, has_routes: bool) -> bool:
+        """Whether the library's layer with options makes a forward. has_routes: with masks or forced ids."""
+        return not self._is_changed() and (has_routes or not self.config.is_plain)
 
     def forward(
         self,
@@ -390,24 +397,28 @@ class MoELayer(nn.Module):
             num_sequences: number of sequences in `sequence_ids`.
             total_sequences: that of the counting group; needed on a GPU if its ranks have sequences of their own.
         """
+        has_routes = padding_mask is not None or forced_ids is not None
+        is_whole = self._is_whole(has_routes)
         if self._error is not None:
-            self._refuse(self._error)
+            self._refuse(self._error, is_whole)
         if not isinstance(x, torch.Tensor) or x.shape[-1:] != (self.width,):
             found = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
-            self._refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"))
+            self._refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"), is_whole)
         if is_transformed((x,)):  # routing cannot be
-            self._refuse(transform_error())
-        self._check_kind(x)
+            self._refuse(transform_error(), is_whole)
+        self._check_kind(x, is_whole)
         tokens = x.reshape(-1, x.shape[-1])
-        if self._is_one_operator(tokens) and all(g is None for g in (padding_mask, forced_ids)):
+        if not has_routes and self._is_one_operator(tokens):
             parameters = (self.router.weight, self.experts.w1, self.experts.w2)
             options = (self.dispatcher._key, self.score, self.normalise, self.scale)
             return moe_layer(tokens, *parameters, *options, torch.is_grad_enabled())[0].reshape(x.shape)
         given = (padding_mask, sequence_ids, forced_ids, token_ids)
-        known = self._tokens(x, given, num_sequences, total_sequences)
-        if self._is_changed() or (self.config.is_plain and known.mask is None and known.forced_ids is None):
-            return self._forward_in_steps(tokens, known).to(x.dtype).reshape(x.shape)
-        return self._forward_whole(tokens, known).to(x.dtype).reshape(x.shape)
+        try:
+            known = self._tokens(x, given, num_sequences, total_sequences)
+        except (TypeError, ValueError) as error:
+            self._refuse(error, is_whole)
+        forward = self._forward_whole if is_whole else self._forward_in_steps
+        return forward(tokens, known).to(x.dtype).reshape(x.shape)
 
     def _tokens(self, x: torch.Tensor, given: Sequence[Optional[torch.Tensor]], number: Optional[int], total: int) -> Tokens:
         """What the caller knows of the tokens, flattened."""
@@ -421,14 +432,14 @@ class MoELayer(nn.Module):
                 continue
             if not isinstance(value, torch.Tensor) or value.shape != torch.Size(shape):
                 found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-                self._refuse(TypeError(f"{name} must be a tensor {list(shape)}, got {found}"))
+                raise TypeError(f"{name} must be a tensor {list(shape)}, got {found}")
             if name == "padding_mask" and value.dtype != torch.bool:
-                self._refuse(TypeError(f"padding_mask must be bool, True for padding, got {value.dtype}"))
+                raise TypeError(f"padding_mask must be bool, True for padding, got {value.dtype}")
             value = value.reshape(-1, self.top_k) if name == "forced_ids" else value.reshape(-1)
             flat.append(value if dtype is None else value.to(dtype))
         mask, sequence_ids, forced_ids, token_ids = flat
         if sequence_ids is not None and number is None:
-            self._refuse(ValueError("sequence_ids need num_sequences, their number"))
+            raise ValueError("sequence_ids need num_sequences, their number")
         if sequence_ids is None and x.dim() == 3 and self.training and self.config.aux_coeff("sequence"):
             number = x.shape[0]
             sequence_ids = torch.arange(number, dtype=torch.int32, device=x.device).repeat_interleave(x.shape[1])
@@ -474,7 +485,7 @@ class MoELayer(nn.Module):
         try:
             config.check_steps("a layer with changed modules")
         except ValueError as error:
-            self._refuse(error)
+            self._refuse(error, False)
         if not self._is_own_route():
             expert_ids, weights = self.route(tokens)
             if known.mask is not None:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from crossdock._dispatcher import COPIES, DROP_POLICIES, NONFINITE, PARTIAL_SUMS
+from crossdock._dispatcher import COPIES, DROP_POLICIES, NONFINITE, PARTIAL_SUMS, dispatch_config
 from crossdock._experts import ACTIVATIONS, WEIGHTS_IN
 from crossdock._layer import AUX_LOSS_SCOPES, GROUP_SCORES, SCORES
 
@@ -121,8 +121,7 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
     @property
     def is_plain(self) -> bool:
         """Whether all options are those that the first version of MoELayer had."""
-        known = ("num_experts", "top_k", "width", "inner", "score", "normalise", "scale", "gradients")
-        rest = (field for field in fields(self) if field.name not in known and field.name not in _DISPATCH)
+        rest = (field for field in fields(self) if field.name not in _PLAIN and field.name not in _DISPATCH)
         return self.score in ("softmax", "sigmoid") and all(getattr(self, f.name) == f.default for f in rest)
 
     def for_library(self, is_training: bool) -> Dict[str, Any]:
@@ -163,6 +162,8 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
             check_choice("a scope of aux_loss_coeffs", scope, AUX_LOSS_SCOPES)
             _check_number(f"aux_loss_coeffs[{scope!r}]", value, True)
         self._check_sizes(num_ranks)
+        sizes = {name: getattr(self, name) for name in ("num_experts", "top_k", "width")}
+        dispatch_config(**sizes, **self.part(DispatchOptions))
         if has_own_experts:
             self._check_own_experts()
 
@@ -208,6 +209,23 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
                 raise ValueError(f"{name} needs the library's whole layer, which {reason} rules out")
 
 
+def stand_in(options: Dict[str, Any]) -> LayerConfig:
+    """A valid configuration in place of options with an error, for a layer whose first forward makes the call that the
+    layers of the other ranks make."""
+    groups = {name: options.get(name) for name in ("counting_group", "sequence_group", "replicated_over")}
+    given: Dict[str, Any] = {name: group for name, group in groups.items() if hasattr(group, "all_reduce")}
+    for name, value in options.items():
+        if name not in OPTIONS:
+            name = next(iter(difflib.get_close_matches(name, OPTIONS, 1)), "report")
+        if name == "score":
+            value = next(iter(difflib.get_close_matches(str(value), SCORES, 1)), value)
+            given["report"] = given.get("report", False) or value not in ("softmax", "sigmoid")
+        elif name not in _PLAIN and name not in _DISPATCH and value != getattr(LayerConfig, name):
+            given["report"] = True
+    return LayerConfig(num_experts=1, top_k=1, width=1, inner=1, normalise=False, **given)
+
+
+_PLAIN = ("num_experts", "top_k", "width", "inner", "score", "normalise", "scale", "gradients")
 _DISPATCH = tuple(field.name for field in fields(DispatchOptions))
 OPTIONS = tuple(field.name for field in fields(LayerConfig))
 

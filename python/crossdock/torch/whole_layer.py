@@ -7,6 +7,8 @@ from typing import Any, Deque, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 import torch
 
 import crossdock
+from crossdock._library import lib
+from crossdock._tensor import Marshal
 
 from . import groups, kept
 from .calls import Core
@@ -70,8 +72,13 @@ class LayerState:
         return self._layers[key]
 
     def refuse(self, error: Exception) -> NoReturn:
-        """Raises the error on all ranks, which make a call."""
-        self.core.refuse(error)
+        """Raises the error on all ranks, which make a forward."""
+        with Marshal() as marshal:
+            raise error
+        with self.lock:
+            layer = self.layer_of(torch.float32, False)
+            marshal.call(self.group.rank, lib.layer_forward, layer._handle, None, None, None)
+        raise error
 
     def loss_factor(self) -> float:
         """The factor on the gradients of the losses."""
