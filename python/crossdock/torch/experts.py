@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from .expert_tensors import marked, plain
+from .expert_tensors import is_sharded, number_experts
 from .library_experts import swiglu_experts
 from .registration import HAS_OPERATORS, define, refuse_gradient, save_nothing
 
@@ -23,6 +23,7 @@ class GroupedExperts(nn.Module):
         expert_ids: [E_local] the numbers of these experts among those of all ranks (`Dispatcher.local_experts`). Their
             first values follow from these numbers and torch's seed, on any number of ranks. Default: 0, 1, ...; for
             experts that are the only ones.
+        num_experts: E, with expert_ids: for checkpoints that fit any number of ranks (docs/checkpoints.md).
     """
 
     def __init__(
@@ -32,13 +33,16 @@ class GroupedExperts(nn.Module):
         inner: int,
         *,
         expert_ids: Optional[Sequence[int]] = None,
+        num_experts: Optional[int] = None,
         device: Any = None,
         dtype: Any = None,
     ):
         super().__init__()
         if expert_ids is not None and len(expert_ids) != num_local_experts:
             raise ValueError(f"expert_ids must have {num_local_experts} entries, one per local expert, got {len(expert_ids)}")
-        self.expert_ids = None if expert_ids is None else list(expert_ids)
+        self.expert_ids: Optional[Sequence[int]] = None
+        if expert_ids is not None:
+            number_experts(self, expert_ids, num_experts)
         options = {"device": device, "dtype": dtype}
         self.w1 = nn.Parameter(torch.empty((num_local_experts, 2 * inner, width), **options))
         self.w2 = nn.Parameter(torch.empty((num_local_experts, width, inner), **options))
@@ -55,7 +59,7 @@ class GroupedExperts(nn.Module):
         seed, generator = int(drawn), torch.Generator(self.w1.device)
         parameters = (self.w1, self.w2)
         with torch.no_grad():
-            values = [torch.empty(p.shape, dtype=p.dtype, device=p.device) if _is_sharded(p) else p for p in parameters]
+            values = [torch.empty(p.shape, dtype=p.dtype, device=p.device) if is_sharded(p) else p for p in parameters]
             for local, expert in enumerate(self.expert_ids or range(self.w1.shape[0])):
                 generator.manual_seed(seed + expert)
                 for value in values:
@@ -63,18 +67,6 @@ class GroupedExperts(nn.Module):
             for parameter, value in zip(parameters, values):
                 if value is not parameter:
                     _copy_to_shards(value, parameter)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.expert_ids is not None and not keep_vars:
-            for name in (prefix + "w1", prefix + "w2"):
-                destination[name] = marked(destination[name])
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
-        for name in (prefix + "w1", prefix + "w2"):
-            if name in state_dict:  # a copy of the caller's
-                state_dict[name] = plain(state_dict[name])
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """rows [R, D], grouped by expert -> y [R, D]. Rows after those of the last expert become zero."""
@@ -95,11 +87,6 @@ def library_computes(tokens: torch.Tensor, *parameters: torch.Tensor) -> bool:
     if not tokens.is_cuda or tokens.dtype not in (torch.bfloat16, torch.float16):
         return False
     return all(p.is_cuda and type(p) in (torch.Tensor, nn.Parameter) for p in parameters)
-
-
-def _is_sharded(parameter: torch.Tensor) -> bool:
-    """Whether it is a DTensor, as in FSDP2."""
-    return hasattr(parameter, "device_mesh")
 
 
 def _copy_to_shards(value: torch.Tensor, parameter: Any) -> None:

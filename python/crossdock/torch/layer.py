@@ -96,8 +96,8 @@ class MoELayer(nn.Module):
         self.router = nn.Linear(width, num_experts, bias=False, device=device, dtype=dtype)
         if experts is None:
             own = self.dispatcher.local_experts
-            expert_ids = own if self.dispatcher.group.size > 1 else None  # None: all experts
-            experts = GroupedExperts(len(own), width, inner, expert_ids=expert_ids, device=device, dtype=dtype)
+            numbers = {} if self.dispatcher.group.size == 1 else {"expert_ids": own, "num_experts": num_experts}
+            experts = GroupedExperts(len(own), width, inner, **numbers, device=device, dtype=dtype)
         self.experts = experts
 
     def expert_parameters(self) -> list:
