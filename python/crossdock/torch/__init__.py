@@ -9,8 +9,11 @@ Needs torch 1.13 or later; torch 2.4 or later for torch.compile and selective ch
 """
 from typing import Any
 
+from .checkpoint import Checkpoint
 from .dispatcher import Dispatched, Dispatcher, Handle
+from .expert_tensors import number_experts
 from .experts import GroupedExperts
+from .gradients import clip_grad_norm_, scale_expert_gradients_
 from .groups import close, group
 from .layer import MoELayer
 from .loss_scale import set_loss_scale
@@ -19,6 +22,7 @@ from .report import LayerReport
 from .titan_dispatcher import TitanTokenDispatcher
 
 __all__ = [
+    "Checkpoint",
     "Dispatched",
     "Dispatcher",
     "GroupedExperts",
@@ -26,9 +30,12 @@ __all__ = [
     "LayerReport",
     "MoELayer",
     "TitanTokenDispatcher",
+    "clip_grad_norm_",
     "close",
     "group",
+    "number_experts",
     "save_ops",
+    "scale_expert_gradients_",
     "set_loss_scale",
 ]
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from .expert_tensors import marked, plain
+from .expert_tensors import is_sharded, number_experts
 from .layer_config import ACTIVATIONS, GATED, WEIGHTS_IN, check_choice
 from .library_experts import grouped_mlp, swiglu_experts
 from .registration import HAS_OPERATORS, define, refuse_gradient, save_nothing
@@ -26,6 +26,7 @@ class GroupedExperts(nn.Module):
         expert_ids: [E_local] the numbers of these experts among those of all ranks (`Dispatcher.local_experts`). Their
             first values follow from these numbers and torch's seed, on any number of ranks. Default: 0, 1, ...; for
             experts that are the only ones.
+        num_experts: E, with expert_ids: for checkpoints that fit any number of ranks (docs/checkpoints.md).
         activation: "swiglu", "clamped_swiglu" (gpt-oss), "geglu", "gelu", "gelu_tanh" or "squared_relu".
         interleaved: rows of w1 are gate 0, linear 0, gate 1, ...
         limit: of clamped_swiglu.
@@ -45,6 +46,7 @@ class GroupedExperts(nn.Module):
         inner: int,
         *,
         expert_ids: Optional[Sequence[int]] = None,
+        num_experts: Optional[int] = None,
         activation: str = "swiglu",
         interleaved: bool = False,
         limit: float = 7.0,
@@ -60,7 +62,9 @@ class GroupedExperts(nn.Module):
             raise ValueError(f"expert_ids must have {num_local_experts} entries, one per local expert, got {len(expert_ids)}")
         check_choice("activation", activation, ACTIVATIONS)
         check_choice("weights_in", weights_in, WEIGHTS_IN)
-        self.expert_ids = None if expert_ids is None else list(expert_ids)
+        self.expert_ids: Optional[Sequence[int]] = None
+        if expert_ids is not None:
+            number_experts(self, expert_ids, num_experts)
         self.activation, self.interleaved, self.limit = activation, interleaved, float(limit)
         self.weights_in, self.recompute = weights_in, recompute
         self.shard, self._whole_inner = shard, inner
@@ -97,7 +101,7 @@ class GroupedExperts(nn.Module):
         seed, generator = int(drawn), torch.Generator(self.w1.device)
         parameters = (self.w1, self.w2)
         with torch.no_grad():
-            values = [torch.empty(p.shape, dtype=p.dtype, device=p.device) if _is_sharded(p) else p for p in parameters]
+            values = [torch.empty(p.shape, dtype=p.dtype, device=p.device) if is_sharded(p) else p for p in parameters]
             for local, expert in enumerate(range(self.w1.shape[0]) if self.expert_ids is None else self.expert_ids):
                 generator.manual_seed(seed + expert)
                 self._draw(values, local, generator)
@@ -124,19 +128,6 @@ class GroupedExperts(nn.Module):
         w1[local].copy_(parts.reshape(-1, width))
         whole = w2.new_empty((width, inner)).uniform_(-1, 1, generator=generator).div_(math.sqrt(inner))
         w2[local].copy_(whole[:, own])
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.expert_ids is not None and not keep_vars:
-            for name in (prefix + "w1", prefix + "w2", prefix + "b1", prefix + "b2"):
-                if name in destination:
-                    destination[name] = marked(destination[name])
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
-        for name in (prefix + "w1", prefix + "w2", prefix + "b1", prefix + "b2"):
-            if name in state_dict:  # a copy of the caller's
-                state_dict[name] = plain(state_dict[name])
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(
         self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, row_weights: Optional[torch.Tensor] = None
@@ -169,11 +160,6 @@ def library_computes(tokens: torch.Tensor, *parameters: torch.Tensor) -> bool:
     if not tokens.is_cuda or tokens.dtype not in (torch.bfloat16, torch.float16):
         return False
     return all(p.is_cuda and type(p) in (torch.Tensor, nn.Parameter) for p in parameters)
-
-
-def _is_sharded(parameter: torch.Tensor) -> bool:
-    """Whether it is a DTensor, as in FSDP2."""
-    return hasattr(parameter, "device_mesh")
 
 
 def _copy_to_shards(value: torch.Tensor, parameter: Any) -> None:

@@ -213,9 +213,11 @@ class MoELayer(nn.Module):
         config, own = self.config, self.local_experts
         assert config.inner is not None
         shard = (ranks.rank % config.etp, config.etp)
-        expert_ids = own if ranks.size > 1 else None  # None: all experts
+        numbers: Dict[str, Any] = {} if ranks.size == 1 else {"expert_ids": own}  # without numbers: all experts
+        if ranks.size > 1 and config.etp == 1:  # checkpoints cannot join shards of the inner dimension
+            numbers["num_experts"] = config.num_experts
         options = dict(self._expert_options(), weights_in=config.weights_in, shard=shard, **made)
-        return GroupedExperts(len(own), config.width, config.inner, expert_ids=expert_ids, **options)
+        return GroupedExperts(len(own), config.width, config.inner, **numbers, **options)
 
     @property
     def local_experts(self) -> List[int]:
