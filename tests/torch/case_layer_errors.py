@@ -106,8 +106,8 @@ def tensors_that_the_library_cannot_read_are_named_on_every_rank(rank, world):
     culprit = world - 1
     for wrong, words in (
         ((x.to_sparse(), ids, weights), "x: "),
-        ((x.to(torch.complex64), ids, weights), "x: tensors of torch.complex64 on cpu are not supported"),
-        ((x, ids.to(torch.int8), weights), "expert_ids: tensors of torch.int8 on cpu are not supported"),
+        ((x.to(torch.complex64), ids, weights), "x: tensors of dtype torch.complex64 on cpu are not supported"),
+        ((x, ids.to(torch.int8), weights), "expert_ids: tensors of dtype torch.int8 on cpu are not supported"),
     ):
         error = error_of(lambda wrong=wrong: dispatcher.dispatch(*(wrong if rank == culprit else (x, ids, weights))))
         same_everywhere(str(error))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the README's PyTorch example and examples/08_torch.py under torchrun, as a reader would: readme.py"""
+"""Runs the PyTorch examples of README and docs/pytorch.md, and examples/08_torch.py, under torchrun, as a reader would."""
 import os
 import pathlib
 import re
@@ -35,6 +35,21 @@ def check_readme():
         assert abs(float(other) - float(ours)) <= 1e-6, output
 
 
+def check_first_blocks():
+    """docs/pytorch.md: a layer, its training, its checkpoint; the loss falls and the loaded layer has it."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/pytorch.md").read_text(), re.MULTILINE | re.DOTALL)[:3]
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder) / "first_blocks.py"
+        code = [f"folder = {folder + '/checkpoint'!r}", blocks[0], "first = (layer(x) - x).square().mean().item()", *blocks[1:]]
+        code += ["again = (layer(x) - x).square().mean().item()", "print('loss', first, again, layer.expert_bias.abs().max().item())"]
+        script.write_text("\n".join(code))
+        output = run(script)
+    found = re.findall(r"loss (\S+) (\S+) (\S+)", output)
+    assert len(found) == WORLD, output
+    for first, again, bias in found:
+        assert float(again) < float(first) and float(bias) > 0, output
+
+
 def check_example():
     output = run(ROOT / "examples" / "08_torch.py")
     assert output.count("equal") == 5 and "DIFFERENT" not in output, output
@@ -42,5 +57,6 @@ def check_example():
 
 if __name__ == "__main__":
     check_readme()
+    check_first_blocks()
     check_example()
-    print("README and example: passed")
+    print("README, docs/pytorch.md and example: passed")
