@@ -144,6 +144,8 @@ def own_experts_and_routes_keep_losses(rank, world):
     torch.testing.assert_close(out[1:2], layer.shared(x[1:2], torch.tensor([1])))
     layer.eval()
     assert layer(x).shape == x.shape
+    for run in (lambda: layer(x, forced_ids=torch.zeros((3, K), dtype=torch.int64)), lambda: First(**SIZES, z_loss_coeff=0.1)(x)):
+        assert "losses and forced_ids need the layer's own route, which is overridden" in str(error_of(run))
     double = MoELayer(num_experts=E, top_k=K, width=D, experts=Doubling(), aux_loss_coeff=0.5, weights_in="experts", scale=3.0)
     y = x.clone().requires_grad_()
     out = double(y)

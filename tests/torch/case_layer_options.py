@@ -63,7 +63,12 @@ def compare(layers, x, grad_out, limit=1e-12, **keywords):
             close(a, b, limit)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
-    return layers[0].report
+    reports = [layer.report for layer in layers]
+    for name in ("expert_ids", "load", "dropped", "rows_per_expert", "rows_per_rank"):
+        assert torch.equal(*(getattr(report, name) for report in reports)), name
+    for name in ("weights", "losses"):
+        close(*(getattr(report, name) for report in reports), limit)
+    return reports[0]
 
 
 CHOICES = {

@@ -177,6 +177,25 @@ def every_option_is_one_graph(rank, world):
 
 
 @case(1, 2)
+def jitter_is_random_in_a_compiled_layer_too(rank, world):
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    layer = MoELayer(**OPTIONS, jitter=0.5)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = torch.randn((1, 3, D)).expand(2, 3, D)
+    outs = []
+    for run in (compiled, compiled, layer, layer):
+        out = run(x)
+        assert not torch.equal(out[0], out[1])  # equal tokens get different factors
+        outs.append(out)
+    assert not torch.equal(outs[0], outs[1]) and not torch.equal(outs[2], outs[3])
+    everyone = [None] * world
+    dist.all_gather_object(everyone, outs[0].tolist())
+    assert len({str(one) for one in everyone}) == world
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+@case(1, 2)
 def several_layers_compiled_one_by_one_have_their_own_state(rank, world):
     torch._dynamo.reset()
     layers = [MoELayer(**OPTIONS, scale=float(1 + i)) for i in range(3)]

@@ -7,12 +7,13 @@ from torch import nn
 import crossdock
 from crossdock._layer import update_expert_bias
 
+from .calls import routes_of
 from .dispatcher import Dispatcher
 from .experts import GroupedExperts, library_computes
 from .groups import group_of
 from .layer_config import DispatchOptions, make_config, stand_in
 from .library_layer import moe_layer
-from .registration import HAS_OPERATORS, is_transformed, transform_error
+from .registration import HAS_OPERATORS, is_observed, is_transformed, transform_error
 from .report import LayerReport
 from .routing import Tokens, attach_losses, best_experts, choose, losses_of, sum_over_group, weights_of
 from .tensors import view_of, weights_dtype
@@ -464,52 +465,63 @@ class MoELayer(nn.Module):
 
     def _forward_in_steps(self, tokens: torch.Tensor, known: Tokens) -> torch.Tensor:
         """tokens [T, D] -> out [T, D], with the modules as they are."""
-        config, state = self.config, self._state
-        if config.is_plain and known.mask is None and known.forced_ids is None:
-            expert_ids, weights = self.route(tokens)
+        config = self.config
+        has_options = not config.is_plain or known.mask is not None or known.forced_ids is not None
+        load = losses = tokens
+        if has_options:
+            expert_ids, weights, load, losses = self._route_with_options(tokens, known)
         else:
-            expert_ids, weights = self._route_with_options(tokens, known)
+            expert_ids, weights = self.route(tokens)
         in_experts = config.weights_in == "experts"
         sent = self.dispatcher.dispatch(tokens, expert_ids, weights, row_weights=in_experts)
+        if has_options and not is_observed(tokens):
+            counts = sent.tokens_per_expert
+            dropped = torch.tensor(routes_of(sent.handle.plan).dropped(), dtype=torch.int64, device=tokens.device)
+            given = (expert_ids.int(), weights, load, dropped, counts, losses)
+            self._state.report = LayerReport(*(value.detach() for value in given), self._state.ranks)
         extra = (sent.row_weights,) if in_experts else ()
         y = self.experts(sent.rows, sent.tokens_per_expert, *extra)
         out = self.dispatcher.combine(y, sent.handle, weighted=not in_experts)
         if self.shared is not None:
             counts = torch.full((1,), tokens.shape[0], dtype=torch.int64, device=tokens.device)
             out = out + self.shared(tokens, counts)
-        if state.report is not None:
-            state.report = None
         return out
 
-    def _route_with_options(self, tokens: torch.Tensor, known: Tokens) -> Tuple[torch.Tensor, torch.Tensor]:
-        """tokens [T, D] -> expert_ids [T, K] and weights [T, K], whose backward reaches the losses."""
+    def _route_with_options(
+        self, tokens: torch.Tensor, known: Tokens
+    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """tokens [T, D] -> expert_ids [T, K], weights [T, K], whose backward reaches the losses, load [E] and losses [5]."""
         config, state = self.config, self._state
         try:
             config.check_steps("a layer with changed modules")
+            if not self._is_own_route() and (config.has_losses or known.forced_ids is not None):
+                raise ValueError("losses and forced_ids need the layer's own route, which is overridden")
         except ValueError as error:
             self._refuse(error, False)
-        if not self._is_own_route():
+        logits = None
+        if self._is_own_route():
+            jittered = tokens
+            if config.jitter and self.training:
+                jittered = tokens * torch.empty_like(tokens).uniform_(1 - config.jitter, 1 + config.jitter)
+            logits = self.router(jittered)
+            logits = logits.to(weights_dtype(logits.dtype))
+            expert_ids = known.forced_ids
+            if expert_ids is None:
+                expert_ids = choose(config, logits.detach(), self.expert_bias)
+            if known.mask is not None:
+                expert_ids = torch.where(known.mask[:, None], -1, expert_ids)
+            weights = weights_of(config, logits, expert_ids)
+        else:
             expert_ids, weights = self.route(tokens)
             if known.mask is not None:
                 expert_ids = torch.where(known.mask[:, None], -1, expert_ids)
-            return expert_ids, weights
-        jittered = tokens
-        if config.jitter and self.training:
-            jittered = tokens * torch.empty_like(tokens).uniform_(1 - config.jitter, 1 + config.jitter)
-        logits = self.router(jittered)
-        logits = logits.to(weights_dtype(logits.dtype))
-        expert_ids = known.forced_ids
-        if expert_ids is None:
-            expert_ids = choose(config, logits.detach(), self.expert_bias)
-        if known.mask is not None:
-            expert_ids = torch.where(known.mask[:, None], -1, expert_ids)
-        weights = weights_of(config, logits, expert_ids)
+        ids = torch.where(expert_ids >= 0, expert_ids, config.num_experts).reshape(-1).long()
+        load = torch.zeros(config.num_experts + 1, dtype=torch.int64, device=ids.device)
+        load = sum_over_group(load.index_add(0, ids, torch.ones_like(ids))[:-1], state.key, "layer")
+        step = load.new_zeros(0)
+        losses = torch.zeros(5, dtype=torch.float64, device=ids.device)
         if not self.training:
-            return expert_ids, weights
-        losses, step = losses_of(state, logits, expert_ids, known)
-        load = step.new_zeros(0)
-        if config.expert_bias:
-            ids = torch.where(expert_ids >= 0, expert_ids, config.num_experts).reshape(-1).long()
-            load = step.new_zeros(config.num_experts + 1).index_add(0, ids, torch.ones_like(ids))[:-1]
-            load = sum_over_group(load, state.key, "layer")
-        return expert_ids, attach_losses(weights, losses[0] + losses[1], load, step, state.key)
+            return expert_ids, weights, load, losses
+        if logits is not None:
+            losses, step = losses_of(state, logits, expert_ids, known)
+        return expert_ids, attach_losses(weights, losses[0] + losses[1], load, step, state.key), load, losses

@@ -53,6 +53,8 @@ class LayerReport:
 def copy_of(fields: Fields, like: torch.Tensor) -> torch.Tensor:
     """A copy of the library's memory, on the device of `like`, in its current stream."""
     address, shape, dtype = fields[0], fields[1 : 1 + fields[5]], _DTYPES[fields[6]]
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype, device=like.device)
     if like.is_cuda:
         return torch.as_tensor(Array(fields, None, None, torch.cuda.current_stream().cuda_stream), device=like.device).clone()
     made = torch.empty(shape, dtype=dtype)

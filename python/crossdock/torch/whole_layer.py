@@ -161,7 +161,7 @@ class _Call:
             token_ids=token_ids,
             num_sequences=self.num_sequences,
             total_sequences=self.total_sequences,
-            jitter_seed=0 if seed is None else int(seed),
+            jitter_seed=0 if seed is None else self._seed_of_rank(int(seed)),
             earlier=state.earlier if self.is_training else None,
             out=memory,
         )
@@ -170,6 +170,12 @@ class _Call:
         if keep and is_captured(x):
             state.core.captured.append(made.saved)
         return out, made.saved
+
+
+    def _seed_of_rank(self, seed: int) -> int:
+        """Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks."""
+        is_shared = self.views[5 + _P] is not None or self.state.config.replicated_over is not None
+        return seed if is_shared else (seed + self.state.group.rank * 0x9E3779B97F4A7C15) % 2**63
 
 
 def _layer(*inputs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
