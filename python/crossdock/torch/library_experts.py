@@ -1,6 +1,6 @@
-"""The library's experts as a differentiable operator: `torch.ops.crossdock.swiglu_experts`."""
+"""The library's experts as a differentiable operator: `torch.ops.crossdock.expert_mlp`."""
 import functools
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as functional
@@ -25,10 +25,24 @@ class _Segments:
         self.num_local_experts = self.counts.shape[0]
 
 
+class Form(NamedTuple):
+    """What the experts compute, and how their parameters are stored; see `crossdock.Experts`."""
+
+    activation: str = "swiglu"
+    limit: float = 7.0
+    interleaved: bool = False
+    transposed: bool = False
+
+
 @functools.lru_cache(maxsize=None)
-def _experts_of(num_local_experts: int, width: int, inner: int, dtype: torch.dtype) -> crossdock.Experts:
+def _experts_of(num_local_experts: int, width: int, inner: int, dtype: torch.dtype, form: Form) -> crossdock.Experts:
     """Shared by all modules, and kept: CUDA graphs may use it."""
-    return crossdock.Experts(num_local_experts=num_local_experts, width=width, inner=inner, dtype=dtype)
+    return crossdock.Experts(num_local_experts=num_local_experts, width=width, inner=inner, dtype=dtype, **form._asdict())
+
+
+def _experts_for(rows: torch.Tensor, w2: torch.Tensor, form: Form) -> crossdock.Experts:
+    num_local_experts, width, inner = w2.mT.shape if form.transposed else w2.shape
+    return _experts_of(num_local_experts, width, inner, rows.dtype, form)
 
 
 def stream_of(tensor: torch.Tensor) -> int:
@@ -51,14 +65,19 @@ def gradient_memory(parameter: torch.Tensor, wanted: bool, dtype: Optional[torch
     return empty(parameter, parameter.shape, dtype)
 
 
-def _forward(
-    rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, counts: torch.Tensor, keep: bool
-) -> Tuple[torch.Tensor, Any]:
-    experts = _experts_of(*w2.shape, rows.dtype)
+def _views(parameters: Sequence[Optional[torch.Tensor]]) -> crossdock.ExpertWeights:
+    return crossdock.ExpertWeights(*(None if p is None else view_of(p) for p in parameters))
+
+
+def _contiguous(*tensors: Optional[torch.Tensor]) -> List[Optional[torch.Tensor]]:
+    return [tensor if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def _forward(rows: torch.Tensor, parameters: Sequence, counts: torch.Tensor, form: Form, keep: bool) -> Tuple[torch.Tensor, Any]:
     y = torch.empty_like(rows)
-    _, saved = experts.forward(
+    _, saved = _experts_for(rows, parameters[1], form).forward(
         _Segments(counts, rows.device),
-        crossdock.ExpertWeights(view_of(w1), view_of(w2)),
+        _views(parameters),
         view_of(rows),
         y=view_of(y),
         save=keep,
@@ -70,10 +89,21 @@ def _forward(
 
 
 def _experts(
-    rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, counts: torch.Tensor, keep: bool
+    rows: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    b1: Optional[torch.Tensor],
+    b2: Optional[torch.Tensor],
+    counts: torch.Tensor,
+    activation: str,
+    limit: float,
+    interleaved: bool,
+    transposed: bool,
+    keep: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """rows [R, D], grouped by expert -> y [R, D] and, if `keep`, values for backward. Rows of no expert become zero."""
-    y, saved = _forward(rows.contiguous(), w1.contiguous(), w2.contiguous(), counts, keep)
+    rows, *parameters = _contiguous(rows, w1, w2, b1, b2)
+    y, saved = _forward(rows, parameters, counts, Form(activation, limit, interleaved, transposed), keep)
     return y, kept.tensor_of(saved) if keep else kept.like_kept()
 
 
@@ -82,58 +112,79 @@ def _experts_backward(
     rows: torch.Tensor,
     w1: torch.Tensor,
     w2: torch.Tensor,
+    b1: Optional[torch.Tensor],
+    b2: Optional[torch.Tensor],
     counts: torch.Tensor,
     saved: torch.Tensor,
+    activation: str,
+    limit: float,
+    interleaved: bool,
+    transposed: bool,
     wanted: List[bool],
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """grad_y [R, D] -> the gradients of rows, w1 and w2; gradients that are not wanted are empty."""
-    grad_y, rows, w1, w2 = grad_y.contiguous(), rows.contiguous(), w1.contiguous(), w2.contiguous()
+) -> Tuple[torch.Tensor, ...]:
+    """grad_y [R, D] -> the gradients of rows and of the parameters; gradients that are not wanted are empty."""
+    grad_y, rows, *parameters = _contiguous(grad_y, rows, w1, w2, b1, b2)
+    form = Form(activation, limit, interleaved, transposed)
     values = kept.take(saved)
     if values is None:  # the graph is used a second time
-        values = _forward(rows, w1, w2, counts, True)[1]
-    experts = _experts_of(*w2.shape, rows.dtype)
+        values = _forward(rows, parameters, counts, form, True)[1]
+    experts = _experts_for(rows, w2, form)
     segments, stream = _Segments(counts, rows.device), stream_of(rows)
-    call = (segments, crossdock.ExpertWeights(view_of(w1), view_of(w2)), view_of(rows), view_of(grad_y), values)
+    call = (segments, _views(parameters), view_of(rows), view_of(grad_y), values)
     grad_rows = torch.empty_like(rows)
     experts.backward_dx(*call, grad_rows=view_of(grad_rows), stream=stream)
-    (grad_w1, memory_w1), (grad_w2, memory_w2) = map(gradient_memory, (w1, w2), wanted)
+    sums = weights_dtype(rows.dtype)
+    made = [
+        gradient_memory(rows if p is None else p, want, None if index < 2 else sums)
+        for index, (p, want) in enumerate(zip(parameters, wanted))
+    ]
     if any(wanted):
-        experts.backward_dw(*call, grads=crossdock.ExpertWeights(memory_w1, memory_w2), stream=stream)
-    return grad_rows, grad_w1.to(w1.dtype), grad_w2.to(w2.dtype)
+        experts.backward_dw(*call, grads=crossdock.ExpertWeights(*(memory for _, memory in made)), stream=stream)
+    return (grad_rows, *(grad.to(rows.dtype) for grad, _ in made))
 
 
-def _fake_backward(grad_y, rows, w1, w2, counts, saved, wanted):
-    parameters = (p.new_empty(p.shape if want else (0,)) for p, want in zip((w1, w2), wanted))
+def _fake_backward(grad_y, rows, w1, w2, b1, b2, counts, saved, activation, limit, interleaved, transposed, wanted):
+    parameters = (rows.new_empty(p.shape if want else (0,)) for p, want in zip((w1, w2, b1, b2), wanted))
     return (torch.empty_like(rows), *parameters)
 
 
 def _save(ctx: Any, inputs: Tuple, output: Tuple) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:4], output[1])
+    ctx.save_for_backward(*inputs[:6], output[1])
+    ctx.form = inputs[6:10]
 
 
 def _gradient(ctx: Any, grad_y: torch.Tensor, _: Any) -> Tuple:
     if grad_y is None:
-        return (None,) * 5
-    wanted = list(ctx.needs_input_grad[1:3])
-    grad_rows, *grads = swiglu_experts_backward(grad_y, *ctx.saved_tensors, wanted)
-    return (grad_rows, *(grad if want else None for grad, want in zip(grads, wanted)), None, None)
+        return (None,) * 11
+    wanted = list(ctx.needs_input_grad[1:5])
+    grad_rows, *grads = expert_mlp_backward(grad_y, *ctx.saved_tensors, *ctx.form, wanted)
+    return (grad_rows, *(grad if want else None for grad, want in zip(grads, wanted)), *(None,) * 6)
 
 
-swiglu_experts = define(
-    "swiglu_experts",
-    "(Tensor rows, Tensor w1, Tensor w2, Tensor counts, bool keep) -> (Tensor, Tensor)",
+_PARAMETERS = "Tensor rows, Tensor w1, Tensor w2, Tensor? b1, Tensor? b2, Tensor counts"
+_FORM = "str activation, float limit, bool interleaved, bool transposed"
+
+expert_mlp = define(
+    "expert_mlp",
+    f"({_PARAMETERS}, {_FORM}, bool keep) -> (Tensor, Tensor)",
     _experts,
-    lambda rows, w1, w2, counts, keep: (torch.empty_like(rows), kept.like_kept()),
+    lambda rows, *_: (torch.empty_like(rows), kept.like_kept()),
     _save,
     _gradient,
 )
-swiglu_experts_backward = define(
-    "swiglu_experts_backward",
-    "(Tensor grad_y, Tensor rows, Tensor w1, Tensor w2, Tensor counts, Tensor saved, bool[] wanted)"
-    " -> (Tensor, Tensor, Tensor)",
+expert_mlp_backward = define(
+    "expert_mlp_backward",
+    f"(Tensor grad_y, {_PARAMETERS}, Tensor saved, {_FORM}, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _experts_backward,
     _fake_backward,
     save_nothing,
     refuse_gradient,
 )
+
+
+def swiglu_experts(
+    rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, counts: torch.Tensor, keep: bool
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """expert_mlp without biases."""
+    return expert_mlp(rows, w1, w2, None, None, counts, *Form(), keep)
