@@ -11,12 +11,6 @@ import transformers  # noqa: E402
 
 E, K, D, F, LIMIT = 6, 3, 16, 24, 0.5  # values beyond the limit are common
 
-QUICK = (
-    *("mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v4", "gpt_oss"),
-    *("gemma4", "nemotron_h", "muse_spark", "openai_privacy_filter", "inkling2"),
-)
-
-
 def folders():
     """The model folders whose code uses the interface of experts."""
     models = pathlib.Path(transformers.__file__).parent / "models"
@@ -109,3 +103,10 @@ def largest_difference(got, wanted):
         assert got[name].shape == want.shape and got[name].dtype == want.dtype, name
         worst = max(worst, (difference, name))
     return worst
+
+
+FAMILIES = (
+    *("mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v4", "gpt_oss"),
+    *("gemma4", "nemotron_h", "muse_spark", "openai_privacy_filter", "inkling2"),
+)
+QUICK = [folder for folder in FAMILIES if folder in folders()]

@@ -25,7 +25,8 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "torch": (["case_compile", "case_training", "case_checkpoint"], [1, 2, 4]),
     "titan": (["case_titan"], [4]),
     "megatron": (["case_megatron"], [4]),  # last: it changes torch, to run on the CPU
-    "transformers": (["case_hf_experts", "case_hf_parallel"], [1, 2, 4]),
+    "transformers": (["case_hf_experts"], [1]),  # 5.20 or later
+    "transformers-parallel": (["case_hf_parallel"], [2, 4]),  # 5.23 or later
     "cuda": (["case_cuda", "case_cuda_layer"], [1, 2]),
     "cuda-frameworks": (["case_cuda_megatron", "case_cuda_titan"], [1, 2]),
 }
