@@ -13,8 +13,14 @@ from ._plan import Plan
 from ._tensor import ArrayLike, Marshal
 
 ACTIVATIONS = {
-    **{"swiglu": 0, "clamped_swiglu": 1, "geglu": 2, "gelu": 3, "gelu_tanh": 4},
-    **{"squared_relu": 5, "geglu_tanh": 6, "limited_swiglu": 7},
+    "swiglu": 0,
+    "clamped_swiglu": 1,
+    "geglu": 2,
+    "gelu": 3,
+    "gelu_tanh": 4,
+    "squared_relu": 5,
+    "geglu_tanh": 6,
+    "limited_swiglu": 7,
 }
 WEIGHTS_IN = {"combine": 0, "experts": 1}
 
