@@ -1,11 +1,13 @@
 """Expert parallelism in transformers against one rank. Needs transformers 5.23."""
 import copy
+import os
 
 import hf_experts
 import hf_models
 import torch
 import torch.distributed as dist
-from cases import case, random_of
+from accelerate.state import AcceleratorState
+from cases import case, error_of, raises, random_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
@@ -73,11 +75,27 @@ def check_module(experts_class, rank, world, tp):
     assert hf_experts.largest_difference(got, wanted)[0] < 2e-5, (experts_class, hf_experts.largest_difference(got, wanted))
 
 
-@case(2)
-def experts_modules_on_two_ranks_equal_one(rank, world):
+@case(2, 4)
+def experts_modules_equal_one_rank(rank, world):
     for folder in hf_experts.QUICK:
-        for tp in (1, 2):
+        for tp in (1, 2, world):
             check_module(hf_experts.classes_of(folder)[0], rank, world, tp)
+
+
+@case(2)
+def options_reach_the_dispatcher(rank, world):
+    kind = hf_experts.classes_of("mixtral")[0]
+    whole, mesh = hf_experts.make_experts(kind), init_device_mesh("cpu", (world, 1), mesh_dim_names=("ep", "tp"))
+    inputs = hf_experts.inputs_of(whole, 9, seed=rank)
+    try:
+        crossdock.transformers.register(strategy="allgather", max_rows=1)
+        implementation = CrossdockEP(part_of(whole, rank, world), *(mesh[dim] for dim in mesh.mesh_dim_names))
+        error = error_of(lambda: implementation(*inputs))
+        assert "max_rows" in str(error), error
+    finally:
+        crossdock.transformers.register()
+    with raises(TypeError, "patience"):
+        crossdock.transformers.register(patience=3)
 
 
 # ---- Models ----
@@ -165,3 +183,23 @@ def generated_tokens_equal_those_of_one_rank(rank, world):
             own = batch_of(rank // layout[0], 0, rows=3, length=5)
             options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
             assert torch.equal(many.generate(own, **options), one.generate(own, **options)), layout
+
+
+@case(2)
+def accelerate_trains_like_one_rank(rank, world):
+    """Experts of each rank's own tokens, with DDP and with FSDP2."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    wrapping = dict(auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Qwen3MoeDecoderLayer"])
+    for plugin in (None, FullyShardedDataParallelPlugin(fsdp_version=2, **wrapping)):
+        AcceleratorState._reset_state()
+        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+        one, many = (hf_models.make("qwen3_moe", experts_implementation=name) for name in ("eager", "crossdock"))
+        many, optimizer = accelerator.prepare(many, torch.optim.SGD(many.parameters(), lr=0.1))
+        batches = [batch_of(batch, 0) for batch in range(world)]
+        one(input_ids=torch.cat(batches), labels=torch.cat(batches)).loss.backward()
+        accelerator.backward(many(input_ids=batches[rank], labels=batches[rank]).loss)
+        assert any(isinstance(p, DTensor) for p in many.parameters()) == (plugin is not None)
+        gradients_are_equal(one, accelerator.unwrap_model(many))
+        optimizer.step()

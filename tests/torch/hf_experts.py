@@ -9,7 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-E, K, D, F, LIMIT = 6, 3, 16, 24, 0.5  # values beyond the limit are common
+E, K, D, F, LIMIT = 8, 3, 16, 24, 0.5  # values beyond the limit are common
 
 def folders():
     """The model folders whose code uses the interface of experts."""
