@@ -90,6 +90,7 @@ def main():
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--divide", type=int)
     parser.add_argument("--dtype", default=None, choices=["fp32", "bf16"])
+    parser.add_argument("--also", nargs="+", default=[], help="for example eager")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json")
     options = parser.parse_args()
@@ -105,7 +106,7 @@ def main():
         for tokens in options.tokens:
             inputs = make_inputs(tokens, E, K, D, device, dtype)
             grad = torch.randn_like(inputs[0])
-            names = ["grouped_mm", "crossdock", "eager", *(["batched_mm"] if tokens <= SMALL else [])]
+            names = ["grouped_mm", "crossdock", *(["batched_mm"] if tokens <= SMALL else []), *options.also]
             steps = {implementation: make_step(module, implementation, inputs, grad) for implementation in names}
             for mode in ("forward", "training"):
                 wanted = steps["grouped_mm"][mode]()
