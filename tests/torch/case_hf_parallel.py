@@ -83,6 +83,21 @@ def experts_modules_equal_one_rank(rank, world):
 
 
 @case(2)
+def a_rank_without_tokens_and_rows_takes_part(rank, world):
+    """Its parameters get zero gradients, which FSDP2 reduces. Rank 1 has neither tokens nor rows."""
+    for folder in ("mixtral", "gpt_oss", "inkling2"):
+        whole = hf_experts.make_experts(hf_experts.classes_of(folder)[0])
+        part, mesh = part_of(whole, rank, world), init_device_mesh("cpu", (world, 1), mesh_dim_names=("ep", "tp"))
+        x, ids, weights = hf_experts.inputs_of(whole, 9 if rank == 0 else 0)
+        ids = ids[:, :1] % (E // world)
+        out = CrossdockEP(part, mesh["ep"], mesh["tp"])(x, ids, weights[:, :1])
+        out.sum().backward()
+        assert out.shape == x.shape == x.grad.shape
+        for name, parameter in part.named_parameters():
+            assert parameter.grad is not None and bool(parameter.grad.any()) == (rank == 0), f"{folder}: {name}"
+
+
+@case(2)
 def options_reach_the_dispatcher(rank, world):
     kind = hf_experts.classes_of("mixtral")[0]
     whole, mesh = hf_experts.make_experts(kind), init_device_mesh("cpu", (world, 1), mesh_dim_names=("ep", "tp"))
