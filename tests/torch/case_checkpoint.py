@@ -1,5 +1,7 @@
 """torch.distributed.checkpoint: layers and their optimizers, saved and loaded on different numbers of ranks. Needs torch 2.6."""
 import io
+import pathlib
+import re
 import tempfile
 from multiprocessing.reduction import ForkingPickler
 
@@ -17,6 +19,7 @@ from crossdock.torch.expert_tensors import ExpertTensor
 
 E, K, D, F = 10, 2, 8, 12  # contiguous parts on 4 ranks: 3, 3, 2, 2
 SIZES = dict(num_experts=E, top_k=K, width=D, inner=F)
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 
 
 def shared_folder(rank):
@@ -263,3 +266,29 @@ def tensors_of_experts_reach_other_processes_with_their_place(rank, world):
     torch.save(w1, memory)
     memory.seek(0)
     assert type(torch.load(memory)) is torch.Tensor
+
+
+@case(2, 4)
+def the_page_about_checkpoints_does_what_it_says(rank, world):
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = [block for block in blocks if "transformers" not in block]  # those are in case_convert
+    assert len(blocks) == 3
+    folder, owner = shared_folder(rank)
+    names = dict(folder=f"{folder}/all", weights=f"{folder}/weights", data_parallel_size=world)
+
+    def run(block, model, optimizer):
+        names.update(model=model, optimizer=optimizer, loss=model(torch.ones(2, D)).square().sum())
+        exec(block, names)
+
+    first = trained()
+    for count, block in enumerate(blocks[:2]):
+        second = trained(seed=4)
+        run(block, *first)  # saves, and loads the same
+        run(re.sub(r"^dcp.save.*", "", block, flags=re.MULTILINE), *second)
+        last = -count or None  # the second saves the model alone
+        assert equals(values_of(*second[:last]), values_of(*trained()[:last]))
+    before = {key: value.clone() for key, value in values_of(first[0]).items()}
+    run(blocks[2], *first)
+    assert names["norm"] > 0 and not any(torch.equal(value, before[key]) for key, value in values_of(first[0]).items())
+    dist.barrier()
+    del owner

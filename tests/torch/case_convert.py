@@ -1,6 +1,7 @@
 """Weights of transformers' models: their layers compute the same here, and the files are the same again. Needs transformers 5."""
 import importlib.util
 import pathlib
+import re
 import shutil
 import tempfile
 
@@ -14,14 +15,14 @@ from crossdock.torch.convert import FAMILIES, TransformersFiles, from_transforme
 
 E, K, D, F = 6, 2, 32, 24  # contiguous parts on 4 ranks: 2, 2, 1, 1
 PREFIX, WORDS = "model.layers.1.", ("mlp", "block_sparse_moe")
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
+if not HAS_TRANSFORMERS and dist.get_rank() == 0:
+    print("case_convert: cases skipped, transformers is not installed (tests/torch/requirements.txt)", flush=True)
 
 
 def needs_transformers(*worlds):
-    if HAS_TRANSFORMERS:
-        return case(*worlds)
-    print("case_convert: skipped, transformers is not installed (tests/torch/requirements.txt)", flush=True)
-    return lambda function: function
+    return case(*worlds) if HAS_TRANSFORMERS else lambda function: function
 
 
 def model_of(family):
@@ -145,6 +146,8 @@ def every_rank_reads_its_experts(rank, world):
     dist.broadcast_object_list(names)
     folder = pathlib.Path(names[0])
     x = torch.randn((40, D), generator=random_of(2))
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (snippet,) = [block for block in blocks if "transformers" in block]
     for family in ("qwen3_moe", "mixtral"):
         if rank == 0:
             model = model_of(family)
@@ -156,7 +159,12 @@ def every_rank_reads_its_experts(rank, world):
             layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, normalise=normalise, placement=placement)
             with TransformersFiles(folder / family) as files:
                 state = from_transformers(files, family, PREFIX, experts=layer.dispatcher.local_experts)
-                whole = from_transformers(files, family, PREFIX)
+                whole, whole_files = from_transformers(files, family, PREFIX), dict(files)
+            if family == "qwen3_moe":
+                names = {"layer": layer, "folder": folder / family}
+                exec(snippet, names)
+                assert len(names["made"]) == 1 + 3 * len(layer.dispatcher.local_experts)
+                assert all(torch.equal(t, whole_files[n]) for n, t in names["made"].items())
             for given in (state, whole):
                 layer.load_state_dict(given)
                 close(layer(x[10 * rank : 10 * rank + 10]).detach(), wanted[10 * rank : 10 * rank + 10])
