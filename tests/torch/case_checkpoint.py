@@ -212,6 +212,27 @@ def experts_that_fsdp2_shards_are_saved_whole(rank, world):
 
 
 @case(2)
+def wrappers_do_not_change_names(rank, world):
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    folder, owner = shared_folder(rank)
+    mine = dist.new_group([rank], use_local_synchronization=True)
+    for name in ("ddp", "compiled"):
+        path, wrapped = f"{folder}/{name}", []
+        for seed in (3, 4):
+            layer, optimizer = trained(seed=seed)
+            DDP._set_params_and_buffers_to_ignore_for_model(layer, ["experts.w1", "experts.w2"])
+            wrapped.append((DDP(layer) if name == "ddp" else torch.compile(layer), optimizer, layer))
+        dcp.save({"app": Checkpoint(*wrapped[0][:2])}, checkpoint_id=path)
+        dcp.load({"app": Checkpoint(*wrapped[1][:2])}, checkpoint_id=path)
+        assert equals(values_of(wrapped[1][2], wrapped[1][1]), values_of(*trained()))
+        alone = trained(mine, seed=4)
+        dcp.load({"app": Checkpoint(*alone)}, checkpoint_id=path, process_group=mine)
+        assert equals(values_of(*alone), values_of(*trained(mine)))
+    del owner
+
+
+@case(2)
 def experts_without_a_number_of_all_are_refused(rank, world):
     folder, owner = shared_folder(rank)
     experts = GroupedExperts(2, D, F, expert_ids=[2 * rank, 2 * rank + 1])

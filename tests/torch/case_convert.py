@@ -1,4 +1,4 @@
-"""Weights of transformers' models: their layers compute the same here, and the files are the same again. Needs transformers 5."""
+"""Weights of transformers' models: their layers compute the same here, and files stay the same. Needs transformers 5."""
 import importlib.util
 import pathlib
 import re
@@ -40,7 +40,7 @@ def model_of(family):
         "qwen3_moe": lambda: Qwen3MoeConfig(**sizes, num_key_value_heads=2, num_experts=E, moe_intermediate_size=F),
         "mixtral": lambda: MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=E, intermediate_size=F),
         "deepseek_v3": lambda: DeepseekV3Config(
-            **dict(sizes, head_dim=8), num_key_value_heads=4, moe_intermediate_size=F, routed_scaling_factor=2.5, **of_deepseek
+            **sizes, num_key_value_heads=4, moe_intermediate_size=F, routed_scaling_factor=2.5, **of_deepseek
         ),
         "gpt_oss": lambda: GptOssConfig(**sizes, num_key_value_heads=2, num_local_experts=E, intermediate_size=F),
     }
@@ -65,7 +65,7 @@ def block_output(model, x):
 
 
 def of_layer(tensors):
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX) and any(word in name for word in WORDS)}
+    return {name: t for name, t in tensors.items() if name.startswith(PREFIX) and any(word in name for word in WORDS)}
 
 
 def same(got, wanted):
@@ -78,10 +78,12 @@ def library_output(family, state, x, model):
     (group,) = crossdock.Group.from_threads(1)
     experts, router, shared_inner = {}, {"normalise": normalises(model)}, 0
     if family == "deepseek_v3":
-        router = {"score": "sigmoid", "normalise": True, "num_groups": 2, "group_top_k": 1, "group_score": "top_2", "scaling": 2.5}
+        router = {"score": "sigmoid", "normalise": True, "scaling": 2.5}
+        router.update(num_groups=2, group_top_k=1, group_score="top_2")
         shared_inner = 2 * F
     if family == "gpt_oss":
-        router, experts = {"score": "softmax_after_top_k"}, {"activation": "clamped_swiglu", "limit": model.config.swiglu_limit}
+        router = {"score": "softmax_after_top_k"}
+        experts = {"activation": "clamped_swiglu", "limit": model.config.swiglu_limit}
     options = dict(router=router, experts=experts, shared_inner=shared_inner)
     layer = crossdock.Layer(group, num_experts=E, top_k=K, width=D, inner=F, **options)
     names = ("w1", "w2", "b1", "b2")
