@@ -47,7 +47,7 @@ def variables_read(source):
     for top in ("src", "cli", "bench", "python", "tests", "tools"):
         for file in sorted((source / top).rglob("*")):
             text = file.read_text() if file.suffix in (*SOURCES, ".py", ".sh") else ""
-            reads = file.suffix in SOURCES and "getenv(" in text and top != "tests"
+            reads = file.suffix in SOURCES and re.search(r"getenv\(|environment_variable\(", text) and top != "tests"
             for pattern in (LITERAL if reads else OWN_LITERAL, IN_SHELL):
                 yield from ((file.relative_to(source), name) for name in pattern.findall(text))
 

@@ -11,13 +11,12 @@
 #include <span>
 #include <utility>
 
-#include "comm/control_message.hpp"
-#include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
-#include "comm/sockets/addresses.hpp"
-#include "comm/sockets/blob.hpp"
-#include "comm/sockets/linger.hpp"
-#include "comm/wait_notice.hpp"
+#include "comm/polled/control_message.hpp"
+#include "comm/sockets/directory.hpp"
+#include "comm/sockets/endpoint.hpp"
+#include "comm/sockets/socket.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {
 
