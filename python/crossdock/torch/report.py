@@ -68,7 +68,8 @@ def report_of(
     """The report of a forward with the tokens `like`."""
     assert forward.saved is not None
     found = forward.saved.report_fields()
-    expert_ids, weights, load, rows = (copy_of(found[name], like) for name in ("expert_ids", "weights", "load", "rows_per_expert"))
+    names = ("expert_ids", "weights", "load", "rows_per_expert")
+    expert_ids, weights, load, rows = (copy_of(found[name], like) for name in names)
     dropped = torch.zeros_like(load)
     if has_drops and like.is_cuda:
         kept = copy_of(found["kept_weights"], like)[:, ::etp]
