@@ -1,9 +1,10 @@
-"""MoELayer with the library's options: the operator against the same steps in PyTorch, which share no code."""
+"""MoELayer with the library's options: the operator against the same steps in PyTorch, and its experts against products."""
 import torch
 import torch.distributed as dist
+import torch.nn.functional as functional
 from cases import case, random_of, tokens_of
 
-from crossdock.torch import MoELayer, set_loss_scale
+from crossdock.torch import GroupedExperts, MoELayer, set_loss_scale
 
 E, K, D, F = 8, 4, 8, 12
 SIZES = dict(num_experts=E, top_k=K, width=D, inner=F)
@@ -162,3 +163,51 @@ def all_experts_equal_the_steps(rank, world):
         for value in (kept, dropped):
             dist.all_reduce(value)
         assert kept + dropped == total(x.shape[0]) * K == report.rows_per_rank.sum()
+
+
+ACTIVATIONS = {
+    "swiglu": lambda gate, linear: functional.silu(gate) * linear,
+    "clamped_swiglu": lambda gate, linear: clamped(gate.clamp(max=0.5), linear.clamp(-0.5, 0.5)),
+    "geglu": lambda gate, linear: functional.gelu(gate) * linear,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda h: functional.gelu(h, approximate="tanh"),
+    "squared_relu": lambda h: functional.relu(h).square(),
+}
+
+
+def clamped(gate, linear):
+    return gate * (1.702 * gate).sigmoid() * (linear + 1)
+
+
+@case(1)
+def grouped_experts_with_options_equal_products(rank, world):
+    """One expert has no rows; the last rows belong to no expert."""
+    counts, rows_of = torch.tensor([4, 0, 3]), [4, 0, 3, 2]
+    for activation, function in ACTIVATIONS.items():
+        is_gated = activation in ("swiglu", "clamped_swiglu", "geglu")
+        for interleaved in (False, True)[: 1 + is_gated]:
+            for weights_in, recompute, bias in (("combine", True, True), ("experts", False, True), ("experts", True, False)):
+                torch.manual_seed(2)
+                options = dict(activation=activation, interleaved=interleaved, bias=bias, limit=0.5, dtype=torch.float64)
+                experts = GroupedExperts(3, D, F, weights_in=weights_in, recompute=recompute, **options)
+                for value in (experts.b1, experts.b2) if bias else ():
+                    torch.nn.init.normal_(value)
+                rows = torch.randn((9, D), dtype=torch.float64).requires_grad_()
+                weights = torch.rand(9, dtype=torch.float64).requires_grad_()
+                parts = []
+                for e, x in enumerate(rows.split(rows_of)[:3]):
+                    hidden = x @ experts.w1[e].t() + (experts.b1[e] if bias else 0)
+                    if is_gated:
+                        halves = (hidden[:, 0::2], hidden[:, 1::2]) if interleaved else hidden.chunk(2, dim=1)
+                        active = function(*halves)
+                    else:
+                        active = function(hidden)
+                    y = active @ experts.w2[e].t() + (experts.b2[e] if bias else 0)
+                    parts.append(y * weights.split(rows_of)[e][:, None] if weights_in == "experts" else y)
+                wanted = torch.cat([*parts, torch.zeros(2, D, dtype=torch.float64)])
+                got = experts(rows, counts, *([weights] if weights_in == "experts" else []))
+                inputs = [rows, *experts.parameters(), *([weights] if weights_in == "experts" else [])]
+                direction = torch.randn(9, D, dtype=torch.float64)
+                close(got, wanted, 1e-12)
+                for a, b in zip(torch.autograd.grad(got, inputs, direction), torch.autograd.grad(wanted, inputs, direction)):
+                    close(a, b, 1e-12)

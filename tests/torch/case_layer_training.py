@@ -1,18 +1,22 @@
 """MoELayer with losses, expert bias and shared experts under what trains it: compile, autocast, GradScaler, DDP, FSDP2,
-activation checkpointing, the meta device. Needs torch 2.4."""
+activation checkpointing, checkpoints, the meta device. Needs torch 2.6."""
 import copy
+import functools
 import io
+import shutil
+import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from case_layer_options import E, SIZES, close, forward_hook, total
 from cases import case, random_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import crossdock
-from crossdock.torch import MoELayer, group, set_loss_scale
+from crossdock.torch import Checkpoint, MoELayer, group, save_ops, set_loss_scale
 
 D, LENGTH, VOCABULARY, STEPS = SIZES["width"], 5, 19, 50
 OPTIONS = dict(
@@ -152,6 +156,53 @@ def checkpointing_changes_nothing(rank, world):
     for grads in found[1:]:
         for a, b in zip(grads, found[0]):
             close(a, b)
+
+
+@case(1, 2)
+def selective_checkpointing_does_not_repeat_the_layer(rank, world):
+    saved, calls, original = save_ops(), [], crossdock.Layer.forward
+
+    def policy(context, operator, *_, **__):
+        return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def counted(self, *arguments, **options):
+        calls.append(self)
+        return original(self, *arguments, **options)
+
+    model = Model()
+    loss_of(model, *batch_of(rank, 0)).backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    model.call = lambda block, x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+    crossdock.Layer.forward = counted
+    try:
+        loss_of(model, *batch_of(rank, 0)).backward()
+    finally:
+        crossdock.Layer.forward = original
+    assert len(calls) == 2
+    for parameter, grad in zip(model.parameters(), wanted):
+        close(parameter.grad, grad)
+
+
+@case(1, 2)
+def operators_pass_the_checks_of_torch(rank, world):
+    layer = MoELayer(**OPTIONS, weights_in="experts", bias=True, router_bias=True)
+    x, state = torch.randn((6, D)).requires_grad_(), layer._state
+    experts = layer._parameters_of_experts()
+    mask, ids = torch.zeros(6, dtype=torch.bool), torch.zeros(6, dtype=torch.int32)
+    given = (layer.expert_bias, mask, ids, None, None, None, state.key, 2, 0, True, True)
+    counts, weights, none = torch.tensor([2, 0, 1, 3]), torch.rand(6).requires_grad_(), torch.zeros(0, dtype=torch.int64)
+    four = [parameter[:4].detach().clone().requires_grad_() for parameter in experts[:4]]
+    inputs = {
+        "whole_layer": (x, layer.router.weight, layer.router.bias, *experts, *given),
+        "grouped_mlp": (x, weights, *four, counts, "swiglu", False, 7.0, "experts", False, True),
+        "attach_losses": (weights, torch.ones(()).requires_grad_(), torch.zeros(E, dtype=torch.int64), none, state.key),
+        "sum_over_group": (counts, state.key, "layer"),
+    }
+    for name, arguments in inputs.items():
+        operator = getattr(torch.ops.crossdock, name).default
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 @case(1)
@@ -297,6 +348,50 @@ def a_layer_can_be_moved_copied_and_saved(rank, world):
     model = nn.Sequential(nn.Linear(D, D), MoELayer(**OPTIONS), nn.Linear(D, 3))
     assert model(x).shape == (2, LENGTH, 3)
     assert not model.eval()(x).isnan().any() and not model[1].report.losses.any()
+
+
+@case(2, 4)
+def a_checkpoint_has_every_parameter_and_loads_on_one_rank(rank, world):
+    """Continued with the same losses."""
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    options = dict(bias=True, router_bias=True, activation="geglu")
+    models = []
+    for ranks in (None, crossdock.Group.from_threads(1)[0]):
+        model = Model(ranks, **options)
+        models.append((model, torch.optim.Adam(model.parameters(), lr=1e-2)))
+    model, optimizer = models[0]
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, *batch_of(rank, step)).backward()
+        for parameter in model.parameters():
+            if id(parameter) not in {id(expert) for expert in model.experts()}:
+                dist.all_reduce(parameter.grad)
+            parameter.grad /= world
+        optimizer.step()
+        for layer in model.layers():
+            layer.update_expert_bias()
+    dcp.save({"app": Checkpoint(*models[0])}, checkpoint_id=folder[0])
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    dcp.load({"app": Checkpoint(*models[1])}, checkpoint_id=folder[0], process_group=alone)
+    whole, other = models[1]
+    inputs, targets = (torch.cat(parts) for parts in zip(*(batch_of(r, 3) for r in range(world))))
+    wanted, got = loss_of(whole, inputs, targets), loss_of(model, *batch_of(rank, 3))
+    mean = got.detach().clone()
+    dist.all_reduce(mean)
+    close(mean / world, wanted.detach(), 1e-5)
+    for mine, theirs in zip(model.layers(), whole.layers()):
+        assert torch.equal(mine.expert_bias, theirs.expert_bias) and mine.expert_bias.any()
+        own = mine.local_experts
+        for name in ("w1", "w2", "b1", "b2"):
+            part, everything = getattr(mine.experts, name), getattr(theirs.experts, name)
+            assert torch.equal(part, everything[own])
+            for key in ("exp_avg", "exp_avg_sq"):
+                assert torch.equal(optimizer.state[part][key], other.state[everything][key][own])
+        assert torch.equal(mine.shared.w1, theirs.shared.w1)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder[0])
 
 
 @case(2, 4)

@@ -474,7 +474,7 @@ class MoELayer(nn.Module):
             expert_ids, weights = self.route(tokens)
         in_experts = config.weights_in == "experts"
         sent = self.dispatcher.dispatch(tokens, expert_ids, weights, row_weights=in_experts)
-        if has_options and not is_observed(tokens):
+        if has_options and not (HAS_OPERATORS and is_observed(tokens)):
             counts = sent.tokens_per_expert
             dropped = torch.tensor(routes_of(sent.handle.plan).dropped(), dtype=torch.int64, device=tokens.device)
             given = (expert_ids.int(), weights, load, dropped, counts, losses)

@@ -56,7 +56,8 @@ def copy_of(fields: Fields, like: torch.Tensor) -> torch.Tensor:
     if 0 in shape:
         return torch.empty(shape, dtype=dtype, device=like.device)
     if like.is_cuda:
-        return torch.as_tensor(Array(fields, None, None, torch.cuda.current_stream().cuda_stream), device=like.device).clone()
+        array = Array(fields, stream=torch.cuda.current_stream(like.device).cuda_stream)
+        return torch.as_tensor(array, device=like.device).clone()
     made = torch.empty(shape, dtype=dtype)
     ctypes.memmove(made.data_ptr(), address, made.numel() * made.element_size())
     return made
@@ -68,7 +69,8 @@ def report_of(
     """The report of a forward with the tokens `like`."""
     assert forward.saved is not None
     found = forward.saved.report_fields()
-    expert_ids, weights, load, rows = (copy_of(found[name], like) for name in ("expert_ids", "weights", "load", "rows_per_expert"))
+    names = ("expert_ids", "weights", "load", "rows_per_expert")
+    expert_ids, weights, load, rows = (copy_of(found[name], like) for name in names)
     dropped = torch.zeros_like(load)
     if has_drops and like.is_cuda:
         kept = copy_of(found["kept_weights"], like)[:, ::etp]
