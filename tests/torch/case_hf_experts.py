@@ -8,6 +8,7 @@ import hf_models
 import torch
 import transformers
 from cases import case, raises
+from torch.nn.utils.parametrize import register_parametrization
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import crossdock.transformers
@@ -125,6 +126,35 @@ def the_eager_forward_of_three_families_refuses_experts_of_other_ranks(rank, wor
         x, ids, weights = hf_experts.inputs_of(module, 9)
         with raises((RuntimeError, IndexError), ""):
             module(x, ids.masked_fill(ids == 0, E), weights)
+
+
+class LowRank(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.randn(weight.shape[0], weight.shape[1], 2) * 0.3)
+        self.b = torch.nn.Parameter(torch.randn(weight.shape[0], 2, weight.shape[2]) * 0.3)
+
+    def forward(self, weight):
+        return weight + self.a @ self.b
+
+
+@case(1)
+def adapters_of_expert_parameters_are_trained(rank, world):
+    """As PEFT attaches them: a parametrization of a parameter that is frozen."""
+    module = hf_experts.make_experts(hf_experts.classes_of("qwen3_moe")[0])
+    for name in ("gate_up_proj", "down_proj"):
+        getattr(module, name).requires_grad_(False)
+        register_parametrization(module, name, LowRank(getattr(module, name)))
+    x, ids, weights = hf_experts.inputs_of(module, 9)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    assert len(trained) == 4 and isinstance(form_of(module), Form)
+    results = []
+    for implementation in ("crossdock", "eager"):
+        module.config._experts_implementation = implementation
+        out = module(x, ids, weights)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, weights, *trained])])
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5 * max(1.0, want.abs().max().item()))
 
 
 @case(1)

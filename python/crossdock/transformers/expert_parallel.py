@@ -9,7 +9,6 @@ from crossdock.torch import group, ops
 
 from . import dispatchers
 from .experts import compute, examine, to_computing_dtype
-from .forms import parameters_of
 from .tracing import evaluated_while_tracing
 
 
@@ -47,13 +46,13 @@ class CrossdockEP(EPImplementation):
 
     def _by_their_own_forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """The experts' own forward, with one route per row. Every parameter takes part, because all ranks reduce its gradient."""
-        unused = sum(p.flatten()[:0].sum() for p in parameters_of(self.experts) if p is not None)
+        unused = sum(p.flatten()[:0].sum() for p in self.experts.parameters() if p.requires_grad)
         if rows.shape[0] == 0:
-            return rows + unused.to(rows.dtype)
+            return rows + unused
         ends = tokens_per_expert.cumsum(0)
         ids = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
         here = (ids < self.num_local_experts).to(rows.dtype)  # not the rows after those of the last expert
-        return self.experts_forward(rows, ids[:, None], here[:, None]) + unused.to(rows.dtype)
+        return self.experts_forward(rows, ids[:, None], here[:, None]) + unused
 
 
 @evaluated_while_tracing
