@@ -21,7 +21,7 @@ class ErrorCode(enum.IntEnum):
     COMMUNICATION = 7  #: the communicator failed; the group is poisoned
     CUDA_FAILURE = 8  #: a CUDA call failed
     INTERNAL = 9  #: a bug in Crossdock
-    OUT_OF_MEMORY = 10
+    OUT_OF_MEMORY = 10  #: a rank has not enough memory
 
     @property
     def text(self) -> str:
