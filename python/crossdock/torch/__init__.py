@@ -16,7 +16,9 @@ from .experts import GroupedExperts
 from .gradients import clip_grad_norm_, scale_expert_gradients_
 from .groups import close, group
 from .layer import MoELayer
+from .loss_scale import set_loss_scale
 from .ops import save_ops
+from .report import LayerReport
 from .titan_dispatcher import TitanTokenDispatcher
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Dispatcher",
     "GroupedExperts",
     "Handle",
+    "LayerReport",
     "MoELayer",
     "TitanTokenDispatcher",
     "clip_grad_norm_",
@@ -33,6 +36,7 @@ __all__ = [
     "number_experts",
     "save_ops",
     "scale_expert_gradients_",
+    "set_loss_scale",
 ]
 
 
