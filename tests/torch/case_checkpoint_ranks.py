@@ -12,7 +12,7 @@ from crossdock.torch import Checkpoint, MoELayer, clip_grad_norm_, scale_expert_
 
 E, K, D, F, VOCABULARY, LENGTH, BATCH = 10, 2, 16, 24, 37, 8, 12
 STEPS, SAVED_AFTER = 50, 35
-OPTIONS = {}  # of the layers: what must not depend on the number of ranks either
+OPTIONS = dict(score="sigmoid", expert_bias=True, bias_update_rate=1e-2, aux_loss_coeff=1e-2)
 
 
 class Block(nn.Module):
@@ -76,12 +76,18 @@ class Training:
         scale_expert_gradients_(self.model, self.world)
         norm = clip_grad_norm_(self.model, 1.0)
         self.optimizer.step()
+        for block in self.model.blocks:
+            block.moe.update_expert_bias()
         values = torch.stack([loss.detach() / self.world, norm / self.world])
         dist.all_reduce(values, group=self.group)
         return values.tolist()
 
     def steps(self, first, last):
         return [self.step(number) for number in range(first, last)]
+
+
+    def biases(self):
+        return torch.stack([block.moe.expert_bias for block in self.model.blocks])
 
 
 def agree(got, wanted):
@@ -97,7 +103,8 @@ def training_equals_one_rank_and_goes_on_on_any_number(rank, world):
     dist.broadcast_object_list(names)
     groups = {size: dist.new_group(list(range(size))) for size in (4, 3, 2)}
     groups[1] = dist.new_group([rank], use_local_synchronization=True)
-    wanted = Training(groups[1], fsdp=False).steps(0, STEPS)
+    whole = Training(groups[1], fsdp=False)
+    wanted = whole.steps(0, STEPS)
     assert wanted[-1][0] < wanted[0][0] - 0.5, "it must learn"
     for compiled in (False, True):
         torch._dynamo.reset()
@@ -121,5 +128,7 @@ def training_equals_one_rank_and_goes_on_on_any_number(rank, world):
     four = Training(groups[4], seed=1)
     dcp.load({"app": Checkpoint(four.model, four.optimizer)}, checkpoint_id=f"{path}3")
     agree(four.steps(SAVED_AFTER, STEPS), wanted[SAVED_AFTER:])
+    torch.testing.assert_close(four.biases(), whole.biases())
+    assert four.biases().any()
     dist.barrier()
     del folder

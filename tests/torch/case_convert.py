@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from cases import case, raises, random_of
 
-import crossdock
 from crossdock.torch import MoELayer
 from crossdock.torch.convert import FAMILIES, TransformersFiles, from_transformers, to_transformers
 
@@ -73,28 +72,18 @@ def same(got, wanted):
     assert all(got[name].dtype == wanted[name].dtype and torch.equal(got[name], wanted[name]) for name in got)
 
 
-def library_output(family, state, x, model):
-    """By the library's layer, which has every option."""
-    (group,) = crossdock.Group.from_threads(1)
-    experts, router, shared_inner = {}, {"normalise": normalises(model)}, 0
+def layer_output(family, state, x, model):
+    """By a layer with the options of the family in docs/checkpoints.md."""
+    options = {"normalise": normalises(model)}
     if family == "deepseek_v3":
-        router = {"score": "sigmoid", "normalise": True, "scaling": 2.5}
-        router.update(num_groups=2, group_top_k=1, group_score="top_2")
-        shared_inner = 2 * F
+        options = dict(score="sigmoid", scale=2.5, num_groups=2, group_top_k=1, group_score="top_2")
+        options.update(expert_bias=True, shared_inner=2 * F)
     if family == "gpt_oss":
-        router = {"score": "softmax_after_top_k"}
-        experts = {"activation": "clamped_swiglu", "limit": model.config.swiglu_limit}
-    options = dict(router=router, experts=experts, shared_inner=shared_inner)
-    layer = crossdock.Layer(group, num_experts=E, top_k=K, width=D, inner=F, **options)
-    names = ("w1", "w2", "b1", "b2")
-    weights = crossdock.LayerWeights(
-        state["router.weight"],
-        crossdock.ExpertWeights(*(state.get(f"experts.{name}") for name in names)),
-        crossdock.ExpertWeights(state["shared.w1"], state["shared.w2"]) if shared_inner else None,
-        state.get("router.bias"),
-        state.get("expert_bias"),
-    )
-    return torch.as_tensor(layer.forward(x, weights).out).clone()
+        options = dict(score="softmax_after_top_k", router_bias=True, bias=True)
+        options.update(activation="clamped_swiglu", limit=model.config.swiglu_limit)
+    layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, **options).eval()
+    layer.load_state_dict(state)  # every name
+    return layer(x).detach()
 
 
 def close(got, wanted):
@@ -126,11 +115,7 @@ def layers_of_transformers_compute_the_same_here_and_keep_their_files(rank, worl
             same(to_transformers(state, family, PREFIX, form="memory"), of_layer(model.state_dict()))
             x = torch.randn((40, D), generator=random_of(2))
             wanted = block_output(model, x)
-            close(library_output(family, state, x, model), wanted)
-            if family in ("qwen3_moe", "mixtral"):
-                layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, normalise=normalises(model))
-                layer.load_state_dict(state)
-                close(layer(x).detach(), wanted)
+            close(layer_output(family, state, x, model), wanted)
             if family == "qwen3_moe":
                 continue  # several files
             # Other weights, written as files: transformers loads them.
@@ -138,7 +123,7 @@ def layers_of_transformers_compute_the_same_here_and_keep_their_files(rank, worl
             path = f"{folder}/model.safetensors"
             save_file({**load_file(path), **to_transformers(changed, family, PREFIX)}, path, metadata={"format": "pt"})
             again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
-            close(block_output(again, x), library_output(family, changed, x, model))
+            close(block_output(again, x), layer_output(family, changed, x, model))
 
 
 @needs_transformers(4)

@@ -135,6 +135,24 @@ def experts_outside_of_layers_are_named(rank, world):
     torch.testing.assert_close(experts.w1.grad, torch.full_like(experts.w1, (rank + 1) / norm.item()))
 
 
+class OwnExperts(nn.Module):
+    """A module for every expert of this rank, of which there may be none."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.each = nn.ModuleList([nn.Linear(D, D, bias=False) for _ in range(number)])
+
+
+@case(4)
+def ranks_without_experts_take_part(rank, world):
+    layer = MoELayer(num_experts=2, top_k=1, width=D, experts=OwnExperts(2 if rank == 1 else 0), placement=[1, 1])
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    norm = clip_grad_norm_(layer, 1.0)
+    torch.testing.assert_close(norm, torch.tensor(math.sqrt(2 * D + 2 * D * D)))
+    torch.testing.assert_close(layer.router.weight.grad, torch.full((2, D), 1 / norm.item()))
+
+
 @case(2)
 def norms_that_are_not_finite_can_be_errors_on_all_ranks(rank, world):
     model = Model()

@@ -33,15 +33,13 @@ def clip_grad_norm_(
         group: the ranks that have other `experts`: as for `Dispatcher`.
     """
     norm_type = float(norm_type)
-    owners: Dict[int, crossdock.Group] = {}
-    for module in model.modules():
-        if isinstance(module, MoELayer):
-            owners.update((id(parameter), module.dispatcher.group) for parameter in module.expert_parameters())
+    spread = [(m.dispatcher.group, m.expert_parameters()) for m in model.modules() if isinstance(m, MoELayer)]
     if experts is not None:
-        ranks = group_of(group)
-        owners.update((id(parameter), ranks) for parameter in experts)
-    # Parameters that are spread in the same way share one sum. Every rank has all ways, whether or not it has gradients.
-    ways: Dict[Tuple, List[torch.Tensor]] = {}
+        spread.append((group_of(group), list(experts)))
+    groups = [ranks for ranks, _ in spread]
+    owners = {id(parameter): ranks for ranks, own in spread for parameter in own}
+    # Parameters that are spread in the same way share one sum. Every rank has all groups, whether or not it has experts.
+    ways: Dict[Tuple, List[torch.Tensor]] = {(ranks,): [] for ranks in groups}
     parameters = list(model.parameters())
     for parameter in parameters:
         way = (owners.get(id(parameter)), *_spread(parameter))
