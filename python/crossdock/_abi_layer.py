@@ -19,7 +19,7 @@ class ExpertsConfig(Sized):
         ("interleaved", c_int32),
         ("weights_in", c_int32),
         ("recompute", c_int32),
-        ("padding", c_int32),
+        ("transposed", c_int32),
     ]
 
 

@@ -8,6 +8,7 @@ from . import _dlpack
 from ._abi import COutput, CTensor
 from ._dtype import BY_NAME, TYPESTRS, DType
 from ._errors import Error, ErrorCode, fail, refusal_text
+from ._interrupt import caught, raise_caught
 from ._library import lib
 from ._owner import Owner
 
@@ -341,6 +342,8 @@ class Marshal:
                 lib.refuse_next_call(None)  # still pending if the call was interrupted, or its own handle is invalid
         if status:
             fail(rank, self.refusal)
+        if caught:
+            raise_caught()
 
     def call_alone(self, function: Any, *args: Any) -> None:
         """Calls a function of the library that is not collective. Raises its failure."""

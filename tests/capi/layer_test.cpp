@@ -205,7 +205,7 @@ TEST(CLayer, AnUndefinedValueOfOneRankIsReportedByTheFirstForwardOnAll) {
   const char* const messages[] = {"rank 1: score must be in [0, 4), got 257",
                                   "rank 1: group_score must be in [0, 2), got -1",
                                   "rank 1: aux_loss_scope must be in [0, 3), got 3",
-                                  "rank 1: activation must be in [0, 6), got 300",
+                                  "rank 1: activation must be in [0, 8), got 300",
                                   "rank 1: weights_in must be in [0, 2), got 2",
                                   "rank 1: crossdock_experts_config: dtype must be one of",
                                   "rank 1: partial_sums must be in [0, 3), got 9"};

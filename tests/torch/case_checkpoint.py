@@ -1,5 +1,7 @@
 """torch.distributed.checkpoint: layers and their optimizers, saved and loaded on different numbers of ranks. Needs torch 2.6."""
 import io
+import pathlib
+import re
 import tempfile
 from multiprocessing.reduction import ForkingPickler
 
@@ -17,6 +19,7 @@ from crossdock.torch.expert_tensors import ExpertTensor
 
 E, K, D, F = 10, 2, 8, 12  # contiguous parts on 4 ranks: 3, 3, 2, 2
 SIZES = dict(num_experts=E, top_k=K, width=D, inner=F)
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 
 
 def shared_folder(rank):
@@ -209,6 +212,27 @@ def experts_that_fsdp2_shards_are_saved_whole(rank, world):
 
 
 @case(2)
+def wrappers_do_not_change_names(rank, world):
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    folder, owner = shared_folder(rank)
+    mine = dist.new_group([rank], use_local_synchronization=True)
+    for name in ("ddp", "compiled"):
+        path, wrapped = f"{folder}/{name}", []
+        for seed in (3, 4):
+            layer, optimizer = trained(seed=seed)
+            DDP._set_params_and_buffers_to_ignore_for_model(layer, ["experts.w1", "experts.w2"])
+            wrapped.append((DDP(layer) if name == "ddp" else torch.compile(layer), optimizer, layer))
+        dcp.save({"app": Checkpoint(*wrapped[0][:2])}, checkpoint_id=path)
+        dcp.load({"app": Checkpoint(*wrapped[1][:2])}, checkpoint_id=path)
+        assert equals(values_of(wrapped[1][2], wrapped[1][1]), values_of(*trained()))
+        alone = trained(mine, seed=4)
+        dcp.load({"app": Checkpoint(*alone)}, checkpoint_id=path, process_group=mine)
+        assert equals(values_of(*alone), values_of(*trained(mine)))
+    del owner
+
+
+@case(2)
 def experts_without_a_number_of_all_are_refused(rank, world):
     folder, owner = shared_folder(rank)
     experts = GroupedExperts(2, D, F, expert_ids=[2 * rank, 2 * rank + 1])
@@ -263,3 +287,29 @@ def tensors_of_experts_reach_other_processes_with_their_place(rank, world):
     torch.save(w1, memory)
     memory.seek(0)
     assert type(torch.load(memory)) is torch.Tensor
+
+
+@case(2, 4)
+def the_page_about_checkpoints_does_what_it_says(rank, world):
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = [block for block in blocks if "transformers" not in block]  # those are in case_convert
+    assert len(blocks) == 3
+    folder, owner = shared_folder(rank)
+    names = dict(folder=f"{folder}/all", weights=f"{folder}/weights", data_parallel_size=world)
+
+    def run(block, model, optimizer):
+        names.update(model=model, optimizer=optimizer, loss=model(torch.ones(2, D)).square().sum())
+        exec(block, names)
+
+    first = trained()
+    for count, block in enumerate(blocks[:2]):
+        second = trained(seed=4)
+        run(block, *first)  # saves, and loads the same
+        run(re.sub(r"^dcp.save.*", "", block, flags=re.MULTILINE), *second)
+        last = -count or None  # the second saves the model alone
+        assert equals(values_of(*second[:last]), values_of(*trained()[:last]))
+    before = {key: value.clone() for key, value in values_of(first[0]).items()}
+    run(blocks[2], *first)
+    assert names["norm"] > 0 and not any(torch.equal(value, before[key]) for key, value in values_of(first[0]).items())
+    dist.barrier()
+    del owner

@@ -1,6 +1,7 @@
-"""Weights of transformers' models: their layers compute the same here, and the files are the same again. Needs transformers 5."""
+"""Weights of transformers' models: their layers compute the same here, and files stay the same. Needs transformers 5."""
 import importlib.util
 import pathlib
+import re
 import shutil
 import tempfile
 
@@ -14,14 +15,14 @@ from crossdock.torch.convert import FAMILIES, TransformersFiles, from_transforme
 
 E, K, D, F = 6, 2, 32, 24  # contiguous parts on 4 ranks: 2, 2, 1, 1
 PREFIX, WORDS = "model.layers.1.", ("mlp", "block_sparse_moe")
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
+if not HAS_TRANSFORMERS and dist.get_rank() == 0:
+    print("case_convert: cases skipped, transformers is not installed (tests/torch/requirements.txt)", flush=True)
 
 
 def needs_transformers(*worlds):
-    if HAS_TRANSFORMERS:
-        return case(*worlds)
-    print("case_convert: skipped, transformers is not installed (tests/torch/requirements.txt)", flush=True)
-    return lambda function: function
+    return case(*worlds) if HAS_TRANSFORMERS else lambda function: function
 
 
 def model_of(family):
@@ -39,7 +40,7 @@ def model_of(family):
         "qwen3_moe": lambda: Qwen3MoeConfig(**sizes, num_key_value_heads=2, num_experts=E, moe_intermediate_size=F),
         "mixtral": lambda: MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=E, intermediate_size=F),
         "deepseek_v3": lambda: DeepseekV3Config(
-            **dict(sizes, head_dim=8), num_key_value_heads=4, moe_intermediate_size=F, routed_scaling_factor=2.5, **of_deepseek
+            **sizes, num_key_value_heads=4, moe_intermediate_size=F, routed_scaling_factor=2.5, **of_deepseek
         ),
         "gpt_oss": lambda: GptOssConfig(**sizes, num_key_value_heads=2, num_local_experts=E, intermediate_size=F),
     }
@@ -64,7 +65,7 @@ def block_output(model, x):
 
 
 def of_layer(tensors):
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX) and any(word in name for word in WORDS)}
+    return {name: t for name, t in tensors.items() if name.startswith(PREFIX) and any(word in name for word in WORDS)}
 
 
 def same(got, wanted):
@@ -77,10 +78,12 @@ def library_output(family, state, x, model):
     (group,) = crossdock.Group.from_threads(1)
     experts, router, shared_inner = {}, {"normalise": normalises(model)}, 0
     if family == "deepseek_v3":
-        router = {"score": "sigmoid", "normalise": True, "num_groups": 2, "group_top_k": 1, "group_score": "top_2", "scaling": 2.5}
+        router = {"score": "sigmoid", "normalise": True, "scaling": 2.5}
+        router.update(num_groups=2, group_top_k=1, group_score="top_2")
         shared_inner = 2 * F
     if family == "gpt_oss":
-        router, experts = {"score": "softmax_after_top_k"}, {"activation": "clamped_swiglu", "limit": model.config.swiglu_limit}
+        router = {"score": "softmax_after_top_k"}
+        experts = {"activation": "clamped_swiglu", "limit": model.config.swiglu_limit}
     options = dict(router=router, experts=experts, shared_inner=shared_inner)
     layer = crossdock.Layer(group, num_experts=E, top_k=K, width=D, inner=F, **options)
     names = ("w1", "w2", "b1", "b2")
@@ -145,6 +148,8 @@ def every_rank_reads_its_experts(rank, world):
     dist.broadcast_object_list(names)
     folder = pathlib.Path(names[0])
     x = torch.randn((40, D), generator=random_of(2))
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (snippet,) = [block for block in blocks if "transformers" in block]
     for family in ("qwen3_moe", "mixtral"):
         if rank == 0:
             model = model_of(family)
@@ -156,7 +161,12 @@ def every_rank_reads_its_experts(rank, world):
             layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, normalise=normalise, placement=placement)
             with TransformersFiles(folder / family) as files:
                 state = from_transformers(files, family, PREFIX, experts=layer.dispatcher.local_experts)
-                whole = from_transformers(files, family, PREFIX)
+                whole, whole_files = from_transformers(files, family, PREFIX), dict(files)
+            if family == "qwen3_moe":
+                names = {"layer": layer, "folder": folder / family}
+                exec(snippet, names)
+                assert len(names["made"]) == 1 + 3 * len(layer.dispatcher.local_experts)
+                assert all(torch.equal(t, whole_files[n]) for n, t in names["made"].items())
             for given in (state, whole):
                 layer.load_state_dict(given)
                 close(layer(x[10 * rank : 10 * rank + 10]).detach(), wanted[10 * rank : 10 * rank + 10])

@@ -1,4 +1,4 @@
-"""The norm and the scale of gradients when experts are spread over ranks, against one rank that has all of them. Needs torch 2.6."""
+"""The norm and the scale of gradients when experts are spread over ranks, against one rank that has all. Needs torch 2.6."""
 import math
 
 import torch
@@ -39,7 +39,7 @@ def whole_model(rank, dtype=None):
 def pairs_of(model, whole):
     """The parameters of a model, and its parts of those of the whole."""
     for name, parameter in model.named_parameters():
-        ids = next((layer.dispatcher.local_experts for layer in model.layers if any(parameter is p for p in layer.experts.parameters())), None)
+        ids = model.layers[0].dispatcher.local_experts if ".experts." in name else None
         yield parameter, whole.get_parameter(name), ids
 
 

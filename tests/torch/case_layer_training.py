@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import crossdock
 from crossdock.torch import Checkpoint, MoELayer, group, save_ops, set_loss_scale
+from crossdock.torch.library_experts import Form
 
 D, LENGTH, VOCABULARY, STEPS = SIZES["width"], 5, 19, 50
 OPTIONS = dict(
@@ -196,7 +197,7 @@ def operators_pass_the_checks_of_torch(rank, world):
     four = [parameter[:4].detach().clone().requires_grad_() for parameter in experts[:4]]
     inputs = {
         "whole_layer": (x, layer.router.weight, layer.router.bias, *experts, *given),
-        "grouped_mlp": (x, weights, *four, counts, "swiglu", False, 7.0, "experts", False, True),
+        "expert_mlp": (x, weights, *four, counts, *Form(weights_in="experts"), True),
         "attach_losses": (weights, torch.ones(()).requires_grad_(), torch.zeros(E, dtype=torch.int64), none, state.key),
         "sum_over_group": (counts, state.key, "layer"),
     }

@@ -5,7 +5,7 @@ format. Both are read, and both can be made:
 
 | | in memory | in files |
 |---|---|---|
-| qwen3_moe, deepseek_v3 | mlp.experts.gate_up_proj [E, 2F, D], down_proj [E, D, F] | mlp.experts.<e>.{gate,up,down}_proj.weight |
+| qwen3_moe, deepseek_v3 | mlp.experts.gate_up_proj [E, 2F, D], down_proj [E, D, F] | mlp.experts.<e>.gate_proj.weight, ... |
 | mixtral | the same | block_sparse_moe.experts.<e>.{w1,w3,w2}.weight |
 | gpt_oss | gate_up_proj [E, D, 2F], columns gate 0, linear 0, gate 1, ...; down_proj [E, F, D]; biases | the same |
 """
@@ -73,7 +73,12 @@ def from_transformers(
 
 
 def to_transformers(
-    state: Mapping[str, torch.Tensor], family: str, prefix: str = "", *, form: str = "files", experts: Optional[Sequence[int]] = None
+    state: Mapping[str, torch.Tensor],
+    family: str,
+    prefix: str = "",
+    *,
+    form: str = "files",
+    experts: Optional[Sequence[int]] = None,
 ) -> Dict[str, torch.Tensor]:
     """The opposite of `from_transformers`: the weights of a decoder layer under transformers' names.
 
@@ -91,8 +96,8 @@ def to_transformers(
     is_fused = form == "memory" or not of.projections
     if w1.shape[0] != (num_experts if is_fused else len(ids)):
         raise ValueError(
-            f"state must have {num_experts if is_fused else len(ids)} experts, got {w1.shape[0]}; for one tensor of all experts, load a "
-            "checkpoint of the layer on one rank first (docs/checkpoints.md)"
+            f"state must have {num_experts if is_fused else len(ids)} experts, got {w1.shape[0]}; for one tensor of all "
+            "experts, load a checkpoint of the layer on one rank first (docs/checkpoints.md)"
         )
     made = {f"{block}{of.router}.weight": state["router.weight"]}
     if is_fused:

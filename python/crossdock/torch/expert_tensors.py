@@ -37,9 +37,9 @@ class Place(NamedTuple):
 class ExpertTensor(torch.Tensor):
     """The parameters of this rank's experts.
 
-    It computes and is copied as the local tensor that it is. Towards DCP it is the part of a tensor [E, ...] that its place
-    says, and `size()` is the size of that tensor, which DCP compares with the checkpoint's; `shape` is local. Copies keep the place;
-    computations and pickles return plain tensors, except for pickles sent to another process of this program.
+    It computes as the local tensor that it is, and `shape` is local. DCP sees its part of a tensor [E, ...]: `size()` is the
+    size of that tensor, which DCP compares with the checkpoint's. Copies keep the place, also those sent to another process;
+    computations and torch.save make plain tensors.
     """
 
     place: Place
@@ -145,7 +145,7 @@ def like_shard(local: torch.Tensor, like: Any) -> torch.Tensor:
 
 
 def own_part(given: Any, like: Any, ids: Sequence[int], num_experts: Optional[int]) -> Any:
-    """What `like` [E_local, ...], which may be a DTensor, takes from `given`: an ExpertTensor, or the tensor of all experts."""
+    """What `like` [E_local, ...], which may be a DTensor, takes from an ExpertTensor, or from the tensor of all experts."""
     if type(given) is ExpertTensor:
         have = to_experts(like.detach(), ids, num_experts).place.ids
         if given.place.ids != have:
@@ -170,8 +170,8 @@ def own_part(given: Any, like: Any, ids: Sequence[int], num_experts: Optional[in
 def number_experts(module: nn.Module, expert_ids: Sequence[int], num_experts: Optional[int] = None) -> None:
     """Tells a module whose parameters are all [E_local, ...] which experts of how many it has.
 
-    Its state_dict can then be saved with DCP and loaded on any number of ranks; it also loads the state_dict of a module with all E
-    experts. Without num_experts, DCP is refused. MoELayer does it for GroupedExperts; do it for experts of your own, before FSDP2.
+    DCP can then save its state_dict and load it on any number of ranks; without num_experts, DCP is refused. The module also
+    loads the state_dict of one with all E experts. GroupedExperts number themselves; number experts of your own before FSDP2.
     """
     module.expert_ids, module.num_experts = list(expert_ids), num_experts  # type: ignore[assignment]
     module._register_state_dict_hook(_mark)
@@ -193,7 +193,7 @@ def _take(module: Any, state: dict, prefix: str, *_: Any) -> None:
 
 def _refuse() -> NoReturn:
     raise RuntimeError(
-        "torch.distributed.checkpoint cannot save or load this state_dict: every rank has other experts under the same names, and "
-        "how many there are in all is not known. Pass num_experts to GroupedExperts, or call "
+        "torch.distributed.checkpoint cannot save or load this state_dict: every rank has other experts, or other parts of them, "
+        "under the same names, and how many there are in all is not known. Pass num_experts to GroupedExperts, or call "
         "crossdock.torch.number_experts (docs/checkpoints.md)"
     )

@@ -8,7 +8,7 @@ from torch import nn
 
 from .expert_tensors import is_sharded, number_experts
 from .layer_config import ACTIVATIONS, GATED, WEIGHTS_IN, check_choice
-from .library_experts import grouped_mlp, swiglu_experts
+from .library_experts import expert_mlp
 from .registration import HAS_OPERATORS, define, refuse_gradient, save_nothing
 from .tensors import weights_dtype
 
@@ -139,14 +139,12 @@ class GroupedExperts(nn.Module):
             raise ValueError('row_weights must be given with weights_in="experts", and only then')
         dtype = _computing_dtype(rows)
         rows, w1, w2 = rows.to(dtype), self.w1.to(dtype), self.w2.to(dtype)
-        if not self.is_plain:
+        if not self.is_plain or library_computes(rows, w1, w2):
             biases = (None if bias is None else bias.to(dtype) for bias in (self.b1, self.b2))
             weights = None if row_weights is None else row_weights.to(weights_dtype(dtype))
-            options = (self.activation, self.interleaved, self.limit, self.weights_in, self.recompute)
+            options = (self.activation, self.limit, self.interleaved, False, self.weights_in, self.recompute)
             inputs = (rows, weights, w1, w2, *biases, tokens_per_expert)
-            return grouped_mlp(*inputs, *options, torch.is_grad_enabled())[0]
-        if library_computes(rows, w1, w2):
-            return swiglu_experts(rows, w1, w2, tokens_per_expert, torch.is_grad_enabled())[0]
+            return expert_mlp(*inputs, *options, torch.is_grad_enabled())[0]
         if _torch_has_product(rows, w2.shape[2]):
             ends = tokens_per_expert.cumsum(0, dtype=torch.int32)
             gate, linear = torch._grouped_mm(rows, w1.transpose(1, 2), offs=ends).chunk(2, dim=1)

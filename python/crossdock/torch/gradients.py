@@ -22,8 +22,8 @@ def clip_grad_norm_(
     experts: Optional[Iterable[nn.Parameter]] = None,
     group: Any = None,
 ) -> torch.Tensor:
-    """As torch.nn.utils.clip_grad_norm_ on one rank that has all experts: every expert counts once, and all ranks multiply by the
-    same factor. Call it when gradients are reduced and scaled. Collective. Returns the norm, in fp32 or fp64.
+    """As torch.nn.utils.clip_grad_norm_ on one rank that has all experts: every expert counts once, and all ranks multiply
+    by the same factor. Call it when gradients are reduced and scaled. Collective. Returns the norm, in fp32 or fp64.
 
     Parameters that are DTensors (FSDP2, tensor parallelism) count once too. Other parameters are taken for replicas.
 
@@ -62,7 +62,8 @@ def clip_grad_norm_(
         norm = total if math.isinf(norm_type) else total ** (1 / norm_type)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
-                f"the norm of the gradients must be finite, got {norm.item()}; skip the step, or pass error_if_nonfinite=False"
+                f"the norm of the gradients must be finite, got {norm.item()}; skip the step, or pass "
+                "error_if_nonfinite=False"
             )
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
@@ -75,8 +76,9 @@ def scale_expert_gradients_(
 ) -> None:
     """Makes the gradients of experts means over data-parallel ranks, like those of all other parameters.
 
-    An expert's gradient is the sum over the tokens of all ranks of its layer, while DDP and FSDP divide the other gradients by the number of
-    ranks. So it is divided by data_parallel_size / averaged_over. Call it once per optimizer step, before clipping.
+    An expert's gradient is the sum over the tokens of all ranks of its layer, while DDP and FSDP divide the other gradients by
+    the number of ranks. So it is divided by data_parallel_size / averaged_over. Call it once per optimizer step, before
+    clipping.
 
     Args:
         data_parallel_size: the number of ranks over whose losses the step takes the mean.
@@ -100,7 +102,8 @@ def _spread(parameter: Any) -> List[Tuple[Any, int]]:
     if not is_sharded(parameter):
         return []
     mesh = parameter.device_mesh
-    return [(mesh, d) for d, placement in enumerate(parameter.placements) if not placement.is_replicate() and mesh.size(d) > 1]
+    spread = (d for d, placement in enumerate(parameter.placements) if not placement.is_replicate())
+    return [(mesh, d) for d in spread if mesh.size(d) > 1]
 
 
 def _operation(norm_type: float) -> Any:
