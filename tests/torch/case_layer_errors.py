@@ -119,7 +119,7 @@ def a_layer_shows_its_options(rank, world):
     layer = MoELayer(**SIZES, score="sigmoid", aux_loss_coeffs={"batch": 0.1}, shared_inner=3, activation="geglu", bias=True)
     text = repr(layer)
     for words in (
-        "score='sigmoid'",
+        "num_experts=8, top_k=4, width=8, inner=12, score='sigmoid'",
         "aux_loss_coeffs={'batch': 0.1}",
         "rank 0 of 1",
         "num_local_experts=8, width=8, inner=12, activation='geglu', bias=True",

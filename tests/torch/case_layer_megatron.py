@@ -184,6 +184,27 @@ def losses_and_their_gradients(rank, world):
 
 
 @case(1, 2, 4)
+def a_loss_over_the_global_batch_is_megatrons_divided_by_the_micro_batches_so_far(rank, world):
+    options = dict(moe_router_load_balancing_type="global_aux_loss", moe_aux_loss_coeff=0.5)
+    for has_steps in (False, True):
+        ours = dict(aux_loss_coeff=0.5, aux_loss_scope="global_batch", normalise=False)
+        problem = Problem(rank, world, ours, options, has_steps)
+        for number in (1, 2, 3):
+            x, grad_out = (torch.randn((L, B, D), generator=random_of(rank, 10 * number + i)) for i in (0, 1))
+            problem.theirs(x, grad_out)
+            problem.layer(x).backward(grad_out)
+            found = moe_utils.get_moe_layer_wise_logging_tracker()["global_load_balancing_loss"]["values"].sum()
+            close((problem.layer.report.losses[4] * number).float(), (found * 0.5).float())
+        problem.layer.start_step()
+        problem.layer(x)
+        first = problem.layer.report.losses[4]
+        problem.router.reset_global_aux_loss_tracker()
+        problem.theirs(x, grad_out)
+        found = moe_utils.get_moe_layer_wise_logging_tracker()["global_load_balancing_loss"]["values"].sum()
+        close(first.float(), (found * 0.5).float())
+
+
+@case(1, 2, 4)
 def losses_with_padding(rank, world):
     mask = torch.arange(L * B).view(L, B) % (3 + rank) == 1
     for score in ("softmax", "sigmoid"):

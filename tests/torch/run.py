@@ -25,7 +25,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "torch": (
         [
             *("case_compile", "case_training", "case_layer_training", "case_checkpoint", "case_checkpoint_ranks"),
-            *("case_gradients", "case_convert"),
+            *("case_gradients", "case_convert", "case_layer_transformers"),
         ],
         [1, 2, 4],
     ),

@@ -141,9 +141,10 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
         return dict(given, router=router, experts=experts, dispatch=dispatch, serial_shared=not self.overlap_shared)
 
     def changed(self) -> List[str]:
-        """The options that differ from their defaults, as name=value."""
+        """The options that differ from their defaults, as name=value, the sizes first."""
         groups = ("counting_group", "sequence_group", "replicated_over")
-        shown = ((f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default)
+        ordered = sorted(fields(self), key=lambda field: field.name not in _PLAIN[:4])
+        shown = ((f.name, getattr(self, f.name)) for f in ordered if getattr(self, f.name) != f.default)
         return [f"{name}={'...' if name in groups else repr(value)}" for name, value in shown]
 
     def check(self, num_ranks: int, has_own_experts: bool = False) -> None:
