@@ -155,6 +155,17 @@ class LayerForwardResult(Sized):
     ]
 
 
+class LayerReport(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("expert_ids", CTensor),
+        ("weights", CTensor),
+        ("kept_weights", CTensor),
+        ("load", CTensor),
+        ("rows_per_expert", CTensor),
+    ]
+
+
 class LayerBackwardArgs(Sized):
     _fields_ = [
         ("struct_size", c_size_t),

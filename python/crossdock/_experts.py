@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional, Tuple, Union
 from ._abi_layer import CExpertWeights, ExpertsBackwardArgs, ExpertsConfig, ExpertsForwardArgs, Segments
 from ._dispatcher import choice
 from ._dtype import DType, to_dtype
-from ._errors import check, fail
+from ._errors import check
 from ._library import lib
 from ._owner import Owner, Shared
 from ._plan import Plan
@@ -144,8 +144,7 @@ class Experts(Shared):
         marshal.put(args, ExpertsForwardArgs.row_weights.offset, row_weights)
         marshal.put_output(args, ExpertsForwardArgs.y.offset, y)
         handle = ctypes.c_void_p()
-        if lib.experts_forward(self._handle, byref(args), byref(handle) if save else None):
-            fail(cause=marshal.refusal)
+        marshal.call_alone(lib.experts_forward, self._handle, byref(args), byref(handle) if save else None)
         return y, ExpertsSaved(handle.value) if save else None
 
     def backward_dx(
@@ -173,8 +172,7 @@ class Experts(Shared):
         args = self._backward_args(marshal, plan, weights, rows, grad_y, row_weights)
         marshal.put_output(args, ExpertsBackwardArgs.grad_rows.offset, grad_rows)
         marshal.put_output(args, ExpertsBackwardArgs.grad_row_weights.offset, grad_row_weights)
-        if lib.experts_backward_dx(self._handle, byref(args), saved._handle):
-            fail(cause=marshal.refusal)
+        marshal.call_alone(lib.experts_backward_dx, self._handle, byref(args), saved._handle)
         return grad_rows, grad_row_weights
 
     def backward_dw(
@@ -195,8 +193,7 @@ class Experts(Shared):
         args = self._backward_args(marshal, plan, weights, rows, grad_y, row_weights)
         put_expert_weights(marshal, args, ExpertsBackwardArgs.grads.offset, grads, True)
         args.accumulate = accumulate
-        if lib.experts_backward_dw(self._handle, byref(args), saved._handle):
-            fail(cause=marshal.refusal)
+        marshal.call_alone(lib.experts_backward_dw, self._handle, byref(args), saved._handle)
 
     @staticmethod
     def _backward_args(marshal, plan, weights, rows, grad_y, row_weights) -> ExpertsBackwardArgs:

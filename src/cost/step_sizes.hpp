@@ -16,7 +16,7 @@ namespace crossdock {
 RouteSums expected_sums(const TokenSpread& spread, const Topology& topology, int64_t tokens);
 
 /// [P] Number of ranks on other nodes that reach this rank's node through it, with one gateway per
-/// node (gateway_per_node in gateway.hpp).
+/// node (gateway_per_node in plan/placement.hpp).
 std::vector<double> sources_of_gateways(const Topology& topology);
 
 /// One rank's routes: [T, K] experts, -1 for none.

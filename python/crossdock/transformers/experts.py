@@ -55,8 +55,9 @@ def compute(module: Any, rows: torch.Tensor, tokens_per_expert: torch.Tensor) ->
     """rows [R, D], grouped by expert -> y [R, D], before the weights of the routes."""
     parameters = [None if p is None else p.to(rows.dtype) for p in parameters_of(module)]
     form = form_of(module)
-    options = (form.activation, form.limit, form.interleaved, form.transposed)  # compilers cannot unpack it
-    y = expert_mlp(rows, *parameters, tokens_per_expert, *options, torch.is_grad_enabled())[0]
+    # Compilers cannot unpack the form.
+    options = (form.activation, form.limit, form.interleaved, form.transposed, form.weights_in, form.recompute)
+    y = expert_mlp(rows, None, *parameters, tokens_per_expert, *options, torch.is_grad_enabled())[0]
     return module.post_expert_norm(y) if module.has_post_expert_norm else y
 
 

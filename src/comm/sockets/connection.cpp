@@ -62,10 +62,6 @@ namespace {
 constexpr size_t kReadBytes = size_t{256} << 10;
 constexpr int kMaxReads = 8;  // in one call, so one peer does not delay the others
 
-void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
-  bytes.insert(bytes.end(), more.begin(), more.end());
-}
-
 // Whether the peer's machine reports that the connection does not exist, or no longer exists.
 bool is_from_peer(int error) {
   return error == ECONNREFUSED || error == ECONNRESET || error == EPIPE;

@@ -18,7 +18,7 @@ namespace crossdock::comm {
 
 /// Every message on a connection between nodes: this header, then payload_bytes bytes. A connection
 /// begins with kHello from the process that opened it, and with kWelcome from the other process if
-/// it keeps the connection (pair_connection.hpp); everything else is refused before that.
+/// it keeps the connection (PairConnection); everything else is refused before that.
 struct FrameHeader {
   static constexpr uint32_t kMagic = 0x46534443;  // "CDSF": Crossdock sockets, frame
   enum class Kind : uint32_t {
@@ -90,7 +90,7 @@ class Connection {
   /// Closes it after a call that failed with this error number; the reason begins with `what`.
   void fail(const char* what, int error);
   static constexpr const char* kCannotConnect = "cannot connect to its process";
-  /// Hands over the socket of a connection that ends normally; see linger.hpp.
+  /// Hands over the socket of a connection that ends normally; see endpoint.hpp.
   Socket release();
 
   /// Sends a small frame, ahead of data that has not been accepted yet.

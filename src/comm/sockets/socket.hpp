@@ -4,11 +4,18 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace crossdock::comm {
+
+inline void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
+  bytes.insert(bytes.end(), more.begin(), more.end());
+}
 
 /// An IP address with a port, in a form that fits into a blob.
 struct SocketAddress {

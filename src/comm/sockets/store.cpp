@@ -101,10 +101,6 @@ std::vector<std::byte> bytes_of(const auto& value) {
   return {bytes.begin(), bytes.end()};
 }
 
-void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
-  bytes.insert(bytes.end(), more.begin(), more.end());
-}
-
 template <typename Value>
 std::optional<Value> value_at_front(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(Value)) return std::nullopt;

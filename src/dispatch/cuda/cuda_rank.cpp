@@ -24,12 +24,11 @@
 #include "plan/local_routes.hpp"
 
 namespace crossdock::cuda {
+namespace {
 
-/// Loads all kernels that any call may need. Loading one later could deadlock: it may wait until
-/// the device is idle, while another dispatcher's kernels wait for a rank that has not launched
-/// yet.
-void load_all_kernels();
-
+// Loads all kernels that any call may need. Loading one later could deadlock: it may wait until
+// the device is idle, while another dispatcher's kernels wait for a rank that has not launched
+// yet.
 void load_all_kernels() {
   load_channel_kernels();
   load_plan();
@@ -48,8 +47,6 @@ void load_all_kernels() {
   ops::load_device_rows();
   ops::load_fp8_rows();
 }
-
-namespace {
 
 // Copies owner, experts_by_owner and owner_offsets to the device, contiguous in this order.
 Buffer upload(const Placement& placement, DeviceArena& arena) {

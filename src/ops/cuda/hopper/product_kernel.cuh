@@ -341,10 +341,10 @@ __device__ void multiply_tiles(const ProductParams& params, WorkQueue& queue,
 // The kernel of all grouped products. Persistent clusters of two blocks draw work units, a pair of
 // tiles each, from a counter in global memory. In a block, five roles run at the same time:
 //
-//   scheduler, one warp      draws units (work_queue.cuh) and finds their tiles (work_units.cuh)
+//   scheduler, one warp      draws units (WorkQueue) and finds their tiles (product.cuh)
 //   loader, one thread       loads the operands of a tile step by step into a ring of slots,
-//                            its own and those shared with the other block (load_tiles.cuh)
-//   two math warpgroups      multiply (multiply_tiles.cuh) and store (epilogues.cuh)
+//                            its own and those shared with the other block
+//   two math warpgroups      multiply and store (epilogues.cuh)
 //   two warps                zero the rows of the output that belong to no expert
 //
 // A 64-row block that lies outside its segment is neither loaded nor multiplied.
