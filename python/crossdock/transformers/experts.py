@@ -79,4 +79,4 @@ def register_for_fp8(name: str) -> None:
 def _warn_once(name: str, reason: str) -> None:
     if (name, reason) not in _warned:
         _warned.add((name, reason))
-        warnings.warn(f"crossdock does not compute {name}: {reason}; transformers' grouped_mm computes it instead", stacklevel=3)
+        warnings.warn(f"crossdock does not compute {name}: {reason}; transformers' own function does", stacklevel=3)
