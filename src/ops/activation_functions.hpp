@@ -95,12 +95,10 @@ CROSSDOCK_HOST_DEVICE inline Slope<T> gate_function(T x, [[maybe_unused]] T limi
     return silu(x);
   } else if constexpr (kKind == Activation::kClampedSwiglu) {
     return clamped_gate(x, limit);
-  } else if constexpr (kKind == Activation::kGeluTanh) {
+  } else if constexpr (kKind == Activation::kGeluTanh || kKind == Activation::kGegluTanh) {
     return gelu_tanh(x);
   } else if constexpr (kKind == Activation::kSquaredRelu) {
     return squared_relu(x);
-  } else if constexpr (kKind == Activation::kGegluTanh) {
-    return gelu_tanh(x);
   } else if constexpr (kKind == Activation::kLimitedSwiglu) {
     return limited_silu(x, limit);
   } else {
