@@ -6,11 +6,11 @@
 namespace crossdock::cli {
 namespace {
 
-TEST(Readme, ShowsTheFirstExample) {
-  const std::string readme = read_project_file("README.md");
+TEST(CppPage, ShowsTheFirstExample) {
+  const std::string page = read_project_file("docs/cpp.md");
   const std::string fence = "```cpp\n";
-  const size_t begin = readme.find(fence) + fence.size();
-  const std::string shown = readme.substr(begin, readme.find("```", begin) - begin);
+  const size_t begin = page.find(fence) + fence.size();
+  const std::string shown = page.substr(begin, page.find("```", begin) - begin);
   EXPECT_THAT(read_project_file("examples/01_single_process.cpp"), testing::HasSubstr(shown));
 }
 
