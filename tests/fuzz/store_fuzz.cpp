@@ -10,7 +10,7 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/control_message.hpp"
+#include "comm/polled/control_message.hpp"
 #include "comm/sockets/blob.hpp"
 #include "comm/sockets/store.hpp"
 #include "fuzz/input.hpp"
