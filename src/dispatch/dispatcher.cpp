@@ -95,6 +95,12 @@ struct Dispatcher::Impl {
     context.spans_gpus = relation.are_several;
     context.ranks_share_gpus = relation.are_shared;
     knows_gpus = true;
+    context.group.log(
+        LogLevel::kInfo,
+        concat(relation.are_shared ? "some ranks share a GPU" : "every rank has its own GPU",
+               relation.reach_each_other ? "; GPUs reach each other's memory"
+                                         : "; not all GPUs reach each other's memory"));
+    context.group.log(LogLevel::kDebug, concat("GPU ", device.index));
   }
 
   // The path for a routing: on its device, or on the strategy's device_for_host_tensors.
@@ -182,8 +188,10 @@ Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::string_view str
     : impl_(std::make_unique<Impl>(make_context(
           group, std::move(config),
           [&](const DispatchConfig& checked) {
-            return candidates.make(
-                resolve_strategy(strategy_name, checked, group.topology(), candidates));
+            const StrategyChoice choice =
+                resolve_strategy(strategy_name, checked, group.topology(), candidates);
+            group.log(LogLevel::kInfo, concat("strategy ", choice.name, ": ", choice.reason));
+            return candidates.make(choice.name);
           },
           candidates_text(strategy_name, candidates)))) {}
 
