@@ -214,15 +214,15 @@ class TextPlan {
     write_line("strategy: " + plan_.choice.name);
     write_line("  " + plan_.choice.reason);
     if (chosen != all.end()) {
-      const bool is_known = fabric.memory_bytes > 0;
-      write_line(
-          "  a step needs at least " + time_text(chosen->step_lower_bound_s) + " and " +
-          bytes_text(chosen->memory.expected.total()) + " of a rank's memory" +
-          (is_known ? ": " +
-                          std::string(fits(chosen->memory.expected, fabric) ? "fits in "
-                                                                            : "does not fit in ") +
-                          bytes_text(static_cast<double>(fabric.memory_bytes))
-                    : ""));
+      const StepMemory& memory = chosen->memory;
+      const MemoryNeed& worst = memory.with_capacity ? *memory.with_capacity : memory.worst_case;
+      write_line("  a step needs at least " + time_text(chosen->step_lower_bound_s) + " and " +
+                     bytes_text(memory.expected.total()) + " of a rank's " +
+                     (fabric.memory_bytes > 0 ? bytes_text(static_cast<double>(fabric.memory_bytes))
+                                              : std::string("memory")) +
+                     "; with the worst routes " + bytes_text(worst.total()) +
+                     (fits(worst, fabric) ? "" : ", which does not fit"),
+                 2);
     }
     text_ += "\n";
   }

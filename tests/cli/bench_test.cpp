@@ -276,7 +276,6 @@ TEST(BenchSweep, RefusesBadSizes) {
       {"bench --tokens 1:100:+1 --width 1:100:+1", "more than 1000 combinations"},
       {"bench --scenario agree --tokens 8", "--ranks must be its only size"},
       {"bench --format xml", "--format must be one of table, csv, markdown, json"},
-      {"bench --json --format csv", "--json and --format csv must not be given together"},
       {"bench --list --format csv", "--format must be table or json, got csv"},
   });
 }

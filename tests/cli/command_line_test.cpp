@@ -90,9 +90,9 @@ TEST(Sizes, OfASweepTakeThemToo) {
 }
 
 TEST(Json, HasTheErrorOfBadArguments) {
-  for (const char* arguments :
-       {"run --json --preset nope", "run --preset nope --json", "plan --json",
-        "bench --format json --ranks x", "mesh --world 4 --rank 4 --json"}) {
+  for (const char* arguments : {"run --json --preset nope", "run --preset nope --json",
+                                "plan --json", "bench --format json --ranks x",
+                                "bench --json --format csv", "mesh --world 4 --rank 4 --json"}) {
     const CommandResult result = run_command(arguments);
     EXPECT_EQ(result.status, 2) << arguments;
     const auto json = nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);

@@ -99,34 +99,40 @@ TEST_P(Interrupt, BySignalsToTheProcessGroupDoesTheSame) {
   expect_nothing_left();
 }
 
-// Types Ctrl-C when the screen shows the word.
-Screen interrupt_after(const std::string& arguments, const std::string& word) {
-  return run_in_terminal("exec env NO_COLOR=1 " CROSSDOCK_COMMAND " " + arguments, 80,
+// Types Ctrl-C when the program has written the word.
+Screen interrupt_after(const std::string& word, const std::string& arguments) {
+  return run_in_terminal("exec env -u NO_COLOR TERM=xterm " CROSSDOCK_COMMAND " " + arguments, 80,
                          [&](const std::string& bytes) {
                            return bytes.find(word) == std::string::npos ? "" : kControlC;
                          });
 }
 
+// The last size would take minutes.
+constexpr const char* kSizes =
+    "bench --tokens 8,16,64k --width 512 --top-k 4 --experts 16 --ranks 2 --strategy direct "
+    "--communicator threads --repeat 500 --warm-up 0 --no-check ";
+
 TEST(InterruptedBench, HasPrintedTheSizesThatFinished) {
-  // The last size would take hours.
-  const Screen screen = interrupt_after(
-      "bench --tokens 8,16,1M --width 2048 --top-k 1 --experts 1k --ranks 1 --strategy direct "
-      "--communicator threads --repeat 3000 --warm-up 0 --no-check",
-      "\n      16 ");
+  const Screen screen = interrupt_after("2 of 3", kSizes);
   EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
   EXPECT_THAT(screen.text(), testing::ContainsRegex("tokens +"));
   EXPECT_THAT(screen.text(), testing::ContainsRegex("\n +8 +[0-9.]+"));
-  EXPECT_THAT(screen.text(), testing::Not(testing::ContainsRegex("\n +1048576 +[0-9.]+")));
+  EXPECT_THAT(screen.text(), testing::ContainsRegex("\n +16 +[0-9.]+"));
+  EXPECT_THAT(screen.text(), testing::Not(testing::ContainsRegex("\n +65536 +[0-9.]+")));
+}
+
+TEST(InterruptedBench, PrintsADocumentOfWhatFinished) {
+  const Screen screen = interrupt_after("2 of 3", kSizes + std::string("--json"));
+  EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
+  EXPECT_THAT(screen.text(), testing::HasSubstr("\"tokens\": 16"));
+  EXPECT_THAT(screen.text(), testing::Not(testing::HasSubstr("\"tokens\": 65536")));
 }
 
 // The checks of a few ranks take moments, those of 400 ranks minutes.
 TEST(InterruptedVerify, PrintsWhatHasPassed) {
-  const Screen screen = run_in_terminal(
-      "exec env -u NO_COLOR TERM=xterm " CROSSDOCK_COMMAND
-      " verify --strategy direct --communicator threads --ranks 2,400 --case vector,skewed",
-      80, [&](const std::string& bytes) {
-        return bytes.find("400 ranks") == std::string::npos ? "" : kControlC;
-      });
+  const Screen screen = interrupt_after(
+      "400 ranks",
+      "verify --strategy direct --communicator threads --ranks 2,400 --case vector,skewed");
   EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
   EXPECT_THAT(screen.text(), testing::ContainsRegex("threads, 2 ranks +[0-9]+ ok"));
   EXPECT_THAT(screen.text(), testing::HasSubstr("interrupted after 1 of 2 combinations"));

@@ -44,11 +44,14 @@ TEST(Plan, ShowsTokensQueueEntriesAndTheChoice) {
 TEST(Plan, BeginsWithTheVerdict) {
   const std::string text = run_command(kQwen).out;
   EXPECT_TRUE(text.starts_with("strategy: hierarchical\n")) << text;
-  EXPECT_THAT(text, ContainsRegex("a step needs at least [0-9.]+ m?s and [0-9.]+ GB of a rank's "
-                                  "memory: fits in 80.0 GB"));
+  const std::string wide = "env COLUMNS=200 " CROSSDOCK_COMMAND " ";
+  EXPECT_THAT(run_program(wide + kQwen).out,
+              ContainsRegex("a step needs at least [0-9.]+ m?s and [0-9.]+ GB of a rank's 80.0 GB; "
+                            "with the worst routes [0-9.]+ GB"));
   EXPECT_THAT(text, Not(HasSubstr("3N+1")));  // other schemes: only with --queue
-  EXPECT_THAT(run_command(std::string(kQwen) + " --memory 1").out,
-              HasSubstr("memory: does not fit in 1.00 GB"));
+  EXPECT_THAT(run_program(wide + kQwen + " --memory 8").out,
+              HasSubstr(" GB, which does not fit\n"));
+  EXPECT_THAT(run_command(std::string(kQwen) + " --memory 1").err, HasSubstr("more than the 1 GB"));
 }
 
 TEST(Plan, KnowsTheFabricsOfOtherGpus) {

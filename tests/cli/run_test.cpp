@@ -53,7 +53,7 @@ TEST(Run, PrintsTheSameChecksumWithOverlap) {
   }
   const CommandResult refused = run_command(std::string(kSmall) + "--overlap 0");
   EXPECT_EQ(refused.status, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--overlap must be at least 1, got 0"));
+  EXPECT_THAT(refused.out, HasSubstr("--overlap must be at least 1, got 0"));  // as JSON
 }
 
 TEST(Run, PrintsTheSameChecksumUnderMpirunWithoutFurtherFlags) {
@@ -216,7 +216,7 @@ TEST(Run, HasTheTimesOfEveryRankAndTheRowsBetweenThem) {
   EXPECT_NEAR(slowest, json["forward_us"].get<double>(), 0.01 * slowest);  // sent with 6 digits
   const auto& rows = json["load"]["rows_from_to"];
   ASSERT_EQ(rows.size(), 3U);
-  const std::vector<int64_t> tokens = {17, 18, 18};  // 53 in all
+  std::vector<int64_t> sent_by_rank;
   for (size_t to = 0; to < 3; ++to) {
     int64_t received = 0;
     int64_t sent = 0;
@@ -225,8 +225,9 @@ TEST(Run, HasTheTimesOfEveryRankAndTheRowsBetweenThem) {
       sent += rows[to][other].get<int64_t>();
     }
     EXPECT_EQ(received, json["load"]["rows_per_rank"][to]);
-    EXPECT_EQ(sent, 3 * tokens[to]);  // top-k
+    sent_by_rank.push_back(sent);
   }
+  EXPECT_THAT(sent_by_rank, testing::UnorderedElementsAre(51, 54, 54));  // 53 tokens, 3 routes each
 }
 
 TEST(Run, SaysWhyItHasNoGpu) {

@@ -118,7 +118,7 @@ TEST(Terminal, ProgressIsCutToItsWidthAndVanishes) {
       "verify --quick --case skewed --communicator threads --ranks 2 "
       "--strategy hierarchical",
       "", 60);
-  EXPECT_THAT(screen.bytes, HasSubstr("\r\x1b[Khierarchical, 2 ranks"));
+  EXPECT_THAT(screen.bytes, HasSubstr("\r\x1b[K1 of 9: hierarchical, 2 ranks"));
   EXPECT_THAT(screen.bytes, HasSubstr("..."));
   EXPECT_FALSE(screen.has_wrapped);
   EXPECT_THAT(screen.text(), Not(HasSubstr(" of ")));
