@@ -10,7 +10,7 @@ BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_B
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel test-torch test-torch-quick test-training frameworks cuda cuda-release test-cuda install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel test-torch test-torch-quick test-training frameworks cuda cuda-release test-cuda follow-token install clean help
 
 all:  ## build everything; installs missing packages first
 	tools/setup.sh build mpi test
@@ -122,6 +122,11 @@ cuda-release:  ## compile for every supported GPU, before a release
 
 test-cuda: cuda  ## run the tests that need a GPU
 	ctest --preset cuda -L cuda
+
+follow-token:  ## check the list of files under "Follow one token" in docs/architecture.md against a run
+	cmake --preset coverage
+	cmake --build --preset coverage -j $(JOBS) --target follow_token
+	tools/follow_token.py build/coverage
 
 install:  ## build library and command, install in PREFIX (/usr/local)
 	tools/setup.sh build

@@ -94,9 +94,10 @@ std::vector<std::string> scenarios_on(const std::string& device,
       if (one.runs_on_gpu() == on_gpu) selected.push_back(one.name);
     }
     if (selected.size() > num_before) continue;
-    throw ArgumentError("scenario " + name + " runs on " + (on_gpu ? "the CPU" : "GPUs") +
-                        ", but --device is " + device + "; give --device " +
-                        (on_gpu ? "cpu" : "cuda"));
+    std::string error = "scenario " + name;
+    error += on_gpu ? " runs on the CPU" : " runs on GPUs";
+    error += ", but --device is " + device;
+    throw ArgumentError(error + "; give --device " + (on_gpu ? "cpu" : "cuda"));
   }
   return selected;
 }

@@ -100,7 +100,7 @@ std::string Object::text(const char* key, const char* fallback) const {
 
 std::string Object::name(const char* key, const char* fallback,
                          std::initializer_list<std::string_view> names) const {
-  const std::string given = text(key, fallback);
+  std::string given = text(key, fallback);
   if (std::find(names.begin(), names.end(), given) != names.end()) return given;
   std::string known;
   size_t count = 0;

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "capi/tensors.hpp"
-#include "comm/agreed_failure.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::capi {

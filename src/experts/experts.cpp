@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 #include "core/text.hpp"
 #include "experts/backend.hpp"
 

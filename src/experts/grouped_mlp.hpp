@@ -5,7 +5,7 @@
 #include "experts/backend.hpp"
 #include "ops/activation.hpp"
 #include "ops/convert.hpp"
-#include "ops/grouped_gemm.hpp"
+#include "ops/gemm.hpp"
 
 namespace crossdock::experts {
 

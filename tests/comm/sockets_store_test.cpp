@@ -9,8 +9,8 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/control_message.hpp"
-#include "comm/sockets/blob.hpp"
+#include "comm/polled/control_message.hpp"
+#include "comm/sockets/directory.hpp"
 #include "comm/sockets/socket.hpp"
 #include "comm/sockets/store.hpp"
 #include "comm/sockets_ranks.hpp"

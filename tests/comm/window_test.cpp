@@ -1,4 +1,4 @@
-#include "comm/window.hpp"
+#include "comm/memory/window.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,13 +11,12 @@
 #include <span>
 #include <utility>
 
-#include "comm/control_message.hpp"
-#include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
-#include "comm/sockets/addresses.hpp"
-#include "comm/sockets/blob.hpp"
-#include "comm/sockets/linger.hpp"
-#include "comm/wait_notice.hpp"
+#include "comm/polled/control_message.hpp"
+#include "comm/sockets/directory.hpp"
+#include "comm/sockets/endpoint.hpp"
+#include "comm/sockets/socket.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -100,10 +99,6 @@ class Patience {
 std::vector<std::byte> bytes_of(const auto& value) {
   const auto bytes = std::as_bytes(std::span(&value, 1));
   return {bytes.begin(), bytes.end()};
-}
-
-void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
-  bytes.insert(bytes.end(), more.begin(), more.end());
 }
 
 template <typename Value>

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "testing/layer/draw.hpp"
 #include "testing/layer/layer_ranks.hpp"
 
 namespace crossdock::conformance {

@@ -46,8 +46,8 @@ TEST(LayerChecks, PassWhatIsRight) {
 }
 
 TEST(LayerChecks, SeeAWrongSum) {
-  const auto spoil = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
-    inner.gather_sum(exchange, args);
+  const auto spoil = [](Strategy& inner, const StrategyCall& call, const GatherSumArgs& args) {
+    inner.gather_sum(call, args);
     args.out.as<float>()[0] += 1e-3f;
   };
   const auto findings = findings_of("layer/chosen/fp32/gelu_tanh", faulty({.sum = spoil}));
@@ -56,7 +56,7 @@ TEST(LayerChecks, SeeAWrongSum) {
 }
 
 TEST(LayerChecks, SeeAWrongGradientOfAWeight) {
-  const auto spoil = [](const Exchange&, TensorView routes) { routes.as<float>()[0] += 1.0f; };
+  const auto spoil = [](const StrategyCall&, TensorView routes) { routes.as<float>()[0] += 1.0f; };
   const auto findings =
       findings_of("layer/chosen/fp32/gelu_tanh", faulty({.after_gather_routes = spoil}));
   EXPECT_THAT(findings, Contains(HasSubstr("grad_gate")));

@@ -91,8 +91,8 @@ StrategyList faulty_candidates() {
     return std::make_unique<conformance::FaultyStrategy>(
         make_strategy("direct"),
         conformance::Faults{
-            .sum = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
-              inner.gather_sum(exchange, args);
+            .sum = [](Strategy& inner, const StrategyCall& call, const GatherSumArgs& args) {
+              inner.gather_sum(call, args);
               if (args.out.num_bytes() == 0) return;
               const auto last = static_cast<size_t>(size_of(args.out.dtype)) - 1;
               static_cast<uint8_t*>(args.out.data)[last] ^= 0x80;
