@@ -10,7 +10,10 @@ BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_B
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel test-torch test-torch-quick test-training frameworks cuda cuda-release test-cuda follow-token install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel wheels deb test-deb deps test-torch test-torch-quick test-training test-transformers frameworks cuda cuda-release test-cuda follow-token install clean help
+
+deps:  ## install what `make demo` and `make test` need, and nothing else
+	tools/setup.sh build mpi test
 
 all:  ## build everything; installs missing packages first
 	tools/setup.sh build mpi test
@@ -51,11 +54,28 @@ wheel:  ## build a wheel in build/wheel, with pip and what it downloads
 
 # Same flags and compiler as make python, to get the objects from the compiler cache.
 test-wheel: WHEEL_OPTIONS = --config-settings=cmake.define.CROSSDOCK_WERROR=ON
+test-wheel: export CROSSDOCK_CUDA ?= off
 test-wheel: wheel  ## install the wheel in a new virtual environment and run the tests of the Python package there
 	rm -rf build/wheel/venv && python3 -m venv build/wheel/venv
 	build/wheel/venv/bin/pip install -q build/wheel/crossdock-*.whl numpy pytest
 	CROSSDOCK_TEST_INSTALLED=1 build/wheel/venv/bin/python -B -m pytest -q -p no:cacheprovider tests/python
 	build/wheel/venv/bin/crossdock info
+
+WHEELS ?= cpu $(if $(NVCC),cu13)
+WHEEL_ARCHITECTURES ?= 80-real;90a-real;100a-real;100-virtual
+wheels:  ## build and test wheels for other machines, in build/wheels/dist: CPU and, with nvcc, CUDA (long)
+	tools/setup.sh build python
+	CXX=$${CXX:-c++} tools/wheels.py --jobs $(JOBS) --architectures '$(WHEEL_ARCHITECTURES)' $(WHEELS)
+
+deb:  ## build a Debian package of library, headers and command, in build/deb
+	tools/setup.sh build mpi packages
+	cmake --preset deb
+	cmake --build --preset deb -j $(JOBS)
+	cd build/deb && cpack -G DEB
+
+test-deb:  ## build the Debian package, install it in a new Debian and use it there (root, slow)
+	tools/setup.sh build mpi packages
+	tests/install/deb_test.py .
 
 test-torch: python build/torch/installed  ## run the tests of crossdock.torch, also in Megatron and torchtitan
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/run.py --sets quick torch megatron titan
@@ -69,8 +89,13 @@ test-torch-quick: python  ## run some of them with Debian's torch
 test-training: python build/torch/installed  ## train a small transformer on meshes, against one rank
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/training/run.py
 
+test-transformers: python build/torch/transformers  ## run the tests of crossdock.transformers, with 5.23 and 5.20
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/run.py --sets transformers transformers-parallel
+	PYTHONPATH=python:$(OLD_TRANSFORMERS) $(TORCH_PYTHON) -B tests/torch/run.py --sets transformers
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/hf_runs.py
+
 # Some virtual machines announce AMX but refuse its instructions, which torch's products in bf16 would use.
-test-torch test-torch-quick test-training: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+test-torch test-torch-quick test-training test-transformers: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 # PyPI's torch and the frameworks: 2.7 GB to download, 4.7 GB on the disk.
 TORCH_PYTHON = build/torch/bin/python
@@ -81,6 +106,13 @@ build/torch/installed: tests/torch/requirements.txt
 	python3 -m venv build/torch
 	$(TORCH_PYTHON) -m pip install -q -r $< $(MEGATRON)
 	$(TORCH_PYTHON) -m pip install -q --no-deps $(TITAN)
+	touch $@
+
+# The newest transformers, and the oldest that has an interface for experts, in a folder of its own.
+OLD_TRANSFORMERS = build/torch/old-transformers
+build/torch/transformers: build/torch/installed
+	$(TORCH_PYTHON) -m pip install -q transformers==5.23.0 accelerate
+	$(TORCH_PYTHON) -m pip install -q --no-deps --target $(OLD_TRANSFORMERS) transformers==5.20.0
 	touch $@
 
 FRAMEWORKS_PYTHON ?= 3.12

@@ -1,6 +1,7 @@
 # `cmake --install`: headers, libraries, command, and the files for find_package(crossdock) and pkg-config.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME crossdock)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/crossdock)
 
 install(TARGETS crossdock_library crossdock_testing EXPORT crossdockTargets
@@ -11,7 +12,7 @@ install(TARGETS crossdock_library crossdock_testing EXPORT crossdockTargets
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/crossdock DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 if(TARGET crossdock_mpi)  # nothing links it, so it needs no unversioned name
-  install(TARGETS crossdock_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
+  install(TARGETS crossdock_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP COMPONENT mpi)
 endif()
 if(TARGET crossdock_cli)
   install(TARGETS crossdock_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokens to experts and back with numpy: python3 examples/07_python.py, or under torchrun.
+"""Tokens to experts and back with numpy: python3 examples/07_python.py, or under torchrun. Needs numpy.
 
 Alone, the program starts 4 ranks as threads; under a launcher (torchrun, srun), its processes are the ranks.
 """

@@ -51,6 +51,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "crossdock/version.h"
+
 #if defined(__GNUC__)
 #define CROSSDOCK_C_API __attribute__((visibility("default")))
 #else
@@ -76,7 +78,7 @@ enum {
   CROSSDOCK_COMMUNICATION = 7,  // the communicator failed; the group is poisoned
   CROSSDOCK_CUDA_FAILURE = 8,   // a CUDA call failed
   CROSSDOCK_INTERNAL = 9,       // a bug in Crossdock
-  CROSSDOCK_OUT_OF_MEMORY = 10
+  CROSSDOCK_OUT_OF_MEMORY = 10  // a rank has not enough memory
 };
 
 /// Which rank and which call the last failure is about.
@@ -103,7 +105,7 @@ CROSSDOCK_C_API crossdock_status crossdock_last_error_info(crossdock_error_info*
 CROSSDOCK_C_API void crossdock_refuse_next_call(const char* reason);
 /// "ok", "invalid argument", ...; "unknown" for other numbers.
 CROSSDOCK_C_API const char* crossdock_status_name(crossdock_status status);
-/// Version of the library, "0.1.0".
+/// Version of the library that is running. CROSSDOCK_VERSION is that of the headers.
 CROSSDOCK_C_API const char* crossdock_version(void);
 
 // ---- Tensors ----

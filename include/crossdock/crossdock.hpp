@@ -54,7 +54,7 @@ struct Feature {
 
 /// How this library was built. Strings that do not apply are empty.
 struct BuildDescription {
-  std::string_view version;     // "0.1.0"
+  std::string_view version;     // CROSSDOCK_VERSION
   std::string_view revision;    // of the source tree
   std::string_view compiler;    // "GNU 12.2.0"
   std::string_view build_type;  // "Release"

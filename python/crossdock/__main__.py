@@ -12,7 +12,8 @@ def main() -> None:
     for program in places:
         if os.access(program, os.X_OK) and program.is_file():
             os.execv(program, ["crossdock", *sys.argv[1:]])
-    sys.exit(f"crossdock: the command is not beside the library {library}: build it with -DCROSSDOCK_BUILD_CLI=ON")
+    sys.exit(f"crossdock: the command is not beside the library {library}. It is built where CLI11 and nlohmann-json are "
+             "installed (Debian: libcli11-dev nlohmann-json3-dev): install them, then build again with `pip install .`")
 
 
 if __name__ == "__main__":

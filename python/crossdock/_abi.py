@@ -345,6 +345,7 @@ FUNCTIONS = {
     "layer_saved_losses": "i p p",
     "layer_saved_load": "i p p",
     "layer_saved_dropped": "i p p",
+    "layer_saved_report": "i p p",
     "layer_saved_destroy": "v p",
     "update_expert_bias": "i p p d i",
     "job_plan_create": "i p p",

@@ -206,7 +206,10 @@ class Group(Shared):
         """Groups of `size` ranks that are threads of this process, for tests: the r-th is for rank r's thread."""
         check_range("size", size, ctypes.c_int32)
         handles = (ctypes.c_void_p * max(size, 1))()
-        config = group_config(**options)
+        on_wait = on_wait_fields(options.pop("on_wait", None), on_threads=True)
+        config = group_config(on_wait=False, **options)
+        for name, value in on_wait.items():
+            setattr(config, name, value)
         check(lib.group_from_threads(size, ctypes.byref(config), handles))
         return [Group(handle) for handle in handles]
 

@@ -2,16 +2,28 @@
 import ctypes
 import os
 import pathlib
+import re
 import types
 from typing import Any, Iterator, Tuple
 
 from . import _abi
 
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+
+
+def _read_version() -> str:
+    """The version in the header, which is beside an installed library; else the package is in the source tree."""
+    installed = _PACKAGE / "lib" / "version.h"
+    header = installed if installed.is_file() else _PACKAGE.parents[1] / "include" / "crossdock" / "version.h"
+    found = re.search(r'CROSSDOCK_VERSION "(.*)"', header.read_text())
+    assert found, header
+    return found.group(1)
+
+
 #: Version of this package. The library must have the same.
-__version__ = "0.1.0"
+__version__ = _read_version()
 
 _SONAME = "libcrossdock.so." + ".".join(__version__.split(".")[:2])
-_PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 def _build_trees() -> Iterator[pathlib.Path]:

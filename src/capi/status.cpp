@@ -88,6 +88,7 @@ static_assert(1 + static_cast<int>(ErrorCode::kTimeout) == CROSSDOCK_TIMEOUT);
 static_assert(1 + static_cast<int>(ErrorCode::kCommunication) == CROSSDOCK_COMMUNICATION);
 static_assert(1 + static_cast<int>(ErrorCode::kCuda) == CROSSDOCK_CUDA_FAILURE);
 static_assert(1 + static_cast<int>(ErrorCode::kInternal) == CROSSDOCK_INTERNAL);
+static_assert(1 + static_cast<int>(ErrorCode::kOutOfMemory) == CROSSDOCK_OUT_OF_MEMORY);
 
 // A text that cannot be copied is replaced by one that is short enough to need no allocation.
 crossdock_status keep(crossdock_status status, const char* text, const ErrorContext& context) {
@@ -118,7 +119,7 @@ crossdock_status keep_failure() noexcept {
 }
 
 ErrorCode code_of(crossdock_status status) {
-  const bool is_failure = status >= CROSSDOCK_PEER_FAILED && status <= CROSSDOCK_INTERNAL;
+  const bool is_failure = status >= CROSSDOCK_PEER_FAILED && status <= CROSSDOCK_OUT_OF_MEMORY;
   return is_failure ? static_cast<ErrorCode>(status - 1) : ErrorCode::kCommunication;
 }
 
@@ -150,8 +151,7 @@ crossdock_status crossdock_last_error_info(crossdock_error_info* info) {
 
 const char* crossdock_status_name(crossdock_status status) {
   if (status == CROSSDOCK_OK) return "ok";
-  if (status == CROSSDOCK_OUT_OF_MEMORY) return "out of memory";
-  const bool is_code = status >= CROSSDOCK_INVALID_ARGUMENT && status <= CROSSDOCK_INTERNAL;
+  const bool is_code = status >= CROSSDOCK_INVALID_ARGUMENT && status <= CROSSDOCK_OUT_OF_MEMORY;
   return is_code ? name_of(static_cast<ErrorCode>(status - 1)) : "unknown";
 }
 

@@ -78,7 +78,7 @@ Error current_error() {
   } catch (const Error& error) {
     return error;
   } catch (const std::bad_alloc&) {
-    return {ErrorCode::kCapacity, "not enough memory"};
+    return {ErrorCode::kOutOfMemory, "not enough memory"};
   } catch (const std::exception& error) {
     return {ErrorCode::kInternal, error.what()};
   } catch (...) {

@@ -47,9 +47,9 @@ BlockLedger::Grant BlockLedger::take(int64_t wanted_bytes, BlockUse use) {
 }
 
 void BlockLedger::give_back(int64_t block_bytes, int64_t wanted_bytes) {
+  free_.insert(block_bytes);  // first: it may throw
   needed_ -= wanted_bytes;
   in_use_ -= block_bytes;
-  free_.insert(block_bytes);
 }
 
 void BlockLedger::cancel(int64_t block_bytes, int64_t wanted_bytes) {
@@ -177,12 +177,22 @@ struct BufferPool::State : std::enable_shared_from_this<BufferPool::State> {
     std::shared_ptr<void> owner(data, [block, block_bytes = grant.block_bytes, wanted_bytes,
                                        pool = weak_from_this()](void*) mutable {
       const std::shared_ptr<State> state = pool.lock();
-      if (!state) return;
-      const std::lock_guard lock(state->mutex);
-      state->ledger.give_back(block_bytes, wanted_bytes);
-      state->free_blocks.emplace(block_bytes, std::move(block));
+      if (state) state->put_back(std::move(block), block_bytes, wanted_bytes);
     });
     return {std::move(owner), data, num_bytes, Device{}};
+  }
+
+  // Frees the block if there is not even memory to note that it is free.
+  void put_back(std::shared_ptr<void> block, int64_t block_bytes, int64_t wanted_bytes) noexcept {
+    const std::lock_guard lock(mutex);
+    auto noted = free_blocks.end();
+    try {
+      noted = free_blocks.emplace(block_bytes, block);
+      ledger.give_back(block_bytes, wanted_bytes);
+    } catch (const std::bad_alloc&) {
+      if (noted != free_blocks.end()) free_blocks.erase(noted);
+      ledger.cancel(block_bytes, wanted_bytes);
+    }
   }
 };
 

@@ -26,6 +26,8 @@ const char* name_of(ErrorCode code) noexcept {
       return "CUDA failure";
     case ErrorCode::kInternal:
       return "internal error";
+    case ErrorCode::kOutOfMemory:
+      return "out of memory";
   }
   return "unknown";
 }

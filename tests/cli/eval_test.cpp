@@ -70,6 +70,11 @@ TEST(Eval, ReportsErrorsOfADispatchCaseAsFindings) {
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(json::parse(result.out)["findings"][0].get<std::string>(),
               HasSubstr("alignment must be 1, 8"));
+  eval_case["alignment"] = 1;
+  eval_case["max_rows"] = 100;
+  eval_case["placement"] = {0, 65536, 1};
+  EXPECT_THAT(run_command("eval -", eval_case.dump()).out,
+              HasSubstr("placement must hold ranks in [0, 2); got 65536"));
   eval_case["kind"] = "pancake";
   EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("kind must be"));
   eval_case["kind"] = "dispatch";

@@ -7,6 +7,7 @@ Usage: docs_test.py SOURCE_DIR
  - every environment variable that sources, tests or tools read is in docs/environment.md
  - the files that docs/architecture.md lists to follow one token are few and have at most 600 lines each; its table of
    who may include whom matches tools/check_layers.py
+ - the version in pages is that of the headers
  - tables and plots of benchmarks match the raw results; pictures are what tools/diagrams.py draws
  - README.md has at most 150 lines, lines of prose end before 130 characters, table cells are short
  - docs/troubleshooting.md quotes at least 40 messages, each of which is in the sources
@@ -99,6 +100,19 @@ def wrong_layers(source):
             yield f"docs/architecture.md: {room} is not as in tools/check_layers.py: {sorted(may_see.get(room, []))}"
 
 
+def stale_versions(source):
+    """The version is in include/crossdock/version.h; some pages must repeat it."""
+    version = re.search(r'CROSSDOCK_VERSION "(.*)"', (source / "include/crossdock/version.h").read_text()).group(1)
+    minor = version.rpartition(".")[0]
+    repeated = [(source / "CITATION.cff", r"^version: (\S+)$", version), (source / "CHANGELOG.md", r"^## (\S+)", version)]
+    users = [*pages(source), source / "tests/install/consumer/CMakeLists.txt"]
+    repeated += [(page, r"find_package\(crossdock ([\d.]+)", minor) for page in users if "find_package(crossdock " in page.read_text()]
+    for file, pattern, expected in repeated:
+        found = re.search(pattern, file.read_text(), re.MULTILINE)
+        if not found or found.group(1) != expected:
+            yield f"{file.relative_to(source)}: the version is {found and found.group(1)}, must be {expected}"
+
+
 def complaints(*command):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (done.stdout + done.stderr).splitlines() if done.returncode else []
@@ -150,7 +164,7 @@ def foreign_quotes(source):
 def main():
     source = pathlib.Path(sys.argv[1]).resolve()
     checks = (
-        *(dead_ends, undocumented_variables, path_of_a_token, wrong_layers),
+        *(dead_ends, undocumented_variables, path_of_a_token, wrong_layers, stale_versions),
         *(stale_benchmarks, stale_pictures, long_lines, foreign_quotes),
     )
     failures = [failure for check in checks for failure in check(source)]

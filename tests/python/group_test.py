@@ -3,6 +3,7 @@ import copy
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -153,6 +154,24 @@ def test_the_command_runs():
     if "not beside the library" in done.stderr:
         pytest.skip("the command was not built")
     assert done.returncode == 0 and crossdock.__version__ in done.stdout
+
+
+def test_without_the_command_its_packages_are_named(tmp_path):
+    library = shutil.copy(crossdock.find_library(), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "crossdock", "info"],
+        cwd=pathlib.Path(crossdock.__file__).parents[1],
+        env={**os.environ, "CROSSDOCK_LIBRARY": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and "libcli11-dev nlohmann-json3-dev" in done.stderr
+
+
+def test_the_version_is_that_of_the_headers():
+    header = pathlib.Path(__file__).resolve().parents[2] / "include/crossdock/version.h"
+    assert f'#define CROSSDOCK_VERSION "{crossdock.__version__}"\n' in header.read_text()
 
 
 def test_a_library_that_cannot_be_used_says_what_to_do(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from conftest import DEADLINE, HERE, free_port
 
 import crossdock
-from crossdock import _interrupt
 
 
 def late_call(**options):
@@ -81,19 +80,3 @@ def test_a_terminal_shows_for_whom_the_set_up_waits(has_terminal):
     else:
         assert os.read(ours, 1000) == b""
     os.close(ours)
-
-
-@pytest.mark.parametrize(
-    "text, returned",
-    [
-        ("rank 0 of 2: interrupted while waiting for rank 1 to start", True),
-        ("rank 0 of 2: interrupted in join (call 1)", True),  # of from_environment: no culprit is known
-        ("rank 1 of 2: rank 0 gave up: interrupted while waiting for rank 1 to start", False),
-        ("rank 1 of 2: rank 0 gave up: rank 0 of 2: interrupted in join (call 1)", False),
-    ],
-)
-def test_ctrl_c_goes_back_to_the_rank_that_got_it(monkeypatch, text, returned):
-    signals = []
-    monkeypatch.setattr(_interrupt._thread, "interrupt_main", lambda: signals.append(text))
-    _interrupt.give_back_signal(text, False)
-    assert bool(signals) == returned

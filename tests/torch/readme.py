@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the PyTorch programs of README, tutorial and examples as a reader would: under torchrun, on 4 ranks: readme.py
+"""Runs the PyTorch programs of README, docs/pytorch.md, tutorial and examples as a reader would: under torchrun, on 4 ranks: readme.py
 
 All programs share one launch, because most of a short program's time is the import of torch.
 """
@@ -73,6 +73,21 @@ def check_comparison(outputs):
         assert abs(other - ours) <= 1e-6, outputs
 
 
+def first_blocks(page, folder):
+    """The first three blocks of the page, a layer, its training and its checkpoint, as one program."""
+    code = [f"folder = {folder!r}", *python_blocks(page)[:3]]
+    code.insert(2, "first = (layer(x) - x).square().mean().item()")
+    code += ["again = (layer(x) - x).square().mean().item()"]
+    code += ["print('loss', first, again, layer.expert_bias.abs().max().item())", "dist.destroy_process_group()"]
+    return "\n".join(code)
+
+
+def check_first_blocks(outputs):
+    for output in outputs:
+        first, again, bias = map(float, re.search(r"loss (\S+) (\S+) (\S+)", output).groups())
+        assert again < first and bias > 0, outputs
+
+
 def check_example(outputs):
     assert outputs[0].count("equal") == 5 and "DIFFERENT" not in outputs[0], outputs
 
@@ -89,17 +104,19 @@ def main():
     assert len(steps) == 5, steps
     with tempfile.TemporaryDirectory() as folder:
         scripts = {"readme_training": training[0], "tutorial_comparison": comparison[0], "readme_layer": as_program(two_lines)}
+        scripts["pytorch_page"] = first_blocks("docs/pytorch.md", f"{folder}/checkpoint")
         for name, code in scripts.items():
             (pathlib.Path(folder) / f"{name}.py").write_text(code)
         files = [*(pathlib.Path(folder) / f"{name}.py" for name in scripts), ROOT / "examples" / "08_torch.py", *steps]
         printed = launch(folder, files)
     check_training(printed["readme_training"])
     check_comparison(printed["tutorial_comparison"])
+    check_first_blocks(printed["pytorch_page"])
     check_example(printed["08_torch"])
     assert printed["readme_layer"] == ["torch.Size([3, 512])\n"] * WORLD, printed
     for step in steps:  # each checks its own results
         assert printed[step.stem][0], f"{step.name} printed nothing"
-    print("README, tutorial and example: passed")
+    print("README, docs/pytorch.md, tutorial and example: passed")
 
 
 if __name__ == "__main__":

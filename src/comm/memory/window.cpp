@@ -145,7 +145,7 @@ Buffer WindowPool::take(int64_t num_bytes) {
   const int64_t wanted = round_up(num_bytes, kPageBytes);
   std::shared_ptr<Block> found;
   std::shared_ptr<Block> nearly;  // the largest that is too small, but at least half as large
-  const std::lock_guard lock(state_->mutex);
+  std::unique_lock lock(state_->mutex);
   for (const auto& block : state_->blocks) {
     if (block->leased) continue;
     if (block->num_bytes >= wanted && block->num_bytes <= 2 * wanted) {
@@ -166,6 +166,7 @@ Buffer WindowPool::take(int64_t num_bytes) {
   }
   found->leased = true;
   std::byte* address = found->address;
+  lock.unlock();  // without memory for the owner, the block is given back at once
   std::shared_ptr<void> owner(address, [block = found, state = state_](void*) {
     const std::lock_guard guard(state->mutex);
     block->leased = false;

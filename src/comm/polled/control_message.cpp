@@ -55,7 +55,9 @@ bool is_valid(const ControlMessage& message, int size) {
   const auto is_rank = [size](int32_t rank) { return rank >= -1 && rank < size; };
   const auto kind = static_cast<int32_t>(message.kind);
   if (kind < 0 || kind > static_cast<int32_t>(ControlMessage::Kind::kWaiting)) return false;
-  if (message.code < 0 || message.code > static_cast<int32_t>(ErrorCode::kInternal)) return false;
+  if (message.code < 0 || message.code > static_cast<int32_t>(ErrorCode::kOutOfMemory)) {
+    return false;
+  }
   if (!is_rank(message.culprit) || !is_rank(message.reporter)) return false;
   if (message.num_pending < 0 ||
       message.num_pending > static_cast<int32_t>(ControlMessage::kMaxPending)) {

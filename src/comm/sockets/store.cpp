@@ -222,14 +222,33 @@ class Store {
 
   void look() {
     std::vector<pollfd> entries;
-    entries.push_back({.fd = listener_.descriptor(), .events = POLLIN, .revents = 0});
+    const int listener = may_accept_ ? listener_.descriptor() : -1;  // poll ignores -1
+    entries.push_back({.fd = listener, .events = POLLIN, .revents = 0});
     for (const Peer& peer : peers_) entries.push_back(peer.entry());
     ::poll(entries.data(), entries.size(), static_cast<int>(kLook.count()));
-    while (auto socket = accept_from(listener_)) {
+    while (may_accept_) {
+      auto socket = accept_from(listener_);
+      if (!socket) {
+        if (errno == EMFILE || errno == ENFILE) stop_accepting(errno);
+        break;
+      }
       peers_.push_back({.socket = std::move(*socket), .input = {}, .output = {}});
       handle_last();
     }
     std::erase_if(peers_, [&](Peer& peer) { return !handle(peer); });
+  }
+
+  // The set-up fails: a rank that is not accepted cannot be told from one that does not start.
+  void stop_accepting(int error) {
+    may_accept_ = false;
+    note_failure(Failure{.code = ErrorCode::kCommunication,
+                         .culprit = 0,
+                         .reporter = -1,
+                         .sequence = 0,
+                         .operation = kSetUp,
+                         .text = concat("rank 0 cannot accept another connection: ",
+                                        std::strerror(error), "; it needs one for every rank, so ",
+                                        "raise its limit on open files (ulimit -n)")});
   }
 
   // The request of a rank is most likely there already. Strangers that are silent must not keep the
@@ -399,6 +418,7 @@ class Store {
   size_t num_missing_told_ = 0;
   Clock::time_point last_told_ = Clock::now();
   std::optional<Failure> failure_;  // of a rank that gave up
+  bool may_accept_ = true;
   std::vector<Peer> peers_;
 };
 

@@ -309,7 +309,11 @@ void run_rank(Group& group, const std::function<void(Group&)>& body, Outcomes& o
     int nobody = -1;
     outcomes.first_to_fail.compare_exchange_strong(nobody, group.rank());
     outcomes.errors[static_cast<size_t>(group.rank())] = std::current_exception();
-    group.leave(concat("it threw: ", reason));
+    try {
+      group.leave(concat("it threw: ", reason));
+    } catch (const std::exception&) {
+      // No memory to tell the others; they find out by their deadlines.
+    }
   };
   try {
     body(group);

@@ -122,6 +122,17 @@ struct Route {
   double weight;
 };
 
+void check_placement(const DispatchConfig& config, int64_t P) {
+  const std::vector<int32_t>& placement = config.placement;
+  CROSSDOCK_CHECK(placement.empty() || std::ssize(placement) == config.num_experts,
+                  "placement must have num_experts = ", config.num_experts, " entries; got ",
+                  placement.size());
+  for (const int32_t owner : placement) {
+    CROSSDOCK_CHECK(owner >= 0 && owner < P, "placement must hold ranks in [0, ", P, "); got ",
+                    owner);
+  }
+}
+
 void check_sizes(const DispatchConfig& config, int64_t K, const RankInput& input) {
   const auto num_slots = static_cast<size_t>(input.T * K);
   CROSSDOCK_CHECK(input.expert_ids.size() == num_slots && input.weights.size() == num_slots,
@@ -216,6 +227,7 @@ Layout lay_out(const DispatchConfig& config, const std::vector<RankInput>& ranks
   CROSSDOCK_CHECK(config.num_experts > 0 && config.top_k > 0 && config.alignment > 0,
                   "num_experts, top_k and alignment must be positive; got ", config.num_experts,
                   ", ", config.top_k, " and ", config.alignment);
+  check_placement(config, std::ssize(ranks));
   Layout layout;
   layout.K = K > 0 ? K : config.top_k;
   for (const RankInput& input : ranks) {
