@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "comm/polled/control_message.hpp"
-#include "comm/sockets/blob.hpp"
+#include "comm/sockets/directory.hpp"
 #include "comm/sockets/store.hpp"
 #include "fuzz/input.hpp"
 
