@@ -10,7 +10,7 @@ BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_B
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel wheels deb test-deb deps test-torch test-torch-quick test-training test-transformers frameworks cuda cuda-release test-cuda follow-token install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel wheels deb test-deb deps fuzz test-torch test-torch-quick test-training test-transformers frameworks cuda cuda-release test-cuda follow-token install clean help
 
 deps:  ## install what `make demo` and `make test` need, and nothing else
 	tools/setup.sh build mpi test
@@ -39,6 +39,13 @@ test-asan test-tsan: test-%:
 	cmake --preset $*
 	cmake --build --preset $* -j $(JOBS) --target quick_tests
 	ctest --preset $* -j $(TEST_JOBS) -L unit
+
+FUZZ_SECONDS ?= 10
+fuzz:  ## look for inputs that crash, FUZZ_SECONDS for each of the targets in tests/fuzz (clang)
+	tools/setup.sh build test fuzz
+	cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS)
+	tests/fuzz/run.py build/fuzz $(FUZZ_SECONDS)
 
 python:  ## build for the Python package in python/; use it with PYTHONPATH=python
 	tools/setup.sh build python

@@ -33,7 +33,7 @@ def run(*command):
 def counts(path):
     """Whether a file of src/ belongs in the lists."""
     if path.startswith("src/comm/"):
-        return path.startswith(("src/comm/memory/", "src/comm/cuda/"))
+        return path.startswith(("src/comm/memory/window", "src/comm/cuda/"))
     return path.startswith("src/") and (not path.startswith(("src/core/", "src/ops/")) or path == STORE)
 
 

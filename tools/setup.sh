@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the given purposes, with apt, as root or with sudo.
-#   tools/setup.sh [build] [mpi] [test] [lint] [bench] [python] [torch] [packages]      (default: all)
+#   tools/setup.sh [build] [mpi] [test] [lint] [bench] [python] [torch] [packages] [fuzz]      (default: all)
 # Without root or sudo it prints the command to run and fails. CROSSDOCK_SKIP_SETUP=1 disables it, for machines whose
 # tools do not come from apt; CMake then reports what is missing.
 set -euo pipefail
@@ -12,16 +12,17 @@ lint="clang-format clang-tidy python3"
 bench="libopenblas-dev"  # for comparison
 python="python3 python3-dev python3-numpy python3-pytest python3-pip python3-venv"  # venv: for wheels and PyPI's torch
 packages="dpkg-dev file debootstrap"  # .deb files and their test
+fuzz="clang libclang-rt-14-dev"
 torch="python3-torch"  # Debian's 1.13; tests of other versions install them from PyPI
 
 [[ "${CROSSDOCK_SKIP_SETUP:-0}" == 1 ]] && exit 0
 
 wanted=()
-for purpose in "${@:-build mpi test lint bench python torch packages}"; do
+for purpose in "${@:-build mpi test lint bench python torch packages fuzz}"; do
   for name in $purpose; do
     case "$name" in
-      build | mpi | test | lint | bench | python | torch | packages) read -ra names <<<"${!name}" && wanted+=("${names[@]}") ;;
-      *) echo "setup.sh: unknown purpose '$name', must be build, mpi, test, lint, bench, python, torch or packages" >&2 && exit 2 ;;
+      build | mpi | test | lint | bench | python | torch | packages | fuzz) read -ra names <<<"${!name}" && wanted+=("${names[@]}") ;;
+      *) echo "setup.sh: unknown purpose '$name', must be build, mpi, test, lint, bench, python, torch, packages or fuzz" >&2 && exit 2 ;;
     esac
   done
 done

@@ -100,7 +100,7 @@ def test(kind, wheel):
         env={**os.environ, "CROSSDOCK_TEST_INSTALLED": "1"})
     info = run(environment / "bin/crossdock", "info", stdout=subprocess.PIPE, text=True).stdout
     print(info)
-    has_cuda = re.search(r"^cuda +(works|built)", info, re.M) is not None
+    has_cuda = re.search(r"^ *cuda +(works|built)", info, re.M) is not None
     if has_cuda != (kind == "cu13"):
         sys.exit(f"wheels.py: {wheel.name} must {'' if kind == 'cu13' else 'not '}contain CUDA")
 

@@ -15,10 +15,9 @@ constexpr int kMaxDepth = 64;  // far more than a case needs; deep values are pr
 
 // A number, or one of the strings for values that JSON cannot represent.
 double number(const Json& value, const Name& name) {
-  if (value.is_number()) return value.get<double>();
-  if (value == "NaN") return std::numeric_limits<double>::quiet_NaN();
-  if (value == "Infinity") return std::numeric_limits<double>::infinity();
-  if (value == "-Infinity") return -std::numeric_limits<double>::infinity();
+  if (value.is_number() || value == "NaN" || value == "Infinity" || value == "-Infinity") {
+    return read_number(value);
+  }
   reject(name(), " must be a number, \"NaN\", \"Infinity\" or \"-Infinity\"; got ", shown(value));
 }
 

@@ -124,6 +124,10 @@ class GroupConfig(Sized):
         ("on_wait_context", c_void_p),
         ("notice_after_s", c_double),
         ("setup_notice_after_s", c_double),
+        ("on_log", c_void_p),
+        ("on_log_context", c_void_p),
+        ("log_level", c_int32),
+        ("log_padding", c_int32),
     ]
 
 

@@ -244,6 +244,16 @@ GroupSettings to_settings(const crossdock_group_config* given) {
   group.on_wait = to_on_wait(config.on_wait, config.on_wait_context);
   group.notice_after =
       to_deadline("notice_after_s", config.notice_after_s).value_or(group.notice_after);
+  CROSSDOCK_CHECK(config.log_level >= 0 && config.log_level <= 2,
+                  "log_level must be 0 (the default), 1 or 2, got ", config.log_level);
+  if (config.on_log != nullptr) {
+    group.on_log = [on_log = config.on_log, context = config.on_log_context](
+                       LogLevel level, const std::string& line) {
+      if (have_calls_ended()) return;
+      call_back([&] { on_log(context, static_cast<int32_t>(level), line.c_str()); });
+    };
+  }
+  if (config.log_level > 0) group.log_level = static_cast<LogLevel>(config.log_level);
   settings.setup_notice_after = to_deadline("setup_notice_after_s", config.setup_notice_after_s);
   return settings;
 }

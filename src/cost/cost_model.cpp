@@ -415,12 +415,12 @@ StrategyChoice choose_strategy(const CostInputs& inputs, std::span<const Strateg
   return {.name = best->name, .reason = reason_for(inputs, costs, *best)};
 }
 
-std::string resolve_strategy(std::string_view name, const DispatchConfig& config,
-                             const Topology& topology, const StrategyList& candidates) {
-  if (name != "auto") return std::string(name);
+StrategyChoice resolve_strategy(std::string_view name, const DispatchConfig& config,
+                                const Topology& topology, const StrategyList& candidates) {
+  if (name != "auto") return {.name = std::string(name), .reason = "as given"};
   CostInputs inputs{.config = config, .topology = topology, .tokens = 4096};
   inputs.fabric.memory_bytes = 0;  // the number of tokens is not known yet
-  return choose_strategy(inputs, estimate_costs(inputs, candidates).strategies).name;
+  return choose_strategy(inputs, estimate_costs(inputs, candidates).strategies);
 }
 
 namespace {

@@ -179,6 +179,12 @@ void check_collected(const Plan& plan, const ConstTensorView& rows, const Tensor
   check_output(device, {"routes", routes}, rows.dtype, {plan.num_tokens(), plan.data().K});
 }
 
+void check_plan(const PathContext& context, const Plan& plan) {
+  CROSSDOCK_CHECK(plan.valid(), "the plan is empty or closed; make one with Dispatcher::plan");
+  CROSSDOCK_CHECK(plan.data().config == context.config,
+                  "the plan was made by another dispatcher; use the one that made it");
+}
+
 HostCall::HostCall(const PathContext& context, CallTerms terms)
     : context_(context), terms_(std::move(terms)) {
   context_.group.check();

@@ -97,6 +97,12 @@ struct Dispatcher::Impl {
       context.gpus_reach_each_other = relation.reach_each_other;
       context.spans_gpus = relation.are_several;
       context.ranks_share_gpus = relation.are_shared;
+      context.group.log(
+          LogLevel::kInfo,
+          concat(relation.are_shared ? "some ranks share a GPU" : "every rank has its own GPU",
+                 relation.reach_each_other ? "; GPUs reach each other's memory"
+                                           : "; not all GPUs reach each other's memory"));
+      context.group.log(LogLevel::kDebug, concat("GPU ", device.index));
     }
     knows_gpus = true;
   }
@@ -188,8 +194,10 @@ Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::string_view str
     : impl_(std::make_unique<Impl>(make_context(
           group, std::move(config),
           [&](const DispatchConfig& checked) {
-            return candidates.make(
-                resolve_strategy(strategy_name, checked, group.topology(), candidates));
+            const StrategyChoice choice =
+                resolve_strategy(strategy_name, checked, group.topology(), candidates);
+            group.log(LogLevel::kInfo, concat("strategy ", choice.name, ": ", choice.reason));
+            return candidates.make(choice.name);
           },
           candidates_text(strategy_name, candidates)))) {}
 

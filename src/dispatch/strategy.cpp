@@ -189,12 +189,6 @@ void StrategyModel::trace_rows(Movement movement, double row_bytes, const StepSi
   trace.exchange(n.sums_received * row_bytes, n.sums_sent * row_bytes);
 }
 
-void check_plan(const PathContext& context, const Plan& plan) {
-  CROSSDOCK_CHECK(plan.valid(), "the plan is empty or closed; make one with Dispatcher::plan");
-  CROSSDOCK_CHECK(plan.data().config == context.config,
-                  "the plan was made by another dispatcher; use the one that made it");
-}
-
 Error no_cuda_error() {
   return {ErrorCode::kUnsupported, concat("this build has no CUDA (", cuda_missing_reason(),
                                           "); configure with CROSSDOCK_WITH_CUDA=ON")};

@@ -82,6 +82,21 @@ TEST(Eval, ReportsErrorsOfADispatchCaseAsFindings) {
   EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("must be in a file"));
 }
 
+// Values travel as JSON between processes: with every digit, and also if they are not finite.
+TEST(Eval, GivesTheSameInProcesses) {
+  json eval_case = json::parse(read_project_file("examples/cases/demo.json"));
+  eval_case["nonfinite"] = "propagate";
+  eval_case["per_rank"][0]["x"][0][0] = "NaN";
+  eval_case["per_rank"][0]["x"][0][1] = "-Infinity";
+  const json expected = evaluate(eval_case);
+  std::vector<std::string> communicators = {"sockets"};
+  if (!std::string(CROSSDOCK_MPIRUN).empty()) communicators.emplace_back("mpi");
+  for (const std::string& communicator : communicators) {
+    eval_case["communicator"] = communicator;
+    EXPECT_EQ(evaluate(eval_case), expected) << communicator;
+  }
+}
+
 TEST(Eval, ChecksTheDemo) {
   expect_checked(json::parse(read_project_file("examples/cases/demo.json")));
 }

@@ -148,7 +148,7 @@ TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
       {"verify --communicator pigeons", "pigeons"},
       {"verify --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"verify --faults --case no_such_thing", "no fault matches"},
-      {"verify --random 0", "--random must be at least 1"},
+      {"verify --random 0", "--random must be from 1 to 1000000000, got 0"},
       {"verify --random 9223372036854775807", "--random must be from 1 to 1000000000"},
       {"verify --random 5 --first 9223372036854775807", "--first must be from 0 to"},
       {"verify --random 5 --quick", "--random chooses everything itself"},

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/failure.hpp"
 #include "crossdock/threads.hpp"
 #include "support/missing_memory.hpp"
 

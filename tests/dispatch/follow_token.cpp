@@ -88,7 +88,7 @@ void measure_dispatch(bool is_gpu) {
   run_ranks(kRanks, [&](Group& group) {
     const Device device{.kind = is_gpu ? DeviceKind::kCuda : DeviceKind::kCpu,
                         .index = is_gpu ? cuda_device_of(group) : -1};
-    Dispatcher dispatcher(group, {.num_experts = E}, "direct");
+    Dispatcher dispatcher(group, {.num_experts = E, .top_k = K, .width = D}, "direct");
     const std::vector<int32_t> ids = {0, 1, 1, 2, 2, 3, 3, 0};
     const Plan plan = dispatcher.plan(
         {.expert_ids = {on_device(ids, is_gpu), DType::kI32, {T, K}, device},
@@ -98,12 +98,13 @@ void measure_dispatch(bool is_gpu) {
     together.arrive_and_wait();
     if (group.rank() == 0) __gcov_reset();
     together.arrive_and_wait();
-    const DispatchResult sent = dispatcher.dispatch(
-        plan, {.x = {x, DType::kF32, {T, D}, device}, .with_row_weights = true});
+    const DispatchResult sent = dispatcher.dispatch(plan, {.x = {x, DType::kF32, {T, D}, device}});
     together.arrive_and_wait();
-    if (group.rank() != 0) return;
-    __gcov_dump();
-    _exit(0);
+    if (group.rank() == 0) {
+      __gcov_dump();
+      _exit(0);
+    }
+    together.arrive_and_wait();  // destroys nothing while rank 0 writes
   });
 }
 

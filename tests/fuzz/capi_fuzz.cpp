@@ -1,6 +1,7 @@
 // The C API as a sequence of calls, by one rank or by two that are threads: each call ends with a
 // status that is the same on both ranks and that is not CROSSDOCK_INTERNAL. Tensors describe memory
 // that exists; everything else may be wrong, on one rank or on both.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -28,15 +29,17 @@ Struct made() {
 /// What both ranks have alike: sizes and the configuration of the dispatcher.
 struct Common {
   explicit Common(Input& input) {
-    config.num_experts = input.integer(0, 9);
-    config.top_k = input.integer(0, 4);
-    config.width = input.integer(0, 16);
-    config.alignment = input.one_of<int64_t>({0, 1, 8, 3, 16, -1});
+    config.num_experts = input.one_in(16) ? input.integer(-1, 1) : 1 + input.integer(0, 8);
+    config.top_k = input.one_in(16)
+                       ? input.integer(-1, 12)
+                       : 1 + input.integer(0, 3) % std::max<int64_t>(config.num_experts, 1);
+    config.width = input.one_in(16) ? input.integer(-1, 1) : 1 + input.integer(0, 15);
+    config.alignment = input.one_in(4) ? input.integer(-1, 16) : 0;
     config.max_rows = input.one_in(4) ? input.integer(-1, 40) : 0;
-    constexpr const char* kStrategies[] = {"direct", "alltoall", "allgather", "hierarchical",
-                                           "auto",   nullptr,    "none"};
-    config.strategy = kStrategies[input.integer(0, 6)];
-    if (input.one_in(4)) config.capacity_factor = input.take<float>();
+    constexpr const char* kStrategies[] = {nullptr,     "direct",       "alltoall",
+                                           "allgather", "hierarchical", "auto"};
+    config.strategy = input.one_in(16) ? "none" : kStrategies[input.integer(0, 5)];
+    if (input.one_in(8)) config.capacity_factor = input.take<float>();
     config.capacity_tokens = input.one_in(4) ? input.integer(-1, 20) : 0;
     config.pad_to_capacity = input.one_in(4) ? 1 : 0;
     config.drop_policy = static_cast<int32_t>(input.integer(0, 2));
@@ -76,7 +79,7 @@ class Rank {
   template <typename Value>
   Value either(Value right, Value wrong) {
     const auto chosen = input_.take<uint8_t>();
-    return chosen % 8 == 7 && (chosen >> 3) % 2 == rank_ ? wrong : right;
+    return chosen % 32 == 31 && (chosen >> 5) % 2 == rank_ ? wrong : right;
   }
   int64_t size(int64_t right) { return either(right, input_.integer(-1, 20)); }
   int32_t small(int32_t right) {
@@ -103,44 +106,18 @@ class Rank {
   }
 
   void call() {
-    switch (input_.integer(0, 13)) {
-      case 0:
-        make_dispatcher();
-        break;
-      case 1:
-      case 2:
-      case 3:
-        make_plan();
-        break;
-      case 4:
-      case 5:
-        dispatch();
-        break;
-      case 6:
-        combine();
-        break;
-      case 7:
-        combine_backward();
-        break;
-      case 8:
-        dispatch_backward();
-        break;
-      case 9:
-        begin_and_finish();
-        break;
-      case 10:
-        describe();
-        break;
-      case 11:
-        all_reduce();
-        break;
-      case 12:
-        crossdock_refuse_next_call(either<const char*>(nullptr, "refused"));
-        break;
-      default:
-        share_rows();
-    }
+    // The usual order is the most likely one.
+    constexpr void (Rank::*kCalls[])() = {
+        &Rank::make_plan,        &Rank::dispatch,          &Rank::combine,
+        &Rank::combine_backward, &Rank::dispatch_backward, &Rank::begin_and_finish,
+        &Rank::describe,         &Rank::all_reduce,        &Rank::share_rows,
+        &Rank::make_dispatcher,  &Rank::refuse_next};
+    const int64_t chosen = input_.integer(0, 31);
+    const size_t next = chosen < 21 ? num_calls_++ % 9 : static_cast<size_t>(chosen - 21);
+    (this->*kCalls[next])();
   }
+
+  void refuse_next() { crossdock_refuse_next_call(either<const char*>(nullptr, "refused")); }
 
   void make_dispatcher() {
     crossdock_plan_destroy(plan_);
@@ -159,8 +136,19 @@ class Rank {
     crossdock_plan_destroy(plan_);
     plan_ = nullptr;
     num_tokens_ = input_.integer(0, 6) * (rank_ + 1) % 7;
-    for (int32_t& id : ids_) id = static_cast<int32_t>(input_.take<int8_t>() % 10);
-    for (size_t i = 0; i < 32; ++i) floats_[i] = input_.one_in(16) ? input_.take<float>() : 0.5F;
+    const int64_t top_k = common_.config.top_k;
+    const int64_t first = input_.integer(0, 8);
+    const int64_t step = input_.integer(0, 8);
+    for (size_t i = 0; i < 32; ++i) {  // distinct in a token
+      const auto slot = static_cast<int64_t>(i);
+      const int64_t token = top_k > 0 ? slot / top_k : 0;
+      const int64_t id = first + slot + token * step + rank_;
+      ids_[i] = static_cast<int32_t>(
+          common_.config.num_experts > 0 ? id % common_.config.num_experts : id);
+    }
+    ids_[static_cast<size_t>(input_.integer(0, 31))] =
+        either(-1, static_cast<int32_t>(input_.integer(-3, 10)));
+    floats_[static_cast<size_t>(input_.integer(0, 31))] = either(0.5F, input_.take<float>());
     auto routing = made<crossdock_routing>();
     routing.expert_ids = crossdock_tensor_2d(ids_.data(), small(CROSSDOCK_I32), size(num_tokens_),
                                              size(common_.config.top_k));
@@ -178,7 +166,7 @@ class Rank {
     auto args = made<crossdock_dispatch_args>();
     args.x = matrix(CROSSDOCK_F32, num_tokens_, common_.config.width);
     args.with_row_weights = input_.one_in(2) ? 1 : 0;
-    args.num_chunks = static_cast<int32_t>(input_.integer(-1, 4));
+    args.num_chunks = either(static_cast<int32_t>(input_.integer(0, 4)), -1);
     args.struct_size = either(args.struct_size, static_cast<size_t>(input_.integer(0, 300)));
     note(crossdock_dispatch(dispatcher_, plan_, &args, &rows_));
   }
@@ -244,7 +232,8 @@ class Rank {
     note(crossdock_group_all_reduce(group_, &one, size(1) == 1 ? 1 : 0));
   }
 
-  void share_rows() {
+  // The deleter was compiled with another declaration of the same struct.
+  __attribute__((no_sanitize("function"))) void share_rows() {
     void* managed = nullptr;
     if (!rows_.rows.owner ||
         crossdock_output_to_dlpack(&rows_.rows, nullptr, &managed) != CROSSDOCK_OK)
@@ -272,6 +261,7 @@ class Rank {
   crossdock_plan* plan_ = nullptr;
   crossdock_pending* pending_ = nullptr;
   crossdock_dispatch_result rows_ = made<crossdock_dispatch_result>();
+  size_t num_calls_ = 0;
   int64_t num_tokens_ = 0;
   std::array<int32_t, 1024> ids_{};
   std::array<uint8_t, 512> mask_{};

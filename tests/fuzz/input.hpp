@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,10 +29,12 @@ class Input {
   /// Within [least, most].
   int64_t integer(int64_t least, int64_t most) {
     const auto width = static_cast<uint64_t>(most - least) + 1;
-    return least + static_cast<int64_t>(take<uint32_t>() % width);
+    return least +
+           static_cast<int64_t>((width <= 256 ? take<uint8_t>() : take<uint32_t>()) % width);
   }
 
-  bool one_in(int count) { return take<uint8_t>() % count == 0; }
+  /// Not after the end: an input that is too short has nothing unusual there.
+  bool one_in(int count) { return take<uint8_t>() % count == count - 1; }
 
   template <typename Entry, size_t kSize>
   Entry one_of(const Entry (&entries)[kSize]) {

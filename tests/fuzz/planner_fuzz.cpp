@@ -12,7 +12,7 @@ namespace {
 
 /// Mostly a size that a job can have; sometimes any number.
 int64_t size(Input& input, int64_t most) {
-  return input.one_in(16) ? input.take<int64_t>() : input.integer(0, most);
+  return input.one_in(16) ? input.take<int64_t>() : 1 + input.integer(0, most);
 }
 
 double factor(Input& input) {
@@ -35,7 +35,7 @@ JobDescription job_from(Input& input) {
   job.cp = size(input, 4);
   job.pp = size(input, 4);
   if (input.one_in(2)) job.ep = size(input, 64);
-  job.alignment = size(input, 256);
+  job.alignment = input.one_in(4) ? size(input, 256) : 1;
   if (input.one_in(2)) job.capacity = factor(input);
   job.partial_sums = static_cast<PartialSums>(input.integer(0, 2));
   job.copies = static_cast<Copies>(input.integer(0, 2));

@@ -41,17 +41,18 @@ MissingSmallMemory::~MissingSmallMemory() {
 
 }  // namespace crossdock
 
-// These replace the functions of the standard library, in this program only.
-void* operator new(size_t num_bytes) {
+// These replace the functions of the standard library, in this program only. Inlined, they look to
+// GCC like a free of memory from new.
+[[gnu::noinline]] void* operator new(size_t num_bytes) {
   void* memory =
       crossdock::is_small_missing ? nullptr : std::malloc(std::max<size_t>(num_bytes, 1));
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, size_t /*num_bytes*/) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, size_t /*num_bytes*/) noexcept {
   std::free(memory);
 }
 

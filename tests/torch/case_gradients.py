@@ -153,6 +153,17 @@ def ranks_without_experts_take_part(rank, world):
     torch.testing.assert_close(layer.router.weight.grad, torch.full((2, D), 1 / norm.item()))
 
 
+@case(2, 4)
+def biases_that_shards_of_an_expert_share_count_once(rank, world):
+    layer = MoELayer(**SIZES, bias=True, etp=2)
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    norm = clip_grad_norm_(layer, 1.0)
+    torch.testing.assert_close(norm, torch.tensor(math.sqrt(E * D + E * (3 * F * D + 2 * F + D))))
+    for parameter in layer.parameters():
+        torch.testing.assert_close(parameter.grad, torch.full_like(parameter, 1 / norm.item()))
+
+
 @case(2)
 def norms_that_are_not_finite_can_be_errors_on_all_ranks(rank, world):
     model = Model()

@@ -33,20 +33,25 @@ def clip_grad_norm_(
         group: the ranks that have other `experts`: as for `Dispatcher`.
     """
     norm_type = float(norm_type)
-    spread = [(m.dispatcher.group, m.expert_parameters()) for m in model.modules() if isinstance(m, MoELayer)]
+    layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+    spread = [(layer.dispatcher.group, layer.expert_parameters()) for layer in layers]
     if experts is not None:
         spread.append((group_of(group), list(experts)))
     groups = [ranks for ranks, _ in spread]
     owners = {id(parameter): ranks for ranks, own in spread for parameter in own}
     # Parameters that are spread in the same way share one sum. Every rank has all groups, whether or not it has experts.
     ways: Dict[Tuple, List[torch.Tensor]] = {(ranks,): [] for ranks in groups}
+    # With expert tensor parallelism all shards of an expert have the same b2: that of the first counts.
+    repeated = {id(getattr(layer.experts, "b2", None)) for layer in layers if getattr(layer.experts, "shard", (0, 1))[0] > 0}
+    gradients = []
     parameters = list(model.parameters())
     for parameter in parameters:
         way = (owners.get(id(parameter)), *_spread(parameter))
-        gradients = ways.setdefault(way, [])
+        counted = ways.setdefault(way, [])
         if parameter.grad is not None:
             gradients.append(parameter.grad.to_local() if is_sharded(parameter.grad) else parameter.grad)
-    gradients = [gradient for way in ways.values() for gradient in way]
+            if id(parameter) not in repeated:
+                counted.append(gradients[-1])
     device = parameters[0].device
     dtype = torch.float64 if any(parameter.dtype == torch.float64 for parameter in parameters) else torch.float32
     parts = []

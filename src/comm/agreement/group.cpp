@@ -235,7 +235,15 @@ comm::WindowPool& comm::windows_of(Group& group) {
 }
 
 Group::Group(std::unique_ptr<Communicator> communicator, GroupOptions options)
-    : state_(std::make_unique<State>(std::move(communicator), std::move(options))) {}
+    : state_(std::make_unique<State>(std::move(communicator), std::move(options))) {
+  if (!state_->options.on_log) return;
+  const std::string note = this->communicator().note();
+  log(LogLevel::kInfo,
+      concat("ranks: ", size(), ", nodes: ", topology().num_nodes,
+             ", communicator: ", this->communicator().name(), note.empty() ? "" : ": ", note));
+  log(LogLevel::kDebug, concat("on node ", topology().node_of_rank[static_cast<size_t>(rank())],
+                               ", with ", threads()->num_threads(), " threads"));
+}
 
 Group::~Group() {
   leave(comm::kPlainLeave);
@@ -268,6 +276,16 @@ const std::shared_ptr<ThreadPool>& Group::threads() const {
 bool Group::is_poisoned() const {
   return state_->poison.has_value();
 }
+void Group::log(LogLevel level, const std::string& line) const noexcept {
+  const GroupOptions& options = state_->options;
+  const bool is_for_all = level == LogLevel::kInfo;
+  if (!options.on_log || level > options.log_level || (is_for_all && rank() != 0)) return;
+  try {
+    options.on_log(level, concat("rank ", rank(), " of ", size(), ": ", line));
+  } catch (...) {  // a listener must not change what the ranks do
+  }
+}
+
 void Group::check() const {
   state_->check();
 }

@@ -141,6 +141,8 @@ SharingChoice choose_sharing(Group& group, const SharingArgs& args) {
                                         event_of(sharing));
     SharingChoice choice{.sharing = sharing};
     failure = sharing == MemorySharing::kIpc ? "" : try_sharing(group, args.device, choice);
+    group.log(LogLevel::kInfo, concat(event_of(sharing), " (", kSharingVariable, "=", setting.name,
+                                      "): ", failure.empty() ? "chosen" : failure));
     if (failure.empty()) return choice;
   }
   throw Error(ErrorCode::kUnsupported,

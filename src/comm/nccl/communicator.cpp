@@ -201,6 +201,7 @@ std::shared_ptr<NcclCommunicator> share_nccl_communicator(Group& group,
                                         .refusal = connection.refusal});
   if (!is_true_on_all(group, agreed)) {
     shared = make_communicator(group, connection);
+    group.log(LogLevel::kInfo, "rows between nodes go through NCCL, which is connected");
     slot = shared;
   }
   return shared;
